@@ -1,0 +1,72 @@
+# `make serve` runs the service, `make test` its tests; both install what they need into .venv first.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_REQUIRE_VIRTUALENV := 1
+
+.PHONY: help
+help: ## show what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Stamps, so that an environment is made once and again only when its lock changes.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: requirements/build.txt requirements/core.txt pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/core.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.test: requirements/test.txt $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/test.txt
+	@touch $@
+
+.PHONY: install
+install: $(VENV)/.core ## make .venv with what the service needs
+
+.PHONY: install-test
+install-test: $(VENV)/.test ## the same, with what the tests need
+
+.PHONY: serve
+serve: $(VENV)/.core ## run the service (ATTENTION_HOST, ATTENTION_PORT)
+	@exec $(BIN)/attention-service serve
+
+.PHONY: format
+format: $(VENV)/.test ## put the code into its one format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: check
+check: $(VENV)/.test ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: test
+test: check ## all gates and tests, with coverage
+	@rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m pytest
+	@$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+.PHONY: openapi
+openapi: $(VENV)/.core ## regenerate what is generated: API document, examples, tables in docs
+	$(BIN)/python openapi/generate.py
+
+.PHONY: lock
+lock: $(VENV)/.test ## resolve the dependencies anew
+	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/core.txt pyproject.toml
+	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/build.txt requirements/build.in
+	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/test.txt requirements/test.in
+
+LOCK_FLAGS := --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-index-url \
+	--no-emit-trusted-host --no-emit-find-links --no-emit-options
+
+.PHONY: clean
+clean: ## remove environments and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist

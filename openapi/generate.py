@@ -1,0 +1,79 @@
+"""Regenerate what is generated from the code: the API document, its examples, the tables in docs.
+
+`make openapi` runs this. With `--check`, write nothing and fail if anything would change.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from service.errors import error_classes
+from service.settings import Settings, table
+
+ROOT = Path(__file__).resolve().parent.parent
+CASES = ROOT / "tests" / "cases"
+# The cases that the API document shows, by what they demonstrate.
+EXAMPLES = ("animals_two_queries", "causal", "self_attention_scaled", "multihead", "six_tokens_trained")
+
+
+def examples() -> str:
+    """The requests of some golden cases as OpenAPI examples. They ship with the package, the cases do not."""
+    cases = {name: json.loads((CASES / f"{name}.json").read_text(encoding="utf-8")) for name in EXAMPLES}
+    shown = {name: {"summary": case["title"], "value": case["request"]} for name, case in cases.items()}
+    return json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
+
+
+def document() -> str:
+    """The API document, of a service with default settings."""
+    from service.app import create_app  # only now: importing it reads the examples, which may just have been written
+
+    return json.dumps(create_app(Settings.model_construct()).openapi(), indent=2, ensure_ascii=False) + "\n"
+
+
+def errors() -> str:
+    """All error codes as a Markdown table."""
+    rows = ["| code | status | when |", "|---|---|---|"]
+    for code, kind in error_classes().items():
+        rows.append(f"| `{code}` | {kind.status} | {' '.join((kind.__doc__ or '').split())} |")
+    return "\n".join(rows)
+
+
+def filled(page: Path, name: str, text: str) -> str:
+    """A Markdown page with the part between its markers for `name` replaced."""
+    pattern = re.compile(rf"(<!-- {name}: generated -->\n).*?(\n<!-- end -->)", re.DOTALL)
+    content, count = pattern.subn(lambda found: found[1] + text + found[2], page.read_text(encoding="utf-8"))
+    if count != 1:
+        sys.exit(f"{page}: {count} places for {name}")
+    return content
+
+
+def write(path: Path, content: str) -> bool:
+    """Whether the file was as it should be; unless checking, it is afterwards."""
+    same = path.exists() and path.read_text(encoding="utf-8") == content
+    if not same and "--check" not in sys.argv:
+        path.write_text(content, encoding="utf-8")
+    return same
+
+
+def main() -> None:
+    """Write everything, the examples first: the document holds them."""
+    docs = ROOT / "docs"
+    changed = []
+    for path, make in (
+        (ROOT / "service" / "routes" / "examples.json", examples),
+        (ROOT / "openapi" / "openapi.json", document),
+        (docs / "settings.md", lambda: filled(docs / "settings.md", "settings", table())),
+        (docs / "errors.md", lambda: filled(docs / "errors.md", "errors", errors())),
+    ):
+        if not write(path, make()):
+            changed.append(str(path.relative_to(ROOT)))
+    print("\n".join(f"changed: {name}" for name in changed) or "everything is up to date")
+    if changed and "--check" in sys.argv:
+        sys.exit("run `make openapi`")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The application, wired: what it answers, in which order a request passes through it, what it holds."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
+from starlette.exceptions import HTTPException
+
+from service import __version__, openapi
+from service.engine import Engine
+from service.errors import ServiceError
+from service.http.middleware import RequestContext
+from service.http.problems import on_http_exception, on_service_error
+from service.routes import attention, health, problems
+from service.settings import Settings
+
+DESCRIPTION = """\
+Computes attention exactly and shows its work: send matrices, get the output, the attention weights and, if asked for,
+every number on the way.
+
+Axes are named by letters: `b` batch, `h` heads, `l` tokens (`q` in the query, `k` in key and value), `d` features.
+Errors are problem details (RFC 9457) with a stable `code` and a JSON pointer to each fault. On an optional field
+`null` means absent.
+"""
+TAGS = [
+    {"name": "attention", "description": "Compute."},
+    {"name": "operations", "description": "Watch, and understand answers."},
+]
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service with these settings. Nothing is read from the environment here, and nothing is started."""
+    app = FastAPIOffline(
+        title="Attention service",
+        version=__version__,
+        summary="Exact attention over HTTP: the output, the weights, and every number on the way.",
+        description=DESCRIPTION,
+        openapi_tags=TAGS,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        servers=[{"url": "/", "description": "This server"}],
+        redoc_url=None,
+        static_url="/docs-assets",
+        swagger_ui_parameters={"validatorUrl": None},  # the validator badge would be fetched from elsewhere
+        redirect_slashes=False,
+    )
+    app.state.settings = settings
+    app.state.engine = Engine(settings)
+
+    app.add_middleware(RequestContext)
+
+    app.include_router(attention.router)
+    app.include_router(health.router)
+    app.include_router(problems.router)
+
+    app.add_exception_handler(ServiceError, on_service_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+
+    app.openapi = partial(openapi.build, app)  # type: ignore[method-assign]  # as FastAPI documents it
+    return app

@@ -1,0 +1,13 @@
+"""The mathematics of attention, without I/O: what is asked (spec), what to do (plan), what came of it (result).
+
+Letters, here and everywhere:
+
+    b  batch
+    h  query heads (num_heads)          g  key/value heads (num_kv_heads)
+    q  tokens of the query              k  tokens of the key and value
+    d  features of one token of one head in query and key (head_dim)
+    e  the same in value (value_dim)
+
+Inside, heads always stand before tokens: query (b, h, q, d), key (b, g, k, d), value (b, g, k, e), scores
+(b, h, q, k). Layouts exist only at the edges. This package imports the standard library and NumPy, nothing else.
+"""

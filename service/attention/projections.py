@@ -1,0 +1,76 @@
+"""Linear maps of a projection, brought to one form: weight (out, in), bias (out,)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.attention.arrays import cast
+from service.attention.spec import LinearMap
+from service.errors import FieldConflict, MissingField, ShapeMismatch, shape
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMap:
+    """y = x Wᵀ + bias, all heads stacked in `out`.
+
+    weight: (out, in)    bias: (out,) or None    heads: given by a weight of rank 3, else None
+    pointer: where in the request it stands
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray | None
+    heads: int | None
+    pointer: str
+
+    @property
+    def features(self) -> int:
+        """Numbers per token that come out."""
+        return int(self.weight.shape[0])
+
+
+def dense(linear: LinearMap, name: str, in_features: int | None, dtype: np.dtype) -> DenseMap:
+    """Check one map against the features that go in, and bring it to the form above (the bias still as given).
+
+    Errors: MissingField, FieldConflict (not exactly one of weight and kernel), ShapeMismatch.
+    """
+    base = f"/projection/{name}"
+    if linear.weight is not None and linear.kernel is not None:
+        raise FieldConflict.at(base, "weight (out, in) or kernel (in, out)", "both")
+    if linear.weight is not None:
+        pointer, matrix = f"{base}/weight", linear.weight
+    elif linear.kernel is not None:
+        pointer, matrix = f"{base}/kernel", linear.kernel
+    else:
+        raise MissingField.at(base, "weight (out, in) or kernel (in, out)", "neither")
+    ranks = (2,) if name == "output" else (2, 3)
+    axes = "(out, in)" if linear.kernel is None else "(in, out)"
+    if matrix.ndim not in ranks or 0 in matrix.shape:
+        per_head = "" if name == "output" else f", or (heads, {axes[1:-1]})"
+        raise ShapeMismatch.at(pointer, f"{axes}{per_head}", matrix)
+    oriented = matrix if linear.kernel is None else matrix.swapaxes(-1, -2)
+    if in_features is not None and oriented.shape[-1] != in_features:
+        wanted = ("·", in_features) if linear.kernel is None else (in_features, "·")
+        leading = ("·",) if matrix.ndim == 3 else ()
+        raise ShapeMismatch.at(pointer, shape(leading + wanted), matrix, f"{in_features} features go in")
+    heads = matrix.shape[0] if matrix.ndim == 3 else None
+    flat = cast(oriented, dtype, pointer).reshape(-1, oriented.shape[-1])
+    return DenseMap(flat, linear.bias, heads, pointer)
+
+
+def with_bias(found: DenseMap, heads: int | None, dtype: np.dtype) -> DenseMap:
+    """Check the bias against the number of features out, and flatten it to (out,).
+
+    heads: how the features split; None for the output map, whose bias has no per-head form.
+    """
+    if found.bias is None:
+        return found
+    out = found.features
+    shapes: list[tuple[int, ...]] = [(out,), (out, 1)]
+    if heads is not None and out % heads == 0:
+        shapes += [(heads, out // heads), (heads, out // heads, 1)]
+    pointer = found.pointer.rpartition("/")[0] + "/bias"
+    if found.bias.shape not in shapes:
+        raise ShapeMismatch.at(pointer, " or ".join(map(shape, dict.fromkeys(shapes))), found.bias)
+    return DenseMap(found.weight, cast(found.bias, dtype, pointer).reshape(out), found.heads, found.pointer)

@@ -1,0 +1,95 @@
+"""Layouts: the order of axes at the edges, and the one order that everything inside uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, get_args
+
+import numpy as np
+
+from service.attention.spec import AttentionSpec, Layout
+from service.errors import Fault, FieldConflict, InvalidArray, MissingField, ShapeMismatch, shape
+
+CANONICAL: Final = "bhld"
+LAYOUTS: Final[tuple[str, ...]] = get_args(Layout)
+DEFAULT_LAYOUTS: Final[dict[int, Layout]] = {2: "ld", 3: "bld", 4: "bhld"}
+SOURCES: Final = "query, key and value; or input alone; or input and context"
+
+
+def sources(spec: AttentionSpec) -> dict[str, tuple[str, np.ndarray]]:
+    """Where query, key and value come from: role -> (field, array).
+
+    Errors: MissingField for none or half a source, FieldConflict for two.
+    """
+    given = [name for name in ("query", "key", "value", "input", "context") if getattr(spec, name) is not None]
+    if not given:
+        raise MissingField(Fault("", SOURCES, "none of them"))
+    if spec.input is not None:
+        extra = [name for name in given if name in ("query", "key", "value")]
+        if extra:
+            raise FieldConflict(*(Fault(f"/{name}", "no other source beside input", name) for name in extra))
+        other = "input" if spec.context is None else "context"
+        chosen = {"query": "input", "key": other, "value": other}
+    elif spec.context is not None:
+        raise MissingField(Fault("/input", "input beside context", ", ".join(given), "queries come from input"))
+    else:
+        missing = [name for name in ("query", "key", "value") if name not in given]
+        if missing:
+            raise MissingField(*(Fault(f"/{name}", SOURCES, f"only {', '.join(given)}") for name in missing))
+        chosen = {name: name for name in given}
+    return {role: (field, getattr(spec, field)) for role, field in chosen.items()}
+
+
+def resolve_layout(asked: Layout | None, arrays: Mapping[str, tuple[str, np.ndarray]]) -> Layout:
+    """The layout of a request: as asked, else by the highest rank; every array must have its rank.
+
+    A query of rank 1 is one token of `ld` or `dl`. Errors: ShapeMismatch, InvalidArray for an axis of length 0.
+    """
+    ranks = {field: array.ndim for field, array in arrays.values()}
+    highest = max(ranks.values())
+    if asked is None and highest not in DEFAULT_LAYOUTS:
+        field, array = next(item for item in arrays.values() if item[1].ndim == highest)
+        raise ShapeMismatch.at(f"/{field}", "2 to 4 axes (or 1 for a single query)", array)
+    layout = asked or DEFAULT_LAYOUTS[highest]
+    single_allowed = len(layout) == 2 and arrays["query"][0] != arrays["key"][0]
+    for role, (field, array) in arrays.items():
+        if array.ndim != len(layout) and not (array.ndim == 1 and role == "query" and single_allowed):
+            raise ShapeMismatch.at(f"/{field}", f"{len(layout)} axes, as layout {layout} has", array)
+        if 0 in array.shape:
+            raise InvalidArray.at(f"/{field}", "at least one element on every axis", array)
+    return layout
+
+
+def to_canonical(array: np.ndarray, layout: str) -> np.ndarray:
+    """A view with axes b, [h,] l, d in this order; a batch of one where the layout has none."""
+    order = [letter for letter in CANONICAL if letter in layout]
+    moved = array.transpose([layout.index(letter) for letter in order])
+    return moved if "b" in layout else moved[None]
+
+
+def from_canonical(array: np.ndarray, layout: str) -> np.ndarray:
+    """The inverse of `to_canonical`."""
+    order = [letter for letter in CANONICAL if letter in layout]
+    return (array if "b" in layout else array[0]).transpose([order.index(letter) for letter in layout])
+
+
+def split_heads(tokens: np.ndarray, heads: int) -> np.ndarray:
+    """(b, l, h·d) -> (b, h, l, d), a view."""
+    b, length, features = tokens.shape
+    return tokens.reshape(b, length, heads, features // heads).transpose(0, 2, 1, 3)
+
+
+def join_heads(array: np.ndarray) -> np.ndarray:
+    """(b, h, l, d) -> (b, l, h·d)."""
+    b, h, length, d = array.shape
+    return array.transpose(0, 2, 1, 3).reshape(b, length, h * d)
+
+
+def has_columns(layout: str) -> bool:
+    """Whether tokens are columns, so that score matrices are swapped too and their columns sum to one."""
+    return layout in ("dl", "bdl")
+
+
+def expected(layout: str, sizes: Mapping[str, int]) -> str:
+    """A shape in a layout as text, with a dot for each axis that is free."""
+    return shape(tuple(sizes.get(letter, "·") for letter in layout))

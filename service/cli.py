@@ -1,0 +1,106 @@
+"""The command line: serve, compute without a server, print the API document and the settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import uvicorn
+from pydantic import ValidationError
+
+from service import __version__
+from service.app import create_app
+from service.codecs import CODECS
+from service.engine import Engine
+from service.errors import ServiceError
+from service.schemas.request import AttentionRequest
+from service.schemas.response import answer
+from service.schemas.validate import validate
+from service.settings import Settings, table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, or 1 for a request that is wrong, or 2 for wrong usage."""
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except ValidationError as error:
+        for found in error.errors():
+            name = "_".join(str(step) for step in found["loc"]).upper()
+            print(f"ATTENTION_{name}: {found['msg']}", file=sys.stderr)
+        return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and flags."""
+    top = argparse.ArgumentParser(prog="attention-service", description="Exact attention over HTTP.")
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run the service", description="Run the service until it is stopped.")
+    serve.add_argument("--host", help="address to listen on (default: ATTENTION_HOST, else 127.0.0.1)")
+    serve.add_argument("--port", type=int, help="port to listen on (default: ATTENTION_PORT, else 8000)")
+    serve.set_defaults(run=_serve)
+
+    compute = commands.add_parser(
+        "compute",
+        help="answer one request without a server",
+        description="Answer one JSON request as POST /attention would. Exit status 1 if the request is wrong.",
+    )
+    compute.add_argument("request", metavar="REQUEST.json", help="the request's file, or - for standard input")
+    compute.set_defaults(run=_compute)
+
+    document = commands.add_parser("openapi", help="print the OpenAPI document")
+    document.set_defaults(run=_openapi)
+
+    settings = commands.add_parser("settings", help="print all settings, as a Markdown table")
+    settings.set_defaults(run=_settings)
+    return top
+
+
+def _serve(options: argparse.Namespace) -> int:
+    flags = {name: getattr(options, name) for name in ("host", "port") if getattr(options, name) is not None}
+    settings = Settings(**flags)
+    # uvicorn finishes what runs, then raises the signal again: being asked to stop, and having stopped, is success.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    uvicorn.run(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        log_level=settings.log_level,
+        server_header=False,
+    )
+    return 0
+
+
+def _compute(options: argparse.Namespace) -> int:
+    codec = CODECS["application/json"]
+    try:
+        body = sys.stdin.buffer.read() if options.request == "-" else Path(options.request).read_bytes()
+    except OSError as error:
+        print(f"{options.request}: {error.strerror}", file=sys.stderr)
+        return 2
+    try:
+        spec = validate(AttentionRequest, codec.decode(body)).to_spec()
+        result = Engine(Settings()).compute(spec)
+    except ServiceError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(codec.encode(answer(spec, result, uuid4().hex)) + b"\n")
+    return 0
+
+
+def _openapi(_: argparse.Namespace) -> int:
+    # Defaults only, so that the document does not depend on the environment it is made in.
+    print(json.dumps(create_app(Settings.model_construct()).openapi(), indent=2, ensure_ascii=False))
+    return 0
+
+
+def _settings(_: argparse.Namespace) -> int:
+    print(table())
+    return 0

@@ -1,0 +1,36 @@
+"""Wire formats: bytes in, values out, and back. One table, looked up exactly; no codec sees a request or does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from service.codecs import json
+
+
+class Decode(Protocol):
+    """From bytes to values."""
+
+    def __call__(self, body: bytes) -> dict[str, Any]:
+        """The fields of a request: arrays of numbers or booleans as ndarrays, all else plain. Errors: BadRequest."""
+        ...
+
+
+class Encode(Protocol):
+    """From values to bytes."""
+
+    def __call__(self, answer: Mapping[str, Any]) -> bytes:
+        """An answer whose arrays are ndarrays."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """One media type."""
+
+    decode: Decode
+    encode: Encode
+
+
+CODECS: Final[dict[str, Codec]] = {"application/json": Codec(json.decode, json.encode)}

@@ -1,0 +1,71 @@
+"""One way to compute, whoever asks: plan, check the cost, run on a backend."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from anyio import to_thread
+
+from service import backends
+from service.attention.plan import Plan, make_plan
+from service.attention.result import Result, make_result
+from service.attention.spec import AttentionSpec, Backend
+from service.errors import MemoryLimit
+from service.settings import Settings
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds spent on each step of one request, in order."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _since: float = field(default_factory=time.perf_counter)
+
+    def step(self, name: str) -> None:
+        """Book the time since the last step under this name."""
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = now
+
+    def header(self) -> str:
+        """The value of a Server-Timing header (W3C Server Timing), in milliseconds."""
+        return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in self.seconds.items())
+
+
+class Engine:
+    """Computes attention within the limits of the settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def attend(self, spec: AttentionSpec, timings: Timings) -> Result:
+        """Compute without blocking the event loop for long. Errors: InvalidRequest, MemoryLimit."""
+        plan = self._plan(spec, timings)
+        if plan.flops <= self._settings.inline_flops:
+            return self._run(plan, spec.backend, timings)
+        return await to_thread.run_sync(self._run, plan, spec.backend, timings)
+
+    def compute(self, spec: AttentionSpec) -> Result:
+        """The same without an event loop."""
+        timings = Timings()
+        return self._run(self._plan(spec, timings), spec.backend, timings)
+
+    def _plan(self, spec: AttentionSpec, timings: Timings) -> Plan:
+        plan = make_plan(spec)
+        limit = self._settings.memory_limit
+        if plan.peak_bytes > limit:
+            raise MemoryLimit.at(
+                "",
+                f"a request that needs at most {limit.human_readable()}",
+                f"one that needs about {type(limit)(plan.peak_bytes).human_readable()}",
+                "fewer stages in include need less",
+            )
+        timings.step("plan")
+        return plan
+
+    def _run(self, plan: Plan, backend: Backend, timings: Timings) -> Result:
+        timings.step("queue")
+        result = make_result(plan, backends.load(backend).execute(plan))
+        timings.step("compute")
+        return result

@@ -1,0 +1,1 @@
+"""HTTP itself: bodies, media types, problems, request ids."""

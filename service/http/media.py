@@ -1,0 +1,53 @@
+"""Which media type a request is in, and which its answer is to be in (RFC 9110, sections 8.3 and 12.5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from service.errors import NotAcceptable, UnsupportedMediaType, quote
+
+
+def request_type(content_type: str | None, known: Collection[str]) -> str:
+    """The media type of a body, parameters dropped. Errors: UnsupportedMediaType."""
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    if media_type not in known:
+        got = quote(media_type) if media_type else "no Content-Type"
+        raise UnsupportedMediaType.at("", f"Content-Type {' or '.join(known)}", got)
+    return media_type
+
+
+def answer_type(accept: str | None, own: str, known: Collection[str]) -> str:
+    """The known media type that `Accept` likes best; `own`, the type of the request, where it has no preference.
+
+    Errors: NotAcceptable.
+    """
+    if accept is None or not accept.strip():
+        return own
+    ranges = [_range(part) for part in accept.split(",")]
+    candidates = [own, *(name for name in known if name != own)]
+    quality = {name: _quality(name, ranges) for name in candidates}
+    best = max(candidates, key=lambda name: quality[name])  # the first of equals, so `own` before others
+    if quality[best] <= 0:
+        raise NotAcceptable.at("", f"Accept to allow {' or '.join(known)}", quote(accept))
+    return best
+
+
+def _range(part: str) -> tuple[str, float]:
+    """One media range and its quality; one that cannot be read counts 0."""
+    name, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    for parameter in parameters:
+        if parameter.startswith("q="):
+            try:
+                return name, float(parameter[2:])
+            except ValueError:
+                return name, 0.0
+    return name, 1.0
+
+
+def _quality(name: str, ranges: list[tuple[str, float]]) -> float:
+    """What the most specific range that covers a media type says of it."""
+    for wanted in (name, name.partition("/")[0] + "/*", "*/*"):
+        for given, quality in ranges:
+            if given == wanted:
+                return quality
+    return 0.0

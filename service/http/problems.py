@@ -1,0 +1,67 @@
+"""Errors as problem details (RFC 9457): one renderer for all of them."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service.errors import Fault, InternalError, MethodNotAllowed, NotFound, ServiceError, error_classes
+from service.http.request_id import request_id
+
+MEDIA_TYPE = "application/problem+json"
+
+logger = logging.getLogger("attention")
+
+
+def problem(error: ServiceError, request: Request) -> Response:
+    """The answer to a request that failed.
+
+    Its code is that of the faults, where all are of one kind, so that clients can switch on it.
+    """
+    codes = {fault.code for fault in error.faults}
+    kind = error_classes().get(codes.pop(), type(error)) if len(codes) == 1 else type(error)
+    body = {
+        "type": f"/problems/{kind.code}",
+        "title": kind.title,
+        "status": kind.status,
+        "detail": str(error) if error.faults else f"{kind.title}.",
+        "instance": request.url.path[:200],
+        "code": kind.code,
+        "request_id": request_id(request.scope),
+        "errors": [_fault(fault) for fault in error.faults],
+    }
+    return Response(orjson.dumps(body), kind.status, error.headers, MEDIA_TYPE)
+
+
+def _fault(fault: Fault) -> dict[str, str]:
+    shown = {"pointer": fault.pointer, "code": fault.code, "expected": fault.expected, "got": fault.got}
+    return shown | ({"hint": fault.hint} if fault.hint else {})
+
+
+async def on_service_error(request: Request, error: Exception) -> Response:
+    """What the service raises by itself."""
+    assert isinstance(error, ServiceError)
+    return problem(error, request)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """What the router itself raises: no such path, or no such method on it."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "")
+        fault = Fault("", f"{allowed} at {request.url.path[:100]}", request.method[:20])
+        return problem(MethodNotAllowed(fault, headers={"Allow": allowed}), request)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return problem(NotFound(Fault("", "a path that exists", request.url.path[:100])), request)
+    raise error
+
+
+def internal_error(request: Request) -> Response:
+    """The answer where the service itself failed; call it while the exception is being handled."""
+    logger.exception("request %s failed: a defect of the service", request_id(request.scope))
+    return problem(InternalError(), request)

@@ -1,0 +1,34 @@
+"""POST /attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from service.http.request_id import request_id
+from service.routes.documented import PROBLEMS, request_examples
+from service.routes.tensors import TensorRoute
+from service.schemas.request import AttentionRequest
+from service.schemas.response import AttentionResponse, answer
+
+router = APIRouter(tags=["attention"], route_class=TensorRoute)
+
+
+@router.post(
+    "/attention",
+    operation_id="computeAttention",
+    summary="Compute attention",
+    response_model=AttentionResponse,
+    response_description="The output, what was asked for beside it, and what was done.",
+    responses=PROBLEMS,
+    openapi_extra=request_examples(),
+)
+async def compute_attention(body: AttentionRequest, request: Request) -> dict[str, Any]:
+    """Scaled dot-product attention, exactly: softmax(scale · q kᵀ + bias) v, with every variant as a field.
+
+    The answer holds the output, the attention weights and any stage on the way that `include` names.
+    """
+    spec = body.to_spec()
+    result = await request.app.state.engine.attend(spec, request.state.timings)
+    return answer(spec, result, request_id(request.scope))

@@ -1,0 +1,35 @@
+"""What the API document says of every operation alike: the problems it can answer with, and examples."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+from service.errors import error_classes
+from service.http.problems import MEDIA_TYPE
+from service.schemas.problem import Problem
+
+EXAMPLES = "examples.json"
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Responses for these statuses, each naming the codes it comes with."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for status in statuses:
+        kinds = [kind for kind in error_classes().values() if kind.status == status]
+        lines = "\n".join(f"- `{kind.code}`: {' '.join((kind.__doc__ or '').split())}" for kind in kinds)
+        found[status] = {
+            "description": lines,
+            "content": {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}},
+        }
+    return found
+
+
+PROBLEMS = problems(400, 406, 413, 415, 422, 500)
+
+
+def request_examples() -> dict[str, Any]:
+    """Example requests for POST /attention, taken from the notebooks that the tests hold the service to."""
+    text = files("service.routes").joinpath(EXAMPLES).read_text(encoding="utf-8")
+    return {"requestBody": {"content": {"application/json": {"examples": json.loads(text)}}}}

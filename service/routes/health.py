@@ -1,0 +1,28 @@
+"""Whether the service lives, and whether it wants requests."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+router = APIRouter(prefix="/health", tags=["operations"])
+
+
+class Health(BaseModel):
+    """A health check's answer."""
+
+    status: Literal["ok"] = Field("ok", description="ok, or the answer is not 200.")
+
+
+@router.get("/live", operation_id="checkLive", summary="Is the process alive?")
+async def live() -> Health:
+    """200 as long as the process answers at all; if it does not, restart it."""
+    return Health()
+
+
+@router.get("/ready", operation_id="checkReady", summary="Does the service take requests?")
+async def ready() -> Health:
+    """200 when requests are welcome; if not, send them elsewhere."""
+    return Health()

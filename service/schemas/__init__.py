@@ -1,0 +1,1 @@
+"""What the API promises: requests, answers and problems as pydantic models. Arrays in them are ndarrays."""

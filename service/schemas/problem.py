@@ -1,0 +1,28 @@
+"""Problem details (RFC 9457), as the API document describes them."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+
+class ProblemFault(BaseModel):
+    """One thing that is wrong."""
+
+    pointer: str = Field(description="JSON pointer to the place in the request; empty for the body as a whole.")
+    code: str = Field(description="Stable code of this fault.")
+    expected: str = Field(description="What would have been right.")
+    got: str = Field(description="What came, quoted in at most a few dozen characters.")
+    hint: str | None = Field(None, description="What to do about it, where that is not plain.")
+
+
+class Problem(BaseModel):
+    """Problem details (RFC 9457, application/problem+json)."""
+
+    type: str = Field(description="URI reference of this kind of problem: /problems/ and the code.")
+    title: str = Field(description="The kind of problem in words; the same for the same code.")
+    status: int = Field(description="The HTTP status.")
+    detail: str = Field(description="What went wrong this time, in words.")
+    instance: str = Field(description="The path that was requested.")
+    code: str = Field(description="Stable: clients may switch on it.")
+    request_id: str = Field(description="Also in the X-Request-ID header and in the log.")
+    errors: list[ProblemFault] = Field(description="Each thing that is wrong; empty where `detail` says it all.")

@@ -1,0 +1,55 @@
+"""From pydantic's findings to the faults of this API."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from service.errors import Fault, InvalidArray, InvalidRequest, InvalidValue, UnknownField, child, describe, quote
+from service.schemas.names import advice
+
+Model = TypeVar("Model", bound=BaseModel)
+
+# Faults of one request that are reported together.
+MAX_FAULTS = 10
+
+
+def validate(model: type[Model], fields: dict[str, Any]) -> Model:
+    """The fields as a model. Errors: InvalidRequest with one fault for each thing that pydantic found."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[:MAX_FAULTS]
+    raise InvalidRequest(*(_fault(model, details) for details in found))
+
+
+def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
+    pointer = ""
+    for step in details["loc"]:
+        pointer = child(pointer, step)
+    context = details.get("ctx", {})
+    match details["type"]:
+        case "extra_forbidden":
+            name = str(details["loc"][-1])
+            known = _model_at(model, details["loc"][:-1]).model_fields
+            return Fault(pointer, "a known field", quote(name), advice(name, known), UnknownField.code)
+        case InvalidArray.code:
+            return Fault(pointer + context["at"], context["expected"], context["got"], code=InvalidArray.code)
+        case "literal_error":
+            expected = f"one of {context['expected']}"
+        case "model_type":
+            expected = "an object"
+        case _:
+            expected = details["msg"].removeprefix("Input should be ").removeprefix("Input should have ")
+    return Fault(pointer, expected, describe(details["input"]), code=InvalidValue.code)
+
+
+def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model of the object at a place inside `model`."""
+    for step in loc:
+        annotation = model.model_fields[str(step)].annotation
+        options = getattr(annotation, "__args__", (annotation,))
+        model = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
+    return model

@@ -1,0 +1,42 @@
+"""Settings, read from the environment (prefix ATTENTION_) when the service starts, and frozen from then on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ByteSize, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. Sizes take units, like 64MiB."""
+
+    model_config = SettingsConfigDict(env_prefix="ATTENTION_", frozen=True, extra="ignore")
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
+        "info", description="The least severe messages that are logged."
+    )
+    max_body_bytes: ByteSize = Field(ByteSize(64 * 2**20), gt=0, description="Larger bodies are refused with 413.")
+    memory_limit: ByteSize = Field(
+        ByteSize(2 * 2**30),
+        gt=0,
+        description="Requests whose computation would need more memory, by an estimate made before it, are refused "
+        "with 413.",
+    )
+    inline_flops: int = Field(
+        2_000_000,
+        ge=0,
+        description="Requests of at most so many operations are computed in the event loop, as handing them to a "
+        "thread would take longer than they do; larger ones in a thread.",
+    )
+
+
+def table() -> str:
+    """All settings as a Markdown table."""
+    rows = ["| variable | default | meaning |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
+        rows.append(f"| `ATTENTION_{name.upper()}` | `{default}` | {field.description} |")
+    return "\n".join(rows)

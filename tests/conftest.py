@@ -1,0 +1,49 @@
+"""A real server on a real port: what the tests see is what a client sees."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from service.app import create_app
+from service.settings import Settings
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[httpx.Client]:
+    """A client of a server that runs the application in a thread on a free port."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while not server.started:
+        assert thread.is_alive(), "the server died while starting"
+        assert time.monotonic() < deadline, "the server does not start"
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def app(**settings: Any) -> FastAPI:
+    """The service with these settings, whatever the environment says, and defaults for the rest."""
+    return create_app(Settings.model_construct(**settings))
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[httpx.Client]:
+    with serving(app()) as client:
+        yield client

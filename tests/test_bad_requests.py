@@ -1,0 +1,287 @@
+"""Every bad request gets its 4xx with the place, what was expected and what came; and the server goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+GOOD: dict[str, Any] = {"query": [[1, 0], [0, 1]], "key": [[1, 0], [0, 1]], "value": [[1, 2], [3, 4]]}
+TWO_HEADS = {"query": [[[1.0]], [[2.0]]], "key": [[[1.0]], [[2.0]]], "value": [[[1.0]], [[2.0]]]}
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A body (fields, or raw bytes) and the fault that it is to be answered with."""
+
+    name: str
+    body: dict[str, Any] | bytes
+    status: int
+    code: str
+    pointer: str
+    expected: str
+    got: str
+    content_type: str = "application/json"
+
+
+def good(**fields: Any) -> dict[str, Any]:
+    """The good request with some fields replaced; None takes a field away."""
+    return {name: value for name, value in (GOOD | fields).items() if value is not None}
+
+
+def raw(text: str) -> bytes:
+    """The good request as text, with QUERY replaced."""
+    return json.dumps(good(query="QUERY")).replace('"QUERY"', text).encode()
+
+
+def projected(**maps: Any) -> dict[str, Any]:
+    return {"input": [[1, 2], [3, 4]], "projection": maps}
+
+
+BAD = [
+    # not parseable
+    Bad("empty body", b"", 400, "invalid_json", "", "an object", "an empty body"),
+    Bad("blank body", b" \n", 400, "invalid_json", "", "an object", "an empty body"),
+    Bad("malformed JSON", b'{"query": [[1, 2}', 400, "invalid_json", "", "JSON", "line 1 column 17"),
+    Bad("cut off", b'{"query": [[1, 2], [3', 400, "invalid_json", "", "JSON", "column 22"),
+    Bad("trailing text", b"{} {}", 400, "invalid_json", "", "JSON", "Extra data"),
+    Bad("an array", b"[[1, 2]]", 400, "invalid_json", "", "an object", "an array"),
+    Bad("a number", b"3", 400, "invalid_json", "", "an object", "number 3"),
+    Bad("NaN", raw("[[1, NaN], [0, 1]]"), 400, "invalid_json", "/query/0/1", "a finite number", "NaN"),
+    Bad("Infinity", raw("[[1, 0], [Infinity, 1]]"), 400, "invalid_json", "/query/1/0", "a finite", "Infinity"),
+    Bad("-Infinity", raw("[[1, 0], [0, -Infinity]]"), 400, "invalid_json", "/query/1/1", "a finite", "-Infinity"),
+    Bad("not UTF-8", b'{"query": "\xff"}', 400, "invalid_json", "", "UTF-8", "0xff at offset 11"),
+    Bad("UTF-16", '{"a": 1}'.encode("utf-16"), 400, "invalid_json", "", "byte-order mark", "byte-order mark"),
+    Bad("byte-order mark", b"\xef\xbb\xbf{}", 400, "invalid_json", "", "byte-order mark", "byte-order mark"),
+    Bad("half a surrogate", b'{"query": "\\ud800"}', 400, "invalid_json", "", "RFC 8259", "STRING_ERROR"),
+    Bad("a NUL in a key", b'{"a\\u0000": 1}', 400, "invalid_json", "/a\0", "keys without NUL", r"'a\x00'"),
+    Bad("duplicate key", b'{"query": [[1]], "query": [[2]]}', 400, "duplicate_key", "/query", "once", "again"),
+    Bad("duplicate inner key", b'{"projection": {"key": {}, "key": {}}}', 400, "duplicate_key", "/projection/key",
+        "once", "again"),
+    Bad("100,000 brackets", b'{"query": ' + b"[" * 100_000, 400, "too_deep", "", "32 levels", "more"),
+    Bad("500 nested arrays", raw("[" * 500 + "]" * 500), 400, "too_deep", "/query", "32 levels", "more"),
+    Bad("500 nested arrays later", raw(f"[1, {'[' * 500 + ']' * 500}]"), 400, "too_deep", "/query", "32", "more"),
+    Bad("500 nested objects", b'{"a":' * 500 + b"1" + b"}" * 500, 400, "too_deep", "/a" * 32, "32 levels", "more"),
+    # numbers that do not fit
+    Bad("1e400", raw("[[1, 1e400], [0, 1]]"), 422, "overflow", "/query/0/1", "float64", "'1e400'"),
+    Bad("beyond 64 bits", raw("[[1, 18446744073709551616]]"), 422, "overflow", "/query/0/1", "64 bits", "'1844674"),
+    Bad("beyond 64 bits, negative", raw("[[-9223372036854775809]]"), 422, "overflow", "/query/0/0", "64 bits", "'-92"),
+    Bad("5,000 digits", raw(f"[[{'9' * 5000}]]"), 422, "overflow", "/query/0/0", "64 bits", "'9999"),
+    Bad("beyond float32", good(query=[[1, 0], [1e39, 0]], dtype="float32"), 422, "overflow", "/query/1/0",
+        "a number that float32 can hold", "number 1e+39"),
+    Bad("scores overflow", good(query=[[1e200, 0]], key=[[1e200, 0]], value=[[1]]), 422, "overflow", "",
+        "scores are finite in float64", "too large"),
+    Bad("float32 scores overflow", good(query=[[1e20, 0]], key=[[-1e20, 0]], value=[[1]], dtype="float32"), 422,
+        "overflow", "", "scores are finite in float32", "too large"),
+    Bad("sum overflows", good(query=[[1e154, 0]], key=[[1e154, 0], [1e154, 0]], scale=1.1, normalization="sum"), 422,
+        "overflow", "", "sums of scores are finite", "too large"),
+    Bad("output overflows", projected(output={"kernel": [[1e308], [1e308]]}), 422, "overflow", "",
+        "output are finite in float64", "too large"),
+    # arrays
+    Bad("ragged rows", good(key=[[1, 0], [0]]), 422, "invalid_array", "/key/1", "a row of 2", "a row of 1"),
+    Bad("ragged, same count", good(key=[[1, 0, 1], [0]]), 422, "invalid_array", "/key/1", "a row of 3", "a row of 1"),
+    Bad("ragged depth", good(key=[[1, 0], 1]), 422, "invalid_array", "/key/1", "a row of 2", "number 1"),
+    Bad("hidden array", good(key=[[1, [0]], [0, 1]]), 422, "invalid_array", "/key/0/1", "a number", "array of 1"),
+    Bad("empty array", good(query=[]), 422, "invalid_array", "/query", "at least one element", "none"),
+    Bad("empty rows", good(query=[[], []]), 422, "invalid_array", "/query/0", "at least one element", "none"),
+    Bad("a string in it", good(query=[[1, "2"], [0, 1]]), 422, "invalid_array", "/query/0/1", "a number", "'2'"),
+    Bad("a boolean in it", good(query=[[1, 2], [0, True]]), 422, "invalid_array", "/query/1/1", "a number", "true"),
+    Bad("all booleans", good(query=[[True, False]]), 422, "invalid_array", "/query", "numbers", "booleans of shape"),
+    Bad("null in it", good(query=[[1, None], [0, 1]]), 422, "invalid_array", "/query/0/1", "a number", "null"),
+    Bad("an object in it", good(query=[[1, {}], [0, 1]]), 422, "invalid_array", "/query/0/1", "a number", "object"),
+    Bad("an object", good(query={"a": 1}), 422, "invalid_array", "/query", "an array", "object with 1 keys"),
+    Bad("a string", good(query="x" * 1000), 422, "invalid_array", "/query", "an array", "…"),
+    Bad("a number", good(query=3), 422, "invalid_array", "/query", "an array", "number 3"),
+    Bad("9 axes", good(query=[[[[[[[[["x"]]]]]]]]]), 422, "invalid_array", "/query", "at most 8 axes", "more"),
+    # shapes
+    Bad("rank 5", good(query=[[[[[1]]]]]), 422, "shape_mismatch", "/query", "2 to 4 axes", "(1, 1, 1, 1, 1)"),
+    Bad("all rank 1", {"query": [1], "key": [1], "value": [1]}, 422, "shape_mismatch", "/query", "2 to 4 axes", "(1,)"),
+    Bad("rank 1 input", {"input": [1, 2]}, 422, "shape_mismatch", "/input", "2 to 4 axes", "(2,)"),
+    Bad("rank 1 key", good(key=[1, 0]), 422, "shape_mismatch", "/key", "2 axes, as layout ld", "(2,)"),
+    Bad("rank 1 query in bld", good(query=[1, 0], key=[GOOD["key"]], value=[GOOD["value"]]), 422, "shape_mismatch",
+        "/query", "3 axes, as layout bld", "(2,)"),
+    Bad("mixed ranks", good(key=[GOOD["key"]]), 422, "shape_mismatch", "/query", "3 axes", "(2, 2)"),
+    Bad("inner size", good(key=[[1, 0, 0], [0, 1, 0]]), 422, "shape_mismatch", "/key", "(·, 2)", "(2, 3)"),
+    Bad("inner size in columns", good(key=[[1, 0]], layout="dl"), 422, "shape_mismatch", "/key", "(2, ·)", "(1, 2)"),
+    Bad("value length", good(value=[[1, 2]]), 422, "shape_mismatch", "/value", "(2, ·)", "(1, 2)"),
+    Bad("batch", good(query=[[[1]]], key=[[[1]], [[1]]], value=[[[1]], [[1]]]), 422, "shape_mismatch", "/key",
+        "(1, ·, ·)", "(2, 1, 1)"),
+    Bad("heads do not divide", good(num_heads=3), 422, "shape_mismatch", "/query", "3 heads divide", "2"),
+    Bad("kv heads do not divide", good(num_heads=2, num_kv_heads=3), 422, "shape_mismatch", "/num_kv_heads",
+        "divides num_heads = 2", "3"),
+    Bad("heads beside an h axis", TWO_HEADS | {"layout": "hld", "num_heads": 3}, 422, "shape_mismatch", "/num_heads",
+        "2, as /query shows", "3"),
+    Bad("heads of key and value", TWO_HEADS | {"layout": "hld", "value": [[[1.0]]]}, 422, "shape_mismatch", "/value",
+        "2 heads, as /key has", "1"),
+    Bad("heads of key", TWO_HEADS | {"layout": "hld", "query": [[[1.0]]] * 3}, 422, "shape_mismatch", "/key",
+        "divides num_heads = 3", "2"),
+    # projections
+    Bad("weight and kernel", projected(key={"weight": [[1, 2]], "kernel": [[1], [2]]}), 422, "field_conflict",
+        "/projection/key", "weight (out, in) or kernel (in, out)", "both"),
+    Bad("neither", projected(key={"bias": [1]}), 422, "missing_field", "/projection/key", "weight", "neither"),
+    Bad("map's inner size", projected(query={"weight": [[1, 2, 3]]}), 422, "shape_mismatch", "/projection/query/weight",
+        "(·, 2)", "(1, 3)"),
+    Bad("kernel's inner size", projected(query={"kernel": [[1, 2]]}), 422, "shape_mismatch", "/projection/query/kernel",
+        "(2, ·)", "(1, 2)"),
+    Bad("per-head inner size", projected(query={"weight": [[[1]]]}), 422, "shape_mismatch", "/projection/query/weight",
+        "(·, ·, 2)", "(1, 1, 1)"),
+    Bad("map's rank", projected(query={"weight": [1, 2]}), 422, "shape_mismatch", "/projection/query/weight",
+        "(out, in), or (heads, out, in)", "(2,)"),
+    Bad("output map's rank", projected(output={"kernel": [[[1]]]}), 422, "shape_mismatch", "/projection/output/kernel",
+        "(in, out)", "(1, 1, 1)"),
+    Bad("output map's inner size", projected(output={"weight": [[1]]}), 422, "shape_mismatch",
+        "/projection/output/weight", "(·, 2)", "(1, 1)"),
+    Bad("map's bias", projected(query={"weight": [[1, 2], [3, 4]], "bias": [1]}), 422, "shape_mismatch",
+        "/projection/query/bias", "(2,) or (2, 1) or (1, 2) or (1, 2, 1)", "(1,)"),
+    Bad("maps disagree", projected(query={"weight": [[1, 2]]}, key={"weight": [[1, 2], [3, 4]]}), 422, "shape_mismatch",
+        "/projection/key/weight", "1 features out", "2"),
+    Bad("map's heads", projected(query={"weight": [[[1, 2]], [[3, 4]]]}) | {"num_heads": 3}, 422, "shape_mismatch",
+        "/num_heads", "2, as /projection/query/weight shows", "3"),
+    Bad("projection with h", TWO_HEADS | {"layout": "hld", "projection": {}}, 422, "field_conflict", "/projection",
+        "a layout whose heads are packed", "hld"),
+    # sources
+    Bad("no source", {}, 422, "missing_field", "", "query, key and value", "none"),
+    Bad("options only", {"scale": 1}, 422, "missing_field", "", "query, key and value", "none"),
+    Bad("two sources", good(input=[[1]]), 422, "field_conflict", "/query", "no other source", "query"),
+    Bad("half a source", good(value=None), 422, "missing_field", "/value", "query, key and value", "only query, key"),
+    Bad("context alone", {"context": [[1]]}, 422, "missing_field", "/input", "input beside context", "context"),
+    # masks and positions
+    Bad("mask's shape", good(mask=[[True, True, True]]), 422, "shape_mismatch", "/mask", "(2, 2)", "(1, 3)"),
+    Bad("mask's rank", good(mask=[[[True]]]), 422, "shape_mismatch", "/mask", "broadcasts to (2, 2)", "(1, 1, 1)"),
+    Bad("numeric mask", good(mask=[[0, 1], [1, 1]]), 422, "invalid_array", "/mask", "booleans", "integers of shape"),
+    Bad("mixed mask", good(mask=[[True, 1]]), 422, "invalid_array", "/mask/0/1", "true or false", "number 1"),
+    Bad("ambiguous mask", {"input": [[[1, 2]], [[3, 4]]], "num_heads": 2, "mask": [[[True]], [[False]]]}, 422,
+        "shape_mismatch", "/mask", "(2, 1, 1, 1) for one per batch entry or (1, 2, 1, 1)", "(2, 1, 1)"),
+    Bad("bias's shape", good(bias=[1, 2, 3]), 422, "shape_mismatch", "/bias", "(2,)", "(3,)"),
+    Bad("bias of strings", good(bias=[["a", None]]), 422, "invalid_array", "/bias/0/0", "a number", "'a'"),
+    Bad("causal, lengths differ", good(query=[[1, 0]], is_causal=True), 422, "missing_field", "/query_offset",
+        "as query and key differ in length", "none"),
+    Bad("offset per batch", good(is_causal=True, query_offset=[1, 2]), 422, "shape_mismatch", "/query_offset",
+        "one integer, or (1,)", "(2,)"),
+    Bad("offset not whole", good(is_causal=True, query_offset=0.5), 422, "invalid_array", "/query_offset", "an integer",
+        "number 0.5"),
+    Bad("offsets not whole", good(is_causal=True, query_offset=[0.5]), 422, "invalid_array", "/query_offset",
+        "an integer", "numbers of shape (1,)"),
+    # options
+    Bad("unknown field", good(num_head=2), 422, "unknown_field", "/num_head", "a known field", "'num_head'"),
+    Bad("unknown inner field", projected(query={"weigth": [[1]]}), 422, "unknown_field", "/projection/query/weigth",
+        "a known field", "'weigth'"),
+    Bad("unknown layout", good(layout="lb"), 422, "invalid_value", "/layout", "one of 'ld', 'dl'", "'lb'"),
+    Bad("unknown stage", good(include=["output"]), 422, "invalid_value", "/include/0", "one of", "'output'"),
+    Bad("unknown backend", good(backend="cuda"), 422, "invalid_value", "/backend", "one of 'auto'", "'cuda'"),
+    Bad("include not a list", good(include="scores"), 422, "invalid_value", "/include", "a valid list", "'scores'"),
+    Bad("zero heads", good(num_heads=0), 422, "invalid_value", "/num_heads", "greater than or equal to 1", "number 0"),
+    Bad("heads as text", good(num_heads="2"), 422, "invalid_value", "/num_heads", "a valid integer", "'2'"),
+    Bad("scale as boolean", good(scale=True), 422, "invalid_value", "/scale", "a valid number", "true"),
+    Bad("causal as number", good(is_causal=1), 422, "invalid_value", "/is_causal", "a valid boolean", "number 1"),
+    Bad("projection not an object", good(projection=[1]), 422, "invalid_value", "/projection", "an object", "integers"),
+    Bad("logsumexp of sums", good(normalization="sum", include=["logsumexp"]), 422, "field_conflict", "/include",
+        "no logsumexp", "logsumexp"),
+    Bad("too few labels", good(key_tokens=["a"]), 422, "shape_mismatch", "/key_tokens", "2 labels", "1"),
+    Bad("too few labels in a row", good(query_tokens=[["a"]]), 422, "shape_mismatch", "/query_tokens/0", "2", "1"),
+    Bad("too many rows of labels", good(query_tokens=[["a", "b"]] * 2), 422, "shape_mismatch", "/query_tokens",
+        "1 lists", "2"),
+    Bad("a label that is a number", good(key_tokens=["a", 1]), 422, "invalid_array", "/key_tokens/1", "a string", "1"),
+    Bad("labels of numbers", good(key_tokens=[1, 2]), 422, "invalid_array", "/key_tokens", "strings", "integers"),
+    Bad("labels, mixed depth", good(key_tokens=[["a"], "b"]), 422, "invalid_array", "/key_tokens/1", "strings", "'b'"),
+    Bad("labels, nested number", good(key_tokens=[["a", 1]]), 422, "invalid_array", "/key_tokens/0/1", "string", "1"),
+    Bad("200 keys", json.dumps({str(i): 1 for i in range(300)}).encode(), 422, "invalid_value", "", "200 keys", "300"),
+    # media types
+    Bad("no media type", b"{}", 415, "unsupported_media_type", "", "application/json", "no Content-Type", ""),
+    Bad("form", b"a=1", 415, "unsupported_media_type", "", "json", "form", "application/x-www-form-urlencoded"),
+    Bad("suffix", b"{}", 415, "unsupported_media_type", "", "json", "+json", "application/vnd.api+json"),
+]  # fmt: skip
+
+
+def test_the_table_is_long_enough_and_its_names_tell_apart() -> None:
+    assert len(BAD) >= 40
+    assert len({(bad.name, bad.pointer) for bad in BAD}) == len(BAD)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_bad_request(bad: Bad, client: httpx.Client) -> None:
+    body = bad.body if isinstance(bad.body, bytes) else json.dumps(bad.body).encode()
+    headers = {"Content-Type": bad.content_type} if bad.content_type else {}
+    response = client.post("/attention", content=body, headers=headers)
+    assert response.status_code == bad.status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert (problem["status"], problem["code"], problem["type"]) == (bad.status, bad.code, f"/problems/{bad.code}")
+    fault = problem["errors"][0]
+    assert (fault["code"], fault["pointer"]) == (bad.code, bad.pointer)
+    assert bad.expected in fault["expected"]
+    assert bad.got in fault["got"]
+    assert len(response.content) < 2000, "an answer must not grow with the body"
+    assert client.post("/attention", json=GOOD).status_code == 200, "the server must go on answering"
+
+
+def errors(client: httpx.Client, request: dict[str, Any]) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = client.post("/attention", json=request).json()["errors"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("num_head", "did you mean num_heads?"),
+        ("Query", "did you mean query?"),
+        ("attn_mask", "mask"),
+        ("key_padding_mask", "invert"),
+        ("dropout_p", "exact"),
+        ("enable_gqa", "num_kv_heads"),
+        ("need_weights", "include"),
+        ("q_num_heads", "use num_heads"),
+        ("embed_dim", "read from the shapes"),
+    ],
+)
+def test_unknown_names_come_with_advice(client: httpx.Client, name: str, advice: str) -> None:
+    (fault,) = errors(client, good(**{name: 1}))
+    assert advice in fault["hint"]
+
+
+def test_a_name_like_no_other_comes_without_advice(client: httpx.Client) -> None:
+    (fault,) = errors(client, good(zzzzzz=1))
+    assert "hint" not in fault
+
+
+def test_faults_of_several_kinds_are_reported_together(client: httpx.Client) -> None:
+    response = client.post("/attention", json=good(key=[[1], [2, 3]], num_head=2, scale="x"))
+    problem = response.json()
+    assert problem["code"] == "invalid_request"
+    assert {fault["pointer"]: fault["code"] for fault in problem["errors"]} == {
+        "/key/1": "invalid_array",
+        "/scale": "invalid_value",
+        "/num_head": "unknown_field",
+    }
+
+
+def test_missing_parts_are_all_named(client: httpx.Client) -> None:
+    assert [fault["pointer"] for fault in errors(client, {"query": [[1]]})] == ["/key", "/value"]
+
+
+def test_no_more_than_ten_faults_are_reported(client: httpx.Client) -> None:
+    assert len(errors(client, good(**{f"field{i}": i for i in range(50)}))) == 10
+    strange = client.post("/attention", content=raw(str([["NaN"] * 50]).replace("'", "")),
+                          headers={"Content-Type": "application/json"})  # fmt: skip
+    assert len(strange.json()["errors"]) == 10
+
+
+def test_long_names_and_values_are_cut(client: httpx.Client) -> None:
+    response = client.post("/attention", json=good(**{"x" * 100_000: "y" * 100_000, "layout": "z" * 100_000}))
+    assert response.status_code == 422
+    assert len(response.content) < 2000
+
+
+def test_an_overflow_names_the_wider_type(client: httpx.Client) -> None:
+    (fault,) = errors(client, good(query=[[1e39, 0]], key=[[1, 0]], value=[[1]], dtype="float32"))
+    assert fault["hint"] == "ask for dtype float64"
+
+
+def test_null_means_absent(client: httpx.Client) -> None:
+    names = ("projection", "layout", "mask", "bias", "is_causal", "include", "dtype", "scale", "num_heads", "backend")
+    response = client.post("/attention", json=GOOD | dict.fromkeys(names))
+    assert response.status_code == 200
+    assert response.json()["output"] == client.post("/attention", json=GOOD).json()["output"]

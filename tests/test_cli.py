@@ -1,0 +1,90 @@
+"""The command line as its users meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service import __version__
+from service.cli import main
+from tests.cases import CASES, FOLDER
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
+
+
+def run(*arguments: str, stdin: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("attention-service")), *arguments]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, env=ENVIRONMENT | environment, timeout=60, check=False
+    )
+
+
+def test_compute_answers_as_the_server_does(tmp_path: Path, client: httpx.Client) -> None:
+    case = next(case for case in CASES if case.name == "animals_projected")
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(case.request))
+    done = run("compute", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    served = client.post("/attention", json=case.request).json()
+    assert {**answer, "metadata": 0} == {**served, "metadata": 0}
+    assert answer["metadata"] | {"request_id": 0} == served["metadata"] | {"request_id": 0}
+
+
+def test_compute_reads_standard_input() -> None:
+    done = run("compute", "-", stdin='{"input": [[1]]}')
+    assert json.loads(done.stdout)["output"] == [[1]]
+
+
+def test_compute_says_what_is_wrong() -> None:
+    done = run("compute", "-", stdin='{"input": [[1], [2, 3]]}')
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "InvalidRequest: /input/1: expected a row of 1, as the first, got a row of 2\n"
+    missing = run("compute", str(FOLDER / "no-such-file.json"))
+    assert missing.returncode == 2
+    assert "No such file" in missing.stderr
+    limited = run("compute", "-", stdin='{"input": [[1], [2]]}', ATTENTION_MEMORY_LIMIT="1")
+    assert (limited.returncode, limited.stderr.split(":")[0]) == (1, "MemoryLimit")
+
+
+def test_a_bad_setting_is_named() -> None:
+    done = run("compute", "-", stdin='{"input": [[1]]}', ATTENTION_MAX_BODY_BYTES="much")
+    assert done.returncode == 2
+    assert done.stderr.startswith("ATTENTION_MAX_BODY_BYTES: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_version_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"{__version__}\n"
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+
+
+def test_openapi_and_settings_do_not_depend_on_the_environment() -> None:
+    assert run("openapi").stdout == run("openapi", ATTENTION_PORT="9").stdout
+    assert run("settings").stdout == run("settings", ATTENTION_PORT="9").stdout
+
+
+@pytest.mark.parametrize("command", [["-m", "service"], ["-m", "service", "serve", "--port", "0"]])
+def test_serve_until_terminated(command: list[str]) -> None:
+    """A free port, announced in the log; SIGTERM ends it in good order."""
+    environment = ENVIRONMENT | {"ATTENTION_PORT": "0", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            line = next(line for line in process.stderr if "running on" in line)
+            url = next(word for word in line.split() if word.startswith("http://"))
+            assert httpx.get(f"{url}/health/ready").status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()

@@ -1,0 +1,74 @@
+"""What the README and the docs say is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from service.errors import error_classes
+from service.settings import Settings
+from tests.cases import CASES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_readme_s_curl_gives_the_answer_that_it_shows(client: httpx.Client) -> None:
+    """The request is a notebook's, and the answer shown is the one printed there."""
+    (curl,) = (block for block in blocks(ROOT / "README.md", "sh") if block.startswith("curl"))
+    words = shlex.split(curl)
+    assert words[1] == f"http://{Settings().host}:{Settings().port}/attention"
+    request = json.loads(words[words.index("-d") + 1])
+    (case,) = (case for case in CASES if case.name == "animals_two_queries")
+    assert request == case.request
+    answer = client.post("/attention", json=request).json()
+    shown = json.loads(blocks(ROOT / "README.md", "json")[0])
+    for expected in case.expected:
+        expected.compare(answer)
+        np.testing.assert_allclose(shown[expected.name], answer[expected.name], rtol=0, atol=5.01e-9)
+    metadata = shown.pop("metadata")
+    assert metadata.items() <= answer["metadata"].items()
+    assert shown.keys() == answer.keys() - {"metadata"}
+
+
+def test_the_readme_s_other_commands_run() -> None:
+    """What does not serve or test, which other tests do."""
+    commands = [line for block in blocks(ROOT / "README.md", "sh") for line in block.splitlines()]
+    (compute,) = (command for command in commands if "compute" in command)
+    local = compute.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+    done = subprocess.run(local, shell=True, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert json.loads(done.stdout)["metadata"]["query_length"] == 2
+    assert {"make serve", "make test"} <= {command.partition("  ")[0] for command in commands}
+
+
+def test_every_setting_and_code_is_documented() -> None:
+    settings = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert all(f"`ATTENTION_{name.upper()}`" in settings for name in Settings.model_fields)
+    errors = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    assert all(f"`{code}`" in errors for code in error_classes())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if not link.startswith("http"):
+            assert (page.parent / link).exists(), link
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for target in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert target in targets, f"{page.name}: make {target}"

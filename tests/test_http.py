@@ -1,0 +1,197 @@
+"""What HTTP itself promises: ids, timings, media types, limits, paths and methods."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from pydantic import ByteSize
+from starlette.exceptions import HTTPException
+
+from service.errors import error_classes
+from service.http.media import answer_type
+from tests.conftest import app, serving
+
+GOOD = {"query": [[1, 0]], "key": [[1, 0], [0, 1]], "value": [[1, 2], [3, 4]]}
+
+
+def test_health(client: httpx.Client) -> None:
+    for path in ("/health/live", "/health/ready"):
+        response = client.get(path)
+        assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+def test_a_request_id_is_made_and_returned(client: httpx.Client) -> None:
+    response = client.post("/attention", json=GOOD)
+    assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
+    assert response.json()["metadata"]["request_id"] == response.headers["x-request-id"]
+    assert response.headers["x-request-id"] != client.get("/health/live").headers["x-request-id"]
+
+
+def test_a_client_may_choose_a_harmless_request_id(client: httpx.Client) -> None:
+    for chosen in ("order-66", "a" * 128):
+        assert client.get("/", headers={"X-Request-ID": chosen}).headers["x-request-id"] == chosen
+    for harmful in ("a b", "a" * 129, "<script>", ""):
+        assert client.get("/", headers={"X-Request-ID": harmful}).headers["x-request-id"] != harmful
+
+
+def test_problems_carry_the_request_id(client: httpx.Client) -> None:
+    response = client.post("/attention", json={}, headers={"X-Request-ID": "mine"})
+    assert response.json()["request_id"] == response.headers["x-request-id"] == "mine"
+
+
+def test_timings_are_where_http_puts_them(client: httpx.Client) -> None:
+    header = client.post("/attention", json=GOOD).headers["server-timing"]
+    steps = dict(part.split(";dur=") for part in header.split(", "))
+    assert list(steps) == ["decode", "plan", "queue", "compute", "encode"]
+    assert all(float(duration) >= 0 for duration in steps.values())
+
+
+def test_a_large_request_is_computed_in_a_thread_with_the_same_answer() -> None:
+    request = {"input": [[0.1 * i, -0.2 * i] for i in range(20)]}
+    with serving(app(inline_flops=0)) as threaded, serving(app()) as inline:
+        first, second = (c.post("/attention", json=request).json() for c in (threaded, inline))
+    assert first["attention_weights"] == second["attention_weights"]
+
+
+def test_unknown_paths_and_methods(client: httpx.Client) -> None:
+    missing = client.get("/nowhere")
+    assert (missing.status_code, missing.json()["code"], missing.json()["instance"]) == (404, "not_found", "/nowhere")
+    wrong = client.get("/attention")
+    assert (wrong.status_code, wrong.json()["code"], wrong.headers["allow"]) == (405, "method_not_allowed", "POST")
+    assert client.post("/attention/", json=GOOD).status_code == 404
+    assert len(client.get("/" + "x" * 5000).content) < 1000
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "Application/JSON", "application/json; charset=utf-8", "application/json ;a=b"]
+)
+def test_json_by_any_spelling(client: httpx.Client, content_type: str) -> None:
+    body = b'{"query": [[1]], "key": [[1]], "value": [[1]]}'
+    assert client.post("/attention", content=body, headers={"Content-Type": content_type}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("accept", "status"),
+    [
+        ("application/json", 200),
+        ("*/*", 200),
+        ("application/*", 200),
+        ("", 200),
+        ("text/html, application/json;q=0.1", 200),
+        ("text/html", 406),
+        ("application/json;q=0", 406),
+        ("application/json;q=0, */*", 406),
+        ("application/json;q=high", 406),
+        ("application/xml", 406),
+    ],
+)
+def test_accept(client: httpx.Client, accept: str, status: int) -> None:
+    response = client.post("/attention", json=GOOD, headers={"Accept": accept})
+    assert response.status_code == status
+    if status == 406:
+        assert response.json()["code"] == "not_acceptable"
+
+
+@pytest.mark.parametrize(
+    ("accept", "chosen"),
+    [
+        (None, "a/own"),
+        ("*/*", "a/own"),
+        ("a/*", "a/own"),
+        ("a/other", "a/other"),
+        ("a/own;q=0.4, a/other;q=0.5", "a/other"),
+        ("*/*;q=0.9, a/other", "a/other"),
+        ("a/other;version=1;q=0.5, */*;q=0.1", "a/other"),
+    ],
+)
+def test_accept_among_several(accept: str | None, chosen: str) -> None:
+    assert answer_type(accept, "a/own", ["a/other", "a/own"]) == chosen
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[httpx.Client]:
+    """A server that admits little."""
+    with serving(app(max_body_bytes=1000, memory_limit=ByteSize(64 * 1024))) as client:
+        yield client
+
+
+def test_a_body_too_large_is_refused_by_its_announced_length(small: httpx.Client) -> None:
+    """The refusal comes before the body is sent."""
+    with socket.create_connection((small.base_url.host, small.base_url.port or 0), timeout=10) as connection:
+        connection.sendall(
+            b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1001\r\n\r\n"
+        )
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"Content-Length 1001" in answer
+    assert b"connection: close" in answer.lower()
+
+
+def test_a_body_too_large_is_refused_while_it_comes_in_chunks(small: httpx.Client) -> None:
+    response = small.post(
+        "/attention", content=(b"[" * 100 for _ in range(11)), headers={"Content-Type": "application/json"}
+    )
+    assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
+    fitting = small.post(
+        "/attention", content=(b" " * 100 for _ in range(10)), headers={"Content-Type": "application/json"}
+    )
+    assert fitting.status_code == 400
+
+
+def test_a_request_that_would_need_too_much_memory_is_refused(small: httpx.Client) -> None:
+    response = small.post("/attention", json={"input": [[0]] * 150, "include": []})
+    assert (response.status_code, response.json()["code"]) == (413, "memory_limit")
+    (fault,) = response.json()["errors"]
+    assert "64.0KiB" in fault["expected"]
+    assert "KiB" in fault["got"]
+    assert small.post("/attention", json={"input": [[0]] * 40, "include": []}).status_code == 200
+
+
+def test_a_client_that_hangs_up_is_no_failure(small: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    address = (small.base_url.host, small.base_url.port or 0)
+    with socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                           b"Content-Length: 500\r\n\r\n[")  # fmt: skip
+    assert small.get("/health/live").status_code == 200
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("code", error_classes())
+def test_every_code_is_described_where_its_type_points(client: httpx.Client, code: str) -> None:
+    described = client.get(f"/problems/{code}").json()
+    assert described["code"] == code
+    assert described["description"]
+
+
+def test_an_unknown_problem_code(client: httpx.Client) -> None:
+    response = client.get("/problems/nonsense")
+    assert (response.status_code, response.json()["code"]) == (404, "not_found")
+
+
+def broken() -> FastAPI:
+    """The service with two defects."""
+    service = app()
+
+    @service.get("/defect")
+    async def defect() -> None:
+        raise ZeroDivisionError("secret")
+
+    @service.get("/teapot")
+    async def teapot() -> None:
+        raise HTTPException(418)
+
+    return service
+
+
+@pytest.mark.parametrize("path", ["/defect", "/teapot"])
+def test_a_defect_is_a_problem_too_and_is_logged(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(broken()) as client:
+        response = client.get(path, headers={"X-Request-ID": "find-me"})
+    assert (response.status_code, response.json()["code"]) == (500, "internal_error")
+    assert "secret" not in response.text
+    assert "find-me" in caplog.text

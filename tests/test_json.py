@@ -1,0 +1,119 @@
+"""The JSON codec against Python's own reader: the same values, or our own error."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from service.codecs.json import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, decode, encode
+from service.errors import InvalidArray, ServiceError
+
+numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=10)
+scalars = numbers | st.booleans() | st.none() | texts
+arrays = st.recursive(st.lists(scalars | numbers, max_size=4), lambda inner: st.lists(inner | scalars, max_size=4))
+values = st.recursive(scalars | arrays, lambda inner: st.dictionaries(texts, inner, max_size=4))
+documents = st.dictionaries(texts, values, max_size=6)
+
+
+def plain(value: Any) -> Any:
+    """Arrays as lists again, so that they compare with what json.loads gives."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Equal, where an array of integers and other numbers may hold the integers as floats; true is not 1."""
+    if isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(same(ours[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    if isinstance(theirs, bool) or isinstance(ours, bool):
+        return ours is theirs
+    return bool(ours == theirs or (isinstance(theirs, int) and ours == float(theirs)))
+
+
+@given(documents)
+@example({"a": [[1, 2], [3, 4.5]], "[": "]["})
+@example({"labels": ["[CLS]", "\\["], "a": [[1, [2]], [3, 4]]})
+@example({"a": [[True], [False]], "b": [[True], [1]], "c": [[1], [True]]})
+@example({"a": [1, 2**63 - 1], "b": [0.5, 2**64 - 1], "c": 2**64 - 1})
+@example({"a": [[[1]], [[2, 3]]], "b": [[], []], "c": [[1], []], "d": [[1], {}]})
+def test_reads_what_python_reads(document: dict[str, Any]) -> None:
+    body = json.dumps(document).encode()
+    assert same(plain(decode(body)), json.loads(body))
+
+
+@given(st.binary(max_size=60) | documents.map(lambda document: json.dumps(document).encode()[:-3]))
+def test_garbage_parses_or_raises_our_own_error(body: bytes) -> None:
+    try:
+        assert isinstance(decode(body), dict)
+    except ServiceError as error:
+        assert error.status in (400, 422)
+        assert error.faults
+        assert len(str(error)) < 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "shape"),
+    [
+        ("[1, 2]", np.int64, (2,)),
+        ("[1, 2.5]", np.float64, (2,)),
+        ("[2.5, 1]", np.float64, (2,)),
+        ("[18446744073709551615]", np.float64, (1,)),
+        ("[[true], [false]]", np.bool_, (2, 1)),
+        ("[[[1, 2, 3]], [[4, 5, 6]]]", np.int64, (2, 1, 3)),
+    ],
+)
+def test_types_of_arrays(text: str, dtype: type, shape: tuple[int, ...]) -> None:
+    array: np.ndarray = decode(f'{{"a": {text}}}'.encode())["a"]
+    assert isinstance(array, np.ndarray)
+    assert (array.dtype, array.shape) == (np.dtype(dtype), shape)
+
+
+@pytest.mark.parametrize("opening", ["[", "[[", '["a",'])
+def test_a_row_longer_than_simdjson_counts_is_refused(opening: str) -> None:
+    """It would lose what lies beyond 2**24 - 1 elements without a word."""
+    closing = "]" * opening.count("[")
+    row = "1," * (2**24 - 1 - opening.count("a"))
+    with pytest.raises(InvalidArray, match="at most 16777214 elements"):
+        decode(f'{{"a":{opening}{row}2{closing}}}'.encode())
+    assert len(decode(b'{"a":[' + b"1," * (MAX_LENGTH - 1) + b"2]}")["a"]) == MAX_LENGTH
+
+
+def test_limits_are_reached_exactly() -> None:
+    nested = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    assert decode(f'{{"a": {nested}}}'.encode())
+    assert len(decode(json.dumps({str(i): i for i in range(MAX_KEYS)}).encode())) == MAX_KEYS
+
+
+def test_nan_before_depth_is_still_our_error() -> None:
+    body = b'{"a": NaN, "b": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+    with pytest.raises(ServiceError):
+        decode(body)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.bool_])
+def test_writes_arrays_of_any_strides(dtype: type) -> None:
+    array: np.ndarray = np.arange(6).astype(dtype).reshape(2, 3)
+    for view in (array, array.T, array[:, ::2], array[0]):
+        assert json.loads(encode({"a": view}))["a"] == view.tolist()
+
+
+def test_writes_what_is_not_finite_as_null() -> None:
+    assert orjson.loads(encode({"a": np.array([1.5, -np.inf])})) == {"a": [1.5, None]}
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
+def test_numbers_survive_the_round_trip_bit_for_bit(row: list[float]) -> None:
+    back = decode(encode({"a": np.array(row)}))["a"]
+    assert [math.copysign(1, x) for x in back] == [math.copysign(1, x) for x in row]
+    assert back.tolist() == row

@@ -1,0 +1,131 @@
+"""The API document is valid, up to date, true of real answers, and its examples run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
+
+import httpx
+import jsonschema
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from service.attention.spec import AttentionSpec, LinearMap, Projection
+from service.errors import error_classes
+from service.schemas import request as schemas
+from tests.cases import CASES
+from tests.test_bad_requests import BAD
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT: dict[str, Any] = json.loads((ROOT / "openapi" / "openapi.json").read_text(encoding="utf-8"))
+OPERATIONS = {operation["operationId"]: operation for path in DOCUMENT["paths"].values() for operation in path.values()}
+
+
+def test_what_is_generated_is_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "openapi" / "generate.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_document_is_valid() -> None:
+    assert DOCUMENT["openapi"].startswith("3.1")
+    OpenAPIV31SpecValidator(DOCUMENT).validate()
+
+
+def test_the_server_serves_it(client: httpx.Client) -> None:
+    assert client.get("/openapi.json").json() == DOCUMENT
+
+
+def test_operation_ids_are_stable() -> None:
+    """Generated clients have methods of these names."""
+    assert set(OPERATIONS) == {"computeAttention", "checkLive", "checkReady", "describeProblem"}
+
+
+def test_every_field_is_described() -> None:
+    missing = [
+        f"{name}.{field}"
+        for name, schema in DOCUMENT["components"]["schemas"].items()
+        for field, content in schema.get("properties", {}).items()
+        if "description" not in content and "$ref" not in content
+    ]
+    assert missing == []
+
+
+def test_nothing_is_described_that_nobody_uses() -> None:
+    names = set(DOCUMENT["components"]["schemas"])
+    assert set(re.findall(r"#/components/schemas/(\w+)", json.dumps(DOCUMENT))) == names
+
+
+def test_every_status_is_described() -> None:
+    """All that the table of bad requests provokes, and all that can happen to any request."""
+    documented = set(OPERATIONS["computeAttention"]["responses"])
+    assert {str(bad.status) for bad in BAD} <= documented
+    everywhere = {"404", "405"}
+    assert {str(kind.status) for kind in error_classes().values()} - everywhere <= documented
+
+
+def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    return schema | {"components": DOCUMENT["components"]}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_real_requests_and_answers_fit_their_schemas(case: Any, client: httpx.Client) -> None:
+    operation = OPERATIONS["computeAttention"]
+    jsonschema.validate(case.request, resolved(operation["requestBody"]["content"]["application/json"]["schema"]))
+    answer = client.post("/attention", json=case.request).json()
+    jsonschema.validate(answer, resolved(operation["responses"]["200"]["content"]["application/json"]["schema"]))
+
+
+def test_real_problems_fit_their_schema(client: httpx.Client) -> None:
+    for request in ({}, {"query": [[1]], "key": [[1, 2], [3]], "num_head": 3}):
+        response = client.post("/attention", json=request)
+        content = OPERATIONS["computeAttention"]["responses"]["422"]["content"]["application/problem+json"]
+        jsonschema.validate(response.json(), resolved(content["schema"]))
+
+
+EXAMPLES = OPERATIONS["computeAttention"]["requestBody"]["content"]["application/json"]["examples"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run_and_give_what_the_notebooks_print(name: str, client: httpx.Client) -> None:
+    (case,) = (case for case in CASES if case.name == name)
+    response = client.post("/attention", json=EXAMPLES[name]["value"])
+    assert response.status_code == 200
+    for expected in case.expected:
+        expected.compare(response.json())
+
+
+def test_the_documentation_page_needs_no_internet(client: httpx.Client) -> None:
+    page = client.get("/docs")
+    assert page.status_code == 200
+    assets = re.findall(r"""(?:src|href)=["']([^"']+)["']""", page.text)
+    assert len(assets) >= 3
+    for asset in assets:
+        assert not re.match(r"(https?:)?//", asset), f"{asset} is fetched from elsewhere"
+        response = client.get(urljoin("/docs", asset))
+        assert response.status_code == 200
+        assert len(response.content) > 500
+    assert "/openapi.json" in page.text
+    assert re.search(r'"validatorUrl": null', page.text)
+
+
+@pytest.mark.parametrize(
+    ("model", "spec"),
+    [
+        (schemas.AttentionRequest, AttentionSpec),
+        (schemas.Projection, Projection),
+        (schemas.LinearMap, LinearMap),
+    ],
+)
+def test_schema_and_spec_have_the_same_fields_and_defaults(model: Any, spec: Any) -> None:
+    """The API describes fields and defaults, the spec uses them."""
+    assert list(model.model_fields) == list(spec.__dataclass_fields__)
+    for name, field in spec.__dataclass_fields__.items():
+        default = model.model_fields[name].default
+        assert (tuple(default) if isinstance(default, list) else default) == field.default

@@ -13,7 +13,7 @@ from service.engine import Engine
 from service.errors import ServiceError
 from service.http.middleware import RequestContext
 from service.http.problems import on_http_exception, on_service_error
-from service.routes import attention, health, problems
+from service.routes import attention, health, pages, problems
 from service.settings import Settings
 
 DESCRIPTION = """\
@@ -53,6 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(attention.router)
     app.include_router(health.router)
     app.include_router(problems.router)
+    app.include_router(pages.router)
 
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(HTTPException, on_http_exception)

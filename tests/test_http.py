@@ -25,6 +25,10 @@ def test_health(client: httpx.Client) -> None:
         assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 
+def test_the_root_leads_to_the_documentation(client: httpx.Client) -> None:
+    assert client.get("/").headers["location"] == "/docs"
+
+
 def test_a_request_id_is_made_and_returned(client: httpx.Client) -> None:
     response = client.post("/attention", json=GOOD)
     assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])

@@ -16,13 +16,15 @@ class Health(BaseModel):
     status: Literal["ok"] = Field("ok", description="ok, or the answer is not 200.")
 
 
-@router.get("/live", operation_id="checkLive", summary="Is the process alive?")
+@router.get("/live", operation_id="checkLive", summary="Is the process alive?", response_description="It is.")
 async def live() -> Health:
     """200 as long as the process answers at all; if it does not, restart it."""
     return Health()
 
 
-@router.get("/ready", operation_id="checkReady", summary="Does the service take requests?")
+@router.get(
+    "/ready", operation_id="checkReady", summary="Does the service take requests?", response_description="It does."
+)
 async def ready() -> Health:
     """200 when requests are welcome; if not, send them elsewhere."""
     return Health()

@@ -24,6 +24,7 @@ class ProblemType(BaseModel):
     "/problems/{code}",
     operation_id="describeProblem",
     summary="What does this problem code mean?",
+    response_description="What it means.",
     responses=problems(404),
 )
 async def describe_problem(code: str = Path(description="A problem code, like shape_mismatch.")) -> ProblemType:

@@ -1,0 +1,14 @@
+"""What people see who open the service in a browser."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import RedirectResponse
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+async def root() -> RedirectResponse:
+    """Whoever comes without a path is looking for the documentation."""
+    return RedirectResponse("/docs")

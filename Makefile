@@ -31,6 +31,23 @@ install: $(VENV)/.core ## make .venv with what the service needs
 .PHONY: install-test
 install-test: $(VENV)/.test ## the same, with what the tests need
 
+# A second environment holds torch, and what the service is compared with.
+TORCH_VENV ?= .venv-torch
+TORCH_BIN := $(TORCH_VENV)/bin
+# Elsewhere choose your build: pytorch.org says which index has which CUDA.
+TORCH ?= torch==2.13.0
+
+$(TORCH_VENV)/.torch: requirements/build.txt requirements/core.txt requirements/test.txt requirements/peers.txt pyproject.toml
+	test -x $(TORCH_BIN)/python || $(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/test.txt -r requirements/core.txt
+	$(TORCH_BIN)/python -m pip install --quiet $(TORCH)
+	$(TORCH_BIN)/python -m pip install --quiet --require-hashes -r requirements/peers.txt
+	$(TORCH_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: install-torch
+install-torch: $(TORCH_VENV)/.torch ## make .venv-torch with torch (TORCH=...) and the implementations we compare with
+
 .PHONY: serve
 serve: $(VENV)/.core ## run the service (ATTENTION_HOST, ATTENTION_PORT)
 	@exec $(BIN)/attention-service serve
@@ -54,6 +71,18 @@ test: check ## all gates and tests, with coverage
 	@$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
+.PHONY: test-torch
+test-torch: $(TORCH_VENV)/.torch ## the tests again, with torch installed
+	$(TORCH_BIN)/python -m pytest
+
+.PHONY: test-peers
+test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody here wrote
+	$(TORCH_BIN)/python -m pytest tests/peers
+
+.PHONY: test-deep
+test-deep: $(TORCH_VENV)/.torch ## the same, 10,000 random configurations for each peer; resumes where it stopped
+	$(TORCH_BIN)/python -m tests.peers.deep
+
 .PHONY: openapi
 openapi: $(VENV)/.core ## regenerate what is generated: API document, examples, tables in docs
 	$(BIN)/python openapi/generate.py
@@ -63,10 +92,11 @@ lock: $(VENV)/.test ## resolve the dependencies anew
 	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/core.txt pyproject.toml
 	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/build.txt requirements/build.in
 	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/test.txt requirements/test.in
+	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/peers.txt requirements/peers.in
 
 LOCK_FLAGS := --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-index-url \
 	--no-emit-trusted-host --no-emit-find-links --no-emit-options
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist
+	rm -rf $(VENV) $(TORCH_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist

@@ -86,12 +86,16 @@ def _compute(options: argparse.Namespace) -> int:
         print(f"{options.request}: {error.strerror}", file=sys.stderr)
         return 2
     try:
-        spec = validate(AttentionRequest, codec.decode(body)).to_spec()
+        fields, untyped = codec.decode(body)
+        request = validate(AttentionRequest, fields)
+        spec = request.attention_spec(untyped)
         result = Engine(Settings()).compute(spec)
     except ServiceError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    sys.stdout.buffer.write(codec.encode(answer(spec, result, uuid4().hex)) + b"\n")
+    sys.stdout.buffer.write(
+        codec.encode(answer(spec, result, uuid4().hex), base64=request.encoding == "base64") + b"\n"
+    )
     return 0
 
 

@@ -10,7 +10,7 @@ from anyio import to_thread
 from service import backends
 from service.attention.plan import Plan, make_plan
 from service.attention.result import Result, make_result
-from service.attention.spec import AttentionSpec, Backend
+from service.attention.spec import AttentionSpec
 from service.errors import MemoryLimit
 from service.settings import Settings
 
@@ -43,13 +43,13 @@ class Engine:
         """Compute without blocking the event loop for long. Errors: InvalidRequest, MemoryLimit."""
         plan = self._plan(spec, timings)
         if plan.flops <= self._settings.inline_flops:
-            return self._run(plan, spec.backend, timings)
-        return await to_thread.run_sync(self._run, plan, spec.backend, timings)
+            return self._run(plan, spec, timings)
+        return await to_thread.run_sync(self._run, plan, spec, timings)
 
     def compute(self, spec: AttentionSpec) -> Result:
         """The same without an event loop."""
         timings = Timings()
-        return self._run(self._plan(spec, timings), spec.backend, timings)
+        return self._run(self._plan(spec, timings), spec, timings)
 
     def _plan(self, spec: AttentionSpec, timings: Timings) -> Plan:
         plan = make_plan(spec)
@@ -64,8 +64,8 @@ class Engine:
         timings.step("plan")
         return plan
 
-    def _run(self, plan: Plan, backend: Backend, timings: Timings) -> Result:
+    def _run(self, plan: Plan, spec: AttentionSpec, timings: Timings) -> Result:
         timings.step("queue")
-        result = make_result(plan, backends.load(backend).execute(plan))
+        result = make_result(plan, backends.choose(spec.backend, spec.device).execute(plan, spec.device))
         timings.step("compute")
         return result

@@ -160,11 +160,11 @@ BAD = [
     Bad("causal, lengths differ", good(query=[[1, 0]], is_causal=True), 422, "missing_field", "/query_offset",
         "as query and key differ in length", "none"),
     Bad("offset per batch", good(is_causal=True, query_offset=[1, 2]), 422, "shape_mismatch", "/query_offset",
-        "one integer, or (1,)", "(2,)"),
+        "one integer or (1,)", "(2,)"),
     Bad("offset not whole", good(is_causal=True, query_offset=0.5), 422, "invalid_array", "/query_offset", "an integer",
         "number 0.5"),
     Bad("offsets not whole", good(is_causal=True, query_offset=[0.5]), 422, "invalid_array", "/query_offset",
-        "an integer", "numbers of shape (1,)"),
+        "integers", "numbers of shape (1,)"),
     # options
     Bad("unknown field", good(num_head=2), 422, "unknown_field", "/num_head", "a known field", "'num_head'"),
     Bad("unknown inner field", projected(query={"weigth": [[1]]}), 422, "unknown_field", "/projection/query/weigth",

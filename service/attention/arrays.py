@@ -1,33 +1,64 @@
-"""Numbers as they are computed with: of one type, all finite."""
+"""Numbers as they are computed with: of one type, finite, within their type's range."""
 
 from __future__ import annotations
 
+from typing import Final
+
+import ml_dtypes
 import numpy as np
 
-from service.errors import InvalidArray, Overflow
+from service.errors import InvalidArray, Overflow, ShapeMismatch
 
-WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
+BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
+# Widest first.
+FLOATS: Final[dict[str, np.dtype]] = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": BFLOAT16,
+}
+WIDER: Final = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
 
 
-def cast(array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bool = False) -> np.ndarray:
+def is_float(dtype: np.dtype) -> bool:
+    """Whether a type is one of FLOATS; NumPy knows bfloat16 by no kind of its own."""
+    return dtype in FLOATS.values()
+
+
+def widest(dtypes: list[np.dtype]) -> np.dtype:
+    """The type that holds all of these: float32 for float16 with bfloat16; float64 for none."""
+    names = {dtype.name for dtype in dtypes if is_float(dtype)}
+    if names == {"float16", "bfloat16"}:
+        return FLOATS["float32"]
+    return next((FLOATS[name] for name in FLOATS if name in names), FLOATS["float64"])
+
+
+def compute_dtype(dtype: np.dtype) -> np.dtype:
+    """Halves are computed in float32, everything else in its own type."""
+    return dtype if dtype.itemsize >= 4 else FLOATS["float32"]
+
+
+def cast(
+    array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bool = False, non_finite: bool = False
+) -> np.ndarray:
     """The array in `dtype`, not copied where it has it already.
 
-    minus_infinity: whether -inf is a number here, as it is in an additive bias.
-    Errors: InvalidArray for what is no finite number, Overflow for what `dtype` cannot hold.
+    minus_infinity: whether -inf is a number here, as it is in an additive bias; non_finite: whether inf and NaN are.
+    Errors: InvalidArray for what is no (finite) number, Overflow for what `dtype` cannot hold.
     """
-    if array.dtype.kind not in "fiu":
+    if array.dtype.kind not in "iu" and not is_float(array.dtype):
         raise InvalidArray.at(pointer, "numbers", array)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         converted = array.astype(dtype, copy=False)
     good = np.isfinite(converted)
-    if minus_infinity and not good.all():
-        good |= array == -np.inf
+    if not good.all() and (minus_infinity or non_finite):
+        good |= array == -np.inf if minus_infinity else ~np.isfinite(array)
     if not good.all():
         index = tuple(int(i) for i in np.argwhere(~good)[0])
         place = "".join(f"/{i}" for i in index)
-        value = array[index].item()
+        value = float(array[index])
         if np.isfinite(value):
-            raise Overflow.at(pointer + place, f"a number that {dtype} can hold", value, wider(dtype))
+            raise Overflow.at(pointer + place, f"a number that {dtype.name} can hold", value, wider(dtype))
         raise InvalidArray.at(pointer + place, "a finite number", value)
     return converted
 
@@ -35,3 +66,24 @@ def cast(array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bo
 def wider(dtype: np.dtype) -> str:
     """The advice that goes with an overflow."""
     return f"ask for dtype {WIDER[dtype.name]}" if dtype.name in WIDER else "no wider type is offered"
+
+
+def integers(array: np.ndarray, pointer: str, shapes: dict[tuple[int, ...], str]) -> np.ndarray:
+    """The array as int64, if it holds integers and has one of these shapes (each with its text).
+
+    Errors: InvalidArray, ShapeMismatch.
+    """
+    if array.dtype.kind not in "iu":
+        raise InvalidArray.at(pointer, "integers", array)
+    if array.shape not in shapes:
+        raise ShapeMismatch.at(pointer, " or ".join(dict.fromkeys(shapes.values())), array)
+    return array.astype(np.int64, copy=False)
+
+
+def within(array: np.ndarray, low: int, high: int, pointer: str) -> None:
+    """Errors: InvalidArray with the place of the first element that is not from `low` to `high`."""
+    bad = (array < low) | (array > high)
+    if bad.any():
+        index = tuple(int(i) for i in np.argwhere(bad)[0])
+        place = "".join(f"/{i}" for i in index)
+        raise InvalidArray.at(pointer + place, f"an integer from {low} to {high}", int(array[index]))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from service.attention.operands import Sizes
 from service.errors import ShapeMismatch, shape
 
 
@@ -57,8 +58,9 @@ class ScoreAxes:
         raise ShapeMismatch.at(f"/{field}", f"an array that broadcasts to {wanted}, or (b, h, q, k)", array)
 
 
-def score_axes(layout: str, sizes: dict[str, int], *, columns: bool, single_query: bool) -> ScoreAxes:
+def score_axes(layout: str, sizes: Sizes, *, columns: bool, single_query: bool) -> ScoreAxes:
     """What score matrices look like: b if the layout has it, h if it has it or there are several heads, then q, k."""
-    names = ("b" if "b" in layout else "") + ("h" if "h" in layout or sizes["h"] > 1 else "")
+    names = ("b" if "b" in layout else "") + ("h" if "h" in layout or sizes.num_heads > 1 else "")
     tail = "k" if single_query else "kq" if columns else "qk"
-    return ScoreAxes(sizes, names + tail)
+    lengths = {"b": sizes.batch_size, "h": sizes.num_heads, "q": sizes.query_length, "k": sizes.key_length}
+    return ScoreAxes(lengths, names + tail)

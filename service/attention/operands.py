@@ -10,8 +10,8 @@ import numpy as np
 from service.attention import shapes
 from service.attention.arrays import cast
 from service.attention.projections import DenseMap, dense, with_bias
-from service.attention.spec import AttentionSpec, Layout, Projection
-from service.errors import FieldConflict, ShapeMismatch
+from service.attention.spec import AttentionSpec, Layout
+from service.errors import FieldConflict, MissingField, ShapeMismatch, shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,23 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """All that goes into attention, with the map of what comes out."""
+    """All that goes into attention, with the map of what comes out.
+
+    past_key, past_value: (b, g, past, d or e), to stand before the new ones; key_length counts them
+    """
 
     query: Operand
     key: Operand
     value: Operand
+    past_key: np.ndarray | None
+    past_value: np.ndarray | None
     output_map: DenseMap | None
     sizes: Sizes
+
+    @property
+    def past_length(self) -> int:
+        """How many keys and values stand before the new ones."""
+        return 0 if self.past_key is None else int(self.past_key.shape[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,7 @@ def resolve_operands(
     spec: AttentionSpec, given: Mapping[str, tuple[str, np.ndarray]], layout: Layout, dtype: np.dtype
 ) -> Operands:
     """Check and orient the sources and maps of a request. Errors: ShapeMismatch, FieldConflict, MissingField."""
-    roles = _roles(spec.projection, given, layout, dtype)
+    roles = _roles(spec, given, layout, dtype)
     query, key, value = roles["query"], roles["key"], roles["value"]
     b, k = query.array.shape[0], key.array.shape[-2]
     for role in (key, value):
@@ -108,26 +118,57 @@ def resolve_operands(
         per_head = d if "h" in layout else d * g
         raise key.mismatch(f"head_dim {d}, as the query has", d=per_head)
     e = value.per_head(g)
-    sizes = Sizes(b, h, g, query.array.shape[-2], k, d, e)
+    past_key, past_value = _past(spec, layout, dtype, (b, g, d, e))
+    past = 0 if past_key is None else past_key.shape[2]
+    sizes = Sizes(b, h, g, query.array.shape[-2], past + k, d, e)
     output = spec.projection and spec.projection.output
     return Operands(
         query=_operand(query, h, dtype),
         key=_operand(key, g, dtype),
         value=_operand(value, g, dtype),
+        past_key=past_key,
+        past_value=past_value,
         output_map=with_bias(dense(output, "output", h * e, dtype), None, dtype) if output else None,
         sizes=sizes,
     )
 
 
+def _past(
+    spec: AttentionSpec, layout: Layout, dtype: np.dtype, sizes: tuple[int, int, int, int]
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The cached keys and values as (b, g, past, d) and (b, g, past, e). Errors: MissingField, ShapeMismatch."""
+    if spec.past_key is None and spec.past_value is None:
+        return None, None
+    if spec.past_key is None or spec.past_value is None:
+        missing = "past_key" if spec.past_key is None else "past_value"
+        raise MissingField.at(f"/{missing}", "both past_key and past_value", "one of them")
+    b, g, d, e = sizes
+    leading = ((b,) if "b" in layout else ()) + (g,)
+    cached = []
+    length: int | str = "·"
+    for name, features in (("past_key", d), ("past_value", e)):
+        array: np.ndarray = getattr(spec, name)
+        if array.size == 0 and array.shape == (*leading, 0):
+            array = array.reshape(*leading, 0, features)  # nested lists cannot say how wide nothing is
+        wanted = (*leading, length, features)
+        if array.ndim != len(wanted) or any(w not in ("·", have) for w, have in zip(wanted, array.shape, strict=True)):
+            raise ShapeMismatch.at(f"/{name}", shape(wanted), array)
+        length = array.shape[-2]
+        typed = cast(array, dtype, f"/{name}", non_finite=spec.allow_non_finite)
+        cached.append(typed if "b" in layout else typed[None])
+    return cached[0], cached[1]
+
+
 def _roles(
-    projection: Projection | None, given: Mapping[str, tuple[str, np.ndarray]], layout: Layout, dtype: np.dtype
+    spec: AttentionSpec, given: Mapping[str, tuple[str, np.ndarray]], layout: Layout, dtype: np.dtype
 ) -> dict[str, _Role]:
+    projection = spec.projection
     if projection is not None and "h" in layout:
         raise FieldConflict.at("/projection", "a layout whose heads are packed in d", f"layout {layout}")
     arrays: dict[str, np.ndarray] = {}
     for field, array in given.values():
         if field not in arrays:  # the same input may play several roles
-            typed = cast(array, dtype, f"/{field}")
+            typed = cast(array, dtype, f"/{field}", non_finite=spec.allow_non_finite)
             arrays[field] = typed[None, None] if array.ndim == 1 else shapes.to_canonical(typed, layout)
     roles = {}
     for name, (field, _) in given.items():

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.attention import shapes
-from service.attention.arrays import cast
+from service.attention import positions, shapes
+from service.attention.arrays import FLOATS, cast, compute_dtype, widest
 from service.attention.masks import ScoreAxes, score_axes
 from service.attention.operands import Operands, Sizes, resolve_operands
-from service.attention.spec import SCORE_MATRICES, AttentionSpec, Layout, Normalization, Stage
-from service.errors import FieldConflict, InvalidArray, InvalidValue, MissingField, ShapeMismatch
+from service.attention.positions import Rotation
+from service.attention.selection import Selection, make_selection
+from service.attention.spec import SCORE_MATRICES, AttentionSpec, Layout, Norm, Normalization
+from service.attention.visibility import Visibility, make_visibility
+from service.errors import InvalidValue, ShapeMismatch, shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +30,43 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a backend executes.
+class Alibi:
+    """Linear biases (Press et al. 2021): adds -slope · |i + offset - j|. slopes (h,), offset (b or 1,)."""
 
-    mask, bias:   (b, h, q, k), each axis full or 1. True = takes part; -inf in the bias = does not.
-    query_offset: (b or 1,) integers, None unless causal: query i sees key j when j <= i + query_offset.
-    score_axes:   how score matrices look in the answer.
-    single_query: the query came as a vector, so that its axis is dropped from the answer.
+    slopes: np.ndarray
+    offset: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a backend executes, in the order of these fields.
+
+    dtype:         of the operands and of what is returned; compute_dtype: of all between
+    query_norm, …: None where it does not apply; Norm.weight is (d,) or None
+    bias:          (b, h, q, k), each axis full or 1; -inf hides
+    sinks:         (h,), one logit for each head that takes weight and gives nothing
+    finite:        whether the operands are; only a caller who allowed it has others
+    single_query:  the query came as a vector, so that its axis is dropped from the answer
     """
 
     operands: Operands
-    scale: float
-    normalization: Normalization
-    mask: np.ndarray | None
-    bias: np.ndarray | None
-    query_offset: np.ndarray | None
     dtype: np.dtype
+    query_norm: Norm | None
+    key_norm: Norm | None
+    query_rotation: Rotation | None
+    key_rotation: Rotation | None
+    scale: float
+    softcap: float | None
+    bias: np.ndarray | None
+    alibi: Alibi | None
+    visibility: Visibility
+    sinks: np.ndarray | None
+    normalization: Normalization
+    finite: bool
+    selection: Selection
     layout: Layout
     single_query: bool
     score_axes: ScoreAxes
-    include: frozenset[Stage]
     notices: tuple[Notice, ...]
 
     @property
@@ -55,98 +75,140 @@ class Plan:
         return self.operands.sizes
 
     @property
-    def score_count(self) -> int:
-        """Elements of one score matrix: b·h·q·k."""
-        sizes = self.sizes
-        return sizes.batch_size * sizes.num_heads * sizes.query_length * sizes.key_length
+    def compute_dtype(self) -> np.dtype:
+        """What is computed in: float32 for halves."""
+        return compute_dtype(self.dtype)
+
+    @property
+    def row_scores(self) -> int:
+        """Scores of one query over batch and heads: b·h·k."""
+        return self.sizes.batch_size * self.sizes.num_heads * self.sizes.key_length
 
     @property
     def flops(self) -> int:
         """Multiplications and additions of the maps and the two products, and about 8 an element for the softmax."""
         ops = self.operands
         maps = sum(2 * x.array.size * x.map.features for x in (ops.query, ops.key, ops.value) if x.map)
-        return self.score_count * (2 * (self.sizes.head_dim + self.sizes.value_dim) + 8) + maps
+        scores = self.row_scores * self.sizes.query_length
+        return scores * (2 * (self.sizes.head_dim + self.sizes.value_dim) + 8) + maps
 
     @property
     def peak_bytes(self) -> int:
         """An upper estimate of the memory that computing takes beyond the request itself."""
-        sizes = self.sizes
-        matrices = 2 + len(self.include & SCORE_MATRICES)
-        query = sizes.num_heads * sizes.query_length * (sizes.head_dim + 2 * sizes.value_dim)
-        key = sizes.num_kv_heads * sizes.key_length * (sizes.head_dim + sizes.value_dim)
-        numbers = self.score_count * matrices + sizes.batch_size * (query + key)
-        masked = self.mask is not None or self.bias is not None or self.query_offset is not None
-        return numbers * self.dtype.itemsize + 2 * self.score_count * masked
+        sizes, chosen = self.sizes, self.selection
+        query = sizes.num_heads * sizes.query_length * (2 * sizes.head_dim + 2 * sizes.value_dim)
+        key = sizes.num_kv_heads * sizes.key_length * (2 * sizes.head_dim + 2 * sizes.value_dim)
+        heads = sizes.num_heads if chosen.heads is None else len(chosen.heads)
+        rows = sizes.query_length if chosen.queries is None else len(chosen.queries)
+        columns = sizes.key_length if chosen.top_k is None else 2 * chosen.top_k
+        stages = len(chosen.include & SCORE_MATRICES - {"attention_weights"}) * sizes.key_length
+        weights = columns if "attention_weights" in chosen.include else 0
+        returned = heads * rows * (stages + weights)
+        blocks = WORKING_MATRICES * self.row_scores * self.block_rows
+        return (blocks + sizes.batch_size * (returned + query + key)) * self.compute_dtype.itemsize
+
+    @property
+    def block_rows(self) -> int:
+        """How many queries are computed at a time, so that their scores stay small whatever the request."""
+        rows = BLOCK_BYTES // (self.row_scores * self.compute_dtype.itemsize)
+        return max(1, min(self.sizes.query_length, rows))
+
+
+# The scores of one block of queries take no more than this (or one query's do).
+BLOCK_BYTES = 16 * 2**20
+# So many matrices of a block's size exist at once, masks counted.
+WORKING_MATRICES = 6
 
 
 def make_plan(spec: AttentionSpec) -> Plan:
     """Decide everything. Errors: InvalidRequest of every kind, with the pointer of the field at fault."""
     given = shapes.sources(spec)
     layout = shapes.resolve_layout(spec.layout, given)
-    dtype = np.dtype(spec.dtype or "float64")
+    dtype = _dtype(spec, given)
     operands = resolve_operands(spec, given, layout, dtype)
-    sizes = operands.sizes
-    axes = score_axes(
-        layout,
-        {"b": sizes.batch_size, "h": sizes.num_heads, "q": sizes.query_length, "k": sizes.key_length},
-        columns=shapes.has_columns(layout),
-        single_query=given["query"][1].ndim == 1,
-    )
-    if spec.normalization == "sum" and "logsumexp" in spec.include:
-        raise FieldConflict.at("/include", "no logsumexp beside normalization sum", "logsumexp")
+    computing, sizes, past = compute_dtype(dtype), operands.sizes, operands.past_length
+    single_query = given["query"][1].ndim == 1
+    axes = score_axes(layout, sizes, columns=shapes.has_columns(layout), single_query=single_query)
+    offset = positions.query_offset(spec, sizes, past)
+    query_rotation, key_rotation = positions.rotations(spec.rotary, sizes, past, computing)
     _check_tokens(spec, sizes)
     return Plan(
         operands=operands,
-        scale=_scale(spec.scale, sizes.head_dim),
-        normalization=spec.normalization,
-        mask=_mask(spec.mask, axes),
-        bias=_bias(spec.bias, axes, dtype),
-        query_offset=_query_offset(spec, sizes),
         dtype=dtype,
+        query_norm=_norm(spec.query_norm, "query_norm", sizes.head_dim, computing),
+        key_norm=_norm(spec.key_norm, "key_norm", sizes.head_dim, computing),
+        query_rotation=query_rotation,
+        key_rotation=key_rotation,
+        scale=1 / math.sqrt(sizes.head_dim) if spec.scale is None else _finite(spec.scale, "/scale"),
+        softcap=_softcap(spec.softcap),
+        bias=_bias(spec.bias, axes, computing),
+        alibi=_alibi(spec.alibi_slopes, offset, sizes, computing),
+        visibility=make_visibility(spec, axes, offset, sizes),
+        sinks=_per_head(spec.sinks, "/sinks", sizes, computing),
+        normalization=spec.normalization,
+        finite=not spec.allow_non_finite or _all_finite(operands),
+        selection=make_selection(spec, sizes),
         layout=layout,
-        single_query=given["query"][1].ndim == 1,
+        single_query=single_query,
         score_axes=axes,
-        include=frozenset(spec.include),
         notices=_notices(spec),
     )
 
 
-def _scale(asked: float | None, head_dim: int) -> float:
-    if asked is not None and not math.isfinite(asked):
-        raise InvalidValue.at("/scale", "a finite number", asked)
-    return 1 / math.sqrt(head_dim) if asked is None else float(asked)
+def _dtype(spec: AttentionSpec, given: dict[str, tuple[str, np.ndarray]]) -> np.dtype:
+    """As asked, else the widest of the types that came with numbers."""
+    if spec.dtype is not None:
+        return FLOATS[spec.dtype]
+    arrays = dict(given.values()) | {"past_key": spec.past_key, "past_value": spec.past_value}
+    return widest([x.dtype for name, x in arrays.items() if x is not None and name not in spec.untyped])
 
 
-def _mask(mask: np.ndarray | None, axes: ScoreAxes) -> np.ndarray | None:
-    if mask is None:
+def _finite(number: float, pointer: str) -> float:
+    if not math.isfinite(number):
+        raise InvalidValue.at(pointer, "a finite number", number)
+    return float(number)
+
+
+def _softcap(softcap: float | None) -> float | None:
+    if softcap is None:
         return None
-    if mask.dtype != bool:
-        advice = "for numbers to be added to the scores use bias"
-        raise InvalidArray.at("/mask", "booleans, true = takes part", mask, advice)
-    return axes.align(mask, "mask")
+    if softcap <= 0:
+        raise InvalidValue.at("/softcap", "a number above 0", softcap, "leave it out for no cap")
+    return _finite(softcap, "/softcap")
+
+
+def _norm(norm: Norm | None, field: str, head_dim: int, dtype: np.dtype) -> Norm | None:
+    if norm is None:
+        return None
+    if not norm.eps >= 0:
+        raise InvalidValue.at(f"/{field}/eps", "a number of at least 0", norm.eps)
+    if norm.weight is None:
+        return norm
+    if norm.weight.shape != (head_dim,):
+        raise ShapeMismatch.at(f"/{field}/weight", shape((head_dim,)), norm.weight)
+    return Norm(cast(norm.weight, dtype, f"/{field}/weight"), _finite(norm.eps, f"/{field}/eps"))
 
 
 def _bias(bias: np.ndarray | None, axes: ScoreAxes, dtype: np.dtype) -> np.ndarray | None:
     return None if bias is None else axes.align(cast(bias, dtype, "/bias", minus_infinity=True), "bias")
 
 
-def _query_offset(spec: AttentionSpec, sizes: Sizes) -> np.ndarray | None:
-    """The offset of causal masking as (b or 1,); None where nothing depends on positions."""
-    offset = spec.query_offset
-    if offset is not None:
-        if offset.dtype.kind not in "iu":
-            raise InvalidArray.at("/query_offset", "an integer, or one per batch entry", offset)
-        if offset.shape not in ((), (sizes.batch_size,)):
-            raise ShapeMismatch.at("/query_offset", f"one integer, or ({sizes.batch_size},)", offset)
-    if not spec.is_causal:
+def _per_head(array: np.ndarray | None, pointer: str, sizes: Sizes, dtype: np.dtype) -> np.ndarray | None:
+    if array is None:
         return None
-    q, k = sizes.query_length, sizes.key_length
-    if offset is not None:
-        return np.atleast_1d(np.clip(offset, -q, k))  # beyond these all or nothing is visible, and i + offset is safe
-    if q != k:
-        choices = f"0 aligns the first query with the first key, {k - q} the last with the last"
-        raise MissingField.at("/query_offset", "an offset, as query and key differ in length", "none", choices)
-    return np.zeros(1, dtype=np.int64)
+    if array.shape != (sizes.num_heads,):
+        raise ShapeMismatch.at(pointer, f"{shape((sizes.num_heads,))}, one number a head", array)
+    return cast(array, dtype, pointer)
+
+
+def _alibi(slopes: np.ndarray | None, offset: np.ndarray, sizes: Sizes, dtype: np.dtype) -> Alibi | None:
+    checked = _per_head(slopes, "/alibi_slopes", sizes, dtype)
+    return None if checked is None else Alibi(checked, offset.astype(dtype))
+
+
+def _all_finite(operands: Operands) -> bool:
+    arrays = [operands.query.array, operands.key.array, operands.value.array, operands.past_key, operands.past_value]
+    return all(np.isfinite(array).all() for array in arrays if array is not None)
 
 
 def _check_tokens(spec: AttentionSpec, sizes: Sizes) -> None:

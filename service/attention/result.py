@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from service.attention import shapes
 from service.attention.arrays import wider
 from service.attention.plan import Notice, Plan
-from service.attention.spec import SCORE_MATRICES
+from service.attention.spec import ROW_STATISTICS, SCORE_MATRICES, STAGES
 from service.errors import Overflow
 
+# Returned in the computing type; all else in the plan's own.
+COMPUTED = frozenset({*STAGES, *ROW_STATISTICS, "received"})
 # Where a masked score, or the logsumexp of a row that sees nothing, is -inf by definition.
 MAY_BE_MINUS_INFINITY = frozenset({"masked_scores", "logsumexp"})
 
@@ -20,8 +23,10 @@ MAY_BE_MINUS_INFINITY = frozenset({"masked_scores", "logsumexp"})
 class Computed:
     """What a backend returns for a plan, heads before tokens.
 
-    arrays: `output` (b, q, out), or (b, h, q, e) where the layout has heads; score matrices (b, h, q, k);
-            query, key, value, head_outputs (b, h, l, d); logsumexp (b, h, q); only what the plan includes
+    arrays: only what the plan includes: `output` (b, q, out), or (b, h, q, e) where the layout has heads; score
+            matrices (b, h, q, k), logsumexp and entropy (b, h, q), received (b, h, k), cut as the plan's selection
+            says, h being 1 where heads are averaged; with top_k attention_weights (b, h, q, top_k) and `top_indices`;
+            query, key, value, head_outputs and present_* (b, h, l, d)
     kernel: the name of the code path that ran
     """
 
@@ -55,19 +60,35 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An answer: arrays named and shaped as the API says, and the metadata."""
+    """An answer: arrays named and shaped as the API says, and the metadata.
 
-    arrays: dict[str, np.ndarray]
+    `top_weights` is a dict of indices and values; everything else is an array.
+    """
+
+    arrays: dict[str, Any]
     metadata: Metadata
+
+    @property
+    def output(self) -> np.ndarray:
+        """The output, in the layout of the request."""
+        output: np.ndarray = self[OUTPUT]
+        return output
+
+    def __getitem__(self, name: str) -> Any:
+        """An array by its name in `include`."""
+        return self.arrays[name]
+
+
+OUTPUT = "output"
 
 
 def make_result(plan: Plan, computed: Computed) -> Result:
-    """Errors: Overflow for a returned number that is not finite (-inf from masking aside)."""
-    arrays = {name: _to_wire(name, array, plan) for name, array in computed.arrays.items()}
-    for name, array in arrays.items():
-        good = np.isfinite(array)
-        if not good.all() and not (name in MAY_BE_MINUS_INFINITY and (good | np.isneginf(array)).all()):
-            raise overflow(plan, name)
+    """Errors: Overflow for a returned number that its type cannot hold (-inf from masking aside)."""
+    arrays: dict[str, Any] = {}
+    for name, array in computed.arrays.items():
+        arrays[name] = _to_wire(name, _typed(name, array, plan), plan)
+    if "top_indices" in arrays:
+        arrays["top_weights"] = {"indices": arrays.pop("top_indices"), "values": arrays.pop("attention_weights")}
     sizes = plan.sizes
     metadata = Metadata(
         backend=computed.backend,
@@ -89,21 +110,37 @@ def make_result(plan: Plan, computed: Computed) -> Result:
 
 
 def overflow(plan: Plan, name: str) -> Overflow:
-    """The error for a result that the computing type cannot hold."""
+    """The error for a result that its type cannot hold."""
     expected = f"inputs whose {name} are finite in {plan.dtype.name}"
     return Overflow.at("", expected, "numbers too large for it", wider(plan.dtype))
 
 
+@np.errstate(over="ignore")
+def _typed(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
+    """The array in the type that it is returned in. Errors: Overflow."""
+    if name == "top_indices":
+        return array
+    typed = array if name in COMPUTED else array.astype(plan.dtype, copy=False)
+    good = np.isfinite(typed)
+    if not good.all() and not (name in MAY_BE_MINUS_INFINITY and (good | (typed == -np.inf)).all()):
+        raise overflow(plan, name)
+    return typed
+
+
 def _to_wire(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
     """Drop the axes that the request does not show, and put the others in its order."""
-    if name == "output":
+    if name == OUTPUT:
         whole: np.ndarray = array[0, 0] if plan.single_query else shapes.from_canonical(array, plan.layout)
         return whole
-    names = plan.score_axes.names
-    shown: np.ndarray = array if "h" in names else array[:, 0]
+    names, chosen = plan.score_axes.names, plan.selection
+    has_heads = "h" in names and not (chosen.average_heads and name in ("attention_weights", "top_indices", "received"))
+    if name.startswith("present_"):
+        has_heads = True
+    shown: np.ndarray = array if has_heads else array[:, 0]
     shown = shown if "b" in names else shown[0]
-    if name in SCORE_MATRICES and plan.single_query:
+    ranked = name == "top_indices" or (name == "attention_weights" and chosen.top_k is not None)
+    if (name in SCORE_MATRICES or ranked) and plan.single_query:
         shown = shown[..., 0, :]
-    elif name in SCORE_MATRICES and plan.score_axes.swapped:
+    elif name in SCORE_MATRICES and not ranked and plan.score_axes.swapped:
         shown = shown.swapaxes(-1, -2)
     return shown

@@ -11,24 +11,33 @@ from typing import Final, Literal
 import numpy as np
 
 Layout = Literal["ld", "dl", "bld", "lbd", "bdl", "hld", "bhld", "blhd"]
-DType = Literal["float32", "float64"]
-Backend = Literal["auto", "numpy"]
+DType = Literal["float64", "float32", "float16", "bfloat16"]
+Backend = Literal["auto", "numpy", "torch"]
 Normalization = Literal["softmax", "sum"]
-Stage = Literal[
+Output = Literal[
     "attention_weights",
     "scores",
     "scaled_scores",
+    "capped_scores",
     "masked_scores",
     "logsumexp",
+    "entropy",
+    "received",
     "query",
     "key",
     "value",
     "head_outputs",
+    "present_key",
+    "present_value",
 ]
-DEFAULT_INCLUDE: Final[tuple[Stage, ...]] = ("attention_weights",)
+DEFAULT_INCLUDE: Final[tuple[Output, ...]] = ("attention_weights",)
 
-# Score matrices: axes (q, k) last, swapped together when the layout holds tokens in columns.
-SCORE_MATRICES: Final = frozenset({"attention_weights", "scores", "scaled_scores", "masked_scores"})
+# Scores on their way to weights. They are returned in the type that is computed in.
+STAGES: Final = ("scores", "scaled_scores", "capped_scores", "masked_scores")
+# Axes (q, k) last, swapped together when the layout holds tokens in columns.
+SCORE_MATRICES: Final = frozenset({"attention_weights", *STAGES})
+# One number a row of the score matrices.
+ROW_STATISTICS: Final = frozenset({"logsumexp", "entropy"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +63,53 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """Query i sees keys from i + offset - left to i + offset + right; None is unbounded."""
+
+    left: int | None = None
+    right: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentIds:
+    """Only tokens with equal ids see each other: query (q,) or (b, q), key (k,) or (b, k)."""
+
+    query: np.ndarray | None = None
+    key: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Rotary position embedding (Su et al. 2021): pairs of features turned by an angle that grows with position.
+
+    base, or tables cos and sin: (positions, dim/2), or (b, l, dim/2) for each token as it stands
+    dim: how many features turn, the first ones; interleaved: pairs (0, 1), (2, 3), … instead of halves
+    """
+
+    base: float | None = None
+    cos: np.ndarray | None = None
+    sin: np.ndarray | None = None
+    dim: int | None = None
+    interleaved: bool = False
+    query_positions: np.ndarray | None = None
+    key_positions: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMS normalisation over head_dim (Zhang & Sennrich 2019): x / sqrt(mean(x²) + eps) · weight."""
+
+    weight: np.ndarray | None = None
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """One request. None always means absent."""
+    """One request. None always means absent.
+
+    untyped: fields whose numbers came without a type (JSON lists), so that they do not choose the dtype
+    allow_non_finite: inputs may hold inf and NaN as long as nothing visible depends on them
+    """
 
     query: np.ndarray | None = None
     key: np.ndarray | None = None
@@ -66,14 +120,34 @@ class AttentionSpec:
     layout: Layout | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
+    past_key: np.ndarray | None = None
+    past_value: np.ndarray | None = None
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    rotary: Rotary | None = None
     scale: float | None = None
-    mask: np.ndarray | None = None
+    softcap: float | None = None
     bias: np.ndarray | None = None
+    alibi_slopes: np.ndarray | None = None
+    mask: np.ndarray | None = None
+    key_mask: np.ndarray | None = None
     is_causal: bool = False
     query_offset: np.ndarray | None = None
+    window: Window | None = None
+    query_lengths: np.ndarray | None = None
+    key_lengths: np.ndarray | None = None
+    segment_ids: SegmentIds | None = None
+    sinks: np.ndarray | None = None
     normalization: Normalization = "softmax"
     dtype: DType | None = None
     backend: Backend = "auto"
-    include: tuple[Stage, ...] = DEFAULT_INCLUDE
+    device: str = "auto"
+    include: tuple[Output, ...] = DEFAULT_INCLUDE
+    select_heads: np.ndarray | None = None
+    select_queries: np.ndarray | None = None
+    average_heads: bool = False
+    top_k: int | None = None
     query_tokens: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
     key_tokens: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
+    untyped: frozenset[str] = frozenset()
+    allow_non_finite: bool = False

@@ -9,19 +9,37 @@ from typing import Final, Protocol, cast
 from service.attention.plan import Plan
 from service.attention.result import Computed
 from service.attention.spec import Backend
+from service.errors import UnknownBackend
 
-BACKENDS: Final[dict[Backend, str]] = {"auto": "service.backends.numpy", "numpy": "service.backends.numpy"}
+BACKENDS: Final[dict[Backend, str]] = {"numpy": "service.backends.numpy", "torch": "service.backends.torch"}
 
 
 class Executor(Protocol):
     """What the module of a backend offers."""
 
-    def execute(self, plan: Plan) -> Computed:
-        """Compute what the plan includes. Errors: Overflow where a visible score is not finite."""
+    def execute(self, plan: Plan, device: str) -> Computed:
+        """Compute what the plan includes.
+
+        Errors: Overflow where a visible score is not finite, UnknownBackend for a device that is not there.
+        """
         ...
 
 
+def choose(backend: Backend, device: str) -> Executor:
+    """The backend asked for; auto is NumPy, unless the device is one that only torch has. Errors: UnknownBackend."""
+    if backend == "auto":
+        backend = "torch" if device.startswith("cuda") else "numpy"
+    return _load(backend)
+
+
 @cache
-def load(name: Backend) -> Executor:
-    """The backend of this name."""
-    return cast(Executor, import_module(BACKENDS[name]))
+def _load(name: Backend) -> Executor:
+    try:
+        return cast(Executor, import_module(BACKENDS[name]))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("service"):
+            raise
+        hint = f"install attention-service[{name}] where the service runs"
+        raise UnknownBackend.at(
+            "/backend", "a backend that is installed", f"{name} without {error.name}", hint
+        ) from None

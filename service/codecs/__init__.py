@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from service.codecs import json
+from service.codecs.decoded import Decoded
 
 
 class Decode(Protocol):
     """From bytes to values."""
 
-    def __call__(self, body: bytes) -> dict[str, Any]:
+    def __call__(self, body: bytes) -> Decoded:
         """The fields of a request: arrays of numbers or booleans as ndarrays, all else plain. Errors: BadRequest."""
         ...
 
@@ -20,8 +21,8 @@ class Decode(Protocol):
 class Encode(Protocol):
     """From values to bytes."""
 
-    def __call__(self, answer: Mapping[str, Any]) -> bytes:
-        """An answer whose arrays are ndarrays."""
+    def __call__(self, answer: Mapping[str, Any], *, base64: bool = False) -> bytes:
+        """An answer whose arrays are ndarrays; base64: whether a text format is to hold them so."""
         ...
 
 

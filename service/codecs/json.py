@@ -19,6 +19,8 @@ import numpy as np
 import orjson
 import simdjson
 
+from service.codecs import encoded
+from service.codecs.decoded import Decoded
 from service.errors import (
     DuplicateKey,
     Fault,
@@ -43,11 +45,11 @@ MAX_FAULTS: Final = 10
 BYTE_ORDER_MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 
-def decode(body: bytes) -> dict[str, Any]:
+def decode(body: bytes) -> Decoded:
     """The object that the body is, with each rectangular array of numbers or booleans as an ndarray.
 
-    Integers give int64, other numbers float64. An array that is ragged, empty or mixed stays a list, for whoever
-    knows the field to say what is wrong with it.
+    Integers give int64, other numbers float64, and typed arrays {dtype, shape, data} what they say. An array that is
+    ragged, empty or mixed stays a list, for whoever knows the field to say what is wrong with it.
 
     Errors: InvalidJSON, DuplicateKey, TooDeep, InvalidValue (too many keys), InvalidArray (too long a row), Overflow (a
     number beyond 64 bits).
@@ -60,13 +62,24 @@ def decode(body: bytes) -> dict[str, Any]:
         raise explain(body, str(error)) from None
     if not isinstance(document, simdjson.Object):
         raise InvalidJSON.at("", "an object", "an array" if isinstance(document, simdjson.Array) else document)
-    return _Reader().read(document, body.count(b"["))
+    reader = _Reader()
+    fields = reader.read(document, body.count(b"["))
+    return Decoded(fields, frozenset(reader.listed))
 
 
-def encode(answer: Mapping[str, Any]) -> bytes:
-    """The answer as JSON: arrays written from their memory as nested lists, what is not finite as null."""
-    ready = {name: np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x for name, x in answer.items()}
-    return orjson.dumps(ready, option=orjson.OPT_SERIALIZE_NUMPY)
+def encode(answer: Mapping[str, Any], *, base64: bool = False) -> bytes:
+    """The answer as JSON, arrays straight from their memory: as nested lists, null for what is not finite, or typed."""
+    return orjson.dumps(_writable(answer, base64), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _writable(value: Any, base64: bool) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _writable(item, base64) for name, item in value.items()}
+    if not isinstance(value, np.ndarray):
+        return value
+    if base64:
+        return encoded.encode(value)
+    return np.ascontiguousarray(value if value.dtype.kind != "V" else value.astype(np.float32))  # V: bfloat16
 
 
 class _Reader:
@@ -80,6 +93,7 @@ class _Reader:
     def __init__(self) -> None:
         self._brackets = 0
         self._arrays: list[tuple[dict[str, Any], str, simdjson.Array]] = []
+        self.listed: list[str] = []  # top-level fields whose arrays came as lists
 
     def read(self, document: simdjson.Object, brackets: int) -> dict[str, Any]:
         fields = self._object(document, "", 1)
@@ -101,22 +115,27 @@ class _Reader:
             place = child(pointer, key)
             if key in fields:
                 raise DuplicateKey.at(place, "each key once", "the same key again")
-            try:
-                value = found[key]
-            except KeyError:  # simdjson does not find a key that holds a NUL character
-                raise InvalidJSON.at(place, "keys without NUL characters", quote(key)) from None
             self._brackets += key.count("[")
-            if isinstance(value, simdjson.Array):
-                fields[key] = array = self._array(value, place)
-                if isinstance(array, np.ndarray) and array.dtype != bool:
-                    self._arrays.append((fields, key, value))
-            elif isinstance(value, simdjson.Object):
-                fields[key] = self._object(value, place, depth + 1)
-            else:
-                fields[key] = value
-                if isinstance(value, str):
-                    self._brackets += value.count("[")
+            fields[key] = value = self._value(found, key, place, depth)
+            if isinstance(value, np.ndarray) and isinstance(source := found[key], simdjson.Array):
+                self._arrays.append((fields, key, source))
         return fields
+
+    def _value(self, found: simdjson.Object, key: str, place: str, depth: int) -> Any:
+        try:
+            value = found[key]
+        except KeyError:  # simdjson does not find a key that holds a NUL character
+            raise InvalidJSON.at(place, "keys without NUL characters", quote(key)) from None
+        if isinstance(value, simdjson.Array):
+            if depth == 1:
+                self.listed.append(key)
+            return self._array(value, place)
+        if isinstance(value, simdjson.Object):
+            fields = self._object(value, place, depth + 1)
+            return encoded.decode(fields, place) if encoded.is_one(fields) else fields
+        if isinstance(value, str):
+            self._brackets += value.count("[")
+        return value
 
     def _array(self, found: simdjson.Array, pointer: str) -> np.ndarray | list[Any]:
         sizes, first = _probe(found, pointer)

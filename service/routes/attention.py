@@ -29,6 +29,6 @@ async def compute_attention(body: AttentionRequest, request: Request) -> dict[st
 
     The answer holds the output, the attention weights and any stage on the way that `include` names.
     """
-    spec = body.to_spec()
+    spec = body.attention_spec(request.state.untyped)
     result = await request.app.state.engine.attend(spec, request.state.timings)
     return answer(spec, result, request_id(request.scope))

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 
 from service.codecs import CODECS
 from service.engine import Timings
 from service.http.body import read_body
 from service.http.media import answer_type, request_type
+from service.schemas.request import AttentionRequest
 from service.schemas.validate import validate
 
 
@@ -26,7 +26,7 @@ class TensorRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler that FastAPI calls in place of its own."""
         assert self.body_field is not None
-        model = cast(type[BaseModel], self.body_field.field_info.annotation)
+        model = cast(type[AttentionRequest], self.body_field.field_info.annotation)
         endpoint = self.endpoint
 
         async def handle(request: Request) -> Response:
@@ -35,10 +35,11 @@ class TensorRoute(APIRoute):
             media_type = answer_type(headers.get("accept"), own, CODECS)
             body = await read_body(request, request.app.state.settings.max_body_bytes)
             timings = request.state.timings = Timings()
-            fields = validate(model, CODECS[own].decode(body))
+            fields, request.state.untyped = CODECS[own].decode(body)
+            validated = validate(model, fields)
             timings.step("decode")
-            answer = await endpoint(fields, request)
-            content = CODECS[media_type].encode(answer)
+            answer = await endpoint(validated, request)
+            content = CODECS[media_type].encode(answer, base64=validated.encoding == "base64")
             timings.step("encode")
             return Response(content, media_type=media_type, headers={"Server-Timing": timings.header()})
 

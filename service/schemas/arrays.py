@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import AfterValidator, BaseModel, Field, RootModel, WrapValidator
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from service.errors import describe
@@ -22,17 +21,21 @@ from service.errors import describe
 MAX_RANK = 8
 
 
-class _Passed:
-    """Lets ndarrays and lists through untouched; the JSON schema says what they are."""
+class EncodedArray(BaseModel):
+    """A typed array: the bytes of its elements in base64."""
 
-    def __init__(self, schema: JsonSchemaValue) -> None:
-        self._schema = schema
+    dtype: Literal["bool", "int32", "int64", "float16", "bfloat16", "float32", "float64"] = Field(
+        description="Type of the elements; one byte each for bool."
+    )
+    shape: list[Annotated[int, Field(ge=0)]] = Field(description="Length of each axis.")
+    data: str = Field(
+        description="Base64 of the elements, little-endian and row-major, exactly as many bytes as the shape needs.",
+        json_schema_extra={"contentEncoding": "base64"},
+    )
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.any_schema()
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return dict(self._schema)
+class NestedArray(RootModel[list[Any]]):
+    """An array as nested lists, rectangular, row-major. Its numbers have no type of their own."""
 
 
 def fault(expected: str, got: object, at: str = "", *, code: str = "invalid_array") -> PydanticCustomError:
@@ -48,7 +51,7 @@ def _checked(element: str, fits: Callable[[Any], bool]) -> Callable[[Any], np.nd
         if isinstance(value, np.ndarray):
             return value
         if not isinstance(value, list):
-            raise fault(f"an array, of which each element is {element}", describe(value))
+            raise fault(f"an array (lists, or dtype, shape and data), each element {element}", describe(value))
         _inspect(value, _sizes(value), element, fits, "")
         return np.array(value)
 
@@ -108,10 +111,23 @@ def _biases(value: Any) -> np.ndarray:
     return _numbers(_null_to_minus_infinity(value) if isinstance(value, list) else value)
 
 
+def _cached(value: Any) -> np.ndarray:
+    """Numbers, or lists that hold none at all: a past of length 0."""
+    if isinstance(value, list):
+        try:
+            array = np.array(value)
+        except ValueError:
+            array = np.zeros(1)
+        if array.size == 0 and array.dtype.kind == "f":
+            return array
+    return _numbers(value)
+
+
+_integer_lists = _checked("an integer", _is_integer)
+
+
 def _integers(value: Any) -> np.ndarray:
-    if _is_integer(value):
-        return np.array(value)
-    return _checked("an integer", _is_integer)(value)
+    return np.array(value) if _is_integer(value) else _integer_lists(value)
 
 
 def _labels(value: Any) -> tuple[Any, ...]:
@@ -128,52 +144,30 @@ def _labels(value: Any) -> tuple[Any, ...]:
     return tuple(tuple(row) for row in value) if nested else tuple(value)
 
 
-Array = TypeAliasType(
-    "Array",
-    Annotated[
-        np.ndarray,
-        _Passed(
-            {
-                "title": "Array",
-                "description": "An array as nested lists, rectangular, row-major. Rank and axes: see the field.",
-                "type": "array",
-                "items": {},
-            }
-        ),
-    ],
-)
-IntegerOrArray = TypeAliasType(
-    "IntegerOrArray",
-    Annotated[
-        np.ndarray,
-        _Passed(
-            {
-                "title": "IntegerOrArray",
-                "description": "One integer, or one per batch entry.",
-                "anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}, "minItems": 1}],
-            }
-        ),
-    ],
-)
-Labels = TypeAliasType(
-    "Labels",
-    Annotated[
-        tuple[str, ...] | tuple[tuple[str, ...], ...],
-        _Passed(
-            {
-                "title": "Labels",
-                "description": "One label per token, or such a list per batch entry.",
-                "anyOf": [
-                    {"type": "array", "items": {"type": "string"}},
-                    {"type": "array", "items": {"type": "array", "items": {"type": "string"}}},
-                ],
-            }
-        ),
-    ],
-)
+def _described(name: str, description: str, options: Any) -> Any:
+    """A type under this name, which the document says is one of `options`, and which lets everything through.
+
+    What passes here is looked at by the validators below: an ndarray, or what a codec left of one.
+    """
+    untouched = WrapValidator(lambda value, handler: value)
+    return TypeAliasType(name, Annotated[options, untouched, Field(description=description)])
+
+
+if TYPE_CHECKING:
+    Array: TypeAlias = np.ndarray
+    IntegerOrArray: TypeAlias = np.ndarray
+    Labels: TypeAlias = tuple[str, ...] | tuple[tuple[str, ...], ...]
+else:
+    Array = _described("Array", "An array. Rank and axes: see the field.", EncodedArray | NestedArray)
+    IntegerOrArray = _described("IntegerOrArray", "One integer, or an array of them.", int | EncodedArray | NestedArray)
+    Labels = _described(
+        "Labels", "One label for each token, or such a list for each batch entry.", list[str] | list[list[str]]
+    )
 
 Numbers = Annotated[Array, AfterValidator(_numbers)]
+CachedNumbers = Annotated[Array, AfterValidator(_cached)]
 Booleans = Annotated[Array, AfterValidator(_booleans)]
 Biases = Annotated[Array, AfterValidator(_biases)]
 Integers = Annotated[IntegerOrArray, AfterValidator(_integers)]
+IntegerLists = Annotated[Array, AfterValidator(_integer_lists)]
 CheckedLabels = Annotated[Labels, AfterValidator(_labels)]

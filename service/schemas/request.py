@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Set as AbstractSet
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.attention import spec
-from service.schemas.arrays import Biases, Booleans, CheckedLabels, Integers, Numbers
+from service.schemas.arrays import (
+    Biases,
+    Booleans,
+    CachedNumbers,
+    CheckedLabels,
+    IntegerLists,
+    Integers,
+    Numbers,
+)
+
+Encoding = Literal["list", "base64"]
 
 
 class Closed(BaseModel):
@@ -15,13 +26,23 @@ class Closed(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
-    def _given(self) -> dict[str, object]:
-        """The fields that were sent and are not null: null means absent."""
+    def given(self) -> dict[str, object]:
+        """The fields that were sent and are not null, models as plain values: null means absent."""
         fields = ((name, getattr(self, name)) for name in self.model_fields_set)
-        return {name: value for name, value in fields if value is not None}
+        return {
+            name: value.to_spec() if isinstance(value, Part) else value for name, value in fields if value is not None
+        }
 
 
-class LinearMap(Closed):
+class Part(Closed):
+    """An object within a request."""
+
+    def to_spec(self) -> object:
+        """The same as a plain value: of the class of this name in `spec`, which has the same fields."""
+        return getattr(spec, type(self).__name__)(**self.given())
+
+
+class LinearMap(Part):
     """One learned map. Exactly one of `weight` and `kernel`."""
 
     weight: Numbers | None = Field(
@@ -39,12 +60,8 @@ class LinearMap(Closed):
         "the same numbers in the same order. Default: none.",
     )
 
-    def to_spec(self) -> spec.LinearMap:
-        """The same map as a plain value."""
-        return spec.LinearMap(**self._given())  # type: ignore[arg-type]  # the fields have the same names and types
 
-
-class Projection(Closed):
+class Projection(Part):
     """Linear maps applied to the source before attention, and to the output after it. One left out is the identity."""
 
     query: LinearMap | None = Field(None, description="Maps the query tokens to num_heads x head_dim features.")
@@ -54,10 +71,48 @@ class Projection(Closed):
         None, description="Maps the joined heads, num_heads x value_dim features, to the output. Rank 2 only."
     )
 
-    def to_spec(self) -> spec.Projection:
-        """The same maps as a plain value."""
-        maps = {name: linear.to_spec() for name, linear in self._given().items() if isinstance(linear, LinearMap)}
-        return spec.Projection(**maps)
+
+class Norm(Part):
+    """RMS normalisation over the features of a head: x / sqrt(mean(x²) + eps) · weight."""
+
+    weight: Numbers | None = Field(None, description="(head_dim,). Default: ones.")
+    eps: float | None = Field(1e-6, description="Added to the mean of squares, at least 0.")
+
+
+class Rotary(Part):
+    """Rotary position embedding: pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
+
+    base: float | None = Field(
+        None, description="Pair n turns by position · base^(-2n/dim). Not with cos and sin. Default: 10000."
+    )
+    cos: Numbers | None = Field(
+        None, description="(positions, dim/2), looked up by position; or (b, l, dim/2) for each new token as it stands."
+    )
+    sin: Numbers | None = Field(None, description="As cos.")
+    dim: int | None = Field(
+        None, description="How many features turn, the first ones; even. Default: head_dim, or as cos says."
+    )
+    interleaved: bool | None = Field(
+        False, description="Pairs are neighbours (0, 1), (2, 3), … if true, else first half with second half."
+    )
+    query_positions: IntegerLists | None = Field(
+        None, description="(q,) or (b, q) integers. Default: counted on from the length of the past."
+    )
+    key_positions: IntegerLists | None = Field(None, description="The same for the new keys; past keys are turned.")
+
+
+class Window(Part):
+    """How far queries see: from i + query_offset - left to i + query_offset + right, both inclusive."""
+
+    left: int | None = Field(None, description="At least 0. Default: unbounded.")
+    right: int | None = Field(None, description="At least 0. Default: unbounded.")
+
+
+class SegmentIds(Part):
+    """Only tokens with equal ids see each other."""
+
+    query: IntegerLists | None = Field(None, description="(q,) for all rows, or (b, q).")
+    key: IntegerLists | None = Field(None, description="(k,) for all rows, or (b, k), the past counted.")
 
 
 class AttentionRequest(Closed):
@@ -92,49 +147,109 @@ class AttentionRequest(Closed):
         description="Key/value heads, a divisor of num_heads: query head n reads key/value head "
         "n // (num_heads // num_kv_heads). Default: the key's h axis or the heads of its rank-3 map, else num_heads.",
     )
+    past_key: CachedNumbers | None = Field(
+        None,
+        description="Cached keys to stand before the new ones, rotated already: [b,] h, l, d in every layout, h being "
+        "num_kv_heads; l may be 0. The key length counts them. With past_value.",
+    )
+    past_value: CachedNumbers | None = Field(None, description="Cached values, likewise. With past_key.")
+    query_norm: Norm | None = Field(None, description="Normalises the query heads before rotation. Default: none.")
+    key_norm: Norm | None = Field(None, description="Normalises the new key heads before rotation. Default: none.")
+    rotary: Rotary | None = Field(None, description="Rotary position embedding of query and new keys. Default: none.")
     scale: float | None = Field(
         None, description="Factor on the scores; 1 means unscaled, 0 is legal. Default: 1/sqrt(head_dim)."
+    )
+    softcap: float | None = Field(
+        None,
+        description="Above 0: scores become softcap · tanh(scaled / softcap), before bias and mask. Default: none.",
+    )
+    bias: Biases | None = Field(
+        None,
+        description="Numbers added to the scaled (and capped) scores, axes as for `mask`; null is minus infinity, "
+        "which hides a key. Default: none.",
+    )
+    alibi_slopes: Numbers | None = Field(
+        None, description="(num_heads,): adds -slope · |i + query_offset - j| to the score of query i and key j."
     )
     mask: Booleans | None = Field(
         None,
         description="Booleans, true = takes part. Axes of the score matrices as returned, broadcast to them; rank 1 "
-        "is over k, rank 4 is b, h first, rank 3 beside b and h is per head. Default: all true.",
+        "is over k, rank 4 is b, h first, rank 3 beside b and h is per head. All masks compose by and.",
     )
-    bias: Biases | None = Field(
-        None,
-        description="Numbers added to the scaled scores, axes as for `mask`; null is minus infinity, which hides a "
-        "key. Default: none.",
-    )
-    is_causal: bool | None = Field(
-        False, description="Query i sees key j only when j <= i + query_offset. Composes with `mask` by and."
-    )
+    key_mask: Booleans | None = Field(None, description="Booleans, true = keep: (k,) for all rows, or (b, k).")
+    is_causal: bool | None = Field(False, description="Query i sees key j only when j <= i + query_offset.")
     query_offset: Integers | None = Field(
         None,
-        description="Position of the first query among the keys, for `is_causal`: one integer, or (b,). 0 aligns the "
-        "first query with the first key, k - q the last with the last. Default: 0 where q = k, else required.",
+        description="Position of the first query among the keys, for is_causal, window and alibi_slopes: one integer, "
+        "or (b,). 0 aligns the first query with the first key, k - q the last with the last. Default: the length of "
+        "the past; where there is none and q is not k, it is required.",
+    )
+    window: Window | None = Field(None, description="Query i sees only keys near i + query_offset. Default: all.")
+    query_lengths: Integers | None = Field(
+        None,
+        description="How many queries are real, one integer or (b,): rows beyond are padding, with weights and output "
+        "0. Default: all.",
+    )
+    key_lengths: Integers | None = Field(
+        None, description="How many keys are real, one integer or (b,), the past counted. Default: all."
+    )
+    segment_ids: SegmentIds | None = Field(None, description="Keeps packed sequences apart. Default: none.")
+    sinks: Numbers | None = Field(
+        None,
+        description="(num_heads,): a logit for each head that takes part in the softmax and is dropped after it, so "
+        "that weights sum to less than 1. Default: none.",
     )
     normalization: spec.Normalization | None = Field(
         "softmax",
-        description="softmax, or sum: the visible scores divided by their sum. sum goes without logsumexp.",
+        description="softmax, or sum: the visible scores divided by their sum. sum goes without logsumexp, entropy "
+        "and sinks.",
     )
     dtype: spec.DType | None = Field(
-        None, description="What arrays are cast to, computed in and returned in. Default: float64."
+        None,
+        description="What numbers are cast to first and returned in. Halves are computed in float32. Default: the "
+        "widest type among typed arrays of query, key, value, input, context and past; float64 for lists.",
     )
-    backend: spec.Backend | None = Field("auto", description="What computes. auto lets the service choose.")
-    include: list[spec.Stage] | None = Field(
+    backend: spec.Backend | None = Field(
+        "auto", description="What computes. auto is numpy, unless the device is one that only torch has."
+    )
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] | None = Field(
+        "auto", description="Where: auto, cpu, cuda or cuda:N. CUDA needs the torch backend."
+    )
+    include: list[spec.Output] | None = Field(
         list(spec.DEFAULT_INCLUDE),
-        description="What to return beside output and metadata. scores are q·k; scaled_scores are multiplied by "
-        "scale; masked_scores hold bias and masks (null where hidden); attention_weights are normalised; logsumexp "
-        "is natural, (b, h, q); query, key, value are as projected, and head_outputs not yet joined, (b, h, l, d).",
+        description="What to return beside output and metadata; the answer describes each.",
+    )
+    select_heads: IntegerLists | None = Field(
+        None, description="Return score matrices, logsumexp, entropy and received of these heads only. Default: all."
+    )
+    select_queries: IntegerLists | None = Field(
+        None, description="Return score matrices, logsumexp and entropy of these queries only. Default: all."
+    )
+    average_heads: bool | None = Field(
+        False, description="Average attention_weights and received over the (selected) heads; their h axis is dropped."
+    )
+    top_k: int | None = Field(
+        None,
+        description="Return only the largest weights of each row, at most k: top_weights takes the place of "
+        "attention_weights. Default: all.",
     )
     query_tokens: CheckedLabels | None = Field(None, description="Labels of the query tokens, echoed: (q,) or (b, q).")
     key_tokens: CheckedLabels | None = Field(None, description="Labels of the key tokens, echoed: (k,) or (b, k).")
+    encoding: Encoding | None = Field(
+        "list", description="How a JSON answer holds arrays: as nested lists, or as objects with base64 data."
+    )
 
-    def to_spec(self) -> spec.AttentionSpec:
-        """The same request as a plain value, defaults filled in."""
-        given = self._given()
-        if isinstance(self.projection, Projection):
-            given["projection"] = self.projection.to_spec()
+    def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
+        """The same request as a plain value, defaults filled in.
+
+        untyped: the fields whose arrays came as lists, whose numbers have no type of their own
+        """
+        given = self.given()
+        given.pop("encoding", None)
         if self.include is not None:
             given["include"] = tuple(self.include)
-        return spec.AttentionSpec(**given)  # type: ignore[arg-type]  # the fields have the same names and types
+        return spec.AttentionSpec(
+            **given,  # type: ignore[arg-type]  # the fields have the same names and types
+            untyped=frozenset(untyped),
+            allow_non_finite=allow_non_finite,
+        )

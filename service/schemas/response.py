@@ -48,6 +48,13 @@ class Metadata(Answer):
     version: str = Field(description="Of the service.")
 
 
+class TopWeights(Answer):
+    """The largest weights of each row, in descending order, equal ones by lower index."""
+
+    indices: Array = Field(description="Which keys, int64: [b,] [h,] q, top_k.")
+    values: Array = Field(description="Their weights, likewise.")
+
+
 class AttentionResponse(Answer):
     """The output and what was asked for beside it.
 
@@ -59,17 +66,30 @@ class AttentionResponse(Answer):
     metadata: Metadata
     attention_weights: Array | None = Field(None, description="Normalised over k. A score matrix.")
     scores: Array | None = Field(None, description="Query times key, before anything else. A score matrix.")
+    top_weights: TopWeights | None = Field(
+        None,
+        description="In the place of attention_weights where top_k asks for it: [b,] [h,] q, top_k, never swapped.",
+    )
     scaled_scores: Array | None = Field(None, description="scores times scale. A score matrix.")
+    capped_scores: Array | None = Field(None, description="scaled_scores after softcap. A score matrix.")
     masked_scores: Array | None = Field(
-        None, description="scaled_scores with the bias added and null where a key is hidden. A score matrix."
+        None, description="capped_scores with bias and ALiBi added, null where a key is hidden. A score matrix."
     )
     logsumexp: Array | None = Field(
-        None, description="[b,] [h,] q: natural log of the sum of exp(masked_scores); null where nothing is visible."
+        None,
+        description="[b,] [h,] q: natural log of the sum of exp(masked_scores), the sink counted; null where it sums "
+        "nothing.",
     )
-    query: Array | None = Field(None, description="[b,] [h,] q, d: as attention saw it, projected.")
-    key: Array | None = Field(None, description="[b,] [h,] k, d: as attention saw it, projected.")
-    value: Array | None = Field(None, description="[b,] [h,] k, d: as attention saw it, projected.")
+    entropy: Array | None = Field(None, description="[b,] [h,] q: -sum of w ln w over the weights of a row, in nats.")
+    received: Array | None = Field(
+        None, description="[b,] [h,] k: the weights that a key gets, summed over all queries."
+    )
+    query: Array | None = Field(None, description="[b,] [h,] q, d: projected, normalised and rotated.")
+    key: Array | None = Field(None, description="[b,] [h,] l, d: likewise, the new ones without the past.")
+    value: Array | None = Field(None, description="[b,] [h,] l, d: projected, the new ones without the past.")
     head_outputs: Array | None = Field(None, description="[b,] [h,] q, d: one output per head, before joining.")
+    present_key: Array | None = Field(None, description="[b,] h, k, d: the past and the new keys, the next past_key.")
+    present_value: Array | None = Field(None, description="[b,] h, k, d: the past and the new values.")
     query_tokens: Labels | None = Field(None, description="As sent.")
     key_tokens: Labels | None = Field(None, description="As sent.")
 

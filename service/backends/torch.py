@@ -1,0 +1,126 @@
+"""The torch backend: the same definition on torch's devices, and its fused kernel where no scores are asked for."""
+
+from __future__ import annotations
+
+import array_api_compat.torch as xp
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from service.attention.arrays import BFLOAT16
+from service.attention.plan import Plan
+from service.attention.result import Computed
+from service.attention.spec import ROW_STATISTICS, SCORE_MATRICES
+from service.backends import dense
+from service.backends.dense import Library, Loaded
+from service.errors import UnknownBackend
+
+# What the fused kernel cannot return, as it never exists there.
+UNFUSED = frozenset({*SCORE_MATRICES, *ROW_STATISTICS, "received"})
+
+
+@torch.inference_mode()
+def execute(plan: Plan, device: str) -> Computed:
+    """Compute what the plan includes on the device. Errors: Overflow, UnknownBackend for a device that is not there."""
+    lib = library(plan, resolve_device(device))
+    loaded = dense.load_operands(plan, lib)
+    if not fits_fused(plan, loaded):
+        return dense.compute(plan, lib, loaded, "torch")
+    return _fused(plan, lib, loaded)
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device of this name; auto is CUDA where there is one. Errors: UnknownBackend."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(device.partition(":")[2] or 0)
+    if index >= count:
+        got = f"{count} CUDA devices" if count else "no CUDA device"
+        raise UnknownBackend.at("/device", f"a device that is there, not {device}", got)
+    return torch.device("cuda", index)
+
+
+def library(plan: Plan, device: torch.device) -> Library:
+    """Torch, on a device, for the computing type of a plan."""
+    computing = getattr(torch, plan.compute_dtype.name)
+
+    def load(array: np.ndarray) -> torch.Tensor:
+        contiguous = np.ascontiguousarray(array)
+        if not contiguous.flags.writeable:  # torch has no read-only tensors, and warns
+            contiguous = contiguous.copy()
+        if contiguous.dtype == BFLOAT16:  # torch does not know NumPy's
+            tensor = torch.from_numpy(contiguous.view(np.int16)).view(torch.bfloat16)
+        else:
+            tensor = torch.from_numpy(contiguous)
+        return tensor.to(device, computing) if tensor.is_floating_point() else tensor.to(device)
+
+    def store(tensor: torch.Tensor) -> np.ndarray:
+        array: np.ndarray = tensor.cpu().numpy()
+        return array
+
+    return Library(xp, device, load, store)
+
+
+def fits_fused(plan: Plan, loaded: Loaded) -> bool:
+    """Whether torch's fused kernel computes what the plan means: a plain softmax of which nobody asks the scores.
+
+    Scores must also be safe from overflow, as nobody would see it there: |q·k| <= |q| |k| (Cauchy-Schwarz).
+    """
+    plain = plan.normalization == "softmax" and plan.softcap is None and plan.sinks is None
+    if not plain or not plan.finite or plan.selection.include & UNFUSED:
+        return False
+    lengths = [torch.linalg.vector_norm(x.double(), dim=-1).max().item() for x in (loaded.query, loaded.key)]
+    bound = lengths[0] * lengths[1] * max(1.0, abs(plan.scale))
+    if plan.bias is not None:
+        bound += float(np.max(np.abs(plan.bias), where=np.isfinite(plan.bias), initial=0))
+    if plan.alibi is not None:
+        furthest = float(np.max(np.abs(plan.alibi.offset))) + plan.sizes.query_length + plan.sizes.key_length
+        bound += float(np.max(np.abs(plan.alibi.slopes))) * furthest
+    return bound < float(np.finfo(plan.compute_dtype).max) / 4
+
+
+def _fused(plan: Plan, lib: Library, loaded: Loaded) -> Computed:
+    """scaled_dot_product_attention, with everything that hides or adds as one mask."""
+    sizes, rows = plan.sizes, slice(0, plan.sizes.query_length)
+    seen = dense.visible(plan, lib, rows)
+    causal = seen is not None and _is_plainly_causal(plan)
+    head_outputs = scaled_dot_product_attention(
+        loaded.query,
+        loaded.key,
+        loaded.value,
+        attn_mask=None if causal else _attn_mask(plan, lib, seen, rows),
+        is_causal=causal,
+        scale=plan.scale,
+        enable_gqa=sizes.num_heads != sizes.num_kv_heads,
+    )
+    if seen is not None:  # what the kernel gives for a row that sees nothing depends on the kernel
+        head_outputs = head_outputs.masked_fill(~seen.any(dim=-1, keepdim=True), 0)
+    return Computed(
+        arrays=dense.stored(plan, lib, loaded, head_outputs, {}),
+        fully_masked_rows=dense.fully_masked(plan, lib, seen, rows),
+        backend="torch",
+        device=str(lib.device),
+        kernel="scaled_dot_product_attention",
+    )
+
+
+def _is_plainly_causal(plan: Plan) -> bool:
+    """Whether the kernel's own causal masking, aligned at the first token, is all that is asked for."""
+    seen = plan.visibility
+    others = (seen.mask, seen.keys, seen.queries, seen.segments, plan.bias, plan.alibi)
+    if any(part is not None for part in others) or seen.band is None or seen.band.low is not None:
+        return False
+    return seen.band.high is not None and not seen.band.high.any()
+
+
+def _attn_mask(plan: Plan, lib: Library, seen: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
+    """Booleans where scores are only hidden, numbers to add where there is a bias or ALiBi."""
+    added: torch.Tensor | None = None
+    for part in dense.additions(plan, lib, rows):
+        added = part if added is None else added + part
+    if added is None:
+        return seen
+    return added if seen is None else torch.where(seen, added, torch.full_like(added, -torch.inf))

@@ -1,0 +1,33 @@
+"""The engine without HTTP: `from service import attend`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service import backends
+from service.attention.plan import make_plan
+from service.attention.result import Result, make_result
+from service.schemas.request import AttentionRequest
+from service.schemas.validate import validate
+
+
+def attend(query: Any = None, key: Any = None, value: Any = None, **fields: Any) -> Result:
+    """Compute attention exactly, in any variant, with every number on the way.
+
+    Takes the fields of `POST /attention`, by name, as docs/attention.md describes them. Arrays are ndarrays or nested
+    lists; an ndarray's type counts for the result's. Nested fields are dicts, like `window={"left": 3}`.
+
+        result = attend(query, key, value, is_causal=True, include=["attention_weights", "logsumexp"])
+        result.output, result["attention_weights"], result.metadata.fully_masked_rows
+
+    Unlike over HTTP, a hidden key or value may be inf or NaN: what cannot be seen cannot poison. There is no limit on
+    memory but the machine's.
+
+    Errors: service.errors.InvalidRequest, with a pointer to each field at fault.
+    """
+    given = {name: array for name, array in (("query", query), ("key", key), ("value", value)) if array is not None}
+    untyped = {name for name, value in (given | fields).items() if isinstance(value, list)}
+    request = validate(AttentionRequest, given | fields)
+    spec = request.attention_spec(untyped, allow_non_finite=True)
+    plan = make_plan(spec)
+    return make_result(plan, backends.choose(spec.backend, spec.device).execute(plan, spec.device))

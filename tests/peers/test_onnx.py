@@ -1,0 +1,82 @@
+"""Every test that onnx has for Attention and RotaryEmbedding, over HTTP, on both backends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from service.codecs.encoded import decode
+from tests.peers.compare import deviation
+from tests.peers.onnx_cases import OnnxCase, attention_request, collect, rotary_request
+
+ATTENTION = collect("Attention")
+ROTARY = collect("RotaryEmbedding")
+# Of the largest number of a tensor.
+TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
+
+
+@pytest.fixture(scope="module")
+def counts(request: pytest.FixtureRequest) -> Iterator[Counter[tuple[str, str]]]:
+    """Counts outcomes and prints them as a table."""
+    found: Counter[tuple[str, str]] = Counter()
+    yield found
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print("\n\nonnx tests over HTTP:           passed  not expressible  failed")
+        for group in sorted({group for group, _ in found}):
+            row = [found[group, outcome] for outcome in ("passed", "not expressible", "failed")]
+            print(f"  {group:28} {row[0]:8} {row[1]:16} {row[2]:7}")
+
+
+def test_there_are_as_many_as_there_should_be() -> None:
+    assert len(ATTENTION) == 93
+    assert {case.opset for case in ATTENTION} == {23, 24, 25}
+    assert len(ROTARY) == 8
+
+
+def post(client: httpx.Client, request: dict[str, Any]) -> dict[str, Any]:
+    response = client.post("/attention", json=request | {"encoding": "base64"})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def compare(ours: dict[str, Any], theirs: np.ndarray, name: str) -> None:
+    tolerance = TOLERANCE[theirs.dtype.name]
+    found = deviation(decode(ours, ""), theirs)
+    assert found <= tolerance, f"{name}: {found:.2e} > {tolerance:.0e}"
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.name)
+def test_attention(case: OnnxCase, backend: str, client: httpx.Client, counts: Counter[tuple[str, str]]) -> None:
+    group = f"Attention, {backend}"
+    counts[group, "failed"] += 1
+    request, fields = attention_request(case)
+    answer = post(client, request | {"backend": backend})
+    for theirs, ours in fields.items():
+        compare(answer[ours], case.outputs[theirs], theirs)
+    assert answer["metadata"]["backend"] == backend
+    counts[group, "failed"] -= 1
+    counts[group, "passed"] += 1
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@pytest.mark.parametrize("case", ROTARY, ids=lambda case: case.name)
+def test_rotary(case: OnnxCase, backend: str, client: httpx.Client, counts: Counter[tuple[str, str]]) -> None:
+    group = f"RotaryEmbedding, {backend}"
+    counts[group, "failed"] += 1
+    answer = post(client, rotary_request(case) | {"backend": backend})
+    (theirs,) = case.outputs.values()
+    if theirs.ndim == 3:  # (b, l, h·d), while query comes back as (b, h, l, d)
+        b, length, _ = theirs.shape
+        heads = case.attributes["num_heads"]
+        theirs = theirs.reshape(b, length, heads, -1).transpose(0, 2, 1, 3)
+    compare(answer["query"], theirs, "Y")
+    counts[group, "failed"] -= 1
+    counts[group, "passed"] += 1

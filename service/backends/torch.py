@@ -108,12 +108,15 @@ def _fused(plan: Plan, lib: Library, loaded: Loaded) -> Computed:
 
 
 def _is_plainly_causal(plan: Plan) -> bool:
-    """Whether the kernel's own causal masking, aligned at the first token, is all that is asked for."""
+    """Whether the kernel's own causal masking, aligned at the first token, is all that is asked for.
+
+    It multiplies its -inf by the scale, which must therefore be above 0.
+    """
     seen = plan.visibility
     others = (seen.mask, seen.keys, seen.queries, seen.segments, plan.bias, plan.alibi)
     if any(part is not None for part in others) or seen.band is None or seen.band.low is not None:
         return False
-    return seen.band.high is not None and not seen.band.high.any()
+    return plan.scale > 0 and seen.band.high is not None and not seen.band.high.any()
 
 
 def _attn_mask(plan: Plan, lib: Library, seen: torch.Tensor | None, rows: slice) -> torch.Tensor | None:

@@ -124,7 +124,7 @@ def seen_rows(result: Result) -> np.ndarray:
 
 
 # torch.nn.functional.scaled_dot_product_attention: bool masks have our polarity, causal masking aligns at the first
-# token, fully masked rows are 0. It computes halves with halves in between, so those are held against its float64.
+# token (and gives NaN for a scale <= 0, not drawn), fully masked rows are 0. It computes halves with halves in between, so those are held against its float64.
 
 
 def torch_sdpa(config: Config, backend: str) -> tuple[Pairs, float]:
@@ -144,7 +144,8 @@ def torch_sdpa(config: Config, backend: str) -> tuple[Pairs, float]:
         ours |= {"is_causal": True, "query_offset": 0}
         theirs["is_causal"] = True
     if "scale" in config.options:
-        ours["scale"] = theirs["scale"] = float(random.normal())
+        scale = float(random.normal())
+        ours["scale"] = theirs["scale"] = abs(scale) if "causal" in config.options else scale
     include = ["logsumexp"] if "dense" in config.options else []
     result = attend(query, key, value, include=include, backend=backend, **ours)
     expected = torch.nn.functional.scaled_dot_product_attention(*map(to_torch, (query, key, value)), **theirs)

@@ -1,7 +1,6 @@
 """Exact attention over HTTP: the output, the weights, and every number on the way."""
 
-__version__ = "0.1.0"
-
 from service.library import attend
+from service.version import __version__
 
 __all__ = ["__version__", "attend"]

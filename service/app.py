@@ -8,13 +8,14 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 
-from service import __version__, openapi
+from service import openapi
 from service.engine import Engine
 from service.errors import ServiceError
 from service.http.middleware import RequestContext
 from service.http.problems import on_http_exception, on_service_error
 from service.routes import attention, health, pages, problems
 from service.settings import Settings
+from service.version import __version__
 
 DESCRIPTION = """\
 Computes attention exactly and shows its work: send matrices, get the output, the attention weights and, if asked for,

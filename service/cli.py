@@ -13,7 +13,6 @@ from uuid import uuid4
 import uvicorn
 from pydantic import ValidationError
 
-from service import __version__
 from service.app import create_app
 from service.codecs import CODECS
 from service.engine import Engine
@@ -22,6 +21,7 @@ from service.schemas.request import AttentionRequest
 from service.schemas.response import answer
 from service.schemas.validate import validate
 from service.settings import Settings, table
+from service.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -75,9 +75,14 @@ class ServiceError(Exception):
         super().__init__("; ".join(fault.sentence() for fault in self.faults) or self.title)
 
     @classmethod
-    def at(cls, pointer: str, expected: str, got: object, hint: str = "") -> Self:
-        """The common case: one fault, whose `got` is described from the value itself unless it is text already."""
-        return cls(Fault(pointer, expected, got if isinstance(got, str) else describe(got), hint, cls.code))
+    def at(cls, pointer: str, expected: str, got: str, hint: str = "") -> Self:
+        """The common case: one fault. `got` is text of the service; a caller's own goes through `of` or `quote`."""
+        return cls(Fault(pointer, expected, got, hint, cls.code))
+
+    @classmethod
+    def of(cls, pointer: str, expected: str, value: object, hint: str = "") -> Self:
+        """One fault, whose `got` is described from the value that came."""
+        return cls.at(pointer, expected, describe(value), hint)
 
 
 class BadRequest(ServiceError):

@@ -47,7 +47,7 @@ def cast(
     Errors: InvalidArray for what is no (finite) number, Overflow for what `dtype` cannot hold.
     """
     if array.dtype.kind not in "iu" and not is_float(array.dtype):
-        raise InvalidArray.at(pointer, "numbers", array)
+        raise InvalidArray.of(pointer, "numbers", array)
     with np.errstate(over="ignore", invalid="ignore"):
         converted = array.astype(dtype, copy=False)
     good = np.isfinite(converted)
@@ -58,8 +58,8 @@ def cast(
         place = "".join(f"/{i}" for i in index)
         value = float(array[index])
         if np.isfinite(value):
-            raise Overflow.at(pointer + place, f"a number that {dtype.name} can hold", value, wider(dtype))
-        raise InvalidArray.at(pointer + place, "a finite number", value)
+            raise Overflow.of(pointer + place, f"a number that {dtype.name} can hold", value, wider(dtype))
+        raise InvalidArray.of(pointer + place, "a finite number", value)
     return converted
 
 
@@ -74,9 +74,9 @@ def integers(array: np.ndarray, pointer: str, shapes: dict[tuple[int, ...], str]
     Errors: InvalidArray, ShapeMismatch.
     """
     if array.dtype.kind not in "iu":
-        raise InvalidArray.at(pointer, "integers", array)
+        raise InvalidArray.of(pointer, "integers", array)
     if array.shape not in shapes:
-        raise ShapeMismatch.at(pointer, " or ".join(dict.fromkeys(shapes.values())), array)
+        raise ShapeMismatch.of(pointer, " or ".join(dict.fromkeys(shapes.values())), array)
     return array.astype(np.int64, copy=False)
 
 
@@ -86,4 +86,4 @@ def within(array: np.ndarray, low: int, high: int, pointer: str) -> None:
     if bad.any():
         index = tuple(int(i) for i in np.argwhere(bad)[0])
         place = "".join(f"/{i}" for i in index)
-        raise InvalidArray.at(pointer + place, f"an integer from {low} to {high}", int(array[index]))
+        raise InvalidArray.of(pointer + place, f"an integer from {low} to {high}", int(array[index]))

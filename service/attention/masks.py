@@ -35,7 +35,7 @@ class ScoreAxes:
         fits = all(have in (1, self.sizes[name]) for have, name in zip(array.shape, axes, strict=True))
         if not fits:
             wanted = tuple(self.sizes[name] for name in axes)
-            raise ShapeMismatch.at(f"/{field}", f"{shape(wanted)}, or 1 on any axis", array, f"axes {', '.join(axes)}")
+            raise ShapeMismatch.of(f"/{field}", f"{shape(wanted)}, or 1 on any axis", array, f"axes {', '.join(axes)}")
         ordered = array.swapaxes(-1, -2) if axes.endswith("kq") else array
         sizes = iter(ordered.shape)
         return ordered.reshape([next(sizes) if name in axes else 1 for name in "bhqk"])
@@ -50,12 +50,12 @@ class ScoreAxes:
             b, h, q, k = (self.sizes[name] for name in "bhqk")
             if b == h > 1 and array.shape[0] > 1:
                 both = f"{shape((b, 1, q, k))} for one per batch entry or {shape((1, h, q, k))} for one per head"
-                raise ShapeMismatch.at(f"/{field}", both, array, "as many heads as batch entries: say which is meant")
+                raise ShapeMismatch.of(f"/{field}", both, array, "as many heads as batch entries: say which is meant")
             return self.names[1:]
         if 2 <= rank <= len(self.names):
             return self.names[-rank:]
         wanted = shape(tuple(self.sizes[name] for name in self.names))
-        raise ShapeMismatch.at(f"/{field}", f"an array that broadcasts to {wanted}, or (b, h, q, k)", array)
+        raise ShapeMismatch.of(f"/{field}", f"an array that broadcasts to {wanted}, or (b, h, q, k)", array)
 
 
 def score_axes(layout: str, sizes: Sizes, *, columns: bool, single_query: bool) -> ScoreAxes:

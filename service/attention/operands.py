@@ -96,7 +96,7 @@ class _Role:
             fault = ShapeMismatch.at(self.pointer, f"{sizes['d']} features out", str(self.map.features), reason)
         else:
             wanted = shapes.expected(self.layout, sizes)
-            fault = ShapeMismatch.at(f"/{self.field}", wanted, shapes.from_canonical(self.array, self.layout), reason)
+            fault = ShapeMismatch.of(f"/{self.field}", wanted, shapes.from_canonical(self.array, self.layout), reason)
         return fault
 
 
@@ -152,7 +152,7 @@ def _past(
             array = array.reshape(*leading, 0, features)  # nested lists cannot say how wide nothing is
         wanted = (*leading, length, features)
         if array.ndim != len(wanted) or any(w not in ("·", have) for w, have in zip(wanted, array.shape, strict=True)):
-            raise ShapeMismatch.at(f"/{name}", shape(wanted), array)
+            raise ShapeMismatch.of(f"/{name}", shape(wanted), array)
         length = array.shape[-2]
         typed = cast(array, dtype, f"/{name}", non_finite=spec.allow_non_finite)
         cached.append(typed if "b" in layout else typed[None])

@@ -165,7 +165,7 @@ def _dtype(spec: AttentionSpec, given: dict[str, tuple[str, np.ndarray]]) -> np.
 
 def _finite(number: float, pointer: str) -> float:
     if not math.isfinite(number):
-        raise InvalidValue.at(pointer, "a finite number", number)
+        raise InvalidValue.of(pointer, "a finite number", number)
     return float(number)
 
 
@@ -173,7 +173,7 @@ def _softcap(softcap: float | None) -> float | None:
     if softcap is None:
         return None
     if softcap <= 0:
-        raise InvalidValue.at("/softcap", "a number above 0", softcap, "leave it out for no cap")
+        raise InvalidValue.of("/softcap", "a number above 0", softcap, "leave it out for no cap")
     return _finite(softcap, "/softcap")
 
 
@@ -181,11 +181,11 @@ def _norm(norm: Norm | None, field: str, head_dim: int, dtype: np.dtype) -> Norm
     if norm is None:
         return None
     if not norm.eps >= 0:
-        raise InvalidValue.at(f"/{field}/eps", "a number of at least 0", norm.eps)
+        raise InvalidValue.of(f"/{field}/eps", "a number of at least 0", norm.eps)
     if norm.weight is None:
         return norm
     if norm.weight.shape != (head_dim,):
-        raise ShapeMismatch.at(f"/{field}/weight", shape((head_dim,)), norm.weight)
+        raise ShapeMismatch.of(f"/{field}/weight", shape((head_dim,)), norm.weight)
     return Norm(cast(norm.weight, dtype, f"/{field}/weight"), _finite(norm.eps, f"/{field}/eps"))
 
 
@@ -197,7 +197,7 @@ def _per_head(array: np.ndarray | None, pointer: str, sizes: Sizes, dtype: np.dt
     if array is None:
         return None
     if array.shape != (sizes.num_heads,):
-        raise ShapeMismatch.at(pointer, f"{shape((sizes.num_heads,))}, one number a head", array)
+        raise ShapeMismatch.of(pointer, f"{shape((sizes.num_heads,))}, one number a head", array)
     return cast(array, dtype, pointer)
 
 

@@ -66,7 +66,7 @@ def band(spec: AttentionSpec, offset: np.ndarray, sizes: Sizes) -> Band | None:
         left, right = spec.window.left, spec.window.right
         for side, width in (("left", left), ("right", right)):
             if width is not None and width < 0:
-                raise InvalidValue.at(f"/window/{side}", "at least 0", width, "leave it out for an unbounded side")
+                raise InvalidValue.of(f"/window/{side}", "at least 0", width, "leave it out for an unbounded side")
     if spec.is_causal:
         right = 0  # a window may look ahead, but causal masking composes with it by and
     if left is None and right is None:
@@ -149,15 +149,15 @@ def _positions(rotary: Rotary, role: str, batch: int, length: int, past: int) ->
 def _computed(rotary: Rotary, positions: np.ndarray, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
     base = 10000.0 if rotary.base is None else rotary.base
     if base <= 0:
-        raise InvalidValue.at("/rotary/base", "a number above 0", base)
+        raise InvalidValue.of("/rotary/base", "a number above 0", base)
     dim = head_dim if rotary.dim is None else rotary.dim
     if dim % 2 or dim > head_dim or dim < 2:
         pointer = "/rotary" if rotary.dim is None else "/rotary/dim"
-        raise InvalidValue.at(pointer, f"an even number of features to turn, at most head_dim = {head_dim}", dim)
+        raise InvalidValue.of(pointer, f"an even number of features to turn, at most head_dim = {head_dim}", dim)
     with np.errstate(over="ignore"):
         angles = positions[..., None] * base ** (-np.arange(0, dim, 2) / dim)
     if not np.isfinite(angles).all():
-        raise InvalidValue.at("/rotary/base", "a base whose angles are finite", base)
+        raise InvalidValue.of("/rotary/base", "a base whose angles are finite", base)
     return np.cos(angles), np.sin(angles)
 
 
@@ -165,9 +165,9 @@ def _check_tables(rotary: Rotary, cos: np.ndarray, sin: np.ndarray, head_dim: in
     half = cos.shape[-1] if cos.ndim in (2, 3) else 0
     if not 1 <= half <= head_dim // 2 or (rotary.dim is not None and rotary.dim != 2 * half):
         wanted = f"at most {head_dim // 2}" if rotary.dim is None else str(rotary.dim // 2)
-        raise ShapeMismatch.at("/rotary/cos", f"(positions, dim/2) or (b, l, dim/2) with dim/2 {wanted}", cos)
+        raise ShapeMismatch.of("/rotary/cos", f"(positions, dim/2) or (b, l, dim/2) with dim/2 {wanted}", cos)
     if sin.shape != cos.shape:
-        raise ShapeMismatch.at("/rotary/sin", f"{shape(cos.shape)}, as cos", sin)
+        raise ShapeMismatch.of("/rotary/sin", f"{shape(cos.shape)}, as cos", sin)
 
 
 def _looked_up(table: np.ndarray, rotary: Rotary, role: str, sizes: Sizes, length: int, past: int) -> np.ndarray:
@@ -179,11 +179,11 @@ def _looked_up(table: np.ndarray, rotary: Rotary, role: str, sizes: Sizes, lengt
             raise FieldConflict.at(pointer, "no positions beside cos and sin for each token", "both")
         if table.shape[0] not in (1, sizes.batch_size) or table.shape[1] != length:
             wanted = shape((sizes.batch_size, length, table.shape[-1]))
-            raise ShapeMismatch.at("/rotary/cos", f"{wanted}, as the {role} has {length} new tokens", table)
+            raise ShapeMismatch.of("/rotary/cos", f"{wanted}, as the {role} has {length} new tokens", table)
         return table
     positions = _positions(rotary, role, sizes.batch_size, length, past)
     if given is None and past + length > table.shape[0]:
-        raise InvalidArray.at("/rotary/cos", f"at least {past + length} positions", table)
+        raise InvalidArray.of("/rotary/cos", f"at least {past + length} positions", table)
     within(positions, 0, table.shape[0] - 1, pointer)
     found: np.ndarray = table[positions]
     return found

@@ -48,12 +48,12 @@ def dense(linear: LinearMap, name: str, in_features: int | None, dtype: np.dtype
     axes = "(out, in)" if linear.kernel is None else "(in, out)"
     if matrix.ndim not in ranks or 0 in matrix.shape:
         per_head = "" if name == "output" else f", or (heads, {axes[1:-1]})"
-        raise ShapeMismatch.at(pointer, f"{axes}{per_head}", matrix)
+        raise ShapeMismatch.of(pointer, f"{axes}{per_head}", matrix)
     oriented = matrix if linear.kernel is None else matrix.swapaxes(-1, -2)
     if in_features is not None and oriented.shape[-1] != in_features:
         wanted = ("·", in_features) if linear.kernel is None else (in_features, "·")
         leading = ("·",) if matrix.ndim == 3 else ()
-        raise ShapeMismatch.at(pointer, shape(leading + wanted), matrix, f"{in_features} features go in")
+        raise ShapeMismatch.of(pointer, shape(leading + wanted), matrix, f"{in_features} features go in")
     heads = matrix.shape[0] if matrix.ndim == 3 else None
     flat = cast(oriented, dtype, pointer).reshape(-1, oriented.shape[-1])
     return DenseMap(flat, linear.bias, heads, pointer)
@@ -72,5 +72,5 @@ def with_bias(found: DenseMap, heads: int | None, dtype: np.dtype) -> DenseMap:
         shapes += [(heads, out // heads), (heads, out // heads, 1)]
     pointer = found.pointer.rpartition("/")[0] + "/bias"
     if found.bias.shape not in shapes:
-        raise ShapeMismatch.at(pointer, " or ".join(map(shape, dict.fromkeys(shapes))), found.bias)
+        raise ShapeMismatch.of(pointer, " or ".join(map(shape, dict.fromkeys(shapes))), found.bias)
     return DenseMap(found.weight, cast(found.bias, dtype, pointer).reshape(out), found.heads, found.pointer)

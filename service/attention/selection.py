@@ -39,7 +39,7 @@ def make_selection(spec: AttentionSpec, sizes: Sizes) -> Selection:
             raise FieldConflict.at("/sinks", "no sinks beside normalization sum", "both")
     if spec.top_k is not None:
         if spec.top_k < 1:
-            raise InvalidValue.at("/top_k", "at least 1", spec.top_k)
+            raise InvalidValue.of("/top_k", "at least 1", spec.top_k)
         if "attention_weights" not in include:
             raise FieldConflict.at("/top_k", "attention_weights in include, which top_k replaces", "top_k without them")
     return Selection(
@@ -55,10 +55,10 @@ def _indices(array: np.ndarray | None, pointer: str, length: int) -> np.ndarray 
     if array is None:
         return None
     if array.ndim != 1:
-        raise ShapeMismatch.at(pointer, "a list of indices", array)
+        raise ShapeMismatch.of(pointer, "a list of indices", array)
     if array.dtype.kind not in "iu" or array.size == 0:
-        raise InvalidArray.at(pointer, "at least one index", array)
+        raise InvalidArray.of(pointer, "at least one index", array)
     within(array, 0, length - 1, pointer)
     if len(np.unique(array)) != len(array):
-        raise InvalidArray.at(pointer, "each index once", "one of them again")
+        raise InvalidArray.at(pointer, "each once", "one of them again")
     return array.astype(np.int64, copy=False)

@@ -49,14 +49,14 @@ def resolve_layout(asked: Layout | None, arrays: Mapping[str, tuple[str, np.ndar
     highest = max(ranks.values())
     if asked is None and highest not in DEFAULT_LAYOUTS:
         field, array = next(item for item in arrays.values() if item[1].ndim == highest)
-        raise ShapeMismatch.at(f"/{field}", "2 to 4 axes (or 1 for a single query)", array)
+        raise ShapeMismatch.of(f"/{field}", "2 to 4 axes (or 1 for a single query)", array)
     layout = asked or DEFAULT_LAYOUTS[highest]
     single_allowed = len(layout) == 2 and arrays["query"][0] != arrays["key"][0]
     for role, (field, array) in arrays.items():
         if array.ndim != len(layout) and not (array.ndim == 1 and role == "query" and single_allowed):
-            raise ShapeMismatch.at(f"/{field}", f"{len(layout)} axes, as layout {layout} has", array)
+            raise ShapeMismatch.of(f"/{field}", f"{len(layout)} axes, as layout {layout} has", array)
         if 0 in array.shape:
-            raise InvalidArray.at(f"/{field}", "at least one element on every axis", array)
+            raise InvalidArray.of(f"/{field}", "at least one element on every axis", array)
     return layout
 
 
@@ -77,12 +77,6 @@ def split_heads(tokens: np.ndarray, heads: int) -> np.ndarray:
     """(b, l, h·d) -> (b, h, l, d), a view."""
     b, length, features = tokens.shape
     return tokens.reshape(b, length, heads, features // heads).transpose(0, 2, 1, 3)
-
-
-def join_heads(array: np.ndarray) -> np.ndarray:
-    """(b, h, l, d) -> (b, l, h·d)."""
-    b, h, length, d = array.shape
-    return array.transpose(0, 2, 1, 3).reshape(b, length, h * d)
 
 
 def has_columns(layout: str) -> bool:

@@ -30,11 +30,6 @@ class Visibility:
     segments: Segments | None
     band: Band | None
 
-    @property
-    def hides(self) -> bool:
-        """Whether anything may be hidden."""
-        return any(part is not None for part in (self.mask, self.keys, self.queries, self.segments, self.band))
-
 
 def make_visibility(spec: AttentionSpec, axes: ScoreAxes, offset: np.ndarray, sizes: Sizes) -> Visibility:
     """Errors: InvalidArray (numbers for booleans), ShapeMismatch, MissingField, InvalidValue."""
@@ -42,7 +37,7 @@ def make_visibility(spec: AttentionSpec, axes: ScoreAxes, offset: np.ndarray, si
     mask, keys = _booleans(spec.mask, "/mask"), _booleans(spec.key_mask, "/key_mask")
     if keys is not None:
         if keys.shape not in ((k,), (b, k)):
-            raise ShapeMismatch.at("/key_mask", f"{shape((k,))} or {shape((b, k))}", keys)
+            raise ShapeMismatch.of("/key_mask", f"{shape((k,))} or {shape((b, k))}", keys)
         keys = np.atleast_2d(keys)
     real = positions.lengths(spec.key_lengths, "key_lengths", b, k)
     return Visibility(
@@ -57,5 +52,5 @@ def make_visibility(spec: AttentionSpec, axes: ScoreAxes, offset: np.ndarray, si
 def _booleans(array: np.ndarray | None, pointer: str) -> np.ndarray | None:
     if array is not None and array.dtype != bool:
         advice = "for numbers to be added to the scores use bias"
-        raise InvalidArray.at(pointer, "booleans, true = takes part", array, advice)
+        raise InvalidArray.of(pointer, "booleans, true = takes part", array, advice)
     return array

@@ -28,9 +28,9 @@ def decode(fields: dict[str, Any], pointer: str) -> np.ndarray:
     """The array that an object describes, read-only. Errors: InvalidValue, InvalidArray."""
     name, sizes, data = fields["dtype"], _sizes(fields["shape"], f"{pointer}/shape"), fields["data"]
     if not isinstance(name, str) or name not in DTYPES:
-        raise InvalidValue.at(f"{pointer}/dtype", f"one of {', '.join(DTYPES)}", name)
+        raise InvalidValue.of(f"{pointer}/dtype", f"one of {', '.join(DTYPES)}", name)
     if not isinstance(data, str):
-        raise InvalidValue.at(f"{pointer}/data", "a base64 string", data)
+        raise InvalidValue.of(f"{pointer}/data", "a base64 string", data)
     try:
         content = binascii.a2b_base64(data, strict_mode=True)
     except ValueError as error:  # binascii.Error is one, and so is text beyond ASCII
@@ -54,5 +54,5 @@ def _sizes(given: Any, pointer: str) -> tuple[int, ...]:
     sizes = given.tolist() if isinstance(given, np.ndarray) else given
     whole = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
     if not whole or len(sizes) > MAX_RANK:
-        raise InvalidValue.at(pointer, f"at most {MAX_RANK} lengths of axes", given)
+        raise InvalidValue.of(pointer, f"at most {MAX_RANK} lengths of axes", given)
     return tuple(sizes)

@@ -31,6 +31,7 @@ from service.errors import (
     ServiceError,
     TooDeep,
     child,
+    describe,
     quote,
 )
 
@@ -61,7 +62,8 @@ def decode(body: bytes) -> Decoded:
     except (ValueError, RuntimeError) as error:
         raise explain(body, str(error)) from None
     if not isinstance(document, simdjson.Object):
-        raise InvalidJSON.at("", "an object", "an array" if isinstance(document, simdjson.Array) else document)
+        kind = "an array" if isinstance(document, simdjson.Array) else describe(document)
+        raise InvalidJSON.at("", "an object", kind)
     reader = _Reader()
     fields = reader.read(document, body.count(b"["))
     return Decoded(fields, frozenset(reader.listed))

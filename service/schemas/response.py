@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service import __version__
 from service.attention.result import Result
 from service.attention.spec import AttentionSpec
 from service.schemas.arrays import Array, Labels
+from service.version import __version__
 
 
 class Answer(BaseModel):

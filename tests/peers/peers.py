@@ -124,7 +124,8 @@ def seen_rows(result: Result) -> np.ndarray:
 
 
 # torch.nn.functional.scaled_dot_product_attention: bool masks have our polarity, causal masking aligns at the first
-# token (and gives NaN for a scale <= 0, not drawn), fully masked rows are 0. It computes halves with halves in between, so those are held against its float64.
+# token (and gives NaN for a scale <= 0, not drawn), fully masked rows are 0. It computes halves with halves in between,
+# so those are held against its float64.
 
 
 def torch_sdpa(config: Config, backend: str) -> tuple[Pairs, float]:
@@ -339,7 +340,7 @@ def flex_attention(config: Config, backend: str) -> tuple[Pairs, float]:
     return pairs, tolerance(config.dtype, config.k)
 
 
-# Hugging Face's eager attention of gpt-oss, with sinks. Additive masks; a row that sees nothing leaves it all to the sink.
+# Hugging Face's eager attention of gpt-oss, with sinks. Masks are added; of a row that sees nothing the sink takes all.
 
 
 def hugging_face(config: Config, backend: str) -> tuple[Pairs, float]:

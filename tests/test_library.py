@@ -1,0 +1,109 @@
+"""`from service import attend`: the same engine in one's own tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import httpx
+import numpy as np
+import pytest
+
+import service
+from service import attend
+from service.errors import InvalidRequest, Overflow, ServiceError
+from tests.backends import BACKENDS, HAS_TORCH
+from tests.cases import CASES, Case, as_array
+from tests.test_layouts import post
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_golden_cases_on_every_backend(case: Case, backend: str, client: httpx.Client) -> None:
+    """In process as over HTTP, to the last printed digit."""
+    result = attend(**case.request, backend=backend)
+    answer = post(client, **case.request, backend=backend)
+    for expected in case.expected:
+        expected.compare(result.arrays)
+        expected.compare(answer)
+    np.testing.assert_allclose(as_array(answer["output"]), result.output, rtol=1e-15)
+    assert answer["metadata"]["backend"] == backend
+
+
+def test_arrays_keep_their_type_and_lists_have_none() -> None:
+    single = np.eye(2, dtype=np.float32)
+    assert attend(single, single, single).output.dtype == np.float32
+    assert attend(single, [[1, 0], [0, 1]], single).output.dtype == np.float32
+    assert attend([[1, 0]], [[1, 0]], [[1, 0]]).output.dtype == np.float64
+
+
+def test_errors_point_at_the_field() -> None:
+    with pytest.raises(InvalidRequest, match="/num_head: expected a known field, got 'num_head'"):
+        attend(input=[[1]], num_head=2)
+    with pytest.raises(ServiceError, match="/key"):
+        attend([[1, 2]], [[1]], [[1]])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("where", ["key", "value", "query"])
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_and_visible_is_an_error(where: str, poison: float, backend: str) -> None:
+    arrays = {name: np.ones((2, 2)) for name in ("query", "key", "value")}
+    arrays[where][1, 1] = poison
+    with pytest.raises(Overflow):
+        attend(**arrays, backend=backend)
+    with pytest.raises(Overflow):
+        attend(**arrays, backend=backend, is_causal=True)  # the last query sees it
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_visible_value_that_is_not_finite_is_an_error_even_at_weight_zero(backend: str) -> None:
+    with pytest.raises(Overflow):
+        attend([[1.0]], [[0.0], [-1e6]], [[1.0], [np.inf]], scale=1, backend=backend)
+
+
+def test_importing_the_service_does_not_import_torch() -> None:
+    code = "import service, service.cli, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert service.__all__ == ["__version__", "attend"]
+
+
+@pytest.mark.skipif(HAS_TORCH, reason="torch is installed; make test is the run without it")
+@pytest.mark.parametrize("options", [{"backend": "torch"}, {"device": "cuda"}, {"device": "cuda:1"}])
+def test_without_torch_asking_for_it_names_the_extra(client: httpx.Client, options: dict[str, str]) -> None:
+    response = client.post("/attention", json={"input": [[1]], **options})
+    assert (response.status_code, response.json()["code"]) == (422, "unknown_backend")
+    (fault,) = response.json()["errors"]
+    assert (fault["pointer"], fault["hint"]) == ("/backend", "install attention-service[torch] where the service runs")
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
+def test_the_kernel_that_ran_is_named(client: httpx.Client) -> None:
+    def kernel(**fields: object) -> str:
+        return str(post(client, input=[[1.0, 2.0], [3.0, 4.0]], backend="torch", **fields)["metadata"]["kernel"])
+
+    fused = "scaled_dot_product_attention"
+    assert kernel(include=[]) == fused
+    assert kernel(include=["query", "present_key"]) == fused
+    assert kernel(include=[], is_causal=True) == fused
+    assert kernel(include=[], is_causal=True, scale=-1) == fused
+    assert kernel(include=[], bias=[0.5, None], alibi_slopes=[1]) == fused
+    assert kernel() == "dense"
+    assert kernel(include=["logsumexp"]) == "dense"
+    assert kernel(include=[], softcap=1) == "dense"
+    assert kernel(include=[], sinks=[1]) == "dense"
+    assert kernel(include=[], normalization="sum") == "dense"
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
+def test_scores_that_might_overflow_are_watched(client: httpx.Client) -> None:
+    """The fused kernel would hide that a score overflowed to minus infinity."""
+    request = {"query": [[1e20]], "key": [[-1e20], [1]], "value": [[1], [2]], "dtype": "float32", "include": []}
+    response = client.post("/attention", json={**request, "backend": "torch"})
+    assert (response.status_code, response.json()["code"]) == (422, "overflow")
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
+def test_a_device_that_is_not_there(client: httpx.Client) -> None:
+    response = client.post("/attention", json={"input": [[1]], "device": "cuda:999"})
+    assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "/device")

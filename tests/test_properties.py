@@ -1,0 +1,203 @@
+"""What holds for every attention, by hypothesis, on both backends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service import attend
+from tests.backends import BACKENDS
+
+pytestmark = [pytest.mark.parametrize("backend", BACKENDS)]
+
+
+def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """Equal but for the order of sums."""
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> dict[str, Any]:
+    """query (h, q, d), key (g, k, d), value (g, k, e) and a few options that compose with everything."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    g, groups, q, k, d, e = (draw(st.integers(1, most)) for most in (2, 3, 6, 6, 8, 5))
+    request: dict[str, Any] = {
+        "query": random.normal(size=(g * groups, q, d)) * 2,
+        "key": random.normal(size=(g, k, d)),
+        "value": random.normal(size=(g, k, e)),
+        "layout": "hld",
+    }
+    if draw(st.booleans()):
+        request["mask"] = random.random((g * groups, q, k)) < 0.7
+    if draw(st.booleans()):
+        request["softcap"] = 3.0
+    if draw(st.booleans()):
+        request["bias"] = random.normal(size=(q, k))
+    if draw(st.booleans()):
+        request["sinks"] = random.normal(size=g * groups)
+    return request
+
+
+@settings(max_examples=50, deadline=None)
+@given(request=tensors(), seed=st.integers(0, 1000))
+def test_permuting_tokens_permutes_outputs(backend: str, request: dict[str, Any], seed: int) -> None:
+    q, k = request["query"].shape[1], request["key"].shape[1]
+    random = np.random.default_rng(seed)
+    rows, columns = random.permutation(q), random.permutation(k)
+    moved = request | {"query": request["query"][:, rows]}
+    moved |= {name: request[name][:, columns] for name in ("key", "value")}
+    moved |= {name: request[name][..., rows, :][..., columns] for name in ("mask", "bias") if name in request}
+    first, second = attend(**request, backend=backend), attend(**moved, backend=backend)
+    assert_close(second.output, first.output[:, rows])
+
+
+@settings(max_examples=50, deadline=None)
+@given(request=tensors(), constant=st.floats(-50, 50))
+def test_adding_a_constant_to_all_scores_of_a_row_changes_nothing(
+    backend: str, request: dict[str, Any], constant: float
+) -> None:
+    request = {name: value for name, value in request.items() if name != "sinks"}
+    q, k = request["query"].shape[1], request["key"].shape[1]
+    bias = request.get("bias", np.zeros((q, k)))
+    added = request | {"bias": bias + constant * np.arange(1, q + 1)[:, None]}
+    first, second = (
+        attend(**r, include=["attention_weights"], backend=backend) for r in (request | {"bias": bias}, added)
+    )
+    np.testing.assert_allclose(second["attention_weights"], first["attention_weights"], rtol=1e-10, atol=1e-13)
+
+
+@settings(max_examples=50, deadline=None)
+@given(request=tensors())
+def test_a_mask_that_hides_nothing_is_no_mask(backend: str, request: dict[str, Any]) -> None:
+    request = {name: value for name, value in request.items() if name != "mask"}
+    (h, q), k = request["query"].shape[:2], request["key"].shape[1]
+    everything = {
+        "mask": np.full((h, q, k), True),
+        "key_mask": np.full(k, True),
+        "window": {"left": q + k, "right": q + k},
+        "query_offset": 0,
+        "key_lengths": k,
+        "query_lengths": q,
+        "segment_ids": {"query": [3] * q, "key": [3] * k},
+    }
+    include = ["attention_weights", "logsumexp"]
+    plain = attend(**request, include=include, backend=backend)
+    masked = attend(**request, **everything, include=include, backend=backend)
+    for name in ("output", *include):
+        np.testing.assert_allclose(masked[name], plain[name], rtol=1e-15, atol=0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(request=tensors(), cut=st.integers(1, 5))
+def test_parts_merged_by_logsumexp_are_the_whole(backend: str, request: dict[str, Any], cut: int) -> None:
+    """As kernels that split the keys do. Without sinks, which would count twice."""
+    request = {name: value for name, value in request.items() if name != "sinks"}
+    k = request["key"].shape[1]
+    cut = min(cut, k - 1)
+    if cut < 1:
+        return
+    parts = []
+    for columns in (slice(0, cut), slice(cut, k)):
+        part = request | {name: request[name][:, columns] for name in ("key", "value")}
+        part |= {name: request[name][..., columns] for name in ("mask", "bias") if name in request}
+        parts.append(attend(**part, include=["logsumexp"], backend=backend))
+    whole = attend(**request, include=["logsumexp"], backend=backend)
+    logs = np.stack([part["logsumexp"] for part in parts])
+    with np.errstate(all="ignore"):
+        merged = np.logaddexp(*logs)
+        shares = np.where(np.isfinite(logs), np.exp(logs - merged), 0)
+    assert_close(merged, whole["logsumexp"])
+    output = sum(share[..., None] * part.output for share, part in zip(shares, parts, strict=True))
+    assert_close(output, whole.output)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    tokens=st.integers(2, 8),
+    cut=st.integers(1, 7),
+    rotary=st.booleans(),
+    window=st.none() | st.integers(0, 4),
+)
+def test_prefill_and_decode_with_a_cache_equal_one_pass(
+    backend: str, seed: int, tokens: int, cut: int, rotary: bool, window: int | None
+) -> None:
+    cut = min(cut, tokens - 1)
+    random = np.random.default_rng(seed)
+    inputs = random.normal(size=(2, tokens, 8))
+    options: dict[str, Any] = {
+        "projection": {
+            name: {"kernel": random.normal(size=(8, width)) / 3}
+            for name, width in (("query", 8), ("key", 4), ("value", 4))
+        },
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "is_causal": True,
+        "key_norm": {"weight": random.normal(size=2)},
+        "alibi_slopes": random.random(4),
+        "backend": backend,
+    }
+    if rotary:
+        options["rotary"] = {"base": 100.0}
+    if window is not None:
+        options["window"] = {"left": window}
+    whole = attend(input=inputs, **options, include=["present_key", "present_value"])
+    cache = attend(input=inputs[:, :cut], **options, include=["present_key", "present_value"])
+    outputs = [cache.output]
+    for t in range(cut, tokens):
+        past = {"past_key": cache["present_key"], "past_value": cache["present_value"]}
+        cache = attend(input=inputs[:, t : t + 1], **options, **past, include=["present_key", "present_value"])
+        outputs.append(cache.output)
+    assert_close(np.concatenate(outputs, axis=1), whole.output)
+    for name in ("present_key", "present_value"):
+        assert_close(cache[name], whole[name])
+
+
+@settings(max_examples=50, deadline=None)
+@given(request=tensors(), top_k=st.integers(1, 7))
+def test_top_k_are_the_largest_of_the_full_weights(backend: str, request: dict[str, Any], top_k: int) -> None:
+    full = attend(**request, backend=backend)["attention_weights"]
+    top = attend(**request, top_k=top_k, backend=backend)["top_weights"]
+    order = np.argsort(-full, axis=-1, kind="stable")[..., :top_k]
+    np.testing.assert_array_equal(top["indices"], order)
+    np.testing.assert_array_equal(top["values"], np.take_along_axis(full, order, axis=-1))
+
+
+@settings(max_examples=50, deadline=None)
+@given(request=tensors(), heads=st.sets(st.integers(0, 5), min_size=1), rows=st.sets(st.integers(0, 5), min_size=1))
+def test_selections_and_averages_are_of_the_full_weights(
+    backend: str, request: dict[str, Any], heads: set[int], rows: set[int]
+) -> None:
+    h, q = request["query"].shape[:2]
+    chosen_heads, chosen_rows = sorted(x for x in heads if x < h) or [0], sorted(x for x in rows if x < q) or [0]
+    include = ["attention_weights", "masked_scores", "logsumexp", "entropy", "received"]
+    full = attend(**request, include=include, backend=backend)
+    selection = {"select_heads": np.array(chosen_heads), "select_queries": np.array(chosen_rows)}
+    part = attend(**request, include=include, backend=backend, **selection)
+    for name in ("attention_weights", "masked_scores", "logsumexp", "entropy"):
+        np.testing.assert_array_equal(part[name], full[name][chosen_heads][:, chosen_rows])
+    np.testing.assert_array_equal(part["received"], full["received"][chosen_heads])
+    np.testing.assert_array_equal(part.output, full.output)
+    average = attend(**request, include=include, average_heads=True, backend=backend, **selection)
+    assert_close(average["attention_weights"], full["attention_weights"][chosen_heads].mean(axis=0)[chosen_rows])
+    assert_close(average["received"], full["received"][chosen_heads].mean(axis=0))
+    assert_close(full["received"], full["attention_weights"].sum(axis=-2))
+
+
+@settings(max_examples=30, deadline=None)
+@given(request=tensors())
+def test_blocks_of_queries_do_not_show(backend: str, request: dict[str, Any]) -> None:
+    """However few queries are computed at a time, the answer is the same."""
+    include = ["attention_weights", "scores", "logsumexp", "received"]
+    options = {"is_causal": True, "query_offset": 1, "alibi_slopes": np.ones(request["query"].shape[0])}
+    whole = attend(**request, **options, include=include, backend=backend)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.attention.plan.BLOCK_BYTES", 1)
+        rows = attend(**request, **options, include=include, backend=backend)
+    for name in ("output", *include):
+        assert_close(rows[name], whole[name])
+    assert rows.metadata == whole.metadata

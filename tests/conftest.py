@@ -43,6 +43,13 @@ def app(**settings: Any) -> FastAPI:
     return create_app(Settings.model_construct(**settings))
 
 
+@contextmanager
+def uncaptured(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What is printed inside is seen in every run."""
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        yield
+
+
 @pytest.fixture(scope="session")
 def client() -> Iterator[httpx.Client]:
     with serving(app()) as client:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.cases import CASES, Case, as_array
+from tests.conftest import uncaptured
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -20,8 +21,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     """Collects a line for each array compared, and prints them all at the end."""
     lines: list[str] = []
     yield lines
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
+    with uncaptured(request):
         print("\n\nlargest deviation from the printed numbers, in units of the last digit printed (0.5 is exact):")
         print("\n".join(lines))
 

@@ -8,12 +8,15 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, get_args
 
 import httpx
 import numpy as np
 import pytest
 
+from service.attention.spec import Output
 from service.errors import error_classes
+from service.schemas.request import AttentionRequest
 from service.settings import Settings
 from tests.cases import CASES
 
@@ -51,6 +54,28 @@ def test_the_readme_s_other_commands_run() -> None:
     done = subprocess.run(local, shell=True, capture_output=True, text=True, check=True, cwd=ROOT)
     assert json.loads(done.stdout)["metadata"]["query_length"] == 2
     assert {"make serve", "make test"} <= {command.partition("  ")[0] for command in commands}
+
+
+def test_python_in_docs_runs() -> None:
+    (example,) = blocks(ROOT / "docs" / "attention.md", "python")
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert names["result"].output.shape == (2, 8, 64, 32)
+    assert names["result"]["logsumexp"].shape == (2, 8, 64)
+    assert names["result"].metadata.fully_masked_rows == 0
+
+
+def test_json_in_docs_is_what_it_says(client: httpx.Client) -> None:
+    (array,) = blocks(ROOT / "docs" / "attention.md", "json")
+    answer = client.post("/attention", json={"input": json.loads(array)}).json()
+    assert answer["output"] == [[1, -2]]
+    assert answer["metadata"]["dtype"] == "float32"
+
+
+def test_every_field_is_documented_with_what_it_means() -> None:
+    page = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
+    for name in [*AttentionRequest.model_fields, *get_args(Output)]:
+        assert f"`{name}`" in page or f'"{name}"' in page, name
 
 
 def test_every_setting_and_code_is_documented() -> None:

@@ -6,6 +6,7 @@ translated or kept out of the draw, and said here.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -252,7 +253,7 @@ def jax_attention(config: Config, backend: str) -> tuple[Pairs, float]:
     return {"output": (result.output[rows], expected[rows])}, tolerance("float32", config.k)
 
 
-# keras.layers.MultiHeadAttention: kernels (in, h, d), True is seen, rows that see nothing are uniform (not drawn).
+# keras.layers.MultiHeadAttention: kernels (in, h, d), True is seen, rows that see nothing are 0.
 
 
 def keras_mha(config: Config, backend: str) -> tuple[Pairs, float]:
@@ -281,7 +282,6 @@ def keras_mha(config: Config, backend: str) -> tuple[Pairs, float]:
     theirs: dict[str, Any] = {}
     if "mask" in config.options:
         mask = random.random((config.b, config.q, config.k)) < 0.7
-        mask[..., 0] = True
         ours["mask"], theirs["attention_mask"] = mask[:, None], mask
     if "causal" in config.options:
         ours["is_causal"] = theirs["use_causal_mask"] = True
@@ -374,7 +374,6 @@ def hugging_face(config: Config, backend: str) -> tuple[Pairs, float]:
         "output": (result.output, output.numpy().transpose(0, 2, 1, 3)),
         "weights": (result["attention_weights"], weights.numpy()),
     }
-    assert same_zeros(*pairs["weights"])
     return pairs, tolerance(config.dtype, config.k)
 
 
@@ -408,6 +407,8 @@ def ratio(peer: Peer, config: Config) -> float:
             found = max(found, *(ulps(ours, theirs, limit) for ours, theirs in pairs.values()))
         else:
             found = max(found, worst_ratio(pairs, limit))
+            exact = all(same_zeros(*pair) for pair in pairs.values())
+            found = found if exact else math.inf
         outputs.append(pairs["output"][0].astype(np.float64))
     if config.dtype in ("float64", "float32"):
         found = max(found, deviation(*outputs) / limit)

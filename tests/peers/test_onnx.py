@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from service.codecs.encoded import decode
+from tests.conftest import uncaptured
 from tests.peers.compare import deviation
 from tests.peers.onnx_cases import OnnxCase, attention_request, collect, rotary_request
 
@@ -25,8 +26,7 @@ def counts(request: pytest.FixtureRequest) -> Iterator[Counter[tuple[str, str]]]
     """Counts outcomes and prints them as a table."""
     found: Counter[tuple[str, str]] = Counter()
     yield found
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
+    with uncaptured(request):
         print("\n\nonnx tests over HTTP:           passed  not expressible  failed")
         for group in sorted({group for group, _ in found}):
             row = [found[group, outcome] for outcome in ("passed", "not expressible", "failed")]

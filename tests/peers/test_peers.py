@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import uncaptured
 from tests.peers.peers import PEERS
 from tests.peers.run import run
 
@@ -18,8 +19,7 @@ SEED = int(os.environ.get("PEERS_SEED", "20261121"))
 def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     lines: list[str] = []
     yield lines
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
+    with uncaptured(request):
         print(f"\n\nrandom configurations, seed {SEED}: worst deviation as a part of what is allowed")
         print("\n".join(lines))
 

@@ -86,16 +86,15 @@ def _compute(options: argparse.Namespace) -> int:
         print(f"{options.request}: {error.strerror}", file=sys.stderr)
         return 2
     try:
-        fields, untyped = codec.decode(body)
+        fields, untyped = codec.decode(body, len(body))
         request = validate(AttentionRequest, fields)
         spec = request.attention_spec(untyped)
         result = Engine(Settings()).compute(spec)
     except ServiceError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    sys.stdout.buffer.write(
-        codec.encode(answer(spec, result, uuid4().hex), base64=request.encoding == "base64") + b"\n"
-    )
+    parts = codec.encode(answer(spec, result, uuid4().hex), base64=request.encoding == "base64")
+    sys.stdout.buffer.write(b"".join(parts) + b"\n")
     return 0
 
 

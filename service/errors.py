@@ -4,7 +4,8 @@ ServiceError
 ├── BadRequest            400  the body cannot be parsed
 │   ├── InvalidJSON       400
 │   ├── DuplicateKey      400
-│   └── TooDeep           400
+│   ├── TooDeep           400
+│   └── InvalidTensors    400
 ├── NotFound              404
 ├── MethodNotAllowed      405
 ├── NotAcceptable         406
@@ -107,6 +108,12 @@ class TooDeep(BadRequest):
     """Arrays or objects are nested deeper than any request needs."""
 
     code, title = "too_deep", "The body is nested too deeply"
+
+
+class InvalidTensors(BadRequest):
+    """The body is not the binary format that its media type says, or its headers and its data contradict each other."""
+
+    code, title = "invalid_tensors", "The body is not valid in its binary format"
 
 
 class NotFound(ServiceError):

@@ -65,6 +65,18 @@ def test_python_in_docs_runs() -> None:
     assert names["result"].metadata.fully_masked_rows == 0
 
 
+def test_binary_examples_run(client: httpx.Client) -> None:
+    npz, tensors = blocks(ROOT / "docs" / "formats.md", "python")
+    address = str(client.base_url).rstrip("/")
+    shapes = []
+    for example in (npz, tensors):
+        names: dict[str, Any] = {}
+        exec(example.replace("http://127.0.0.1:8000", address), names)
+        shapes.append({name: array.shape for name, array in names["answer"].items() if array.ndim})
+    assert shapes[0] == {"output": (8, 128, 64), "logsumexp": (8, 128)}
+    assert shapes[1] == {"output": (3, 3), "top_weights.indices": (3, 1), "top_weights.values": (3, 1)}
+
+
 def test_json_in_docs_is_what_it_says(client: httpx.Client) -> None:
     (array,) = blocks(ROOT / "docs" / "attention.md", "json")
     answer = client.post("/attention", json={"input": json.loads(array)}).json()

@@ -12,13 +12,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from service.codecs.json import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, encode
+from service.codecs.json import MAX_DEPTH, MAX_KEYS, MAX_LENGTH
 from service.codecs.json import decode as decode_with_types
+from service.codecs.json import encode as encode_in_parts
 from service.errors import InvalidArray, ServiceError
 
 
 def decode(body: bytes) -> dict[str, Any]:
     return decode_with_types(body).fields
+
+
+def encode(answer: dict[str, Any]) -> bytes:
+    return b"".join(encode_in_parts(answer))
 
 
 numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)

@@ -17,6 +17,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from service.attention import spec as specs
 from service.attention.spec import AttentionSpec
+from service.codecs import CODECS
 from service.errors import error_classes
 from service.schemas import request as schemas
 from tests.cases import CASES
@@ -69,6 +70,11 @@ def test_every_status_is_described() -> None:
     assert {str(bad.status) for bad in BAD} <= documented
     everywhere = {"404", "405"}
     assert {str(kind.status) for kind in error_classes().values()} - everywhere <= documented
+
+
+def test_every_wire_format_is_described() -> None:
+    operation = OPERATIONS["computeAttention"]
+    assert set(operation["requestBody"]["content"]) == set(operation["responses"]["200"]["content"]) == set(CODECS)
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:

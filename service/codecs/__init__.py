@@ -6,23 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from service.codecs import json
-from service.codecs.decoded import Decoded
+from service.codecs import json, npz, safetensors
+from service.codecs.decoded import Decoded, Part
 
 
 class Decode(Protocol):
     """From bytes to values."""
 
-    def __call__(self, body: bytes) -> Decoded:
-        """The fields of a request: arrays of numbers or booleans as ndarrays, all else plain. Errors: BadRequest."""
+    def __call__(self, body: bytes, limit: int) -> Decoded:
+        """The fields of a request, arrays of numbers or booleans as ndarrays, all else plain.
+
+        limit: to how many bytes it may unpack
+        Errors: BadRequest, InvalidRequest, TooLarge.
+        """
         ...
 
 
 class Encode(Protocol):
     """From values to bytes."""
 
-    def __call__(self, answer: Mapping[str, Any], *, base64: bool = False) -> bytes:
-        """An answer whose arrays are ndarrays; base64: whether a text format is to hold them so."""
+    def __call__(self, answer: Mapping[str, Any], *, base64: bool = False) -> list[Part]:
+        """An answer, in parts to be sent one after the other. base64: whether a text format holds arrays so."""
         ...
 
 
@@ -34,4 +38,8 @@ class Codec:
     encode: Encode
 
 
-CODECS: Final[dict[str, Codec]] = {"application/json": Codec(json.decode, json.encode)}
+CODECS: Final[dict[str, Codec]] = {
+    "application/json": Codec(json.decode, json.encode),
+    "application/x-npz": Codec(npz.decode, npz.encode),
+    "application/vnd.safetensors": Codec(safetensors.decode, safetensors.encode),
+}

@@ -1,8 +1,11 @@
-"""What a codec makes of a body."""
+"""What a codec makes of a body, and of an answer."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+# Of an encoded answer, which is sent part after part.
+Part = bytes | memoryview
 
 
 class Decoded(NamedTuple):

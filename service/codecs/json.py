@@ -20,7 +20,7 @@ import orjson
 import simdjson
 
 from service.codecs import encoded
-from service.codecs.decoded import Decoded
+from service.codecs.decoded import Decoded, Part
 from service.errors import (
     DuplicateKey,
     Fault,
@@ -46,11 +46,12 @@ MAX_FAULTS: Final = 10
 BYTE_ORDER_MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 
-def decode(body: bytes) -> Decoded:
+def decode(body: bytes, limit: int | None = None) -> Decoded:
     """The object that the body is, with each rectangular array of numbers or booleans as an ndarray.
 
     Integers give int64, other numbers float64, and typed arrays {dtype, shape, data} what they say. An array that is
-    ragged, empty or mixed stays a list, for whoever knows the field to say what is wrong with it.
+    ragged, empty or mixed stays a list, for whoever knows the field to say what is wrong with it. `limit` is for
+    others: nothing is compressed here.
 
     Errors: InvalidJSON, DuplicateKey, TooDeep, InvalidValue (too many keys), InvalidArray (too long a row), Overflow (a
     number beyond 64 bits).
@@ -69,9 +70,9 @@ def decode(body: bytes) -> Decoded:
     return Decoded(fields, frozenset(reader.listed))
 
 
-def encode(answer: Mapping[str, Any], *, base64: bool = False) -> bytes:
+def encode(answer: Mapping[str, Any], *, base64: bool = False) -> list[Part]:
     """The answer as JSON, arrays straight from their memory: as nested lists, null for what is not finite, or typed."""
-    return orjson.dumps(_writable(answer, base64), option=orjson.OPT_SERIALIZE_NUMPY)
+    return [orjson.dumps(_writable(answer, base64), option=orjson.OPT_SERIALIZE_NUMPY)]
 
 
 def _writable(value: Any, base64: bool) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from service.http.request_id import request_id
-from service.routes.documented import PROBLEMS, request_examples
+from service.routes.documented import PROBLEMS, tensor_answer, tensor_body
 from service.routes.tensors import TensorRoute
 from service.schemas.request import AttentionRequest
 from service.schemas.response import AttentionResponse, answer
@@ -21,8 +21,8 @@ router = APIRouter(tags=["attention"], route_class=TensorRoute)
     summary="Compute attention",
     response_model=AttentionResponse,
     response_description="The output, what was asked for beside it, and what was done.",
-    responses=PROBLEMS,
-    openapi_extra=request_examples(),
+    responses=PROBLEMS | tensor_answer(),
+    openapi_extra=tensor_body(),
 )
 async def compute_attention(body: AttentionRequest, request: Request) -> dict[str, Any]:
     """Scaled dot-product attention, exactly: softmax(scale · q kᵀ + bias) v, with every variant as a field.

@@ -6,11 +6,13 @@ import json
 from importlib.resources import files
 from typing import Any
 
+from service.codecs import CODECS
 from service.errors import error_classes
 from service.http.problems import MEDIA_TYPE
 from service.schemas.problem import Problem
 
 EXAMPLES = "examples.json"
+JSON = "application/json"
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -29,7 +31,22 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 PROBLEMS = problems(400, 406, 413, 415, 422, 500)
 
 
-def request_examples() -> dict[str, Any]:
-    """Example requests for POST /attention, taken from the notebooks that the tests hold the service to."""
+def tensor_body() -> dict[str, Any]:
+    """The request body of an operation on tensors, beside what FastAPI says of it.
+
+    The examples are taken from the notebooks that the tests hold the service to.
+    """
     text = files("service.routes").joinpath(EXAMPLES).read_text(encoding="utf-8")
-    return {"requestBody": {"content": {"application/json": {"examples": json.loads(text)}}}}
+    return {"requestBody": {"content": {JSON: {"examples": json.loads(text)}} | _binary("request")}}
+
+
+def tensor_answer() -> dict[int | str, dict[str, Any]]:
+    """The answer of an operation on tensors, beside its JSON model."""
+    return {200: {"content": _binary("answer")}}
+
+
+def _binary(what: str) -> dict[str, Any]:
+    """The binary media types of a body."""
+    description = f"The {what}: tensors under the names of the fields, nested ones dotted; the rest as JSON text."
+    schema = {"type": "string", "format": "binary", "description": description}
+    return {name: {"schema": schema} for name in CODECS if name != JSON}

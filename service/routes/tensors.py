@@ -12,6 +12,7 @@ from service.codecs import CODECS
 from service.engine import Timings
 from service.http.body import read_body
 from service.http.media import answer_type, request_type
+from service.http.parts import PartedResponse
 from service.schemas.request import AttentionRequest
 from service.schemas.validate import validate
 
@@ -33,14 +34,15 @@ class TensorRoute(APIRoute):
             headers = request.headers
             own = request_type(headers.get("content-type"), CODECS)
             media_type = answer_type(headers.get("accept"), own, CODECS)
-            body = await read_body(request, request.app.state.settings.max_body_bytes)
+            limit = request.app.state.settings.max_body_bytes
+            body = await read_body(request, limit)
             timings = request.state.timings = Timings()
-            fields, request.state.untyped = CODECS[own].decode(body)
+            fields, request.state.untyped = CODECS[own].decode(body, limit)
             validated = validate(model, fields)
             timings.step("decode")
             answer = await endpoint(validated, request)
-            content = CODECS[media_type].encode(answer, base64=validated.encoding == "base64")
+            parts = CODECS[media_type].encode(answer, base64=validated.encoding == "base64")
             timings.step("encode")
-            return Response(content, media_type=media_type, headers={"Server-Timing": timings.header()})
+            return PartedResponse(parts, media_type, {"Server-Timing": timings.header()})
 
         return handle

@@ -1,0 +1,72 @@
+"""What binary formats have in common: named tensors beside a JSON text with everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from service.codecs import json
+from service.codecs.decoded import Decoded
+from service.errors import FieldConflict, InvalidRequest, InvalidTensors, child, quote
+
+# The name of the JSON text in a request, and in an answer.
+REQUEST: Final = "request"
+RESPONSE: Final = "response"
+# More than any request has.
+MAX_MEMBERS: Final = 200
+
+
+def nested(tensors: Mapping[str, np.ndarray], request: bytes | None) -> Decoded:
+    """The fields of a request from its tensors, whose names are dotted, and its JSON text.
+
+    Errors: FieldConflict for a field given twice, and those of the text.
+    """
+    fields, untyped = json.decode(request) if request else Decoded({}, frozenset())
+    for name, tensor in tensors.items():
+        *path, last = name.split(".")
+        inner, pointer = fields, ""
+        for step in path:
+            pointer = child(pointer, step)
+            inner = inner.setdefault(step, {})
+            if not isinstance(inner, dict):
+                raise FieldConflict.at(pointer, "an object", f"something else beside {quote(name)}")
+        if last in inner:
+            raise FieldConflict.at(child(pointer, last), "each field once", "a tensor and JSON")
+        inner[last] = tensor
+    return Decoded(fields, untyped)
+
+
+def flattened(answer: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of an answer under dotted names."""
+    for name, value in answer.items():
+        if isinstance(value, np.ndarray):
+            yield prefix + name, value
+        elif isinstance(value, Mapping) and name != "metadata":
+            yield from flattened(value, f"{prefix}{name}.")
+
+
+def rest(answer: Mapping[str, Any]) -> bytes:
+    """The JSON text with what is no tensor."""
+    plain = {name: value for name, value in answer.items() if not _has_tensors(value)}
+    return b"".join(json.encode(plain))
+
+
+def booleans(data: memoryview, name: str) -> np.ndarray:
+    """Bytes of 0 and 1 as booleans, a view. Errors: InvalidTensors."""
+    octets = np.frombuffer(data, np.uint8)
+    if octets.size and octets.max() > 1:
+        raise InvalidTensors.at("", f"bytes of 0 and 1 in {quote(name)}", "others")
+    return octets.view(np.bool_)
+
+
+def _has_tensors(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or (
+        isinstance(value, Mapping) and any(isinstance(item, np.ndarray) for item in value.values())
+    )
+
+
+def too_many(count: int) -> InvalidRequest:
+    """The error for more members than any request has."""
+    return InvalidRequest.at("", f"at most {MAX_MEMBERS} members", str(count))

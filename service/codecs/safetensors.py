@@ -1,0 +1,120 @@
+"""safetensors: a JSON header of names, types, shapes and offsets, then the bytes of all tensors.
+
+Format: 8 bytes little-endian length of the header, the header, the data. Tensors are views of the body, no copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+import orjson
+
+from service.codecs.decoded import Decoded, Part
+from service.codecs.members import MAX_MEMBERS, REQUEST, RESPONSE, booleans, flattened, nested, rest, too_many
+from service.errors import InvalidTensors, describe, quote
+
+DTYPES: Final[dict[str, np.dtype]] = {
+    "BOOL": np.dtype(np.bool_),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+}
+NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+METADATA: Final = "__metadata__"
+# A header names at most MAX_MEMBERS tensors in about 100 bytes each; the JSON text stands in it too.
+MAX_HEADER: Final = 8 * 2**20
+MAX_RANK: Final = 8
+
+
+def decode(body: bytes, limit: int) -> Decoded:
+    """The fields of a request. `limit` is for others: nothing is compressed here.
+
+    Errors: InvalidTensors, InvalidRequest, FieldConflict, and those of the JSON text.
+    """
+    header, data = _split(body)
+    metadata = header.pop(METADATA, {})
+    request = metadata.get(REQUEST) if isinstance(metadata, dict) else None
+    if not isinstance(metadata, dict) or not isinstance(request, str | None):
+        raise InvalidTensors.at("", f"{METADATA} to hold strings", describe(request))
+    if len(header) > MAX_MEMBERS:
+        raise too_many(len(header))
+    tensors, spans = {}, []
+    for name, entry in header.items():
+        begin, end, dtype, sizes = _entry(name, entry, len(data))
+        spans.append((begin, end))
+        part = data[begin:end]
+        flat = booleans(part, name) if dtype == np.bool_ else np.frombuffer(part, dtype)
+        tensors[name] = flat.reshape(sizes)
+    _check_spans(spans, len(data))
+    return nested(tensors, None if request is None else request.encode())
+
+
+def encode(answer: Mapping[str, Any], *, base64: bool = False) -> list[Part]:
+    """An answer: the header, then the memory of each array as it is."""
+    header: dict[str, Any] = {METADATA: {RESPONSE: rest(answer).decode()}}
+    parts: list[Part] = []
+    offset = 0
+    for name, tensor in flattened(answer):
+        flat = np.asarray(tensor, order="C").reshape(-1)
+        end = offset + flat.nbytes
+        header[name] = {"dtype": NAMES[flat.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        parts.append(flat.view(np.uint8).data)
+        offset = end
+    text = orjson.dumps(header)
+    text += b" " * (-len(text) % 8)  # so that the data of most tensors is aligned
+    return [len(text).to_bytes(8, "little") + text, *parts]
+
+
+def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
+    """Header and data. Errors: InvalidTensors."""
+    if len(body) < 8:
+        raise InvalidTensors.at("", "8 bytes of header length", f"{len(body)} bytes")
+    length = int.from_bytes(body[:8], "little")
+    if length > min(len(body) - 8, MAX_HEADER):
+        expected = f"a header of at most {min(len(body) - 8, MAX_HEADER)} bytes"
+        raise InvalidTensors.at("", expected, f"one of {length}")
+    try:
+        header = orjson.loads(memoryview(body)[8 : 8 + length])
+    except orjson.JSONDecodeError as error:
+        raise InvalidTensors.at("", "a header in JSON", quote(str(error), 80)) from None
+    if not isinstance(header, dict):
+        raise InvalidTensors.at("", "a header that is an object", describe(header))
+    return header, memoryview(body)[8 + length :]
+
+
+def _entry(name: str, entry: Any, available: int) -> tuple[int, int, np.dtype, tuple[int, ...]]:
+    """Begin, end, type and shape of a tensor, checked against each other. Errors: InvalidTensors."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise InvalidTensors.at("", f"dtype, shape and data_offsets of {quote(name)}", describe(entry))
+    code, sizes, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(code, str) or code not in DTYPES:
+        raise InvalidTensors.at("", f"{quote(name)} to be one of {', '.join(DTYPES)}", describe(code))
+    if not _whole(sizes) or len(sizes) > MAX_RANK:
+        raise InvalidTensors.at("", f"at most {MAX_RANK} axes of {quote(name)}", describe(sizes))
+    needed = math.prod(sizes) * DTYPES[code].itemsize
+    if not _whole(offsets) or len(offsets) != 2 or offsets[1] > available or offsets[1] - offsets[0] != needed:
+        span = f"{needed} bytes of {quote(name)} within {available}"
+        raise InvalidTensors.at("", span, quote(str(offsets)))
+    return offsets[0], offsets[1], DTYPES[code], tuple(sizes)
+
+
+def _whole(numbers: Any) -> bool:
+    return isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
+
+
+def _check_spans(spans: list[tuple[int, int]], available: int) -> None:
+    """Tensors lie side by side, without holes: so the format has it, and nothing is hidden or shared."""
+    place = 0
+    for begin, end in sorted(spans):
+        if begin != place:
+            raise InvalidTensors.at("", f"a tensor that begins at byte {place}", f"one at {begin}")
+        place = end
+    if place != available:
+        raise InvalidTensors.at("", f"{place} bytes of data, as the header says", f"{available} bytes")

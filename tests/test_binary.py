@@ -1,0 +1,343 @@
+"""npz and safetensors, against the libraries of these formats: what they write is read, what is written they read."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.codecs import CODECS
+from service.errors import ServiceError
+from tests.cases import CASES, Case
+from tests.conftest import app, serving
+from tests.test_bad_requests import BAD, Bad
+from tests.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, read, split, write
+
+EYE = np.eye(2)
+LIMIT = 10**6
+
+
+def post(client: httpx.Client, content: bytes, media_type: str, accept: str | None = None) -> httpx.Response:
+    headers = {"Content-Type": media_type} | ({"Accept": accept} if accept else {})
+    return client.post("/attention", content=content, headers=headers)
+
+
+@pytest.mark.parametrize("accept", MEDIA_TYPES)
+@pytest.mark.parametrize("media_type", MEDIA_TYPES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_golden_cases_in_and_out_of_every_format(
+    case: Case, media_type: str, accept: str, client: httpx.Client
+) -> None:
+    response = post(client, write(case.request, media_type), media_type, accept)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == accept
+    answer = read(response.content, accept)
+    for expected in case.expected:
+        field = expected.name.partition("(")[2].rstrip(")") or expected.name
+        if isinstance(answer[field], np.ndarray):
+            answer[field] = answer[field].tolist()
+        expected.compare(answer)
+    for name in ("query_tokens", "key_tokens"):
+        assert answer.get(name) == case.request.get(name)
+
+
+def same_fault(bad: Bad) -> bool:
+    """Whether a bad request means the same in a binary format: all but those about JSON itself."""
+    return isinstance(bad.body, dict) and not bad.name.startswith("typed")
+
+
+@pytest.mark.parametrize("media_type", [NPZ, SAFETENSORS])
+@pytest.mark.parametrize("bad", [bad for bad in BAD if same_fault(bad)], ids=lambda bad: bad.name)
+def test_bad_requests_in_every_format(bad: Bad, media_type: str, client: httpx.Client) -> None:
+    assert isinstance(bad.body, dict)
+    response = post(client, write(bad.body, media_type), media_type)
+    assert response.status_code == bad.status, response.text
+    problem = response.json()
+    fault = problem["errors"][0]
+    assert (problem["code"], fault["pointer"]) == (bad.code, bad.pointer)
+    assert bad.expected in fault["expected"]
+
+
+def test_the_answer_is_in_the_request_s_own_format_unless_asked_otherwise(client: httpx.Client) -> None:
+    for media_type in MEDIA_TYPES:
+        content = write({"input": [[1.0]]}, media_type)
+        for accept in (None, "*/*"):
+            assert post(client, content, media_type, accept).headers["content-type"] == media_type
+
+
+@pytest.mark.parametrize("media_type", [NPZ, SAFETENSORS])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_values_survive_bit_for_bit(client: httpx.Client, media_type: str, dtype: str) -> None:
+    """One key whose weight is 1: the output is the value. Any bits but NaN and infinity go through."""
+    if media_type == NPZ and dtype == "bfloat16":
+        pytest.skip("npy files know no bfloat16; its refusal is tested below")
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    value = np.frombuffer(np.random.default_rng(5).bytes(64 * kind.itemsize), kind).reshape(1, 64)
+    value = np.where(np.isfinite(value.astype(np.float64)), value, kind.type(1)).astype(kind)
+    arrays = {"query": np.ones((1, 2), kind), "key": np.ones((1, 2), kind), "value": value}
+    if media_type == NPZ:
+        stream = io.BytesIO()
+        np.savez(stream, allow_pickle=False, **arrays)
+        content = stream.getvalue()
+    else:
+        content = safetensors.numpy.save(arrays)
+    response = post(client, content, media_type)
+    assert response.status_code == 200, response.text
+    output = read(response.content, media_type)["output"]
+    assert output.dtype == kind
+    assert output.tobytes() == (value + 0).tobytes()  # 0 - 0 is +0 in a sum
+
+
+@pytest.mark.parametrize("media_type", [NPZ, SAFETENSORS])
+@pytest.mark.parametrize("kind", [np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64])
+def test_codecs_are_exact_for_every_type_and_shape(media_type: str, kind: type) -> None:
+    random = np.random.default_rng(9)
+    arrays: dict[str, Any] = {
+        "a": random.integers(0, 2, (3, 4)).astype(kind),
+        "b.c": random.integers(0, 2, (2, 1, 5)).astype(kind).T,
+        "d": np.zeros((0, 3), kind),
+        "e": np.array(1, kind),
+    }
+    nested_arrays = {"a": arrays["a"], "b": {"c": arrays["b.c"]}, "d": arrays["d"], "e": arrays["e"]}
+    content = b"".join(CODECS[media_type].encode(nested_arrays | {"metadata": {"x": 1}, "tokens": ["é"]}))
+    theirs = read(content, media_type)
+    assert (theirs["metadata"], theirs["tokens"]) == ({"x": 1}, ["é"])
+    if media_type == NPZ:
+        stream = io.BytesIO()
+        np.savez_compressed(stream, **arrays)
+        content = stream.getvalue()
+    else:
+        content = safetensors.numpy.save({name: np.asarray(x, order="C") for name, x in arrays.items()})
+    ours = CODECS[media_type].decode(content, LIMIT).fields
+    for got in (theirs, ours):
+        for name, array in (("a", got["a"]), ("b.c", got["b"]["c"]), ("d", got["d"]), ("e", got["e"])):
+            assert (array.dtype, array.shape) == (arrays[name].dtype, arrays[name].shape)
+            assert array.tobytes() == arrays[name].tobytes()
+
+
+@pytest.mark.parametrize("media_type", [NPZ, SAFETENSORS])
+def test_stored_tensors_are_views_of_the_body(media_type: str) -> None:
+    content = write({"query": np.arange(1000.0)}, media_type)
+    array = CODECS[media_type].decode(content, LIMIT).fields["query"]
+    assert not array.flags.owndata
+    assert not array.flags.writeable
+
+
+def test_other_spellings_of_npz(client: httpx.Client) -> None:
+    """Compressed, Fortran order, big-endian, the JSON text as bytes, no JSON text at all."""
+    fortran = np.asfortranarray(np.arange(6.0).reshape(3, 2))
+    expected = post(client, write({"input": fortran.tolist(), "scale": 1}, JSON), JSON).json()["output"]
+    request = np.frombuffer(b'{"scale": 1}', np.uint8)
+    for save in (np.savez, np.savez_compressed):
+        for array in (fortran, fortran.astype(">f8"), fortran.astype(np.int32)):
+            stream = io.BytesIO()
+            save(stream, request=request, input=array)
+            answer = read(post(client, stream.getvalue(), NPZ).content, NPZ)
+            np.testing.assert_array_equal(answer["output"], expected)
+    stream = io.BytesIO()
+    np.savez(stream, input=EYE)
+    assert post(client, stream.getvalue(), NPZ).status_code == 200
+
+
+def test_a_safetensors_file_without_metadata(client: httpx.Client) -> None:
+    assert post(client, safetensors.numpy.save({"input": EYE}), SAFETENSORS).status_code == 200
+
+
+def test_bfloat16_does_not_fit_into_npz(client: httpx.Client) -> None:
+    content = write({"input": EYE, "dtype": "bfloat16"}, SAFETENSORS)
+    response = post(client, content, SAFETENSORS, NPZ)
+    assert (response.status_code, response.json()["code"]) == (406, "not_acceptable")
+    stream = io.BytesIO()
+    np.savez(stream, input=EYE.astype(ml_dtypes.bfloat16))
+    assert post(client, stream.getvalue(), NPZ).json()["code"] == "invalid_tensors"
+
+
+def test_top_weights_have_dotted_names(client: httpx.Client) -> None:
+    for media_type in (NPZ, SAFETENSORS):
+        answer = read(post(client, write({"input": EYE, "top_k": 1}, media_type), media_type).content, media_type)
+        assert answer["top_weights"]["indices"].tolist() == [[0], [1]]
+
+
+def npy(header: bytes, data: bytes, version: bytes = b"\1\0") -> bytes:
+    return b"\x93NUMPY" + version + struct.pack("<H", len(header)) + header + data
+
+
+def archive(**members: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as file:
+        for name, content in members.items():
+            file.writestr(f"{name}.npy", content)
+    return stream.getvalue()
+
+
+HEADER = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1, 1), }\n"
+GOOD_NPY = npy(HEADER, b"\0" * 8)
+
+
+def pickled() -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, allow_pickle=True, query=np.array([{"a": 1}], dtype=object))
+    return stream.getvalue()
+
+
+def twice() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as file:
+        file.writestr("query.npy", GOOD_NPY)
+        with pytest.warns(UserWarning, match="Duplicate"):
+            file.writestr("query.npy", GOOD_NPY)
+    return stream.getvalue()
+
+
+def patched(content: bytes, old: bytes, new: bytes, last: bool = False) -> bytes:
+    assert old in content
+    place = content.rindex(old) if last else content.index(old)
+    return content[:place] + new + content[place + len(old) :]
+
+
+STORED = archive(query=GOOD_NPY)
+LIES: dict[str, tuple[Callable[[], bytes] | bytes, int, str]] = {
+    "not a zip": (b"PK nonsense", 400, "a zip archive"),
+    "empty": (b"", 400, "a zip archive"),
+    "cut off": (STORED[:-30], 400, "a zip archive"),
+    "pickle": (pickled, 400, "to be of bool, int32"),
+    "member twice": (twice, 422, "each member once"),
+    "not an npy file": (archive(query=b"12345678" * 20), 400, "an npy file"),
+    "version 3": (archive(query=npy(HEADER, b"\0" * 8, b"\3\0")), 400, "an npy file"),
+    "header of code": (archive(query=npy(b"__import__('os')\n", b"")), 400, "an npy file"),
+    "header of brackets": (archive(query=npy(b"(" * 3000, b"")), 400, "an npy file"),
+    "header too long": (archive(query=npy(HEADER + b" " * 20000, b"\0" * 8)), 400, "an npy file"),
+    "negative shape": (archive(query=npy(HEADER.replace(b"(1, 1)", b"(-1, -1)"), b"\0" * 8)), 400, "8 bytes of"),
+    "more shape than data": (archive(query=npy(HEADER.replace(b"(1, 1)", b"(9, 9)"), b"\0" * 8)), 400, "648 bytes"),
+    "huge shape": (archive(query=npy(HEADER.replace(b"(1, 1)", b"(2**62, 4)"), b"")), 400, "an npy file"),
+    "huge literal shape": (archive(query=npy(HEADER.replace(b"1, 1", b"9" * 30), b"")), 400, "an npy file"),
+    "less shape than data": (archive(query=npy(HEADER, b"\0" * 16)), 400, "8 bytes of"),
+    "complex numbers": (archive(query=npy(HEADER.replace(b"<f8", b"<c16"), b"\0" * 16)), 400, "to be of bool"),
+    "booleans of 2": (archive(mask=npy(HEADER.replace(b"<f8", b"|b1"), b"\2")), 400, "bytes of 0 and 1"),
+    "wrong checksum": (patched(STORED, b"\0" * 8 + b"PK\1\2", b"\1" + b"\0" * 7 + b"PK\1\2"), 400, "checksum"),
+    "wrong local header": (patched(STORED, b"PK\3\4", b"PK\3\5"), 400, "begin with its header"),
+    "request of numbers": (archive(request=GOOD_NPY), 400, "a string, or bytes"),
+    "request of two strings": (lambda: _savez(request=np.array(["{}", "{}"])), 400, "one string"),
+    "request of half a surrogate": (lambda: _savez(request=np.array("\ud800")), 400, "Unicode"),
+    "request that is no JSON": (lambda: _savez(request=np.array("{")), 400, "JSON"),
+    "field twice": (lambda: _savez(request=np.array('{"query": [[1]]}'), query=EYE), 422, "each field once"),
+    "field in a field": (lambda: _savez(request=np.array('{"query": [[1]]}'), **{"query.x": EYE}), 422, "an object"),
+    "too many members": (lambda: _savez(**{f"a{i}": EYE for i in range(201)}), 422, "200 members"),
+    "unknown member": (lambda: _savez(**{"projection.query.weigth": EYE}, input=EYE), 422, "a known field"),
+    "encrypted": (lambda: patched(patched(STORED, b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"), b"PK\3\4",
+                  b"PK\3\4"), 400, "stored or deflated"),
+}  # fmt: skip
+
+
+def _savez(**members: Any) -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **members)
+    return stream.getvalue()
+
+
+def check(response: httpx.Response, status: int, expected: str) -> None:
+    assert response.status_code == status, response.text
+    assert expected in response.json()["errors"][0]["expected"]
+    assert len(response.content) < 2000
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_npz_that_lies(client: httpx.Client, name: str) -> None:
+    content, status, expected = LIES[name]
+    check(post(client, content() if callable(content) else content, NPZ), status, expected)
+
+
+def test_npz_that_unpacks_to_more_than_the_limit() -> None:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, query=np.zeros((1000, 100)))
+    with serving(app(max_body_bytes=100_000)) as client:
+        response = post(client, stream.getvalue(), NPZ)
+        check(response, 413, "at most 100000 bytes when unpacked")
+    # A size in the directory that is too small does not help: no more than it says is unpacked.
+    small = stream.getvalue().replace(struct.pack("<I", 800_128), struct.pack("<I", 1_000))
+    with serving(app(max_body_bytes=100_000)) as client:
+        check(post(client, small, NPZ), 400, "1000 bytes of")
+
+
+def tensors(header: Any, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(**changed: Any) -> dict[str, Any]:
+    return {"query": {"dtype": "F64", "shape": [1, 1], "data_offsets": [0, 8]} | changed}
+
+
+TENSOR_LIES: dict[str, tuple[bytes, int, str]] = {
+    "empty": (b"", 400, "8 bytes of header length"),
+    "header beyond the body": (b"\xff" * 8, 400, "a header of at most 0 bytes"),
+    "header that is no JSON": (tensors(b"{"), 400, "a header in JSON"),
+    "header that is a list": (tensors([]), 400, "a header that is an object"),
+    "metadata that is none": (tensors({"__metadata__": [1]}), 400, "to hold strings"),
+    "request that is none": (tensors({"__metadata__": {"request": 1}}), 400, "to hold strings"),
+    "request that is no JSON": (tensors({"__metadata__": {"request": "{"}}), 400, "JSON"),
+    "entry that is none": (tensors({"query": 1}), 400, "dtype, shape and data_offsets"),
+    "entry without shape": (tensors({"query": {"dtype": "F64"}}), 400, "dtype, shape and data_offsets"),
+    "unknown type": (tensors(entry(dtype="F8_E4M3"), b"\0" * 8), 400, "to be one of BOOL"),
+    "negative shape": (tensors(entry(shape=[-1, -1]), b"\0" * 8), 400, "axes of 'query'"),
+    "shape of booleans": (tensors(entry(shape=[True]), b"\0" * 8), 400, "axes of 'query'"),
+    "9 axes": (tensors(entry(shape=[1] * 9), b"\0" * 8), 400, "at most 8 axes"),
+    "shape beyond the offsets": (tensors(entry(shape=[2**62, 4]), b"\0" * 8), 400, "bytes of 'query' within 8"),
+    "offsets beyond the data": (tensors(entry(data_offsets=[8, 16]), b"\0" * 8), 400, "8 bytes of 'query' within 8"),
+    "offsets the wrong way": (tensors(entry(data_offsets=[8, 0]), b"\0" * 8), 400, "8 bytes of 'query'"),
+    "three offsets": (tensors(entry(data_offsets=[0, 8, 8]), b"\0" * 8), 400, "8 bytes of 'query'"),
+    "a hole": (tensors(entry(data_offsets=[8, 16]), b"\0" * 16), 400, "begins at byte 0"),
+    "more data": (tensors(entry(), b"\0" * 16), 400, "8 bytes of data"),
+    "shared bytes": (tensors(entry() | {"key": entry()["query"]}, b"\0" * 8), 400, "begins at byte 8"),
+    "booleans of 2": (tensors(entry(dtype="BOOL", data_offsets=[0, 1]), b"\2"), 400, "bytes of 0 and 1"),
+    "too many": (tensors({f"a{i}": {"dtype": "F64", "shape": [0], "data_offsets": [0, 0]} for i in range(201)}), 422,
+                 "200 members"),
+    "field twice": (tensors(entry() | {"__metadata__": {"request": '{"query": 1}'}}, b"\0" * 8), 422, "each field"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TENSOR_LIES)
+def test_safetensors_that_lie(client: httpx.Client, name: str) -> None:
+    content, status, expected = TENSOR_LIES[name]
+    check(post(client, content, SAFETENSORS), status, expected)
+
+
+GOOD_BODIES = {
+    media_type: write({"query": EYE, "mask": [[True]], "scale": 1}, media_type) for media_type in MEDIA_TYPES
+}
+
+
+@pytest.mark.parametrize("media_type", MEDIA_TYPES)
+@given(data=st.data())
+def test_garbage_parses_or_raises_our_own_error(media_type: str, data: st.DataObject) -> None:
+    """Good bodies with some bytes changed, cut or repeated."""
+    body = bytearray(GOOD_BODIES[media_type])
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, max(len(body) - 1, 0)))
+        piece = data.draw(st.binary(max_size=4))
+        body[place : place + data.draw(st.integers(0, 6))] = piece
+    try:
+        fields = CODECS[media_type].decode(bytes(body), LIMIT).fields
+    except ServiceError as error:
+        assert error.status in (400, 413, 422)
+        assert len(str(error)) < 2000
+    else:
+        assert isinstance(fields, dict)
+
+
+def test_split_takes_what_tensors_can_hold() -> None:
+    arrays, rest = split({"a": [[1, 2]], "b": {"c": [True], "d": "x"}, "e": [1, None], "f": []})
+    assert {name: array.tolist() for name, array in arrays.items()} == {"a": [[1, 2]], "b.c": [True]}
+    assert rest == {"b": {"d": "x"}, "e": [1, None], "f": []}

@@ -1,0 +1,101 @@
+"""Requests and answers in every wire format, written and read by the formats' own libraries."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+JSON, NPZ, SAFETENSORS = "application/json", "application/x-npz", "application/vnd.safetensors"
+MEDIA_TYPES = (JSON, NPZ, SAFETENSORS)
+TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "BOOL": "?", "BF16": ml_dtypes.bfloat16}
+
+
+def split(fields: dict[str, Any], prefix: str = "") -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """What of a request can be tensors, under dotted names, and the rest."""
+    tensors: dict[str, np.ndarray] = {}
+    rest: dict[str, Any] = {}
+    for name, value in fields.items():
+        array = _tensor(value)
+        if array is not None:
+            tensors[prefix + name] = array
+        elif isinstance(value, dict):
+            inner, others = split(value, f"{prefix}{name}.")
+            tensors |= inner
+            if others or not inner:
+                rest[name] = others
+        else:
+            rest[name] = value
+    return tensors, rest
+
+
+def _tensor(value: Any) -> np.ndarray | None:
+    """A list as the array that it is; None where it is none, or empty (which JSON says better)."""
+    if isinstance(value, np.ndarray):
+        return value
+    if not isinstance(value, list):
+        return None
+    try:
+        array = np.array(value)
+    except (ValueError, OverflowError):
+        return None
+    plain = array.dtype.kind in "bif" and array.size and array.ndim <= 8 and not _mixed(value)
+    return array if plain else None
+
+
+def _mixed(value: Any) -> bool:
+    """Booleans among numbers, which NumPy would make numbers."""
+
+    def leaves(x: Any) -> Iterator[Any]:
+        if isinstance(x, list):
+            for item in x:
+                yield from leaves(item)
+        else:
+            yield x
+
+    return len({isinstance(leaf, bool) for leaf in leaves(value)}) > 1
+
+
+def write(fields: dict[str, Any], media_type: str) -> bytes:
+    """A request in a wire format."""
+    if media_type == JSON:
+        return json.dumps(fields, default=np.ndarray.tolist).encode()
+    tensors, rest = split(fields)
+    if media_type == NPZ:
+        stream = io.BytesIO()
+        members: dict[str, Any] = {"request": np.array(json.dumps(rest))} | tensors
+        np.savez(stream, **members)
+        return stream.getvalue()
+    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    return bytes(safetensors.numpy.save(contiguous, {"request": json.dumps(rest)}))
+
+
+def read(content: bytes, media_type: str) -> dict[str, Any]:
+    """An answer in a wire format, its arrays as ndarrays (JSON lists: as lists)."""
+    if media_type == JSON:
+        plain: dict[str, Any] = json.loads(content)
+        return plain
+    if media_type == NPZ:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            answer = json.loads(archive["response"].item())
+            tensors = {name: archive[name] for name in archive.files if name != "response"}
+    else:
+        length = int.from_bytes(content[:8], "little")
+        answer = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["response"])
+        tensors = {
+            name: np.frombuffer(bytes(entry["data"]), np.dtype(TYPES[entry["dtype"]])).reshape(entry["shape"])
+            for name, entry in safetensors.deserialize(content)  # type: ignore[no-untyped-call]
+        }
+    for name, tensor in tensors.items():
+        *path, last = name.split(".")
+        inner = answer
+        for step in path:
+            inner = inner.setdefault(step, {})
+        inner[last] = tensor
+    return dict(answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -188,16 +189,44 @@ def test_selections_and_averages_are_of_the_full_weights(
     assert_close(full["received"], full["attention_weights"].sum(axis=-2))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
+@given(request=tensors(), size=st.sampled_from([1, 5, 20, 60]), choose=st.booleans(), banded=st.booleans())
+def test_tiles_do_not_show(backend: str, request: dict[str, Any], size: int, choose: bool, banded: bool) -> None:
+    """However small the tiles are, and whatever they leave out, the answer is the same."""
+    (h, q), k = request["query"].shape[:2], request["key"].shape[1]
+    include = ["attention_weights", "logsumexp", "entropy", "received"] + ["scores", "masked_scores"] * choose
+    batch = {name: np.stack([request[name], -request[name]]) for name in ("query", "key", "value")}
+    options: dict[str, Any] = request | batch | {"layout": "bhld", "include": include, "backend": backend}
+    if "mask" in request:
+        options["mask"] = request["mask"][None]
+    if banded:
+        options |= {"is_causal": True, "window": {"left": 2}, "query_offset": [0, 2], "alibi_slopes": np.ones(h)}
+    variants: list[dict[str, Any]] = [
+        {},
+        {"select_heads": np.arange(h)[::-1][:2], "select_queries": np.arange(q)[::2], "key_lengths": k - 1},
+        {"average_heads": True, "segment_ids": {"query": [1] * q, "key": np.arange(k) % 2}},
+        {"top_k": 2, "query_lengths": [q - 1, q], "key_mask": np.arange(k) != 1},
+    ]
+    for variant in variants:
+        whole = attend(**options, **variant)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(f"service.backends.{backend}.TILE_SCORES", size)
+            cut = attend(**options, **variant)
+        assert whole.arrays.keys() == cut.arrays.keys()
+        for name, array in whole.arrays.items():
+            for part, ours in array.items() if isinstance(array, dict) else [("", array)]:
+                assert_close(cut[name][part] if part else cut[name], ours)
+        assert cut.metadata == whole.metadata
+
+
+@settings(max_examples=20, deadline=None)
 @given(request=tensors())
-def test_blocks_of_queries_do_not_show(backend: str, request: dict[str, Any]) -> None:
-    """However few queries are computed at a time, the answer is the same."""
-    include = ["attention_weights", "scores", "logsumexp", "received"]
-    options = {"is_causal": True, "query_offset": 1, "alibi_slopes": np.ones(request["query"].shape[0])}
-    whole = attend(**request, **options, include=include, backend=backend)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.attention.plan.BLOCK_BYTES", 1)
-        rows = attend(**request, **options, include=include, backend=backend)
+def test_threads_do_not_show(backend: str, request: dict[str, Any]) -> None:
+    include = ["attention_weights", "logsumexp", "received"]
+    alone = attend(**request, include=include, backend=backend)
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(3) as pool:
+        patch.setattr("service.backends.numpy._pool", pool)
+        patch.setattr(f"service.backends.{backend}.TILE_SCORES", 3)
+        together = attend(**request, include=include, backend=backend)
     for name in ("output", *include):
-        assert_close(rows[name], whole[name])
-    assert rows.metadata == whole.metadata
+        assert_close(together[name], alone[name])

@@ -16,7 +16,7 @@ from service.attention.masks import ScoreAxes, score_axes
 from service.attention.operands import Operands, Sizes, resolve_operands
 from service.attention.positions import Rotation
 from service.attention.selection import Selection, make_selection
-from service.attention.spec import SCORE_MATRICES, AttentionSpec, Layout, Norm, Normalization
+from service.attention.spec import SCORE_MATRICES, STAGES, AttentionSpec, Layout, Norm, Normalization
 from service.attention.visibility import Visibility, make_visibility
 from service.errors import InvalidValue, ShapeMismatch, shape
 
@@ -80,16 +80,12 @@ class Plan:
         return compute_dtype(self.dtype)
 
     @property
-    def row_scores(self) -> int:
-        """Scores of one query over batch and heads: b·h·k."""
-        return self.sizes.batch_size * self.sizes.num_heads * self.sizes.key_length
-
-    @property
     def flops(self) -> int:
         """Multiplications and additions of the maps and the two products, and about 8 an element for the softmax."""
         ops = self.operands
         maps = sum(2 * x.array.size * x.map.features for x in (ops.query, ops.key, ops.value) if x.map)
-        scores = self.row_scores * self.sizes.query_length
+        sizes = self.sizes
+        scores = sizes.batch_size * sizes.num_heads * sizes.query_length * sizes.key_length
         return scores * (2 * (self.sizes.head_dim + self.sizes.value_dim) + 8) + maps
 
     @property
@@ -104,20 +100,20 @@ class Plan:
         stages = len(chosen.include & SCORE_MATRICES - {"attention_weights"}) * sizes.key_length
         weights = columns if "attention_weights" in chosen.include else 0
         returned = heads * rows * (stages + weights)
-        blocks = WORKING_MATRICES * self.row_scores * self.block_rows
-        return (blocks + sizes.batch_size * (returned + query + key)) * self.compute_dtype.itemsize
+        scores = sizes.num_heads * sizes.query_length * sizes.key_length
+        one_query = sizes.num_heads * sizes.key_length
+        working = WORKING_MATRICES * min(sizes.batch_size * scores, max(WORKING_SCORES, one_query))
+        return (working + sizes.batch_size * (returned + query + key)) * self.compute_dtype.itemsize
 
     @property
-    def block_rows(self) -> int:
-        """How many queries are computed at a time, so that their scores stay small whatever the request."""
-        rows = BLOCK_BYTES // (self.row_scores * self.compute_dtype.itemsize)
-        return max(1, min(self.sizes.query_length, rows))
+    def skips_hidden(self) -> bool:
+        """Whether keys that nobody sees need not be computed: neither their scores nor their places come back."""
+        return not self.selection.include & set(STAGES) and self.selection.top_k is None
 
 
-# The scores of one block of queries take no more than this (or one query's do).
-BLOCK_BYTES = 16 * 2**20
-# So many matrices of a block's size exist at once, masks counted.
-WORKING_MATRICES = 6
+# Of the tiles that are computed at the same time, in elements, and how many matrices of their size exist at once.
+WORKING_SCORES = 2**21
+WORKING_MATRICES = 4
 
 
 def make_plan(spec: AttentionSpec) -> Plan:

@@ -1,13 +1,13 @@
 """Attention by its definition (Vaswani et al. 2017, section 3.2.1), for any library with the Python array API.
 
-A block of queries at a time: only what the plan returns ever exists for all of them.
+A tile of scores at a time: only what the plan returns ever exists for all queries and keys.
 
-Shapes in comments: b batch, h heads, g key/value heads, r the queries of a block, k keys, d and e features.
+Shapes in comments: b batch, h heads, g key/value heads, r the queries of a tile, k its keys, d and e features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,11 @@ import numpy as np
 
 from service.attention.operands import Operand
 from service.attention.plan import Notice, Plan
-from service.attention.positions import Rotation
+from service.attention.positions import Band, Rotation
 from service.attention.projections import DenseMap
 from service.attention.result import Computed, overflow
-from service.attention.spec import STAGES, Norm
+from service.attention.spec import ROW_STATISTICS, STAGES, Norm
+from service.attention.tiles import Tile, tiles
 
 ZERO_SUM = Notice("zero_sum", "the visible scores of some rows sum to 0: their weights and outputs are 0")
 
@@ -30,12 +31,18 @@ class Library:
     """An array library and where its arrays live.
 
     load: from NumPy to the device, in the plan's computing type if it is a float; store: back to NumPy
+    hide: put a number wherever a mask is False, in place; exp: in place
+    run: a function on each tile, results in order; tile_scores: the size of a tile, in elements
     """
 
     xp: Any
     device: Any
     load: Callable[[np.ndarray], Array]
     store: Callable[[Array], np.ndarray]
+    hide: Callable[[Array, Array, float], None]
+    exp: Callable[[Array], Array]
+    run: Callable[[Callable[[Tile], Found], list[Tile]], Iterable[Found]]
+    tile_scores: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +57,15 @@ class Loaded:
 
 def compute(plan: Plan, lib: Library, loaded: Loaded, backend: str) -> Computed:
     """Every number on the way. Errors: Overflow where a visible score is not finite."""
-    collected = _Collected(plan, lib)
-    head_outputs = lib.xp.empty(
-        (*loaded.query.shape[:3], loaded.value.shape[-1]), dtype=loaded.query.dtype, device=lib.device
-    )
-    for start in range(0, plan.sizes.query_length, plan.block_rows):
-        rows = slice(start, min(start + plan.block_rows, plan.sizes.query_length))
-        block = _Block(plan, lib, loaded, rows)
-        head_outputs[:, :, rows] = block.run(collected)
+    head_outputs = _empty_outputs(plan, lib, loaded)
+    collected = Collected(plan, lib)
+    watched = not plan.finite or score_bound(plan, lib, loaded) >= float(np.finfo(plan.compute_dtype).max) / 4
+
+    def run(tile: Tile) -> Found:
+        return _TileRun(plan, lib, loaded, tile, watched).run(head_outputs, collected)
+
+    for found in lib.run(run, list(tiles(plan, lib.tile_scores))):
+        collected.add_found(found)
     return Computed(
         arrays=stored(plan, lib, loaded, head_outputs, collected.arrays),
         fully_masked_rows=collected.fully_masked_rows,
@@ -66,6 +74,28 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, backend: str) -> Computed:
         kernel="dense",
         notices=(ZERO_SUM,) if collected.zero_sum else (),
     )
+
+
+def score_bound(plan: Plan, lib: Library, loaded: Loaded) -> float:
+    """No score on its way to the softmax is larger than this, whatever meets what: |q·k| <= d max|q| max|k|."""
+    xp = lib.xp
+    largest = [max(float(xp.max(x)), -float(xp.min(x))) for x in (loaded.query, loaded.key)]
+    bound = plan.sizes.head_dim * largest[0] * largest[1] * max(1.0, abs(plan.scale))
+    if plan.bias is not None:
+        bound += float(np.max(np.abs(plan.bias), where=np.isfinite(plan.bias), initial=0))
+    if plan.alibi is not None:
+        furthest = float(np.max(np.abs(plan.alibi.offset))) + plan.sizes.query_length + plan.sizes.key_length
+        bound += float(np.max(np.abs(plan.alibi.slopes))) * furthest
+    return bound
+
+
+def _empty_outputs(plan: Plan, lib: Library, loaded: Loaded) -> Array:
+    """Where head outputs (b, h, q, e) go; tokens stand before heads in memory where the output is joined from them."""
+    b, h, q, _ = loaded.query.shape
+    e, dtype = loaded.value.shape[-1], loaded.query.dtype
+    if plan.layout in ("hld", "bhld"):
+        return lib.xp.empty((b, h, q, e), dtype=dtype, device=lib.device)
+    return lib.xp.permute_dims(lib.xp.empty((b, q, h, e), dtype=dtype, device=lib.device), (0, 2, 1, 3))
 
 
 # Before the scores: operands.
@@ -161,150 +191,189 @@ def _output(plan: Plan, lib: Library, head_outputs: Array) -> Array:
     return joined if plan.operands.output_map is None else _apply(plan.operands.output_map, joined, lib)
 
 
-# What hides scores, and what is added to them, for some rows.
+# What hides scores, and what is added to them, in a tile.
 
 
-def visible(plan: Plan, lib: Library, rows: slice) -> Array | None:
-    """Which scores of these rows take part, broadcasting to (b, h, r, k); None where all do."""
+def visible(plan: Plan, lib: Library, tile: Tile) -> Array | None:
+    """Which scores of a tile take part, broadcasting to it; None where all do."""
     parts, seen = [], plan.visibility
     if seen.mask is not None:
-        parts.append(lib.load(_rows(seen.mask, rows)))
-    if plan.bias is not None and np.isneginf(plan.bias).any():
-        parts.append(lib.load(~np.isneginf(_rows(plan.bias, rows))))
+        parts.append(lib.load(_part(seen.mask, tile)))
+    if plan.bias is not None:
+        hidden = np.isneginf(_part(plan.bias, tile))
+        if hidden.any():
+            parts.append(lib.load(~hidden))
     if seen.keys is not None:
-        parts.append(lib.load(seen.keys[:, None, None, :]))
+        parts.append(lib.load(_part(seen.keys[:, None, None, :], tile)))
     if seen.queries is not None:
-        parts.append(lib.load(seen.queries[:, None, rows, None]))
+        parts.append(lib.load(_part(seen.queries[:, None, :, None], tile)))
     if seen.segments is not None:
-        ids = lib.load(seen.segments.query[:, None, rows, None])
-        parts.append(ids == lib.load(seen.segments.key[:, None, None, :]))
+        ids = lib.load(_part(seen.segments.query[:, None, :, None], tile))
+        parts.append(ids == lib.load(_part(seen.segments.key[:, None, None, :], tile)))
     if seen.band is not None:
-        i = np.arange(rows.start, rows.stop)[:, None]
-        j = lib.load(np.arange(plan.sizes.key_length))
-        if seen.band.low is not None:
-            parts.append(j >= lib.load(i + seen.band.low[:, None, None, None]))
-        if seen.band.high is not None:
-            parts.append(j <= lib.load(i + seen.band.high[:, None, None, None]))
+        parts += _band(seen.band, lib, tile)
     found = None
     for part in parts:
         found = part if found is None else found & part
     return found
 
 
-def fully_masked(plan: Plan, lib: Library, seen: Array | None, rows: slice) -> int:
-    """How many of these rows of b·h·q see no key, those of padding not counted. `seen` is what `visible` gave."""
+def _band(band: Band, lib: Library, tile: Tile) -> list[Array]:
+    """What a band leaves of a tile, each edge that cuts through it."""
+    rows, columns = tile.rows, tile.columns
+    i, j = np.arange(rows.start, rows.stop)[:, None], np.arange(columns.start, columns.stop)
+    parts = []
+    if band.low is not None and columns.start < rows.stop - 1 + int(band.low.max()):
+        parts.append(lib.load(j) >= lib.load(i + _part(band.low[:, None, None, None], tile)))
+    if band.high is not None and columns.stop - 1 > rows.start + int(band.high.min()):
+        parts.append(lib.load(j) <= lib.load(i + _part(band.high[:, None, None, None], tile)))
+    return parts
+
+
+def fully_masked(plan: Plan, lib: Library, seen: Array | None, tile: Tile) -> int:
+    """How many rows of a tile see no key, those of padding not counted. `seen` is what `visible` gave."""
     if seen is None:
         return 0
     unseen = ~lib.xp.any(seen, axis=-1)  # each axis full or 1
     if plan.visibility.queries is not None:
-        unseen = unseen & lib.load(plan.visibility.queries[:, None, rows])
-    shape = (plan.sizes.batch_size, plan.sizes.num_heads, rows.stop - rows.start)
+        unseen = unseen & lib.load(_part(plan.visibility.queries[:, None, :, None], tile)[..., 0])
+    shape = tuple(part.stop - part.start for part in (tile.batch, tile.heads, tile.rows))
     return int(lib.xp.sum(lib.xp.broadcast_to(unseen, shape)))
 
 
-def additions(plan: Plan, lib: Library, rows: slice) -> list[Array]:
-    """What is added to the scores of these rows: the bias and ALiBi, each broadcasting to (b, h, r, k)."""
+def additions(plan: Plan, lib: Library, tile: Tile) -> list[Array]:
+    """What is added to the scores of a tile: the bias and ALiBi, each broadcasting to it."""
     found = []
     if plan.bias is not None:
-        found.append(lib.load(_rows(plan.bias, rows)))
+        found.append(lib.load(_part(plan.bias, tile)))
     if plan.alibi is not None:
-        i = np.arange(rows.start, rows.stop)[:, None] + plan.alibi.offset[:, None, None, None]  # b 1 r 1
-        distance = np.abs(i - np.arange(plan.sizes.key_length)).astype(plan.compute_dtype)
-        found.append(lib.load(distance) * lib.load(-plan.alibi.slopes[:, None, None]))
+        i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + _part(plan.alibi.offset[:, None, None, None], tile)
+        distance = np.abs(i - np.arange(tile.columns.start, tile.columns.stop)).astype(plan.compute_dtype)
+        found.append(lib.load(distance) * lib.load(-plan.alibi.slopes[tile.heads, None, None]))
     return found
 
 
-def _rows(array: np.ndarray, rows: slice) -> np.ndarray:
-    """These rows of an array (b, h, q, k) whose q axis is full or 1."""
-    return array if array.shape[2] == 1 else array[:, :, rows]
+def _part(array: np.ndarray, tile: Tile) -> np.ndarray:
+    """The part of an array (b, h, q, k), each axis full or 1, that belongs to a tile."""
+    cuts = (tile.batch, tile.heads, tile.rows, tile.columns)
+    return array[tuple(slice(None) if size == 1 else cut for size, cut in zip(array.shape, cuts, strict=True))]
 
 
-class _Block:
-    """The scores of some queries, from the product to the weights."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a tile adds to numbers that several tiles make together."""
 
-    def __init__(self, plan: Plan, lib: Library, loaded: Loaded, rows: slice) -> None:
+    tile: Tile
+    fully_masked_rows: int
+    zero_sum: bool
+    received: Array | None
+
+
+class _TileRun:
+    """The scores of one tile, from the product to the weights, each step in the place of the one before."""
+
+    def __init__(self, plan: Plan, lib: Library, loaded: Loaded, tile: Tile, watched: bool) -> None:
         self._plan = plan
         self._lib = lib
-        self._loaded = loaded
-        self._rows = rows
-        self._visible = visible(plan, lib, rows)
+        self._tile = tile
+        self._watched = watched
+        self._query = loaded.query[tile.batch, tile.heads, tile.rows]  # b h r d
+        self._key = loaded.key[tile.batch, tile.kv_heads, tile.columns]  # b g k d
+        self._value = loaded.value[tile.batch, tile.kv_heads, tile.columns]  # b g k e
+        self._bad = loaded.bad_values
+        self._visible = visible(plan, lib, tile)
 
-    def run(self, collected: _Collected) -> Array:
-        """Collect what the plan returns of these rows; the result is their head outputs (b, h, r, e)."""
-        stages = self._stages()
-        collected.add(self._rows, {name: stages[name] for name in STAGES})
-        masked = stages["masked_scores"]
+    def run(self, head_outputs: Array, collected: Collected) -> Found:
+        """Write the head outputs of this tile, and what the plan returns of its scores."""
+        tile = self._tile
+        scores = self._scores(collected)
+        zero_sum = False
         if self._plan.normalization == "sum":
-            weights = self._divide_by_sum(masked, collected)
+            total, zero_sum = self._sums(scores)
             logsumexp = None
         else:
-            weights, logsumexp = self._softmax(masked)
-        collected.add_weights(self._rows, weights, logsumexp)
-        collected.fully_masked_rows += fully_masked(self._plan, self._lib, self._visible, self._rows)
-        return grouped_matmul(weights, self._loaded.value, self._lib)
+            total, logsumexp = self._exponentials(scores)
+        if logsumexp is not None:
+            collected.add("logsumexp", tile, logsumexp)
+        received = None
+        if collected.needs_weights:
+            scores /= total
+            received = collected.add_weights(tile, scores)
+            outputs = grouped_matmul(scores, self._value, self._lib)
+        else:
+            outputs = grouped_matmul(scores, self._value, self._lib)
+            outputs /= total  # fewer divisions than over all weights
+        head_outputs[tile.batch, tile.heads, tile.rows] = outputs
+        return Found(tile, fully_masked(self._plan, self._lib, self._visible, tile), zero_sum, received)
 
-    def _stages(self) -> dict[str, Array]:
+    def _scores(self, collected: Collected) -> Array:
+        """masked_scores (b, h, r, k), the stages before them collected on the way."""
         plan, xp = self._plan, self._lib.xp
-        key = xp.permute_dims(self._loaded.key, (0, 1, 3, 2))  # b g d k
-        scores = grouped_matmul(self._loaded.query[:, :, self._rows], key, self._lib)  # b h r k
-        scaled = scores * plan.scale
-        capped = scaled if plan.softcap is None else plan.softcap * xp.tanh(scaled / plan.softcap)
-        biased = capped
-        for addition in additions(plan, self._lib, self._rows):
-            biased = biased + addition
-        self._check(biased)
-        return {
-            "scores": scores,
-            "scaled_scores": scaled,
-            "capped_scores": capped,
-            "masked_scores": biased if self._visible is None else self._where_visible(biased, -np.inf),
-        }
+        scores = grouped_matmul(self._query, xp.permute_dims(self._key, (0, 1, 3, 2)), self._lib)
+        collected.add("scores", self._tile, scores)
+        scores *= plan.scale
+        collected.add("scaled_scores", self._tile, scores)
+        if plan.softcap is not None:
+            scores /= plan.softcap
+            scores = xp.tanh(scores)
+            scores *= plan.softcap
+        collected.add("capped_scores", self._tile, scores)
+        for addition in additions(plan, self._lib, self._tile):
+            scores += addition
+        if self._watched:
+            self._check(scores)
+        if self._visible is not None:
+            self._lib.hide(scores, self._visible, -np.inf)
+        collected.add("masked_scores", self._tile, scores)
+        return scores
 
     def _check(self, scores: Array) -> None:
         """Errors: Overflow for a visible score that is not finite, or a visible value."""
         xp = self._lib.xp
         bad = ~xp.isfinite(scores)
-        if self._loaded.bad_values is not None:
-            values, h = self._loaded.bad_values, self._plan.sizes.num_heads
-            bad = bad | xp.repeat(values, h // values.shape[1], axis=1)
-        if self._visible is not None and xp.any(bad):
+        if self._bad is not None:
+            values = self._bad[self._tile.batch, self._tile.kv_heads, :, self._tile.columns]
+            bad = bad | xp.repeat(values, scores.shape[1] // values.shape[1], axis=1)
+        if self._visible is not None:
             bad = bad & self._visible
         if xp.any(bad):
             raise overflow(self._plan, "scores")
 
-    def _where_visible(self, array: Array, other: float) -> Array:
-        """The array where it is visible, whatever stands elsewhere."""
-        return self._lib.xp.where(self._visible, array, self._scalar(other, array))
-
-    def _scalar(self, number: float, like: Array) -> Array:
-        return self._lib.xp.asarray(number, dtype=like.dtype, device=self._lib.device)
-
-    def _softmax(self, masked: Array) -> tuple[Array, Array]:
-        """Weights (b, h, r, k) and logsumexp (b, h, r), the sinks counted in the sum but not returned."""
-        xp = self._lib.xp
-        largest = xp.max(masked, axis=-1, keepdims=True)  # b h r 1
+    def _exponentials(self, scores: Array) -> tuple[Array, Array]:
+        """Turn scores into their exponentials; their sum (b, h, r, 1), the sink counted, and logsumexp (b, h, r)."""
+        xp, plan = self._lib.xp, self._plan
+        largest = xp.max(scores, axis=-1, keepdims=True)
         sinks = None
-        if self._plan.sinks is not None:
-            sinks = self._lib.load(self._plan.sinks[:, None, None])  # h 1 1
+        if plan.sinks is not None:
+            sinks = self._lib.load(plan.sinks[self._tile.heads, None, None])
             largest = xp.maximum(largest, sinks)
-        shift = xp.where(xp.isfinite(largest), largest, self._scalar(0, largest))
-        exponentials = xp.exp(masked - shift)
-        total = xp.sum(exponentials, axis=-1, keepdims=True)
+        shift = largest
+        if self._visible is not None:
+            shift = xp.where(xp.isfinite(largest), largest, xp.zeros_like(largest))
+        scores -= shift
+        self._lib.exp(scores)
+        total = xp.sum(scores, axis=-1, keepdims=True)
         if sinks is not None:
             total = total + xp.exp(sinks - shift)
-        weights = exponentials / xp.where(total == 0, self._scalar(1, total), total)  # a row that sees nothing: 0
-        return weights, (largest + xp.log(total))[..., 0]
+        logsumexp = (largest + xp.log(total))[..., 0]
+        if self._visible is not None:  # a row that sees nothing: 0 divided by anything
+            total = xp.where(total == 0, xp.ones_like(total), total)
+        return total, logsumexp
 
-    def _divide_by_sum(self, masked: Array, collected: _Collected) -> Array:
+    def _sums(self, scores: Array) -> tuple[Array, bool]:
+        """Turn scores into those that count; their sum (b, h, r, 1), and whether some sum of visible ones is 0."""
         xp = self._lib.xp
-        counted = masked if self._visible is None else self._where_visible(masked, 0)
-        total = xp.sum(counted, axis=-1, keepdims=True)
+        if self._visible is not None:
+            self._lib.hide(scores, self._visible, 0.0)
+        total = xp.sum(scores, axis=-1, keepdims=True)
         if not xp.all(xp.isfinite(total)):
             raise overflow(self._plan, "sums of scores")
         zero = total == 0
+        if not xp.any(zero):
+            return total, False
         sees = True if self._visible is None else xp.any(self._visible, axis=-1, keepdims=True)
-        collected.zero_sum |= bool(xp.any(zero & sees))
-        return xp.where(zero, self._scalar(0, total), counted / xp.where(zero, self._scalar(1, total), total))
+        self._lib.hide(scores, xp.broadcast_to(~zero, scores.shape), 0.0)
+        return xp.where(zero, xp.ones_like(total), total), bool(xp.any(zero & sees))
 
 
 def grouped_matmul(left: Array, right: Array, lib: Library) -> Array:
@@ -317,68 +386,97 @@ def grouped_matmul(left: Array, right: Array, lib: Library) -> Array:
     return lib.xp.reshape(grouped, (b, h, q, y))
 
 
-class _Collected:
-    """What is returned of the score matrices, cut to the heads and queries that were asked for, filled row by row."""
+class Collected:
+    """What is returned of the score matrices, cut to the heads and queries that were asked for, filled tile by tile.
+
+    Tiles write to places that no other writes to; what they make together is added up in their order.
+    """
 
     def __init__(self, plan: Plan, lib: Library) -> None:
         self.arrays: dict[str, Array] = {}
         self.fully_masked_rows = 0
         self.zero_sum = False
-        self._chosen = plan.selection
+        self.needs_weights = bool(plan.selection.include & {"attention_weights", "received", "entropy"})
+        self._chosen = chosen = plan.selection
+        # Whose last axis is k, of which a tile has a part.
+        self._by_key = {*STAGES, *(() if chosen.top_k else ("attention_weights",))}
         self._lib = lib
-        self._queries = plan.sizes.query_length if self._chosen.queries is None else len(self._chosen.queries)
+        sizes = plan.sizes
+        self._heads = np.arange(sizes.num_heads) if chosen.heads is None else chosen.heads
+        self._queries = np.arange(sizes.query_length) if chosen.queries is None else chosen.queries
+        b, h, q, k = sizes.batch_size, len(self._heads), len(self._queries), sizes.key_length
+        computing = lib.load(np.zeros(0, plan.compute_dtype)).dtype
+        shapes = dict.fromkeys(STAGES, (b, h, q, k)) | dict.fromkeys(ROW_STATISTICS, (b, h, q))
+        averaged = 1 if chosen.average_heads else h
+        shapes["attention_weights"] = (b, averaged, q, k if chosen.top_k is None else chosen.top_k)
+        shapes["received"] = (b, averaged, k)
+        for name, shape in shapes.items():
+            if name in chosen.include:  # zeros, as hidden keys may be skipped
+                self.arrays[name] = lib.xp.zeros(shape, dtype=computing, device=lib.device)
+        if chosen.top_k is not None:
+            integer = lib.load(np.zeros(0, np.int64)).dtype
+            self.arrays["top_indices"] = lib.xp.zeros(shapes["attention_weights"], dtype=integer, device=lib.device)
 
-    def add(self, rows: slice, matrices: dict[str, Array]) -> None:
-        """Keep rows (b, h, r, …) of arrays (b, h, q, …), those that the plan includes."""
-        for name, block in matrices.items():
-            if name in self._chosen.include:
-                self._write(name, self._heads(block), rows)
+    def add(self, name: str, tile: Tile, block: Array) -> None:
+        """Keep what the plan includes of a block (b, h, r, k), or (b, h, r)."""
+        if name in self.arrays:
+            places, block = self._cut_heads(tile, block)
+            self._write(name, tile, places, block)
 
-    def add_weights(self, rows: slice, weights: Array, logsumexp: Array | None) -> None:
-        """Keep the weights of these rows, or what is made of them."""
-        xp, include = self._lib.xp, self._chosen.include
-        if logsumexp is not None:
-            self.add(rows, {"logsumexp": logsumexp})
-        if "entropy" in include:
-            self.add(rows, {"entropy": -xp.sum(_x_log_x(weights, xp), axis=-1)})
-        if not include & {"attention_weights", "received"}:
-            return
-        kept = self._heads(weights)
+    def add_weights(self, tile: Tile, weights: Array) -> Array | None:
+        """Keep the weights of a tile, or what is made of them; the result is what its keys receive."""
+        xp = self._lib.xp
+        if "entropy" in self.arrays:
+            self.add("entropy", tile, -xp.sum(_x_log_x(weights, xp), axis=-1))
+        if not self.arrays.keys() & {"attention_weights", "received"}:
+            return None
+        places, kept = self._cut_heads(tile, weights)
         if self._chosen.average_heads:
-            kept = xp.mean(kept, axis=1, keepdims=True)
-        if "received" in include:
-            received = xp.sum(kept, axis=2)  # b h k
-            self.arrays["received"] = received if rows.start == 0 else self.arrays["received"] + received
-        if "attention_weights" not in include:
-            return
-        if self._chosen.top_k is not None:
-            # A stable sort of the negated weights: ties by lower index.
-            order = xp.argsort(-kept, axis=-1, stable=True)[..., : self._chosen.top_k]
-            self._write("top_indices", order, rows)
-            kept = xp.take_along_axis(kept, order, axis=-1)
-        self._write("attention_weights", kept, rows)
+            places, kept = np.zeros(1, np.int64), xp.mean(kept, axis=1, keepdims=True)
+        received = xp.sum(kept, axis=2) if "received" in self.arrays else None
+        if "attention_weights" in self.arrays:
+            if self._chosen.top_k is not None:
+                # A stable sort of the negated weights: ties by lower index.
+                order = xp.argsort(-kept, axis=-1, stable=True)[..., : self._chosen.top_k]
+                self._write("top_indices", tile, places, order)
+                kept = xp.take_along_axis(kept, order, axis=-1)
+            self._write("attention_weights", tile, places, kept)
+        return received
 
-    def _heads(self, array: Array) -> Array:
+    def add_found(self, found: Found) -> None:
+        """Add up what tiles make together."""
+        self.fully_masked_rows += found.fully_masked_rows
+        self.zero_sum |= found.zero_sum
+        if found.received is not None:
+            places = (
+                np.zeros(1, np.int64) if self._chosen.average_heads else self._places(self._heads, found.tile.heads)
+            )
+            self.arrays["received"][found.tile.batch, places, found.tile.columns] += found.received
+
+    def _cut_heads(self, tile: Tile, block: Array) -> tuple[np.ndarray, Array]:
+        """Where the heads of a tile that were asked for go, and they themselves."""
+        places = self._places(self._heads, tile.heads)
         if self._chosen.heads is None:
-            return array
-        return self._lib.xp.take(array, self._lib.load(self._chosen.heads), axis=1)
+            return places, block
+        return places, block[:, self._heads[places] - tile.heads.start]
 
-    def _write(self, name: str, block: Array, rows: slice) -> None:
-        b, h = block.shape[:2]
-        if name not in self.arrays:
-            shape = (b, h, self._queries, *block.shape[3:])
-            self.arrays[name] = self._lib.xp.empty(shape, dtype=block.dtype, device=self._lib.device)
+    @staticmethod
+    def _places(chosen: np.ndarray, part: slice) -> np.ndarray:
+        return np.nonzero((part.start <= chosen) & (chosen < part.stop))[0]
+
+    def _write(self, name: str, tile: Tile, places: np.ndarray, block: Array) -> None:
         target = self.arrays[name]
-        if self._chosen.queries is None:
-            target[:, :, rows] = block
+        columns = (tile.columns,) if name in self._by_key else ()
+        if self._chosen.queries is None and len(places):
+            heads = slice(int(places[0]), int(places[-1]) + 1) if self._chosen.heads is None else places
+            target[(tile.batch, heads, tile.rows, *columns)] = block
             return
-        chosen = self._chosen.queries
-        (here,) = np.nonzero((rows.start <= chosen) & (chosen < rows.stop))
-        for place in here:
-            target[:, :, int(place)] = block[:, :, int(chosen[place]) - rows.start]
+        rows = self._places(self._queries, tile.rows)
+        if len(rows) and len(places):
+            block = block[:, :, self._queries[rows] - tile.rows.start]
+            target[(tile.batch, places[:, None], rows[None, :], *columns)] = block
 
 
 def _x_log_x(weights: Array, xp: Any) -> Array:
     """w ln w, and 0 for 0."""
-    one = xp.ones_like(weights)
-    return weights * xp.log(xp.where(weights > 0, weights, one))
+    return weights * xp.log(xp.where(weights > 0, weights, xp.ones_like(weights)))

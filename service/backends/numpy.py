@@ -1,14 +1,36 @@
-"""The NumPy backend."""
+"""The NumPy backend: tiles that fit the cache, computed by threads, each with a single-threaded BLAS."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from service.attention.arrays import is_float
 from service.attention.plan import Plan
 from service.attention.result import Computed
-from service.backends.dense import Library, compute, load_operands
+from service.attention.tiles import Tile
+from service.backends.dense import Found, Library, compute, load_operands
 from service.errors import UnknownBackend, quote
+
+# Scores of a tile: 1 MiB in float32, which leaves room for the rest in a core's own cache.
+TILE_SCORES: Final = 2**18
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def use_threads(count: int) -> None:
+    """Compute by so many threads from now on, in the whole process, and hold BLAS to one for each.
+
+    Without this call tiles are computed one after the other, and BLAS has its own threads: good manners in a process
+    that belongs to somebody else.
+    """
+    global _pool
+    threadpool_limits(1, user_api="blas")
+    _pool = ThreadPoolExecutor(count, "attention") if count > 1 else None
 
 
 # Overflow is found by looking at the numbers, with an error that says what to do; a warning would add nothing.
@@ -24,8 +46,16 @@ def execute(plan: Plan, device: str) -> Computed:
     def load(array: np.ndarray) -> np.ndarray:
         return array.astype(computing, copy=False) if is_float(array.dtype) else array
 
-    def store(array: np.ndarray) -> np.ndarray:
-        return array
-
-    lib = Library(np, "cpu", load, store)
+    lib = Library(np, "cpu", load, lambda array: array, _hide, lambda x: np.exp(x, out=x), _run, TILE_SCORES)
     return compute(plan, lib, load_operands(plan, lib), "numpy")
+
+
+def _hide(array: np.ndarray, seen: np.ndarray, number: float) -> None:
+    np.copyto(array, array.dtype.type(number), where=~seen)
+
+
+def _run(function: Callable[[Tile], Found], tiles: list[Tile]) -> Iterable[Found]:
+    """By the pool where there are several tiles; NumPy's warnings are silenced in each thread by itself."""
+    if len(tiles) == 1 or _pool is None:
+        return map(function, tiles)
+    return _pool.map(np.errstate(all="ignore")(function), tiles)

@@ -11,10 +11,13 @@ from service.attention.arrays import BFLOAT16
 from service.attention.plan import Plan
 from service.attention.result import Computed
 from service.attention.spec import ROW_STATISTICS, SCORE_MATRICES
+from service.attention.tiles import Tile
 from service.backends import dense
 from service.backends.dense import Library, Loaded
 from service.errors import UnknownBackend
 
+# Scores of a tile: 64 MiB in float32; torch spreads each over its own threads.
+TILE_SCORES = 2**24
 # What the fused kernel cannot return, as it never exists there.
 UNFUSED = frozenset({*SCORE_MATRICES, *ROW_STATISTICS, "received"})
 
@@ -24,7 +27,7 @@ def execute(plan: Plan, device: str) -> Computed:
     """Compute what the plan includes on the device. Errors: Overflow, UnknownBackend for a device that is not there."""
     lib = library(plan, resolve_device(device))
     loaded = dense.load_operands(plan, lib)
-    if not fits_fused(plan, loaded):
+    if not fits_fused(plan, lib, loaded):
         return dense.compute(plan, lib, loaded, "torch")
     return _fused(plan, lib, loaded)
 
@@ -61,37 +64,35 @@ def library(plan: Plan, device: torch.device) -> Library:
         array: np.ndarray = tensor.cpu().numpy()
         return array
 
-    return Library(xp, device, load, store)
+    def hide(tensor: torch.Tensor, seen: torch.Tensor, number: float) -> None:
+        tensor.masked_fill_(~seen, number)
+
+    return Library(xp, device, load, store, hide, torch.Tensor.exp_, map, TILE_SCORES)
 
 
-def fits_fused(plan: Plan, loaded: Loaded) -> bool:
+def fits_fused(plan: Plan, lib: Library, loaded: Loaded) -> bool:
     """Whether torch's fused kernel computes what the plan means: a plain softmax of which nobody asks the scores.
 
-    Scores must also be safe from overflow, as nobody would see it there: |q·k| <= |q| |k| (Cauchy-Schwarz).
+    Scores must also be safe from overflow, as nobody would see it there.
     """
     plain = plan.normalization == "softmax" and plan.softcap is None and plan.sinks is None
     if not plain or not plan.finite or plan.selection.include & UNFUSED:
         return False
-    lengths = [torch.linalg.vector_norm(x.double(), dim=-1).max().item() for x in (loaded.query, loaded.key)]
-    bound = lengths[0] * lengths[1] * max(1.0, abs(plan.scale))
-    if plan.bias is not None:
-        bound += float(np.max(np.abs(plan.bias), where=np.isfinite(plan.bias), initial=0))
-    if plan.alibi is not None:
-        furthest = float(np.max(np.abs(plan.alibi.offset))) + plan.sizes.query_length + plan.sizes.key_length
-        bound += float(np.max(np.abs(plan.alibi.slopes))) * furthest
-    return bound < float(np.finfo(plan.compute_dtype).max) / 4
+    return dense.score_bound(plan, lib, loaded) < float(np.finfo(plan.compute_dtype).max) / 4
 
 
 def _fused(plan: Plan, lib: Library, loaded: Loaded) -> Computed:
     """scaled_dot_product_attention, with everything that hides or adds as one mask."""
-    sizes, rows = plan.sizes, slice(0, plan.sizes.query_length)
-    seen = dense.visible(plan, lib, rows)
+    sizes = plan.sizes
+    rows, columns = slice(0, sizes.query_length), slice(0, sizes.key_length)
+    whole = Tile(slice(0, sizes.batch_size), slice(0, sizes.num_kv_heads), slice(0, sizes.num_heads), rows, columns)
+    seen = dense.visible(plan, lib, whole)
     causal = seen is not None and _is_plainly_causal(plan)
     head_outputs = scaled_dot_product_attention(
         loaded.query,
         loaded.key,
         loaded.value,
-        attn_mask=None if causal else _attn_mask(plan, lib, seen, rows),
+        attn_mask=None if causal else _attn_mask(plan, lib, seen, whole),
         is_causal=causal,
         scale=plan.scale,
         enable_gqa=sizes.num_heads != sizes.num_kv_heads,
@@ -100,7 +101,7 @@ def _fused(plan: Plan, lib: Library, loaded: Loaded) -> Computed:
         head_outputs = head_outputs.masked_fill(~seen.any(dim=-1, keepdim=True), 0)
     return Computed(
         arrays=dense.stored(plan, lib, loaded, head_outputs, {}),
-        fully_masked_rows=dense.fully_masked(plan, lib, seen, rows),
+        fully_masked_rows=dense.fully_masked(plan, lib, seen, whole),
         backend="torch",
         device=str(lib.device),
         kernel="scaled_dot_product_attention",
@@ -119,10 +120,10 @@ def _is_plainly_causal(plan: Plan) -> bool:
     return plan.scale > 0 and seen.band.high is not None and not seen.band.high.any()
 
 
-def _attn_mask(plan: Plan, lib: Library, seen: torch.Tensor | None, rows: slice) -> torch.Tensor | None:
+def _attn_mask(plan: Plan, lib: Library, seen: torch.Tensor | None, whole: Tile) -> torch.Tensor | None:
     """Booleans where scores are only hidden, numbers to add where there is a bias or ALiBi."""
     added: torch.Tensor | None = None
-    for part in dense.additions(plan, lib, rows):
+    for part in dense.additions(plan, lib, whole):
         added = part if added is None else added + part
     if added is None:
         return seen

@@ -31,6 +31,11 @@ TAGS = [
 ]
 
 
+def from_environment() -> FastAPI:
+    """The service as the environment sets it: what each of several workers runs."""
+    return create_app(Settings())
+
+
 def create_app(settings: Settings) -> FastAPI:
     """The service with these settings. Nothing is read from the environment here, and nothing is started."""
     app = FastAPIOffline(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -22,6 +24,9 @@ from service.schemas.response import answer
 from service.schemas.validate import validate
 from service.settings import Settings, table
 from service.version import __version__
+
+# Flags of serve that stand for a setting of the same name.
+FLAGS = ("host", "port", "workers", "threads")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,6 +50,8 @@ def parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run the service", description="Run the service until it is stopped.")
     serve.add_argument("--host", help="address to listen on (default: ATTENTION_HOST, else 127.0.0.1)")
     serve.add_argument("--port", type=int, help="port to listen on (default: ATTENTION_PORT, else 8000)")
+    serve.add_argument("--workers", type=int, help="processes that answer (default: ATTENTION_WORKERS, else 1)")
+    serve.add_argument("--threads", type=int, help="threads of each (default: ATTENTION_THREADS, else as many as fit)")
     serve.set_defaults(run=_serve)
 
     compute = commands.add_parser(
@@ -64,17 +71,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    flags = {name: getattr(options, name) for name in ("host", "port") if getattr(options, name) is not None}
+    flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
     settings = Settings(**flags)
     # uvicorn finishes what runs, then raises the signal again: being asked to stop, and having stopped, is success.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    uvicorn.run(
-        create_app(settings),
-        host=settings.host,
-        port=settings.port,
-        log_level=settings.log_level,
-        server_header=False,
+    run = partial(
+        uvicorn.run, host=settings.host, port=settings.port, log_level=settings.log_level, server_header=False
     )
+    if settings.workers == 1:
+        run(create_app(settings))
+    else:  # each worker makes its own, from the environment, where the flags go for it
+        os.environ.update({f"ATTENTION_{name.upper()}": str(value) for name, value in flags.items()})
+        run("service.app:from_environment", factory=True, workers=settings.workers)
     return 0
 
 

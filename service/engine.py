@@ -38,6 +38,7 @@ class Engine:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        backends.use_threads(settings.compute_threads)
 
     async def attend(self, spec: AttentionSpec, timings: Timings) -> Result:
         """Compute without blocking the event loop for long. Errors: InvalidRequest, MemoryLimit."""

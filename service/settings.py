@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 from pydantic import ByteSize, Field
@@ -25,12 +26,32 @@ class Settings(BaseSettings):
         description="Requests whose computation would need more memory, by an estimate made before it, are refused "
         "with 413.",
     )
+    workers: int = Field(1, ge=1, le=256, description="Processes that answer requests, each with all that follows.")
+    threads: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Threads of a worker that compute with NumPy; 0 shares the processors that it may use among the "
+        "workers.",
+    )
     inline_flops: int = Field(
         2_000_000,
         ge=0,
         description="Requests of at most so many operations are computed in the event loop, as handing them to a "
         "thread would take longer than they do; larger ones in a thread.",
     )
+
+    @property
+    def compute_threads(self) -> int:
+        """Threads of a worker, the default worked out."""
+        return self.threads or max(1, cpu_count() // self.workers)
+
+
+def cpu_count() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def table() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,30 @@ def test_version_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
 def test_openapi_and_settings_do_not_depend_on_the_environment() -> None:
     assert run("openapi").stdout == run("openapi", ATTENTION_PORT="9").stdout
     assert run("settings").stdout == run("settings", ATTENTION_PORT="9").stdout
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_serve_by_several_workers() -> None:
+    """All of them answer, on the one port."""
+    port = free_port()
+    command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--workers", "2", "--threads", "1"]
+    with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            started = 0
+            while started < 2:
+                started += "startup complete" in process.stderr.readline()
+            for _ in range(10):  # each on a connection of its own
+                answer = httpx.post(f"http://127.0.0.1:{port}/attention", json={"input": [[1]]})
+                assert answer.json()["output"] == [[1]]
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=20)
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("command", [["-m", "service"], ["-m", "service", "serve", "--port", "0"]])

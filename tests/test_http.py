@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from service.errors import error_classes
 from service.http.media import answer_type
+from service.settings import Settings, cpu_count
 from tests.conftest import app, serving
 
 GOOD = {"query": [[1, 0]], "key": [[1, 0], [0, 1]], "value": [[1, 2], [3, 4]]}
@@ -69,6 +70,12 @@ def test_unknown_paths_and_methods(client: httpx.Client) -> None:
     assert (wrong.status_code, wrong.json()["code"], wrong.headers["allow"]) == (405, "method_not_allowed", "POST")
     assert client.post("/attention/", json=GOOD).status_code == 404
     assert len(client.get("/" + "x" * 5000).content) < 1000
+
+
+def test_threads_are_shared_among_workers() -> None:
+    assert Settings.model_construct(threads=3, workers=2).compute_threads == 3
+    assert Settings.model_construct(workers=1).compute_threads == cpu_count()
+    assert Settings.model_construct(workers=256).compute_threads == max(1, cpu_count() // 256)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from service.attention.plan import Plan
 
+# Products of fewer rows than this are slow.
+BANDED_ROWS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -27,6 +30,8 @@ def tiles(plan: Plan, scores: int) -> Iterator[Tile]:
     sizes = plan.sizes
     group = sizes.num_heads // sizes.num_kv_heads
     rows = _fit(scores // (group * sizes.key_length), sizes.query_length)
+    if plan.visibility.band is not None and plan.skips_hidden:  # the lower a tile, the more of it is left out
+        rows = min(rows, max(BANDED_ROWS, sizes.query_length // 8))
     kv_heads = _fit(scores // (group * rows * sizes.key_length), sizes.num_kv_heads)
     if rows < sizes.query_length:
         kv_heads = 1

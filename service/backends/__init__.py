@@ -9,6 +9,7 @@ from typing import Final, Protocol, cast
 from service.attention.plan import Plan
 from service.attention.result import Computed
 from service.attention.spec import Backend
+from service.backends import numpy
 from service.errors import UnknownBackend
 
 BACKENDS: Final[dict[Backend, str]] = {"numpy": "service.backends.numpy", "torch": "service.backends.torch"}
@@ -30,6 +31,11 @@ def choose(backend: Backend, device: str) -> Executor:
     if backend == "auto":
         backend = "torch" if device.startswith("cuda") else "numpy"
     return _load(backend)
+
+
+def use_threads(count: int) -> None:
+    """Let the NumPy backend compute by so many threads, in the whole process."""
+    numpy.use_threads(count)
 
 
 @cache

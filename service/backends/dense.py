@@ -7,9 +7,10 @@ Shapes in comments: b batch, h heads, g key/value heads, r the queries of a tile
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,6 +32,9 @@ class Library:
     """An array library and where its arrays live.
 
     load: from NumPy to the device, in the plan's computing type if it is a float; store: back to NumPy
+    matmul: of the last two axes, into a place if one is given and in_place says that it can be
+    contiguous: the same array in the order of its axes, if that makes products faster
+    scratch: memory for the scores of one tile at a time, of this thread; None to let the product make its own
     hide: put a number wherever a mask is False, in place; exp: in place
     run: a function on each tile, results in order; tile_scores: the size of a tile, in elements
     """
@@ -39,6 +43,10 @@ class Library:
     device: Any
     load: Callable[[np.ndarray], Array]
     store: Callable[[Array], np.ndarray]
+    matmul: Callable[[Array, Array, Array | None], Array]
+    in_place: bool
+    contiguous: Callable[[Array], Array]
+    scratch: Callable[[tuple[int, ...]], Array | None]
     hide: Callable[[Array, Array, float], None]
     exp: Callable[[Array], Array]
     run: Callable[[Callable[[Tile], Found], list[Tile]], Iterable[Found]]
@@ -59,10 +67,16 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, backend: str) -> Computed:
     """Every number on the way. Errors: Overflow where a visible score is not finite."""
     head_outputs = _empty_outputs(plan, lib, loaded)
     collected = Collected(plan, lib)
-    watched = not plan.finite or score_bound(plan, lib, loaded) >= float(np.finfo(plan.compute_dtype).max) / 4
+    way = choose_way(plan, lib, loaded)
+    working = replace(loaded, key=lib.contiguous(lib.xp.permute_dims(loaded.key, (0, 1, 3, 2))))
+    if way.scale_first:
+        working = replace(working, query=loaded.query * plan.scale)
+    if way.sum_by_product:
+        ones = lib.xp.ones((*loaded.value.shape[:3], 1), dtype=loaded.value.dtype, device=lib.device)
+        working = replace(working, value=lib.xp.concat([loaded.value, ones], axis=-1))
 
     def run(tile: Tile) -> Found:
-        return _TileRun(plan, lib, loaded, tile, watched).run(head_outputs, collected)
+        return _TileRun(plan, lib, working, way, tile).run(head_outputs, collected)
 
     for found in lib.run(run, list(tiles(plan, lib.tile_scores))):
         collected.add_found(found)
@@ -76,17 +90,59 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, backend: str) -> Computed:
     )
 
 
-def score_bound(plan: Plan, lib: Library, loaded: Loaded) -> float:
-    """No score on its way to the softmax is larger than this, whatever meets what: |q·k| <= d max|q| max|k|."""
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What the size of the numbers allows. All ways mean the same; the cautious ones take longer.
+
+    watched:        scores may overflow, so each is looked at
+    scale_first:    the query is scaled instead of all scores
+    unshifted:      exp cannot overflow or underflow, so the largest score need not be subtracted
+    sum_by_product: sums of exponentials come out of the product with the value, to which a column of ones is added;
+                    weights are divided by them after it
+    """
+
+    watched: bool
+    scale_first: bool
+    unshifted: bool
+    sum_by_product: bool
+
+
+# Of exponents: e^40 times a million keys is far from the largest float32, and e^-80 a normal one.
+UNSHIFTED: Final = {"float32": 40.0, "float64": 300.0}
+
+
+def choose_way(plan: Plan, lib: Library, loaded: Loaded) -> Way:
+    """Decide by bounds: |q·k| <= |q| |k| (Cauchy-Schwarz), and no sum is larger than its count times its largest."""
+    limit = float(np.finfo(plan.compute_dtype).max) / 4
+    raw, softmaxed = score_bounds(plan, lib, loaded)
+    watched = not plan.finite or not max(raw, softmaxed) < limit
+    if plan.normalization == "sum":
+        return Way(watched, False, False, False)
+    exponent = max(softmaxed, 0.0 if plan.sinks is None else float(np.max(np.abs(plan.sinks))))
+    unshifted = not watched and exponent <= UNSHIFTED[plan.compute_dtype.name]
+    values = float(lib.xp.max(lib.xp.abs(loaded.value))) * plan.sizes.key_length
+    return Way(
+        watched=watched,
+        scale_first=not watched and "scores" not in plan.selection.include,
+        unshifted=unshifted,
+        sum_by_product=values * math.exp(exponent if unshifted else 0.0) < limit,
+    )
+
+
+def score_bounds(plan: Plan, lib: Library, loaded: Loaded) -> tuple[float, float]:
+    """No score before scaling, and none that goes into the softmax, is larger than this, whatever meets what."""
     xp = lib.xp
-    largest = [max(float(xp.max(x)), -float(xp.min(x))) for x in (loaded.query, loaded.key)]
-    bound = plan.sizes.head_dim * largest[0] * largest[1] * max(1.0, abs(plan.scale))
+    longest = [float(xp.max(xp.sum(x * x, axis=-1))) for x in (loaded.query, loaded.key)]
+    raw = math.sqrt(longest[0]) * math.sqrt(longest[1])
+    bound = raw * abs(plan.scale)
+    if plan.softcap is not None:
+        bound = min(bound, plan.softcap)
     if plan.bias is not None:
         bound += float(np.max(np.abs(plan.bias), where=np.isfinite(plan.bias), initial=0))
     if plan.alibi is not None:
         furthest = float(np.max(np.abs(plan.alibi.offset))) + plan.sizes.query_length + plan.sizes.key_length
         bound += float(np.max(np.abs(plan.alibi.slopes))) * furthest
-    return bound
+    return max(raw, raw * abs(plan.scale)), bound
 
 
 def _empty_outputs(plan: Plan, lib: Library, loaded: Loaded) -> Array:
@@ -272,13 +328,13 @@ class Found:
 class _TileRun:
     """The scores of one tile, from the product to the weights, each step in the place of the one before."""
 
-    def __init__(self, plan: Plan, lib: Library, loaded: Loaded, tile: Tile, watched: bool) -> None:
+    def __init__(self, plan: Plan, lib: Library, loaded: Loaded, way: Way, tile: Tile) -> None:
         self._plan = plan
         self._lib = lib
         self._tile = tile
-        self._watched = watched
+        self._way = way
         self._query = loaded.query[tile.batch, tile.heads, tile.rows]  # b h r d
-        self._key = loaded.key[tile.batch, tile.kv_heads, tile.columns]  # b g k d
+        self._key = loaded.key[tile.batch, tile.kv_heads, :, tile.columns]  # b g d k
         self._value = loaded.value[tile.batch, tile.kv_heads, tile.columns]  # b g k e
         self._bad = loaded.bad_values
         self._visible = visible(plan, lib, tile)
@@ -286,41 +342,47 @@ class _TileRun:
     def run(self, head_outputs: Array, collected: Collected) -> Found:
         """Write the head outputs of this tile, and what the plan returns of its scores."""
         tile = self._tile
-        scores = self._scores(collected)
+        weights = self._scores(collected)
         zero_sum = False
         if self._plan.normalization == "sum":
-            total, zero_sum = self._sums(scores)
-            logsumexp = None
+            total, zero_sum = self._sums(weights)
+            weights /= total
+            outputs = grouped_matmul(weights, self._value, self._lib)
         else:
-            total, logsumexp = self._exponentials(scores)
-        if logsumexp is not None:
-            collected.add("logsumexp", tile, logsumexp)
-        received = None
-        if collected.needs_weights:
-            scores /= total
-            received = collected.add_weights(tile, scores)
-            outputs = grouped_matmul(scores, self._value, self._lib)
-        else:
-            outputs = grouped_matmul(scores, self._value, self._lib)
-            outputs /= total  # fewer divisions than over all weights
+            shift = self._exponentials(weights)
+            outputs, total = self._weigh(weights, shift)
+            collected.add("logsumexp", tile, (shift + self._lib.xp.log(total))[..., 0])
+            seen_total = total if self._visible is None else self._one_for_zero(total)
+            if self._way.sum_by_product:
+                outputs /= seen_total
+                if collected.needs_weights:
+                    weights /= seen_total
+            else:
+                weights /= seen_total
+                outputs = grouped_matmul(weights, self._value, self._lib)
+        received = collected.add_weights(tile, weights) if collected.needs_weights else None
         head_outputs[tile.batch, tile.heads, tile.rows] = outputs
         return Found(tile, fully_masked(self._plan, self._lib, self._visible, tile), zero_sum, received)
 
     def _scores(self, collected: Collected) -> Array:
         """masked_scores (b, h, r, k), the stages before them collected on the way."""
         plan, xp = self._plan, self._lib.xp
-        scores = grouped_matmul(self._query, xp.permute_dims(self._key, (0, 1, 3, 2)), self._lib)
+        place = collected.place(self._tile)
+        if place is None:
+            place = self._lib.scratch((*self._query.shape[:3], self._key.shape[-1]))
+        scores = grouped_matmul(self._query, self._key, self._lib, place)
         collected.add("scores", self._tile, scores)
-        scores *= plan.scale
+        if not self._way.scale_first:
+            scores *= plan.scale
         collected.add("scaled_scores", self._tile, scores)
         if plan.softcap is not None:
             scores /= plan.softcap
-            scores = xp.tanh(scores)
+            xp.tanh(scores, out=scores)
             scores *= plan.softcap
         collected.add("capped_scores", self._tile, scores)
         for addition in additions(plan, self._lib, self._tile):
             scores += addition
-        if self._watched:
+        if self._way.watched:
             self._check(scores)
         if self._visible is not None:
             self._lib.hide(scores, self._visible, -np.inf)
@@ -339,26 +401,37 @@ class _TileRun:
         if xp.any(bad):
             raise overflow(self._plan, "scores")
 
-    def _exponentials(self, scores: Array) -> tuple[Array, Array]:
-        """Turn scores into their exponentials; their sum (b, h, r, 1), the sink counted, and logsumexp (b, h, r)."""
+    def _exponentials(self, scores: Array) -> Array:
+        """Turn scores into their exponentials, in place; what was subtracted before, (b, h, r, 1)."""
         xp, plan = self._lib.xp, self._plan
+        if self._way.unshifted:
+            self._lib.exp(scores)
+            return xp.zeros((1, 1, 1, 1), dtype=scores.dtype, device=self._lib.device)
         largest = xp.max(scores, axis=-1, keepdims=True)
-        sinks = None
         if plan.sinks is not None:
-            sinks = self._lib.load(plan.sinks[self._tile.heads, None, None])
-            largest = xp.maximum(largest, sinks)
-        shift = largest
-        if self._visible is not None:
-            shift = xp.where(xp.isfinite(largest), largest, xp.zeros_like(largest))
-        scores -= shift
+            largest = xp.maximum(largest, self._sinks())
+        if self._visible is not None:  # nothing to subtract where nothing is seen
+            largest = xp.where(xp.isfinite(largest), largest, xp.zeros_like(largest))
+        scores -= largest
         self._lib.exp(scores)
-        total = xp.sum(scores, axis=-1, keepdims=True)
-        if sinks is not None:
-            total = total + xp.exp(sinks - shift)
-        logsumexp = (largest + xp.log(total))[..., 0]
-        if self._visible is not None:  # a row that sees nothing: 0 divided by anything
-            total = xp.where(total == 0, xp.ones_like(total), total)
-        return total, logsumexp
+        return largest
+
+    def _weigh(self, exponentials: Array, shift: Array) -> tuple[Array, Array]:
+        """The values weighted by exponentials, and their sum (b, h, r, 1), the sink counted."""
+        xp = self._lib.xp
+        if self._way.sum_by_product:
+            product = grouped_matmul(exponentials, self._value, self._lib)
+            outputs, total = product[..., :-1], product[..., -1:]
+        else:
+            outputs, total = None, xp.sum(exponentials, axis=-1, keepdims=True)
+        return outputs, total if self._plan.sinks is None else total + xp.exp(self._sinks() - shift)
+
+    def _sinks(self) -> Array:
+        return self._lib.load(self._plan.sinks[self._tile.heads, None, None])  # type: ignore[index]  # asked for
+
+    def _one_for_zero(self, total: Array) -> Array:
+        """What to divide a row that sees nothing by: 0 divided by anything is 0."""
+        return self._lib.xp.where(total == 0, self._lib.xp.ones_like(total), total)
 
     def _sums(self, scores: Array) -> tuple[Array, bool]:
         """Turn scores into those that count; their sum (b, h, r, 1), and whether some sum of visible ones is 0."""
@@ -376,14 +449,18 @@ class _TileRun:
         return xp.where(zero, xp.ones_like(total), total), bool(xp.any(zero & sees))
 
 
-def grouped_matmul(left: Array, right: Array, lib: Library) -> Array:
-    """(b, h, q, x) @ (b, g, x, y) -> (b, h, q, y), where head n of the left meets head n // (h // g) of the right."""
+def grouped_matmul(left: Array, right: Array, lib: Library, place: Array | None = None) -> Array:
+    """(b, h, q, x) @ (b, g, x, y) -> (b, h, q, y), where head n of the left meets head n // (h // g) of the right.
+
+    place: where the result is to be written, if it has a place already
+    """
     b, h, q, x = left.shape
     g, y = right.shape[1], right.shape[-1]
     if h == g:
-        return left @ right
-    grouped = lib.xp.reshape(left, (b, g, h // g, q, x)) @ right[:, :, None]
-    return lib.xp.reshape(grouped, (b, h, q, y))
+        return lib.matmul(left, right, place)
+    grouped = None if place is None else place.reshape((b, g, h // g, q, y))
+    product = lib.matmul(lib.xp.reshape(left, (b, g, h // g, q, x)), right[:, :, None], grouped)
+    return lib.xp.reshape(product, (b, h, q, y)) if place is None else place
 
 
 class Collected:
@@ -410,12 +487,20 @@ class Collected:
         averaged = 1 if chosen.average_heads else h
         shapes["attention_weights"] = (b, averaged, q, k if chosen.top_k is None else chosen.top_k)
         shapes["received"] = (b, averaged, k)
+        plain = chosen.heads is None and chosen.queries is None and chosen.top_k is None and not chosen.average_heads
+        self._placed = lib.in_place and plain and "attention_weights" in chosen.include
         for name, shape in shapes.items():
             if name in chosen.include:  # zeros, as hidden keys may be skipped
                 self.arrays[name] = lib.xp.zeros(shape, dtype=computing, device=lib.device)
         if chosen.top_k is not None:
             integer = lib.load(np.zeros(0, np.int64)).dtype
             self.arrays["top_indices"] = lib.xp.zeros(shapes["attention_weights"], dtype=integer, device=lib.device)
+
+    def place(self, tile: Tile) -> Array | None:
+        """Where the weights of a tile go if they go there as they are: its scores may as well be made there."""
+        if not self._placed:
+            return None
+        return self.arrays["attention_weights"][tile.batch, tile.heads, tile.rows, tile.columns]
 
     def add(self, name: str, tile: Tile, block: Array) -> None:
         """Keep what the plan includes of a block (b, h, r, k), or (b, h, r)."""
@@ -431,6 +516,8 @@ class Collected:
         if not self.arrays.keys() & {"attention_weights", "received"}:
             return None
         places, kept = self._cut_heads(tile, weights)
+        if self._placed:
+            return xp.sum(kept, axis=2) if "received" in self.arrays else None
         if self._chosen.average_heads:
             places, kept = np.zeros(1, np.int64), xp.mean(kept, axis=1, keepdims=True)
         received = xp.sum(kept, axis=2) if "received" in self.arrays else None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -16,10 +19,15 @@ from service.attention.tiles import Tile
 from service.backends.dense import Found, Library, compute, load_operands
 from service.errors import UnknownBackend, quote
 
-# Scores of a tile: 1 MiB in float32, which leaves room for the rest in a core's own cache.
-TILE_SCORES: Final = 2**18
+# Scores of a tile: 2 MiB in float32, about what a core has of its caches, and enough rows for fast products.
+TILE_SCORES: Final = 2**19
+
+# What a thread keeps for its next tile; more than this is a single row of a very long key.
+MAX_SCRATCH: Final = 16 * 2**20
 
 _pool: ThreadPoolExecutor | None = None
+_threads = 0
+_local = threading.local()
 
 
 def use_threads(count: int) -> None:
@@ -28,9 +36,11 @@ def use_threads(count: int) -> None:
     Without this call tiles are computed one after the other, and BLAS has its own threads: good manners in a process
     that belongs to somebody else.
     """
-    global _pool
-    threadpool_limits(1, user_api="blas")
-    _pool = ThreadPoolExecutor(count, "attention") if count > 1 else None
+    global _pool, _threads
+    if count != _threads:
+        threadpool_limits(1, user_api="blas")
+        _pool = ThreadPoolExecutor(count, "attention") if count > 1 else None
+        _threads = count
 
 
 # Overflow is found by looking at the numbers, with an error that says what to do; a warning would add nothing.
@@ -46,8 +56,32 @@ def execute(plan: Plan, device: str) -> Computed:
     def load(array: np.ndarray) -> np.ndarray:
         return array.astype(computing, copy=False) if is_float(array.dtype) else array
 
-    lib = Library(np, "cpu", load, lambda array: array, _hide, lambda x: np.exp(x, out=x), _run, TILE_SCORES)
+    lib = Library(
+        xp=np,
+        device="cpu",
+        load=load,
+        store=lambda array: array,
+        matmul=lambda left, right, place: np.matmul(left, right, out=place),
+        in_place=True,
+        contiguous=np.ascontiguousarray,
+        scratch=partial(_scratch, computing),
+        hide=_hide,
+        exp=lambda array: np.exp(array, out=array),
+        run=_run,
+        tile_scores=TILE_SCORES,
+    )
     return compute(plan, lib, load_operands(plan, lib), "numpy")
+
+
+def _scratch(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """Memory of this thread, used again for each tile: fresh memory would have to be cleared page by page."""
+    size = math.prod(shape) * dtype.itemsize
+    if size > MAX_SCRATCH:
+        return np.empty(shape, dtype)
+    if not hasattr(_local, "memory") or _local.memory.nbytes < size:
+        _local.memory = np.empty(size, np.uint8)
+    memory: np.ndarray = _local.memory[:size].view(dtype).reshape(shape)
+    return memory
 
 
 def _hide(array: np.ndarray, seen: np.ndarray, number: float) -> None:

@@ -67,7 +67,20 @@ def library(plan: Plan, device: torch.device) -> Library:
     def hide(tensor: torch.Tensor, seen: torch.Tensor, number: float) -> None:
         tensor.masked_fill_(~seen, number)
 
-    return Library(xp, device, load, store, hide, torch.Tensor.exp_, map, TILE_SCORES)
+    return Library(
+        xp=xp,
+        device=device,
+        load=load,
+        store=store,
+        matmul=lambda left, right, place: left @ right,
+        in_place=False,
+        contiguous=lambda tensor: tensor,
+        scratch=lambda shape: None,
+        hide=hide,
+        exp=torch.Tensor.exp_,
+        run=map,
+        tile_scores=TILE_SCORES,
+    )
 
 
 def fits_fused(plan: Plan, lib: Library, loaded: Loaded) -> bool:
@@ -78,7 +91,7 @@ def fits_fused(plan: Plan, lib: Library, loaded: Loaded) -> bool:
     plain = plan.normalization == "softmax" and plan.softcap is None and plan.sinks is None
     if not plain or not plan.finite or plan.selection.include & UNFUSED:
         return False
-    return dense.score_bound(plan, lib, loaded) < float(np.finfo(plan.compute_dtype).max) / 4
+    return max(dense.score_bounds(plan, lib, loaded)) < float(np.finfo(plan.compute_dtype).max) / 4
 
 
 def _fused(plan: Plan, lib: Library, loaded: Loaded) -> Computed:

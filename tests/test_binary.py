@@ -201,10 +201,19 @@ def twice() -> bytes:
     return stream.getvalue()
 
 
-def patched(content: bytes, old: bytes, new: bytes, last: bool = False) -> bytes:
+def patched(content: bytes, old: bytes, new: bytes) -> bytes:
     assert old in content
-    place = content.rindex(old) if last else content.index(old)
-    return content[:place] + new + content[place + len(old) :]
+    return content.replace(old, new, 1)
+
+
+def _compressed(start: bytes) -> bytes:
+    """A compressed member whose data begins with other bytes."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("query.npy", GOOD_NPY)
+    content = stream.getvalue()
+    place = content.index(b"query.npy") + len("query.npy")
+    return content[:place] + start + content[place + len(start) :]
 
 
 STORED = archive(query=GOOD_NPY)
@@ -227,6 +236,7 @@ LIES: dict[str, tuple[Callable[[], bytes] | bytes, int, str]] = {
     "complex numbers": (archive(query=npy(HEADER.replace(b"<f8", b"<c16"), b"\0" * 16)), 400, "to be of bool"),
     "booleans of 2": (archive(mask=npy(HEADER.replace(b"<f8", b"|b1"), b"\2")), 400, "bytes of 0 and 1"),
     "wrong checksum": (patched(STORED, b"\0" * 8 + b"PK\1\2", b"\1" + b"\0" * 7 + b"PK\1\2"), 400, "checksum"),
+    "wrong deflation": (lambda: _compressed(b"\xff\xff"), 400, "deflated"),
     "wrong local header": (patched(STORED, b"PK\3\4", b"PK\3\5"), 400, "begin with its header"),
     "request of numbers": (archive(request=GOOD_NPY), 400, "a string, or bytes"),
     "request of two strings": (lambda: _savez(request=np.array(["{}", "{}"])), 400, "one string"),

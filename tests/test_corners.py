@@ -184,6 +184,9 @@ CORNERS = [
            "mask": [[False], [True]]}, {"output": [[0], [1]]}, 1),
     Corner("padding is inf, grouped heads", {"query": np.ones((2, 1, 1)), "key": [[[0.0], [INF]]],
            "value": [[[2.0], [-INF]]], "layout": "hld", "key_lengths": 1}, {"output": [[[2]], [[2]]]}),
+    Corner("a hidden value overflows in its projection", {"input": [[1.0], [1e38]], "mask": [True, False], "scale": 0,
+           "projection": {"query": {"kernel": [[0]]}, "value": {"kernel": [[1e38] * 9]}, "key": {"kernel": [[0]]}},
+           "dtype": "float32"}, {"output": [[1e38] * 9] * 2}),
     Corner("the past is NaN where it is hidden", flat(1, 1) | {"past_key": [[[NAN]]], "past_value": [[[NAN]]],
            "key_mask": [False, True]}, {"output": [[1]]}),
 ]  # fmt: skip
@@ -197,8 +200,8 @@ def include(expected: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("corner", CORNERS, ids=lambda corner: corner.name)
 def test_corner(corner: Corner, dtype: str, backend: str) -> None:
-    result = attend(**corner.request, dtype=dtype, include=include(corner.expected), backend=backend)
-    tolerance = 1e-14 if dtype == "float64" else 2e-6
+    result = attend(**{"dtype": dtype} | corner.request, include=include(corner.expected), backend=backend)
+    tolerance = 1e-14 if result.metadata.dtype == "float64" else 2e-6
     for name, expected in corner.expected.items():
         for part, value in expected.items() if isinstance(expected, dict) else [(None, expected)]:
             ours = result[name] if part is None else result[name][part]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from service.attention.plan import Plan
 
-# Products of fewer rows than this are slow.
-BANDED_ROWS = 64
+# Products of fewer rows than this are slow, so a tile of a long key may be larger than asked for: up to so many scores.
+FAST_ROWS = 64
+LARGEST_TILE = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,10 @@ def tiles(plan: Plan, scores: int) -> Iterator[Tile]:
     """
     sizes = plan.sizes
     group = sizes.num_heads // sizes.num_kv_heads
-    rows = _fit(scores // (group * sizes.key_length), sizes.query_length)
+    one_row = group * sizes.key_length
+    rows = _fit(max(scores // one_row, FAST_ROWS * (FAST_ROWS * one_row <= LARGEST_TILE)), sizes.query_length)
     if plan.visibility.band is not None and plan.skips_hidden:  # the lower a tile, the more of it is left out
-        rows = min(rows, max(BANDED_ROWS, sizes.query_length // 8))
+        rows = min(rows, max(FAST_ROWS, sizes.query_length // 8))
     kv_heads = _fit(scores // (group * rows * sizes.key_length), sizes.num_kv_heads)
     if rows < sizes.query_length:
         kv_heads = 1

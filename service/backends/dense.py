@@ -115,7 +115,7 @@ def choose_way(plan: Plan, lib: Library, loaded: Loaded) -> Way:
     """Decide by bounds: |q·k| <= |q| |k| (Cauchy-Schwarz), and no sum is larger than its count times its largest."""
     limit = float(np.finfo(plan.compute_dtype).max) / 4
     raw, softmaxed = score_bounds(plan, lib, loaded)
-    watched = not plan.finite or not max(raw, softmaxed) < limit
+    watched = loaded.bad_values is not None or not max(raw, softmaxed) < limit  # also where a bound is NaN
     if plan.normalization == "sum":
         return Way(watched, False, False, False)
     exponent = max(softmaxed, 0.0 if plan.sinks is None else float(np.max(np.abs(plan.sinks))))
@@ -123,7 +123,7 @@ def choose_way(plan: Plan, lib: Library, loaded: Loaded) -> Way:
     values = float(lib.xp.max(lib.xp.abs(loaded.value))) * plan.sizes.key_length
     return Way(
         watched=watched,
-        scale_first=not watched and "scores" not in plan.selection.include,
+        scale_first=not watched and "scores" not in plan.selection.include and 1e-6 < abs(plan.scale) < 1e6,
         unshifted=unshifted,
         sum_by_product=values * math.exp(exponent if unshifted else 0.0) < limit,
     )
@@ -168,9 +168,11 @@ def load_operands(plan: Plan, lib: Library) -> Loaded:
     if ops.past_key is not None and ops.past_value is not None:
         key = xp.concat([lib.load(ops.past_key), key], axis=2)
         value = xp.concat([lib.load(ops.past_value), value], axis=2)
-    if plan.finite:
+    if plan.finite and ops.value.map is None:
         return Loaded(query, key, value, None)
     good = xp.isfinite(value)
+    if xp.all(good):
+        return Loaded(query, key, value, None)
     zero = xp.zeros_like(value)
     return Loaded(query, key, xp.where(good, value, zero), ~xp.all(good, axis=-1)[:, :, None, :])
 

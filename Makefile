@@ -83,6 +83,14 @@ test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody her
 test-deep: $(TORCH_VENV)/.torch ## the same, 10,000 random configurations for each peer; resumes where it stopped
 	$(TORCH_BIN)/python -m tests.peers.deep
 
+.PHONY: bench
+bench: $(VENV)/.test ## the service beside other servers, over HTTP
+	$(BIN)/python -m benchmarks.http
+
+.PHONY: bench-kernel
+bench-kernel: $(TORCH_VENV)/.torch ## the NumPy kernel beside torch's
+	$(TORCH_BIN)/python -m benchmarks.kernel
+
 .PHONY: openapi
 openapi: $(VENV)/.core ## regenerate what is generated: API document, examples, tables in docs
 	$(BIN)/python openapi/generate.py

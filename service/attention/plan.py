@@ -80,13 +80,17 @@ class Plan:
         return compute_dtype(self.dtype)
 
     @property
+    def score_count(self) -> int:
+        """Elements of one score matrix: b·h·q·k."""
+        sizes = self.sizes
+        return sizes.batch_size * sizes.num_heads * sizes.query_length * sizes.key_length
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions of the maps and the two products, and about 8 an element for the softmax."""
         ops = self.operands
         maps = sum(2 * x.array.size * x.map.features for x in (ops.query, ops.key, ops.value) if x.map)
-        sizes = self.sizes
-        scores = sizes.batch_size * sizes.num_heads * sizes.query_length * sizes.key_length
-        return scores * (2 * (self.sizes.head_dim + self.sizes.value_dim) + 8) + maps
+        return self.score_count * (2 * (self.sizes.head_dim + self.sizes.value_dim) + 8) + maps
 
     @property
     def peak_bytes(self) -> int:
@@ -100,9 +104,8 @@ class Plan:
         stages = len(chosen.include & SCORE_MATRICES - {"attention_weights"}) * sizes.key_length
         weights = columns if "attention_weights" in chosen.include else 0
         returned = heads * rows * (stages + weights)
-        scores = sizes.num_heads * sizes.query_length * sizes.key_length
         one_query = sizes.num_heads * sizes.key_length
-        working = WORKING_MATRICES * min(sizes.batch_size * scores, max(WORKING_SCORES, one_query))
+        working = WORKING_MATRICES * min(self.score_count, max(WORKING_SCORES, one_query))
         return (working + sizes.batch_size * (returned + query + key)) * self.compute_dtype.itemsize
 
     @property

@@ -107,12 +107,18 @@ class Way:
     sum_by_product: bool
 
 
+FEW_SCORES: Final = 2048
 # Of exponents: e^40 times a million keys is far from the largest float32, and e^-80 a normal one.
 UNSHIFTED: Final = {"float32": 40.0, "float64": 300.0}
 
 
 def choose_way(plan: Plan, lib: Library, loaded: Loaded) -> Way:
-    """Decide by bounds: |q·k| <= |q| |k| (Cauchy-Schwarz), and no sum is larger than its count times its largest."""
+    """Decide by bounds: |q·k| <= |q| |k| (Cauchy-Schwarz), and no sum is larger than its count times its largest.
+
+    Where there are few scores, looking at each is quicker than working out the bounds.
+    """
+    if plan.score_count <= FEW_SCORES:
+        return Way(watched=True, scale_first=False, unshifted=False, sum_by_product=False)
     limit = float(np.finfo(plan.compute_dtype).max) / 4
     raw, softmaxed = score_bounds(plan, lib, loaded)
     watched = loaded.bad_values is not None or not max(raw, softmaxed) < limit  # also where a bound is NaN

@@ -72,12 +72,17 @@ def decode(body: bytes, limit: int | None = None) -> Decoded:
 
 def encode(answer: Mapping[str, Any], *, base64: bool = False) -> list[Part]:
     """The answer as JSON, arrays straight from their memory: as nested lists, null for what is not finite, or typed."""
-    return [orjson.dumps(_writable(answer, base64), option=orjson.OPT_SERIALIZE_NUMPY)]
+    ready = {
+        name: {part: _writable(item, base64) for part, item in value.items()}
+        if isinstance(value, Mapping)
+        else _writable(value, base64)
+        for name, value in answer.items()
+    }
+    return [orjson.dumps(ready, option=orjson.OPT_SERIALIZE_NUMPY)]
 
 
 def _writable(value: Any, base64: bool) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _writable(item, base64) for name, item in value.items()}
+    """What orjson can write: it knows contiguous arrays and dataclasses, but not bfloat16."""
     if not isinstance(value, np.ndarray):
         return value
     if base64:

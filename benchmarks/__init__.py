@@ -1,0 +1,1 @@
+"""How fast, compared with what. Run by `make bench` and `make bench-kernel`."""

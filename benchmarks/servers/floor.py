@@ -1,0 +1,21 @@
+"""The floor: reads the body, and answers with as many bytes as the service would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ANSWERS: dict[int, bytes] = {}
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Bare ASGI. The path says how many bytes to answer with: /123."""
+    if scope["type"] != "http":
+        return
+    more = True
+    while more:
+        more = (await receive()).get("more_body", False)
+    size = int(scope["path"][1:] or 0)
+    body = ANSWERS.setdefault(size, b"0" * size)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(size).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -182,9 +182,10 @@ def _rectangular(found: simdjson.Array, sizes: tuple[int, ...]) -> bool:
     """Whether every array above the innermost ones holds arrays of the same length."""
     if len(sizes) == 1:
         return True
-    return all(
-        isinstance(row, simdjson.Array) and len(row) == sizes[1] and _rectangular(row, sizes[1:]) for row in found
-    )
+    rows: list[Any] = list(found)
+    if set(map(type, rows)) != {simdjson.Array} or set(map(len, rows)) != {sizes[1]}:
+        return False
+    return len(sizes) == 2 or all(_rectangular(row, sizes[1:]) for row in rows)
 
 
 def _numbers(found: simdjson.Array, sizes: tuple[int, ...], first: float) -> np.ndarray | None:

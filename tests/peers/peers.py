@@ -297,8 +297,8 @@ def keras_mha(config: Config, backend: str) -> tuple[Pairs, float]:
     return pairs, tolerance(config.dtype, max(config.k, config.h * config.e, config.d + 1))
 
 
-# torch FlexAttention, uncompiled: scores as a function of position. Rows that see nothing are 0. logsumexp is compared as
-# the sum that it is the logarithm of: weights are off by as much as that is, while a logarithm near 0 has no digits.
+# torch FlexAttention, uncompiled: scores as a function of position. Rows that see nothing are 0. logsumexp is compared
+# as the sum that it is the logarithm of: weights are off by as much as that is, while a logarithm near 0 has no digits.
 
 
 def flex_attention(config: Config, backend: str) -> tuple[Pairs, float]:

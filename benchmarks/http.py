@@ -134,14 +134,13 @@ def throughput(port: int, request: bytes, seconds: float) -> float:
 
 
 def peak_growth(pid: int, port: int, request: bytes) -> float:
-    """Megabytes that the process grows by, at its peak, for one request after others of its kind."""
+    """Megabytes by which a process that was idle so far grows, at its peak, for one request."""
     status = Path(f"/proc/{pid}/status")
 
     def read(name: str) -> int:
         return int(next(line for line in status.read_text().splitlines() if line.startswith(name)).split()[1])
 
     idle = read("VmRSS")
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
     Connection(port).ask(request)
     return (read("VmHWM") - idle) / 1024
 
@@ -173,6 +172,7 @@ SERVERS = {
     "FastAPI by hand": [*UVICORN, "benchmarks.servers.by_hand:app"],
     "this service": [sys.executable, "-m", "service", "serve"],
 }
+PEAK = "W3 peak MB"
 FLOOR, OURS = "bare uvicorn, canned answer", "this service"
 BINARY = {FLOOR, OURS}
 
@@ -180,8 +180,12 @@ BINARY = {FLOOR, OURS}
 def measure(running: dict[str, tuple[int, int]], rounds: int) -> dict[tuple[str, str], list[float]]:
     """All measurements, in turns: (server, column) -> values."""
     loads = workloads()
-    sizes = {load.name: Connection(running[OURS][1]).ask(load.request("/attention")) for load in loads}
+    large = next(load for load in loads if load.name == "W3").request("/attention")
     results: dict[tuple[str, str], list[float]] = {}
+    for server, (pid, port) in running.items():
+        if server != FLOOR:  # which does not compute; its memory is that of the canned answers
+            results[server, PEAK] = [peak_growth(pid, port, large)]
+    sizes = {load.name: Connection(running[OURS][1]).ask(load.request("/attention")) for load in loads}
     for turn in range(rounds):
         for load in loads:
             for server, (pid, port) in running.items():
@@ -191,8 +195,6 @@ def measure(running: dict[str, tuple[int, int]], rounds: int) -> dict[tuple[str,
                 found = {f"{load.name} p50 ms": latency(port, request, load.times)}
                 if load.name in ("W1", "W2"):
                     found[f"{load.name} rps"] = throughput(port, request, 1.0)
-                if load.name == "W3":
-                    found["W3 peak MB"] = peak_growth(pid, port, request)
                 for column, value in found.items():
                     results.setdefault((server, column), []).append(value)
         print(f"round {turn + 1} of {rounds}", file=sys.stderr)
@@ -201,14 +203,14 @@ def measure(running: dict[str, tuple[int, int]], rounds: int) -> dict[tuple[str,
 
 def table(results: dict[tuple[str, str], list[float]]) -> str:
     """Medians, and in brackets multiples of the floor."""
-    columns = list(dict.fromkeys(column for _, column in results))
+    columns = [*dict.fromkeys(column for _, column in results if column != PEAK), PEAK]
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
     for server in SERVERS:
         cells = []
         for column in columns:
             value = statistics.median(results.get((server, column), [math.nan]))
-            floor = statistics.median(results[FLOOR, column])
-            times = "" if column == "W3 peak MB" else f" ({value / floor:.2f})"
+            floor = statistics.median(results.get((FLOOR, column), [math.nan]))
+            times = "" if math.isnan(floor) else f" ({value / floor:.2f})"
             cells.append("" if math.isnan(value) else f"{value:,.2f}{times}")
         lines.append(f"| {server} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -222,7 +224,8 @@ def main() -> None:
     with ExitStack() as stack:
         running = {name: stack.enter_context(serving(command)) for name, command in SERVERS.items()}
         results = measure(running, rounds)
-    print(f"\n{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}, {rounds} rounds\n")
+    print(f"\n{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}, {rounds} rounds")
+    print()
     print(table(results))
     print("\nIn brackets: as a multiple of the floor.")
 

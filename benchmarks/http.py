@@ -188,7 +188,7 @@ def measure(running: dict[str, tuple[int, int]], rounds: int) -> dict[tuple[str,
     sizes = {load.name: Connection(running[OURS][1]).ask(load.request("/attention")) for load in loads}
     for turn in range(rounds):
         for load in loads:
-            for server, (pid, port) in running.items():
+            for server, (_, port) in running.items():
                 if load.media_type != JSON and server not in BINARY:
                     continue
                 request = load.request(f"/{sizes[load.name]}" if server == FLOOR else "/attention")

@@ -196,6 +196,14 @@ def include(expected: dict[str, Any]) -> list[str]:
     return ["attention_weights" if name == "top_weights" else name for name in expected if name != "output"]
 
 
+@pytest.fixture(params=["as few scores are", "as many scores are"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few scores are computed the cautious way, many by what the size of their numbers allows."""
+    if request.param == "as many scores are":
+        monkeypatch.setattr("service.backends.dense.FEW_SCORES", 0)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("corner", CORNERS, ids=lambda corner: corner.name)

@@ -211,6 +211,8 @@ def test_tiles_do_not_show(backend: str, request: dict[str, Any], size: int, cho
         whole = attend(**options, **variant)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(f"service.backends.{backend}.TILE_SCORES", size)
+            patch.setattr("service.attention.tiles.FAST_ROWS", 1)  # else tiles as small as these keep all rows
+            patch.setattr("service.backends.dense.FEW_SCORES", 0)  # the quick ways, which large requests take
             cut = attend(**options, **variant)
         assert whole.arrays.keys() == cut.arrays.keys()
         for name, array in whole.arrays.items():
@@ -227,6 +229,7 @@ def test_threads_do_not_show(backend: str, request: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(3) as pool:
         patch.setattr("service.backends.numpy._pool", pool)
         patch.setattr(f"service.backends.{backend}.TILE_SCORES", 3)
+        patch.setattr("service.attention.tiles.FAST_ROWS", 1)
         together = attend(**request, include=include, backend=backend)
     for name in ("output", *include):
         assert_close(together[name], alone[name])

@@ -65,54 +65,60 @@ def decode(body: bytes, limit: int | None = None) -> Decoded:
     if not isinstance(document, simdjson.Object):
         kind = "an array" if isinstance(document, simdjson.Array) else describe(document)
         raise InvalidJSON.at("", "an object", kind)
-    reader = _Reader()
-    fields = reader.read(document, body.count(b"["))
-    return Decoded(fields, frozenset(reader.listed))
+    fields, untyped = _read(document, body.count(b"["))
+    return Decoded(fields, untyped)
 
 
 def encode(answer: Mapping[str, Any], *, base64: bool = False) -> list[Part]:
     """The answer as JSON, arrays straight from their memory: as nested lists, null for what is not finite, or typed."""
-    ready = {
-        name: {part: _writable(item, base64) for part, item in value.items()}
-        if isinstance(value, Mapping)
-        else _writable(value, base64)
-        for name, value in answer.items()
-    }
-    return [orjson.dumps(ready, option=orjson.OPT_SERIALIZE_NUMPY)]
-
-
-def _writable(value: Any, base64: bool) -> Any:
-    """What orjson can write: it knows contiguous arrays and dataclasses, but not bfloat16."""
-    if not isinstance(value, np.ndarray):
-        return value
     if base64:
-        return encoded.encode(value)
+        answer = {name: _typed(value) for name, value in answer.items()}
+    return [orjson.dumps(answer, _contiguous, orjson.OPT_SERIALIZE_NUMPY)]
+
+
+def _typed(value: Any) -> Any:
+    """A value of the answer, arrays in it and in its objects as typed ones."""
+    if isinstance(value, Mapping):
+        return {name: _typed(item) for name, item in value.items()}
+    return encoded.encode(value) if isinstance(value, np.ndarray) else value
+
+
+def _contiguous(value: Any) -> Any:
+    """What orjson can write of what it cannot: it knows neither strides nor bfloat16."""
+    if not isinstance(value, np.ndarray):
+        raise TypeError(type(value).__name__)
     return np.ascontiguousarray(value if value.dtype.kind != "V" else value.astype(np.float32))  # V: bfloat16
+
+
+def _read(document: simdjson.Object, brackets: int) -> tuple[dict[str, Any], frozenset[str]]:
+    """The fields of a document, and those of them whose arrays came as lists.
+
+    An array hidden among numbers, as in `[1, [2]]`, leaves no trace in the flat buffer. It does in the number of
+    opening brackets: the shapes and strings found must account for all of them. If they do not, everything is read
+    once more, element by element.
+    """
+    for careful in (False, True):
+        reader = _Reader(careful)
+        fields = reader.object(document, "", 1)
+        if reader.brackets == brackets:
+            break
+    return fields, frozenset(reader.listed)
 
 
 class _Reader:
     """Turns simdjson's view of one document into values.
 
-    A nested array hidden among numbers, as in `[1, [2]]`, leaves no trace in the flat buffer. It does in the number
-    of opening brackets: the shapes and strings found must account for all of them. If they do not, the arrays are
-    looked at once more, element by element.
+    careful: whether to look for arrays among the numbers of others, where the flat buffer does not show them
+    brackets: how many opening ones the values that were read account for
+    listed: top-level fields whose arrays came as lists
     """
 
-    def __init__(self) -> None:
-        self._brackets = 0
-        self._arrays: list[tuple[dict[str, Any], str, simdjson.Array]] = []
-        self.listed: list[str] = []  # top-level fields whose arrays came as lists
+    def __init__(self, careful: bool) -> None:
+        self._careful = careful
+        self.brackets = 0
+        self.listed: list[str] = []
 
-    def read(self, document: simdjson.Object, brackets: int) -> dict[str, Any]:
-        fields = self._object(document, "", 1)
-        if self._brackets != brackets:
-            for holder, key, found in self._arrays:
-                plain = found.as_list()
-                if not _same_nesting(plain, holder[key].shape):
-                    holder[key] = plain
-        return fields
-
-    def _object(self, found: simdjson.Object, pointer: str, depth: int) -> dict[str, Any]:
+    def object(self, found: simdjson.Object, pointer: str, depth: int) -> dict[str, Any]:
         keys = list(found.keys())
         if len(keys) > MAX_KEYS:
             raise InvalidValue.at(pointer, f"at most {MAX_KEYS} keys", str(len(keys)))
@@ -120,84 +126,100 @@ class _Reader:
             raise TooDeep.at(pointer, f"at most {MAX_DEPTH} levels", "more")
         fields: dict[str, Any] = {}
         for key in keys:
-            place = child(pointer, key)
             if key in fields:
-                raise DuplicateKey.at(place, "each key once", "the same key again")
-            self._brackets += key.count("[")
-            fields[key] = value = self._value(found, key, place, depth)
-            if isinstance(value, np.ndarray) and isinstance(source := found[key], simdjson.Array):
-                self._arrays.append((fields, key, source))
+                raise DuplicateKey.at(child(pointer, key), "each key once", "the same key again")
+            try:
+                value = found[key]
+            except KeyError:  # simdjson does not find a key that holds a NUL character
+                raise InvalidJSON.at(child(pointer, key), "keys without NUL characters", quote(key)) from None
+            if "[" in key:
+                self.brackets += key.count("[")
+            if depth == 1 and type(value) is simdjson.Array:
+                self.listed.append(key)
+            fields[key] = self._value(value, pointer, key, depth)
         return fields
 
-    def _value(self, found: simdjson.Object, key: str, place: str, depth: int) -> Any:
-        try:
-            value = found[key]
-        except KeyError:  # simdjson does not find a key that holds a NUL character
-            raise InvalidJSON.at(place, "keys without NUL characters", quote(key)) from None
-        if isinstance(value, simdjson.Array):
-            if depth == 1:
-                self.listed.append(key)
-            return self._array(value, place)
-        if isinstance(value, simdjson.Object):
-            fields = self._object(value, place, depth + 1)
+    def _value(self, value: Any, pointer: str, key: str, depth: int) -> Any:
+        kind = type(value)
+        if kind is simdjson.Array:
+            return self._array(value, pointer, key)
+        if kind is str:
+            self.brackets += value.count("[")
+        elif kind is simdjson.Object:
+            place = child(pointer, key)
+            fields = self.object(value, place, depth + 1)
             return encoded.decode(fields, place) if encoded.is_one(fields) else fields
-        if isinstance(value, str):
-            self._brackets += value.count("[")
         return value
 
-    def _array(self, found: simdjson.Array, pointer: str) -> np.ndarray | list[Any]:
-        sizes, first = _probe(found, pointer)
+    def _array(self, found: simdjson.Array, pointer: str, key: str) -> np.ndarray | list[Any]:
+        sizes, first = _probe(found, pointer, key)
         array = None
         if isinstance(first, bool):
             array = _booleans(found.as_list())
         elif isinstance(first, int | float) and _rectangular(found, sizes):
             array = _numbers(found, sizes, first)
+            if self._careful and array is not None and not _same_nesting(found.as_list(), sizes):
+                array = None
         if array is None:
             plain = found.as_list()
-            self._brackets += _count_brackets(plain, pointer)
+            self.brackets += _count_brackets(plain, child(pointer, key))
             return plain
-        self._brackets += sum(math.prod(array.shape[:axis]) for axis in range(array.ndim))
+        count = 1  # arrays on the level above
+        for size in sizes:
+            self.brackets += count
+            count *= size
         return array
 
 
-def _probe(found: simdjson.Array, pointer: str) -> tuple[tuple[int, ...], Any]:
+def _probe(found: simdjson.Array, pointer: str, key: str) -> tuple[tuple[int, ...], Any]:
     """The lengths met on the way down the first elements, and the first value that is no array."""
-    sizes = []
+    sizes: tuple[int, ...] = ()
     value: Any = found
-    while isinstance(value, simdjson.Array):
-        sizes.append(len(value))
-        _check_length(sizes[-1], pointer)
+    while type(value) is simdjson.Array:
+        length = len(value)
+        if length > MAX_LENGTH:
+            raise _too_long(child(pointer, key))
+        sizes += (length,)
         if len(sizes) > MAX_DEPTH:
-            raise TooDeep.at(pointer, f"at most {MAX_DEPTH} levels", "more")
-        value = value[0] if sizes[-1] else None
-    return tuple(sizes), value
+            raise TooDeep.at(child(pointer, key), f"at most {MAX_DEPTH} levels", "more")
+        value = value[0] if length else None
+    return sizes, value
 
 
-def _check_length(length: int, pointer: str) -> None:
-    if length > MAX_LENGTH:
-        raise InvalidArray.at(pointer, f"at most {MAX_LENGTH} elements in one row of JSON", "more")
+def _too_long(pointer: str) -> InvalidArray:
+    return InvalidArray.at(pointer, f"at most {MAX_LENGTH} elements in one row of JSON", "more")
 
 
-def _rectangular(found: simdjson.Array, sizes: tuple[int, ...]) -> bool:
-    """Whether every array above the innermost ones holds arrays of the same length."""
+def _rectangular(found: Any, sizes: tuple[int, ...]) -> bool:
+    """Whether every array above the innermost ones holds as many elements as the first of its level.
+
+    These may still be strings or objects, of which no buffer can be made.
+    """
     if len(sizes) == 1:
         return True
-    rows: list[Any] = list(found)
-    if set(map(type, rows)) != {simdjson.Array} or set(map(len, rows)) != {sizes[1]}:
+    try:
+        if set(map(len, found)) != {sizes[1]}:
+            return False
+    except TypeError:  # a number has no length
         return False
-    return len(sizes) == 2 or all(_rectangular(row, sizes[1:]) for row in rows)
+    return len(sizes) == 2 or all(_rectangular(row, sizes[1:]) for row in found)
 
 
 def _numbers(found: simdjson.Array, sizes: tuple[int, ...], first: float) -> np.ndarray | None:
     """The array's own copy of its numbers; None where something else is among them."""
-    flat: np.ndarray | None = None
-    with suppress(TypeError, ValueError):
-        if isinstance(first, int):
-            flat = np.frombuffer(found.as_buffer(of_type="i"), np.int64)
-    with suppress(TypeError, ValueError):
-        if flat is None:
-            flat = np.frombuffer(found.as_buffer(of_type="d"), np.float64)
-    return flat.reshape(sizes) if flat is not None and flat.size == math.prod(sizes) else None
+    try:
+        flat = _flat(found, first)
+    except (TypeError, ValueError):
+        return None
+    return flat.reshape(sizes) if flat.size == math.prod(sizes) else None
+
+
+def _flat(found: simdjson.Array, first: float) -> np.ndarray:
+    """All numbers in a row: int64, or float64 where one is no integer of this size. Errors: TypeError, ValueError."""
+    if isinstance(first, int):
+        with suppress(TypeError, ValueError):
+            return np.frombuffer(found.as_buffer(of_type="i"), np.int64)
+    return np.frombuffer(found.as_buffer(of_type="d"), np.float64)
 
 
 def _booleans(plain: list[Any]) -> np.ndarray | None:
@@ -221,8 +243,8 @@ def _count_brackets(plain: list[Any], pointer: str) -> int:
     level: list[Any] = [plain]
     for _ in range(MAX_DEPTH):
         lists = [item for item in level if isinstance(item, list)]
-        for item in lists:
-            _check_length(len(item), pointer)
+        if any(len(item) > MAX_LENGTH for item in lists):
+            raise _too_long(pointer)
         count += len(lists) + sum(item.count("[") for item in level if isinstance(item, str))
         level = [inner for item in lists for inner in item]
         if not level:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from anyio import to_thread
 
 from service import backends
+from service.attention.operands import make_operands
 from service.attention.plan import Plan, make_plan
 from service.attention.result import Result, make_result
 from service.attention.spec import AttentionSpec
@@ -67,6 +68,7 @@ class Engine:
 
     def _run(self, plan: Plan, spec: AttentionSpec, timings: Timings) -> Result:
         timings.step("queue")
-        result = make_result(plan, backends.choose(spec.backend, spec.device).execute(plan, spec.device))
+        executor = backends.choose(spec.backend, spec.device)
+        result = make_result(plan, executor.execute(plan, make_operands(spec, plan), spec.device))
         timings.step("compute")
         return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service import backends
+from service.attention.operands import make_operands
 from service.attention.plan import make_plan
 from service.attention.result import Result, make_result
 from service.schemas.request import AttentionRequest
@@ -30,4 +31,5 @@ def attend(query: Any = None, key: Any = None, value: Any = None, **fields: Any)
     request = validate(AttentionRequest, given | fields)
     spec = request.attention_spec(untyped, allow_non_finite=True)
     plan = make_plan(spec)
-    return make_result(plan, backends.choose(spec.backend, spec.device).execute(plan, spec.device))
+    executor = backends.choose(spec.backend, spec.device)
+    return make_result(plan, executor.execute(plan, make_operands(spec, plan), spec.device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import ml_dtypes
@@ -46,10 +47,20 @@ def cast(
     minus_infinity: whether -inf is a number here, as it is in an additive bias; non_finite: whether inf and NaN are.
     Errors: InvalidArray for what is no (finite) number, Overflow for what `dtype` cannot hold.
     """
+    return measured(array, dtype, pointer, minus_infinity=minus_infinity, non_finite=non_finite)[0]
+
+
+def measured(
+    array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bool = False, non_finite: bool = False
+) -> tuple[np.ndarray, float]:
+    """The same, and the Euclidean norm of all its numbers as one vector; inf where that is not known."""
     if array.dtype.kind not in "iu" and not is_float(array.dtype):
         raise InvalidArray.of(pointer, "numbers", array)
     with np.errstate(over="ignore", invalid="ignore"):
         converted = array.astype(dtype, copy=False)
+        norm = _norm(converted)
+    if norm < math.inf:
+        return converted, norm
     good = np.isfinite(converted)
     if not good.all() and (minus_infinity or non_finite):
         good |= array == -np.inf if minus_infinity else ~np.isfinite(array)
@@ -60,7 +71,18 @@ def cast(
         if np.isfinite(value):
             raise Overflow.of(pointer + place, f"a number that {dtype.name} can hold", value, wider(dtype))
         raise InvalidArray.of(pointer + place, "a finite number", value)
-    return converted
+    return converted, math.inf
+
+
+def _norm(array: np.ndarray) -> float:
+    """The Euclidean norm; inf or NaN if a number is, and inf too where only a square is too large, or in halves.
+
+    One product tells that all numbers are finite in a third of the time that looking at each takes.
+    """
+    if array.dtype.itemsize < 4:
+        return math.inf
+    flat = array.ravel(order="K")
+    return math.sqrt(flat.dot(flat))
 
 
 def wider(dtype: np.dtype) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.attention.operands import Sizes
+from service.attention.roles import Sizes
 from service.errors import ShapeMismatch, shape
 
 

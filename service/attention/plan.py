@@ -6,17 +6,19 @@ A plan is frozen and complete: a backend that executes it meets no shape that it
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from service.attention import positions, shapes
 from service.attention.arrays import FLOATS, cast, compute_dtype, widest
 from service.attention.masks import ScoreAxes, score_axes
-from service.attention.operands import Operands, Sizes, resolve_operands
 from service.attention.positions import Rotation
+from service.attention.roles import Roles, Sizes, resolve_roles
 from service.attention.selection import Selection, make_selection
-from service.attention.spec import SCORE_MATRICES, STAGES, AttentionSpec, Layout, Norm, Normalization
+from service.attention.spec import NUMBER_OF_SOURCES, SCORE_MATRICES, STAGES, AttentionSpec, Layout, Norm, Normalization
 from service.attention.visibility import Visibility, make_visibility
 from service.errors import InvalidValue, ShapeMismatch, shape
 
@@ -37,19 +39,18 @@ class Alibi:
     offset: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
-    """What a backend executes, in the order of these fields.
+    """What a backend executes on operands, in the order of these fields.
 
     dtype:         of the operands and of what is returned; compute_dtype: of all between
     query_norm, …: None where it does not apply; Norm.weight is (d,) or None
     bias:          (b, h, q, k), each axis full or 1; -inf hides
     sinks:         (h,), one logit for each head that takes weight and gives nothing
-    finite:        whether the operands are; only a caller who allowed it has others
     single_query:  the query came as a vector, so that its axis is dropped from the answer
     """
 
-    operands: Operands
+    roles: Roles
     dtype: np.dtype
     query_norm: Norm | None
     key_norm: Norm | None
@@ -62,37 +63,43 @@ class Plan:
     visibility: Visibility
     sinks: np.ndarray | None
     normalization: Normalization
-    finite: bool
     selection: Selection
     layout: Layout
     single_query: bool
     score_axes: ScoreAxes
     notices: tuple[Notice, ...]
 
-    @property
+    @cached_property
     def sizes(self) -> Sizes:
         """The lengths of all axes."""
-        return self.operands.sizes
+        return self.roles.sizes
 
-    @property
+    @cached_property
     def compute_dtype(self) -> np.dtype:
         """What is computed in: float32 for halves."""
         return compute_dtype(self.dtype)
 
-    @property
+    @cached_property
     def score_count(self) -> int:
         """Elements of one score matrix: b·h·q·k."""
         sizes = self.sizes
         return sizes.batch_size * sizes.num_heads * sizes.query_length * sizes.key_length
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """Multiplications and additions of the maps and the two products, and about 8 an element for the softmax."""
-        ops = self.operands
-        maps = sum(2 * x.array.size * x.map.features for x in (ops.query, ops.key, ops.value) if x.map)
-        return self.score_count * (2 * (self.sizes.head_dim + self.sizes.value_dim) + 8) + maps
+        sizes = self.sizes
+        new_keys = sizes.key_length - self.roles.past_length
+        lengths = sizes.query_length, new_keys, new_keys
+        roles = self.roles.query, self.roles.key, self.roles.value
+        maps = sum(
+            2 * length * role.map.weight.size
+            for length, role in zip(lengths, roles, strict=True)
+            if role.map is not None
+        )
+        return self.score_count * (2 * (sizes.head_dim + sizes.value_dim) + 8) + sizes.batch_size * maps
 
-    @property
+    @cached_property
     def peak_bytes(self) -> int:
         """An upper estimate of the memory that computing takes beyond the request itself."""
         sizes, chosen = self.sizes, self.selection
@@ -108,7 +115,27 @@ class Plan:
         working = WORKING_MATRICES * min(self.score_count, max(WORKING_SCORES, one_query))
         return (working + sizes.batch_size * (returned + query + key)) * self.compute_dtype.itemsize
 
-    @property
+    @cached_property
+    def plain(self) -> bool:
+        """Whether this is softmax(scale · q kᵀ) v and its weights, and nothing else."""
+        roles, seen, chosen = self.roles, self.visibility, self.selection
+        absent = (
+            *(roles.query.map, roles.key.map, roles.value.map, roles.output_map),
+            *(self.query_norm, self.key_norm, self.query_rotation, self.key_rotation),
+            *(self.softcap, self.bias, self.alibi, self.sinks),
+            *(seen.mask, seen.keys, seen.queries, seen.segments, seen.band),
+            *(chosen.heads, chosen.queries, chosen.top_k),
+        )
+        return (
+            all(part is None for part in absent)
+            and self.normalization == "softmax"
+            and roles.past_length == 0
+            and self.sizes.num_heads == self.sizes.num_kv_heads
+            and chosen.include <= {"attention_weights"}
+            and not chosen.average_heads
+        )
+
+    @cached_property
     def skips_hidden(self) -> bool:
         """Whether keys that nobody sees need not be computed: neither their scores nor their places come back."""
         return not self.selection.include & set(STAGES) and self.selection.top_k is None
@@ -120,19 +147,56 @@ WORKING_MATRICES = 4
 
 
 def make_plan(spec: AttentionSpec) -> Plan:
-    """Decide everything. Errors: InvalidRequest of every kind, with the pointer of the field at fault."""
+    """Decide everything. Errors: InvalidRequest of every kind, with the pointer of the field at fault.
+
+    Where only the sources are arrays, the plan follows from their shapes and types, and is remembered for the next
+    request of this kind.
+    """
+    kind = _kind(spec)
+    plan = None if kind is None else _plans.get(kind)
+    if plan is None:
+        plan = _decide(spec)
+        if kind is not None:
+            if len(_plans) >= MAX_PLANS:
+                _plans.clear()
+            _plans[kind] = plan
+    return plan
+
+
+# A service meets few kinds of requests; a plan without arrays is small.
+MAX_PLANS = 256
+_plans: dict[Hashable, Plan] = {}
+
+
+def _kind(spec: AttentionSpec) -> Hashable | None:
+    """All that a plan depends on; None if that are more than shapes and a few options.
+
+    0 is left out, as it would find the plan of -0.
+    """
+    if spec.rotary is not None or spec.query_tokens is not None or spec.key_tokens is not None or spec.scale == 0:
+        return None
+    sources = [None if array is None else (array.shape, array.dtype) for array in spec[:NUMBER_OF_SOURCES]]
+    kind = (*sources, *spec[NUMBER_OF_SOURCES:])
+    try:
+        hash(kind)
+    except TypeError:  # arrays have no hash
+        return None
+    return kind
+
+
+def _decide(spec: AttentionSpec) -> Plan:
     given = shapes.sources(spec)
     layout = shapes.resolve_layout(spec.layout, given)
     dtype = _dtype(spec, given)
-    operands = resolve_operands(spec, given, layout, dtype)
-    computing, sizes, past = compute_dtype(dtype), operands.sizes, operands.past_length
+    roles = resolve_roles(spec, given, layout, dtype)
+    computing, sizes, past = compute_dtype(dtype), roles.sizes, roles.past_length
     single_query = given["query"][1].ndim == 1
     axes = score_axes(layout, sizes, columns=shapes.has_columns(layout), single_query=single_query)
     offset = positions.query_offset(spec, sizes, past)
     query_rotation, key_rotation = positions.rotations(spec.rotary, sizes, past, computing)
     _check_tokens(spec, sizes)
     return Plan(
-        operands=operands,
+        roles=roles,
         dtype=dtype,
         query_norm=_norm(spec.query_norm, "query_norm", sizes.head_dim, computing),
         key_norm=_norm(spec.key_norm, "key_norm", sizes.head_dim, computing),
@@ -145,7 +209,6 @@ def make_plan(spec: AttentionSpec) -> Plan:
         visibility=make_visibility(spec, axes, offset, sizes),
         sinks=_per_head(spec.sinks, "/sinks", sizes, computing),
         normalization=spec.normalization,
-        finite=not spec.allow_non_finite or _all_finite(operands),
         selection=make_selection(spec, sizes),
         layout=layout,
         single_query=single_query,
@@ -203,11 +266,6 @@ def _per_head(array: np.ndarray | None, pointer: str, sizes: Sizes, dtype: np.dt
 def _alibi(slopes: np.ndarray | None, offset: np.ndarray, sizes: Sizes, dtype: np.dtype) -> Alibi | None:
     checked = _per_head(slopes, "/alibi_slopes", sizes, dtype)
     return None if checked is None else Alibi(checked, offset.astype(dtype))
-
-
-def _all_finite(operands: Operands) -> bool:
-    arrays = [operands.query.array, operands.key.array, operands.value.array, operands.past_key, operands.past_value]
-    return all(np.isfinite(array).all() for array in arrays if array is not None)
 
 
 def _check_tokens(spec: AttentionSpec, sizes: Sizes) -> None:

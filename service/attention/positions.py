@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.attention.arrays import cast, integers, within
-from service.attention.operands import Sizes
+from service.attention.roles import Sizes
 from service.attention.spec import AttentionSpec, Rotary
 from service.errors import FieldConflict, InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
 

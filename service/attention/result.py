@@ -28,6 +28,7 @@ class Computed:
             says, h being 1 where heads are averaged; with top_k attention_weights (b, h, q, top_k) and `top_indices`;
             query, key, value, head_outputs and present_* (b, h, l, d)
     kernel: the name of the code path that ran
+    finite: whether it is known that every number is, so that nobody needs to look
     """
 
     arrays: dict[str, np.ndarray]
@@ -36,6 +37,7 @@ class Computed:
     device: str
     kernel: str
     notices: tuple[Notice, ...] = ()
+    finite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def make_result(plan: Plan, computed: Computed) -> Result:
     """Errors: Overflow for a returned number that its type cannot hold (-inf from masking aside)."""
     arrays: dict[str, Any] = {}
     for name, array in computed.arrays.items():
-        arrays[name] = _to_wire(name, _typed(name, array, plan), plan)
+        arrays[name] = _to_wire(name, array if computed.finite else _typed(name, array, plan), plan)
     if "top_indices" in arrays:
         arrays["top_weights"] = {"indices": arrays.pop("top_indices"), "values": arrays.pop("attention_weights")}
     sizes = plan.sizes

@@ -6,7 +6,7 @@ Field names and meanings are those of the API, so that an error found here point
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -103,8 +103,11 @@ class Norm:
     eps: float = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionSpec:
+# The first fields of a request: where query, key and value come from.
+NUMBER_OF_SOURCES: Final = 5
+
+
+class AttentionSpec(NamedTuple):
     """One request. None always means absent.
 
     untyped: fields whose numbers came without a type (JSON lists), so that they do not choose the dtype

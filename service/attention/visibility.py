@@ -8,8 +8,8 @@ import numpy as np
 
 from service.attention import positions
 from service.attention.masks import ScoreAxes
-from service.attention.operands import Sizes
 from service.attention.positions import Band, Segments
+from service.attention.roles import Sizes
 from service.attention.spec import AttentionSpec
 from service.errors import InvalidArray, ShapeMismatch, shape
 

@@ -6,6 +6,7 @@ from functools import cache
 from importlib import import_module
 from typing import Final, Protocol, cast
 
+from service.attention.operands import Operands
 from service.attention.plan import Plan
 from service.attention.result import Computed
 from service.attention.spec import Backend
@@ -18,8 +19,8 @@ BACKENDS: Final[dict[Backend, str]] = {"numpy": "service.backends.numpy", "torch
 class Executor(Protocol):
     """What the module of a backend offers."""
 
-    def execute(self, plan: Plan, device: str) -> Computed:
-        """Compute what the plan includes.
+    def execute(self, plan: Plan, operands: Operands, device: str) -> Computed:
+        """Compute what the plan includes, of operands that were made for it.
 
         Errors: Overflow where a visible score is not finite, UnknownBackend for a device that is not there.
         """

@@ -14,11 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.attention.operands import Operand
+from service.attention.operands import Operands
 from service.attention.plan import Notice, Plan
 from service.attention.positions import Band, Rotation
 from service.attention.projections import DenseMap
 from service.attention.result import Computed, overflow
+from service.attention.roles import Role
 from service.attention.spec import ROW_STATISTICS, STAGES, Norm
 from service.attention.tiles import Tile, tiles
 
@@ -61,6 +62,7 @@ class Loaded:
     key: Array
     value: Array
     bad_values: Array | None  # (b, g, 1, k) where a value is not finite (and 0 here instead); None where all are
+    norms: tuple[float, float, float]  # as in Operands; inf where something was done to them
 
 
 def compute(plan: Plan, lib: Library, loaded: Loaded, backend: str) -> Computed:
@@ -68,7 +70,8 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, backend: str) -> Computed:
     head_outputs = _empty_outputs(plan, lib, loaded)
     collected = Collected(plan, lib)
     way = choose_way(plan, lib, loaded)
-    working = replace(loaded, key=lib.contiguous(lib.xp.permute_dims(loaded.key, (0, 1, 3, 2))))
+    key = lib.xp.permute_dims(loaded.key, (0, 1, 3, 2))
+    working = replace(loaded, key=key if plan.score_count <= SMALL else lib.contiguous(key))
     if way.scale_first:
         working = replace(working, query=loaded.query * plan.scale)
     if way.sum_by_product:
@@ -107,39 +110,62 @@ class Way:
     sum_by_product: bool
 
 
+# So many scores are computed in one go; nothing needs to be prepared for them.
+SMALL: Final = 2**14
+# Looking at so many scores is quicker than working out bounds.
 FEW_SCORES: Final = 2048
 # Of exponents: e^40 times a million keys is far from the largest float32, and e^-80 a normal one.
 UNSHIFTED: Final = {"float32": 40.0, "float64": 300.0}
+# A query times a scale in here keeps all its digits.
+MODERATE_SCALE: Final = (1e-6, 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """No score is larger, scaled or not; none that goes into the softmax; no value."""
+
+    scores: float
+    exponents: float
+    values: float
 
 
 def choose_way(plan: Plan, lib: Library, loaded: Loaded) -> Way:
-    """Decide by bounds: |q·k| <= |q| |k| (Cauchy-Schwarz), and no sum is larger than its count times its largest.
+    """Decide by bounds: those that come for nothing, and if they do not allow everything, closer ones."""
+    query, key, value = loaded.norms
+    way = _allowed(plan, loaded, _bounds(plan, query * key, value))
+    if plan.score_count <= FEW_SCORES or way.unshifted:
+        return way
+    return _allowed(plan, loaded, close_bounds(plan, lib, loaded))
 
-    Where there are few scores, looking at each is quicker than working out the bounds.
-    """
-    if plan.score_count <= FEW_SCORES:
-        return Way(watched=True, scale_first=False, unshifted=False, sum_by_product=False)
+
+def _allowed(plan: Plan, loaded: Loaded, bounds: Bounds) -> Way:
+    """What these bounds allow. No sum is larger than its count times its largest."""
     limit = float(np.finfo(plan.compute_dtype).max) / 4
-    raw, softmaxed = score_bounds(plan, lib, loaded)
-    watched = loaded.bad_values is not None or not max(raw, softmaxed) < limit  # also where a bound is NaN
+    # Also where a bound is NaN.
+    watched = loaded.bad_values is not None or not max(bounds.scores, bounds.exponents) < limit
     if plan.normalization == "sum":
         return Way(watched, False, False, False)
-    exponent = max(softmaxed, 0.0 if plan.sinks is None else float(np.max(np.abs(plan.sinks))))
+    exponent = max(bounds.exponents, 0.0 if plan.sinks is None else float(np.max(np.abs(plan.sinks))))
     unshifted = not watched and exponent <= UNSHIFTED[plan.compute_dtype.name]
-    values = float(lib.xp.max(lib.xp.abs(loaded.value))) * plan.sizes.key_length
+    low, high = MODERATE_SCALE
+    sums = bounds.values * plan.sizes.key_length * math.exp(exponent if unshifted else 0.0)
     return Way(
         watched=watched,
-        scale_first=not watched and "scores" not in plan.selection.include and 1e-6 < abs(plan.scale) < 1e6,
+        scale_first=not watched and "scores" not in plan.selection.include and low < abs(plan.scale) < high,
         unshifted=unshifted,
-        sum_by_product=values * math.exp(exponent if unshifted else 0.0) < limit,
+        sum_by_product=plan.score_count > SMALL and sums < limit,
     )
 
 
-def score_bounds(plan: Plan, lib: Library, loaded: Loaded) -> tuple[float, float]:
-    """No score before scaling, and none that goes into the softmax, is larger than this, whatever meets what."""
+def close_bounds(plan: Plan, lib: Library, loaded: Loaded) -> Bounds:
+    """|q·k| <= |q| |k| (Cauchy-Schwarz) for the longest query and the longest key."""
     xp = lib.xp
-    longest = [float(xp.max(xp.sum(x * x, axis=-1))) for x in (loaded.query, loaded.key)]
-    raw = math.sqrt(longest[0]) * math.sqrt(longest[1])
+    longest = [math.sqrt(float(xp.max(xp.sum(x * x, axis=-1)))) for x in (loaded.query, loaded.key)]
+    return _bounds(plan, longest[0] * longest[1], float(xp.max(xp.abs(loaded.value))))
+
+
+def _bounds(plan: Plan, raw: float, values: float) -> Bounds:
+    """From a bound of q·k: what comes after it can add."""
     bound = raw * abs(plan.scale)
     if plan.softcap is not None:
         bound = min(bound, plan.softcap)
@@ -148,7 +174,7 @@ def score_bounds(plan: Plan, lib: Library, loaded: Loaded) -> tuple[float, float
     if plan.alibi is not None:
         furthest = float(np.max(np.abs(plan.alibi.offset))) + plan.sizes.query_length + plan.sizes.key_length
         bound += float(np.max(np.abs(plan.alibi.slopes))) * furthest
-    return max(raw, raw * abs(plan.scale)), bound
+    return Bounds(max(raw, raw * abs(plan.scale)), bound, values)
 
 
 def _empty_outputs(plan: Plan, lib: Library, loaded: Loaded) -> Array:
@@ -163,34 +189,47 @@ def _empty_outputs(plan: Plan, lib: Library, loaded: Loaded) -> Array:
 # Before the scores: operands.
 
 
-def load_operands(plan: Plan, lib: Library) -> Loaded:
+def load_operands(plan: Plan, operands: Operands, lib: Library) -> Loaded:
     """Project, split heads, normalise, rotate, append to the cache."""
-    xp, ops = lib.xp, plan.operands
-    query = _heads(ops.query, plan.sizes.num_heads, lib)
-    key = _heads(ops.key, plan.sizes.num_kv_heads, lib)
-    value = _heads(ops.value, plan.sizes.num_kv_heads, lib)
+    xp, roles = lib.xp, plan.roles
+    query = _heads(operands.query, roles.query, lib)
+    key = _heads(operands.key, roles.key, lib)
+    value = _heads(operands.value, roles.value, lib)
     query = _rotated(_normalised(query, plan.query_norm, lib), plan.query_rotation, lib)
     key = _rotated(_normalised(key, plan.key_norm, lib), plan.key_rotation, lib)
-    if ops.past_key is not None and ops.past_value is not None:
-        key = xp.concat([lib.load(ops.past_key), key], axis=2)
-        value = xp.concat([lib.load(ops.past_value), value], axis=2)
-    if plan.finite and ops.value.map is None:
-        return Loaded(query, key, value, None)
+    if operands.past_key is not None and operands.past_value is not None:
+        key = xp.concat([lib.load(operands.past_key), key], axis=2)
+        value = xp.concat([lib.load(operands.past_value), value], axis=2)
+    norms = _known_norms(plan, operands)
+    if operands.finite and roles.value.map is None:
+        return Loaded(query, key, value, None, norms)
     good = xp.isfinite(value)
     if xp.all(good):
-        return Loaded(query, key, value, None)
+        return Loaded(query, key, value, None, norms)
     zero = xp.zeros_like(value)
-    return Loaded(query, key, xp.where(good, value, zero), ~xp.all(good, axis=-1)[:, :, None, :])
+    return Loaded(query, key, xp.where(good, value, zero), ~xp.all(good, axis=-1)[:, :, None, :], norms)
 
 
-def _heads(operand: Operand, heads: int, lib: Library) -> Array:
-    """The operand as (b, heads, l, d), projected if it has a map."""
-    array = lib.load(operand.array)
-    if operand.map is None:
+def _known_norms(plan: Plan, operands: Operands) -> tuple[float, float, float]:
+    """The norms of the operands that are used as they are."""
+    roles = plan.roles
+    changed = (
+        plan.query_norm or plan.query_rotation or roles.query.map,
+        plan.key_norm or plan.key_rotation or roles.key.map or roles.past_length,
+        roles.value.map or roles.past_length,
+    )
+    query, key, value = (math.inf if done else norm for norm, done in zip(operands.norms, changed, strict=True))
+    return query, key, value
+
+
+def _heads(tokens: np.ndarray, role: Role, lib: Library) -> Array:
+    """An operand as (b, heads, l, d), projected if it has a map."""
+    array = lib.load(tokens)
+    if role.map is None:
         return array
-    tokens = _apply(operand.map, array, lib)  # b l heads·d
-    b, length, features = tokens.shape
-    return lib.xp.permute_dims(lib.xp.reshape(tokens, (b, length, heads, features // heads)), (0, 2, 1, 3))
+    mapped = _apply(role.map, array, lib)  # b l heads·d
+    b, length, features = mapped.shape
+    return lib.xp.permute_dims(lib.xp.reshape(mapped, (b, length, role.heads, features // role.heads)), (0, 2, 1, 3))
 
 
 def _apply(linear: DenseMap, tokens: Array, lib: Library) -> Array:
@@ -232,7 +271,7 @@ def stored(
     plan: Plan, lib: Library, loaded: Loaded, head_outputs: Array, scores: dict[str, Array]
 ) -> dict[str, np.ndarray]:
     """All that the plan returns: the output, what it includes of the operands, and what was collected of the scores."""
-    past = plan.operands.past_length
+    past = plan.roles.past_length
     arrays = {
         "query": loaded.query,
         "key": loaded.key[:, :, past:],
@@ -252,7 +291,7 @@ def _output(plan: Plan, lib: Library, head_outputs: Array) -> Array:
         return head_outputs
     b, h, q, e = head_outputs.shape
     joined = lib.xp.reshape(lib.xp.permute_dims(head_outputs, (0, 2, 1, 3)), (b, q, h * e))
-    return joined if plan.operands.output_map is None else _apply(plan.operands.output_map, joined, lib)
+    return joined if plan.roles.output_map is None else _apply(plan.roles.output_map, joined, lib)
 
 
 # What hides scores, and what is added to them, in a tile.

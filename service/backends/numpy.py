@@ -13,10 +13,11 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from service.attention.arrays import is_float
+from service.attention.operands import Operands
 from service.attention.plan import Plan
 from service.attention.result import Computed
 from service.attention.tiles import Tile
-from service.backends.dense import Found, Library, compute, load_operands
+from service.backends.dense import MODERATE_SCALE, SMALL, UNSHIFTED, Found, Library, compute, load_operands
 from service.errors import UnknownBackend, quote
 
 # Scores of a tile: 2 MiB in float32, about what a core has of its caches, and enough rows for fast products.
@@ -45,12 +46,14 @@ def use_threads(count: int) -> None:
 
 # Overflow is found by looking at the numbers, with an error that says what to do; a warning would add nothing.
 @np.errstate(all="ignore")
-def execute(plan: Plan, device: str) -> Computed:
+def execute(plan: Plan, operands: Operands, device: str) -> Computed:
     """Compute what the plan includes, on the CPU. Errors: Overflow, UnknownBackend for another device."""
     if device not in ("auto", "cpu"):
         raise UnknownBackend.at(
             "/device", "cpu, all that the numpy backend has", quote(device), "ask for backend torch"
         )
+    if plan.plain and plan.score_count <= SMALL and _is_tame(plan, operands):
+        return _small(plan, operands)
     computing = plan.compute_dtype
 
     def load(array: np.ndarray) -> np.ndarray:
@@ -70,7 +73,33 @@ def execute(plan: Plan, device: str) -> Computed:
         run=_run,
         tile_scores=TILE_SCORES,
     )
-    return compute(plan, lib, load_operands(plan, lib), "numpy")
+    return compute(plan, lib, load_operands(plan, operands, lib), "numpy")
+
+
+def _is_tame(plan: Plan, operands: Operands) -> bool:
+    """Whether exp can neither overflow nor underflow, and no output can be larger than its type holds."""
+    query, key, value = operands.norms  # inf for halves
+    low, high = MODERATE_SCALE
+    exponent = query * key * abs(plan.scale)  # Cauchy-Schwarz
+    return exponent <= UNSHIFTED[plan.compute_dtype.name] and low < abs(plan.scale) < high and value < math.inf
+
+
+def _small(plan: Plan, operands: Operands) -> Computed:
+    """softmax(scale · q kᵀ) v as it is written: preparing tiles would take longer than this does.
+
+    The steps are those that a tile takes, so that the same numbers come out whatever else is asked for.
+    """
+    weights = np.matmul(operands.query * plan.scale, operands.key.swapaxes(-1, -2))  # b h q k
+    np.exp(weights, out=weights)
+    weights /= np.add.reduce(weights, axis=-1, keepdims=True)
+    output = np.matmul(weights, operands.value)
+    if "h" not in plan.layout:
+        b, h, q, e = output.shape
+        output = output.transpose(0, 2, 1, 3).reshape(b, q, h * e)
+    arrays = {"output": output}
+    if plan.selection.include:
+        arrays["attention_weights"] = weights
+    return Computed(arrays, 0, "numpy", "cpu", "small", finite=True)
 
 
 def _scratch(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from service.attention.arrays import BFLOAT16
+from service.attention.operands import Operands
 from service.attention.plan import Plan
 from service.attention.result import Computed
 from service.attention.spec import ROW_STATISTICS, SCORE_MATRICES
@@ -23,11 +24,11 @@ UNFUSED = frozenset({*SCORE_MATRICES, *ROW_STATISTICS, "received"})
 
 
 @torch.inference_mode()
-def execute(plan: Plan, device: str) -> Computed:
+def execute(plan: Plan, operands: Operands, device: str) -> Computed:
     """Compute what the plan includes on the device. Errors: Overflow, UnknownBackend for a device that is not there."""
     lib = library(plan, resolve_device(device))
-    loaded = dense.load_operands(plan, lib)
-    if not fits_fused(plan, lib, loaded):
+    loaded = dense.load_operands(plan, operands, lib)
+    if not operands.finite or not fits_fused(plan, lib, loaded):
         return dense.compute(plan, lib, loaded, "torch")
     return _fused(plan, lib, loaded)
 
@@ -89,9 +90,10 @@ def fits_fused(plan: Plan, lib: Library, loaded: Loaded) -> bool:
     Scores must also be safe from overflow, as nobody would see it there.
     """
     plain = plan.normalization == "softmax" and plan.softcap is None and plan.sinks is None
-    if not plain or not plan.finite or plan.selection.include & UNFUSED:
+    if not plain or plan.selection.include & UNFUSED:
         return False
-    return max(dense.score_bounds(plan, lib, loaded)) < float(np.finfo(plan.compute_dtype).max) / 4
+    bounds = dense.close_bounds(plan, lib, loaded)
+    return max(bounds.scores, bounds.exponents) < float(np.finfo(plan.compute_dtype).max) / 4
 
 
 def _fused(plan: Plan, lib: Library, loaded: Loaded) -> Computed:

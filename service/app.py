@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import openapi
 from service.engine import Engine
 from service.errors import ServiceError
 from service.http.middleware import RequestContext
-from service.http.problems import on_http_exception, on_service_error
+from service.http.problems import on_defect, on_http_exception, on_service_error
 from service.routes import attention, health, pages, problems
+from service.routes.tensors import StraightToTensors
 from service.settings import Settings
 from service.version import __version__
 
@@ -31,12 +34,29 @@ TAGS = [
 ]
 
 
-def from_environment() -> FastAPI:
+class Application:
+    """FastAPI with layers around all of it, as those within it take longer than a small attention does."""
+
+    def __init__(self, api: FastAPI, entry: ASGIApp) -> None:
+        self.api = api
+        self._entry = entry
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        scope["app"] = self.api
+        await self._entry(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """The API document."""
+        return self.api.openapi()
+
+
+def from_environment() -> Application:
     """The service as the environment sets it: what each of several workers runs."""
     return create_app(Settings())
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings) -> Application:
     """The service with these settings. Nothing is read from the environment here, and nothing is started."""
     app = FastAPIOffline(
         title="Attention service",
@@ -50,11 +70,10 @@ def create_app(settings: Settings) -> FastAPI:
         static_url="/docs-assets",
         swagger_ui_parameters={"validatorUrl": None},  # the validator badge would be fetched from elsewhere
         redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.settings = settings
     app.state.engine = Engine(settings)
-
-    app.add_middleware(RequestContext)
 
     app.include_router(attention.router)
     app.include_router(health.router)
@@ -63,6 +82,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(Exception, on_defect)
 
     app.openapi = partial(openapi.build, app)  # type: ignore[method-assign]  # as FastAPI documents it
-    return app
+    return Application(app, RequestContext(StraightToTensors(app, attention.router.routes)))

@@ -76,7 +76,12 @@ def _serve(options: argparse.Namespace) -> int:
     # uvicorn finishes what runs, then raises the signal again: being asked to stop, and having stopped, is success.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     run = partial(
-        uvicorn.run, host=settings.host, port=settings.port, log_level=settings.log_level, server_header=False
+        uvicorn.run,
+        host=settings.host,
+        port=settings.port,
+        log_level=settings.log_level,
+        access_log=settings.log_level in ("info", "debug"),
+        server_header=False,
     )
     if settings.workers == 1:
         run(create_app(settings))

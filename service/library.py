@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from service import backends
-from service.attention.operands import make_operands
 from service.attention.plan import make_plan
-from service.attention.result import Result, make_result
+from service.attention.result import Result
+from service.engine import execute
 from service.schemas.request import AttentionRequest
 from service.schemas.validate import validate
 
@@ -30,6 +29,4 @@ def attend(query: Any = None, key: Any = None, value: Any = None, **fields: Any)
     untyped = {name for name, value in (given | fields).items() if isinstance(value, list)}
     request = validate(AttentionRequest, given | fields)
     spec = request.attention_spec(untyped, allow_non_finite=True)
-    plan = make_plan(spec)
-    executor = backends.choose(spec.backend, spec.device)
-    return make_result(plan, executor.execute(plan, make_operands(spec, plan), spec.device))
+    return execute(make_plan(spec), spec)

@@ -18,7 +18,7 @@ from service.settings import Settings
 
 
 @contextmanager
-def serving(app: FastAPI) -> Iterator[httpx.Client]:
+def serving(app: Application) -> Iterator[httpx.Client]:
     """A client of a server that runs the application in a thread on a free port."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning")
     server = uvicorn.Server(config)
@@ -38,7 +38,7 @@ def serving(app: FastAPI) -> Iterator[httpx.Client]:
         thread.join()
 
 
-def app(**settings: Any) -> FastAPI:
+def app(**settings: Any) -> Application:
     """The service with these settings, whatever the environment says, and defaults for the rest."""
     return create_app(Settings.model_construct(**settings))
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from pydantic import ByteSize
 from starlette.exceptions import HTTPException
 
+from service.app import Application
 from service.errors import error_classes
 from service.http.media import answer_type
 from service.settings import Settings, cpu_count
@@ -111,7 +111,7 @@ def test_accept(client: httpx.Client, accept: str, status: int) -> None:
 @pytest.mark.parametrize(
     ("accept", "chosen"),
     [
-        (None, "a/own"),
+        ("", "a/own"),
         ("*/*", "a/own"),
         ("a/*", "a/own"),
         ("a/other", "a/other"),
@@ -120,7 +120,7 @@ def test_accept(client: httpx.Client, accept: str, status: int) -> None:
         ("a/other;version=1;q=0.5, */*;q=0.1", "a/other"),
     ],
 )
-def test_accept_among_several(accept: str | None, chosen: str) -> None:
+def test_accept_among_several(accept: str, chosen: str) -> None:
     assert answer_type(accept, "a/own", ["a/other", "a/own"]) == chosen
 
 
@@ -184,15 +184,15 @@ def test_an_unknown_problem_code(client: httpx.Client) -> None:
     assert (response.status_code, response.json()["code"]) == (404, "not_found")
 
 
-def broken() -> FastAPI:
+def broken() -> Application:
     """The service with two defects."""
     service = app()
 
-    @service.get("/defect")
+    @service.api.get("/defect")
     async def defect() -> None:
         raise ZeroDivisionError("secret")
 
-    @service.get("/teapot")
+    @service.api.get("/teapot")
     async def teapot() -> None:
         raise HTTPException(418)
 

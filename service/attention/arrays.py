@@ -47,18 +47,21 @@ def cast(
     minus_infinity: whether -inf is a number here, as it is in an additive bias; non_finite: whether inf and NaN are.
     Errors: InvalidArray for what is no (finite) number, Overflow for what `dtype` cannot hold.
     """
-    return measured(array, dtype, pointer, minus_infinity=minus_infinity, non_finite=non_finite)[0]
+    with np.errstate(all="ignore"):
+        return measured(array, dtype, pointer, minus_infinity=minus_infinity, non_finite=non_finite)[0]
 
 
 def measured(
     array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bool = False, non_finite: bool = False
 ) -> tuple[np.ndarray, float]:
-    """The same, and the Euclidean norm of all its numbers as one vector; inf where that is not known."""
+    """The same, and the Euclidean norm of all its numbers as one vector; inf where that is not known.
+
+    NumPy may warn of overflow on the way, unless the caller keeps it from that.
+    """
     if array.dtype.kind not in "iu" and not is_float(array.dtype):
         raise InvalidArray.of(pointer, "numbers", array)
-    with np.errstate(over="ignore", invalid="ignore"):
-        converted = array.astype(dtype, copy=False)
-        norm = _norm(converted)
+    converted = array.astype(dtype, copy=False)
+    norm = _norm(converted)
     if norm < math.inf:
         return converted, norm
     good = np.isfinite(converted)
@@ -81,8 +84,7 @@ def _norm(array: np.ndarray) -> float:
     """
     if array.dtype.itemsize < 4:
         return math.inf
-    flat = array.ravel(order="K")
-    return math.sqrt(flat.dot(flat))
+    return math.sqrt(np.vdot(array, array))
 
 
 def wider(dtype: np.dtype) -> str:

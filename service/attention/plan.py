@@ -80,6 +80,11 @@ class Plan:
         return compute_dtype(self.dtype)
 
     @cached_property
+    def dtype_name(self) -> str:
+        """The name of dtype, which NumPy makes anew each time."""
+        return self.dtype.name
+
+    @cached_property
     def score_count(self) -> int:
         """Elements of one score matrix: b·h·q·k."""
         sizes = self.sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ COMPUTED = frozenset({*STAGES, *ROW_STATISTICS, "received"})
 MAY_BE_MINUS_INFINITY = frozenset({"masked_scores", "logsumexp"})
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(NamedTuple):
     """What a backend returns for a plan, heads before tokens.
 
     arrays: only what the plan includes: `output` (b, q, out), or (b, h, q, e) where the layout has heads; score
@@ -40,8 +39,7 @@ class Computed:
     finite: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Metadata:
+class Metadata(NamedTuple):
     """What was done, exactly. The counts are over b·h·q."""
 
     backend: str
@@ -95,7 +93,7 @@ def make_result(plan: Plan, computed: Computed) -> Result:
     metadata = Metadata(
         backend=computed.backend,
         device=computed.device,
-        dtype=plan.dtype.name,
+        dtype=plan.dtype_name,
         kernel=computed.kernel,
         num_heads=sizes.num_heads,
         num_kv_heads=sizes.num_kv_heads,
@@ -113,11 +111,10 @@ def make_result(plan: Plan, computed: Computed) -> Result:
 
 def overflow(plan: Plan, name: str) -> Overflow:
     """The error for a result that its type cannot hold."""
-    expected = f"inputs whose {name} are finite in {plan.dtype.name}"
+    expected = f"inputs whose {name} are finite in {plan.dtype_name}"
     return Overflow.at("", expected, "numbers too large for it", wider(plan.dtype))
 
 
-@np.errstate(over="ignore")
 def _typed(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
     """The array in the type that it is returned in. Errors: Overflow."""
     if name == "top_indices":

@@ -12,6 +12,7 @@ import numpy as np
 
 from service.attention import shapes
 from service.attention.projections import DenseMap, dense, with_bias
+from service.attention.shapes import View
 from service.attention.spec import AttentionSpec, Layout, Projection
 from service.errors import FieldConflict, MissingField, ShapeMismatch, shape
 
@@ -31,9 +32,13 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Where one of query, key and value comes from: a field of the request, with a map to be applied to it."""
+    """Where one of query, key and value comes from: a field of the request, with a map to be applied to it.
+
+    view: of the field, as heads (b, h, l, d); as tokens (b, l, in) where there is a map
+    """
 
     field: str
+    view: View
     map: DenseMap | None
     heads: int
 
@@ -145,7 +150,12 @@ def _given(
 
 
 def _role(role: _Given, heads: int, dtype: np.dtype) -> Role:
-    return Role(role.field, with_bias(role.map, heads, dtype) if role.map else None, heads)
+    lengths = {"b": role.size("b"), "h": heads, "l": role.size("l")}
+    if role.map is not None:
+        view = shapes.to_canonical(role.layout, "bld", lengths | {"d": role.size("d")})
+        return Role(role.field, view, with_bias(role.map, heads, dtype), heads)
+    view = shapes.to_canonical(role.layout, "bhld", lengths | {"d": role.per_head(heads)})
+    return Role(role.field, view, None, heads)
 
 
 def _past_length(spec: AttentionSpec, layout: Layout, sizes: tuple[int, int, int, int]) -> int:

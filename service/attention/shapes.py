@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Final, get_args
 
 import numpy as np
@@ -10,7 +12,6 @@ import numpy as np
 from service.attention.spec import AttentionSpec, Layout
 from service.errors import Fault, FieldConflict, InvalidArray, MissingField, ShapeMismatch, shape
 
-CANONICAL: Final = "bhld"
 LAYOUTS: Final[tuple[str, ...]] = get_args(Layout)
 DEFAULT_LAYOUTS: Final[dict[int, Layout]] = {2: "ld", 3: "bld", 4: "bhld"}
 SOURCES: Final = "query, key and value; or input alone; or input and context"
@@ -60,23 +61,38 @@ def resolve_layout(asked: Layout | None, arrays: Mapping[str, tuple[str, np.ndar
     return layout
 
 
-def to_canonical(array: np.ndarray, layout: str) -> np.ndarray:
-    """A view with axes b, [h,] l, d in this order; a batch of one where the layout has none."""
-    order = [letter for letter in CANONICAL if letter in layout]
-    moved = array.transpose([layout.index(letter) for letter in order])
-    return moved if "b" in layout else moved[None]
+@dataclass(frozen=True, slots=True)
+class View:
+    """The same numbers under other axes: reshaped, then transposed. Nothing is copied."""
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """The array so seen."""
+        return array.reshape(self.shape).transpose(self.axes)
+
+
+def to_canonical(layout: str, target: str, lengths: Mapping[str, int]) -> View:
+    """From a layout to `bhld`, or to `bld` with the features as they are.
+
+    A batch of one is put in front where the layout has none; d is split into heads where only the target has them.
+    """
+    letters = layout if "b" in layout else "b" + layout
+    if "h" in target and "h" not in layout:
+        letters = letters.replace("d", "hd")
+    return View(tuple(lengths[letter] for letter in letters), tuple(letters.index(letter) for letter in target))
 
 
 def from_canonical(array: np.ndarray, layout: str) -> np.ndarray:
-    """The inverse of `to_canonical`."""
-    order = [letter for letter in CANONICAL if letter in layout]
-    return (array if "b" in layout else array[0]).transpose([order.index(letter) for letter in layout])
+    """From axes b, [h,] l, d in this order to a layout, a view."""
+    return (array if "b" in layout else array[0]).transpose(_order(layout))
 
 
-def split_heads(tokens: np.ndarray, heads: int) -> np.ndarray:
-    """(b, l, h·d) -> (b, h, l, d), a view."""
-    b, length, features = tokens.shape
-    return tokens.reshape(b, length, heads, features // heads).transpose(0, 2, 1, 3)
+@cache
+def _order(layout: str) -> tuple[int, ...]:
+    ordered = [letter for letter in "bhld" if letter in layout]
+    return tuple(ordered.index(letter) for letter in layout)
 
 
 def has_columns(layout: str) -> bool:

@@ -115,7 +115,7 @@ SMALL: Final = 2**14
 # Looking at so many scores is quicker than working out bounds.
 FEW_SCORES: Final = 2048
 # Of exponents: e^40 times a million keys is far from the largest float32, and e^-80 a normal one.
-UNSHIFTED: Final = {"float32": 40.0, "float64": 300.0}
+UNSHIFTED: Final = {np.dtype(np.float32): 40.0, np.dtype(np.float64): 300.0}
 # A query times a scale in here keeps all its digits.
 MODERATE_SCALE: Final = (1e-6, 1e6)
 
@@ -146,7 +146,7 @@ def _allowed(plan: Plan, loaded: Loaded, bounds: Bounds) -> Way:
     if plan.normalization == "sum":
         return Way(watched, False, False, False)
     exponent = max(bounds.exponents, 0.0 if plan.sinks is None else float(np.max(np.abs(plan.sinks))))
-    unshifted = not watched and exponent <= UNSHIFTED[plan.compute_dtype.name]
+    unshifted = not watched and exponent <= UNSHIFTED[plan.compute_dtype]
     low, high = MODERATE_SCALE
     sums = bounds.values * plan.sizes.key_length * math.exp(exponent if unshifted else 0.0)
     return Way(

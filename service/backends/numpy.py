@@ -44,10 +44,11 @@ def use_threads(count: int) -> None:
         _threads = count
 
 
-# Overflow is found by looking at the numbers, with an error that says what to do; a warning would add nothing.
-@np.errstate(all="ignore")
 def execute(plan: Plan, operands: Operands, device: str) -> Computed:
-    """Compute what the plan includes, on the CPU. Errors: Overflow, UnknownBackend for another device."""
+    """Compute what the plan includes, on the CPU. Errors: Overflow, UnknownBackend for another device.
+
+    NumPy may warn of overflow on the way, unless the caller keeps it from that.
+    """
     if device not in ("auto", "cpu"):
         raise UnknownBackend.at(
             "/device", "cpu, all that the numpy backend has", quote(device), "ask for backend torch"
@@ -81,7 +82,7 @@ def _is_tame(plan: Plan, operands: Operands) -> bool:
     query, key, value = operands.norms  # inf for halves
     low, high = MODERATE_SCALE
     exponent = query * key * abs(plan.scale)  # Cauchy-Schwarz
-    return exponent <= UNSHIFTED[plan.compute_dtype.name] and low < abs(plan.scale) < high and value < math.inf
+    return exponent <= UNSHIFTED[plan.compute_dtype] and low < abs(plan.scale) < high and value < math.inf
 
 
 def _small(plan: Plan, operands: Operands) -> Computed:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from service.errors import BodyTooLarge, Fault
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Errors: BodyTooLarge, as soon as Content-Length or the bytes themselves pass the limit."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and (len(announced) > 18 or int(announced) > limit):
-        raise _too_large(limit, f"Content-Length {announced[:30]}")
+async def read_body(announced: bytes, receive: Receive, limit: int) -> bytes:
+    """The whole body. `announced` is what Content-Length says, empty if it is not there.
+
+    Errors: BodyTooLarge, as soon as Content-Length or the bytes themselves pass the limit; ClientDisconnect.
+    """
+    if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
+        raise _too_large(limit, f"Content-Length {announced[:30].decode('ascii')}")
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect()
+        chunk = message.get("body", b"")
+        more = message.get("more_body", False)
         size += len(chunk)
         if size > limit:
             raise _too_large(limit, "more")
         chunks.append(chunk)
-    return b"".join(chunks)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _too_large(limit: int, got: str) -> BodyTooLarge:

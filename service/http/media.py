@@ -7,21 +7,23 @@ from collections.abc import Collection
 from service.errors import NotAcceptable, UnsupportedMediaType, quote
 
 
-def request_type(content_type: str | None, known: Collection[str]) -> str:
-    """The media type of a body, parameters dropped. Errors: UnsupportedMediaType."""
-    media_type = (content_type or "").partition(";")[0].strip().lower()
+def request_type(content_type: str, known: Collection[str]) -> str:
+    """The media type of a body, parameters dropped; "" where nothing is said. Errors: UnsupportedMediaType."""
+    if content_type in known:
+        return content_type
+    media_type = content_type.partition(";")[0].strip().lower()
     if media_type not in known:
         got = quote(media_type) if media_type else "no Content-Type"
         raise UnsupportedMediaType.at("", f"Content-Type {' or '.join(known)}", got)
     return media_type
 
 
-def answer_type(accept: str | None, own: str, known: Collection[str]) -> str:
+def answer_type(accept: str, own: str, known: Collection[str]) -> str:
     """The known media type that `Accept` likes best; `own`, the type of the request, where it has no preference.
 
     Errors: NotAcceptable.
     """
-    if accept is None or not accept.strip():
+    if not accept.strip():
         return own
     ranges = [_range(part) for part in accept.split(",")]
     candidates = [own, *(name for name in known if name != own)]

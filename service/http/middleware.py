@@ -21,13 +21,15 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         header = (HEADER.lower().encode(), assign_request_id(scope).encode())
-        started = False
+        started = complete = False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal started, complete
             if message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message["headers"], header]
+            else:
+                complete = not message.get("more_body", False)
             await send(message)
 
         try:
@@ -35,6 +37,8 @@ class RequestContext:
         except ClientDisconnect:
             return  # nobody is left to answer
         except Exception:
+            if complete:
+                return  # FastAPI raises once more what it has answered
             response = internal_error(Request(scope))
             if started:
                 raise  # the answer is under way: breaking the connection is all that still tells

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -11,11 +9,17 @@ from service.codecs.decoded import Part
 
 
 class PartedResponse(Response):
-    """A body of several parts, whose length is known."""
+    """A body of several parts, whose length is known. Headers are ready to be sent."""
 
-    def __init__(self, parts: list[Part], media_type: str, headers: Mapping[str, str]) -> None:
-        length = str(sum(len(part) for part in parts))
-        super().__init__(None, 200, {**headers, "Content-Length": length}, media_type)
+    def __init__(self, parts: list[Part], media_type: str, timing: str) -> None:
+        # Response's own constructor is left out: it would copy and encode what is encoded already.
+        self.status_code = 200
+        self.background = None
+        self.raw_headers = [
+            (b"content-type", media_type.encode("latin-1")),
+            (b"content-length", b"%d" % sum(map(len, parts))),
+            (b"server-timing", timing.encode("latin-1")),
+        ]
         self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -61,6 +61,11 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     raise error
 
 
+async def on_defect(request: Request, error: Exception) -> Response:
+    """Anything else that an operation raises."""
+    return internal_error(request)
+
+
 def internal_error(request: Request) -> Response:
     """The answer where the service itself failed; call it while the exception is being handled."""
     logger.exception("request %s failed: a defect of the service", request_id(request.scope))

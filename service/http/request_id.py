@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from uuid import uuid4
+from secrets import token_hex
 
 from starlette.types import Scope
 
@@ -14,7 +14,7 @@ ACCEPTABLE = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 def assign_request_id(scope: Scope) -> str:
     """Give the request its id. A client's own is kept if it is harmless in logs and headers."""
     chosen = dict(scope["headers"]).get(HEADER.lower().encode())
-    found = chosen.decode() if chosen and ACCEPTABLE.fullmatch(chosen) else uuid4().hex
+    found = chosen.decode() if chosen and ACCEPTABLE.fullmatch(chosen) else token_hex(16)
     scope.setdefault("state", {})["request_id"] = found
     return found
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from service.http.request_id import request_id
 from service.routes.documented import PROBLEMS, tensor_answer, tensor_body
-from service.routes.tensors import TensorRoute
+from service.routes.tensors import TensorRequest, TensorRoute
 from service.schemas.request import AttentionRequest
 from service.schemas.response import AttentionResponse, answer
 
@@ -24,11 +24,11 @@ router = APIRouter(tags=["attention"], route_class=TensorRoute)
     responses=PROBLEMS | tensor_answer(),
     openapi_extra=tensor_body(),
 )
-async def compute_attention(body: AttentionRequest, request: Request) -> dict[str, Any]:
+async def compute_attention(body: AttentionRequest, request: TensorRequest) -> dict[str, Any]:
     """Scaled dot-product attention, exactly: softmax(scale · q kᵀ + bias) v, with every variant as a field.
 
     The answer holds the output, the attention weights and any stage on the way that `include` names.
     """
-    spec = body.attention_spec(request.state.untyped)
-    result = await request.app.state.engine.attend(spec, request.state.timings)
+    spec = body.attention_spec(request.untyped)
+    result = await request.app.state.engine.attend(spec, request.timings)
     return answer(spec, result, request_id(request.scope))

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, cast
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.codecs import CODECS
 from service.engine import Timings
+from service.errors import ServiceError
 from service.http.body import read_body
 from service.http.media import answer_type, request_type
 from service.http.parts import PartedResponse
+from service.http.problems import problem
 from service.schemas.request import AttentionRequest
 from service.schemas.validate import validate
+
+
+class TensorRequest(Request):
+    """A request of a tensor operation, and what came to be known of it: `state` would take longer."""
+
+    timings: Timings
+    untyped: frozenset[str]
 
 
 class TensorRoute(APIRoute):
@@ -31,18 +42,47 @@ class TensorRoute(APIRoute):
         endpoint = self.endpoint
 
         async def handle(request: Request) -> Response:
-            headers = request.headers
-            own = request_type(headers.get("content-type"), CODECS)
-            media_type = answer_type(headers.get("accept"), own, CODECS)
+            headers = dict(request.scope["headers"])
+            own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
+            media_type = answer_type(headers.get(b"accept", b"").decode("latin-1"), own, CODECS)
             limit = request.app.state.settings.max_body_bytes
-            body = await read_body(request, limit)
-            timings = request.state.timings = Timings()
-            fields, request.state.untyped = CODECS[own].decode(body, limit)
+            body = await read_body(headers.get(b"content-length", b""), request.receive, limit)
+            known = TensorRequest(request.scope, request.receive)
+            timings = known.timings = Timings()
+            fields, known.untyped = CODECS[own].decode(body, limit)
             validated = validate(model, fields)
             timings.step("decode")
-            answer = await endpoint(validated, request)
+            answer = await endpoint(validated, known)
             parts = CODECS[media_type].encode(answer, base64=validated.encoding == "base64")
             timings.step("encode")
-            return PartedResponse(parts, media_type, {"Server-Timing": timings.header()})
+            return PartedResponse(parts, media_type, timings.header())
 
         return handle
+
+
+class StraightToTensors:
+    """Hands requests of tensor operations to their handlers without FastAPI's routing between.
+
+    Finding a route, and preparing for dependencies that these operations do not have, takes as long as a small
+    attention does. What is not known here goes on to FastAPI, which finds the same operations, and answers what is not
+    allowed.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
+        self._app = app
+        self._handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            route.path: route.get_route_handler() for route in routes if isinstance(route, TensorRoute)
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        handler = self._handlers.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if handler is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            response = await handler(request)
+        except ServiceError as error:
+            response = problem(error, request)
+        await response(scope, receive, send)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, Field, RootModel, WrapValidator
+from pydantic import BaseModel, Field, PlainValidator, RootModel, WrapValidator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
@@ -164,10 +164,25 @@ else:
         "Labels", "One label for each token, or such a list for each batch entry.", list[str] | list[list[str]]
     )
 
-Numbers = Annotated[Array, AfterValidator(_numbers)]
-CachedNumbers = Annotated[Array, AfterValidator(_cached)]
-Booleans = Annotated[Array, AfterValidator(_booleans)]
-Biases = Annotated[Array, AfterValidator(_biases)]
-Integers = Annotated[IntegerOrArray, AfterValidator(_integers)]
-IntegerLists = Annotated[Array, AfterValidator(_integer_lists)]
-CheckedLabels = Annotated[Labels, AfterValidator(_labels)]
+
+def _as(described: Any, check: Callable[[Any], Any]) -> Any:
+    """A type whose values `check` takes as they come, and which the document describes as another."""
+    return Annotated[described, PlainValidator(check, json_schema_input_type=described)]
+
+
+if TYPE_CHECKING:
+    Numbers: TypeAlias = np.ndarray
+    CachedNumbers: TypeAlias = np.ndarray
+    Booleans: TypeAlias = np.ndarray
+    Biases: TypeAlias = np.ndarray
+    Integers: TypeAlias = np.ndarray
+    IntegerLists: TypeAlias = np.ndarray
+    CheckedLabels: TypeAlias = Labels
+else:
+    Numbers = _as(Array, _numbers)
+    CachedNumbers = _as(Array, _cached)
+    Booleans = _as(Array, _booleans)
+    Biases = _as(Array, _biases)
+    Integers = _as(IntegerOrArray, _integers)
+    IntegerLists = _as(Array, _integer_lists)
+    CheckedLabels = _as(Labels, _labels)

@@ -28,9 +28,11 @@ class Closed(BaseModel):
 
     def given(self) -> dict[str, object]:
         """The fields that were sent and are not null, models as plain values: null means absent."""
-        fields = ((name, getattr(self, name)) for name in self.model_fields_set)
+        fields = self.__dict__
         return {
-            name: value.to_spec() if isinstance(value, Part) else value for name, value in fields if value is not None
+            name: value.to_spec() if isinstance(value, Part) else value
+            for name in self.model_fields_set
+            if (value := fields[name]) is not None
         }
 
 
@@ -215,8 +217,8 @@ class AttentionRequest(Closed):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] | None = Field(
         "auto", description="Where: auto, cpu, cuda or cuda:N. CUDA needs the torch backend."
     )
-    include: list[spec.Output] | None = Field(
-        list(spec.DEFAULT_INCLUDE),
+    include: list[spec.Output] | None = Field(  # type: ignore[assignment]  # a list would be copied each time
+        spec.DEFAULT_INCLUDE,
         description="What to return beside output and metadata; the answer describes each.",
     )
     select_heads: IntegerLists | None = Field(

@@ -3,12 +3,10 @@ the codec. A test holds real answers against this schema."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.attention.result import Metadata as ResultMetadata
 from service.attention.result import Result
 from service.attention.spec import AttentionSpec
 from service.schemas.arrays import Array, Labels
@@ -95,15 +93,13 @@ class AttentionResponse(Answer):
     key_tokens: Labels | None = Field(None, description="As sent.")
 
 
-METADATA = tuple(field.name for field in dataclasses.fields(ResultMetadata))
-
-
 def answer(spec: AttentionSpec, result: Result, request_id: str) -> dict[str, Any]:
     """The fields of an AttentionResponse, arrays as ndarrays, absent fields left out."""
     fields: dict[str, Any] = dict(result.arrays)
     for name in ("query_tokens", "key_tokens"):
         if getattr(spec, name) is not None:
             fields[name] = getattr(spec, name)
-    metadata = {name: getattr(result.metadata, name) for name in METADATA}
-    fields["metadata"] = metadata | {"request_id": request_id, "version": __version__}
+    metadata = result.metadata._asdict()
+    metadata["request_id"], metadata["version"] = request_id, __version__
+    fields["metadata"] = metadata
     return fields

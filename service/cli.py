@@ -19,9 +19,9 @@ from service.app import create_app
 from service.codecs import CODECS
 from service.engine import Engine
 from service.errors import ServiceError
+from service.jobs import make_job
 from service.schemas.request import AttentionRequest
 from service.schemas.response import answer
-from service.schemas.validate import validate
 from service.settings import Settings, table
 from service.version import __version__
 
@@ -82,6 +82,7 @@ def _serve(options: argparse.Namespace) -> int:
         log_level=settings.log_level,
         access_log=settings.log_level in ("info", "debug"),
         server_header=False,
+        proxy_headers=False,  # nothing asks for the client's address but the access log
     )
     if settings.workers == 1:
         run(create_app(settings))
@@ -99,14 +100,12 @@ def _compute(options: argparse.Namespace) -> int:
         print(f"{options.request}: {error.strerror}", file=sys.stderr)
         return 2
     try:
-        fields, untyped = codec.decode(body, len(body))
-        request = validate(AttentionRequest, fields)
-        spec = request.attention_spec(untyped)
-        result = Engine(Settings()).compute(spec)
+        job = make_job(AttentionRequest, codec.decode(body, len(body)))
+        result = Engine(Settings()).compute(job)
     except ServiceError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    parts = codec.encode(answer(spec, result, uuid4().hex), base64=request.encoding == "base64")
+    parts = codec.encode(answer(job.spec, result, uuid4().hex), base64=job.body.encoding == "base64")
     sys.stdout.buffer.write(b"".join(parts) + b"\n")
     return 0
 

@@ -1,4 +1,4 @@
-"""One way to compute, whoever asks: plan, check the cost, run on a backend."""
+"""One way to compute, whoever asks: check the cost, run on a backend."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from anyio import to_thread
 
 from service import backends
 from service.attention.operands import make_operands
-from service.attention.plan import Plan, make_plan
+from service.attention.plan import Plan
 from service.attention.result import Result, make_result
 from service.attention.spec import AttentionSpec
 from service.errors import MemoryLimit
+from service.jobs import Job
 from service.settings import Settings
 
 
@@ -43,20 +44,19 @@ class Engine:
         self._settings = settings
         backends.use_threads(settings.compute_threads)
 
-    async def attend(self, spec: AttentionSpec, timings: Timings) -> Result:
+    async def attend(self, job: Job, timings: Timings) -> Result:
         """Compute without blocking the event loop for long. Errors: InvalidRequest, MemoryLimit."""
-        plan = self._plan(spec, timings)
-        if plan.flops <= self._settings.inline_flops:
-            return self._run(plan, spec, timings)
-        return await to_thread.run_sync(self._run, plan, spec, timings)
+        self._admit(job.plan)
+        if job.plan.flops <= self._settings.inline_flops:
+            return self._run(job, timings)
+        return await to_thread.run_sync(self._run, job, timings)
 
-    def compute(self, spec: AttentionSpec) -> Result:
+    def compute(self, job: Job) -> Result:
         """The same without an event loop."""
-        timings = Timings()
-        return self._run(self._plan(spec, timings), spec, timings)
+        self._admit(job.plan)
+        return self._run(job, Timings())
 
-    def _plan(self, spec: AttentionSpec, timings: Timings) -> Plan:
-        plan = make_plan(spec)
+    def _admit(self, plan: Plan) -> None:
         limit = self._settings.memory_limit
         if plan.peak_bytes > limit:
             raise MemoryLimit.at(
@@ -65,12 +65,10 @@ class Engine:
                 f"one that needs about {type(limit)(plan.peak_bytes).human_readable()}",
                 "fewer stages in include need less",
             )
-        timings.step("plan")
-        return plan
 
-    def _run(self, plan: Plan, spec: AttentionSpec, timings: Timings) -> Result:
+    def _run(self, job: Job, timings: Timings) -> Result:
         timings.step("queue")
-        result = execute(plan, spec)
+        result = execute(job.plan, job.spec)
         timings.step("compute")
         return result
 

@@ -11,9 +11,8 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from fastapi import FastAPI
 
-from service.app import create_app
+from service.app import Application, create_app
 from service.settings import Settings
 
 

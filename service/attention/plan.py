@@ -6,7 +6,6 @@ A plan is frozen and complete: a backend that executes it meets no shape that it
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +17,7 @@ from service.attention.masks import ScoreAxes, score_axes
 from service.attention.positions import Rotation
 from service.attention.roles import Roles, Sizes, resolve_roles
 from service.attention.selection import Selection, make_selection
-from service.attention.spec import NUMBER_OF_SOURCES, SCORE_MATRICES, STAGES, AttentionSpec, Layout, Norm, Normalization
+from service.attention.spec import SCORE_MATRICES, STAGES, AttentionSpec, Layout, Norm, Normalization
 from service.attention.visibility import Visibility, make_visibility
 from service.errors import InvalidValue, ShapeMismatch, shape
 
@@ -154,42 +153,9 @@ WORKING_MATRICES = 4
 def make_plan(spec: AttentionSpec) -> Plan:
     """Decide everything. Errors: InvalidRequest of every kind, with the pointer of the field at fault.
 
-    Where only the sources are arrays, the plan follows from their shapes and types, and is remembered for the next
-    request of this kind.
+    Of the sources only shapes and types are looked at, so that a plan without other arrays fits every request of its
+    kind.
     """
-    kind = _kind(spec)
-    plan = None if kind is None else _plans.get(kind)
-    if plan is None:
-        plan = _decide(spec)
-        if kind is not None:
-            if len(_plans) >= MAX_PLANS:
-                _plans.clear()
-            _plans[kind] = plan
-    return plan
-
-
-# A service meets few kinds of requests; a plan without arrays is small.
-MAX_PLANS = 256
-_plans: dict[Hashable, Plan] = {}
-
-
-def _kind(spec: AttentionSpec) -> Hashable | None:
-    """All that a plan depends on; None if that are more than shapes and a few options.
-
-    0 is left out, as it would find the plan of -0.
-    """
-    if spec.rotary is not None or spec.query_tokens is not None or spec.key_tokens is not None or spec.scale == 0:
-        return None
-    sources = [None if array is None else (array.shape, array.dtype) for array in spec[:NUMBER_OF_SOURCES]]
-    kind = (*sources, *spec[NUMBER_OF_SOURCES:])
-    try:
-        hash(kind)
-    except TypeError:  # arrays have no hash
-        return None
-    return kind
-
-
-def _decide(spec: AttentionSpec) -> Plan:
     given = shapes.sources(spec)
     layout = shapes.resolve_layout(spec.layout, given)
     dtype = _dtype(spec, given)

@@ -103,8 +103,8 @@ class Norm:
     eps: float = 1e-6
 
 
-# The first fields of a request: where query, key and value come from.
-NUMBER_OF_SOURCES: Final = 5
+# Where query, key and value come from: the first fields of a request.
+SOURCES: Final = ("query", "key", "value", "input", "context")
 
 
 class AttentionSpec(NamedTuple):

@@ -43,6 +43,9 @@ MAX_KEYS: Final = 200
 MAX_LENGTH: Final = 2**24 - 2
 # Faults of one body that are reported together.
 MAX_FAULTS: Final = 10
+# Bytes up to which Python objects are the quicker way to an array.
+SMALL: Final = 4096
+NUMBERS: Final = (np.dtype(np.float64), np.dtype(np.int64))
 BYTE_ORDER_MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 
@@ -65,8 +68,11 @@ def decode(body: bytes, limit: int | None = None) -> Decoded:
     if not isinstance(document, simdjson.Object):
         kind = "an array" if isinstance(document, simdjson.Array) else describe(document)
         raise InvalidJSON.at("", "an object", kind)
-    fields, untyped = _read(document, body.count(b"["))
-    return Decoded(fields, untyped)
+    if len(body) <= SMALL:
+        simple = _read_simple(document)
+        if simple is not None:
+            return simple
+    return _read(document, body.count(b"["))
 
 
 def encode(answer: Mapping[str, Any], *, base64: bool = False) -> list[Part]:
@@ -90,8 +96,33 @@ def _contiguous(value: Any) -> Any:
     return np.ascontiguousarray(value if value.dtype.kind != "V" else value.astype(np.float32))  # V: bfloat16
 
 
-def _read(document: simdjson.Object, brackets: int) -> tuple[dict[str, Any], frozenset[str]]:
-    """The fields of a document, and those of them whose arrays came as lists.
+def _read_simple(document: Any) -> Decoded | None:
+    """The same for a small document without objects, arrays of booleans and anything odd in it; None for any other.
+
+    A few numbers become an array more quickly as Python objects than by looking at buffer and shape.
+    """
+    fields: dict[str, Any] = document.as_dict()
+    if len(fields) != len(document) or len(fields) > MAX_KEYS:  # a key twice, or too many
+        return None
+    listed = []
+    for key, value in fields.items():
+        if isinstance(value, dict) or "\0" in key:
+            return None
+        if isinstance(value, list):
+            try:
+                document[key].as_buffer(of_type="d")  # which holds no booleans, that NumPy would take for numbers
+                array = np.array(value)
+            except (TypeError, ValueError):  # not only numbers; ragged
+                return None
+            if array.dtype not in NUMBERS or array.size == 0:
+                return None
+            fields[key] = array
+            listed.append(key)
+    return Decoded(fields, frozenset(listed))
+
+
+def _read(document: simdjson.Object, brackets: int) -> Decoded:
+    """The fields of any document.
 
     An array hidden among numbers, as in `[1, [2]]`, leaves no trace in the flat buffer. It does in the number of
     opening brackets: the shapes and strings found must account for all of them. If they do not, everything is read
@@ -102,7 +133,7 @@ def _read(document: simdjson.Object, brackets: int) -> tuple[dict[str, Any], fro
         fields = reader.object(document, "", 1)
         if reader.brackets == brackets:
             break
-    return fields, frozenset(reader.listed)
+    return Decoded(fields, frozenset(reader.listed))
 
 
 class _Reader:

@@ -29,6 +29,5 @@ async def compute_attention(body: AttentionRequest, request: TensorRequest) -> d
 
     The answer holds the output, the attention weights and any stage on the way that `include` names.
     """
-    spec = body.attention_spec(request.untyped)
-    result = await request.app.state.engine.attend(spec, request.timings)
-    return answer(spec, result, request_id(request.scope))
+    result = await request.app.state.engine.attend(request.job, request.timings)
+    return answer(request.job.spec, result, request_id(request.scope))

@@ -17,22 +17,22 @@ from service.http.body import read_body
 from service.http.media import answer_type, request_type
 from service.http.parts import PartedResponse
 from service.http.problems import problem
+from service.jobs import Job, make_job
 from service.schemas.request import AttentionRequest
-from service.schemas.validate import validate
 
 
 class TensorRequest(Request):
     """A request of a tensor operation, and what came to be known of it: `state` would take longer."""
 
     timings: Timings
-    untyped: frozenset[str]
+    job: Job
 
 
 class TensorRoute(APIRoute):
     """Documents an operation from its signature as FastAPI does, and reads and writes its bodies with the codecs.
 
-    FastAPI's own handler would make a Python object of every number on both ways. The endpoint takes its body model
-    and the request, and returns the fields of the answer.
+    FastAPI's own handler would make a Python object of every number on both ways. The endpoint takes its body model,
+    for the options in it, and the request with the job, and returns the fields of the answer.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -49,11 +49,12 @@ class TensorRoute(APIRoute):
             body = await read_body(headers.get(b"content-length", b""), request.receive, limit)
             known = TensorRequest(request.scope, request.receive)
             timings = known.timings = Timings()
-            fields, known.untyped = CODECS[own].decode(body, limit)
-            validated = validate(model, fields)
+            decoded = CODECS[own].decode(body, limit)
             timings.step("decode")
-            answer = await endpoint(validated, known)
-            parts = CODECS[media_type].encode(answer, base64=validated.encoding == "base64")
+            job = known.job = make_job(model, decoded)
+            timings.step("plan")
+            answer = await endpoint(job.body, known)
+            parts = CODECS[media_type].encode(answer, base64=job.body.encoding == "base64")
             timings.step("encode")
             return PartedResponse(parts, media_type, timings.header())
 

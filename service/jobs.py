@@ -1,0 +1,88 @@
+"""From the fields of a request to what the engine runs: validated and planned, or known to be so from another."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from service.attention.plan import Plan, make_plan
+from service.attention.spec import SOURCES, AttentionSpec
+from service.codecs.decoded import Decoded
+from service.schemas.request import AttentionRequest
+from service.schemas.validate import validate
+
+# A service meets few kinds of requests, and without arrays they are small.
+MAX_KINDS: Final = 256
+# Texts are remembered up to this length.
+MAX_TEXT: Final = 64
+# Lists of names up to this length.
+MAX_NAMES: Final = 16
+SIMPLE: Final = (bool, int, float, type(None))
+
+
+class Job(NamedTuple):
+    """A request that is ready to be computed.
+
+    body: its options, validated; its arrays stand in spec
+    """
+
+    body: AttentionRequest
+    spec: AttentionSpec
+    plan: Plan
+
+
+_known: dict[Hashable, Job] = {}
+
+
+def make_job(model: type[AttentionRequest], decoded: Decoded) -> Job:
+    """Validate and plan. Errors: InvalidRequest of every kind, with the pointer of the field at fault.
+
+    Where only the sources are arrays, all of this follows from their shapes and types and a few options, and is
+    remembered for the next request of the same kind.
+    """
+    fields = decoded.fields
+    kind = _kind(model, decoded)
+    job = None if kind is None else _known.get(kind)
+    if job is not None:
+        return Job(job.body, _with_sources(job.spec, fields), job.plan)
+    body = validate(model, fields)
+    spec = body.attention_spec(decoded.untyped)
+    job = Job(body, spec, make_plan(spec))
+    if kind is not None and spec.scale != 0:  # 0 would be found for -0
+        if len(_known) >= MAX_KINDS:
+            _known.clear()
+        _known[kind] = Job(body.without_sources(), _with_sources(spec, {}), job.plan)
+    return job
+
+
+def _with_sources(spec: AttentionSpec, fields: Mapping[str, np.ndarray]) -> AttentionSpec:
+    """The same options, with these sources and no others."""
+    return AttentionSpec._make((*map(fields.get, SOURCES), *spec[len(SOURCES) :]))
+
+
+def _kind(model: type[AttentionRequest], decoded: Decoded) -> Hashable | None:
+    """All that validation and plan depend on; None where that is more than shapes and a few options."""
+    parts: list[Hashable] = [model, decoded.untyped]
+    for name, value in decoded.fields.items():
+        kind = type(value)
+        if kind is np.ndarray:
+            if name not in SOURCES:
+                return None
+            parts.append((name, value.shape, value.dtype))
+        elif kind in SIMPLE or (kind is str and len(value) <= MAX_TEXT):
+            parts.append((name, kind, value))  # True is 1, but not where a number is asked for
+        elif (
+            kind is list
+            and len(value) <= MAX_NAMES
+            and all(isinstance(item, str) and len(item) <= MAX_TEXT for item in value)
+        ):
+            parts.append((name, *value))  # as in include
+        else:
+            return None
+    return tuple(parts)
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TEXT

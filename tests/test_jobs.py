@@ -1,0 +1,89 @@
+"""What is remembered of a request must not show in the next one of its kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests import wire
+
+QUERY, KEY = [[1.0, 0.0], [0.0, 2.0]], [[1.0, 1.0], [0.5, -1.0]]
+
+
+def send(client: httpx.Client, **fields: Any) -> httpx.Response:
+    return client.post("/attention", json={"query": QUERY, "key": KEY, "value": KEY} | fields)
+
+
+def by_definition(query: Any, key: Any, value: Any, scale: float) -> np.ndarray:
+    """softmax(scale · q kᵀ) v."""
+    weights = np.exp(scale * np.array(query) @ np.array(key).T)
+    output: np.ndarray = weights / weights.sum(-1, keepdims=True) @ np.array(value)
+    return output
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0, -1.0])
+def test_other_numbers_of_the_same_kind(client: httpx.Client, scale: float) -> None:
+    random = np.random.default_rng(1)
+    for _ in range(3):
+        query, key, value = (random.normal(size=(4, 3)).tolist() for _ in range(3))
+        answer = send(client, query=query, key=key, value=value, scale=scale).json()
+        np.testing.assert_allclose(answer["output"], by_definition(query, key, value, scale), rtol=1e-12)
+        assert answer["metadata"]["scale"] == scale
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "code"),
+    [
+        ({"num_heads": 1}, {"num_heads": True}, "invalid_value"),
+        ({"is_causal": True}, {"is_causal": 1}, "invalid_value"),
+        ({"top_k": 1}, {"top_k": 1.0}, "invalid_value"),
+        ({"include": []}, {"include": ""}, "invalid_value"),
+        ({}, {"query": [[1.0, 0.0], [0.0, 1e308]], "dtype": "float16"}, "overflow"),
+        ({}, {"query": [[1e200, 0.0], [0.0, 1e200]], "key": [[1e200, 0.0], [0.0, 1e200]]}, "overflow"),
+        ({}, {"value": [[1.0, 1.0, 1.0]]}, "shape_mismatch"),
+        ({}, {"query": [[1.0, 0.0], [0.0, True]]}, "invalid_array"),
+    ],
+)
+def test_a_bad_request_after_a_good_one(client: httpx.Client, good: Any, bad: Any, code: str) -> None:
+    """Equal in Python, or of the same shapes, but not the same."""
+    for _ in range(2):
+        assert send(client, **good).status_code == 200
+        answer = send(client, **bad)
+        assert (answer.status_code, answer.json()["code"]) == (422, code)
+
+
+def test_infinity_after_a_good_one(client: httpx.Client) -> None:
+    headers = {"Content-Type": "application/vnd.safetensors"}
+    good = {"input": np.ones((2, 2), np.float32)}
+    bad = {"input": np.array([[1, 2], [3, np.inf]], np.float32)}
+    for _ in range(2):
+        assert client.post("/attention", content=wire.write(good, "safetensors"), headers=headers).status_code == 200
+        answer = client.post("/attention", content=wire.write(bad, "safetensors"), headers=headers)
+        assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/input/1/1")
+
+
+def test_the_sign_of_zero_is_kept(client: httpx.Client) -> None:
+    for zero in (0.0, -0.0, 0.0):
+        answer = send(client, scale=zero, include=["scaled_scores"]).json()
+        assert np.signbit(answer["metadata"]["scale"]) == np.signbit(zero)
+        assert np.signbit(answer["scaled_scores"][0][0]) == np.signbit(zero)
+
+
+def test_masks_are_looked_at_each_time(client: httpx.Client) -> None:
+    for mask in ([True, False], [False, True], [False, False]):
+        answer = send(client, mask=mask).json()
+        np.testing.assert_array_equal(np.array(answer["attention_weights"]) > 0, np.broadcast_to(mask, (2, 2)))
+
+
+def test_labels_are_those_of_the_request(client: httpx.Client) -> None:
+    for tokens in (["a", "b"], ["c", "d"]):
+        assert send(client, query_tokens=tokens).json()["query_tokens"] == tokens
+
+
+def test_more_kinds_than_are_remembered(client: httpx.Client) -> None:
+    for n in range(300):
+        answer = send(client, scale=1.0 + n, query=QUERY[:1])
+        assert answer.json()["metadata"]["scale"] == 1.0 + n

@@ -14,3 +14,17 @@ BACKENDS = [
         "torch", marks=pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
     ),
 ]
+
+
+def compute_like_large_ones(patch: pytest.MonkeyPatch, tile: int = 1) -> None:
+    """Let small requests take the ways of large ones: by the bounds of their numbers, in tiles and parts of this size.
+
+    tile: scores of a tile
+    """
+    patch.setattr("service.backends.dense.FEW_SCORES", 0)
+    for module in ("dense", "numpy"):
+        patch.setattr(f"service.backends.{module}.SMALL", 0)
+    for module in ("numpy", "torch") if HAS_TORCH else ("numpy",):
+        patch.setattr(f"service.backends.{module}.TILE_BYTES", 8 * tile)
+    patch.setattr("service.attention.tiles.FAST_ROWS", 1)
+    patch.setattr("service.attention.tiles.FAST_COLUMNS", 2)

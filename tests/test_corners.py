@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from service import attend
-from tests.backends import BACKENDS
+from tests.backends import BACKENDS, compute_like_large_ones
 
 INF = math.inf
 NAN = math.nan
@@ -196,11 +196,11 @@ def include(expected: dict[str, Any]) -> list[str]:
     return ["attention_weights" if name == "top_weights" else name for name in expected if name != "output"]
 
 
-@pytest.fixture(params=["as few scores are", "as many scores are"])
+@pytest.fixture(params=["small", "large"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few scores are computed the cautious way, many by what the size of their numbers allows."""
-    if request.param == "as many scores are":
-        monkeypatch.setattr("service.backends.dense.FEW_SCORES", 0)
+    """Small requests are computed at once, large ones in parts."""
+    if request.param == "large":
+        compute_like_large_ones(monkeypatch)
 
 
 @pytest.mark.usefixtures("way")
@@ -220,6 +220,7 @@ def test_corner(corner: Corner, dtype: str, backend: str) -> None:
         assert getattr(result.metadata, name) == value
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("corner", CORNERS, ids=lambda corner: corner.name)
 def test_the_output_does_not_depend_on_what_else_is_asked_for(corner: Corner, backend: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service import attend
-from tests.backends import BACKENDS
+from tests.backends import BACKENDS, compute_like_large_ones
 
 pytestmark = [pytest.mark.parametrize("backend", BACKENDS)]
 
@@ -206,14 +206,14 @@ def test_tiles_do_not_show(backend: str, request: dict[str, Any], size: int, cho
         {"select_heads": np.arange(h)[::-1][:2], "select_queries": np.arange(q)[::2], "key_lengths": k - 1},
         {"average_heads": True, "segment_ids": {"query": [1] * q, "key": np.arange(k) % 2}},
         {"top_k": 2, "query_lengths": [q - 1, q], "key_mask": np.arange(k) != 1},
+        {"include": ["logsumexp"], "query_lengths": [q - 1, q], "key_lengths": [k, k - 1], "sinks": np.ones(h)},
+        {"include": [], "softcap": 2.0},
     ]
     for variant in variants:
-        whole = attend(**options, **variant)
+        whole = attend(**options | variant)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(f"service.backends.{backend}.TILE_SCORES", size)
-            patch.setattr("service.attention.tiles.FAST_ROWS", 1)  # else tiles as small as these keep all rows
-            patch.setattr("service.backends.dense.FEW_SCORES", 0)  # the quick ways, which large requests take
-            cut = attend(**options, **variant)
+            compute_like_large_ones(patch, size)
+            cut = attend(**options | variant)
         assert whole.arrays.keys() == cut.arrays.keys()
         for name, array in whole.arrays.items():
             for part, ours in array.items() if isinstance(array, dict) else [("", array)]:
@@ -228,8 +228,8 @@ def test_threads_do_not_show(backend: str, request: dict[str, Any]) -> None:
     alone = attend(**request, include=include, backend=backend)
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(3) as pool:
         patch.setattr("service.backends.numpy._pool", pool)
-        patch.setattr(f"service.backends.{backend}.TILE_SCORES", 3)
-        patch.setattr("service.attention.tiles.FAST_ROWS", 1)
+        patch.setattr("service.backends.numpy._threads", 3)
+        compute_like_large_ones(patch, 3)
         together = attend(**request, include=include, backend=backend)
     for name in ("output", *include):
         assert_close(together[name], alone[name])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 from service.attention.plan import Plan
 
 # Products of fewer rows than this are slow, so a tile of a long key may be larger than asked for: up to so many scores.
 FAST_ROWS = 64
 LARGEST_TILE = 2**22
+# Keys of a tile that are computed at a time where nothing of their scores is kept.
+FAST_COLUMNS = 512
+# Tiles for each worker, so that none waits long for the last.
+PER_WORKER = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +28,48 @@ class Tile:
     columns: slice
 
 
-def tiles(plan: Plan, scores: int) -> Iterator[Tile]:
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How to cut.
+
+    scores: of a tile, about; or of what is computed of it at a time, if it streams
+    workers: threads that share the tiles
+    streams: whether a tile is computed part by part, its keys one after the other
+    """
+
+    scores: int
+    workers: int
+    streams: bool
+
+
+def tiles(plan: Plan, cut: Cut) -> Iterator[Tile]:
     """Tiles of about so many scores, or of one query over one group of heads if that is more.
 
     Keys that nobody in a tile can see, for where they stand, are left out of it, unless their scores are returned.
     """
-    sizes = plan.sizes
+    sizes, scores = plan.sizes, cut.scores
     group = sizes.num_heads // sizes.num_kv_heads
-    one_row = group * sizes.key_length
+    columns = min(sizes.key_length, FAST_COLUMNS) if cut.streams else sizes.key_length
+    one_row = group * columns
     rows = _fit(max(scores // one_row, FAST_ROWS * (FAST_ROWS * one_row <= LARGEST_TILE)), sizes.query_length)
+    enough = ceil(sizes.query_length * sizes.batch_size * sizes.num_kv_heads / (PER_WORKER * cut.workers))
+    if cut.workers > 1:
+        rows = min(rows, max(FAST_ROWS, enough))
     if plan.visibility.band is not None and plan.skips_hidden:  # the lower a tile, the more of it is left out
         rows = min(rows, max(FAST_ROWS, sizes.query_length // 8))
-    kv_heads = _fit(scores // (group * rows * sizes.key_length), sizes.num_kv_heads)
+    kv_heads = _fit(scores // (group * rows * columns), sizes.num_kv_heads)
     if rows < sizes.query_length:
         kv_heads = 1
     if plan.selection.average_heads:  # all heads of a query meet in its tile
         kv_heads = sizes.num_kv_heads
-        rows = _fit(scores // (sizes.num_heads * sizes.key_length), sizes.query_length)
+        rows = _fit(scores // (sizes.num_heads * columns), sizes.query_length)
     whole = kv_heads == sizes.num_kv_heads and rows == sizes.query_length
-    batch = _fit(scores // (sizes.num_heads * rows * sizes.key_length), sizes.batch_size) if whole else 1
+    batch = _fit(scores // (sizes.num_heads * rows * columns), sizes.batch_size) if whole else 1
     for b in _cut(sizes.batch_size, batch):
         for g in _cut(sizes.num_kv_heads, kv_heads):
             for r in _cut(sizes.query_length, rows):
-                columns = _columns(plan, r)
-                yield Tile(b, g, slice(g.start * group, g.stop * group), r, columns)
+                seen = _columns(plan, r)
+                yield Tile(b, g, slice(g.start * group, g.stop * group), r, seen)
 
 
 def _fit(wanted: int, most: int) -> int:
@@ -56,6 +79,16 @@ def _fit(wanted: int, most: int) -> int:
 def _cut(length: int, step: int) -> Iterator[slice]:
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
+
+
+def parts(tile: Tile, cut: Cut) -> Iterator[Tile]:
+    """A tile in parts of about `cut.scores`, its keys one after the other."""
+    one_column = (tile.batch.stop - tile.batch.start) * (tile.heads.stop - tile.heads.start)
+    one_column *= tile.rows.stop - tile.rows.start
+    step = max(FAST_COLUMNS, cut.scores // one_column)
+    for part in _cut(tile.columns.stop - tile.columns.start, step):
+        start = tile.columns.start
+        yield replace(tile, columns=slice(start + part.start, start + part.stop))
 
 
 def _columns(plan: Plan, rows: slice) -> slice:

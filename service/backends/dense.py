@@ -21,7 +21,7 @@ from service.attention.projections import DenseMap
 from service.attention.result import Computed, overflow
 from service.attention.roles import Role
 from service.attention.spec import ROW_STATISTICS, STAGES, Norm
-from service.attention.tiles import Tile, tiles
+from service.attention.tiles import Cut, Tile, parts, tiles
 
 ZERO_SUM = Notice("zero_sum", "the visible scores of some rows sum to 0: their weights and outputs are 0")
 
@@ -37,7 +37,7 @@ class Library:
     contiguous: the same array in the order of its axes, if that makes products faster
     scratch: memory for the scores of one tile at a time, of this thread; None to let the product make its own
     hide: put a number wherever a mask is False, in place; exp: in place
-    run: a function on each tile, results in order; tile_scores: the size of a tile, in elements
+    run: a function on each tile, results in order, by so many workers; tile_scores: the size of a tile, in elements
     """
 
     xp: Any
@@ -51,6 +51,7 @@ class Library:
     hide: Callable[[Array, Array, float], None]
     exp: Callable[[Array], Array]
     run: Callable[[Callable[[Tile], Found], list[Tile]], Iterable[Found]]
+    workers: int
     tile_scores: int
 
 
@@ -78,10 +79,15 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, backend: str) -> Computed:
         ones = lib.xp.ones((*loaded.value.shape[:3], 1), dtype=loaded.value.dtype, device=lib.device)
         working = replace(working, value=lib.xp.concat([loaded.value, ones], axis=-1))
 
-    def run(tile: Tile) -> Found:
-        return _TileRun(plan, lib, working, way, tile).run(head_outputs, collected)
+    cut = Cut(lib.tile_scores, lib.workers, lib.in_place and way.sum_by_product and way.unshifted and collected.streams)
 
-    for found in lib.run(run, list(tiles(plan, lib.tile_scores))):
+    def run(tile: Tile) -> Found:
+        if not cut.streams:
+            return _TileRun(plan, lib, working, way, tile).run(head_outputs, collected)
+        runs = (_TileRun(plan, lib, working, way, part) for part in parts(tile, cut))
+        return _stream(plan, lib, tile, runs, head_outputs, collected)
+
+    for found in lib.run(run, list(tiles(plan, cut))):
         collected.add_found(found)
     return Computed(
         arrays=stored(plan, lib, loaded, head_outputs, collected.arrays),
@@ -337,7 +343,11 @@ def fully_masked(plan: Plan, lib: Library, seen: Array | None, tile: Tile) -> in
     """How many rows of a tile see no key, those of padding not counted. `seen` is what `visible` gave."""
     if seen is None:
         return 0
-    unseen = ~lib.xp.any(seen, axis=-1)  # each axis full or 1
+    return _count_masked(plan, lib, ~lib.xp.any(seen, axis=-1), tile)
+
+
+def _count_masked(plan: Plan, lib: Library, unseen: Array, tile: Tile) -> int:
+    """How many of these rows (b, h, r), each axis full or 1, are not padding."""
     if plan.visibility.queries is not None:
         unseen = unseen & lib.load(_part(plan.visibility.queries[:, None, :, None], tile)[..., 0])
     shape = tuple(part.stop - part.start for part in (tile.batch, tile.heads, tile.rows))
@@ -410,6 +420,10 @@ class _TileRun:
         received = collected.add_weights(tile, weights) if collected.needs_weights else None
         head_outputs[tile.batch, tile.heads, tile.rows] = outputs
         return Found(tile, fully_masked(self._plan, self._lib, self._visible, tile), zero_sum, received)
+
+    def weighed(self, collected: Collected) -> Array:
+        """Unshifted exponentials times values and, in the last column, their sum: (b, h, r, e + 1)."""
+        return grouped_matmul(self._lib.exp(self._scores(collected)), self._value, self._lib)
 
     def _scores(self, collected: Collected) -> Array:
         """masked_scores (b, h, r, k), the stages before them collected on the way."""
@@ -496,6 +510,27 @@ class _TileRun:
         return xp.where(zero, xp.ones_like(total), total), bool(xp.any(zero & sees))
 
 
+def _stream(
+    plan: Plan, lib: Library, tile: Tile, runs: Iterable[_TileRun], head_outputs: Array, collected: Collected
+) -> Found:
+    """A tile whose keys come in parts, where nothing is kept of their scores but sums."""
+    product = None
+    for run in runs:
+        weighed = run.weighed(collected)
+        if product is None:
+            product = weighed
+        else:
+            product += weighed
+    outputs, total = product[..., :-1], product[..., -1:]  # type: ignore[index]  # a tile has keys
+    unseen = total == 0
+    if plan.sinks is not None:
+        total = total + lib.xp.exp(lib.load(plan.sinks[tile.heads, None, None]))
+    collected.add("logsumexp", tile, lib.xp.log(total)[..., 0])
+    outputs /= lib.xp.where(unseen, lib.xp.ones_like(total), total)
+    head_outputs[tile.batch, tile.heads, tile.rows] = outputs
+    return Found(tile, _count_masked(plan, lib, unseen[..., 0], tile), zero_sum=False, received=None)
+
+
 def grouped_matmul(left: Array, right: Array, lib: Library, place: Array | None = None) -> Array:
     """(b, h, q, x) @ (b, g, x, y) -> (b, h, q, y), where head n of the left meets head n // (h // g) of the right.
 
@@ -520,6 +555,8 @@ class Collected:
         self.arrays: dict[str, Array] = {}
         self.fully_masked_rows = 0
         self.zero_sum = False
+        # Whether nothing is kept of the scores but one number a row.
+        self.streams = not plan.selection.include & {*STAGES, "attention_weights", "received", "entropy"}
         self.needs_weights = bool(plan.selection.include & {"attention_weights", "received", "entropy"})
         self._chosen = chosen = plan.selection
         # Whose last axis is k, of which a tile has a part.
@@ -536,9 +573,11 @@ class Collected:
         shapes["received"] = (b, averaged, k)
         plain = chosen.heads is None and chosen.queries is None and chosen.top_k is None and not chosen.average_heads
         self._placed = lib.in_place and plain and "attention_weights" in chosen.include
+        skips = plan.visibility.band is not None and plan.skips_hidden
+        make = lib.xp.zeros if skips or "received" in chosen.include else lib.xp.empty  # what is skipped stays 0
         for name, shape in shapes.items():
-            if name in chosen.include:  # zeros, as hidden keys may be skipped
-                self.arrays[name] = lib.xp.zeros(shape, dtype=computing, device=lib.device)
+            if name in chosen.include:
+                self.arrays[name] = make(shape, dtype=computing, device=lib.device)
         if chosen.top_k is not None:
             integer = lib.load(np.zeros(0, np.int64)).dtype
             self.arrays["top_indices"] = lib.xp.zeros(shapes["attention_weights"], dtype=integer, device=lib.device)

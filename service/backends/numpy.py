@@ -20,8 +20,8 @@ from service.attention.tiles import Tile
 from service.backends.dense import MODERATE_SCALE, SMALL, UNSHIFTED, Found, Library, compute, load_operands
 from service.errors import UnknownBackend, quote
 
-# Scores of a tile: 2 MiB in float32, about what a core has of its caches, and enough rows for fast products.
-TILE_SCORES: Final = 2**19
+# Of the scores of a tile: about what a core has of its second cache, and enough rows for fast products.
+TILE_BYTES: Final = 2**20
 
 # What a thread keeps for its next tile; more than this is a single row of a very long key.
 MAX_SCRATCH: Final = 16 * 2**20
@@ -72,7 +72,8 @@ def execute(plan: Plan, operands: Operands, device: str) -> Computed:
         hide=_hide,
         exp=lambda array: np.exp(array, out=array),
         run=_run,
-        tile_scores=TILE_SCORES,
+        workers=_threads or 1,
+        tile_scores=TILE_BYTES // computing.itemsize,
     )
     return compute(plan, lib, load_operands(plan, operands, lib), "numpy")
 

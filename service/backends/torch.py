@@ -17,8 +17,8 @@ from service.backends import dense
 from service.backends.dense import Library, Loaded
 from service.errors import UnknownBackend
 
-# Scores of a tile: 64 MiB in float32; torch spreads each over its own threads.
-TILE_SCORES = 2**24
+# Of the scores of a tile; torch spreads each over its own threads.
+TILE_BYTES = 2**26
 # What the fused kernel cannot return, as it never exists there.
 UNFUSED = frozenset({*SCORE_MATRICES, *ROW_STATISTICS, "received"})
 
@@ -80,7 +80,8 @@ def library(plan: Plan, device: torch.device) -> Library:
         hide=hide,
         exp=torch.Tensor.exp_,
         run=map,
-        tile_scores=TILE_SCORES,
+        workers=1,
+        tile_scores=TILE_BYTES // plan.compute_dtype.itemsize,
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from service import attend
+from tests.backends import compute_like_large_ones
 
 EPSILON = 2.0**-52
 
@@ -27,12 +28,13 @@ def by_mpmath(
     return weights, output, scores.tolist()
 
 
-@pytest.mark.parametrize("few", [0, 2048])  # scores up to which the cautious way is taken
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("seed", range(100))
 def test_weights_have_as_many_digits_as_their_scores_allow(
-    seed: int, few: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.backends.dense.FEW_SCORES", few)
+    if large:
+        compute_like_large_ones(monkeypatch)
     random = np.random.default_rng(seed)
     q, k, d, e = random.integers(1, (5, 7, 9, 5))
     reach = 10.0 ** random.uniform(-1, 4)  # of the scaled scores

@@ -84,11 +84,36 @@ test-deep: $(TORCH_VENV)/.torch ## the same, 10,000 random configurations for ea
 	$(TORCH_BIN)/python -m tests.peers.deep
 
 .PHONY: bench
-bench: $(VENV)/.test ## the service beside other servers, over HTTP
+bench: $(VENV)/.test ## the service beside other servers over HTTP: those of bench-peers that are installed
 	$(BIN)/python -m benchmarks.http
 
+# Each peer has an environment of its own, as their requirements contradict each other.
+PEERS := mlserver bentoml kserve litserve ray triton
+PEER_STAMPS := $(PEERS:%=benchmarks/peers/%/.venv/.installed)
+
+$(PEER_STAMPS): benchmarks/peers/%/.venv/.installed: benchmarks/peers/%/requirements.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --no-deps -r $<
+	@touch $@
+
+.PHONY: bench-peers
+bench-peers: ## install the servers to compare with; one that fails does not stop the others
+	@$(MAKE) --no-print-directory --keep-going $(PEER_STAMPS)
+
+.PHONY: bench-beside
+bench-beside: $(VENV)/.test ## how long small requests wait beside large ones
+	$(BIN)/python -m benchmarks.beside
+
+.PHONY: bench-memory
+bench-memory: $(VENV)/.test ## memory and time of 65,536 tokens
+	$(BIN)/python -m benchmarks.memory
+
+$(TORCH_VENV)/.kernel: benchmarks/requirements-kernel.txt $(TORCH_VENV)/.torch
+	$(TORCH_BIN)/python -m pip install --quiet --no-deps -r $<
+	@touch $@
+
 .PHONY: bench-kernel
-bench-kernel: $(TORCH_VENV)/.torch ## the NumPy kernel beside torch's
+bench-kernel: $(TORCH_VENV)/.kernel ## the NumPy kernel beside torch's and onnxruntime's
 	$(TORCH_BIN)/python -m benchmarks.kernel
 
 .PHONY: openapi

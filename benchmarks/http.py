@@ -3,231 +3,150 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import platform
-import selectors
-import socket
-import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import ExitStack
 
-import numpy as np
-from safetensors.numpy import save
+from benchmarks.bare import PARTS, Bare
+from benchmarks.client import Connection, latency, throughput
+from benchmarks.forms import Form, Request, fetch
+from benchmarks.ratios import BARE, Results, ratios, rows
+from benchmarks.serving import NotStarted, Others, Running
+from benchmarks.table import FLOOR, OURS, PEERS, SERVERS, Server
+from benchmarks.workloads import Workload, workloads
 
-ROOT = Path(__file__).resolve().parent.parent
-JSON, SAFETENSORS = "application/json", "application/vnd.safetensors"
-CLIENTS = 32
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A request: its name, media type and body, and how often it is sent to measure its latency."""
-
-    name: str
-    media_type: str
-    body: bytes
-    times: int
-
-    def request(self, path: str) -> bytes:
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {self.media_type}\r\n"
-        return f"{head}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
+PEAK = "W3 peak MB"
+# What each server is asked for a workload of a name.
+Requests = dict[tuple[Server, str], bytes]
 
 
-def workloads() -> list[Workload]:
-    """W1 to W4, the same numbers for every server."""
-    random = np.random.default_rng(0)
-
-    def tensors(*shape: int) -> dict[str, np.ndarray]:
-        return {name: random.normal(size=shape).astype(np.float32) for name in ("query", "key", "value")}
-
-    found = []
-    for name, shape, times in (("W1", (6, 4), 400), ("W2", (128, 64), 100), ("W3", (512, 64), 25)):
-        arrays = tensors(*shape)
-        text = json.dumps({key: array.tolist() for key, array in arrays.items()} | {"dtype": "float32"})
-        found.append(Workload(name, JSON, text.encode(), times))
-        if name == "W3":
-            found.append(Workload("W3 binary", SAFETENSORS, save(arrays), times))
-    request = json.dumps({"layout": "hld", "include": []})
-    found.append(Workload("W4", SAFETENSORS, save(tensors(8, 1024, 64), {"request": request}), 15))
+def start_all(servers: list[Server], stack: ExitStack) -> dict[Server, Running]:
+    """Those that are installed and come up."""
+    found = {}
+    for server in servers:
+        if not server.installed:
+            continue
+        try:
+            found[server] = stack.enter_context(server.started())
+        except NotStarted as error:
+            if server not in PEERS:
+                raise
+            print(f"{server.name} did not start: {error}", file=sys.stderr)
     return found
 
 
-class Connection:
-    """A client that sends bytes and waits for as many as Content-Length says."""
-
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = bytearray(2**20)
-        self.reset()
-
-    def reset(self) -> None:
-        self._head = b""
-        self._missing = -1
-        self.size = 0
-
-    def receive(self) -> bool:
-        """Whether an answer is complete now."""
-        got = self.socket.recv_into(self._buffer)
-        if not got:
-            raise ConnectionError("the server hung up")
-        if self._missing < 0:
-            self._head += bytes(self._buffer[:got])
-            head, separator, rest = self._head.partition(b"\r\n\r\n")
-            if not separator:
-                return False
-            if not head.startswith(b"HTTP/1.1 200"):
-                raise ConnectionError(self._head[:500].decode())
-            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-            self.size = int(length[15:])
-            self._missing = self.size - len(rest)
-        else:
-            self._missing -= got
-        return self._missing <= 0
-
-    def ask(self, request: bytes) -> int:
-        """Send, wait, and return the size of the answer."""
-        self.reset()
-        self.socket.sendall(request)
-        while not self.receive():
-            pass
-        return self.size
-
-
-def latency(port: int, request: bytes, times: int) -> float:
-    """Median milliseconds of one client."""
-    connection = Connection(port)
+def peak_growth(running: Running, request: bytes) -> float:
+    """Megabytes by which a server that has had small requests only grows, at its peak, for a large one."""
+    running.forget_peak()
+    idle = running.resident()
+    connection = Connection(running.port)
     connection.ask(request)
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        connection.ask(request)
-        found.append(time.perf_counter() - start)
-    connection.socket.close()
-    return statistics.median(found) * 1e3
+    connection.close()
+    return running.peak() - idle
 
 
-def throughput(port: int, request: bytes, seconds: float) -> float:
-    """Answers a second to 32 clients that each send again at once."""
-    selector = selectors.DefaultSelector()
-    connections = [Connection(port) for _ in range(CLIENTS)]
-    for connection in connections:
-        selector.register(connection.socket, selectors.EVENT_READ, connection)
-        connection.socket.sendall(request)
-    count, start = 0, time.perf_counter()
-    while (now := time.perf_counter()) - start < seconds:
-        for key, _ in selector.select(1):
-            if key.data.receive():
-                count += 1
-                key.data.reset()
-                key.data.socket.sendall(request)
-    for connection in connections:
-        connection.socket.close()
-    return count / (now - start)
+def answered(server: Server, form: Form, running: Running, load: Workload) -> tuple[Request, int]:
+    """The request, and the bytes of its answer.
 
-
-def peak_growth(pid: int, port: int, request: bytes) -> float:
-    """Megabytes by which a process that was idle so far grows, at its peak, for one request."""
-    status = Path(f"/proc/{pid}/status")
-
-    def read(name: str) -> int:
-        return int(next(line for line in status.read_text().splitlines() if line.startswith(name)).split()[1])
-
-    idle = read("VmRSS")
-    Connection(port).ask(request)
-    return (read("VmHWM") - idle) / 1024
-
-
-@contextmanager
-def serving(command: list[str]) -> Iterator[tuple[int, int]]:
-    """A server's process id and port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    process = subprocess.Popen([*command, "--port", str(port)], cwd=ROOT, stderr=subprocess.DEVNULL,
-                               env=os.environ | {"ATTENTION_LOG_LEVEL": "warning"})  # fmt: skip
+    Errors: SystemExit for a wrong answer, as it is worth nothing that it came quickly.
+    """
+    request = form.encode(load)
+    reply = fetch(running.port, request)
     try:
-        for _ in range(300):
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield process.pid, port
-    finally:
-        process.terminate()
-        process.wait()
+        load.check(form.decode(reply))
+    except (ValueError, KeyError) as error:
+        raise SystemExit(f"{server.name}: {error!r}") from error
+    return request, len(reply.body)
 
 
-UVICORN = [sys.executable, "-m", "uvicorn", "--no-access-log", "--log-level", "warning"]
-SERVERS = {
-    "bare uvicorn, canned answer": [*UVICORN, "benchmarks.servers.floor:app"],
-    "FastAPI, lists of lists": [*UVICORN, "benchmarks.servers.naive:app"],
-    "FastAPI by hand": [*UVICORN, "benchmarks.servers.by_hand:app"],
-    "this service": [sys.executable, "-m", "service", "serve"],
-}
-PEAK = "W3 peak MB"
-FLOOR, OURS = "bare uvicorn, canned answer", "this service"
-BINARY = {FLOOR, OURS}
+def prepare(running: Mapping[Server, Running], loads: Mapping[str, Workload], results: Results) -> Requests:
+    """Measure the peak of servers that are still fresh, see that all answers are right, and write all requests."""
+    requests: Requests = {}
+    for server, process in running.items():
+        if server is FLOOR:
+            continue
+        results.add(server.name, PEAK, peak_growth(process, server.json.encode(loads["W3"]).message()))
+        for name, load in loads.items():
+            if (form := server.form(load.binary)) is None:
+                continue
+            request, size = answered(server, form, process, load)
+            requests[server, name] = request.message()
+            if server is OURS:  # the floor is asked the same, and answers with as many bytes
+                requests[FLOOR, name] = Request(f"/{size}", request.headers, request.body).message()
+                if name == "W3":
+                    results.megabytes = (len(request.body) + size) / 2**20
+    return requests
 
 
-def measure(running: dict[str, tuple[int, int]], rounds: int) -> dict[tuple[str, str], list[float]]:
-    """All measurements, in turns: (server, column) -> values."""
-    loads = workloads()
-    large = next(load for load in loads if load.name == "W3").request("/attention")
-    results: dict[tuple[str, str], list[float]] = {}
-    for server, (pid, port) in running.items():
-        if server != FLOOR:  # which does not compute; its memory is that of the canned answers
-            results[server, PEAK] = [peak_growth(pid, port, large)]
-    sizes = {load.name: Connection(running[OURS][1]).ask(load.request("/attention")) for load in loads}
+def measure(running: Mapping[Server, Running], rounds: int) -> Results:
+    """All measurements, in turns."""
+    results, loads = Results(), workloads()
+    requests = prepare(running, loads, results)
+    bare = Bare(loads["W3"], OURS.json.encode(loads["W3"]).body)
     for turn in range(rounds):
-        for load in loads:
-            for server, (_, port) in running.items():
-                if load.media_type != JSON and server not in BINARY:
-                    continue
-                request = load.request(f"/{sizes[load.name]}" if server == FLOOR else "/attention")
-                found = {f"{load.name} p50 ms": latency(port, request, load.times)}
-                if load.name in ("W1", "W2"):
-                    found[f"{load.name} rps"] = throughput(port, request, 1.0)
-                for column, value in found.items():
-                    results.setdefault((server, column), []).append(value)
+        for name, load in loads.items():
+            for server, process in running.items():
+                if (request := requests.get((server, name))) is not None:
+                    results.add(server.name, f"{name} p50 ms", latency(process.port, request, load.times))
+                    if load.busy:
+                        results.add(server.name, f"{name} rps", throughput(process.port, request, 1.0))
+            if name == "W3":
+                for part, value in bare.milliseconds(load.times).items():
+                    results.add(BARE, part, value)
         print(f"round {turn + 1} of {rounds}", file=sys.stderr)
     return results
 
 
-def table(results: dict[tuple[str, str], list[float]]) -> str:
+def table(results: Results, servers: list[Server]) -> str:
     """Medians, and in brackets multiples of the floor."""
-    columns = [*dict.fromkeys(column for _, column in results if column != PEAK), PEAK]
+    columns = sorted(results.columns(), key=lambda column: (column == PEAK, column[:2]))
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
-    for server in SERVERS:
+    for server in servers:
+        name = f"{server.name} {server.version()}" if server in PEERS else server.name
         cells = []
         for column in columns:
-            value = statistics.median(results.get((server, column), [math.nan]))
-            floor = statistics.median(results.get((FLOOR, column), [math.nan]))
+            value, floor = results.median(server.name, column), results.median(FLOOR.name, column)
             times = "" if math.isnan(floor) else f" ({value / floor:.2f})"
             cells.append("" if math.isnan(value) else f"{value:,.2f}{times}")
-        lines.append(f"| {server} | " + " | ".join(cells) + " |")
+        if not any(cells):
+            cells[0] = "absent"
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
+def bare_line(results: Results) -> str:
+    """The parts of the bare calls."""
+    parts = {part: results.median(BARE, part) for part in PARTS}
+    text = ", ".join(f"{part} {value:.2f}" for part, value in parts.items())
+    return f"Bare calls of W3 in process, ms: {text}; together {sum(parts.values()):.2f}"
+
+
+def chosen(names: list[str] | None) -> list[Server]:
+    """The servers of these names, and always the floor and this service, which all ratios need."""
+    return [server for server in SERVERS if not names or server in (FLOOR, OURS) or server.name in names]
+
+
 def main() -> None:
-    """Start all, measure in rounds, print the table."""
+    """Start all, measure in rounds, print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    names = [server.name for server in SERVERS]
+    parser.add_argument("--servers", nargs="+", metavar="NAME", choices=names, help=f"of {', '.join(names)}")
+    options = parser.parse_args()
+    servers = chosen(options.servers)
     with ExitStack() as stack:
-        running = {name: stack.enter_context(serving(command)) for name, command in SERVERS.items()}
-        results = measure(running, rounds)
-    print(f"\n{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}, {rounds} rounds")
-    print()
-    print(table(results))
-    print("\nIn brackets: as a multiple of the floor.")
+        running = start_all(servers, stack)
+        others = Others()
+        results = measure(running, options.rounds)
+        meanwhile = others.line()
+    machine = f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}"
+    print(f"\n{machine}, {options.rounds} rounds, medians; in brackets multiples of the floor\n")
+    print(table(results, servers))
+    print(f"\n{bare_line(results)}\n{meanwhile}\n")
+    print(rows(ratios(results)))
 
 
 if __name__ == "__main__":

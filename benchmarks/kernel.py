@@ -1,24 +1,34 @@
-"""The NumPy kernel beside torch's: plain products and softmax, and the fused kernel. Runs where torch is installed."""
+# mypy: disable-error-code="import-not-found"
+"""The NumPy kernel beside torch's, plain and fused, and beside onnxruntime's. Runs where these are installed."""
 
 from __future__ import annotations
 
 import argparse
-import os
+import math
 import platform
 import statistics
 import time
 from collections.abc import Callable
 
 import numpy as np
+import onnxruntime
 import torch
+from onnx import TensorProto, helper
 
-from service.attention.plan import make_plan
-from service.attention.spec import AttentionSpec, Output
-from service.backends import numpy as kernel
+from benchmarks.ours import Attention, use_all_processors
+from benchmarks.ratios import Ratio, rows
+from benchmarks.serving import Others
+from service.settings import cpu_count
 
-SHAPES = ((8, 1024, 64), (1, 2048, 64), (1, 8192, 64))
+Calls = dict[str, Callable[[], object]]
+
+HEADS, SHORT, LONG = (8, 1024, 64), (1, 2048, 64), (1, 8192, 64)
+SHAPES = (HEADS, SHORT, LONG)
 # Beyond this, matrices of all weights are not made: they would measure memory only.
 LONGEST_WEIGHTS = 2048
+
+OURS, CAUSAL, WEIGHTS = "ours", "ours, causal", "ours, all weights"
+FUSED, BY_HAND, ONNX = "torch SDPA", "torch by hand, all weights", "onnxruntime, all weights"
 
 
 def by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,66 +37,114 @@ def by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tupl
     return weights @ value, weights
 
 
-def plain_numpy(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+def plain_numpy(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What most people write."""
     scores = query @ key.swapaxes(-1, -2) / np.float32(np.sqrt(query.shape[-1]))
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    output: np.ndarray = weights @ value
-    return output
+    return weights @ value, weights
 
 
-def medians(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Milliseconds, measured in turns."""
-    found: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(rounds + 1):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            if turn:  # the first warms up
-                found[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) * 1e3 for name, values in found.items()}
+def onnx(*arrays: np.ndarray) -> Callable[[], list[np.ndarray]]:
+    """The Attention node of ONNX, with what its softmax gives as second result."""
+    shape, names = list(arrays[0].shape), ("query", "key", "value")
+    node = helper.make_node("Attention", names, ["output", "", "", "weights"], qk_matmul_output_mode=3)
+
+    def declared(name: str, axes: list[int]) -> object:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, axes)
+
+    results = [declared("output", shape), declared("weights", [*shape[:3], shape[2]])]
+    graph = helper.make_graph([node], "attention", [declared(name, shape) for name in names], results)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = cpu_count()
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feed = dict(zip(names, arrays, strict=True))
+
+    def run() -> list[np.ndarray]:
+        found: list[np.ndarray] = session.run(None, feed)
+        return found
+
+    return run
 
 
-def main() -> None:
-    """Print a table for each shape."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
-    threads = os.cpu_count() or 1
-    kernel.use_threads(threads)
-    torch.set_num_threads(threads)
-    print(f"{platform.machine()}, {threads} threads, NumPy {np.__version__}, torch {torch.__version__}")
-    for shape in SHAPES:
-        print("\n{} heads x {} x {} float32, median ms of {} rounds".format(*shape, rounds))
-        for name, value in medians(functions(*shape), rounds).items():
-            print(f"  {name:28} {value:8.1f}")
-
-
-def functions(heads: int, length: int, dim: int) -> dict[str, Callable[[], object]]:
+def functions(heads: int, length: int, dim: int) -> Calls:
     """What to measure for a shape."""
     random = np.random.default_rng(0)
     query, key, value = (random.normal(size=(1, heads, length, dim)).astype(np.float32) for _ in range(3))
     tensors = [torch.from_numpy(array) for array in (query, key, value)]
-
-    def ours(is_causal: bool, *include: Output) -> Callable[[], object]:
-        plan = make_plan(AttentionSpec(query, key, value, is_causal=is_causal, include=include))
-        return lambda: kernel.execute(plan, "cpu")
-
     fused = torch.nn.functional.scaled_dot_product_attention
-    found: dict[str, Callable[[], object]] = {
-        "ours": ours(False),
-        "ours, causal": ours(True),
-        "torch SDPA": lambda: fused(*tensors),
-        "torch SDPA, causal": lambda: fused(*tensors, is_causal=True),
+    found: Calls = {
+        OURS: Attention(query, key, value).compute,
+        CAUSAL: Attention(query, key, value, is_causal=True).compute,
+        FUSED: lambda: fused(*tensors),
+        f"{FUSED}, causal": lambda: fused(*tensors, is_causal=True),
     }
-    if length <= LONGEST_WEIGHTS:
-        found |= {
-            "ours, all weights": ours(False, "attention_weights"),
-            "torch by hand, all weights": lambda: by_hand(*tensors),
-            "NumPy by hand, all weights": lambda: plain_numpy(query, key, value),
-        }
-    return found
+    if length > LONGEST_WEIGHTS:
+        return found
+    weights = Attention(query, key, value, include=("attention_weights",))
+    run = onnx(query, key, value)
+    right = by_hand(*tensors)
+    result = weights.result()
+    for other in ((result.output, result["attention_weights"]), run(), plain_numpy(query, key, value)):
+        for one, theirs in zip(other, right, strict=True):
+            np.testing.assert_allclose(one, theirs.numpy(), rtol=1e-4, atol=1e-5)
+    return found | {
+        WEIGHTS: weights.compute,
+        BY_HAND: lambda: by_hand(*tensors),
+        ONNX: run,
+        "NumPy by hand, all weights": lambda: plain_numpy(query, key, value),
+    }
+
+
+def medians(calls: Calls, rounds: int) -> dict[str, float]:
+    """Milliseconds, measured in turns.
+
+    Each is called twice and the second call counts: threads of the one before spin for a while in hope of more work,
+    and its numbers are in the caches.
+    """
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            call()
+            start = time.perf_counter()
+            call()
+            found[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) * 1e3 for name, values in found.items()}
+
+
+def ratios(found: dict[tuple[int, int, int], dict[str, float]]) -> list[Ratio]:
+    """Every ratio that has a target."""
+
+    def ratio(shape: tuple[int, int, int], ours: str, theirs: str, bound: float) -> Ratio:
+        name = f"{ours} / {theirs}, {'×'.join(map(str, shape))}"
+        times = found.get(shape, {})
+        return Ratio(name, times.get(ours, math.nan) / times.get(theirs, math.nan), bound)
+
+    return [
+        *(ratio(shape, OURS, FUSED, 1.2) for shape in SHAPES),
+        ratio(SHORT, WEIGHTS, BY_HAND, 0.6),
+        ratio(HEADS, WEIGHTS, ONNX, 2),
+        ratio(LONG, CAUSAL, OURS, 0.65),
+    ]
+
+
+def main() -> None:
+    """Print a table for each shape, and the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    threads = use_all_processors()
+    torch.set_num_threads(threads)
+    versions = f"NumPy {np.__version__}, torch {torch.__version__}, onnxruntime {onnxruntime.__version__}"
+    print(f"{platform.machine()}, {threads} threads, {versions}")
+    found, others = {}, Others()
+    for shape in SHAPES:
+        print("\n{} heads x {} x {} float32, median ms of {} rounds".format(*shape, rounds))
+        found[shape] = medians(functions(*shape), rounds)
+        for name, value in found[shape].items():
+            print(f"  {name:28} {value:8.1f}")
+    print(f"\n{others.line()}\n\n{rows(ratios(found))}")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ class Library:
 
     load: from NumPy to the device, in the plan's computing type if it is a float; store: back to NumPy
     matmul: of the last two axes, into a place if one is given and in_place says that it can be
-    contiguous: the same array in the order of its axes, if that makes products faster
     scratch: memory for the scores of one tile at a time, of this thread; None to let the product make its own
     hide: put a number wherever a mask is False, in place; exp: in place
     run: a function on each tile, results in order, by so many workers; tile_scores: the size of a tile, in elements
@@ -46,7 +45,6 @@ class Library:
     store: Callable[[Array], np.ndarray]
     matmul: Callable[[Array, Array, Array | None], Array]
     in_place: bool
-    contiguous: Callable[[Array], Array]
     scratch: Callable[[tuple[int, ...]], Array | None]
     hide: Callable[[Array, Array, float], None]
     exp: Callable[[Array], Array]
@@ -71,8 +69,7 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, backend: str) -> Computed:
     head_outputs = _empty_outputs(plan, lib, loaded)
     collected = Collected(plan, lib)
     way = choose_way(plan, lib, loaded)
-    key = lib.xp.permute_dims(loaded.key, (0, 1, 3, 2))
-    working = replace(loaded, key=key if plan.score_count <= SMALL else lib.contiguous(key))
+    working = replace(loaded, key=lib.xp.permute_dims(loaded.key, (0, 1, 3, 2)))
     if way.scale_first:
         working = replace(working, query=loaded.query * plan.scale)
     if way.sum_by_product:
@@ -166,7 +163,7 @@ def _allowed(plan: Plan, loaded: Loaded, bounds: Bounds) -> Way:
 def close_bounds(plan: Plan, lib: Library, loaded: Loaded) -> Bounds:
     """|q·k| <= |q| |k| (Cauchy-Schwarz) for the longest query and the longest key."""
     xp = lib.xp
-    longest = [math.sqrt(float(xp.max(xp.sum(x * x, axis=-1)))) for x in (loaded.query, loaded.key)]
+    longest = [math.sqrt(float(xp.max(xp.vecdot(x, x)))) for x in (loaded.query, loaded.key)]
     return _bounds(plan, longest[0] * longest[1], float(xp.max(xp.abs(loaded.value))))
 
 

@@ -67,7 +67,6 @@ def execute(plan: Plan, operands: Operands, device: str) -> Computed:
         store=lambda array: array,
         matmul=lambda left, right, place: np.matmul(left, right, out=place),
         in_place=True,
-        contiguous=np.ascontiguousarray,
         scratch=partial(_scratch, computing),
         hide=_hide,
         exp=lambda array: np.exp(array, out=array),

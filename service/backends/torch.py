@@ -75,7 +75,6 @@ def library(plan: Plan, device: torch.device) -> Library:
         store=store,
         matmul=lambda left, right, place: left @ right,
         in_place=False,
-        contiguous=lambda tensor: tensor,
         scratch=lambda shape: None,
         hide=hide,
         exp=torch.Tensor.exp_,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,15 @@ def decode(body: bytes) -> dict[str, Any]:
 
 def encode(answer: dict[str, Any]) -> bytes:
     return b"".join(encode_in_parts(answer))
+
+
+@pytest.fixture(scope="module", autouse=True, params=["small", "large"])
+def reader(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Small bodies are read in another way than large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "large":
+            patch.setattr("service.codecs.json.SMALL", 0)
+        yield
 
 
 numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -117,6 +127,18 @@ def test_writes_arrays_of_any_strides(dtype: type) -> None:
     array: np.ndarray = np.arange(6).astype(dtype).reshape(2, 3)
     for view in (array, array.T, array[:, ::2], array[0]):
         assert json.loads(encode({"a": view}))["a"] == view.tolist()
+
+
+@pytest.mark.parametrize("shape", [(2**14 + 1,), (3, 2**14 + 1), (300, 200), (2, 3, 70, 50), (1, 2**15), (40000, 1)])
+def test_writes_large_arrays_piece_by_piece(shape: tuple[int, ...]) -> None:
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 7
+    array.flat[-1] = -np.inf
+    for view in (array, array.T):
+        expected = view.astype(object)
+        expected[~np.isfinite(view)] = None
+        parts = list(encode_in_parts({"a": 1, "b": view, "c": {"d": [2]}}))
+        assert max(map(len, parts)) < 400_000
+        assert json.loads(b"".join(parts), parse_float=np.float32) == {"a": 1, "b": expected.tolist(), "c": {"d": [2]}}
 
 
 def test_writes_what_is_not_finite_as_null() -> None:

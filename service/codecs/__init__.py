@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -25,8 +25,11 @@ class Decode(Protocol):
 class Encode(Protocol):
     """From values to bytes."""
 
-    def __call__(self, answer: Mapping[str, Any], *, base64: bool = False) -> list[Part]:
-        """An answer, in parts to be sent one after the other. base64: whether a text format holds arrays so."""
+    def __call__(self, answer: Mapping[str, Any], *, base64: bool = False) -> Iterable[Part]:
+        """An answer, in parts to be sent one after the other, made when they are asked for.
+
+        base64: whether a text format holds arrays so
+        """
         ...
 
 

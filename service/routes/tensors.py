@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, cast
+from typing import Any, Final, cast
 
+from anyio import sleep, to_thread
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.codecs import CODECS
+from service.codecs.decoded import Part
 from service.engine import Timings
 from service.errors import ServiceError
 from service.http.body import read_body
@@ -19,6 +21,11 @@ from service.http.parts import PartedResponse
 from service.http.problems import problem
 from service.jobs import Job, make_job
 from service.schemas.request import AttentionRequest
+
+# Bytes of a body up to which reading it in the event loop's thread is quicker than handing it to another.
+INLINE: Final = 2**18
+# Bytes of a part of an answer that took some time to make.
+LONG: Final = 2**14
 
 
 class TensorRequest(Request):
@@ -49,16 +56,29 @@ class TensorRoute(APIRoute):
             body = await read_body(headers.get(b"content-length", b""), request.receive, limit)
             known = TensorRequest(request.scope, request.receive)
             timings = known.timings = Timings()
-            decoded = CODECS[own].decode(body, limit)
-            timings.step("decode")
-            job = known.job = make_job(model, decoded)
-            timings.step("plan")
+            if len(body) <= INLINE:
+                job = known.job = _read(model, own, body, limit, timings)
+            else:
+                job = known.job = await to_thread.run_sync(_read, model, own, body, limit, timings)
             answer = await endpoint(job.body, known)
-            parts = CODECS[media_type].encode(answer, base64=job.body.encoding == "base64")
+            parts: list[Part] = []
+            for part in CODECS[media_type].encode(answer, base64=job.body.encoding == "base64"):
+                parts.append(part)
+                if len(part) > LONG:
+                    await sleep(0)  # let others have their turn
             timings.step("encode")
             return PartedResponse(parts, media_type, timings.header())
 
         return handle
+
+
+def _read(model: type[AttentionRequest], media_type: str, body: bytes, limit: int, timings: Timings) -> Job:
+    """What a body asks for. Errors: ServiceError of every kind."""
+    decoded = CODECS[media_type].decode(body, limit)
+    timings.step("decode")
+    job = make_job(model, decoded)
+    timings.step("plan")
+    return job
 
 
 class StraightToTensors:

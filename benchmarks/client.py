@@ -1,0 +1,151 @@
+"""A client that costs little, as it shares the processors with the server: it counts bytes, and parses none."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import statistics
+import time
+from typing import Protocol
+
+CLIENTS = 32
+TIMEOUT = 60.0
+# A slow server gets fewer requests a round, so that the rounds stay short.
+SECONDS = 1.5
+FEWEST = 3
+
+
+class Body(Protocol):
+    """Knows when the body of an answer is complete."""
+
+    def feed(self, data: bytes | memoryview) -> bool:
+        """Whether it is with these bytes."""
+        ...
+
+
+class Counted:
+    """A body as long as Content-Length says."""
+
+    def __init__(self, length: int) -> None:
+        self._missing = length
+
+    def feed(self, data: bytes | memoryview) -> bool:
+        self._missing -= len(data)
+        return self._missing <= 0
+
+
+class Chunked:
+    """A body in chunks (RFC 9112, section 7.1), without trailers."""
+
+    def __init__(self) -> None:
+        self._line = b""
+        self._skip = 0  # bytes of a chunk and of the end of its line
+        self._last = False
+
+    def feed(self, data: bytes | memoryview) -> bool:
+        at = 0
+        while at < len(data):
+            if self._skip:
+                step = min(self._skip, len(data) - at)
+                self._skip -= step
+                at += step
+                continue
+            line, newline, _ = bytes(data[at : at + 32]).partition(b"\n")
+            at += len(line) + len(newline)
+            self._line += line
+            if newline:
+                size = int(self._line.partition(b";")[0], 16)
+                self._line, self._last, self._skip = b"", size == 0, size + 2
+        return self._last and not self._skip
+
+
+def read_head(head: bytes) -> Body:
+    """The body that a head announces. Errors: ConnectionError for any status but 200."""
+    lines = head.lower().split(b"\r\n")
+    if not lines[0].startswith(b"http/1.1 200"):
+        raise ConnectionError(head[:500].decode())
+    for line in lines:
+        name, _, value = line.partition(b":")
+        if name == b"content-length":
+            return Counted(int(value))
+        if name == b"transfer-encoding" and value.strip() == b"chunked":
+            return Chunked()
+    raise ConnectionError("an answer without a length")
+
+
+class Connection:
+    """One client, which waits for an answer before it sends again."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = bytearray(2**20)
+        self._head = b""
+        self._body: Body | None = None
+
+    def send(self, request: bytes) -> None:
+        """Ask without waiting."""
+        self._head, self._body = b"", None
+        self.socket.sendall(request)
+
+    def receive(self) -> bool:
+        """Take what has come. Whether the answer is complete now."""
+        got = self.socket.recv_into(self._buffer)
+        if not got:
+            raise ConnectionError("the server hung up")
+        if self._body is not None:
+            return self._body.feed(memoryview(self._buffer)[:got])
+        self._head += bytes(self._buffer[:got])
+        head, separator, rest = self._head.partition(b"\r\n\r\n")
+        if not separator:
+            return False
+        self._body = read_head(head)
+        return self._body.feed(rest)
+
+    def ask(self, request: bytes) -> float:
+        """Send and wait; the seconds that it took."""
+        start = time.perf_counter()
+        self.send(request)
+        while not self.receive():
+            pass
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def latency(port: int, request: bytes, times: int) -> float:
+    """Median milliseconds of one client."""
+    connection = Connection(port)
+    connection.ask(request)
+    found: list[float] = []
+    while len(found) < FEWEST or (len(found) < times and sum(found) < SECONDS):
+        found.append(connection.ask(request))
+    connection.close()
+    return statistics.median(found) * 1e3
+
+
+def throughput(port: int, request: bytes, seconds: float, clients: int = CLIENTS) -> float:
+    """Answers a second to clients that each send again at once."""
+    selector = selectors.DefaultSelector()
+    for _ in range(clients):
+        connection = Connection(port)
+        selector.register(connection.socket, selectors.EVENT_READ, connection)
+        connection.send(request)
+    count, start = 0, time.perf_counter()
+    while (now := time.perf_counter()) - start < seconds:
+        for key, _ in selector.select(1):
+            if key.data.receive():
+                count += 1
+                key.data.send(request)
+    _drain(selector)
+    return count / (now - start)
+
+
+def _drain(selector: selectors.BaseSelector) -> None:
+    """Wait for what is still under way, which would slow down whoever is measured next."""
+    while selector.get_map():
+        for key, _ in selector.select():
+            if key.data.receive():
+                selector.unregister(key.fileobj)
+                key.data.close()

@@ -1,0 +1,43 @@
+"""The service's own kernel, called without the service around it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from service.attention.operands import make_operands
+from service.attention.plan import make_plan
+from service.attention.result import Result, make_result
+from service.attention.spec import AttentionSpec, Output
+from service.backends import numpy as kernel
+from service.settings import cpu_count
+
+
+def use_all_processors() -> int:
+    """Compute by as many threads as the service would; how many."""
+    kernel.use_threads(cpu_count())
+    return cpu_count()
+
+
+class Attention:
+    """Attention that is planned once, to be computed often."""
+
+    def __init__(
+        self,
+        query: np.ndarray,
+        key: np.ndarray,
+        value: np.ndarray,
+        *,
+        include: tuple[Output, ...] = (),
+        is_causal: bool = False,
+    ) -> None:
+        spec = AttentionSpec(query, key, value, is_causal=is_causal, include=include)
+        self._plan = make_plan(spec)
+        self._operands = make_operands(spec, self._plan)
+
+    def compute(self) -> object:
+        """What a request costs in the kernel alone."""
+        return kernel.execute(self._plan, self._operands, "cpu")
+
+    def result(self) -> Result:
+        """The arrays as they are returned."""
+        return make_result(self._plan, kernel.execute(self._plan, self._operands, "cpu"))

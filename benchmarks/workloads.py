@@ -1,0 +1,69 @@
+"""What is asked of every server: the same numbers, and the answer that they must give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Arrays to attend with.
+
+    weights: whether they are asked for; binary: whether the server's best binary form is measured, or its JSON;
+    times: requests a round, to measure their latency; busy: whether many clients at once are measured, too
+    """
+
+    name: str
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    weights: bool
+    binary: bool
+    times: int
+    busy: bool = False
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"query": self.query, "key": self.key, "value": self.value}
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The names of what is asked for."""
+        return ("output", "attention_weights") if self.weights else ("output",)
+
+    def check(self, found: dict[str, np.ndarray]) -> None:
+        """Hold an answer against plain NumPy in float64. Errors: ValueError."""
+        query, key, value = (array.astype(np.float64) for array in self.arrays.values())
+        scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        for name, right in {"output": weights @ value, "attention_weights": weights}.items():
+            if name not in self.answers:
+                continue
+            if name not in found or found[name].size != right.size:
+                raise ValueError(f"{self.name}: no {name} of {right.shape}")
+            if not np.allclose(found[name].reshape(right.shape), right, rtol=1e-4, atol=1e-5):
+                raise ValueError(f"{self.name}: wrong {name}")
+        if "attention_weights" in found and not self.weights:
+            raise ValueError(f"{self.name}: weights that nobody asked for")
+
+
+def workloads() -> dict[str, Workload]:
+    """W1 to W4, by their names."""
+    random = np.random.default_rng(0)
+
+    def arrays(*shape: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        query, key, value = (random.normal(size=shape).astype(np.float32) for _ in range(3))
+        return query, key, value
+
+    third = arrays(512, 64)
+    loads = [
+        Workload("W1", *arrays(6, 4), weights=True, binary=False, times=400, busy=True),
+        Workload("W2", *arrays(128, 64), weights=True, binary=False, times=100, busy=True),
+        Workload("W3", *third, weights=True, binary=False, times=25),
+        Workload("W3 binary", *third, weights=True, binary=True, times=25),
+        Workload("W4", *arrays(8, 1024, 64), weights=False, binary=True, times=15),
+    ]
+    return {load.name: load for load in loads}

@@ -20,6 +20,7 @@ from service.codecs import CODECS
 from service.engine import Engine
 from service.errors import ServiceError
 from service.jobs import make_job
+from service.process import spare_garbage_collection
 from service.schemas.request import AttentionRequest
 from service.schemas.response import answer
 from service.settings import Settings, table
@@ -85,7 +86,9 @@ def _serve(options: argparse.Namespace) -> int:
         proxy_headers=False,  # nothing asks for the client's address but the access log
     )
     if settings.workers == 1:
-        run(create_app(settings))
+        app = create_app(settings)
+        spare_garbage_collection()
+        run(app)
     else:  # each worker makes its own, from the environment, where the flags go for it
         os.environ.update({f"ATTENTION_{name.upper()}": str(value) for name, value in flags.items()})
         run("service.app:from_environment", factory=True, workers=settings.workers)

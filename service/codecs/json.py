@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -46,6 +46,8 @@ MAX_FAULTS: Final = 10
 # Bytes up to which Python objects are the quicker way to an array.
 SMALL: Final = 4096
 NUMBERS: Final = (np.dtype(np.float64), np.dtype(np.int64))
+# Bytes that are sent at once.
+PIECE: Final = 2**16
 OPENING: Final = ord("[")
 # Numbers that are written at once.
 AT_ONCE: Final = 2**14
@@ -78,22 +80,30 @@ def decode(body: bytes, limit: int | None = None) -> Decoded:
     return _read(document, int(np.count_nonzero(np.frombuffer(body, np.uint8) == OPENING)))
 
 
-def encode(answer: Mapping[str, Any], *, base64: bool = False) -> Iterator[Part]:
+def encode(answer: Mapping[str, Any], *, base64: bool = False) -> Iterable[Part]:
     """The answer as JSON, arrays straight from their memory: as nested lists, null for what is not finite, or typed.
 
-    In parts that each take well below a millisecond to make, so that others get their turn between.
+    A large one is written piece by piece, each in well below a millisecond, so that the first are on their way, and
+    others get their turn, while the next is written.
     """
     if base64:
         answer = {name: _typed(value) for name, value in answer.items()}
-    if not any(isinstance(value, np.ndarray) and value.size > AT_ONCE for value in answer.values()):
-        yield orjson.dumps(answer, _contiguous, orjson.OPT_SERIALIZE_NUMPY)
-        return
-    before = b"{"
-    for name, value in answer.items():
-        yield before + orjson.dumps(name) + b":"
-        yield from _pieces(value)
-        before = b","
-    yield b"}"
+    if any(isinstance(value, np.ndarray) and value.size > AT_ONCE for value in answer.values()):
+        return _large(answer)
+    return [orjson.dumps(answer, _contiguous, orjson.OPT_SERIALIZE_NUMPY)]
+
+
+def _large(answer: Mapping[str, Any]) -> Iterator[bytes]:
+    """Pieces of some ten thousand numbers each."""
+    gathered = bytearray(b"{")
+    for place, (name, value) in enumerate(answer.items()):
+        gathered += b"," * (place > 0) + orjson.dumps(name) + b":"
+        for piece in _pieces(value):
+            gathered += piece
+            if len(gathered) >= PIECE:
+                yield bytes(gathered)
+                gathered.clear()
+    yield bytes(gathered + b"}")
 
 
 def _pieces(value: Any) -> Iterator[Part]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, cast
 
-from anyio import sleep, to_thread
+from anyio import to_thread
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.codecs import CODECS
-from service.codecs.decoded import Part
 from service.engine import Timings
 from service.errors import ServiceError
 from service.http.body import read_body
@@ -24,8 +23,6 @@ from service.schemas.request import AttentionRequest
 
 # Bytes of a body up to which reading it in the event loop's thread is quicker than handing it to another.
 INLINE: Final = 2**18
-# Bytes of a part of an answer that took some time to make.
-LONG: Final = 2**14
 
 
 class TensorRequest(Request):
@@ -49,24 +46,21 @@ class TensorRoute(APIRoute):
         endpoint = self.endpoint
 
         async def handle(request: Request) -> Response:
+            known = request if isinstance(request, TensorRequest) else TensorRequest(request.scope, request.receive)
             headers = dict(request.scope["headers"])
             own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
             media_type = answer_type(headers.get(b"accept", b"").decode("latin-1"), own, CODECS)
             limit = request.app.state.settings.max_body_bytes
             body = await read_body(headers.get(b"content-length", b""), request.receive, limit)
-            known = TensorRequest(request.scope, request.receive)
             timings = known.timings = Timings()
             if len(body) <= INLINE:
                 job = known.job = _read(model, own, body, limit, timings)
             else:
                 job = known.job = await to_thread.run_sync(_read, model, own, body, limit, timings)
             answer = await endpoint(job.body, known)
-            parts: list[Part] = []
-            for part in CODECS[media_type].encode(answer, base64=job.body.encoding == "base64"):
-                parts.append(part)
-                if len(part) > LONG:
-                    await sleep(0)  # let others have their turn
-            timings.step("encode")
+            parts = CODECS[media_type].encode(answer, base64=job.body.encoding == "base64")
+            if isinstance(parts, list):  # else it is done while it is sent
+                timings.step("encode")
             return PartedResponse(parts, media_type, timings.header())
 
         return handle
@@ -101,7 +95,7 @@ class StraightToTensors:
         if handler is None:
             await self._app(scope, receive, send)
             return
-        request = Request(scope, receive)
+        request = TensorRequest(scope, receive)
         try:
             response = await handler(request)
         except ServiceError as error:

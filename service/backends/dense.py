@@ -16,7 +16,7 @@ import numpy as np
 
 from service.attention.operands import Operands
 from service.attention.plan import Notice, Plan
-from service.attention.positions import Band, Rotation
+from service.attention.positions import Rotation
 from service.attention.projections import DenseMap
 from service.attention.result import Computed, overflow
 from service.attention.roles import Role
@@ -300,8 +300,8 @@ def _output(plan: Plan, lib: Library, head_outputs: Array) -> Array:
 # What hides scores, and what is added to them, in a tile.
 
 
-def visible(plan: Plan, lib: Library, tile: Tile) -> Array | None:
-    """Which scores of a tile take part, broadcasting to it; None where all do."""
+def visible(plan: Plan, lib: Library, tile: Tile, *, band: bool = True) -> Array | None:
+    """Which scores of a tile take part, broadcasting to it; None where all do. band: whether its edges count here."""
     parts, seen = [], plan.visibility
     if seen.mask is not None:
         parts.append(lib.load(_part(seen.mask, tile)))
@@ -316,24 +316,38 @@ def visible(plan: Plan, lib: Library, tile: Tile) -> Array | None:
     if seen.segments is not None:
         ids = lib.load(_part(seen.segments.query[:, None, :, None], tile))
         parts.append(ids == lib.load(_part(seen.segments.key[:, None, None, :], tile)))
-    if seen.band is not None:
-        parts += _band(seen.band, lib, tile)
+    if seen.band is not None and band:
+        parts += [mask for _, mask in edges(plan, lib, tile, narrow=False)]
     found = None
     for part in parts:
         found = part if found is None else found & part
     return found
 
 
-def _band(band: Band, lib: Library, tile: Tile) -> list[Array]:
-    """What a band leaves of a tile, each edge that cuts through it."""
-    rows, columns = tile.rows, tile.columns
-    i, j = np.arange(rows.start, rows.stop)[:, None], np.arange(columns.start, columns.stop)
-    parts = []
-    if band.low is not None and columns.start < rows.stop - 1 + int(band.low.max()):
-        parts.append(lib.load(j) >= lib.load(i + _part(band.low[:, None, None, None], tile)))
-    if band.high is not None and columns.stop - 1 > rows.start + int(band.high.min()):
-        parts.append(lib.load(j) <= lib.load(i + _part(band.high[:, None, None, None], tile)))
-    return parts
+def edges(plan: Plan, lib: Library, tile: Tile, *, narrow: bool) -> list[tuple[slice, Array]]:
+    """The edges of the band that cut through a tile: which of its columns, and which scores in these take part.
+
+    narrow: only the columns that an edge cuts, else all
+    """
+    band, columns = plan.visibility.band, tile.columns
+    if band is None:
+        return []
+    found = []
+    i = np.arange(tile.rows.start, tile.rows.stop)[:, None]
+    if band.low is not None:
+        low = _part(band.low[:, None, None, None], tile)
+        stop = min(tile.rows.stop - 1 + int(low.max()), columns.stop)  # from there on all rows see all
+        if columns.start < stop:
+            j = np.arange(columns.start, stop if narrow else columns.stop)
+            found.append((slice(0, len(j)), lib.load(j) >= lib.load(i + low)))
+    if band.high is not None:
+        high = _part(band.high[:, None, None, None], tile)
+        start = max(tile.rows.start + int(high.min()) + 1, columns.start)  # up to there all rows see all
+        if start < columns.stop:
+            j = np.arange(start if narrow else columns.start, columns.stop)
+            place = slice(columns.stop - columns.start - len(j), columns.stop - columns.start)
+            found.append((place, lib.load(j) <= lib.load(i + high)))
+    return found
 
 
 def fully_masked(plan: Plan, lib: Library, seen: Array | None, tile: Tile) -> int:
@@ -391,7 +405,9 @@ class _TileRun:
         self._key = loaded.key[tile.batch, tile.kv_heads, :, tile.columns]  # b g d k
         self._value = loaded.value[tile.batch, tile.kv_heads, tile.columns]  # b g k e
         self._bad = loaded.bad_values
-        self._visible = visible(plan, lib, tile)
+        # Where nothing but exponentials is made of scores, it is enough to hide some; else each step must know which.
+        self._edges = edges(plan, lib, tile, narrow=True) if way.unshifted else []
+        self._visible = visible(plan, lib, tile, band=not way.unshifted)
 
     def run(self, head_outputs: Array, collected: Collected) -> Found:
         """Write the head outputs of this tile, and what the plan returns of its scores."""
@@ -402,11 +418,15 @@ class _TileRun:
             total, zero_sum = self._sums(weights)
             weights /= total
             outputs = grouped_matmul(weights, self._value, self._lib)
+            masked = fully_masked(self._plan, self._lib, self._visible, tile)
         else:
             shift = self._exponentials(weights)
-            outputs, total = self._weigh(weights, shift)
+            outputs, total = self._weigh(weights)
+            masked = self._count_masked(total)
+            if self._plan.sinks is not None:
+                total = total + self._lib.xp.exp(self._sinks() - shift)
             collected.add("logsumexp", tile, (shift + self._lib.xp.log(total))[..., 0])
-            seen_total = total if self._visible is None else self._one_for_zero(total)
+            seen_total = self._one_for_zero(total) if self._hides else total
             if self._way.sum_by_product:
                 outputs /= seen_total
                 if collected.needs_weights:
@@ -416,7 +436,18 @@ class _TileRun:
                 outputs = grouped_matmul(weights, self._value, self._lib)
         received = collected.add_weights(tile, weights) if collected.needs_weights else None
         head_outputs[tile.batch, tile.heads, tile.rows] = outputs
-        return Found(tile, fully_masked(self._plan, self._lib, self._visible, tile), zero_sum, received)
+        return Found(tile, masked, zero_sum, received)
+
+    @property
+    def _hides(self) -> bool:
+        """Whether a score of this tile may be hidden."""
+        return self._visible is not None or bool(self._edges)
+
+    def _count_masked(self, total: Array) -> int:
+        """Rows that see no key: where nothing can underflow, those whose exponentials have this sum 0."""
+        if self._way.unshifted:
+            return _count_masked(self._plan, self._lib, total[..., 0] == 0, self._tile) if self._hides else 0
+        return fully_masked(self._plan, self._lib, self._visible, self._tile)
 
     def weighed(self, collected: Collected) -> Array:
         """Unshifted exponentials times values and, in the last column, their sum: (b, h, r, e + 1)."""
@@ -444,6 +475,8 @@ class _TileRun:
             self._check(scores)
         if self._visible is not None:
             self._lib.hide(scores, self._visible, -np.inf)
+        for columns, seen in self._edges:
+            self._lib.hide(scores[..., columns], seen, -np.inf)
         collected.add("masked_scores", self._tile, scores)
         return scores
 
@@ -474,15 +507,15 @@ class _TileRun:
         self._lib.exp(scores)
         return largest
 
-    def _weigh(self, exponentials: Array, shift: Array) -> tuple[Array, Array]:
-        """The values weighted by exponentials, and their sum (b, h, r, 1), the sink counted."""
+    def _weigh(self, exponentials: Array) -> tuple[Array, Array]:
+        """The values weighted by exponentials, and their sum (b, h, r, 1), the sink not counted."""
         xp = self._lib.xp
         if self._way.sum_by_product:
             product = grouped_matmul(exponentials, self._value, self._lib)
             outputs, total = product[..., :-1], product[..., -1:]
         else:
             outputs, total = None, xp.sum(exponentials, axis=-1, keepdims=True)
-        return outputs, total if self._plan.sinks is None else total + xp.exp(self._sinks() - shift)
+        return outputs, total
 
     def _sinks(self) -> Array:
         return self._lib.load(self._plan.sinks[self._tile.heads, None, None])  # type: ignore[index]  # asked for

@@ -13,8 +13,10 @@ FAST_ROWS = 64
 LARGEST_TILE = 2**22
 # Keys of a tile that are computed at a time where nothing of their scores is kept.
 FAST_COLUMNS = 512
+# The lowest tile that is made to leave hidden keys out. More tiles are more Python, which one thread runs at a time.
+BAND_ROWS = 256
 # Tiles for each worker, so that none waits long for the last.
-PER_WORKER = 2
+PER_WORKER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def tiles(plan: Plan, cut: Cut) -> Iterator[Tile]:
     if cut.workers > 1:
         rows = min(rows, max(FAST_ROWS, enough))
     if plan.visibility.band is not None and plan.skips_hidden:  # the lower a tile, the more of it is left out
-        rows = min(rows, max(FAST_ROWS, sizes.query_length // 8))
+        rows = min(rows, max(BAND_ROWS, sizes.query_length // 8))
     kv_heads = _fit(scores // (group * rows * columns), sizes.num_kv_heads)
     if rows < sizes.query_length:
         kv_heads = 1

@@ -72,11 +72,7 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, backend: str) -> Computed:
     working = replace(loaded, key=lib.xp.permute_dims(loaded.key, (0, 1, 3, 2)))
     if way.scale_first:
         working = replace(working, query=loaded.query * plan.scale)
-    if way.sum_by_product:
-        ones = lib.xp.ones((*loaded.value.shape[:3], 1), dtype=loaded.value.dtype, device=lib.device)
-        working = replace(working, value=lib.xp.concat([loaded.value, ones], axis=-1))
-
-    cut = Cut(lib.tile_scores, lib.workers, lib.in_place and way.sum_by_product and way.unshifted and collected.streams)
+    cut = Cut(lib.tile_scores, lib.workers, lib.in_place and way.divide_last and way.unshifted and collected.streams)
 
     def run(tile: Tile) -> Found:
         if not cut.streams:
@@ -103,14 +99,13 @@ class Way:
     watched:        scores may overflow, so each is looked at
     scale_first:    the query is scaled instead of all scores
     unshifted:      exp cannot overflow or underflow, so the largest score need not be subtracted
-    sum_by_product: sums of exponentials come out of the product with the value, to which a column of ones is added;
-                    weights are divided by them after it
+    divide_last:    exponentials may meet the values before they are divided by their sum
     """
 
     watched: bool
     scale_first: bool
     unshifted: bool
-    sum_by_product: bool
+    divide_last: bool
 
 
 # So many scores are computed in one go; nothing needs to be prepared for them.
@@ -156,7 +151,7 @@ def _allowed(plan: Plan, loaded: Loaded, bounds: Bounds) -> Way:
         watched=watched,
         scale_first=not watched and "scores" not in plan.selection.include and low < abs(plan.scale) < high,
         unshifted=unshifted,
-        sum_by_product=plan.score_count > SMALL and sums < limit,
+        divide_last=plan.score_count > SMALL and sums < limit,
     )
 
 
@@ -421,13 +416,14 @@ class _TileRun:
             masked = fully_masked(self._plan, self._lib, self._visible, tile)
         else:
             shift = self._exponentials(weights)
-            outputs, total = self._weigh(weights)
+            total = self._sum(weights)
+            outputs = grouped_matmul(weights, self._value, self._lib) if self._way.divide_last else None
             masked = self._count_masked(total)
             if self._plan.sinks is not None:
                 total = total + self._lib.xp.exp(self._sinks() - shift)
             collected.add("logsumexp", tile, (shift + self._lib.xp.log(total))[..., 0])
             seen_total = self._one_for_zero(total) if self._hides else total
-            if self._way.sum_by_product:
+            if outputs is not None:
                 outputs /= seen_total
                 if collected.needs_weights:
                     weights /= seen_total
@@ -449,9 +445,10 @@ class _TileRun:
             return _count_masked(self._plan, self._lib, total[..., 0] == 0, self._tile) if self._hides else 0
         return fully_masked(self._plan, self._lib, self._visible, self._tile)
 
-    def weighed(self, collected: Collected) -> Array:
-        """Unshifted exponentials times values and, in the last column, their sum: (b, h, r, e + 1)."""
-        return grouped_matmul(self._lib.exp(self._scores(collected)), self._value, self._lib)
+    def weighed(self, collected: Collected) -> tuple[Array, Array]:
+        """Unshifted exponentials times values (b, h, r, e), and their sum (b, h, r, 1)."""
+        exponentials = self._lib.exp(self._scores(collected))
+        return grouped_matmul(exponentials, self._value, self._lib), self._sum(exponentials)
 
     def _scores(self, collected: Collected) -> Array:
         """masked_scores (b, h, r, k), the stages before them collected on the way."""
@@ -507,15 +504,10 @@ class _TileRun:
         self._lib.exp(scores)
         return largest
 
-    def _weigh(self, exponentials: Array) -> tuple[Array, Array]:
-        """The values weighted by exponentials, and their sum (b, h, r, 1), the sink not counted."""
-        xp = self._lib.xp
-        if self._way.sum_by_product:
-            product = grouped_matmul(exponentials, self._value, self._lib)
-            outputs, total = product[..., :-1], product[..., -1:]
-        else:
-            outputs, total = None, xp.sum(exponentials, axis=-1, keepdims=True)
-        return outputs, total
+    def _sum(self, exponentials: Array) -> Array:
+        """Their sum over the keys (b, h, r, 1), by a product: that is the quickest way."""
+        ones = self._lib.xp.ones((exponentials.shape[-1], 1), dtype=exponentials.dtype, device=self._lib.device)
+        return self._lib.matmul(exponentials, ones, None)
 
     def _sinks(self) -> Array:
         return self._lib.load(self._plan.sinks[self._tile.heads, None, None])  # type: ignore[index]  # asked for
@@ -544,15 +536,15 @@ def _stream(
     plan: Plan, lib: Library, tile: Tile, runs: Iterable[_TileRun], head_outputs: Array, collected: Collected
 ) -> Found:
     """A tile whose keys come in parts, where nothing is kept of their scores but sums."""
-    product = None
+    outputs = total = None
     for run in runs:
-        weighed = run.weighed(collected)
-        if product is None:
-            product = weighed
+        part = run.weighed(collected)
+        if outputs is None:
+            outputs, total = part
         else:
-            product += weighed
-    outputs, total = product[..., :-1], product[..., -1:]  # type: ignore[index]  # a tile has keys
-    unseen = total == 0
+            outputs += part[0]
+            total += part[1]
+    unseen: Array = total == 0
     if plan.sinks is not None:
         total = total + lib.xp.exp(lib.load(plan.sinks[tile.heads, None, None]))
     collected.add("logsumexp", tile, lib.xp.log(total)[..., 0])

@@ -20,8 +20,8 @@ from service.attention.tiles import Tile
 from service.backends.dense import MODERATE_SCALE, SMALL, UNSHIFTED, Found, Library, compute, load_operands
 from service.errors import UnknownBackend, quote
 
-# Of the scores of a tile: about what a core has of its second cache, and enough rows for fast products.
-TILE_BYTES: Final = 2**20
+# Of the scores of a tile: what a core can still keep near, and enough rows for fast products.
+TILE_BYTES: Final = 2**21
 
 # What a thread keeps for its next tile; more than this is a single row of a very long key.
 MAX_SCRATCH: Final = 16 * 2**20
@@ -92,7 +92,7 @@ def _small(plan: Plan, operands: Operands) -> Computed:
     """
     weights = np.matmul(operands.query * plan.scale, operands.key.swapaxes(-1, -2))  # b h q k
     np.exp(weights, out=weights)
-    weights /= np.add.reduce(weights, axis=-1, keepdims=True)
+    weights /= np.matmul(weights, np.ones((weights.shape[-1], 1), weights.dtype))
     output = np.matmul(weights, operands.value)
     if "h" not in plan.layout:
         b, h, q, e = output.shape

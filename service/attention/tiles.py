@@ -58,7 +58,7 @@ def tiles(plan: Plan, cut: Cut) -> Iterator[Tile]:
     if cut.workers > 1:
         rows = min(rows, max(FAST_ROWS, enough))
     if plan.visibility.band is not None and plan.skips_hidden:  # the lower a tile, the more of it is left out
-        rows = min(rows, max(BAND_ROWS, sizes.query_length // 8))
+        rows = min(rows, max(BAND_ROWS, sizes.query_length // 16))
     kv_heads = _fit(scores // (group * rows * columns), sizes.num_kv_heads)
     if rows < sizes.query_length:
         kv_heads = 1

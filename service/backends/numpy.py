@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -40,7 +43,7 @@ def use_threads(count: int) -> None:
     global _pool, _threads
     if count != _threads:
         threadpool_limits(1, user_api="blas")
-        _pool = ThreadPoolExecutor(count, "attention") if count > 1 else None
+        _pool = ThreadPoolExecutor(count - 1, "attention") if count > 1 else None
         _threads = count
 
 
@@ -119,7 +122,53 @@ def _hide(array: np.ndarray, seen: np.ndarray, number: float) -> None:
 
 
 def _run(function: Callable[[Tile], Found], tiles: list[Tile]) -> Iterable[Found]:
-    """By the pool where there are several tiles; NumPy's warnings are silenced in each thread by itself."""
-    if len(tiles) == 1 or _pool is None:
+    """By the calling thread, and by the pool where there are several tiles."""
+    helpers = min(_threads, len(tiles)) - 1
+    if helpers < 1 or _pool is None:
         return map(function, tiles)
-    return _pool.map(np.errstate(all="ignore")(function), tiles)
+    return _Crew(function, tiles).run(_pool, helpers)
+
+
+class _Crew:
+    """Threads that take one tile after the other until none is left."""
+
+    _number = itertools.count()
+
+    def __init__(self, function: Callable[[Tile], Found], tiles: list[Tile]) -> None:
+        self._function = function
+        self._left = iter(list(enumerate(tiles)))  # each next() is one step of the interpreter
+        self._found: list[Found | None] = [None] * len(tiles)
+
+    def run(self, pool: ThreadPoolExecutor, helpers: int) -> Iterable[Found]:
+        """What the tiles gave, in their order."""
+        number = next(self._number)
+        waiting = [pool.submit(self._work, number + 1 + i) for i in range(helpers)]
+        try:
+            self._work(number)
+        finally:
+            for future in waiting:
+                if not future.cancel():  # not begun: the others have left nothing to do
+                    future.result()
+        return [found for found in self._found if found is not None]
+
+    # Overflow is found by looking at the numbers; each thread is kept from warning by itself.
+    @np.errstate(all="ignore")
+    def _work(self, place: int) -> None:
+        _move(place)
+        try:
+            for i, tile in self._left:
+                self._found[i] = self._function(tile)
+        except BaseException:
+            deque(self._left, maxlen=0)  # nobody needs the rest
+            raise
+
+
+def _move(place: int) -> None:
+    """Move the calling thread to a processor, and leave it free to go from there.
+
+    Linux wakes threads where the one is that wakes them, and may leave all on one processor for as long as a run takes.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        allowed = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {sorted(allowed)[place % len(allowed)]})
+        os.sched_setaffinity(0, allowed)

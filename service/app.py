@@ -38,8 +38,9 @@ TAGS = [
 class Application:
     """FastAPI with layers around all of it, as those within it take longer than a small attention does."""
 
-    def __init__(self, api: FastAPI, entry: ASGIApp) -> None:
+    def __init__(self, api: FastAPI, entry: ASGIApp, settings: Settings) -> None:
         self.api = api
+        self.read_timeout = settings.read_timeout  # the protocol asks for it
         self._entry = entry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,4 +89,4 @@ def create_app(settings: Settings) -> Application:
     app.add_exception_handler(Exception, on_defect)
 
     app.openapi = partial(openapi.build, app)  # type: ignore[method-assign]  # as FastAPI documents it
-    return Application(app, RequestContext(StraightToTensors(app, attention.router.routes)))
+    return Application(app, RequestContext(StraightToTensors(app, attention.router.routes)), settings)

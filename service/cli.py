@@ -19,6 +19,7 @@ from service.app import create_app
 from service.codecs import CODECS
 from service.engine import Engine
 from service.errors import ServiceError
+from service.http.protocol import PatientProtocol
 from service.jobs import make_job
 from service.process import spare_garbage_collection
 from service.schemas.request import AttentionRequest
@@ -82,6 +83,9 @@ def _serve(options: argparse.Namespace) -> int:
         port=settings.port,
         log_level=settings.log_level,
         access_log=settings.log_level in ("info", "debug"),
+        http=PatientProtocol,
+        ws="none",
+        timeout_graceful_shutdown=settings.grace,
         server_header=False,
         proxy_headers=False,  # nothing asks for the client's address but the access log
     )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
 from anyio import to_thread
+from pydantic import ByteSize
 
 from service import backends
 from service.attention.operands import make_operands
 from service.attention.plan import Plan
 from service.attention.result import Result, make_result
-from service.attention.spec import AttentionSpec
+from service.attention.spec import SCORE_MATRICES, AttentionSpec
 from service.errors import MemoryLimit
+from service.gate import Gate, Permit
 from service.jobs import Job
 from service.settings import Settings
+from service.stop import Stop
 
 
 class Timings:
@@ -24,6 +28,10 @@ class Timings:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def begin(self) -> None:
+        """Leave out the time until now."""
         self._since = time.perf_counter()
 
     def step(self, name: str) -> None:
@@ -37,45 +45,106 @@ class Timings:
         return ", ".join([f"{name};dur={seconds * 1e3:.3f}" for name, seconds in self.seconds.items()])
 
 
+class Call:
+    """One request on its way: its times, and what it holds until it is answered."""
+
+    __slots__ = ("_permits", "_seconds", "_stop", "timings")
+
+    def __init__(self, seconds: float) -> None:
+        self.timings = Timings()
+        self._seconds = seconds
+        self._stop: Stop | None = None
+        self._permits: list[Permit] = []
+
+    @property
+    def stop(self) -> Stop:
+        """What ends it early, from when that is first asked for: what is quick does not need it."""
+        if self._stop is None:
+            self._stop = Stop(self._seconds)
+        return self._stop
+
+    def hold(self, permit: Permit) -> None:
+        """Keep what a permit grants until the end."""
+        self._permits.append(permit)
+
+    def keep(self, memory: int) -> None:
+        """Give back what of the memory for the body is above this."""
+        if self._permits:
+            self._permits[0].keep(memory)
+
+    def leave(self) -> None:
+        """Give everything back."""
+        for permit in self._permits:
+            permit.leave()
+
+
 class Engine:
-    """Computes attention within the limits of the settings."""
+    """Computes attention within the limits of the settings.
+
+    bodies: the gate to memory for bodies and what is read from them
+    work: the gate to places and memory for computing
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.bodies = Gate(math.inf, settings.body_memory, settings.places_to_wait)
+        self.work = Gate(settings.concurrency, settings.work_memory, settings.places_to_wait)
         backends.use_threads(settings.compute_threads)
 
-    async def attend(self, job: Job, timings: Timings) -> Result:
-        """Compute without blocking the event loop for long. Errors: InvalidRequest, MemoryLimit."""
+    def is_quick(self, job: Job) -> bool:
+        """Whether computing takes less time than handing it to a thread would."""
+        return job.plan.flops <= self._settings.inline_flops
+
+    async def attend(self, job: Job, call: Call) -> Result:
+        """Compute without blocking the event loop for long. Errors: InvalidRequest, MemoryLimit, Busy, TimeLimit."""
         self._admit(job.plan)
-        if job.plan.flops <= self._settings.inline_flops:
-            return self._run(job, timings)
-        return await to_thread.run_sync(self._run, job, timings)
+        if self.is_quick(job):
+            call.timings.step("queue")
+            result = execute(job.plan, job.spec)
+        else:
+            permit = await self.work.enter(job.plan.peak_bytes, call.stop)
+            call.hold(permit)
+            call.timings.step("queue")
+            try:
+                result = await to_thread.run_sync(execute, job.plan, job.spec, call.stop)
+            finally:
+                permit.leave_place()
+        call.timings.step("compute")
+        return result
 
     def compute(self, job: Job) -> Result:
         """The same without an event loop."""
         self._admit(job.plan)
-        return self._run(job, Timings())
+        return execute(job.plan, job.spec)
 
     def _admit(self, plan: Plan) -> None:
-        limit = self._settings.memory_limit
+        limit = self.work.memory
         if plan.peak_bytes > limit:
             raise MemoryLimit.at(
                 "",
-                f"a request that needs at most {limit.human_readable()}",
-                f"one that needs about {type(limit)(plan.peak_bytes).human_readable()}",
-                "fewer stages in include need less",
+                f"a request that needs at most {ByteSize(limit).human_readable()}",
+                f"one that needs about {ByteSize(plan.peak_bytes).human_readable()}",
+                _advice(plan),
             )
 
-    def _run(self, job: Job, timings: Timings) -> Result:
-        timings.step("queue")
-        result = execute(job.plan, job.spec)
-        timings.step("compute")
-        return result
+
+def _advice(plan: Plan) -> str:
+    """What would make a plan smaller."""
+    returned = plan.selection.include & SCORE_MATRICES
+    if not returned:
+        return "fewer queries or keys at a time need less"
+    if returned == {"attention_weights"} and plan.selection.top_k is None:
+        return "top_k, select_queries, select_heads, or include without attention_weights need less"
+    return f"include without {', '.join(sorted(returned))} needs less"
 
 
 # Overflow is found by looking at the numbers, with an error that says what to do; a warning would add nothing.
 @np.errstate(all="ignore")
-def execute(plan: Plan, spec: AttentionSpec) -> Result:
-    """Do as planned, with the numbers of the request, on the backend that it asks for. Errors: InvalidRequest."""
+def execute(plan: Plan, spec: AttentionSpec, stop: Stop | None = None) -> Result:
+    """Do as planned, with the numbers of the request, on the backend that it asks for.
+
+    stop: looked at between tiles. Errors: InvalidRequest; Abandoned and TimeLimit by `stop`.
+    """
     executor = backends.choose(spec.backend, spec.device)
-    return make_result(plan, executor.execute(plan, make_operands(spec, plan), spec.device))
+    check = None if stop is None else stop.check
+    return make_result(plan, executor.execute(plan, make_operands(spec, plan), spec.device, check))

@@ -6,9 +6,11 @@ ServiceError
 │   ├── DuplicateKey      400
 │   ├── TooDeep           400
 │   └── InvalidTensors    400
+├── Unauthorized          401
 ├── NotFound              404
 ├── MethodNotAllowed      405
 ├── NotAcceptable         406
+├── TooSlow               408
 ├── TooLarge              413
 │   ├── BodyTooLarge      413
 │   └── MemoryLimit       413
@@ -22,7 +24,9 @@ ServiceError
 │   ├── ShapeMismatch     422
 │   ├── Overflow          422
 │   └── UnknownBackend    422
-└── InternalError         500  never meant to be seen: a defect of the service
+├── InternalError         500  never meant to be seen: a defect of the service
+├── Busy                  503
+└── TimeLimit             504
 
 `status`, `code` and `title` stand on the class and are part of the API: clients may switch on `code`. What went
 wrong in one request stands in `faults`, each with a JSON pointer, what was expected and what came.
@@ -116,6 +120,12 @@ class InvalidTensors(BadRequest):
     code, title = "invalid_tensors", "The body is not valid in its binary format"
 
 
+class Unauthorized(ServiceError):
+    """The server has keys, and the request came without one of them in `Authorization: Bearer …`."""
+
+    status, code, title = 401, "unauthorized", "A key is needed"
+
+
 class NotFound(ServiceError):
     """No operation has this path."""
 
@@ -132,6 +142,12 @@ class NotAcceptable(ServiceError):
     """None of the media types in `Accept` can be written."""
 
     status, code, title = 406, "not_acceptable", "No acceptable media type can be written"
+
+
+class TooSlow(ServiceError):
+    """The request did not arrive within `ATTENTION_READ_TIMEOUT`."""
+
+    status, code, title = 408, "too_slow", "The request took too long to arrive"
 
 
 class TooLarge(ServiceError):
@@ -214,6 +230,18 @@ class UnknownBackend(InvalidRequest):
 
 class InternalError(ServiceError):
     """A defect of the service. The request id in the answer finds it in the log."""
+
+
+class Busy(ServiceError):
+    """The server is at work for others, and no more may wait. `Retry-After` says when to ask again."""
+
+    status, code, title = 503, "busy", "The server is busy"
+
+
+class TimeLimit(ServiceError):
+    """The computation took longer than `ATTENTION_TIME_LIMIT` and was stopped."""
+
+    status, code, title = 504, "time_limit", "The computation took too long"
 
 
 def error_classes() -> dict[str, type[ServiceError]]:

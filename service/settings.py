@@ -8,6 +8,9 @@ from typing import Literal
 from pydantic import ByteSize, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+# A body in JSON and its numbers need up to five times the memory of its text: two bytes give eight.
+JSON_MEMORY = 5
+
 
 class Settings(BaseSettings):
     """Everything that can be set. Sizes take units, like 64MiB."""
@@ -23,8 +26,34 @@ class Settings(BaseSettings):
     memory_limit: ByteSize = Field(
         ByteSize(2 * 2**30),
         gt=0,
-        description="Requests whose computation would need more memory, by an estimate made before it, are refused "
-        "with 413.",
+        description="Memory for requests, of all workers together: a quarter for bodies, the rest for computing. A "
+        "request that would need more than there is, by an estimate made before it, is refused with 413; one that "
+        "needs more than is free waits.",
+    )
+    concurrency: int = Field(
+        2,
+        ge=1,
+        le=1024,
+        description="Large requests that a worker reads or computes at once; small ones need no place.",
+    )
+    queue: int = Field(
+        64, ge=0, description="Large requests that wait, in all workers together; others are refused with 503."
+    )
+    time_limit: float = Field(
+        60,
+        gt=0,
+        description="Seconds that a request may take until it is computed; then it is stopped, 504.",
+    )
+    read_timeout: float = Field(
+        30, gt=0, description="Seconds within which a request must have arrived, or its sender is cut off, 408."
+    )
+    write_timeout: float = Field(
+        30,
+        gt=0,
+        description="Seconds that a client may take to accept the next part of an answer.",
+    )
+    grace: int = Field(
+        60, ge=0, description="Seconds that requests at work have to end when the service is told to stop."
     )
     workers: int = Field(1, ge=1, le=256, description="Processes that answer requests, each with all that follows.")
     threads: int = Field(
@@ -40,6 +69,21 @@ class Settings(BaseSettings):
         description="Requests of at most so many operations are computed in the event loop, as handing them to a "
         "thread would take longer than they do; larger ones in a thread.",
     )
+
+    @property
+    def body_memory(self) -> int:
+        """Bytes of a worker for bodies and what is read from them: room for one of the largest, at least."""
+        return max(self.memory_limit // (4 * self.workers), JSON_MEMORY * self.max_body_bytes)
+
+    @property
+    def work_memory(self) -> int:
+        """Bytes of a worker for computing."""
+        return self.memory_limit * 3 // (4 * self.workers)
+
+    @property
+    def places_to_wait(self) -> int:
+        """Requests that may wait in a worker."""
+        return -(-self.queue // self.workers)
 
     @property
     def compute_threads(self) -> int:

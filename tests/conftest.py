@@ -13,13 +13,15 @@ import pytest
 import uvicorn
 
 from service.app import Application, create_app
+from service.http.protocol import PatientProtocol
 from service.settings import Settings
 
 
 @contextmanager
 def serving(app: Application) -> Iterator[httpx.Client]:
     """A client of a server that runs the application in a thread on a free port."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning")
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", http=PatientProtocol, ws="none",
+                            proxy_headers=False)  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Final, Protocol, cast
@@ -19,8 +20,10 @@ BACKENDS: Final[dict[Backend, str]] = {"numpy": "service.backends.numpy", "torch
 class Executor(Protocol):
     """What the module of a backend offers."""
 
-    def execute(self, plan: Plan, operands: Operands, device: str) -> Computed:
+    def execute(self, plan: Plan, operands: Operands, device: str, check: Callable[[], None] | None = None) -> Computed:
         """Compute what the plan includes, of operands that were made for it.
+
+        check: called before each tile; what it raises ends the computation
 
         Errors: Overflow where a visible score is not finite, UnknownBackend for a device that is not there.
         """

@@ -64,8 +64,10 @@ class Loaded:
     norms: tuple[float, float, float]  # as in Operands; inf where something was done to them
 
 
-def compute(plan: Plan, lib: Library, loaded: Loaded, backend: str) -> Computed:
-    """Every number on the way. Errors: Overflow where a visible score is not finite."""
+def compute(
+    plan: Plan, lib: Library, loaded: Loaded, backend: str, check: Callable[[], None] | None = None
+) -> Computed:
+    """Every number on the way. Errors: Overflow where a visible score is not finite, and what `check` raises."""
     head_outputs = _empty_outputs(plan, lib, loaded)
     collected = Collected(plan, lib)
     way = choose_way(plan, lib, loaded)
@@ -75,6 +77,8 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, backend: str) -> Computed:
     cut = Cut(lib.tile_scores, lib.workers, lib.in_place and way.divide_last and way.unshifted and collected.streams)
 
     def run(tile: Tile) -> Found:
+        if check is not None:
+            check()
         if not cut.streams:
             return _TileRun(plan, lib, working, way, tile).run(head_outputs, collected)
         runs = (_TileRun(plan, lib, working, way, part) for part in parts(tile, cut))

@@ -47,7 +47,7 @@ def use_threads(count: int) -> None:
         _threads = count
 
 
-def execute(plan: Plan, operands: Operands, device: str) -> Computed:
+def execute(plan: Plan, operands: Operands, device: str, check: Callable[[], None] | None = None) -> Computed:
     """Compute what the plan includes, on the CPU. Errors: Overflow, UnknownBackend for another device.
 
     NumPy may warn of overflow on the way, unless the caller keeps it from that.
@@ -77,7 +77,7 @@ def execute(plan: Plan, operands: Operands, device: str) -> Computed:
         workers=_threads or 1,
         tile_scores=TILE_BYTES // computing.itemsize,
     )
-    return compute(plan, lib, load_operands(plan, operands, lib), "numpy")
+    return compute(plan, lib, load_operands(plan, operands, lib), "numpy", check)
 
 
 def _is_tame(plan: Plan, operands: Operands) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import array_api_compat.torch as xp
 import numpy as np
 import torch
@@ -24,12 +26,12 @@ UNFUSED = frozenset({*SCORE_MATRICES, *ROW_STATISTICS, "received"})
 
 
 @torch.inference_mode()
-def execute(plan: Plan, operands: Operands, device: str) -> Computed:
+def execute(plan: Plan, operands: Operands, device: str, check: Callable[[], None] | None = None) -> Computed:
     """Compute what the plan includes on the device. Errors: Overflow, UnknownBackend for a device that is not there."""
     lib = library(plan, resolve_device(device))
     loaded = dense.load_operands(plan, operands, lib)
     if not operands.finite or not fits_fused(plan, lib, loaded):
-        return dense.compute(plan, lib, loaded, "torch")
+        return dense.compute(plan, lib, loaded, "torch", check)
     return _fused(plan, lib, loaded)
 
 

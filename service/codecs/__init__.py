@@ -35,14 +35,34 @@ class Encode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """One media type."""
+    """One media type.
+
+    growth: how many times the memory of a body its arrays need at most
+    effort: how many times the memory of a body is used while it is read, at most
+    inline: bytes of a body that are read in well below a millisecond
+    packed: whether a body is unpacked, no further than a limit
+    """
 
     decode: Decode
     encode: Encode
+    growth: int
+    effort: int
+    inline: int
+    packed: bool = False
 
+    def memory(self, length: int, limit: int) -> int:
+        """Bytes for a body of this length and its arrays, which are unpacked up to a limit."""
+        unpacked = self.growth * length
+        return length + (min(limit, unpacked) if self.packed else unpacked)
+
+
+# Two bytes, `1,`, make a number of eight.
+JSON_GROWTH: Final = 4
 
 CODECS: Final[dict[str, Codec]] = {
-    "application/json": Codec(json.decode, json.encode),
-    "application/x-npz": Codec(npz.decode, npz.encode),
-    "application/vnd.safetensors": Codec(safetensors.decode, safetensors.encode),
+    # The parser needs two words for each number.
+    "application/json": Codec(json.decode, json.encode, growth=JSON_GROWTH, effort=16, inline=2**18),
+    # Deflate packs at most 1032 bytes into one.
+    "application/x-npz": Codec(npz.decode, npz.encode, growth=1032, effort=1, inline=2**14, packed=True),
+    "application/vnd.safetensors": Codec(safetensors.decode, safetensors.encode, growth=1, effort=1, inline=2**22),
 }

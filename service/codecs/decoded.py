@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 # Of an encoded answer, which is sent part after part.
 Part = bytes | memoryview
 
@@ -13,3 +15,14 @@ class Decoded(NamedTuple):
 
     fields: dict[str, Any]
     untyped: frozenset[str]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays together."""
+        return _nbytes(self.fields)
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_nbytes, value.values()))
+    return value.nbytes if isinstance(value, np.ndarray) else 0

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from service.errors import BodyTooLarge, Fault
 
 
-async def read_body(announced: bytes, receive: Receive, limit: int) -> bytes:
-    """The whole body. `announced` is what Content-Length says, empty if it is not there.
+def announced(headers: Mapping[bytes, bytes], limit: int) -> int | None:
+    """What Content-Length says; None if it says nothing. Errors: BodyTooLarge."""
+    length = headers.get(b"content-length", b"")
+    if not length.isdigit():
+        return None
+    if len(length) > 18 or int(length) > limit:
+        raise _too_large(limit, f"Content-Length {length[:30].decode('ascii')}")
+    return int(length)
 
-    Errors: BodyTooLarge, as soon as Content-Length or the bytes themselves pass the limit; ClientDisconnect.
+
+async def read_body(receive: Receive, limit: int, take: Callable[[int], None] | None = None) -> bytes:
+    """The whole body. Errors: BodyTooLarge, as soon as it passes the limit; ClientDisconnect; what `take` raises.
+
+    take: told of the bytes that came, before more are read
     """
-    if announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
-        raise _too_large(limit, f"Content-Length {announced[:30].decode('ascii')}")
     chunks: list[bytes] = []
     size = 0
     more = True
@@ -27,6 +37,8 @@ async def read_body(announced: bytes, receive: Receive, limit: int) -> bytes:
         size += len(chunk)
         if size > limit:
             raise _too_large(limit, "more")
+        if take is not None:
+            take(len(chunk))
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.problems import internal_error
 from service.http.request_id import HEADER, assign_request_id
+from service.stop import Abandoned
 
 
 class RequestContext:
@@ -34,7 +35,7 @@ class RequestContext:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except ClientDisconnect:
+        except (ClientDisconnect, Abandoned):
             return  # nobody is left to answer
         except Exception:
             if complete:

@@ -2,40 +2,64 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
-from anyio import sleep
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.codecs.decoded import Part
+from service.engine import Call
+from service.http.disconnect import watching
+from service.stop import Abandoned
+
+# Bytes that fit into the buffers of any connection, so that sending them waits for nobody.
+SHORT = 2**15
 
 
 class PartedResponse(Response):
-    """A body in parts. A list of them has a length, which is announced; others are made while the first are sent."""
+    """A body in parts. A list of them has a length, which is announced; others are made while the first are sent.
 
-    def __init__(self, parts: Iterable[Part], media_type: str, timing: str) -> None:
+    call: gives back what it holds when the answer is out; patience: seconds to wait for the client to take a part
+    """
+
+    def __init__(self, parts: Iterable[Part], media_type: str, call: Call, patience: float) -> None:
         # Response's own constructor is left out: it would copy and encode what is encoded already.
         self.status_code = 200
         self.background = None
         self.raw_headers = [
             (b"content-type", media_type.encode("latin-1")),
-            (b"server-timing", timing.encode("latin-1")),
+            (b"server-timing", call.timings.header().encode("latin-1")),
         ]
-        if isinstance(parts, list):
-            self.raw_headers.append((b"content-length", b"%d" % sum(map(len, parts))))
+        self._length = sum(map(len, parts)) if isinstance(parts, list) else None
+        if self._length is not None:
+            self.raw_headers.append((b"content-length", b"%d" % self._length))
         self._parts = parts
+        self._call = call
+        self._patience = patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the head, then each part."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        parts = self._parts
-        if isinstance(parts, list):
-            last = len(parts) - 1
-            for place, part in enumerate(parts):
-                await send({"type": "http.response.body", "body": part, "more_body": place < last})
-            return
-        for part in parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-            await sleep(0)  # let others have their turn
+        """Send the head, then each part, then give back what the request held."""
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            if self._length is not None and self._length <= SHORT:
+                body = b"".join(self._parts)
+                await send({"type": "http.response.body", "body": body})
+            else:
+                async with watching(receive, self._call.stop):
+                    await self._send_parts(send)
+        finally:
+            self._call.leave()
+
+    async def _send_parts(self, send: Send) -> None:
+        """Errors: Abandoned, where nobody takes them."""
+        for part in self._parts:
+            try:
+                async with asyncio.timeout(self._patience):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            except TimeoutError:
+                raise Abandoned from None
+            if self._call.stop.abandoned:
+                raise Abandoned
+            await asyncio.sleep(0)  # let others have their turn
         await send({"type": "http.response.body", "body": b""})

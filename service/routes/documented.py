@@ -28,7 +28,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return found
 
 
-PROBLEMS = problems(400, 406, 413, 415, 422, 500)
+PROBLEMS = problems(400, 401, 406, 408, 413, 415, 422, 500, 503, 504)
 
 
 def tensor_body() -> dict[str, Any]:

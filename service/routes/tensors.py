@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, cast
 
 from anyio import to_thread
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.datastructures import State
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.codecs import CODECS
-from service.engine import Timings
+from service.codecs import CODECS, Codec
+from service.engine import Call, Engine, Timings
 from service.errors import ServiceError
-from service.http.body import read_body
+from service.http.body import announced, read_body
+from service.http.disconnect import watching
 from service.http.media import answer_type, request_type
 from service.http.parts import PartedResponse
 from service.http.problems import problem
 from service.jobs import Job, make_job
 from service.schemas.request import AttentionRequest
 
-# Bytes of a body up to which reading it in the event loop's thread is quicker than handing it to another.
-INLINE: Final = 2**18
+# Bytes of a body that are not worth counting.
+TINY: Final = 2**16
+
+Endpoint = Callable[..., Coroutine[Any, Any, dict[str, Any]]]
 
 
 class TensorRequest(Request):
     """A request of a tensor operation, and what came to be known of it: `state` would take longer."""
 
-    timings: Timings
+    call: Call
     job: Job
 
 
@@ -43,35 +48,79 @@ class TensorRoute(APIRoute):
         """The handler that FastAPI calls in place of its own."""
         assert self.body_field is not None
         model = cast(type[AttentionRequest], self.body_field.field_info.annotation)
-        endpoint = self.endpoint
-
-        async def handle(request: Request) -> Response:
-            known = request if isinstance(request, TensorRequest) else TensorRequest(request.scope, request.receive)
-            headers = dict(request.scope["headers"])
-            own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
-            media_type = answer_type(headers.get(b"accept", b"").decode("latin-1"), own, CODECS)
-            limit = request.app.state.settings.max_body_bytes
-            body = await read_body(headers.get(b"content-length", b""), request.receive, limit)
-            timings = known.timings = Timings()
-            if len(body) <= INLINE:
-                job = known.job = _read(model, own, body, limit, timings)
-            else:
-                job = known.job = await to_thread.run_sync(_read, model, own, body, limit, timings)
-            answer = await endpoint(job.body, known)
-            parts = CODECS[media_type].encode(answer, base64=job.body.encoding == "base64")
-            if isinstance(parts, list):  # else it is done while it is sent
-                timings.step("encode")
-            return PartedResponse(parts, media_type, timings.header())
-
-        return handle
+        return partial(_handle, model, self.endpoint)
 
 
-def _read(model: type[AttentionRequest], media_type: str, body: bytes, limit: int, timings: Timings) -> Job:
+async def _handle(model: type[AttentionRequest], endpoint: Endpoint, request: Request) -> Response:
+    known = request if isinstance(request, TensorRequest) else TensorRequest(request.scope, request.receive)
+    state = request.app.state
+    call = known.call = Call(state.settings.time_limit)
+    try:
+        headers = dict(request.scope["headers"])
+        own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
+        media_type = answer_type(headers.get(b"accept", b"").decode("latin-1"), own, CODECS)
+        limit = state.settings.max_body_bytes
+        body = await _body(headers, CODECS[own], known, state.engine, limit)
+        call.timings.begin()
+        if len(body) <= CODECS[own].inline:
+            known.job = _read(model, CODECS[own], body, call.timings, limit)
+        else:
+            known.job = await _read_in_thread(model, CODECS[own], body, known, state)
+        if state.engine.is_quick(known.job):
+            answer = await endpoint(known.job.body, known)
+        else:
+            async with watching(request.receive, call.stop):
+                answer = await endpoint(known.job.body, known)
+        parts = CODECS[media_type].encode(answer, base64=known.job.body.encoding == "base64")
+    except BaseException:
+        call.leave()
+        raise
+    if isinstance(parts, list):  # else it is done while it is sent
+        call.timings.step("encode")
+    return PartedResponse(parts, media_type, call, state.settings.write_timeout)
+
+
+async def _body(
+    headers: Mapping[bytes, bytes], codec: Codec, request: TensorRequest, engine: Engine, limit: int
+) -> bytes:
+    """The body, with memory for what is read from it. Errors: BodyTooLarge, Busy, ClientDisconnect."""
+    length = announced(headers, limit)
+    if length is not None and length <= TINY:
+        return await read_body(request.receive, limit)
+    memory = 0 if length is None else codec.memory(length, limit)
+    permit = engine.bodies.try_enter(memory)
+    if permit is None:
+        permit = await engine.bodies.enter(memory, request.call.stop)
+    request.call.hold(permit)
+    if length is None:  # chunked: memory is taken as it comes
+        return await read_body(request.receive, limit, lambda size: permit.grow(codec.memory(size, limit)))
+    if length > codec.inline and engine.work.full:
+        raise engine.work.busy()  # before reading what could not be computed
+    return await read_body(request.receive, limit)
+
+
+def _read(model: type[AttentionRequest], codec: Codec, body: bytes, timings: Timings, limit: int) -> Job:
     """What a body asks for. Errors: ServiceError of every kind."""
-    decoded = CODECS[media_type].decode(body, limit)
+    decoded = codec.decode(body, limit)
     timings.step("decode")
     job = make_job(model, decoded)
     timings.step("plan")
+    return job
+
+
+async def _read_in_thread(
+    model: type[AttentionRequest], codec: Codec, body: bytes, request: TensorRequest, state: State
+) -> Job:
+    """The same, when there is a place and memory for it. Errors: Busy besides."""
+    call, engine, limit = request.call, state.engine, state.settings.max_body_bytes
+    async with watching(request.receive, call.stop):
+        with await engine.work.enter(min(codec.effort * len(body), engine.work.memory), call.stop):
+            call.timings.step("queue")
+            decoded = await to_thread.run_sync(codec.decode, body, limit)
+            call.timings.step("decode")
+            job = await to_thread.run_sync(make_job, model, decoded)
+            call.timings.step("plan")
+    call.keep(len(body) + decoded.nbytes)
     return job
 
 

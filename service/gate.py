@@ -1,0 +1,153 @@
+"""How many requests may be at work at once, with how much memory; a bounded number waits in line, others are refused.
+
+A gate belongs to one event loop, in whose thread all of this runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from types import TracebackType
+
+from service.errors import Busy, Fault
+from service.stop import Abandoned, Stop
+
+# Seconds of a computation that nothing is known of yet.
+FIRST_GUESS = 0.1
+
+
+class Permit:
+    """A place and some memory, until they are given back. A context manager that gives back what is left."""
+
+    __slots__ = ("_gate", "_memory", "_place")
+
+    def __init__(self, gate: Gate, memory: int) -> None:
+        self._gate = gate
+        self._memory = memory
+        self._place = True
+
+    def leave_place(self) -> None:
+        """The work is done; its memory is still needed."""
+        if self._place:
+            self._place = False
+            self._gate._give(0, place=True)
+
+    def grow(self, memory: int) -> None:
+        """Take more memory, if there is some at once: whoever holds memory must not wait for more. Errors: Busy."""
+        if memory > self._gate.free:
+            raise self._gate.busy()
+        self._gate.free -= memory
+        self._memory += memory
+
+    def keep(self, memory: int) -> None:
+        """Give back what is above this."""
+        if memory < self._memory:
+            spare, self._memory = self._memory - memory, memory
+            self._gate._give(spare, place=False)
+
+    def leave(self) -> None:
+        """Give back everything. Does nothing the second time."""
+        memory, place = self._memory, self._place
+        self._memory, self._place = 0, False
+        if memory or place:
+            self._gate._give(memory, place=place)
+
+    def __enter__(self) -> Permit:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.leave()
+
+
+class Gate:
+    """First come, first served: who needs much is not passed by those who need little.
+
+    places: that are taken at once; memory: bytes that are; queue: how many may wait
+    """
+
+    def __init__(self, places: float, memory: int, queue: int) -> None:
+        self.places = places
+        self.memory = memory
+        self.free = memory
+        self.taken = 0
+        self._queue = queue
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._seconds = FIRST_GUESS
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    @property
+    def full(self) -> bool:
+        """Whether nobody else may wait."""
+        return len(self._waiting) >= self._queue
+
+    def try_enter(self, memory: int) -> Permit | None:
+        """A permit, if there is one at once."""
+        if self._waiting or self.taken >= self.places or memory > self.free:
+            return None
+        self.taken += 1
+        self.free -= memory
+        return Permit(self, memory)
+
+    async def enter(self, memory: int, stop: Stop) -> Permit:
+        """A permit, waited for no longer than the request has time. Errors: Busy, Abandoned."""
+        permit = self.try_enter(memory)
+        if permit is not None:
+            return permit
+        if self.full:
+            raise self.busy()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (turn, memory)
+        self._waiting.append(entry)
+        stop.on_abandon = turn.cancel
+        timer = asyncio.get_running_loop().call_later(stop.left, turn.cancel)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was this task that was cancelled, its turn just come
+                self._give(memory, place=True)
+            else:
+                self._waiting.remove(entry)
+                self._call()
+            if stop.abandoned:
+                raise Abandoned from None
+            if stop.left > 0:
+                raise  # somebody cancelled the task itself
+            raise self.busy() from None
+        finally:
+            timer.cancel()
+            stop.on_abandon = bool
+        return Permit(self, memory)
+
+    def busy(self) -> Busy:
+        """The refusal, with a guess at when it is worth asking again."""
+        rounds = (len(self._waiting) + self.taken) / min(self.places, len(self._waiting) + self.taken + 1)
+        after = max(1, math.ceil(rounds * self._seconds))
+        fault = Fault("", "a server with room for this request", f"{self.taken} at work and {self.waiting} waiting")
+        return Busy(fault, headers={"Retry-After": str(after)})
+
+    def learn(self, seconds: float) -> None:
+        """How long a computation took."""
+        self._seconds += (seconds - self._seconds) / 16
+
+    def _give(self, memory: int, *, place: bool) -> None:
+        self.free += memory
+        self.taken -= place
+        self._call()
+
+    def _call(self) -> None:
+        """Let in whoever is next, as long as there is room."""
+        while self._waiting:
+            turn, memory = self._waiting[0]
+            if turn.cancelled():  # will take itself out
+                return
+            if self.taken >= self.places or memory > self.free:
+                return
+            self._waiting.popleft()
+            self.taken += 1
+            self.free -= memory
+            turn.set_result(None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -13,12 +16,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service import openapi
 from service.engine import Engine
 from service.errors import ServiceError
+from service.http.auth import Guard, has_keys
+from service.http.browsers import SecurityHeaders, cors
 from service.http.middleware import RequestContext
 from service.http.problems import on_defect, on_http_exception, on_service_error
+from service.metrics import Shared, Tally
 from service.process import spare_garbage_collection
-from service.routes import attention, health, pages, problems
+from service.routes import attention, health, metrics, pages, problems
 from service.routes.tensors import StraightToTensors
 from service.settings import Settings
+from service.tracing import traced
 from service.version import __version__
 
 DESCRIPTION = """\
@@ -53,6 +60,27 @@ class Application:
         return self.api.openapi()
 
 
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """While the service runs: let other workers see what this one counts."""
+    state = app.state
+    if state.shared is None or state.tally is None:
+        yield
+        return
+
+    async def write() -> None:
+        while True:
+            state.shared.write(metrics.own_counts(state.tally, state.engine))
+            await asyncio.sleep(state.shared.EVERY)
+
+    task = asyncio.create_task(write())
+    try:
+        yield
+    finally:
+        task.cancel()
+        state.shared.write(state.tally.cells)
+
+
 def from_environment() -> Application:
     """The service as the environment sets it: what each of several workers runs."""
     app = create_app(Settings())
@@ -74,14 +102,19 @@ def create_app(settings: Settings) -> Application:
         static_url="/docs-assets",
         swagger_ui_parameters={"validatorUrl": None},  # the validator badge would be fetched from elsewhere
         redirect_slashes=False,
+        lifespan=lifespan,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.settings = settings
     app.state.engine = Engine(settings)
+    app.state.tally = Tally() if settings.metrics else None
+    app.state.shared = Shared(settings.metrics_folder) if settings.metrics_folder else None
 
     app.include_router(attention.router)
     app.include_router(health.router)
     app.include_router(problems.router)
+    if settings.metrics:
+        app.include_router(metrics.router)
     app.include_router(pages.router)
 
     app.add_exception_handler(ServiceError, on_service_error)
@@ -89,4 +122,12 @@ def create_app(settings: Settings) -> Application:
     app.add_exception_handler(Exception, on_defect)
 
     app.openapi = partial(openapi.build, app)  # type: ignore[method-assign]  # as FastAPI documents it
-    return Application(app, RequestContext(StraightToTensors(app, attention.router.routes)), settings)
+    entry: ASGIApp = StraightToTensors(SecurityHeaders(app), attention.router.routes)
+    if has_keys(settings):
+        entry = Guard(entry, settings)
+    if settings.cors_origins:
+        entry = cors(entry, settings.cors_origins)
+    entry = RequestContext(entry, app.state.tally)
+    if settings.tracing:
+        entry = traced(entry)
+    return Application(app, entry, settings)

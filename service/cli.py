@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 import uvicorn
@@ -19,8 +20,10 @@ from service.app import create_app
 from service.codecs import CODECS
 from service.engine import Engine
 from service.errors import ServiceError
+from service.http.auth import new_key
 from service.http.protocol import PatientProtocol
 from service.jobs import make_job
+from service.logs import log_config
 from service.process import spare_garbage_collection
 from service.schemas.request import AttentionRequest
 from service.schemas.response import answer
@@ -67,6 +70,9 @@ def parser() -> argparse.ArgumentParser:
     document = commands.add_parser("openapi", help="print the OpenAPI document")
     document.set_defaults(run=_openapi)
 
+    key = commands.add_parser("key", help="make a key, and its hash for ATTENTION_API_KEYS")
+    key.set_defaults(run=_key)
+
     settings = commands.add_parser("settings", help="print all settings, as a Markdown table")
     settings.set_defaults(run=_settings)
     return top
@@ -82,12 +88,15 @@ def _serve(options: argparse.Namespace) -> int:
         host=settings.host,
         port=settings.port,
         log_level=settings.log_level,
-        access_log=settings.log_level in ("info", "debug"),
+        log_config=log_config(settings),
+        access_log=False,  # requests are logged by the service
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
         http=PatientProtocol,
         ws="none",
         timeout_graceful_shutdown=settings.grace,
         server_header=False,
-        proxy_headers=False,  # nothing asks for the client's address but the access log
+        proxy_headers=False,  # nothing asks for the client's address
     )
     if settings.workers == 1:
         app = create_app(settings)
@@ -95,7 +104,15 @@ def _serve(options: argparse.Namespace) -> int:
         run(app)
     else:  # each worker makes its own, from the environment, where the flags go for it
         os.environ.update({f"ATTENTION_{name.upper()}": str(value) for name, value in flags.items()})
-        run("service.app:from_environment", factory=True, workers=settings.workers)
+        with TemporaryDirectory(prefix="attention-") as folder:
+            os.environ.setdefault("ATTENTION_METRICS_FOLDER", folder)
+            run("service.app:from_environment", factory=True, workers=settings.workers)
+    return 0
+
+
+def _key(_: argparse.Namespace) -> int:
+    key, hashed = new_key()
+    print(f"key, for the caller, kept nowhere else: {key}\nhash, for ATTENTION_API_KEYS or its file:  {hashed}")
     return 0
 
 

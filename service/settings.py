@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
 from pydantic import ByteSize, Field
@@ -52,6 +55,30 @@ class Settings(BaseSettings):
         gt=0,
         description="Seconds that a client may take to accept the next part of an answer.",
     )
+    api_keys: str = Field(
+        "",
+        description="Hashes of the keys that callers may use, comma-separated, as `attention-service key` prints them. "
+        "None, here or in the file: everybody may call.",
+    )
+    api_keys_file: Path | None = Field(
+        None, description="A file with more of them, one a line; read again when it changes, within a second."
+    )
+    protect_metrics: bool = Field(False, description="Whether /metrics needs a key, too.")
+    cors_origins: str = Field(
+        "", description="Origins whose pages may call from a browser, comma-separated; * for all. Default: none."
+    )
+    tls_certificate: Path | None = Field(None, description="Certificate chain (PEM), to serve HTTPS. With the key.")
+    tls_key: Path | None = Field(None, description="Its private key (PEM).")
+    log_format: Literal["human", "json"] = Field("human", description="Of the log, on standard error.")
+    metrics: bool = Field(True, description="Whether to count requests, for /metrics.")
+    metrics_folder: Path | None = Field(
+        None,
+        description="Where several workers write what they counted, so that each can tell it all. Default: a temporary "
+        "folder, if there are several.",
+    )
+    tracing: bool = Field(
+        False, description="Whether to send OpenTelemetry traces; OTEL_* say where. Needs attention-service[otel]."
+    )
     grace: int = Field(
         60, ge=0, description="Seconds that requests at work have to end when the service is told to stop."
     )
@@ -92,10 +119,12 @@ class Settings(BaseSettings):
 
 
 def cpu_count() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Processors that this process may use: by its affinity, and by the quota of its control group."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        count = min(count, math.ceil(int(quota) / int(period)))
+    return max(1, count)
 
 
 def table() -> str:

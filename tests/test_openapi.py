@@ -47,7 +47,7 @@ def test_the_server_serves_it(client: httpx.Client) -> None:
 
 def test_operation_ids_are_stable() -> None:
     """Generated clients have methods of these names."""
-    assert set(OPERATIONS) == {"computeAttention", "checkLive", "checkReady", "describeProblem"}
+    assert set(OPERATIONS) == {"computeAttention", "checkLive", "checkReady", "describeProblem", "getMetrics"}
 
 
 def test_every_field_is_described() -> None:

@@ -1,46 +1,93 @@
-"""The outermost layer: every request gets an id, and every failure an answer that carries it."""
+"""The outermost layer: every request gets an id, is counted and logged, and every failure has an answer."""
 
 from __future__ import annotations
+
+import logging
+import time
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.problems import internal_error
 from service.http.request_id import HEADER, assign_request_id
+from service.metrics import Tally
 from service.stop import Abandoned
+
+access = logging.getLogger("attention.access")
+
+# No browser is to guess at what an answer is.
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+# Who gave up before an answer is counted with this status, as others do.
+HUNG_UP = 499
 
 
 class RequestContext:
     """Pure ASGI, so that large answers pass without being copied or wrapped."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tally: Tally | None) -> None:
         self._app = app
+        self._tally = tally
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever happens inside."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        start = time.perf_counter()
         header = (HEADER.lower().encode(), assign_request_id(scope).encode())
-        started = complete = False
+        status = 0
+        complete = False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started, complete
+            nonlocal status, complete
             if message["type"] == "http.response.start":
-                started = True
-                message["headers"] = [*message["headers"], header]
+                status = message["status"]
+                message["headers"] = [*message["headers"], header, NO_SNIFFING]
             else:
                 complete = not message.get("more_body", False)
             await send(message)
 
+        if self._tally is not None:
+            self._tally.in_flight += 1
         try:
             await self._app(scope, receive, send_with_id)
         except (ClientDisconnect, Abandoned):
-            return  # nobody is left to answer
+            status = status or HUNG_UP  # nobody is left to answer
         except Exception:
             if complete:
                 return  # FastAPI raises once more what it has answered
             response = internal_error(Request(scope))
-            if started:
+            if status:
                 raise  # the answer is under way: breaking the connection is all that still tells
             await response(scope, receive, send_with_id)
+        finally:
+            self._note(scope, status, time.perf_counter() - start)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count and log a request that has been answered."""
+        state = scope["state"]
+        tally = self._tally
+        if tally is not None:
+            tally.in_flight -= 1
+            operation = operation_of(scope)
+            tally.add("attention_requests", (operation, str(status)))
+            tally.observe("attention_request_seconds", (operation,), seconds)
+            if "problem" in state:
+                tally.add("attention_problems", (state["problem"],))
+        if access.isEnabledFor(logging.INFO):
+            fields: dict[str, Any] = {
+                "request_id": state["request_id"],
+                "method": scope["method"][:20],
+                "path": scope["path"][:100],
+                "status": status,
+                "milliseconds": round(seconds * 1e3, 2),
+                "code": state.get("problem"),
+            }
+            access.info("request", extra=fields | state.get("noted", {}))
+
+
+def operation_of(scope: Scope) -> str:
+    """The path of an operation as it is declared; not what was asked for, which may be anything."""
+    route = scope.get("route")
+    return getattr(route, "path", "other") if route is not None else "other"

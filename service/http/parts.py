@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -34,6 +34,7 @@ class PartedResponse(Response):
         self._length = sum(map(len, parts)) if isinstance(parts, list) else None
         if self._length is not None:
             self.raw_headers.append((b"content-length", b"%d" % self._length))
+        self.on_sent: Callable[[int], object] = bool  # called with the number of bytes
         self._parts = parts
         self._call = call
         self._patience = patience
@@ -45,6 +46,7 @@ class PartedResponse(Response):
             if self._length is not None and self._length <= SHORT:
                 body = b"".join(self._parts)
                 await send({"type": "http.response.body", "body": body})
+                self.on_sent(self._length)
             else:
                 async with watching(receive, self._call.stop):
                     await self._send_parts(send)
@@ -53,6 +55,7 @@ class PartedResponse(Response):
 
     async def _send_parts(self, send: Send) -> None:
         """Errors: Abandoned, where nobody takes them."""
+        sent = 0
         for part in self._parts:
             try:
                 async with asyncio.timeout(self._patience):
@@ -62,4 +65,6 @@ class PartedResponse(Response):
             if self._call.stop.abandoned:
                 raise Abandoned
             await asyncio.sleep(0)  # let others have their turn
+            sent += len(part)
         await send({"type": "http.response.body", "body": b""})
+        self.on_sent(sent)

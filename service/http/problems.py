@@ -25,6 +25,7 @@ def problem(error: ServiceError, request: Request) -> Response:
     """
     codes = {fault.code for fault in error.faults}
     kind = error_classes().get(codes.pop(), type(error)) if len(codes) == 1 else type(error)
+    request.scope["state"]["problem"] = kind.code  # to be counted
     body = {
         "type": f"/problems/{kind.code}",
         "title": kind.title,

@@ -22,6 +22,7 @@ from service.http.media import answer_type, request_type
 from service.http.parts import PartedResponse
 from service.http.problems import problem
 from service.jobs import Job, make_job
+from service.metrics import Tally
 from service.schemas.request import AttentionRequest
 
 # Bytes of a body that are not worth counting.
@@ -35,6 +36,8 @@ class TensorRequest(Request):
 
     call: Call
     job: Job
+    media_types: tuple[str, str]  # of the body, and of the answer
+    received: int
 
 
 class TensorRoute(APIRoute):
@@ -59,8 +62,10 @@ async def _handle(model: type[AttentionRequest], endpoint: Endpoint, request: Re
         headers = dict(request.scope["headers"])
         own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
         media_type = answer_type(headers.get(b"accept", b"").decode("latin-1"), own, CODECS)
+        known.media_types = own, media_type
         limit = state.settings.max_body_bytes
         body = await _body(headers, CODECS[own], known, state.engine, limit)
+        known.received = len(body)
         call.timings.begin()
         if len(body) <= CODECS[own].inline:
             known.job = _read(model, CODECS[own], body, call.timings, limit)
@@ -77,7 +82,26 @@ async def _handle(model: type[AttentionRequest], endpoint: Endpoint, request: Re
         raise
     if isinstance(parts, list):  # else it is done while it is sent
         call.timings.step("encode")
-    return PartedResponse(parts, media_type, call, state.settings.write_timeout)
+    response = PartedResponse(parts, media_type, call, state.settings.write_timeout)
+    response.on_sent = partial(_note, known, answer["metadata"], state.tally)
+    return response
+
+
+def _note(request: TensorRequest, metadata: Mapping[str, Any], tally: Tally | None, sent: int) -> None:
+    """Count what a request took, and put it on the line that is logged."""
+    seconds = request.call.timings.seconds
+    kernel = f"{metadata['backend']}/{metadata['kernel']}"
+    request.scope["state"]["noted"] = {"received": request.received, "sent": sent, "kernel": kernel}
+    if tally is None:
+        return
+    own, other = request.media_types
+    tally.add("attention_received_bytes", (own,), request.received)
+    tally.add("attention_sent_bytes", (other,), sent)
+    tally.observe("attention_decode_seconds", (own,), seconds["decode"])
+    tally.observe("attention_queue_seconds", (), seconds["queue"])
+    tally.observe("attention_compute_seconds", (metadata["backend"], metadata["kernel"]), seconds["compute"])
+    if "encode" in seconds:
+        tally.observe("attention_encode_seconds", (other,), seconds["encode"])
 
 
 async def _body(
@@ -134,16 +158,17 @@ class StraightToTensors:
 
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
         self._app = app
-        self._handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            route.path: route.get_route_handler() for route in routes if isinstance(route, TensorRoute)
+        self._handlers: dict[str, tuple[TensorRoute, Callable[[Request], Awaitable[Response]]]] = {
+            route.path: (route, route.get_route_handler()) for route in routes if isinstance(route, TensorRoute)
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        handler = self._handlers.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if handler is None:
+        found = self._handlers.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if found is None:
             await self._app(scope, receive, send)
             return
+        scope["route"], handler = found
         request = TensorRequest(scope, receive)
         try:
             response = await handler(request)

@@ -1,0 +1,65 @@
+"""The log: one line an event, for people or for machines. No keys, no numbers of requests, no bodies."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import orjson
+
+from service.settings import Settings
+
+# What a line about a request may hold besides its message; in this order.
+FIELDS = ("request_id", "method", "path", "status", "milliseconds", "received", "sent", "code", "kernel")
+
+
+class HumanFormatter(logging.Formatter):
+    """`12:00:00 INFO message key=value …`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and the traceback if there is one."""
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        fields = " ".join(f"{name}={_printable(value)}" for name, value in fields_of(record).items())
+        text = f"{clock} {record.levelname:7} {record.getMessage()} {fields}".rstrip()
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class JsonFormatter(logging.Formatter):
+    """An object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The event as JSON, the traceback within it."""
+        event: dict[str, Any] = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(event | fields_of(record), default=str).decode()
+
+
+def _printable(value: Any) -> str:
+    """A path may hold anything, decoded: it must not end the line, or move the cursor."""
+    return str(value).encode("unicode_escape").decode("ascii")
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What was logged beside the message."""
+    return {name: record.__dict__[name] for name in FIELDS if record.__dict__.get(name) not in (None, "")}
+
+
+def log_config(settings: Settings) -> dict[str, Any]:
+    """For logging.config.dictConfig: the service's log and uvicorn's, in one form, to standard error."""
+    formatter = HumanFormatter if settings.log_format == "human" else JsonFormatter
+    loggers = {name: {"level": settings.log_level.upper()} for name in ("attention", "uvicorn")}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": {"()": formatter}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+        "root": {"handlers": ["stderr"], "level": "WARNING"},
+        "loggers": loggers,
+    }

@@ -1,0 +1,128 @@
+"""The gate: who may work, who waits, who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from service.errors import Busy, TimeLimit
+from service.gate import Gate, Permit
+from service.stop import Abandoned, Stop
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def stop(seconds: float = 60) -> Stop:
+    return Stop(seconds)
+
+
+async def test_places_are_taken_and_given_back_in_order() -> None:
+    gate = Gate(places=1, memory=100, queue=2)
+    first = await gate.enter(10, stop())
+    order: list[int] = []
+
+    async def come(number: int) -> None:
+        with await gate.enter(10, stop()):
+            order.append(number)
+
+    tasks = [asyncio.create_task(come(number)) for number in (1, 2)]
+    await settle()
+    assert (gate.taken, gate.waiting, gate.full, order) == (1, 2, True, [])
+    with pytest.raises(Busy) as refusal:
+        await gate.enter(10, stop())
+    assert int(refusal.value.headers["Retry-After"]) >= 1
+    first.leave()
+    await asyncio.gather(*tasks)
+    assert (order, gate.taken, gate.free) == ([1, 2], 0, 100)
+
+
+async def test_who_needs_much_is_not_passed_by_who_needs_little() -> None:
+    gate = Gate(places=9, memory=100, queue=9)
+    first = await gate.enter(60, stop())
+    large = asyncio.create_task(gate.enter(50, stop()))
+    await settle()
+    small = asyncio.create_task(gate.enter(1, stop()))
+    await settle()
+    assert not large.done()
+    assert not small.done()
+    first.leave()
+    await settle()
+    assert large.result()
+    assert small.result()
+    assert gate.free == 49
+
+
+async def test_memory_can_be_kept_after_the_place_is_left() -> None:
+    gate = Gate(places=1, memory=100, queue=0)
+    permit = await gate.enter(80, stop())
+    permit.leave_place()
+    permit.leave_place()
+    assert (gate.taken, gate.free) == (0, 20)
+    permit.keep(30)
+    permit.keep(90)
+    assert gate.free == 70
+    permit.grow(70)
+    with pytest.raises(Busy):
+        permit.grow(1)
+    permit.leave()
+    permit.leave()
+    assert (gate.taken, gate.free) == (0, 100)
+
+
+async def test_a_client_that_hangs_up_leaves_the_queue() -> None:
+    gate = Gate(places=1, memory=100, queue=1)
+    first, gone = await gate.enter(1, stop()), stop()
+    waiting = asyncio.create_task(gate.enter(1, gone))
+    await settle()
+    gone.abandon()
+    with pytest.raises(Abandoned):
+        await waiting
+    assert gate.waiting == 0
+    first.leave()
+    assert isinstance(gate.try_enter(100), Permit)
+
+
+async def test_nobody_waits_longer_than_its_time() -> None:
+    gate = Gate(places=1, memory=100, queue=1)
+    await gate.enter(1, stop())
+    start = time.monotonic()
+    with pytest.raises(Busy):
+        await gate.enter(1, stop(0.05))
+    assert 0.04 < time.monotonic() - start < 5
+    assert gate.waiting == 0
+
+
+async def test_a_cancelled_task_gives_its_turn_to_the_next() -> None:
+    gate = Gate(places=1, memory=100, queue=2)
+    first = await gate.enter(1, stop())
+    one, two = (asyncio.create_task(gate.enter(1, stop())) for _ in range(2))
+    await settle()
+    first.leave()  # the turn of one has come, and it is cancelled before it knows
+    one.cancel()
+    await settle()
+    assert two.done()
+    two.result().leave()
+    assert (gate.taken, gate.free) == (0, 100)
+
+
+def test_a_stop_ends_by_time_or_by_its_client() -> None:
+    late, gone = stop(0.0), stop()
+    gone.check()
+    time.sleep(0.001)
+    with pytest.raises(TimeLimit):
+        late.check()
+    gone.abandon()
+    with pytest.raises(Abandoned):
+        gone.check()

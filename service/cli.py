@@ -1,4 +1,7 @@
-"""The command line: serve, compute without a server, print the API document and the settings."""
+"""The command line: serve, ask a server for its health, compute without one, print the API document and the settings.
+
+Each command imports what it runs: `health` runs every few seconds and is to cost next to nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,13 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import uvicorn
-from pydantic import ValidationError
-
-from service.app import create_app
-from service.codecs import CODECS
-from service.engine import Engine
-from service.errors import ServiceError
-from service.schemas.request import AttentionRequest
-from service.schemas.response import answer
-from service.schemas.validate import validate
-from service.settings import Settings, table
 from service.version import __version__
+
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 # Flags of serve that stand for a setting of the same name.
 FLAGS = ("host", "port", "workers", "threads")
@@ -32,13 +28,7 @@ FLAGS = ("host", "port", "workers", "threads")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, or 1 for a request that is wrong, or 2 for wrong usage."""
     options = parser().parse_args(arguments)
-    try:
-        return int(options.run(options))
-    except ValidationError as error:
-        for found in error.errors():
-            name = "_".join(str(step) for step in found["loc"]).upper()
-            print(f"ATTENTION_{name}: {found['msg']}", file=sys.stderr)
-        return 2
+    return int(options.run(options))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,6 +43,14 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--workers", type=int, help="processes that answer (default: ATTENTION_WORKERS, else 1)")
     serve.add_argument("--threads", type=int, help="threads of each (default: ATTENTION_THREADS, else as many as fit)")
     serve.set_defaults(run=_serve)
+
+    health = commands.add_parser(
+        "health",
+        help="ask a running server whether it takes requests",
+        description="Ask the server at ATTENTION_HOST and ATTENTION_PORT for /health/ready. Exit status 1 if it does "
+        "not answer 200.",
+    )
+    health.set_defaults(run=_health)
 
     compute = commands.add_parser(
         "compute",
@@ -70,9 +68,28 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _configured(**flags: object) -> Settings:
+    """The settings of the environment, and these. Exits, as for any wrong usage, where one is wrong."""
+    from pydantic import ValidationError
+
+    from service.settings import Settings
+
+    try:
+        return Settings(**flags)  # type: ignore[arg-type]  # what pydantic is there to find out
+    except ValidationError as error:
+        for found in error.errors():
+            name = "_".join(str(step) for step in found["loc"]).upper()
+            print(f"ATTENTION_{name}: {found['msg']}", file=sys.stderr)
+        sys.exit(2)
+
+
 def _serve(options: argparse.Namespace) -> int:
+    import uvicorn
+
+    from service.app import create_app
+
     flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
-    settings = Settings(**flags)
+    settings = _configured(**flags)
     # uvicorn finishes what runs, then raises the signal again: being asked to stop, and having stopped, is success.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     run = partial(
@@ -86,7 +103,23 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
+def _health(_: argparse.Namespace) -> int:
+    from service import health
+
+    failure = health.check(*health.address(os.environ))
+    if failure:
+        print(failure, file=sys.stderr)
+    return 1 if failure else 0
+
+
 def _compute(options: argparse.Namespace) -> int:
+    from service.codecs import CODECS
+    from service.engine import Engine
+    from service.errors import ServiceError
+    from service.schemas.request import AttentionRequest
+    from service.schemas.response import answer
+    from service.schemas.validate import validate
+
     codec = CODECS["application/json"]
     try:
         body = sys.stdin.buffer.read() if options.request == "-" else Path(options.request).read_bytes()
@@ -97,7 +130,7 @@ def _compute(options: argparse.Namespace) -> int:
         fields, untyped = codec.decode(body, len(body))
         request = validate(AttentionRequest, fields)
         spec = request.attention_spec(untyped)
-        result = Engine(Settings()).compute(spec)
+        result = Engine(_configured()).compute(spec)
     except ServiceError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -107,11 +140,16 @@ def _compute(options: argparse.Namespace) -> int:
 
 
 def _openapi(_: argparse.Namespace) -> int:
+    from service.app import create_app
+    from service.settings import Settings
+
     # Defaults only, so that the document does not depend on the environment it is made in.
     print(json.dumps(create_app(Settings.model_construct()).openapi(), indent=2, ensure_ascii=False))
     return 0
 
 
 def _settings(_: argparse.Namespace) -> int:
+    from service.settings import table
+
     print(table())
     return 0

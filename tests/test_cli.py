@@ -12,10 +12,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
-from service import __version__
+from service import __version__, health
 from service.cli import main
+from service.settings import Settings
 from tests.cases import CASES, FOLDER
+from tests.conftest import serving
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
 
@@ -97,6 +100,31 @@ def test_serve_by_several_workers() -> None:
             process.wait(timeout=20)
         finally:
             process.kill()
+
+
+def test_health(client: httpx.Client) -> None:
+    """0 from a server that takes requests; 1, and why, from one that does not, or from none."""
+    port = str(client.base_url.port)
+    well = run("health", ATTENTION_HOST="0.0.0.0", ATTENTION_PORT=port)
+    assert (well.returncode, well.stdout, well.stderr) == (0, "", "")
+    absent = run("health", ATTENTION_PORT=str(free_port()))
+    assert absent.returncode == 1
+    assert "refused" in absent.stderr
+    with serving(FastAPI()) as other:
+        status = run("health", ATTENTION_PORT=str(other.base_url.port))
+    assert (status.returncode, status.stderr.split(": ")[1]) == (1, "status 404\n")
+
+
+def test_health_asks_where_the_settings_say() -> None:
+    """It reads host and port by itself, with the same defaults."""
+    defaults = Settings.model_construct()
+    assert health.address({}) == (defaults.host, defaults.port)
+    assert health.address({"ATTENTION_HOST": "::", "ATTENTION_PORT": "9"}) == ("::1", 9)
+
+
+def test_health_imports_next_to_nothing() -> None:
+    code = "import sys; from service.cli import main; main(['health']); sys.exit('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("command", [["-m", "service"], ["-m", "service", "serve", "--port", "0"]])

@@ -45,6 +45,15 @@ $(TORCH_VENV)/.torch: requirements/build.txt requirements/core.txt requirements/
 	$(TORCH_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# A third holds what checks, runs and ships images and packages.
+DEPLOY_VENV ?= .venv-deploy
+DEPLOY_BIN := $(DEPLOY_VENV)/bin
+
+$(DEPLOY_VENV)/.deploy: requirements/build.txt requirements/deploy.txt
+	test -x $(DEPLOY_BIN)/python || $(PYTHON) -m venv $(DEPLOY_VENV)
+	$(DEPLOY_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/deploy.txt
+	@touch $@
+
 .PHONY: install-torch
 install-torch: $(TORCH_VENV)/.torch ## make .venv-torch with torch (TORCH=...) and the implementations we compare with
 
@@ -83,6 +92,32 @@ test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody her
 test-deep: $(TORCH_VENV)/.torch ## the same, 10,000 random configurations for each peer; resumes where it stopped
 	$(TORCH_BIN)/python -m tests.peers.deep
 
+# Images. deploy/engine says what makes them: docker or podman. BASE_IMAGE is what they start from.
+IMAGE ?= attention-service
+TARGET ?= cpu
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' service/version.py)
+REVISION := $(shell git rev-parse HEAD 2>/dev/null)
+
+.PHONY: deploy-check
+deploy-check: $(DEPLOY_VENV)/.deploy ## lint Dockerfile, compose file, manifests and scripts
+	$(DEPLOY_BIN)/hadolint Dockerfile
+	$(DEPLOY_BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	$(DEPLOY_BIN)/kubernetes-validate --strict $(MANIFESTS)
+	$(DEPLOY_BIN)/shellcheck deploy/engine deploy/local-base-image .ci/run
+
+MANIFESTS := $(filter-out %/kustomization.yaml, $(wildcard deploy/kubernetes/*/*.yaml))
+
+.PHONY: image
+image: ## build an image (TARGET=cpu, torch or cuda; TORCH=... for torch)
+	@engine=$$(deploy/engine) && eval "$$engine" && set -x && \
+	$$ENGINE build $$BUILD_FLAGS --build-arg BASE_IMAGE=$$BASE_IMAGE --build-arg TORCH="$(TORCH)" \
+		--build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) --target $(TARGET) --tag $(IMAGE):$(TARGET) .
+
+.PHONY: image-test
+image-test: image $(VENV)/.test $(DEPLOY_VENV)/.deploy ## build the image, and test it as it runs in production
+	@engine=$$(deploy/engine) && eval "$$engine" && \
+	IMAGE=$(IMAGE):cpu $(BIN)/python -m pytest tests/image
+
 .PHONY: bench
 bench: $(VENV)/.test ## the service beside other servers, over HTTP
 	$(BIN)/python -m benchmarks.http
@@ -101,10 +136,12 @@ lock: $(VENV)/.test ## resolve the dependencies anew
 	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/build.txt requirements/build.in
 	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/test.txt requirements/test.in
 	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/peers.txt requirements/peers.in
+	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/cuda.txt requirements/cuda.in
+	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/deploy.txt requirements/deploy.in
 
 LOCK_FLAGS := --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-index-url \
 	--no-emit-trusted-host --no-emit-find-links --no-emit-options
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(TORCH_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist
+	rm -rf $(VENV) $(TORCH_VENV) $(DEPLOY_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -43,6 +44,11 @@ def app(**settings: Any) -> FastAPI:
     return create_app(Settings.model_construct(**settings))
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 @contextmanager
 def uncaptured(request: pytest.FixtureRequest) -> Iterator[None]:
     """What is printed inside is seen in every run."""
@@ -50,7 +56,12 @@ def uncaptured(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--url", help="a service that runs already, to be tested in place of one of the tests' own")
+
+
 @pytest.fixture(scope="session")
-def client() -> Iterator[httpx.Client]:
-    with serving(app()) as client:
+def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    url = request.config.getoption("--url")
+    with httpx.Client(base_url=url, timeout=30) if url else serving(app()) as client:
         yield client

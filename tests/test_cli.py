@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from service import __version__, health
 from service.cli import main
 from service.settings import Settings
 from tests.cases import CASES, FOLDER
-from tests.conftest import serving
+from tests.conftest import free_port, serving
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
 
@@ -76,11 +75,6 @@ def test_version_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
 def test_openapi_and_settings_do_not_depend_on_the_environment() -> None:
     assert run("openapi").stdout == run("openapi", ATTENTION_PORT="9").stdout
     assert run("settings").stdout == run("settings", ATTENTION_PORT="9").stdout
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_serve_by_several_workers() -> None:

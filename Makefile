@@ -114,9 +114,17 @@ image: ## build an image (TARGET=cpu, torch or cuda; TORCH=... for torch)
 		--build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) --target $(TARGET) --tag $(IMAGE):$(TARGET) .
 
 .PHONY: image-test
-image-test: image $(VENV)/.test $(DEPLOY_VENV)/.deploy ## build the image, and test it as it runs in production
+image-test: TESTS = tests/image
+image-test: image run-image-test ## build the image, and test it as it runs in production
+
+.PHONY: scale-test
+scale-test: TESTS = tests/image/test_scale.py
+scale-test: image run-image-test ## the same with three replicas behind a proxy, one of which is killed
+
+.PHONY: run-image-test
+run-image-test: $(VENV)/.test $(DEPLOY_VENV)/.deploy
 	@engine=$$(deploy/engine) && eval "$$engine" && \
-	IMAGE=$(IMAGE):cpu $(BIN)/python -m pytest tests/image
+	IMAGE=$(IMAGE) PODMAN_COMPOSE=$(DEPLOY_BIN)/podman-compose $(BIN)/python -m pytest $(TESTS)
 
 .PHONY: bench
 bench: $(VENV)/.test ## the service beside other servers, over HTTP

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,13 @@ import httpx
 from tests.conftest import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-ENGINE, IMAGE, BASE_IMAGE = (os.environ[name] for name in ("ENGINE", "IMAGE", "BASE_IMAGE"))
+ENGINE, BASE_IMAGE = os.environ["ENGINE"], os.environ["BASE_IMAGE"]
+IMAGE = f"{os.environ['IMAGE']}:cpu"
+COMPOSE = ("docker", "compose") if ENGINE == "docker" else (os.environ["PODMAN_COMPOSE"],)
 # As docker-compose.yml and the manifests run it.
 HARDENED = (
     *("--read-only", "--tmpfs=/tmp", "--cap-drop=all", "--security-opt=no-new-privileges"),
-    *("--memory=1g", "--pids-limit=256"),
+    *("--memory=1g", "--pids-limit=256", "--cpus=2", "--env=ATTENTION_THREADS=2"),
 )
 
 
@@ -51,6 +53,20 @@ class Container:
         """Whether a command succeeds there."""
         return succeeds("exec", self.name, *command)
 
+    def status(self) -> dict[str, str]:
+        """What the kernel says of the service's process."""
+        return dict(line.split(":", 1) for line in self.run("cat", "/proc/1/status").splitlines())
+
+
+def assert_confined(one: Container) -> None:
+    """It is not root, cannot become it, can do nothing that root could, and writes to two folders alone."""
+    facts = {name: value.split() for name, value in one.status().items()}
+    assert {*facts["Uid"], *facts["Gid"]} == {"10001"}
+    assert int(facts["CapEff"][0], 16) == int(facts["CapBnd"][0], 16) == 0
+    assert facts["NoNewPrivs"] == ["1"]
+    for folder, writable in (("/tmp", True), ("/data", True), ("/", False), ("/opt/attention", False)):
+        assert one.can("touch", f"{folder}/file") == writable, folder
+
 
 @contextmanager
 def container(*flags: str) -> Iterator[Container]:
@@ -77,14 +93,26 @@ def process() -> Iterator[str]:
             running.terminate()
 
 
-def await_answer(url: str, seconds: float = 60) -> None:
+def await_answer(url: str) -> None:
     """Ask until there is an answer."""
-    deadline = time.monotonic() + seconds
-    while True:
+
+    def answers() -> bool:
         try:
-            assert httpx.post(f"{url}/attention", json={"input": [[1, 0], [0, 1]]}).json()["output"]
+            return "output" in httpx.post(f"{url}/attention", json={"input": [[1, 0], [0, 1]]}).json()
         except httpx.TransportError:
-            assert time.monotonic() < deadline, f"no answer within {seconds} seconds"
-            time.sleep(0.005)
-        else:
-            return
+            return False
+
+    await_that(answers, f"an answer from {url}")
+
+
+def await_success(*arguments: str) -> None:
+    """Run a command of the engine until it succeeds."""
+    await_that(lambda: succeeds(*arguments), " ".join(arguments))
+
+
+def await_that(holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """Try until it holds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} seconds: {what}"
+        time.sleep(0.005)

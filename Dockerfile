@@ -22,16 +22,17 @@ RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel . \
     && python -m compileall -q --invalidation-mode unchecked-hash /opt/attention/lib
 
 # torch lies beside the environment: what is built for it does not depend on our own code, which changes more often.
+# Some of its files are for other versions of Python and do not compile; nothing imports them.
 FROM build AS build-torch
 # As in `make install-torch`: what to install, with pip's flags that say where torch's CPU build is.
 ARG TORCH=
 RUN /build/bin/pip install --target /opt/torch array-api-compat ${TORCH:?names a build of torch} \
-    && python -m compileall -q --invalidation-mode unchecked-hash /opt/torch
+    && { python -m compileall -qq --invalidation-mode unchecked-hash /opt/torch || true; }
 
 FROM build AS build-cuda
 COPY requirements/cuda.txt requirements/
 RUN /build/bin/pip install --target /opt/torch --require-hashes -r requirements/cuda.txt \
-    && python -m compileall -q --invalidation-mode unchecked-hash /opt/torch
+    && { python -m compileall -qq --invalidation-mode unchecked-hash /opt/torch || true; }
 
 FROM ${BASE_IMAGE} AS service
 # Layers and whatever else is to last go to /data; the rest of the file system may be read-only, but for /tmp.

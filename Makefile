@@ -138,16 +138,26 @@ bench-kernel: $(TORCH_VENV)/.torch ## the NumPy kernel beside torch's
 openapi: $(VENV)/.core ## regenerate what is generated: API document, examples, tables in docs
 	$(BIN)/python openapi/generate.py
 
+# In folder $(1): the core by the package's own metadata, the rest by their .in; with $(2), to the newest versions.
+define compile-locks
+cd $(1) && $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/core.txt pyproject.toml && \
+for name in build test peers cuda deploy; do \
+	$(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/$$name.txt requirements/$$name.in || exit; \
+done
+endef
+
 .PHONY: lock
 lock: $(VENV)/.test ## resolve the dependencies anew
-	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/core.txt pyproject.toml
-	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/build.txt requirements/build.in
-	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/test.txt requirements/test.in
-	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/peers.txt requirements/peers.in
-	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/cuda.txt requirements/cuda.in
-	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/deploy.txt requirements/deploy.in
+	$(call compile-locks,.,--upgrade)
 
-LOCK_FLAGS := --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-index-url \
+# pip-compile writes === where it resolves, and == where it finds resolved.
+.PHONY: lock-check
+lock-check: $(VENV)/.test ## fail where a lock is not what its requirements say
+	@rm -rf build/locks && mkdir -p build/locks && cp -r pyproject.toml README.md LICENSE service requirements build/locks
+	@$(call compile-locks,build/locks)
+	@diff -r -I '^torch==' requirements build/locks/requirements
+
+LOCK_FLAGS := --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-index-url \
 	--no-emit-trusted-host --no-emit-find-links --no-emit-options
 
 .PHONY: clean

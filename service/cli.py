@@ -84,14 +84,16 @@ def _configured(**flags: object) -> Settings:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    # uvicorn finishes what runs, then raises the signal again: being asked to stop, and having stopped, is success.
+    # Before all imports, as the first process of a container has no other way to be stopped while they run.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+
     import uvicorn
 
     from service.app import create_app
 
     flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
     settings = _configured(**flags)
-    # uvicorn finishes what runs, then raises the signal again: being asked to stop, and having stopped, is success.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     run = partial(
         uvicorn.run, host=settings.host, port=settings.port, log_level=settings.log_level, server_header=False
     )

@@ -164,6 +164,15 @@ def test_sigterm_under_load(report: Report) -> None:
     assert before < 8
 
 
+def test_sigterm_while_it_starts() -> None:
+    """Nothing is to be waited for; but Python itself needs a moment before it hears of signals."""
+    with container() as one:
+        await_that(lambda: not succeeds("kill", "--signal=TERM", one.name), "the container to stop")
+        assert engine("wait", one.name) == "0"
+        logs = subprocess.run([ENGINE, "logs", one.name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+        assert b"startup complete" not in logs.stdout
+
+
 def small_request(url: str) -> str:
     """What becomes of a small request on a connection of its own."""
     begun = False

@@ -103,7 +103,7 @@ deploy-check: $(DEPLOY_VENV)/.deploy ## lint Dockerfile, compose file, manifests
 	$(DEPLOY_BIN)/hadolint Dockerfile
 	$(DEPLOY_BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	$(DEPLOY_BIN)/kubernetes-validate --strict $(MANIFESTS)
-	$(DEPLOY_BIN)/shellcheck deploy/engine deploy/local-base-image .ci/run
+	$(DEPLOY_BIN)/shellcheck deploy/engine deploy/local-base-image deploy/release-check .ci/run
 
 MANIFESTS := $(filter-out %/kustomization.yaml, $(wildcard deploy/kubernetes/*/*.yaml))
 
@@ -159,6 +159,10 @@ lock-check: $(VENV)/.test ## fail where a lock is not what its requirements say
 
 LOCK_FLAGS := --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-index-url \
 	--no-emit-trusted-host --no-emit-find-links --no-emit-options
+
+.PHONY: release-check
+release-check: lock-check $(VENV)/.test $(DEPLOY_VENV)/.deploy ## what is to hold before a release, which it leaves in dist
+	@BIN=$(BIN) DEPLOY_BIN=$(DEPLOY_BIN) VERSION=$(VERSION) deploy/release-check
 
 .PHONY: clean
 clean: ## remove environments and caches

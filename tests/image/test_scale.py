@@ -16,6 +16,9 @@ import httpx
 import numpy as np
 import pytest
 
+from service.errors import BodyTooLarge
+from service.http.problems import MEDIA_TYPE
+from service.schemas.problem import Problem
 from tests.conftest import free_port
 from tests.image.engine import COMPOSE, ROOT, await_answer, await_success, engine
 from tests.wire import NPZ, read, write
@@ -110,13 +113,16 @@ def test_requests_are_spread_over_all_replicas(proxy: str, report: Callable[[str
 
 
 def test_bodies_pass_through(proxy: str) -> None:
-    """Large ones too, though the proxy has 4 MB to write to; the limit is the service's, and so is the refusal."""
+    """Large ones too, though the proxy has 4 MB to write to; too large ones are refused in the service's words."""
     tokens = np.ones((100_000, 64), np.float32)
     large = {"query": tokens[:1], "key": tokens, "value": tokens, "include": []}
     answer = httpx.post(f"{proxy}/attention", content=write(large, NPZ), headers={"Content-Type": NPZ}, timeout=60)
     assert answer.status_code == 200, answer.text
     refused = httpx.post(f"{proxy}/attention", content=b"0" * (65 * 2**20), headers={"Content-Type": NPZ}, timeout=60)
-    assert (refused.status_code, refused.json()["code"]) == (413, "body_too_large")
+    assert refused.headers["Content-Type"] == MEDIA_TYPE
+    problem = Problem.model_validate(refused.json())
+    assert (refused.status_code, problem.status, problem.code) == (413, BodyTooLarge.status, BodyTooLarge.code)
+    assert (problem.title, problem.request_id) == (BodyTooLarge.title, refused.headers["X-Request-ID"])
 
 
 def test_a_replica_killed_at_work_takes_nothing_with_it_but_that(proxy: str, report: Callable[[str], None]) -> None:

@@ -45,6 +45,15 @@ $(TORCH_VENV)/.torch: requirements/build.txt requirements/core.txt requirements/
 	$(TORCH_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# A third holds what checks, runs and ships images and packages.
+DEPLOY_VENV ?= .venv-deploy
+DEPLOY_BIN := $(DEPLOY_VENV)/bin
+
+$(DEPLOY_VENV)/.deploy: requirements/build.txt requirements/deploy.txt
+	test -x $(DEPLOY_BIN)/python || $(PYTHON) -m venv $(DEPLOY_VENV)
+	$(DEPLOY_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/deploy.txt
+	@touch $@
+
 .PHONY: install-torch
 install-torch: $(TORCH_VENV)/.torch ## make .venv-torch with torch (TORCH=...) and the implementations we compare with
 
@@ -83,6 +92,40 @@ test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody her
 test-deep: $(TORCH_VENV)/.torch ## the same, 10,000 random configurations for each peer; resumes where it stopped
 	$(TORCH_BIN)/python -m tests.peers.deep
 
+# Images. deploy/engine says what makes them: docker or podman. BASE_IMAGE is what they start from.
+IMAGE ?= attention-service
+TARGET ?= cpu
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' service/version.py)
+REVISION := $(shell git rev-parse HEAD 2>/dev/null)
+
+.PHONY: deploy-check
+deploy-check: $(DEPLOY_VENV)/.deploy ## lint Dockerfile, compose file, manifests and scripts
+	$(DEPLOY_BIN)/hadolint Dockerfile
+	$(DEPLOY_BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	$(DEPLOY_BIN)/kubernetes-validate --strict $(MANIFESTS)
+	$(DEPLOY_BIN)/shellcheck deploy/engine deploy/local-base-image deploy/release-check .ci/run
+
+MANIFESTS := $(filter-out %/kustomization.yaml, $(wildcard deploy/kubernetes/*/*.yaml))
+
+.PHONY: image
+image: ## build an image (TARGET=cpu, torch or cuda; TORCH=... for torch)
+	@engine=$$(deploy/engine) && eval "$$engine" && set -x && \
+	$$ENGINE build $$BUILD_FLAGS --build-arg BASE_IMAGE=$$BASE_IMAGE --build-arg TORCH="$(TORCH)" \
+		--build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) --target $(TARGET) --tag $(IMAGE):$(TARGET) .
+
+.PHONY: image-test
+image-test: TESTS = tests/image
+image-test: image run-image-test ## build the image, and test it as it runs in production
+
+.PHONY: scale-test
+scale-test: TESTS = tests/image/test_scale.py
+scale-test: image run-image-test ## the same with three replicas behind a proxy, one of which is killed
+
+.PHONY: run-image-test
+run-image-test: $(VENV)/.test $(DEPLOY_VENV)/.deploy
+	@engine=$$(deploy/engine) && eval "$$engine" && \
+	IMAGE=$(IMAGE) PODMAN_COMPOSE=$(DEPLOY_BIN)/podman-compose $(BIN)/python -m pytest $(TESTS)
+
 .PHONY: bench
 bench: $(VENV)/.test ## the service beside other servers over HTTP: those of bench-peers that are installed
 	$(BIN)/python -m benchmarks.http
@@ -120,16 +163,32 @@ bench-kernel: $(TORCH_VENV)/.kernel ## the NumPy kernel beside torch's and onnxr
 openapi: $(VENV)/.core ## regenerate what is generated: API document, examples, tables in docs
 	$(BIN)/python openapi/generate.py
 
+# In folder $(1): the core by the package's own metadata, the rest by their .in; with $(2), to the newest versions.
+define compile-locks
+cd $(1) && $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/core.txt pyproject.toml && \
+for name in build test peers cuda deploy; do \
+	$(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/$$name.txt requirements/$$name.in || exit; \
+done
+endef
+
 .PHONY: lock
 lock: $(VENV)/.test ## resolve the dependencies anew
-	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/core.txt pyproject.toml
-	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/build.txt requirements/build.in
-	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/test.txt requirements/test.in
-	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/peers.txt requirements/peers.in
+	$(call compile-locks,.,--upgrade)
 
-LOCK_FLAGS := --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-index-url \
+# pip-compile writes === where it resolves, and == where it finds resolved.
+.PHONY: lock-check
+lock-check: $(VENV)/.test ## fail where a lock is not what its requirements say
+	@rm -rf build/locks && mkdir -p build/locks && cp -r pyproject.toml README.md LICENSE service requirements build/locks
+	@$(call compile-locks,build/locks)
+	@diff -r -I '^torch==' requirements build/locks/requirements
+
+LOCK_FLAGS := --quiet --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-index-url \
 	--no-emit-trusted-host --no-emit-find-links --no-emit-options
+
+.PHONY: release-check
+release-check: lock-check $(VENV)/.test $(DEPLOY_VENV)/.deploy ## what is to hold before a release, which it leaves in dist
+	@BIN=$(BIN) DEPLOY_BIN=$(DEPLOY_BIN) VERSION=$(VERSION) deploy/release-check
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(TORCH_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist
+	rm -rf $(VENV) $(TORCH_VENV) $(DEPLOY_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from service.errors import error_classes
+from service.metrics import METRICS
 from service.settings import Settings, table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +42,15 @@ def errors() -> str:
     return "\n".join(rows)
 
 
+def metrics() -> str:
+    """All metrics as a Markdown table."""
+    rows = ["| metric | kind | labels | what |", "|---|---|---|---|"]
+    for name, metric in METRICS.items():
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        rows.append(f"| `{name}` | {metric.kind} | {labels} | {metric.help} |")
+    return "\n".join(rows)
+
+
 def filled(page: Path, name: str, text: str) -> str:
     """A Markdown page with the part between its markers for `name` replaced."""
     pattern = re.compile(rf"(<!-- {name}: generated -->\n).*?(\n<!-- end -->)", re.DOTALL)
@@ -66,6 +76,7 @@ def main() -> None:
         (ROOT / "service" / "routes" / "examples.json", examples),
         (ROOT / "openapi" / "openapi.json", document),
         (docs / "settings.md", lambda: filled(docs / "settings.md", "settings", table())),
+        (docs / "operations.md", lambda: filled(docs / "operations.md", "metrics", metrics())),
         (docs / "errors.md", lambda: filled(docs / "errors.md", "errors", errors())),
     ):
         if not write(path, make()):

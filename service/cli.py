@@ -1,4 +1,7 @@
-"""The command line: serve, compute without a server, print the API document and the settings."""
+"""The command line: serve, ask a server for its health, compute without one, print the API document and the settings.
+
+Each command imports what it runs: `health` runs every few seconds and is to cost next to nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,13 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import uvicorn
-from pydantic import ValidationError
-
-from service.app import create_app
-from service.codecs import CODECS
-from service.engine import Engine
-from service.errors import ServiceError
-from service.http.auth import new_key
-from service.http.protocol import PatientProtocol
-from service.jobs import make_job
-from service.logs import log_config
-from service.process import spare_garbage_collection
-from service.schemas.request import AttentionRequest
-from service.schemas.response import answer
-from service.settings import Settings, table
 from service.version import __version__
+
+if TYPE_CHECKING:
+    from service.settings import Settings
 
 # Flags of serve that stand for a setting of the same name.
 FLAGS = ("host", "port", "workers", "threads")
@@ -37,13 +28,7 @@ FLAGS = ("host", "port", "workers", "threads")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, or 1 for a request that is wrong, or 2 for wrong usage."""
     options = parser().parse_args(arguments)
-    try:
-        return int(options.run(options))
-    except ValidationError as error:
-        for found in error.errors():
-            name = "_".join(str(step) for step in found["loc"]).upper()
-            print(f"ATTENTION_{name}: {found['msg']}", file=sys.stderr)
-        return 2
+    return int(options.run(options))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,6 +43,14 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--workers", type=int, help="processes that answer (default: ATTENTION_WORKERS, else 1)")
     serve.add_argument("--threads", type=int, help="threads of each (default: ATTENTION_THREADS, else as many as fit)")
     serve.set_defaults(run=_serve)
+
+    health = commands.add_parser(
+        "health",
+        help="ask a running server whether it takes requests",
+        description="Ask the server at ATTENTION_HOST and ATTENTION_PORT for /health/ready. Exit status 1 if it does "
+        "not answer 200.",
+    )
+    health.set_defaults(run=_health)
 
     compute = commands.add_parser(
         "compute",
@@ -78,11 +71,35 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _configured(**flags: object) -> Settings:
+    """The settings of the environment, and these. Exits, as for any wrong usage, where one is wrong."""
+    from pydantic import ValidationError
+
+    from service.settings import Settings
+
+    try:
+        return Settings(**flags)  # type: ignore[arg-type]  # what pydantic is there to find out
+    except ValidationError as error:
+        for found in error.errors():
+            name = "_".join(str(step) for step in found["loc"]).upper()
+            print(f"ATTENTION_{name}: {found['msg']}", file=sys.stderr)
+        sys.exit(2)
+
+
 def _serve(options: argparse.Namespace) -> int:
-    flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
-    settings = Settings(**flags)
     # uvicorn finishes what runs, then raises the signal again: being asked to stop, and having stopped, is success.
+    # Before all imports, as the first process of a container has no other way to be stopped while they run.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+
+    import uvicorn
+
+    from service.app import create_app
+    from service.http.protocol import PatientProtocol
+    from service.logs import log_config
+    from service.process import spare_garbage_collection
+
+    flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
+    settings = _configured(**flags)
     run = partial(
         uvicorn.run,
         host=settings.host,
@@ -104,6 +121,8 @@ def _serve(options: argparse.Namespace) -> int:
         run(app)
     else:  # each worker makes its own, from the environment, where the flags go for it
         os.environ.update({f"ATTENTION_{name.upper()}": str(value) for name, value in flags.items()})
+        from tempfile import TemporaryDirectory
+
         with TemporaryDirectory(prefix="attention-") as folder:
             os.environ.setdefault("ATTENTION_METRICS_FOLDER", folder)
             run("service.app:from_environment", factory=True, workers=settings.workers)
@@ -111,12 +130,30 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _key(_: argparse.Namespace) -> int:
+    from service.http.auth import new_key
+
     key, hashed = new_key()
     print(f"key, for the caller, kept nowhere else: {key}\nhash, for ATTENTION_API_KEYS or its file:  {hashed}")
     return 0
 
 
+def _health(_: argparse.Namespace) -> int:
+    from service import health
+
+    failure = health.check(*health.address(os.environ), encrypted=bool(os.environ.get("ATTENTION_TLS_CERTIFICATE")))
+    if failure:
+        print(failure, file=sys.stderr)
+    return 1 if failure else 0
+
+
 def _compute(options: argparse.Namespace) -> int:
+    from service.codecs import CODECS
+    from service.engine import Engine
+    from service.errors import ServiceError
+    from service.jobs import make_job
+    from service.schemas.request import AttentionRequest
+    from service.schemas.response import answer
+
     codec = CODECS["application/json"]
     try:
         body = sys.stdin.buffer.read() if options.request == "-" else Path(options.request).read_bytes()
@@ -125,7 +162,7 @@ def _compute(options: argparse.Namespace) -> int:
         return 2
     try:
         job = make_job(AttentionRequest, codec.decode(body, len(body)))
-        result = Engine(Settings()).compute(job)
+        result = Engine(_configured()).compute(job)
     except ServiceError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -135,11 +172,16 @@ def _compute(options: argparse.Namespace) -> int:
 
 
 def _openapi(_: argparse.Namespace) -> int:
+    from service.app import create_app
+    from service.settings import Settings
+
     # Defaults only, so that the document does not depend on the environment it is made in.
     print(json.dumps(create_app(Settings.model_construct()).openapi(), indent=2, ensure_ascii=False))
     return 0
 
 
 def _settings(_: argparse.Namespace) -> int:
+    from service.settings import table
+
     print(table())
     return 0

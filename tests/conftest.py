@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from service.app import Application, create_app
 from service.http.protocol import PatientProtocol
@@ -18,7 +20,7 @@ from service.settings import Settings
 
 
 @contextmanager
-def serving(app: Application) -> Iterator[httpx.Client]:
+def serving(app: Application | FastAPI) -> Iterator[httpx.Client]:
     """A client of a server that runs the application in a thread on a free port."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", http=PatientProtocol, ws="none",
                             proxy_headers=False)  # fmt: skip
@@ -44,6 +46,11 @@ def app(**settings: Any) -> Application:
     return create_app(Settings.model_construct(**settings))
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 @contextmanager
 def uncaptured(request: pytest.FixtureRequest) -> Iterator[None]:
     """What is printed inside is seen in every run."""
@@ -51,7 +58,12 @@ def uncaptured(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--url", help="a service that runs already, to be tested in place of one of the tests' own")
+
+
 @pytest.fixture(scope="session")
-def client() -> Iterator[httpx.Client]:
-    with serving(app()) as client:
+def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    url = request.config.getoption("--url")
+    with httpx.Client(base_url=url, timeout=30) if url else serving(app()) as client:
         yield client

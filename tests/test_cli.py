@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
-from service import __version__
+from service import __version__, health
 from service.cli import main
+from service.settings import Settings
 from tests.cases import CASES, FOLDER
+from tests.conftest import free_port, serving
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
 
@@ -75,11 +77,6 @@ def test_openapi_and_settings_do_not_depend_on_the_environment() -> None:
     assert run("settings").stdout == run("settings", ATTENTION_PORT="9").stdout
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def test_serve_by_several_workers() -> None:
     """All of them answer, on the one port."""
     port = free_port()
@@ -97,6 +94,31 @@ def test_serve_by_several_workers() -> None:
             process.wait(timeout=20)
         finally:
             process.kill()
+
+
+def test_health(client: httpx.Client) -> None:
+    """0 from a server that takes requests; 1, and why, from one that does not, or from none."""
+    port = str(client.base_url.port)
+    well = run("health", ATTENTION_HOST="0.0.0.0", ATTENTION_PORT=port)
+    assert (well.returncode, well.stdout, well.stderr) == (0, "", "")
+    absent = run("health", ATTENTION_PORT=str(free_port()))
+    assert absent.returncode == 1
+    assert "refused" in absent.stderr
+    with serving(FastAPI()) as other:
+        status = run("health", ATTENTION_PORT=str(other.base_url.port))
+    assert (status.returncode, status.stderr.split(": ")[1]) == (1, "status 404\n")
+
+
+def test_health_asks_where_the_settings_say() -> None:
+    """It reads host and port by itself, with the same defaults."""
+    defaults = Settings.model_construct()
+    assert health.address({}) == (defaults.host, defaults.port)
+    assert health.address({"ATTENTION_HOST": "::", "ATTENTION_PORT": "9"}) == ("::1", 9)
+
+
+def test_health_imports_next_to_nothing() -> None:
+    code = "import sys; from service.cli import main; main(['health']); sys.exit('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("command", [["-m", "service"], ["-m", "service", "serve", "--port", "0"]])

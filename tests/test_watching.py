@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.logs import HumanFormatter, JsonFormatter
+from service.logs import FIELDS, HumanFormatter, JsonFormatter
 from service.metrics import METRICS, Shared, Tally, total
 from tests.conftest import app, serving
 
@@ -167,6 +167,21 @@ def test_traces_continue_those_of_the_caller() -> None:
     assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
 
 
-def test_every_metric_is_explained() -> None:
+def names_in(text: str) -> set[str]:
+    return set(re.findall(r"\battention_[a-z_]+\b", text))
+
+
+@pytest.mark.parametrize("path", ["deploy/prometheus/rules/attention.yml", "deploy/grafana/dashboards/attention.json"])
+def test_alerts_and_dashboard_ask_for_metrics_that_there_are(path: str, fresh: httpx.Client) -> None:
+    fresh.post("/attention", json=GOOD)
+    offered = {name.split()[0] for name in samples(fresh)} | {"attention_problems_total"}
+    asked = names_in(Path(path).read_text(encoding="utf-8"))
+    assert len(asked) >= 5
+    assert asked - offered == set()
+
+
+def test_every_alert_and_metric_is_explained() -> None:
     text = Path("docs/operations.md").read_text(encoding="utf-8")
-    assert [name for name in METRICS if f"`{name}`" not in text] == []
+    alerts = re.findall(r"alert: (\w+)", Path("deploy/prometheus/rules/attention.yml").read_text(encoding="utf-8"))
+    assert len(alerts) >= 6
+    assert [name for name in [*alerts, *METRICS, *FIELDS] if f"`{name}`" not in text] == []

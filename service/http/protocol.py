@@ -11,6 +11,8 @@ from service.errors import BadRequest, Fault, ServiceError, TooSlow
 
 # Bytes before the body: more than any client sends.
 MAX_HEAD = 2**15
+# Seconds, where the application does not say.
+READ_TIMEOUT = 30.0
 
 
 class PatientProtocol(HttpToolsProtocol):
@@ -21,7 +23,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.read_timeout: float = self.config.loaded_app.read_timeout
+        self.read_timeout: float = getattr(self.config.loaded_app, "read_timeout", READ_TIMEOUT)
         self._timer: Any = None
         self._head = 0
 

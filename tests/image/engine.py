@@ -1,0 +1,118 @@
+"""Containers, by the engine that deploy/engine found, and the bare process that they are compared with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tests.conftest import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+ENGINE, BASE_IMAGE = os.environ["ENGINE"], os.environ["BASE_IMAGE"]
+IMAGE = f"{os.environ['IMAGE']}:cpu"
+COMPOSE = ("docker", "compose") if ENGINE == "docker" else (os.environ["PODMAN_COMPOSE"],)
+# As docker-compose.yml and the manifests run it.
+HARDENED = (
+    *("--read-only", "--tmpfs=/tmp", "--cap-drop=all", "--security-opt=no-new-privileges"),
+    *("--memory=1g", "--pids-limit=256", "--cpus=2", "--env=ATTENTION_THREADS=2"),
+)
+
+
+def engine(*arguments: str) -> str:
+    """What a command of the engine prints. Its complaints are seen only where it fails."""
+    done = subprocess.run([ENGINE, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(arguments)}: {done.stderr}"
+    return done.stdout.strip()
+
+
+def succeeds(*arguments: str) -> bool:
+    """Whether a command of the engine does."""
+    return subprocess.run([ENGINE, *arguments], capture_output=True, check=False).returncode == 0
+
+
+@dataclass(frozen=True)
+class Container:
+    """One that runs, and where it answers."""
+
+    name: str
+    url: str
+
+    def run(self, *command: str) -> str:
+        """What a command prints that runs in the container."""
+        return engine("exec", self.name, *command)
+
+    def can(self, *command: str) -> bool:
+        """Whether a command succeeds there."""
+        return succeeds("exec", self.name, *command)
+
+    def status(self) -> dict[str, str]:
+        """What the kernel says of the service's process."""
+        return dict(line.split(":", 1) for line in self.run("cat", "/proc/1/status").splitlines())
+
+
+def assert_confined(one: Container) -> None:
+    """It is not root, cannot become it, can do nothing that root could, and writes to two folders alone."""
+    facts = {name: value.split() for name, value in one.status().items()}
+    assert {*facts["Uid"], *facts["Gid"]} == {"10001"}
+    assert int(facts["CapEff"][0], 16) == int(facts["CapBnd"][0], 16) == 0
+    assert facts["NoNewPrivs"] == ["1"]
+    for folder, writable in (("/tmp", True), ("/data", True), ("/", False), ("/opt/attention", False)):
+        assert one.can("touch", f"{folder}/file") == writable, folder
+
+
+@contextmanager
+def container(*flags: str) -> Iterator[Container]:
+    """A hardened container of the image, not awaited; removed in the end."""
+    port = free_port()
+    name = engine("run", "--detach", *HARDENED, f"--publish=127.0.0.1:{port}:8000", *flags, IMAGE)
+    try:
+        yield Container(name, f"http://127.0.0.1:{port}")
+    finally:
+        engine("rm", "--force", "--volumes", name)
+
+
+@contextmanager
+def process() -> Iterator[str]:
+    """The URL of a service without a container."""
+    port = free_port()
+    # Bytecode is kept, as it is in the image.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-m", "service", "serve", "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL) as running:
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            running.terminate()
+
+
+def await_answer(url: str) -> None:
+    """Ask until there is an answer."""
+
+    def answers() -> bool:
+        try:
+            return "output" in httpx.post(f"{url}/attention", json={"input": [[1, 0], [0, 1]]}).json()
+        except httpx.TransportError:
+            return False
+
+    await_that(answers, f"an answer from {url}")
+
+
+def await_success(*arguments: str) -> None:
+    """Run a command of the engine until it succeeds."""
+    await_that(lambda: succeeds(*arguments), " ".join(arguments))
+
+
+def await_that(holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """Try until it holds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} seconds: {what}"
+        time.sleep(0.005)

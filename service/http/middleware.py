@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Any
@@ -62,11 +63,14 @@ class RequestContext:
                 raise  # the answer is under way: breaking the connection is all that still tells
             await response(scope, receive, send_with_id)
         finally:
-            self._note(scope, status, time.perf_counter() - start)
+            # Not before the answer is on its way: the loop sends what was written when this task is done.
+            asyncio.get_running_loop().call_soon(self._note, scope, status, time.perf_counter() - start)
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         """Count and log a request that has been answered."""
         state = scope["state"]
+        if "note" in state:
+            state["note"]()
         tally = self._tally
         if tally is not None:
             tally.in_flight -= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -34,7 +34,7 @@ class PartedResponse(Response):
         self._length = sum(map(len, parts)) if isinstance(parts, list) else None
         if self._length is not None:
             self.raw_headers.append((b"content-length", b"%d" % self._length))
-        self.on_sent: Callable[[int], object] = bool  # called with the number of bytes
+        self.sent = 0  # bytes
         self._parts = parts
         self._call = call
         self._patience = patience
@@ -44,9 +44,9 @@ class PartedResponse(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if self._length is not None and self._length <= SHORT:
-                body = b"".join(self._parts)
+                body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)  # type: ignore[index, arg-type]
                 await send({"type": "http.response.body", "body": body})
-                self.on_sent(self._length)
+                self.sent = len(body)
             else:
                 async with watching(receive, self._call.stop):
                     await self._send_parts(send)
@@ -55,7 +55,6 @@ class PartedResponse(Response):
 
     async def _send_parts(self, send: Send) -> None:
         """Errors: Abandoned, where nobody takes them."""
-        sent = 0
         for part in self._parts:
             try:
                 async with asyncio.timeout(self._patience):
@@ -65,6 +64,5 @@ class PartedResponse(Response):
             if self._call.stop.abandoned:
                 raise Abandoned
             await asyncio.sleep(0)  # let others have their turn
-            sent += len(part)
+            self.sent += len(part)
         await send({"type": "http.response.body", "body": b""})
-        self.on_sent(sent)

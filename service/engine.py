@@ -99,6 +99,7 @@ class Engine:
         """Compute without blocking the event loop for long. Errors: InvalidRequest, MemoryLimit, Busy, TimeLimit."""
         self._admit(job.plan)
         if self.is_quick(job):
+            call.timings.step("queue")
             result = execute(job.plan, job.spec)
         else:
             permit = await self.work.enter(job.plan.peak_bytes, call.stop)

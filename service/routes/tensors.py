@@ -100,8 +100,7 @@ def _note(request: TensorRequest, metadata: Mapping[str, Any], response: PartedR
     tally.add("attention_sent_bytes", (other,), response.sent)
     tally.observe("attention_decode_seconds", (own,), seconds["decode"])
     tally.observe("attention_compute_seconds", (backend, kernel), seconds["compute"])
-    if "queue" in seconds:
-        tally.observe("attention_queue_seconds", (), seconds["queue"])
+    tally.observe("attention_queue_seconds", (), seconds["queue"])
     if "encode" in seconds:
         tally.observe("attention_encode_seconds", (other,), seconds["encode"])
 

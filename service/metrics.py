@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,10 +34,11 @@ METRICS = {
     "attention_request_seconds": Metric("histogram", "From head of request to end of answer.", ("operation",)),
     "attention_received_bytes": Metric("counter", "Bytes of the bodies of tensor operations.", ("media_type",)),
     "attention_sent_bytes": Metric("counter", "Bytes of the answers of tensor operations.", ("media_type",)),
-    "attention_compute_seconds": Metric("histogram", "Computing.", ("backend", "kernel")),
-    "attention_decode_seconds": Metric("histogram", "Reading bodies.", ("media_type",)),
-    "attention_encode_seconds": Metric("histogram", "Writing answers, unless while they are sent.", ("media_type",)),
-    "attention_queue_seconds": Metric("histogram", "Waiting for a place and memory."),
+    "attention_computed": Metric("counter", "Attentions computed.", ("backend", "kernel")),
+    "attention_compute_seconds": Metric("counter", "Time of computing.", ("backend", "kernel")),
+    "attention_decode_seconds": Metric("counter", "Time of reading bodies.", ("media_type",)),
+    "attention_encode_seconds": Metric("counter", "Time of writing answers before they are sent.", ("media_type",)),
+    "attention_queue_seconds": Metric("counter", "Time of waiting for a place and memory."),
     "attention_requests_in_flight": Metric("gauge", "Requests that are not answered yet."),
     "attention_places_taken": Metric("gauge", "Large requests at work."),
     "attention_places": Metric("gauge", "Large requests that may be at work at once."),
@@ -47,7 +48,7 @@ METRICS = {
     "attention_workers": Metric("gauge", "Processes that answer."),
 }  # fmt: skip
 
-Labels = tuple[str, ...]
+Labels = tuple[Any, ...]
 Cells = dict[tuple[str, Labels], Any]
 
 
@@ -55,21 +56,56 @@ class Tally:
     """The counts of one worker: a number for a counter or gauge, [sum, count in each bucket …] for a histogram."""
 
     def __init__(self) -> None:
-        self.cells: Cells = {}
         self.in_flight = 0
+        self._cells: Cells = {}
+        # (media type of body, of answer, backend, kernel) -> [answers, bytes in, bytes out, seconds of four steps]
+        self._tensors: dict[tuple[str, str, str, str], list[float]] = {}
 
-    def add(self, name: str, labels: Labels, amount: float = 1) -> None:
-        """Count something."""
-        key = (name, labels)
-        self.cells[key] = self.cells.get(key, 0) + amount
-
-    def observe(self, name: str, labels: Labels, seconds: float) -> None:
-        """Count a duration."""
-        cell = self.cells.get((name, labels))
+    def answered(self, operation: str, status: int, seconds: float, problem: str | None) -> None:
+        """Count an answer."""
+        key: tuple[str, Labels] = ("attention_requests", (operation, status))
+        cells = self._cells
+        cells[key] = cells.get(key, 0) + 1
+        cell = cells.get(("attention_request_seconds", (operation,)))
         if cell is None:
-            cell = self.cells[name, labels] = [0.0] * (len(BUCKETS) + 2)
+            cell = cells["attention_request_seconds", (operation,)] = [0.0] * (len(BUCKETS) + 2)
         cell[0] += seconds
         cell[bisect_left(BUCKETS, seconds) + 1] += 1
+        if problem is not None:
+            key = ("attention_problems", (problem,))
+            cells[key] = cells.get(key, 0) + 1
+
+    def computed(self, kind: tuple[str, str, str, str], received: int, sent: int, seconds: Mapping[str, float]) -> None:
+        """Count a tensor operation."""
+        cell = self._tensors.get(kind)
+        if cell is None:
+            cell = self._tensors[kind] = [0.0] * 7
+        cell[0] += 1
+        cell[1] += received
+        cell[2] += sent
+        cell[3] += seconds["decode"]
+        cell[4] += seconds["queue"]
+        cell[5] += seconds["compute"]
+        cell[6] += seconds.get("encode", 0.0)
+
+    @property
+    def cells(self) -> Cells:
+        """All counts by name and labels."""
+        tensors: Cells = {("attention_queue_seconds", ()): 0.0}
+        for (own, other, *kernel), cell in self._tensors.items():
+            count, received, sent, decode, queue, compute, encode = cell
+            for name, labels, amount in (
+                ("computed", tuple(kernel), count),
+                ("received_bytes", (own,), received),
+                ("sent_bytes", (other,), sent),
+                ("decode_seconds", (own,), decode),
+                ("queue_seconds", (), queue),
+                ("compute_seconds", tuple(kernel), compute),
+                ("encode_seconds", (other,), encode),
+            ):
+                key = (f"attention_{name}", labels)
+                tensors[key] = tensors.get(key, 0.0) + amount
+        return {(name, tuple(map(str, labels))): value for (name, labels), value in self._cells.items()} | tensors
 
 
 class Shared:

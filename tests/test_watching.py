@@ -59,7 +59,7 @@ def test_requests_are_counted(fresh: httpx.Client) -> None:
     assert found["attention_requests_total operation=other status=404"] == 1
     assert found["attention_problems_total code=invalid_value"] == 1
     assert found["attention_request_seconds_count operation=/attention"] == 4
-    assert found["attention_compute_seconds_count backend=numpy kernel=small"] == 3
+    assert found["attention_computed_total backend=numpy kernel=small"] == 3
     size = len(json.dumps(GOOD, separators=(",", ":")))
     assert found["attention_received_bytes_total media_type=application/json"] == 3 * size
     assert found["attention_sent_bytes_total media_type=application/json"] > 3 * 100
@@ -72,9 +72,9 @@ def test_requests_are_counted(fresh: httpx.Client) -> None:
 def test_buckets_hold_what_is_below_them(fresh: httpx.Client) -> None:
     fresh.post("/attention", json=GOOD)
     found = samples(fresh)
-    counts = [value for name, value in found.items() if name.startswith("attention_compute_seconds_bucket")]
+    counts = [value for name, value in found.items() if name.startswith("attention_request_seconds_bucket")]
     assert counts == sorted(counts)
-    assert counts[-1] == found["attention_compute_seconds_count backend=numpy kernel=small"] == 1
+    assert counts[-1] == found["attention_request_seconds_count operation=/attention"] == 1
 
 
 def test_without_metrics_there_are_none() -> None:
@@ -87,21 +87,21 @@ def test_counts_of_workers_add_up(tmp_path: Path) -> None:
     """Counters of ended workers stay, their gauges do not."""
     tallies = [Tally(), Tally(), Tally()]
     for number, tally in enumerate(tallies, 1):
-        tally.add("attention_workers", (), 1)
-        tally.add("attention_problems", ("busy",), number)
-        tally.observe("attention_queue_seconds", (), 0.3 * number)
+        for _ in range(number):
+            tally.answered("/attention", 503, 0.3 * number, "busy")
         shared = Shared(tmp_path)
         shared._own = tmp_path / f"{number}.json"
-        shared.write(tally.cells)
+        shared.write(tally.cells | {("attention_workers", ()): 1})
     os.utime(tmp_path / "3.json", (0, 0))
     (tmp_path / "4.json").write_text("half a li")
     own = Shared(tmp_path)
     own._own = tmp_path / "1.json"
-    found = total(iter([tallies[0].cells, *own.others()]))
+    found = total(iter([tallies[0].cells | {("attention_workers", ()): 1}, *own.others()]))
     assert found["attention_problems", ("busy",)] == 6
     assert found["attention_workers", ()] == 2
-    assert found["attention_queue_seconds", ()][0] == pytest.approx(1.8)
-    assert sum(found["attention_queue_seconds", ()][1:]) == 3
+    assert found["attention_requests", ("/attention", "503")] == 6
+    assert found["attention_request_seconds", ("/attention",)][0] == pytest.approx(0.3 + 4 * 0.3 + 9 * 0.3)
+    assert sum(found["attention_request_seconds", ("/attention",)][1:]) == 6
 
 
 def test_two_workers_tell_the_same(tmp_path: Path) -> None:

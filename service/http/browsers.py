@@ -14,6 +14,10 @@ PAGE = [
 ]  # fmt: skip
 
 
+# No browser is to guess at what an answer is. Tensors are left out: they are of types that none guesses at.
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+
+
 class SecurityHeaders:
     """Adds to pages what they may do."""
 
@@ -25,7 +29,7 @@ class SecurityHeaders:
 
         async def send_with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = message["headers"]
+                headers = message["headers"] = [*message["headers"], NO_SNIFFING]
                 if any(name == b"content-type" and value.startswith(b"text/html") for name, value in headers):
                     message["headers"] = [*headers, *PAGE]
             await send(message)

@@ -17,8 +17,6 @@ from service.stop import Abandoned
 
 access = logging.getLogger("attention.access")
 
-# No browser is to guess at what an answer is.
-NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 # Who gave up before an answer is counted with this status, as others do.
 HUNG_UP = 499
 
@@ -44,7 +42,7 @@ class RequestContext:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], header, NO_SNIFFING]
+                message["headers"] = [*message["headers"], header]
             else:
                 complete = not message.get("more_body", False)
             await send(message)
@@ -69,16 +67,12 @@ class RequestContext:
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         """Count and log a request that has been answered."""
         state = scope["state"]
-        if "note" in state:
-            state["note"]()
         tally = self._tally
         if tally is not None:
             tally.in_flight -= 1
-            operation = operation_of(scope)
-            tally.add("attention_requests", (operation, str(status)))
-            tally.observe("attention_request_seconds", (operation,), seconds)
-            if "problem" in state:
-                tally.add("attention_problems", (state["problem"],))
+            tally.answered(operation_of(scope), status, seconds, state.get("problem"))
+        if "note" in state:
+            state["note"](tally)
         if access.isEnabledFor(logging.INFO):
             fields: dict[str, Any] = {
                 "request_id": state["request_id"],

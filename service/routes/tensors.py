@@ -83,26 +83,18 @@ async def _handle(model: type[AttentionRequest], endpoint: Endpoint, request: Re
     if isinstance(parts, list):  # else it is done while it is sent
         call.timings.step("encode")
     response = PartedResponse(parts, media_type, call, state.settings.write_timeout)
-    request.scope["state"]["note"] = partial(_note, known, answer["metadata"], response, state.tally)
+    request.scope["state"]["note"] = partial(_note, known, answer["metadata"], response)
     return response
 
 
 def _note(request: TensorRequest, metadata: Mapping[str, Any], response: PartedResponse, tally: Tally | None) -> None:
     """Count what a request took, and put it on the line that is logged."""
     backend, kernel = metadata["backend"], metadata["kernel"]
+    if tally is not None:
+        kind = (*request.media_types, backend, kernel)
+        tally.computed(kind, request.received, response.sent, request.call.timings.seconds)
     noted = {"received": request.received, "sent": response.sent, "kernel": f"{backend}/{kernel}"}
     request.scope["state"]["noted"] = noted
-    if tally is None:
-        return
-    seconds = request.call.timings.seconds
-    own, other = request.media_types
-    tally.add("attention_received_bytes", (own,), request.received)
-    tally.add("attention_sent_bytes", (other,), response.sent)
-    tally.observe("attention_decode_seconds", (own,), seconds["decode"])
-    tally.observe("attention_compute_seconds", (backend, kernel), seconds["compute"])
-    tally.observe("attention_queue_seconds", (), seconds["queue"])
-    if "encode" in seconds:
-        tally.observe("attention_encode_seconds", (other,), seconds["encode"])
 
 
 async def _body(

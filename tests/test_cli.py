@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -107,6 +108,12 @@ def test_health(client: httpx.Client) -> None:
     with serving(FastAPI()) as other:
         status = run("health", ATTENTION_PORT=str(other.base_url.port))
     assert (status.returncode, status.stderr.split(": ")[1]) == (1, "status 404\n")
+
+
+def test_key_and_its_hash() -> None:
+    key, hashed = (line.rsplit(" ", 1)[1] for line in run("key").stdout.splitlines())
+    assert len(key) == 43
+    assert hashed == f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def test_health_asks_where_the_settings_say() -> None:

@@ -189,6 +189,17 @@ LOCK_FLAGS := --quiet --generate-hashes --allow-unsafe --strip-extras --no-heade
 release-check: lock-check $(VENV)/.test $(DEPLOY_VENV)/.deploy ## what is to hold before a release, which it leaves in dist
 	@BIN=$(BIN) DEPLOY_BIN=$(DEPLOY_BIN) VERSION=$(VERSION) deploy/release-check
 
+DOCS_VENV ?= .venv-docs
+
+$(DOCS_VENV)/.docs: requirements/docs.txt
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --require-hashes -r requirements/docs.txt
+	@touch $@
+
+.PHONY: docs
+docs: $(DOCS_VENV)/.docs ## the documentation as a site, in build/site; fails for a link that leads nowhere
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --strict
+
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(TORCH_VENV) $(DEPLOY_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist
+	rm -rf $(VENV) $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist

@@ -109,3 +109,11 @@ def test_every_make_target_that_is_named_exists() -> None:
     for page in PAGES:
         for target in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
             assert target in targets, f"{page.name}: make {target}"
+
+
+def test_the_first_request_of_the_site_is_answered_as_it_says(client: httpx.Client) -> None:
+    (curl,) = (block for block in blocks(ROOT / "docs" / "index.md", "sh") if block.startswith("curl"))
+    words = shlex.split(curl)
+    weights = client.post("/attention", json=json.loads(words[words.index("-d") + 1])).json()["attention_weights"]
+    assert weights[0] == [1, 0, 0]
+    np.testing.assert_allclose(np.sum(weights, axis=-1), 1, rtol=1e-15)

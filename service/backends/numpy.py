@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 import numpy as np
@@ -95,7 +95,7 @@ def _small(plan: Plan, operands: Operands) -> Computed:
     """
     weights = np.matmul(operands.query * plan.scale, operands.key.swapaxes(-1, -2))  # b h q k
     np.exp(weights, out=weights)
-    weights /= np.matmul(weights, np.ones((weights.shape[-1], 1), weights.dtype))
+    weights /= np.matmul(weights, _ones(weights.shape[-1], weights.dtype))
     output = np.matmul(weights, operands.value)
     if "h" not in plan.layout:
         b, h, q, e = output.shape
@@ -104,6 +104,12 @@ def _small(plan: Plan, operands: Operands) -> Computed:
     if plan.selection.include:
         arrays["attention_weights"] = weights
     return Computed(arrays, 0, "numpy", "cpu", "small", finite=True)
+
+
+@lru_cache(maxsize=64)
+def _ones(length: int, dtype: np.dtype) -> np.ndarray:
+    """A column of ones, by which rows are summed."""
+    return np.ones((length, 1), dtype)
 
 
 def _scratch(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:

@@ -21,7 +21,7 @@ from service.http.browsers import SecurityHeaders, cors
 from service.http.middleware import RequestContext
 from service.http.problems import on_defect, on_http_exception, on_service_error
 from service.metrics import Shared, Tally
-from service.process import spare_garbage_collection
+from service.process import tune
 from service.routes import attention, health, metrics, pages, problems
 from service.routes.tensors import StraightToTensors
 from service.settings import Settings
@@ -84,7 +84,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 def from_environment() -> Application:
     """The service as the environment sets it: what each of several workers runs."""
     app = create_app(Settings())
-    spare_garbage_collection()
+    tune()
     return app
 
 

@@ -96,7 +96,7 @@ def _serve(options: argparse.Namespace) -> int:
     from service.app import create_app
     from service.http.protocol import PatientProtocol
     from service.logs import log_config
-    from service.process import spare_garbage_collection
+    from service.process import tune
 
     flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
     settings = _configured(**flags)
@@ -117,7 +117,7 @@ def _serve(options: argparse.Namespace) -> int:
     )
     if settings.workers == 1:
         app = create_app(settings)
-        spare_garbage_collection()
+        tune()
         run(app)
     else:  # each worker makes its own, from the environment, where the flags go for it
         os.environ.update({f"ATTENTION_{name.upper()}": str(value) for name, value in flags.items()})

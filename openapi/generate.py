@@ -27,6 +27,13 @@ def examples() -> str:
     return json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
 
 
+def readme_picture() -> str:
+    """The weights of the README's request."""
+    from picture import picture
+
+    return picture(json.loads((CASES / "animals_two_queries.json").read_text(encoding="utf-8"))["request"])
+
+
 def document() -> str:
     """The API document, of a service with default settings."""
     from service.app import create_app  # only now: importing it reads the examples, which may just have been written
@@ -75,6 +82,7 @@ def main() -> None:
     for path, make in (
         (ROOT / "service" / "routes" / "examples.json", examples),
         (ROOT / "openapi" / "openapi.json", document),
+        (docs / "images" / "animals.svg", readme_picture),
         (docs / "settings.md", lambda: filled(docs / "settings.md", "settings", table())),
         (docs / "operations.md", lambda: filled(docs / "operations.md", "metrics", metrics())),
         (docs / "errors.md", lambda: filled(docs / "errors.md", "errors", errors())),

@@ -282,8 +282,8 @@ def stored(
         "present_value": loaded.value,
         "head_outputs": head_outputs,
     }
-    wanted = {name: array for name, array in arrays.items() if name in plan.selection.include} | scores
-    wanted["output"] = _output(plan, lib, head_outputs)
+    wanted = {"output": _output(plan, lib, head_outputs)} | scores
+    wanted |= {name: array for name, array in arrays.items() if name in plan.selection.include}
     return {name: lib.store(array) for name, array in wanted.items()}
 
 

@@ -20,10 +20,12 @@ from numpy.lib import format as npy
 
 from service.codecs.decoded import Decoded, Part
 from service.codecs.members import MAX_MEMBERS, REQUEST, RESPONSE, booleans, flattened, nested, rest, too_many
+from service.codecs.sizes import MAX_RANK, is_shape
 from service.errors import BodyTooLarge, FieldConflict, InvalidTensors, NotAcceptable, child, quote
 
 SUFFIX: Final = ".npy"
 DTYPES: Final = tuple(np.dtype(kind) for kind in (np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
+KINDS: Final = "bif"
 # Of the header of an npy file; numpy's own take about 120 bytes.
 MAX_HEADER: Final = 4096
 LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # signature, length of the name, length of the extra field
@@ -128,18 +130,24 @@ def _array(content: memoryview, name: str, *, text: bool = False) -> np.ndarray:
         version = npy.read_magic(start)
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
         sizes, fortran, dtype = read(start, max_header_size=MAX_HEADER)
-    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError):
+    except (ValueError, LookupError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError):
         raise InvalidTensors.at("", f"{quote(name)} to be an npy file", "something else") from None
-    allowed = dtype.kind == "U" or dtype == np.uint8 if text else dtype.newbyteorder("=") in DTYPES
+    allowed = dtype.kind == "U" or dtype == np.uint8 if text else dtype.kind in KINDS and _native(dtype) in DTYPES
     if not allowed or dtype.itemsize == 0:
         wanted = "a string, or bytes" if text else ", ".join(kind.name for kind in DTYPES)
         raise InvalidTensors.at("", f"{quote(name)} to be of {wanted}", quote(dtype.str))
+    if not is_shape(sizes):
+        raise InvalidTensors.at("", f"at most {MAX_RANK} axes of {quote(name)}", quote(str(sizes)))
     data = content[start.tell() :]
     needed = math.prod(sizes) * dtype.itemsize
-    if any(size < 0 for size in sizes) or len(data) != needed:
+    if len(data) != needed:
         raise InvalidTensors.at("", f"{needed} bytes of {quote(name)}, as its header says", f"{len(data)}")
     flat = booleans(data, name) if dtype == np.bool_ else np.frombuffer(data, dtype)
-    return flat.reshape(sizes, order="F" if fortran else "C").astype(dtype.newbyteorder("="), copy=False)
+    return flat.reshape(sizes, order="F" if fortran else "C").astype(_native(dtype), copy=False)
+
+
+def _native(dtype: np.dtype) -> np.dtype:
+    return dtype.newbyteorder("=")
 
 
 def _text(array: np.ndarray) -> bytes:
@@ -149,6 +157,7 @@ def _text(array: np.ndarray) -> bytes:
     if array.size != 1:
         raise InvalidTensors.at("", f"{REQUEST} to be one string", f"{array.size}")
     try:
-        return str(array.item()).encode()
-    except UnicodeEncodeError:
-        raise InvalidTensors.at("", f"{REQUEST} to be a string of Unicode", "half a surrogate") from None
+        text = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes().decode("utf-32-le")
+    except UnicodeDecodeError:
+        raise InvalidTensors.at("", f"{REQUEST} to be a string of Unicode", "half a surrogate, or nothing") from None
+    return text.rstrip("\0").encode()

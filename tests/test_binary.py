@@ -278,6 +278,14 @@ def test_npz_that_lies(client: httpx.Client, name: str) -> None:
     check(post(client, content() if callable(content) else content, NPZ), status, expected)
 
 
+def test_json_text_that_unpacks_to_far_more_than_the_body(client: httpx.Client) -> None:
+    text = np.frombuffer(b'{"query": [' + b"1," * 2**20 + b"1]}", np.uint8)
+    for request in (text, np.array(text.tobytes().decode())):
+        stream = io.BytesIO()
+        np.savez_compressed(stream, request=request)
+        check(post(client, stream.getvalue(), NPZ), 413, "request of at most 2097152 bytes when unpacked")
+
+
 def test_npz_that_unpacks_to_more_than_the_limit() -> None:
     stream = io.BytesIO()
     np.savez_compressed(stream, query=np.zeros((1000, 100)))
@@ -303,6 +311,7 @@ TENSOR_LIES: dict[str, tuple[bytes, int, str]] = {
     "empty": (b"", 400, "8 bytes of header length"),
     "header beyond the body": (b"\xff" * 8, 400, "a header of at most 0 bytes"),
     "header that is no JSON": (tensors(b"{"), 400, "a header in JSON"),
+    "header of empty lists": (tensors(b'{"a": [' + b"[]," * 2**19 + b"1]}"), 400, "at most 524288 arrays"),
     "header that is a list": (tensors([]), 400, "a header that is an object"),
     "metadata that is none": (tensors({"__metadata__": [1]}), 400, "to hold strings"),
     "request that is none": (tensors({"__metadata__": {"request": 1}}), 400, "to hold strings"),

@@ -21,10 +21,12 @@ from numpy.lib import format as npy
 from service.codecs.decoded import Decoded, Part
 from service.codecs.members import MAX_MEMBERS, REQUEST, RESPONSE, booleans, flattened, nested, rest, too_many
 from service.codecs.sizes import MAX_RANK, is_shape
-from service.errors import BodyTooLarge, FieldConflict, InvalidTensors, NotAcceptable, child, quote
+from service.errors import BodyTooLarge, FieldConflict, InvalidTensors, NotAcceptable, TooLarge, child, quote
 
 SUFFIX: Final = ".npy"
 DTYPES: Final = tuple(np.dtype(kind) for kind in (np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
+# Of JSON that is longer than the body it was unpacked from: reading it takes many times its length.
+MAX_TEXT: Final = 2**21
 KINDS: Final = "bif"
 # Of the header of an npy file; numpy's own take about 120 bytes.
 MAX_HEADER: Final = 4096
@@ -52,7 +54,7 @@ def decode(body: bytes, limit: int) -> Decoded:
         name = member.filename.removesuffix(SUFFIX)
         content = _content(member, body)
         if name == REQUEST and request is None:
-            request = _text(_array(content, name, text=True))
+            request = _text(_array(content, name, text=True), max(len(body), MAX_TEXT))
         elif name in tensors or name == REQUEST:
             raise FieldConflict.at(child("", name), "each member once", "the same name again")
         else:
@@ -150,10 +152,15 @@ def _native(dtype: np.dtype) -> np.dtype:
     return dtype.newbyteorder("=")
 
 
-def _text(array: np.ndarray) -> bytes:
-    """The JSON text: one string, or its bytes. Errors: InvalidTensors."""
-    if array.dtype == np.uint8:
-        return array.tobytes()
+def _text(array: np.ndarray, limit: int) -> bytes:
+    """The JSON text: one string, or its bytes. Errors: InvalidTensors, TooLarge."""
+    text = array.tobytes() if array.dtype == np.uint8 else _string(array)
+    if len(text) > limit:
+        raise TooLarge.at("", f"{REQUEST} of at most {limit} bytes when unpacked", str(len(text)))
+    return text
+
+
+def _string(array: np.ndarray) -> bytes:
     if array.size != 1:
         raise InvalidTensors.at("", f"{REQUEST} to be one string", f"{array.size}")
     try:

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import orjson
 
+from service.codecs import json
 from service.codecs.decoded import Decoded, Part
 from service.codecs.members import MAX_MEMBERS, REQUEST, RESPONSE, booleans, flattened, nested, rest, too_many
 from service.codecs.sizes import MAX_RANK, is_shape
@@ -80,8 +81,11 @@ def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
     if length > min(len(body) - 8, MAX_HEADER):
         expected = f"a header of at most {min(len(body) - 8, MAX_HEADER)} bytes"
         raise InvalidTensors.at("", expected, f"one of {length}")
+    text = memoryview(body)[8 : 8 + length]
+    if json.too_plain(text):
+        raise InvalidTensors.at("", f"a header of at most {json.MAX_PLAIN} arrays and objects", "more")
     try:
-        header = orjson.loads(memoryview(body)[8 : 8 + length])
+        header = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidTensors.at("", "a header in JSON", quote(str(error), 80)) from None
     if not isinstance(header, dict):

@@ -15,7 +15,7 @@ from service.engine import Engine
 from service.errors import ServiceError
 from service.http.middleware import RequestContext
 from service.http.problems import on_defect, on_http_exception, on_service_error
-from service.process import spare_garbage_collection
+from service.process import end_with_parent, spare_garbage_collection
 from service.routes import attention, health, pages, problems
 from service.routes.tensors import StraightToTensors
 from service.settings import Settings
@@ -57,6 +57,7 @@ def from_environment() -> Application:
     """The service as the environment sets it: what each of several workers runs."""
     app = create_app(Settings())
     spare_garbage_collection()
+    end_with_parent()
     return app
 
 

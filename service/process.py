@@ -1,8 +1,12 @@
-"""How a process that does nothing but serve is tuned."""
+"""How a process that does nothing but serve is tuned, and when it ends."""
 
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
+import signal
+from threading import Thread
 
 
 def spare_garbage_collection() -> None:
@@ -10,3 +14,19 @@ def spare_garbage_collection() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
+
+
+def end_with_parent() -> None:
+    """Stop as if asked to when the process that started this one is gone, killed without a chance to say so.
+
+    Else its workers would keep the port from whoever is started next.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=wait, daemon=True).start()

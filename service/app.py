@@ -21,7 +21,7 @@ from service.http.browsers import SecurityHeaders, cors
 from service.http.middleware import RequestContext
 from service.http.problems import on_defect, on_http_exception, on_service_error
 from service.metrics import Shared, Tally
-from service.process import tune
+from service.process import end_with_parent, tune
 from service.routes import attention, health, metrics, pages, problems
 from service.routes.tensors import StraightToTensors
 from service.settings import Settings
@@ -85,6 +85,7 @@ def from_environment() -> Application:
     """The service as the environment sets it: what each of several workers runs."""
     app = create_app(Settings())
     tune()
+    end_with_parent()
     return app
 
 

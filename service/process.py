@@ -1,9 +1,13 @@
-"""How a process that does nothing but serve is tuned."""
+"""How a process that does nothing but serve is tuned, and when it ends."""
 
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
+import signal
 import sys
+from threading import Thread
 
 # Seconds after which a thread that computes in Python lets another run; the event loop is to have its turn soon.
 SWITCH = 0.001
@@ -15,3 +19,19 @@ def tune() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
     sys.setswitchinterval(SWITCH)
+
+
+def end_with_parent() -> None:
+    """Stop as if asked to when the process that started this one is gone, killed without a chance to say so.
+
+    Else its workers would keep the port from whoever is started next.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=wait, daemon=True).start()

@@ -233,6 +233,8 @@ BAD = [
         "/query/dtype", "one of bool, int32", "'int8'"),
     Bad("typed, too few bytes", good(query={"dtype": "float32", "shape": [2, 2], "data": "AAAAAA=="}), 422,
         "invalid_array", "/query/data", "16 bytes of float32 (2, 2)", "4 bytes"),
+    Bad("typed, nothing times huge", good(query={"dtype": "float32", "shape": [0, 2**63 - 1], "data": ""}), 422,
+        "invalid_value", "/query/shape", "lengths of axes", "integers of shape"),
     Bad("typed, no base64", good(query={"dtype": "float32", "shape": [1], "data": "A?"}), 422, "invalid_array",
         "/query/data", "base64", ""),
     Bad("typed, data no string", good(query={"dtype": "float32", "shape": [1], "data": [1]}), 422, "invalid_value",

@@ -228,11 +228,18 @@ LIES: dict[str, tuple[Callable[[], bytes] | bytes, int, str]] = {
     "header of code": (archive(query=npy(b"__import__('os')\n", b"")), 400, "an npy file"),
     "header of brackets": (archive(query=npy(b"(" * 3000, b"")), 400, "an npy file"),
     "header too long": (archive(query=npy(HEADER + b" " * 20000, b"\0" * 8)), 400, "an npy file"),
-    "negative shape": (archive(query=npy(HEADER.replace(b"(1, 1)", b"(-1, -1)"), b"\0" * 8)), 400, "8 bytes of"),
+    "negative shape": (archive(query=npy(HEADER.replace(b"(1, 1)", b"(-1, -1)"), b"\0" * 8)), 400, "axes of 'query'"),
     "more shape than data": (archive(query=npy(HEADER.replace(b"(1, 1)", b"(9, 9)"), b"\0" * 8)), 400, "648 bytes"),
     "huge shape": (archive(query=npy(HEADER.replace(b"(1, 1)", b"(2**62, 4)"), b"")), 400, "an npy file"),
     "huge literal shape": (archive(query=npy(HEADER.replace(b"1, 1", b"9" * 30), b"")), 400, "an npy file"),
     "less shape than data": (archive(query=npy(HEADER, b"\0" * 16)), 400, "8 bytes of"),
+    "nothing times a huge shape": (archive(query=npy(HEADER.replace(b"1, 1", b"0, 9223372036854775807"), b"")), 400,
+                                   "axes of 'query'"),
+    "lengths that are booleans": (archive(query=npy(HEADER.replace(b"1, 1", b"True, 1"), b"\0" * 8)), 400, "axes of"),
+    "70 axes": (archive(query=npy(HEADER.replace(b"1, 1", b"1," * 70), b"\0" * 8)), 400, "at most 8 axes"),
+    "type of an empty tuple": (archive(query=npy(HEADER.replace(b"'<f8'", b"()"), b"\0" * 8)), 400, "an npy file"),
+    "type without byte order": (archive(query=npy(HEADER.replace(b"<f8", b"T"), b"\0" * 8)), 400, "to be of bool"),
+    "deep name": (archive(**{"a." * 40 + "a": GOOD_NPY}), 400, "at most 32 levels"),
     "complex numbers": (archive(query=npy(HEADER.replace(b"<f8", b"<c16"), b"\0" * 16)), 400, "to be of bool"),
     "booleans of 2": (archive(mask=npy(HEADER.replace(b"<f8", b"|b1"), b"\2")), 400, "bytes of 0 and 1"),
     "wrong checksum": (patched(STORED, b"\0" * 8 + b"PK\1\2", b"\1" + b"\0" * 7 + b"PK\1\2"), 400, "checksum"),
@@ -241,6 +248,8 @@ LIES: dict[str, tuple[Callable[[], bytes] | bytes, int, str]] = {
     "request of numbers": (archive(request=GOOD_NPY), 400, "a string, or bytes"),
     "request of two strings": (lambda: _savez(request=np.array(["{}", "{}"])), 400, "one string"),
     "request of half a surrogate": (lambda: _savez(request=np.array("\ud800")), 400, "Unicode"),
+    "request beyond Unicode": (archive(request=npy(b"{'descr': '<U1', 'fortran_order': False, 'shape': (), }\n",
+                               b"\xff" * 4)), 400, "Unicode"),
     "request that is no JSON": (lambda: _savez(request=np.array("{")), 400, "JSON"),
     "field twice": (lambda: _savez(request=np.array('{"query": [[1]]}'), query=EYE), 422, "each field once"),
     "field in a field": (lambda: _savez(request=np.array('{"query": [[1]]}'), **{"query.x": EYE}), 422, "an object"),
@@ -269,6 +278,14 @@ def test_npz_that_lies(client: httpx.Client, name: str) -> None:
     check(post(client, content() if callable(content) else content, NPZ), status, expected)
 
 
+def test_json_text_that_unpacks_to_far_more_than_the_body(client: httpx.Client) -> None:
+    text = np.frombuffer(b'{"query": [' + b"1," * 2**20 + b"1]}", np.uint8)
+    for request in (text, np.array(text.tobytes().decode())):
+        stream = io.BytesIO()
+        np.savez_compressed(stream, request=request)
+        check(post(client, stream.getvalue(), NPZ), 413, "request of at most 2097152 bytes when unpacked")
+
+
 def test_npz_that_unpacks_to_more_than_the_limit() -> None:
     stream = io.BytesIO()
     np.savez_compressed(stream, query=np.zeros((1000, 100)))
@@ -294,6 +311,7 @@ TENSOR_LIES: dict[str, tuple[bytes, int, str]] = {
     "empty": (b"", 400, "8 bytes of header length"),
     "header beyond the body": (b"\xff" * 8, 400, "a header of at most 0 bytes"),
     "header that is no JSON": (tensors(b"{"), 400, "a header in JSON"),
+    "header of empty lists": (tensors(b'{"a": [' + b"[]," * 2**19 + b"1]}"), 400, "at most 524288 arrays"),
     "header that is a list": (tensors([]), 400, "a header that is an object"),
     "metadata that is none": (tensors({"__metadata__": [1]}), 400, "to hold strings"),
     "request that is none": (tensors({"__metadata__": {"request": 1}}), 400, "to hold strings"),
@@ -305,6 +323,10 @@ TENSOR_LIES: dict[str, tuple[bytes, int, str]] = {
     "shape of booleans": (tensors(entry(shape=[True]), b"\0" * 8), 400, "axes of 'query'"),
     "9 axes": (tensors(entry(shape=[1] * 9), b"\0" * 8), 400, "at most 8 axes"),
     "shape beyond the offsets": (tensors(entry(shape=[2**62, 4]), b"\0" * 8), 400, "bytes of 'query' within 8"),
+    "nothing times a huge shape": (tensors(entry(shape=[0, 2**63, 2**63], data_offsets=[0, 0])), 400, "axes of"),
+    "deep offsets": (tensors(b'{"query": {"dtype": "F64", "shape": [], "data_offsets": ' + b"[" * 1000 + b"]" * 1000
+                             + b"}}", b"\0" * 8), 400, "8 bytes of 'query'"),
+    "deep name": (tensors({"a." * 40 + "a": entry()["query"]}, b"\0" * 8), 400, "at most 32 levels"),
     "offsets beyond the data": (tensors(entry(data_offsets=[8, 16]), b"\0" * 8), 400, "8 bytes of 'query' within 8"),
     "offsets the wrong way": (tensors(entry(data_offsets=[8, 0]), b"\0" * 8), 400, "8 bytes of 'query'"),
     "three offsets": (tensors(entry(data_offsets=[0, 8, 8]), b"\0" * 8), 400, "8 bytes of 'query'"),

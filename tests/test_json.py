@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from service.codecs.json import MAX_DEPTH, MAX_KEYS, MAX_LENGTH
+from service.codecs.json import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_PLAIN
 from service.codecs.json import decode as decode_with_types
 from service.codecs.json import encode as encode_in_parts
-from service.errors import InvalidArray, ServiceError
+from service.errors import InvalidArray, InvalidJSON, ServiceError, TooLarge
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -150,3 +150,16 @@ def test_numbers_survive_the_round_trip_bit_for_bit(row: list[float]) -> None:
     back = decode(encode({"a": np.array(row)}))["a"]
     assert [math.copysign(1, x) for x in back] == [math.copysign(1, x) for x in row]
     assert back.tolist() == row
+
+
+@pytest.mark.parametrize("body", [b"[" + b"[]," * MAX_PLAIN + b"[1]]", b"[" + b"{}," * MAX_PLAIN + b"1]"])
+def test_what_would_take_far_more_memory_than_its_text_is_refused(body: bytes) -> None:
+    with pytest.raises(TooLarge, match="/bias: expected at most 524288 arrays"):
+        decode(b'{"bias": ' + body + b"}")
+    with pytest.raises(InvalidJSON, match="RFC 8259"):  # nor is it read a second time
+        decode(b'{"bias": ' + body)
+
+
+def test_as_many_rows_of_numbers_are_read() -> None:
+    body = b'{"query": [' + b"[1]," * MAX_PLAIN + b"[2]]}"
+    assert decode(body)["query"].shape == (MAX_PLAIN + 1, 1)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
+from service.codecs.sizes import MAX_RANK, is_shape
 from service.errors import InvalidArray, InvalidValue, quote, shape
 
 DTYPES: Final[dict[str, np.dtype]] = {
@@ -16,7 +17,6 @@ DTYPES: Final[dict[str, np.dtype]] = {
     for kind in (np.bool_, np.int32, np.int64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 }
 KEYS: Final = {"dtype", "shape", "data"}
-MAX_RANK: Final = 8
 
 
 def is_one(fields: dict[str, Any]) -> bool:
@@ -52,7 +52,6 @@ def encode(array: np.ndarray) -> dict[str, Any]:
 
 def _sizes(given: Any, pointer: str) -> tuple[int, ...]:
     sizes = given.tolist() if isinstance(given, np.ndarray) else given
-    whole = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
-    if not whole or len(sizes) > MAX_RANK:
+    if not isinstance(sizes, list) or not is_shape(sizes):
         raise InvalidValue.of(pointer, f"at most {MAX_RANK} lengths of axes", given)
     return tuple(sizes)

@@ -30,6 +30,7 @@ from service.errors import (
     Overflow,
     ServiceError,
     TooDeep,
+    TooLarge,
     child,
     describe,
     quote,
@@ -41,6 +42,8 @@ MAX_DEPTH: Final = 32
 MAX_KEYS: Final = 200
 # simdjson counts no further than this, and cuts what is longer.
 MAX_LENGTH: Final = 2**24 - 2
+# Arrays and objects of one body that may become Python objects: each takes some hundred bytes, but two on the wire.
+MAX_PLAIN: Final = 2**19
 # Faults of one body that are reported together.
 MAX_FAULTS: Final = 10
 # Bytes up to which Python objects are the quicker way to an array.
@@ -48,7 +51,6 @@ SMALL: Final = 4096
 NUMBERS: Final = (np.dtype(np.float64), np.dtype(np.int64))
 # Bytes that are sent at once.
 PIECE: Final = 2**16
-OPENING: Final = ord("[")
 # Numbers that are written at once.
 AT_ONCE: Final = 2**14
 BYTE_ORDER_MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
@@ -62,7 +64,7 @@ def decode(body: bytes, limit: int | None = None) -> Decoded:
     others: nothing is compressed here.
 
     Errors: InvalidJSON, DuplicateKey, TooDeep, InvalidValue (too many keys), InvalidArray (too long a row), Overflow (a
-    number beyond 64 bits).
+    number beyond 64 bits), TooLarge (too much that can become no array).
     """
     if body.startswith(BYTE_ORDER_MARKS):
         raise InvalidJSON.at("", "UTF-8 without a byte-order mark", "a byte-order mark")
@@ -77,7 +79,16 @@ def decode(body: bytes, limit: int | None = None) -> Decoded:
         simple = _read_simple(document)
         if simple is not None:
             return simple
-    return _read(document, int(np.count_nonzero(np.frombuffer(body, np.uint8) == OPENING)))
+    return _read(document, _count(body, b"["), too_plain(body))
+
+
+def too_plain(body: bytes | memoryview) -> bool:
+    """Whether a text would take far more memory than its length, were it all made Python objects."""
+    return len(body) > MAX_PLAIN and _count(body, b"[") + _count(body, b"{") > MAX_PLAIN
+
+
+def _count(body: bytes | memoryview, character: bytes) -> int:
+    return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord(character)))
 
 
 def encode(answer: Mapping[str, Any], *, base64: bool = False) -> Iterable[Part]:
@@ -167,30 +178,33 @@ def _read_simple(document: Any) -> Decoded | None:
     return Decoded(fields, frozenset(listed))
 
 
-def _read(document: simdjson.Object, brackets: int) -> Decoded:
+def _read(document: simdjson.Object, brackets: int, too_plain: bool) -> Decoded:
     """The fields of any document.
 
     An array hidden among numbers, as in `[1, [2]]`, leaves no trace in the flat buffer. It does in the number of
     opening brackets: the shapes and strings found must account for all of them. If they do not, everything is read
     once more, element by element.
     """
-    for careful in (False, True):
-        reader = _Reader(careful)
+    reader = _Reader(too_plain)
+    fields = reader.object(document, "", 1)
+    if reader.brackets != brackets:
+        del fields  # before all of it is made once more
+        reader = _Reader(too_plain, careful=True)
         fields = reader.object(document, "", 1)
-        if reader.brackets == brackets:
-            break
     return Decoded(fields, frozenset(reader.listed))
 
 
 class _Reader:
     """Turns simdjson's view of one document into values.
 
+    too_plain: whether lists that are no arrays are refused
     careful: whether to look for arrays among the numbers of others, where the flat buffer does not show them
     brackets: how many opening ones the values that were read account for
     listed: top-level fields whose arrays came as lists
     """
 
-    def __init__(self, careful: bool) -> None:
+    def __init__(self, too_plain: bool, *, careful: bool = False) -> None:
+        self._too_plain = too_plain
         self._careful = careful
         self.brackets = 0
         self.listed: list[str] = []
@@ -232,13 +246,13 @@ class _Reader:
         sizes, first = _probe(found, pointer, key)
         array = None
         if isinstance(first, bool):
-            array = _booleans(found.as_list())
+            array = _booleans(self._plain(found, pointer, key))
         elif isinstance(first, int | float) and _rectangular(found, sizes):
             array = _numbers(found, sizes, first)
-            if self._careful and array is not None and not _same_nesting(found.as_list(), sizes):
+            if self._careful and array is not None and not _same_nesting(self._plain(found, pointer, key), sizes):
                 array = None
         if array is None:
-            plain = found.as_list()
+            plain = self._plain(found, pointer, key)
             self.brackets += _count_brackets(plain, child(pointer, key))
             return plain
         count = 1  # arrays on the level above
@@ -246,6 +260,13 @@ class _Reader:
             self.brackets += count
             count *= size
         return array
+
+    def _plain(self, found: simdjson.Array, pointer: str, key: str) -> list[Any]:
+        if self._too_plain:
+            expected = f"at most {MAX_PLAIN} arrays and objects around anything but a rectangle of numbers"
+            raise TooLarge.at(child(pointer, key), expected, "more", "typed arrays have no such limit")
+        plain: list[Any] = found.as_list()
+        return plain
 
 
 def _probe(found: simdjson.Array, pointer: str, key: str) -> tuple[tuple[int, ...], Any]:
@@ -317,13 +338,12 @@ def _same_nesting(plain: Any, sizes: tuple[int, ...]) -> bool:
 def _count_brackets(plain: list[Any], pointer: str) -> int:
     """Opening brackets of a list, those in its strings included. Errors: TooDeep."""
     count = 0
-    level: list[Any] = [plain]
+    level = [plain]
     for _ in range(MAX_DEPTH):
-        lists = [item for item in level if isinstance(item, list)]
-        if any(len(item) > MAX_LENGTH for item in lists):
+        if any(len(items) > MAX_LENGTH for items in level):
             raise _too_long(pointer)
-        count += len(lists) + sum(item.count("[") for item in level if isinstance(item, str))
-        level = [inner for item in lists for inner in item]
+        count += len(level) + sum(item.count("[") for items in level for item in items if isinstance(item, str))
+        level = [item for items in level for item in items if isinstance(item, list)]
         if not level:
             return count
     raise TooDeep.at(pointer, f"at most {MAX_DEPTH} levels", "more")
@@ -338,13 +358,16 @@ def explain(body: bytes, reason: str) -> ServiceError:
         return TooDeep.at("", f"at most {MAX_DEPTH} levels", "more")
     if not body.strip():
         return InvalidJSON.at("", "an object", "an empty body")
+    if too_plain(body):
+        return InvalidJSON.at("", "JSON as RFC 8259 defines it", quote(reason.partition(":")[0]))
+    tokens = _Tokens()
     try:
         text = body.decode("utf-8")
         document = json.loads(
             text,
-            parse_constant=lambda token: _Strange(InvalidJSON, "a finite number", token),
-            parse_float=_float,
-            parse_int=_int,
+            parse_constant=tokens.constant,
+            parse_float=tokens.float,
+            parse_int=tokens.int,
             object_pairs_hook=_Pairs,
         )
         strange = list(islice(_find(document, ""), MAX_FAULTS))
@@ -373,14 +396,26 @@ class _Pairs(list[tuple[str, Any]]):
     """The keys and values of an object, duplicates kept."""
 
 
-def _float(token: str) -> float | _Strange:
-    value = float(token)
-    return value if math.isfinite(value) else _Strange(Overflow, "a number that float64 can hold", quote(token))
+class _Tokens:
+    """Makes values of numbers, or marks of the first that are strange: nobody gets to see more of them."""
 
+    def __init__(self) -> None:
+        self._left = MAX_FAULTS
 
-def _int(token: str) -> int | _Strange:
-    fits = len(token) <= 20 and -(2**63) <= int(token) < 2**64
-    return int(token) if fits else _Strange(Overflow, "an integer of at most 64 bits", quote(token))
+    def constant(self, token: str) -> _Strange | None:
+        return self._strange(InvalidJSON, "a finite number", token)
+
+    def float(self, token: str) -> float | _Strange | None:
+        value = float(token)
+        return value if math.isfinite(value) else self._strange(Overflow, "a number that float64 can hold", token)
+
+    def int(self, token: str) -> int | _Strange | None:
+        fits = len(token) <= 20 and -(2**63) <= int(token) < 2**64
+        return int(token) if fits else self._strange(Overflow, "an integer of at most 64 bits", token)
+
+    def _strange(self, kind: type[ServiceError], expected: str, token: str) -> _Strange | None:
+        self._left -= 1
+        return _Strange(kind, expected, quote(token) if kind is Overflow else token) if self._left >= 0 else None
 
 
 def _find(document: Any, place: str) -> Iterator[tuple[str, _Strange]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from service.codecs import json
 from service.codecs.decoded import Decoded
-from service.errors import FieldConflict, InvalidRequest, InvalidTensors, child, quote
+from service.errors import FieldConflict, InvalidRequest, InvalidTensors, TooDeep, child, quote
 
 # The name of the JSON text in a request, and in an answer.
 REQUEST: Final = "request"
@@ -21,10 +21,12 @@ MAX_MEMBERS: Final = 200
 def nested(tensors: Mapping[str, np.ndarray], request: bytes | None) -> Decoded:
     """The fields of a request from its tensors, whose names are dotted, and its JSON text.
 
-    Errors: FieldConflict for a field given twice, and those of the text.
+    Errors: FieldConflict for a field given twice, TooDeep, and those of the text.
     """
     fields, untyped = json.decode(request) if request else Decoded({}, frozenset())
     for name, tensor in tensors.items():
+        if name.count(".") >= json.MAX_DEPTH:
+            raise TooDeep.at(child("", name), f"at most {json.MAX_DEPTH} levels", "more")
         *path, last = name.split(".")
         inner, pointer = fields, ""
         for step in path:

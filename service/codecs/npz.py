@@ -20,10 +20,14 @@ from numpy.lib import format as npy
 
 from service.codecs.decoded import Decoded, Part
 from service.codecs.members import MAX_MEMBERS, REQUEST, RESPONSE, booleans, flattened, nested, rest, too_many
-from service.errors import BodyTooLarge, FieldConflict, InvalidTensors, NotAcceptable, child, quote
+from service.codecs.sizes import MAX_RANK, is_shape
+from service.errors import BodyTooLarge, FieldConflict, InvalidTensors, NotAcceptable, TooLarge, child, quote
 
 SUFFIX: Final = ".npy"
 DTYPES: Final = tuple(np.dtype(kind) for kind in (np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
+# Of JSON that is longer than the body it was unpacked from: reading it takes many times its length.
+MAX_TEXT: Final = 2**21
+KINDS: Final = "bif"
 # Of the header of an npy file; numpy's own take about 120 bytes.
 MAX_HEADER: Final = 4096
 LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # signature, length of the name, length of the extra field
@@ -50,7 +54,7 @@ def decode(body: bytes, limit: int) -> Decoded:
         name = member.filename.removesuffix(SUFFIX)
         content = _content(member, body)
         if name == REQUEST and request is None:
-            request = _text(_array(content, name, text=True))
+            request = _text(_array(content, name, text=True), max(len(body), MAX_TEXT))
         elif name in tensors or name == REQUEST:
             raise FieldConflict.at(child("", name), "each member once", "the same name again")
         else:
@@ -128,27 +132,39 @@ def _array(content: memoryview, name: str, *, text: bool = False) -> np.ndarray:
         version = npy.read_magic(start)
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
         sizes, fortran, dtype = read(start, max_header_size=MAX_HEADER)
-    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError):
+    except (ValueError, LookupError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError):
         raise InvalidTensors.at("", f"{quote(name)} to be an npy file", "something else") from None
-    allowed = dtype.kind == "U" or dtype == np.uint8 if text else dtype.newbyteorder("=") in DTYPES
+    allowed = dtype.kind == "U" or dtype == np.uint8 if text else dtype.kind in KINDS and _native(dtype) in DTYPES
     if not allowed or dtype.itemsize == 0:
         wanted = "a string, or bytes" if text else ", ".join(kind.name for kind in DTYPES)
         raise InvalidTensors.at("", f"{quote(name)} to be of {wanted}", quote(dtype.str))
+    if not is_shape(sizes):
+        raise InvalidTensors.at("", f"at most {MAX_RANK} axes of {quote(name)}", quote(str(sizes)))
     data = content[start.tell() :]
     needed = math.prod(sizes) * dtype.itemsize
-    if any(size < 0 for size in sizes) or len(data) != needed:
+    if len(data) != needed:
         raise InvalidTensors.at("", f"{needed} bytes of {quote(name)}, as its header says", f"{len(data)}")
     flat = booleans(data, name) if dtype == np.bool_ else np.frombuffer(data, dtype)
-    return flat.reshape(sizes, order="F" if fortran else "C").astype(dtype.newbyteorder("="), copy=False)
+    return flat.reshape(sizes, order="F" if fortran else "C").astype(_native(dtype), copy=False)
 
 
-def _text(array: np.ndarray) -> bytes:
-    """The JSON text: one string, or its bytes. Errors: InvalidTensors."""
-    if array.dtype == np.uint8:
-        return array.tobytes()
+def _native(dtype: np.dtype) -> np.dtype:
+    return dtype.newbyteorder("=")
+
+
+def _text(array: np.ndarray, limit: int) -> bytes:
+    """The JSON text: one string, or its bytes. Errors: InvalidTensors, TooLarge."""
+    text = array.tobytes() if array.dtype == np.uint8 else _string(array)
+    if len(text) > limit:
+        raise TooLarge.at("", f"{REQUEST} of at most {limit} bytes when unpacked", str(len(text)))
+    return text
+
+
+def _string(array: np.ndarray) -> bytes:
     if array.size != 1:
         raise InvalidTensors.at("", f"{REQUEST} to be one string", f"{array.size}")
     try:
-        return str(array.item()).encode()
-    except UnicodeEncodeError:
-        raise InvalidTensors.at("", f"{REQUEST} to be a string of Unicode", "half a surrogate") from None
+        text = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes().decode("utf-32-le")
+    except UnicodeDecodeError:
+        raise InvalidTensors.at("", f"{REQUEST} to be a string of Unicode", "half a surrogate, or nothing") from None
+    return text.rstrip("\0").encode()

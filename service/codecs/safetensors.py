@@ -13,8 +13,10 @@ import ml_dtypes
 import numpy as np
 import orjson
 
+from service.codecs import json
 from service.codecs.decoded import Decoded, Part
 from service.codecs.members import MAX_MEMBERS, REQUEST, RESPONSE, booleans, flattened, nested, rest, too_many
+from service.codecs.sizes import MAX_RANK, is_shape
 from service.errors import InvalidTensors, describe, quote
 
 DTYPES: Final[dict[str, np.dtype]] = {
@@ -30,7 +32,6 @@ NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 METADATA: Final = "__metadata__"
 # A header names at most MAX_MEMBERS tensors in about 100 bytes each; the JSON text stands in it too.
 MAX_HEADER: Final = 8 * 2**20
-MAX_RANK: Final = 8
 
 
 def decode(body: bytes, limit: int) -> Decoded:
@@ -80,8 +81,11 @@ def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
     if length > min(len(body) - 8, MAX_HEADER):
         expected = f"a header of at most {min(len(body) - 8, MAX_HEADER)} bytes"
         raise InvalidTensors.at("", expected, f"one of {length}")
+    text = memoryview(body)[8 : 8 + length]
+    if json.too_plain(text):
+        raise InvalidTensors.at("", f"a header of at most {json.MAX_PLAIN} arrays and objects", "more")
     try:
-        header = orjson.loads(memoryview(body)[8 : 8 + length])
+        header = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidTensors.at("", "a header in JSON", quote(str(error), 80)) from None
     if not isinstance(header, dict):
@@ -96,11 +100,13 @@ def _entry(name: str, entry: Any, available: int) -> tuple[int, int, np.dtype, t
     code, sizes, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(code, str) or code not in DTYPES:
         raise InvalidTensors.at("", f"{quote(name)} to be one of {', '.join(DTYPES)}", describe(code))
-    if not _whole(sizes) or len(sizes) > MAX_RANK:
+    if not isinstance(sizes, list) or not is_shape(sizes):
         raise InvalidTensors.at("", f"at most {MAX_RANK} axes of {quote(name)}", describe(sizes))
     needed = math.prod(sizes) * DTYPES[code].itemsize
-    if not _whole(offsets) or len(offsets) != 2 or offsets[1] > available or offsets[1] - offsets[0] != needed:
-        span = f"{needed} bytes of {quote(name)} within {available}"
+    span = f"{needed} bytes of {quote(name)} within {available}"
+    if not _whole(offsets) or len(offsets) != 2:
+        raise InvalidTensors.at("", span, describe(offsets))
+    if offsets[1] > available or offsets[1] - offsets[0] != needed:
         raise InvalidTensors.at("", span, quote(str(offsets)))
     return offsets[0], offsets[1], DTYPES[code], tuple(sizes)
 

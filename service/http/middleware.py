@@ -71,8 +71,9 @@ class RequestContext:
         if tally is not None:
             tally.in_flight -= 1
             tally.answered(operation_of(scope), status, seconds, state.get("problem"))
-        if "note" in state:
-            state["note"](tally)
+        note = state.pop("note", None)  # it holds the request, and the request would hold it
+        if note is not None:
+            note(tally)
         if access.isEnabledFor(logging.INFO):
             fields: dict[str, Any] = {
                 "request_id": state["request_id"],

@@ -26,6 +26,7 @@ class PatientProtocol(HttpToolsProtocol):
         self.read_timeout: float = getattr(self.config.loaded_app, "read_timeout", READ_TIMEOUT)
         self._timer: Any = None
         self._head = 0
+        self._idle = 0
 
     def connection_made(self, transport: Any) -> None:
         """Somebody connected: now they must send something."""
@@ -42,9 +43,11 @@ class PatientProtocol(HttpToolsProtocol):
         if self._timer is None:
             self._expect()
         self._head += len(data)
+        self._idle += len(data)
         super().data_received(data)
-        if self._head > MAX_HEAD and not self.transport.is_closing():
-            fault = Fault("", f"at most {MAX_HEAD} bytes before the body", "more")
+        if (self._head > MAX_HEAD or self._idle > MAX_HEAD) and not self.transport.is_closing():
+            place = "before" if self._head > MAX_HEAD else "between parts of"
+            fault = Fault("", f"at most {MAX_HEAD} bytes {place} the body", "more")
             self._refuse(BadRequest(fault))
 
     def on_headers_complete(self) -> None:
@@ -52,11 +55,25 @@ class PatientProtocol(HttpToolsProtocol):
         self._head = -(2**62)
         super().on_headers_complete()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Those after a body in chunks, which nobody asks for, would gather without an end."""
+        if self._head >= 0:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """The body goes on. Sizes of chunks, their extensions and trailers do not count."""
+        self._idle = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """The request is here."""
-        self._head = 0
+        self._head = self._idle = 0
         self._arrived()
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is not HTTP."""
+        self._refuse(BadRequest(Fault("", "a request in HTTP/1.1", "something else")))
 
     def _expect(self) -> None:
         self._timer = self.loop.call_later(self.read_timeout, self._give_up)
@@ -69,17 +86,32 @@ class PatientProtocol(HttpToolsProtocol):
     def _give_up(self) -> None:
         """The request took too long. Who sent nothing at all just opened a connection, and gets no answer."""
         self._timer = None
-        began = self.headers is not None and (self.cycle is None or not self.cycle.response_complete)
         if self.transport.is_closing():
             return
-        if began and (self.cycle is None or not self.cycle.response_started):
+        if self.flow.read_paused:  # it is the service that takes its time
+            self._expect()
+        elif self.headers is not None and (self.cycle is None or not self.cycle.response_complete):
             fault = Fault("", f"a request that arrives within {self.read_timeout:g} s", "only a part of it")
             self._refuse(TooSlow(fault))
         else:
             self.transport.close()
 
     def _refuse(self, error: ServiceError) -> None:
-        """Answer past the application, which has not seen the request, or waits for the rest of it."""
+        """Answer past the application, which has not seen the request, or waits for the rest of it.
+
+        Not into the answer to a request before it: that is completed, and the connection ends with it.
+        """
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if not cycle.more_body:
+                cycle.keep_alive = False
+                self.flow.pause_reading()
+                return
+            if cycle.response_started:
+                self.transport.close()
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
         body = orjson.dumps(
             {
                 "type": f"/problems/{error.code}",
@@ -94,8 +126,5 @@ class PatientProtocol(HttpToolsProtocol):
             f"HTTP/1.1 {error.status} {error.title}\r\ncontent-type: application/problem+json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
         self.transport.write(head.encode() + body)
         self.transport.close()

@@ -1,0 +1,231 @@
+"""Bodies to begin with: good ones of every kind, and what is known to have broken parsers elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zipfile
+from collections.abc import Callable
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from service.codecs import encoded
+from tests.cases import CASES
+from tests.test_binary import GOOD_NPY, LIES, TENSOR_LIES, archive, entry, tensors
+from tests.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, write
+
+# Bytes of the large ones.
+LARGE: Final = 2**23
+DTYPES: Final = (np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64, ml_dtypes.bfloat16)
+OPTIONS: Final[dict[str, Any]] = {
+    "is_causal": True,
+    "query_offset": 0,
+    "window": {"left": 1},
+    "include": ["scores", "logsumexp"],
+    "top_k": 1,
+    "scale": -0.5e-3,
+    "query_tokens": ["a", "\u00e9[", "\\"],
+    "segment_ids": {"query": [1, 2], "key": [1, 1]},
+    "rotary": {"base": 1e4, "interleaved": True},
+    "projection": {"query": {"weight": [[1, 2], [3, 4]], "bias": [0.5, 1]}, "output": {"kernel": [[1], [2]]}},
+}
+
+
+def requests() -> list[dict[str, Any]]:
+    """Fields of requests: those of the cases, and one for each type."""
+    found = [case.request for case in CASES]
+    for dtype in DTYPES:
+        array = np.array([[1, 0], [0, 1]], dtype)
+        found.append(OPTIONS | {"query": array, "past_key": np.zeros((1, 0, 2), dtype), "mask": array.astype(bool)})
+    return found
+
+
+def seeds(media_type: str) -> list[bytes]:
+    """Good bodies."""
+    assert media_type in MEDIA_TYPES, f"write {media_type} in tests/wire.py"
+    found = []
+    for fields in requests():
+        bfloat16 = any(isinstance(value, np.ndarray) and value.dtype.kind == "V" for value in fields.values())
+        if media_type != JSON:
+            if media_type != NPZ or not bfloat16:
+                found.append(write(fields, media_type))
+            continue
+        plain = {name: value.tolist() if _is_array(value) else value for name, value in fields.items()}
+        typed = {name: encoded.encode(value) if _is_array(value) else value for name, value in fields.items()}
+        found += [json.dumps(plain).encode(), json.dumps(typed, ensure_ascii=False).encode()]
+    if media_type == NPZ:
+        found += [deflated(query=GOOD_NPY, request=array_file(np.frombuffer(b"{}", np.uint8)))]
+    return found
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def nasty(media_type: str) -> dict[str, Callable[[], bytes]]:
+    """Bodies that hurt, by name; made when they are needed, as some are large."""
+    return NASTY[media_type]
+
+
+def deflated(**members: bytes) -> bytes:
+    """A compressed archive of npy files."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(f"{name}.npy", content)
+    return stream.getvalue()
+
+
+def array_file(array: np.ndarray) -> bytes:
+    """An npy file."""
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, array, allow_pickle=False)
+    return stream.getvalue()
+
+
+def overlapping(content: bytes, count: int, method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    """An archive whose directory names the same bytes so many times: each member is whole, all are one."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as file:
+        file.writestr("m000.npy", content)
+        (info,) = file.infolist()
+        for number in range(1, count):
+            copy = zipfile.ZipInfo(f"m{number:03}.npy")
+            for name in ("header_offset", "compress_size", "file_size", "CRC", "compress_type"):
+                setattr(copy, name, getattr(info, name))
+            file.filelist.append(copy)
+    return stream.getvalue()
+
+
+def bomb(size: int) -> bytes:
+    """As much as deflate packs: a thousand to one."""
+    return deflated(query=array_file(np.zeros(size // 8)))
+
+
+def lying_sizes(of: int) -> bytes:
+    """An archive whose directory says another size than there is."""
+    good = deflated(query=array_file(np.zeros(1000)))
+    place = good.index(b"PK\1\2") + 24
+    assert struct.unpack_from("<I", good, place) == (8128,)
+    return good[:place] + struct.pack("<I", of) + good[place + 4 :]
+
+
+def zip64(offset: int) -> bytes:
+    """An archive whose 64-bit directory lies somewhere else."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as file:
+        file.writestr("query.npy", GOOD_NPY)
+    content = stream.getvalue()
+    end = content.index(b"PK\5\6")
+    record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, offset, offset)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, end, 1)
+    tail = content[end : end + 8] + b"\xff" * 12 + content[end + 20 :]
+    return content[:end] + record + locator + tail
+
+
+def typed_names(count: int) -> bytes:
+    """Names with very many dots."""
+    return tensors({"a" + ".a" * count: {"dtype": "F64", "shape": [0], "data_offsets": [0, 0]}})
+
+
+def listed(item: bytes, last: bytes = b"1", after: bytes = b"}") -> Callable[[], bytes]:
+    """A large array of the same again and again, and something else in the end."""
+    return lambda: b'{"query": [' + item * (LARGE // len(item)) + last + b"]" + after
+
+
+def whole(body: bytes) -> Callable[[], bytes]:
+    return lambda: body
+
+
+def typed(dtype: str, shape: str, data: str) -> Callable[[], bytes]:
+    """A typed array in JSON."""
+    return lambda: f'{{"query": {{"dtype": {dtype}, "shape": [{shape}], "data": "{data}"}}}}'.encode()
+
+
+ITEMS: Final = (
+    b"1,",
+    b"1.5,",
+    b"[],",
+    b"{},",
+    b"[9],",
+    b"[[1]],",
+    b"[true],",
+    b"null,",
+    b'"ab",',
+    b'"\xf0\x9f\x98\x80",',
+)
+HIDDEN: Final = b', "key": [1, [2]]}'
+JSON_NASTY: Final[dict[str, Callable[[], bytes]]] = (
+    {f"many {item.decode()}": listed(item) for item in ITEMS}
+    | {f"many {item.decode()} then ragged": listed(item, b"[1, 2]") for item in ITEMS}
+    | {f"many {item.decode()} then NaN": listed(item, b"NaN") for item in ITEMS}
+    | {f"many {item.decode()} beside a hidden array": listed(item, item[:-1], HIDDEN) for item in ITEMS}
+    | {
+        "100,000 brackets": whole(b"[" * 100_000),
+        "100,000 brackets in a field": whole(b'{"query": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+        "100,000 objects": whole(b'{"a":' * 100_000),
+        "1,000 nested objects": whole(b'{"a":' * 1000 + b"1" + b"}" * 1000),
+        "32 levels of objects": whole(b'{"a":' * 32 + b"1" + b"}" * 32),
+        "many keys": lambda: b"{" + b",".join(b'"%d":1' % number for number in range(500_000)) + b"}",
+        "a key many times": lambda: b"{" + b'"query":1,' * 500_000 + b'"query":1}',
+        "a key twice": whole(b'{"query": 1, "query": [[1]]}'),
+        "a key of 8 MB": lambda: b'{"' + b"k" * LARGE + b'": 1}',
+        "a string of 8 MB": lambda: b'{"dtype": "' + b"\\u00e9" * (LARGE // 6) + b'"}',
+        "a number of 8 MB": lambda: b'{"scale": ' + b"9" * LARGE + b"}",
+        "a fraction of 8 MB": lambda: b'{"scale": 0.' + b"9" * LARGE + b"}",
+        "huge exponents": listed(b"1e999,"),
+        "a huge exponent of 8 MB": lambda: b'{"scale": 1e' + b"9" * LARGE + b"}",
+        "many NaN": listed(b"NaN,", b"NaN"),
+        "NUL": whole(b'{"query": "\0"}'),
+        "NUL in a key": whole(b'{"a\\u0000b": 1}'),
+        "only NUL": whole(b"\0" * 1000),
+        "byte-order mark": whole(b'\xef\xbb\xbf{"query": [[1]]}'),
+        "UTF-16": whole('{"query": [[1]]}'.encode("utf-16")),
+        "UTF-16 without mark": whole('{"query": [[1]]}'.encode("utf-16-le")),
+        "UTF-32": whole('{"query": [[1]]}'.encode("utf-32-be")),
+        "half a surrogate": whole(b'{"query": "\\ud800"}'),
+        "8 MB of spaces": lambda: b" " * LARGE,
+        "8 MB of 0xff": lambda: b"\xff" * LARGE,
+        "typed array of a huge shape": typed('"float64"', "4294967296, 4294967296, 1", ""),
+        "typed array, nothing times huge": typed('"bool"', "0, 9223372036854775807", ""),
+        "typed array with 8 MB of bad base64": typed('"bool"', "1", "=" * LARGE),
+    }
+)  # fmt: skip
+NPZ_NASTY: Final[dict[str, Callable[[], bytes]]] = {
+    "bomb below the limit": lambda: bomb(15 * 2**20),
+    "bomb of the other byte order": lambda: deflated(query=array_file(np.zeros(2**20, ">f8"))),
+    "bomb of 1 GB": lambda: bomb(2**30),
+    "200 members in one place": lambda: overlapping(array_file(np.zeros(2**12)), 200),
+    "200 stored members in one place": lambda: overlapping(array_file(np.zeros(2**16)), 200, zipfile.ZIP_STORED),
+    "200 members, 2 GB in one place": lambda: overlapping(array_file(np.zeros(10 * 2**17)), 200),
+    "60,000 members": lambda: archive(**{f"a{number}": b"" for number in range(60_000)}),
+    "JSON text that is a bomb": lambda: deflated(request=array_file(np.frombuffer(listed(b"1,")(), np.uint8))),
+    "a string that is a bomb": lambda: deflated(request=array_file(np.array("[" * 2_000_000))),
+    "archive in an archive": lambda: deflated(query=bomb(10 * 2**20)),
+    "size 0 in the directory": lambda: lying_sizes(0),
+    "size 4 GB in the directory": lambda: lying_sizes(2**32 - 2),
+    "size less by one": lambda: lying_sizes(8127),
+    "directory beyond the end": lambda: zip64(2**62),
+    "directory beyond any end": lambda: zip64(2**64 - 1),
+    "directory before the beginning": lambda: zip64(0),
+    "a name of 60,000 dots": lambda: archive(**{"a" + ".a" * 30_000: GOOD_NPY}),
+} | {
+    f"lie: {name}": (content if callable(content) else whole(content)) for name, (content, _, _) in LIES.items()
+}  # fmt: skip
+SAFETENSORS_NASTY: Final[dict[str, Callable[[], bytes]]] = {
+    "header of 2**63 bytes": whole(b"\xff" * 7 + b"\x7f" + b"{}"),
+    "header of 2**64 bytes": whole(b"\xff" * 8 + b"{}"),
+    "header of empty lists": lambda: tensors(listed(b"[],")()[: LARGE - 100]),
+    "header of numbers": lambda: tensors(b'{"query": [' + b"1.5," * (2**20) + b"1]}"),
+    "header of brackets": lambda: tensors(b"[" * 1_000_000),
+    "a name of 400,000 dots": lambda: typed_names(400_000),
+    "a name of 31 dots": lambda: typed_names(31),
+    "names twice": whole(tensors(b'{"query": {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}, '
+                                 b'"query": {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}}', b"\0" * 8)),
+    "JSON text of empty lists": lambda: tensors({"__metadata__": {"request": '{"bias": [' + "[]," * 10**6 + "1]}"}}),
+    "1 TB of zeros that are not there": whole(tensors(entry(shape=[2**37], data_offsets=[0, 2**40]), b"\0" * 8)),
+} | {f"lie: {name}": whole(content) for name, (content, _, _) in TENSOR_LIES.items()}  # fmt: skip
+NASTY: Final = {JSON: JSON_NASTY, NPZ: NPZ_NASTY, SAFETENSORS: SAFETENSORS_NASTY}

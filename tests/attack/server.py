@@ -1,0 +1,190 @@
+"""The service in a process of its own, as its users start it, and raw connections to it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from benchmarks.serving import Running
+
+STARTING: Final = 60.0
+# Seconds to wait for anything that should come at once, on a machine that others use, too.
+PATIENCE: Final = 30.0
+HEALTH: Final = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@dataclass
+class Live:
+    """A server that runs."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: IO[bytes]
+
+    @property
+    def running(self) -> Running:
+        return Running(self.process.pid, self.port)
+
+    def connect(self, timeout: float = PATIENCE) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def ask(self, request: bytes, timeout: float = PATIENCE) -> tuple[int, bytes]:
+        """Status and body of the answer to a request on a connection of its own."""
+        with self.connect(timeout) as connection:
+            with suppress(ConnectionError):  # it may be refused before all of it is sent
+                connection.sendall(request)
+            return read_answer(connection)
+
+    def healthy(self) -> float:
+        """Seconds until the server says that it lives. Errors: AssertionError."""
+        start = time.monotonic()
+        assert self.ask(HEALTH) == (200, b'{"status":"ok"}')
+        return time.monotonic() - start
+
+    def descriptors(self) -> int:
+        """Open ones of all processes."""
+        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.running.tree())
+
+    def settled(self, descriptors: int) -> bool:
+        """Whether soon no more are open than so many."""
+        return within(PATIENCE, lambda: self.descriptors() <= descriptors)
+
+    def logged(self) -> str:
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace")
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signal the server and wait for its end; its exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(90)
+
+
+def within(seconds: float, condition: Any) -> bool:
+    """Whether a condition comes true in time."""
+    end = time.monotonic() + seconds
+    while not (met := bool(condition())) and time.monotonic() < end:
+        time.sleep(0.02)
+    return met
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+@contextmanager
+def live(port: int = 0, **settings: object) -> Iterator[Live]:
+    """A server with these settings, ended in the end; it must not have logged a defect."""
+    port = port or free_port()
+    values = {"port": port, "log_level": "warning"} | settings
+    environment = os.environ | {f"ATTENTION_{name.upper()}": str(value) for name, value in values.items()}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service", "serve"],
+            cwd=Path(__file__).resolve().parents[2],
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        server = Live(process, port, log)
+        try:
+            assert within(STARTING, lambda: _answers(server)), server.logged()
+            yield server
+        finally:
+            tree = server.running.tree() if process.poll() is None else []
+            process.kill()
+            process.wait()
+            for pid in tree[1:]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        assert "Traceback" not in server.logged(), server.logged()
+
+
+def _answers(server: Live) -> bool:
+    with suppress(OSError):
+        return server.ask(HEALTH)[0] == 200
+    return False
+
+
+def post(body: bytes, media_type: str = "application/json", path: str = "/attention", more: str = "") -> bytes:
+    """A whole request."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {media_type}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
+    return head.encode() + body
+
+
+class Half(Exception):
+    """An answer that ends before it is complete."""
+
+
+def read_answer(connection: socket.socket) -> tuple[int, bytes]:
+    """Status and body of one answer; (0, b"") where the connection ends without one. Errors: Half."""
+    return Answers(connection).next()
+
+
+class Answers:
+    """Reads one answer after the other, by the letter."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = b""
+
+    def next(self) -> tuple[int, bytes]:
+        if not self._buffer and not self._more():
+            return 0, b""
+        while b"\r\n\r\n" not in self._buffer:
+            self._need()
+        head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        found = re.match(rb"HTTP/1\.1 (\d{3}) ", head)
+        if found is None:
+            raise Half(f"no answer begins with {head[:80]!r}")
+        if length := re.search(rb"(?im)^content-length: (\d+)\r?$", head):
+            return int(found[1]), self._take(int(length[1]))
+        assert re.search(rb"(?i)transfer-encoding: chunked", head), head
+        parts = []
+        while size := int(self._line(), 16):
+            parts.append(self._take(size))
+            assert self._take(2) == b"\r\n"
+        assert self._take(2) == b"\r\n"
+        return int(found[1]), b"".join(parts)
+
+    def _line(self) -> bytes:
+        while b"\r\n" not in self._buffer:
+            self._need()
+        line, _, self._buffer = self._buffer.partition(b"\r\n")
+        return line
+
+    def _take(self, size: int) -> bytes:
+        parts, missing = [], size
+        while missing:
+            if not self._buffer:
+                self._need()
+            part, self._buffer = self._buffer[:missing], self._buffer[missing:]
+            parts.append(part)
+            missing -= len(part)
+        return b"".join(parts)
+
+    def _need(self) -> None:
+        if not self._more():
+            raise Half(f"the connection ended after {self._buffer[-80:]!r}")
+
+    def _more(self) -> bool:
+        try:
+            part = self._connection.recv(2**20)
+        except ConnectionResetError:
+            part = b""
+        self._buffer += part
+        return bool(part)

@@ -1,0 +1,343 @@
+"""Clients that lie, dawdle, hang up or never end, each on raw connections to a server in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from tests.attack.corpus import nasty
+from tests.attack.server import HEALTH, Answers, Live, live, post, read_answer, within
+from tests.wire import JSON, NPZ, SAFETENSORS
+
+MB = 2**20
+READ_TIMEOUT = 1.0
+LIMIT = 8 * MB
+# Of resident memory, for what is no body: threads, arenas of the allocator.
+SLACK = 32
+SMALL = json.dumps({"input": [[1, 0], [0, 1]]}).encode()
+GOOD = post(SMALL)
+CHUNKED = b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Live]:
+    with live(read_timeout=READ_TIMEOUT, max_body_bytes=LIMIT, memory_limit="256MiB", time_limit=20) as server:
+        warm_up(server)
+        yield server
+
+
+def warm_up(server: Live) -> None:
+    """What is loaded or remembered by a first request is no leak."""
+    large = json.dumps({"input": np.zeros((400, 64)).tolist()}).encode()
+    for request in (GOOD, post(large), post(json.dumps({"input": []}).encode())):
+        server.ask(request)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(server.ask, [post(large)] * 16))
+
+
+@pytest.fixture(autouse=True)
+def lives_on(server: Live) -> Iterator[None]:
+    """After each attack the server answers, and has let go of what it had open."""
+    assert server.settled(base := server.descriptors())
+    yield
+    server.healthy()
+    assert server.ask(GOOD)[0] == 200
+    assert server.settled(base)
+
+
+class Growth:
+    """Megabytes at the peak above what was resident before."""
+
+    def __init__(self, server: Live) -> None:
+        self._running = server.running
+        self._running.forget_peak()
+        self._before = self._running.resident()
+
+    def now(self) -> float:
+        return self._running.peak() - self._before
+
+
+def send_until_refused(connection: socket.socket, size: int) -> int:
+    """Send so many bytes, or fewer if the other side has had enough; how many."""
+    piece, sent = b" " * MB, 0
+    with suppress(ConnectionError, TimeoutError):
+        while sent < size:
+            connection.sendall(piece)
+            sent += len(piece)
+    return sent
+
+
+# Bodies that lie about themselves.
+
+
+@pytest.mark.parametrize("media_type", [JSON, NPZ, SAFETENSORS])
+def test_nasty_bodies_are_refused_over_http(server: Live, media_type: str) -> None:
+    growth = Growth(server)
+    for name, make in nasty(media_type).items():
+        body = make()
+        status, answer = server.ask(post(body, media_type))
+        assert status in (400, 413, 422), (name, status)
+        assert len(answer) < 8000, name
+    assert growth.now() < 20 * LIMIT / MB + 64 + SLACK
+
+
+@pytest.mark.parametrize(("name", "status"), [("bomb of 1 GB", 413), ("200 members, 2 GB in one place", 413)])
+def test_zip_bombs_are_not_unpacked(server: Live, name: str, status: int) -> None:
+    body = nasty(NPZ)[name]()
+    growth = Growth(server)
+    assert server.ask(post(body, NPZ))[0] == status
+    assert growth.now() < SLACK
+
+
+def test_weights_of_a_terabyte_are_refused_before_anything_is_made(server: Live) -> None:
+    tall = np.zeros((2**18 * 7 // 5, 1))  # its square in float64: a terabyte
+    assert 8 * len(tall) ** 2 > 10**12
+    body = save({"input": tall.astype(np.float64)})
+    assert server.ask(post(body, SAFETENSORS))[0] == 413
+    growth = Growth(server)
+    start = time.perf_counter()
+    status, answer = server.ask(post(body, SAFETENSORS))
+    print(f"refused after {(time.perf_counter() - start) * 1e3:.1f} ms, {len(body) / MB:.1f} MB sent")
+    assert (status, json.loads(answer)["code"]) == (413, "memory_limit")
+    assert growth.now() < SLACK
+
+
+# Senders who are slow.
+
+
+@pytest.mark.parametrize("beginning", [b"POST /att", GOOD[:60], GOOD[:-1], CHUNKED, CHUNKED + b"5\r\n{"])
+def test_slow_requests_are_cut_off(server: Live, beginning: bytes) -> None:
+    with server.connect() as connection:
+        start = time.monotonic()
+        connection.sendall(beginning)
+        status, answer = read_answer(connection)
+        took = time.monotonic() - start
+    assert (status, json.loads(answer)["code"]) == (408, "too_slow")
+    assert took >= READ_TIMEOUT * 0.9
+
+
+@pytest.mark.parametrize("request_", [GOOD, CHUNKED + b"1\r\n{\r\n" * 100], ids=["counted", "chunked"])
+def test_a_byte_now_and_then_does_not_help(server: Live, request_: bytes) -> None:
+    with server.connect() as connection:
+        start = time.monotonic()
+        with suppress(ConnectionError):
+            for at in range(len(request_)):
+                connection.sendall(request_[at : at + 1])
+                time.sleep(0.05)
+                if time.monotonic() - start > 5 * READ_TIMEOUT:
+                    break
+        assert time.monotonic() - start < 4 * READ_TIMEOUT  # the pipe broke
+        with suppress(ConnectionError):
+            assert read_answer(connection)[0] in (0, 408)
+
+
+def test_many_who_say_nothing_are_sent_away(server: Live) -> None:
+    connections = [server.connect() for _ in range(200)]
+    server.healthy()
+    for connection in connections:
+        assert connection.recv(1) == b""
+        connection.close()
+
+
+# Connections that end halfway.
+
+
+@pytest.mark.parametrize("part", [GOOD, GOOD[:-5], GOOD[:30], CHUNKED + b"3\r\n{"])
+def test_half_closed_connections(server: Live, part: bytes) -> None:
+    for _ in range(20):
+        with server.connect() as connection:
+            connection.sendall(part)
+            connection.shutdown(socket.SHUT_WR)
+            status, _ = read_answer(connection)
+            assert status in ((0, 200) if part == GOOD else (0, 408))
+
+
+def test_clients_that_hang_up_at_any_time(server: Live) -> None:
+    for at in range(0, len(GOOD), 3):
+        with server.connect() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset
+            connection.sendall(GOOD[:at])
+
+
+# Bytes that are no HTTP, or too much of it.
+
+
+GARBAGE = [
+    b"\0" * 100,
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xaa" * 200,  # a TLS greeting
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET /" + b"\xff" * 20 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+    b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+    CHUNKED + b"-1\r\n",
+    CHUNKED + b"fffffffffffffffff\r\n{",
+    CHUNKED + b"xyz\r\n{",
+    CHUNKED + b"2\r\n{}3\r\n",
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_is_refused(server: Live, garbage: bytes) -> None:
+    status, _ = server.ask(garbage)
+    assert status in (400, 404, 405)
+
+
+@pytest.mark.parametrize("garbage", [b"\0\1\2\3", b"GET\r\n\r\n", b"POST /attention HTTP/9.9\r\n\r\n"])
+def test_garbage_after_good_requests_spoils_no_answer(server: Live, garbage: bytes) -> None:
+    """Those before it are answered in full, then the connection ends."""
+    large = post(json.dumps({"input": np.ones((500, 64)).tolist()}).encode())
+    for good, pause in ((GOOD, 0.0), (GOOD, 0.2), (large, 0.0), (large, 0.05), (large, 0.2)):
+        with server.connect() as connection:
+            connection.sendall(good)
+            time.sleep(pause)
+            connection.sendall(garbage)
+            answers = Answers(connection)
+            assert answers.next()[0] == 200
+            assert answers.next()[0] in (0, 400)
+            assert answers.next()[0] == 0
+
+
+def test_pipelined_requests_are_answered_in_order(server: Live) -> None:
+    bodies = [json.dumps({"input": [[1.0]], "scale": 1.0 + n}).encode() for n in range(100)]
+    with server.connect() as connection:
+        connection.sendall(b"".join(map(post, bodies)))
+        answers = Answers(connection)
+        for number in range(100):
+            status, body = answers.next()
+            assert (status, json.loads(body)["metadata"]["scale"]) == (200, 1.0 + number)
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET / HTTP/1.1\r\nX: ", b"GET /", b"POST /attention HTTP/1.1\r\n" + b"A: b\r\n" * 100_000, b"A" * 10**6]
+)
+def test_absurdly_long_heads_are_refused(server: Live, head: bytes) -> None:
+    growth = Growth(server)
+    with server.connect() as connection:
+        with suppress(ConnectionError):
+            connection.sendall(head)
+        sent = send_until_refused(connection, 100 * MB)
+        with suppress(ConnectionError):
+            assert read_answer(connection)[0] in (0, 400)
+    assert sent < 100 * MB
+    assert growth.now() < SLACK
+
+
+@pytest.mark.parametrize("end", [b"0\r\nX: ", b"1;", b"0\r\n" + b"A: b\r\n" * 100_000])
+def test_chunked_bodies_that_never_end(server: Live, end: bytes) -> None:
+    """Trailers and extensions of chunks have no length that could be looked at."""
+    growth = Growth(server)
+    with server.connect() as connection:
+        with suppress(ConnectionError):
+            connection.sendall(CHUNKED + b"2\r\n{}\r\n" + end)
+        sent = send_until_refused(connection, 2000 * MB)
+    assert sent < 100 * MB
+    assert growth.now() < SLACK
+
+
+def test_a_gigabyte_with_its_length(server: Live) -> None:
+    growth = Growth(server)
+    head = GOOD.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n\r\n" % 2**30
+    with server.connect() as connection:
+        connection.sendall(head)
+        assert read_answer(connection)[0] == 413
+        assert send_until_refused(connection, 2**30) < 100 * MB
+    assert growth.now() < SLACK
+
+
+def test_a_gigabyte_in_chunks(server: Live) -> None:
+    growth = Growth(server)
+    chunk = b"10000\r\n" + b" " * 2**16 + b"\r\n"
+    with server.connect() as connection:
+        connection.sendall(CHUNKED)
+        sent = 0
+        with suppress(ConnectionError):
+            while sent < 2**30:
+                connection.sendall(chunk)
+                sent += 2**16
+        with suppress(ConnectionError):
+            assert read_answer(connection)[0] in (0, 413)
+    assert sent < LIMIT + 64 * MB  # what the buffers of both sides hold
+    assert growth.now() < LIMIT / MB + SLACK
+
+
+# Many at once.
+
+
+def test_many_huge_requests_at_once(server: Live) -> None:
+    body = io.BytesIO()
+    random = np.random.default_rng(0)
+    tensors = {name: random.normal(size=(2000, 64)) for name in ("query", "key", "value")}
+    np.savez(body, allow_pickle=False, **tensors)
+    request = post(body.getvalue(), NPZ)
+    growth = Growth(server)
+    slowest, done = 0.0, threading.Event()
+
+    def watch() -> None:
+        nonlocal slowest
+        while not done.is_set():
+            slowest = max(slowest, server.healthy())
+            time.sleep(0.05)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with ThreadPoolExecutor(80) as pool:
+        statuses = [status for status, _ in pool.map(lambda _: server.ask(request, 90), range(160))]
+    done.set()
+    watcher.join()
+    counts = {status: statuses.count(status) for status in set(statuses)}
+    print(f"statuses {counts}, {growth.now():.0f} MB more, health within {slowest * 1e3:.0f} ms")
+    assert set(counts) <= {200, 413, 503, 504}
+    assert counts[200] >= 1
+    assert growth.now() < 256 + SLACK + 160 * 0.4  # a sixteenth of a megabyte of each body, and buffers of sockets
+    assert slowest < 5
+
+
+def test_a_client_that_hangs_up_stops_its_computation(server: Live) -> None:
+    request = post(save({"input": np.ones((30_000, 64), np.float32)}, {"request": '{"include": []}'}), SAFETENSORS)
+    with server.connect() as connection:
+        connection.sendall(request)
+        used = server.running.processor_seconds()
+        assert within(20, lambda: server.running.processor_seconds() > used + 0.5), "it does not compute"
+
+    def rests() -> bool:
+        before = server.running.processor_seconds()
+        time.sleep(0.5)
+        return server.running.processor_seconds() - before < 0.1
+
+    assert within(10, rests), "it goes on computing for nobody"
+
+
+def test_a_request_over_the_time_limit_gets_its_504() -> None:
+    request = post(save({"input": np.ones((200_000, 64), np.float32)}, {"request": '{"include": []}'}), SAFETENSORS)
+    with live(time_limit=1) as server:
+        start = time.monotonic()
+        status, answer = server.ask(request)
+        took = time.monotonic() - start
+    assert (status, json.loads(answer)["code"]) == (504, "time_limit")
+    print(f"answered after {took:.2f} s")
+    assert 1 <= took < 6
+
+
+def test_upgrades_that_nobody_offers(server: Live) -> None:
+    for kind in (b"websocket", b"h2c"):
+        upgrade = HEALTH[:-2] + b"Connection: Upgrade\r\nUpgrade: " + kind + b"\r\n\r\n"
+        with server.connect() as connection:
+            connection.sendall(upgrade)
+            answers = Answers(connection)
+            assert answers.next()[0] == 200
+            with suppress(ConnectionError):
+                connection.sendall(b"\x81\x85garbage" * 100)
+                assert answers.next()[0] in (0, 400)

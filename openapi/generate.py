@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
 from pathlib import Path
 
+from service.cli import parser
 from service.errors import error_classes
 from service.metrics import METRICS
 from service.settings import Settings, table
@@ -58,6 +60,19 @@ def metrics() -> str:
     return "\n".join(rows)
 
 
+def commands() -> str:
+    """All commands and their flags as a Markdown table. argparse's own text changes from version to version."""
+    (sub,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    helps = {action.dest: action.help for action in sub._choices_actions}
+    rows = ["| command | what |", "|---|---|"]
+    for name, command in sub.choices.items():
+        arguments = [action for action in command._actions if action.dest != "help"]
+        words = " ".join(str(action.metavar) for action in arguments if not action.option_strings)
+        rows.append(f"| `attention-service {name}{' ' * bool(words)}{words}` | {helps[name]} |")
+        rows += [f"| `{action.option_strings[0]}` | {action.help} |" for action in arguments if action.option_strings]
+    return "\n".join(rows)
+
+
 def filled(page: Path, name: str, text: str) -> str:
     """A Markdown page with the part between its markers for `name` replaced."""
     pattern = re.compile(rf"(<!-- {name}: generated -->\n).*?(\n<!-- end -->)", re.DOTALL)
@@ -84,6 +99,7 @@ def main() -> None:
         (ROOT / "openapi" / "openapi.json", document),
         (docs / "images" / "animals.svg", readme_picture),
         (docs / "settings.md", lambda: filled(docs / "settings.md", "settings", table())),
+        (docs / "settings.md", lambda: filled(docs / "settings.md", "commands", commands())),
         (docs / "operations.md", lambda: filled(docs / "operations.md", "metrics", metrics())),
         (docs / "errors.md", lambda: filled(docs / "errors.md", "errors", errors())),
     ):

@@ -16,7 +16,7 @@ from service.errors import ServiceError
 from service.http.middleware import RequestContext
 from service.http.problems import on_defect, on_http_exception, on_service_error
 from service.process import spare_garbage_collection
-from service.routes import attention, health, pages, problems
+from service.routes import attention, health, inference, pages, problems
 from service.routes.tensors import StraightToTensors
 from service.settings import Settings
 from service.version import __version__
@@ -31,6 +31,7 @@ Errors are problem details (RFC 9457) with a stable `code` and a JSON pointer to
 """
 TAGS = [
     {"name": "attention", "description": "Compute."},
+    {"name": "inference protocol", "description": "Compute as model servers do: the Open Inference Protocol (v2)."},
     {"name": "operations", "description": "Watch, and understand answers."},
 ]
 
@@ -81,6 +82,8 @@ def create_app(settings: Settings) -> Application:
 
     app.include_router(attention.router)
     app.include_router(health.router)
+    app.include_router(inference.router)
+    app.include_router(inference.tensors)
     app.include_router(problems.router)
     app.include_router(pages.router)
 
@@ -89,4 +92,5 @@ def create_app(settings: Settings) -> Application:
     app.add_exception_handler(Exception, on_defect)
 
     app.openapi = partial(openapi.build, app)  # type: ignore[method-assign]  # as FastAPI documents it
-    return Application(app, RequestContext(StraightToTensors(app, attention.router.routes)), settings)
+    straight = [*attention.router.routes, *inference.tensors.routes]
+    return Application(app, RequestContext(StraightToTensors(app, straight)), settings)

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from service.schemas.inference import InferenceError
 from service.schemas.problem import Problem
 
 REFERENCE = "#/components/schemas/{model}"
@@ -37,9 +38,10 @@ def build(app: FastAPI) -> dict[str, Any]:
 def _add_problems(document: dict[str, Any]) -> None:
     """Describe Problem once, and drop FastAPI's validation errors, which no operation answers with."""
     schemas = document["components"]["schemas"]
-    problem = Problem.model_json_schema(ref_template=REFERENCE)
-    schemas.update(problem.pop("$defs"))
-    schemas[Problem.__name__] = problem
+    for model in (Problem, InferenceError):
+        described = model.model_json_schema(ref_template=REFERENCE)
+        schemas.update(described.pop("$defs", {}))
+        schemas[model.__name__] = described
     for name in UNUSED:
         schemas.pop(name, None)
     for path in document["paths"].values():

@@ -24,7 +24,13 @@ def nested(tensors: Mapping[str, np.ndarray], request: bytes | None) -> Decoded:
     Errors: FieldConflict for a field given twice, and those of the text.
     """
     fields, untyped = json.decode(request) if request else Decoded({}, frozenset())
-    for name, tensor in tensors.items():
+    place(fields, tensors)
+    return Decoded(fields, untyped)
+
+
+def place(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Put values where their dotted names say. Errors: FieldConflict for a field given twice."""
+    for name, value in values.items():
         *path, last = name.split(".")
         inner, pointer = fields, ""
         for step in path:
@@ -33,9 +39,8 @@ def nested(tensors: Mapping[str, np.ndarray], request: bytes | None) -> Decoded:
             if not isinstance(inner, dict):
                 raise FieldConflict.at(pointer, "an object", f"something else beside {quote(name)}")
         if last in inner:
-            raise FieldConflict.at(child(pointer, last), "each field once", "a tensor and JSON")
-        inner[last] = tensor
-    return Decoded(fields, untyped)
+            raise FieldConflict.at(child(pointer, last), "each field once", "it twice")
+        inner[last] = value
 
 
 def flattened(answer: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:

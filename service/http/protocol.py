@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -11,6 +12,7 @@ from service.errors import BadRequest, Fault, ServiceError, TooSlow
 
 # Bytes before the body: more than any client sends.
 MAX_HEAD = 2**15
+UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 
 
 class PatientProtocol(HttpToolsProtocol):
@@ -39,6 +41,8 @@ class PatientProtocol(HttpToolsProtocol):
         """Some bytes came."""
         if self._timer is None:
             self._expect()
+        if self._head >= 0:
+            data = without_upgrade(data)
         self._head += len(data)
         super().data_received(data)
         if self._head > MAX_HEAD and not self.transport.is_closing():
@@ -97,3 +101,13 @@ class PatientProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def without_upgrade(data: bytes) -> bytes:
+    """The head of a request without the offer of another protocol, which may be ignored (RFC 9110, section 7.8).
+
+    Java's own client offers HTTP/2 with every first request, and the parser would drop the body of such a one.
+    """
+    end = data.find(b"\r\n\r\n")
+    found = UPGRADE.search(data, 0, end if end >= 0 else len(data))
+    return data[: found.start()] + data[found.end() :] if found else data

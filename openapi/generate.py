@@ -10,6 +10,8 @@ import re
 import sys
 from pathlib import Path
 
+from plain import plain
+
 from service.errors import error_classes
 from service.settings import Settings, table
 
@@ -31,6 +33,11 @@ def document() -> str:
     from service.app import create_app  # only now: importing it reads the examples, which may just have been written
 
     return json.dumps(create_app(Settings.model_construct()).openapi(), indent=2, ensure_ascii=False) + "\n"
+
+
+def older_document() -> str:
+    """The same in OpenAPI 3.0."""
+    return json.dumps(plain(json.loads(document())), indent=2, ensure_ascii=False) + "\n"
 
 
 def errors() -> str:
@@ -65,6 +72,7 @@ def main() -> None:
     for path, make in (
         (ROOT / "service" / "routes" / "examples.json", examples),
         (ROOT / "openapi" / "openapi.json", document),
+        (ROOT / "openapi" / "openapi-3.0.json", older_document),
         (docs / "settings.md", lambda: filled(docs / "settings.md", "settings", table())),
         (docs / "errors.md", lambda: filled(docs / "errors.md", "errors", errors())),
     ):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, Field, RootModel
+from typing_extensions import TypeAliasType
 
 from service.attention.spec import Output
 from service.version import __version__
@@ -64,7 +65,12 @@ class ModelMetadata(BaseModel):
     outputs: list[TensorMetadata] = Field(description="All that it can give.")
 
 
-class InferenceParameters(RootModel[dict[str, bool | int | float | str]]):
+InferenceParameter = TypeAliasType(
+    "InferenceParameter", Annotated[bool | int | float | str, Field(description="A scalar.")]
+)
+
+
+class InferenceParameters(RootModel[dict[str, InferenceParameter]]):
     """Scalars by name. In a request: any field of POST /attention that is no array, nested ones dotted."""
 
 

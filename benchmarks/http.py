@@ -15,7 +15,7 @@ from benchmarks.client import Connection, latency, throughput
 from benchmarks.forms import Form, Request, fetch
 from benchmarks.ratios import BARE, Results, ratios, rows
 from benchmarks.serving import NotStarted, Others, Running
-from benchmarks.table import FLOOR, OURS, PEERS, SERVERS, Server
+from benchmarks.table import FLOOR, OURS, OURS_OIP, PEERS, SERVERS, Server
 from benchmarks.workloads import Workload, workloads
 
 PEAK = "W3 peak MB"
@@ -126,7 +126,7 @@ def bare_line(results: Results) -> str:
 
 def chosen(names: list[str] | None) -> list[Server]:
     """The servers of these names, and always the floor and this service, which all ratios need."""
-    return [server for server in SERVERS if not names or server in (FLOOR, OURS) or server.name in names]
+    return [server for server in SERVERS if not names or server in (FLOOR, OURS, OURS_OIP) or server.name in names]
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from benchmarks.bare import PARTS
-from benchmarks.table import BY_HAND, FLOOR, MLSERVER, OURS, PEERS, TRITON, Server
+from benchmarks.table import BY_HAND, FLOOR, MLSERVER, OURS, OURS_OIP, PEERS, TRITON, Server
 
 BARE = "bare calls"
 
@@ -64,8 +64,8 @@ def rows(ratios: list[Ratio]) -> str:
 def ratios(results: Results) -> list[Ratio]:
     """Every ratio that has a target."""
 
-    def over(column: str, server: Server) -> float:
-        return results.median(OURS.name, column) / results.median(server.name, column)
+    def over(column: str, server: Server, ours: Server = OURS) -> float:
+        return results.median(ours.name, column) / results.median(server.name, column)
 
     def over_best(column: str) -> tuple[float, str]:
         best, name = results.best_peer(column)
@@ -81,6 +81,8 @@ def ratios(results: Results) -> list[Ratio]:
         Ratio(f"W3 p50 / best peer ({third[1]})", third[0], 0.33),
         Ratio("W3 p50 / (floor + bare codec + bare kernel)", results.median(OURS.name, "W3 p50 ms") / least, 1.3),
         Ratio("W3 binary p50 / Triton", over("W3 binary p50 ms", TRITON), 0.6),
+        Ratio("W3 OIP binary p50 / Triton", over("W3 binary p50 ms", TRITON, OURS_OIP), 0.6),
+        Ratio("W4 OIP binary p50 / Triton", over("W4 p50 ms", TRITON, OURS_OIP), 0.6),
         Ratio(f"W4 p50 / best peer ({fourth[1]})", fourth[0], 0.5),
         Ratio("W3 peak / (request + answer)", results.median(OURS.name, "W3 peak MB") / results.megabytes, 4),
     ]

@@ -68,6 +68,8 @@ BY_HAND = _uvicorn("FastAPI by hand", "benchmarks.servers.by_hand:app", lists("/
 OURS = Server(
     "this service", [sys.executable, "-m", "service", "serve"], lists("/attention", dtype="float32"), our_tensors()
 )
+# The same server once more, asked as Triton is.
+OURS_OIP = Server("this service, OIP binary", OURS.command, v2_json(), v2_binary())
 MLSERVER = _peer("MLServer", "mlserver", "mlserver", v2_json(), v2_base64())
 BENTOML = _peer("BentoML", "bentoml", "bentoml", lists("/attention"), tensors("/tensors"))
 KSERVE = _peer("KServe", "kserve", "kserve", v2_json(), v2_binary())
@@ -76,4 +78,4 @@ RAY = _peer("Ray Serve", "ray", "ray", lists("/"), tensors("/"))
 TRITON = _peer("Triton", "triton", "nvidia-pytriton", v2_json(), v2_binary())
 
 PEERS = (MLSERVER, BENTOML, KSERVE, LITSERVE, RAY, TRITON)
-SERVERS = (FLOOR, NAIVE, BY_HAND, *PEERS, OURS)
+SERVERS = (FLOOR, NAIVE, BY_HAND, *PEERS, OURS, OURS_OIP)

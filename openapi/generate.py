@@ -11,6 +11,8 @@ import re
 import sys
 from pathlib import Path
 
+from plain import plain
+
 from service.cli import parser
 from service.errors import error_classes
 from service.metrics import METRICS
@@ -41,6 +43,11 @@ def document() -> str:
     from service.app import create_app  # only now: importing it reads the examples, which may just have been written
 
     return json.dumps(create_app(Settings.model_construct()).openapi(), indent=2, ensure_ascii=False) + "\n"
+
+
+def older_document() -> str:
+    """The same in OpenAPI 3.0."""
+    return json.dumps(plain(json.loads(document())), indent=2, ensure_ascii=False) + "\n"
 
 
 def errors() -> str:
@@ -98,6 +105,7 @@ def main() -> None:
         (ROOT / "service" / "routes" / "examples.json", examples),
         (ROOT / "openapi" / "openapi.json", document),
         (docs / "images" / "animals.svg", readme_picture),
+        (ROOT / "openapi" / "openapi-3.0.json", older_document),
         (docs / "settings.md", lambda: filled(docs / "settings.md", "settings", table())),
         (docs / "settings.md", lambda: filled(docs / "settings.md", "commands", commands())),
         (docs / "operations.md", lambda: filled(docs / "operations.md", "metrics", metrics())),

@@ -22,7 +22,7 @@ from service.http.middleware import RequestContext
 from service.http.problems import on_defect, on_http_exception, on_service_error
 from service.metrics import Shared, Tally
 from service.process import end_with_parent, tune
-from service.routes import attention, health, metrics, pages, problems
+from service.routes import attention, health, inference, metrics, pages, problems
 from service.routes.tensors import StraightToTensors
 from service.settings import Settings
 from service.tracing import traced
@@ -38,6 +38,7 @@ Errors are problem details (RFC 9457) with a stable `code` and a JSON pointer to
 """
 TAGS = [
     {"name": "attention", "description": "Compute."},
+    {"name": "inference protocol", "description": "Compute as model servers do: the Open Inference Protocol (v2)."},
     {"name": "operations", "description": "Watch, and understand answers."},
 ]
 
@@ -113,6 +114,8 @@ def create_app(settings: Settings) -> Application:
 
     app.include_router(attention.router)
     app.include_router(health.router)
+    app.include_router(inference.router)
+    app.include_router(inference.tensors)
     app.include_router(problems.router)
     if settings.metrics:
         app.include_router(metrics.router)
@@ -123,7 +126,8 @@ def create_app(settings: Settings) -> Application:
     app.add_exception_handler(Exception, on_defect)
 
     app.openapi = partial(openapi.build, app)  # type: ignore[method-assign]  # as FastAPI documents it
-    entry: ASGIApp = StraightToTensors(SecurityHeaders(app), attention.router.routes)
+    straight = [*attention.router.routes, *inference.tensors.routes]
+    entry: ASGIApp = StraightToTensors(SecurityHeaders(app), straight)
     if has_keys(settings):
         entry = Guard(entry, settings)
     if settings.cors_origins:

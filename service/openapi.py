@@ -1,17 +1,36 @@
-"""The API document (OpenAPI 3.1), completed where FastAPI does not know what this service does by itself."""
+"""The API document (OpenAPI 3.1), completed where FastAPI does not know what this service does by itself.
+
+It is made to generate clients from: everything that becomes a type has a name, and nothing else has.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, get_args
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from service.attention import spec
+from service.schemas.arrays import ElementType
+from service.schemas.inference import Datatype, InferenceError
 from service.schemas.problem import Problem
+from service.schemas.request import Encoding
 
 REFERENCE = "#/components/schemas/{model}"
 # FastAPI's own description of errors that this service answers as problems.
 UNUSED = ("HTTPValidationError", "ValidationError")
+SECURITY: Final = "bearer"
+# Sets of names that become types, each with what it is.
+ENUMS: Final[dict[str, tuple[Any, str]]] = {
+    "Layout": (spec.Layout, "Names of axes, in order: b batch, h heads, l tokens, d features."),
+    "FloatType": (spec.DType, "A floating type."),
+    "ElementType": (ElementType, "The type of an array's elements."),
+    "Backend": (spec.Backend, "What computes."),
+    "Normalization": (spec.Normalization, "How scores become weights."),
+    "IncludedOutput": (spec.Output, "What can be asked for beside output and metadata."),
+    "Encoding": (Encoding, "A form of arrays in JSON."),
+    "TensorDatatype": (Datatype, "The type of a tensor's elements, in the Open Inference Protocol."),
+}
 
 
 def build(app: FastAPI) -> dict[str, Any]:
@@ -28,22 +47,68 @@ def build(app: FastAPI) -> dict[str, Any]:
             license_info=app.license_info,
             separate_input_output_schemas=False,
         )
-        document["security"] = []  # said, so that generators and linters need not guess
-        _add_problems(document)
+        _add_security(document)
+        _add_errors(document)
+        _name_enums(document)
+        _drop_titles(document)
         app.openapi_schema = document
     return app.openapi_schema
 
 
-def _add_problems(document: dict[str, Any]) -> None:
-    """Describe Problem once, and drop FastAPI's validation errors, which no operation answers with."""
+def _add_security(document: dict[str, Any]) -> None:
+    """A server may have keys, or none."""
+    document["security"] = [{}, {SECURITY: []}]
+    document["components"]["securitySchemes"] = {
+        SECURITY: {"type": "http", "scheme": "bearer", "description": "One of the server's keys, if it has any."}
+    }
+
+
+def _add_errors(document: dict[str, Any]) -> None:
+    """Describe errors once, and drop FastAPI's validation errors, which no operation answers with."""
     schemas = document["components"]["schemas"]
-    problem = Problem.model_json_schema(ref_template=REFERENCE)
-    schemas.update(problem.pop("$defs"))
-    schemas[Problem.__name__] = problem
+    for model in (Problem, InferenceError):
+        described = model.model_json_schema(ref_template=REFERENCE)
+        schemas.update(described.pop("$defs", {}))
+        schemas[model.__name__] = described
     for name in UNUSED:
         schemas.pop(name, None)
     for path in document["paths"].values():
         for operation in path.values():
-            content = operation["responses"].get("422", {}).get("content", {})
-            if "application/json" in content:
+            if _refers_to_unused(operation["responses"].get("422")):
                 del operation["responses"]["422"]
+
+
+def _refers_to_unused(response: dict[str, Any] | None) -> bool:
+    return response is not None and any(name in str(response) for name in UNUSED)
+
+
+def _name_enums(document: dict[str, Any]) -> None:
+    """Replace sets of names wherever they stand by references to one type each."""
+    names = {get_args(kind): name for name, (kind, _) in ENUMS.items()}
+
+    def replaced(node: Any) -> Any:
+        if isinstance(node, list):
+            return [replaced(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if isinstance(node.get("enum"), list):
+            rest = {key: value for key, value in node.items() if key not in ("enum", "type", "title")}
+            return {"$ref": REFERENCE.format(model=names[tuple(node["enum"])])} | rest
+        return {key: replaced(value) for key, value in node.items()}
+
+    schemas = document["components"]["schemas"]
+    schemas.update({name: replaced(schema) for name, schema in schemas.items()})
+    for name, (kind, description) in ENUMS.items():
+        schemas[name] = {"type": "string", "enum": list(get_args(kind)), "description": description}
+
+
+def _drop_titles(document: dict[str, Any]) -> None:
+    """pydantic derives them from the names, and says nothing more."""
+    for schema in document["components"]["schemas"].values():
+        schema.pop("title", None)
+        for field in schema.get("properties", {}).values():
+            field.pop("title", None)
+    for path in document["paths"].values():
+        for operation in path.values():
+            for parameter in operation.get("parameters", ()):
+                parameter["schema"].pop("title", None)

@@ -11,8 +11,8 @@ from typing import Literal
 from pydantic import ByteSize, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-# A body in JSON and its numbers need up to five times the memory of its text: two bytes give eight.
-JSON_MEMORY = 5
+# A body in JSON and its numbers need up to six times the memory of its text: two bytes give eight.
+JSON_MEMORY = 6
 
 
 class Settings(BaseSettings):

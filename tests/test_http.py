@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -161,6 +162,23 @@ def test_a_request_that_would_need_too_much_memory_is_refused(small: httpx.Clien
     assert "48.0KiB" in fault["expected"]  # three quarters; the rest is for bodies
     assert fault["got"].startswith("one that needs about 888.3KiB")
     assert small.post("/attention", json={"input": [[0]] * 30}).status_code == 200
+
+
+def test_the_offer_of_another_protocol_is_ignored(client: httpx.Client) -> None:
+    """As curl --http2 and Java's client make it; the body comes with the head, or after it."""
+    body = b'{"input": [[2]]}'
+    head = (
+        b"POST /attention HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n"
+        b"HTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n\r\n"
+        % len(body)
+    )
+    for pieces in ([head + body], [head, body]):
+        with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=10) as connection:
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.05)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def test_a_client_that_hangs_up_is_no_failure(small: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 import subprocess
 import sys
@@ -47,7 +48,10 @@ def test_the_server_serves_it(client: httpx.Client) -> None:
 
 def test_operation_ids_are_stable() -> None:
     """Generated clients have methods of these names."""
-    assert set(OPERATIONS) == {"computeAttention", "checkLive", "checkReady", "describeProblem", "getMetrics"}
+    own = {"computeAttention", "checkLive", "checkReady", "describeProblem", "getMetrics"}
+    server = {"getServerMetadata", "checkServerLive", "checkServerReady"}
+    model = {"getModelMetadata", "getModelVersionMetadata", "checkModelReady", "checkModelVersionReady"}
+    assert set(OPERATIONS) == own | server | model | {"infer", "inferVersion"}
 
 
 def test_every_field_is_described() -> None:
@@ -98,6 +102,20 @@ def test_real_problems_fit_their_schema(client: httpx.Client) -> None:
 
 
 EXAMPLES = OPERATIONS["computeAttention"]["requestBody"]["content"]["application/json"]["examples"]
+
+
+def test_the_inference_example_runs(client: httpx.Client) -> None:
+    """The first query sees the first key; the second sees two, and itself more than the other."""
+    operation = OPERATIONS["infer"]
+    (example,) = operation["requestBody"]["content"]["application/json"]["examples"].values()
+    jsonschema.validate(example["value"], resolved(operation["requestBody"]["content"]["application/json"]["schema"]))
+    answer = client.post("/v2/models/attention/infer", json=example["value"]).json()
+    jsonschema.validate(answer, resolved(operation["responses"]["200"]["content"]["application/json"]["schema"]))
+    weight = 1 / (1 + math.exp(-(2**-0.5)))
+    assert answer["outputs"][0]["data"] == pytest.approx([1, 1 + weight], rel=1e-6)
+    error = client.post("/v2/models/attention/infer", json={}).json()
+    content = operation["responses"]["400"]["content"]["application/json"]
+    jsonschema.validate(error, resolved(content["schema"]))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -59,7 +59,8 @@ BYTE_ORDER_MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 def decode(body: bytes, limit: int | None = None) -> Decoded:
     """The object that the body is, with each rectangular array of numbers or booleans as an ndarray.
 
-    Integers give int64, other numbers float64, and typed arrays {dtype, shape, data} what they say. An array that is
+    So it is within objects, and within objects in an array, as the Open Inference Protocol has its tensors. Integers
+    give int64, other numbers float64, and typed arrays {dtype, shape, data} what they say. An array that is
     ragged, empty or mixed stays a list, for whoever knows the field to say what is wrong with it. `limit` is for
     others: nothing is compressed here.
 
@@ -106,18 +107,28 @@ def encode(answer: Mapping[str, Any], *, base64: bool = False) -> Iterable[Part]
 
 def _large(answer: Mapping[str, Any]) -> Iterator[bytes]:
     """Pieces of some ten thousand numbers each."""
-    gathered = bytearray(b"{")
+    return gathered(_members(answer))
+
+
+def _members(answer: Mapping[str, Any]) -> Iterator[Part]:
     for place, (name, value) in enumerate(answer.items()):
-        gathered += b"," * (place > 0) + orjson.dumps(name) + b":"
-        for piece in _pieces(value):
-            gathered += piece
-            if len(gathered) >= PIECE:
-                yield bytes(gathered)
-                gathered.clear()
-    yield bytes(gathered + b"}")
+        yield (b"," if place else b"{") + orjson.dumps(name) + b":"
+        yield from pieces(value)
+    yield b"}"
 
 
-def _pieces(value: Any) -> Iterator[Part]:
+def gathered(parts: Iterable[Part]) -> Iterator[bytes]:
+    """The same bytes in parts that are worth sending."""
+    waiting = bytearray()
+    for part in parts:
+        waiting += part
+        if len(waiting) >= PIECE:
+            yield bytes(waiting)
+            waiting.clear()
+    yield bytes(waiting)
+
+
+def pieces(value: Any) -> Iterator[Part]:
     """A value as JSON, an array a few rows at a time."""
     if not isinstance(value, np.ndarray) or value.size <= AT_ONCE:
         yield orjson.dumps(value, _contiguous, orjson.OPT_SERIALIZE_NUMPY)
@@ -127,7 +138,7 @@ def _pieces(value: Any) -> Iterator[Part]:
     if row > AT_ONCE:
         for item in value:
             yield before
-            yield from _pieces(item)
+            yield from pieces(item)
             before = b","
     else:
         step = AT_ONCE // row
@@ -233,7 +244,7 @@ class _Reader:
     def _value(self, value: Any, pointer: str, key: str, depth: int) -> Any:
         kind = type(value)
         if kind is simdjson.Array:
-            return self._array(value, pointer, key)
+            return self._array(value, pointer, key, depth)
         if kind is str:
             self.brackets += value.count("[")
         elif kind is simdjson.Object:
@@ -242,8 +253,14 @@ class _Reader:
             return encoded.decode(fields, place) if encoded.is_one(fields) else fields
         return value
 
-    def _array(self, found: simdjson.Array, pointer: str, key: str) -> np.ndarray | list[Any]:
+    def _array(self, found: simdjson.Array, pointer: str, key: str, depth: int) -> np.ndarray | list[Any]:
         sizes, first = _probe(found, pointer, key)
+        if type(first) is simdjson.Object and len(sizes) == 1 and sizes[0] <= MAX_KEYS:
+            items = [item for item in found if isinstance(item, simdjson.Object)]
+            if len(items) == sizes[0]:
+                self.brackets += 1
+                place = child(pointer, key)
+                return [self.object(item, child(place, i), depth + 1) for i, item in enumerate(items)]
         array = None
         if isinstance(first, bool):
             array = _booleans(self._plain(found, pointer, key))

@@ -24,7 +24,13 @@ def nested(tensors: Mapping[str, np.ndarray], request: bytes | None) -> Decoded:
     Errors: FieldConflict for a field given twice, TooDeep, and those of the text.
     """
     fields, untyped = json.decode(request) if request else Decoded({}, frozenset())
-    for name, tensor in tensors.items():
+    place(fields, tensors)
+    return Decoded(fields, untyped)
+
+
+def place(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Put values where their dotted names say. Errors: FieldConflict for a field given twice, TooDeep."""
+    for name, value in values.items():
         if name.count(".") >= json.MAX_DEPTH:
             raise TooDeep.at(child("", name), f"at most {json.MAX_DEPTH} levels", "more")
         *path, last = name.split(".")
@@ -35,9 +41,8 @@ def nested(tensors: Mapping[str, np.ndarray], request: bytes | None) -> Decoded:
             if not isinstance(inner, dict):
                 raise FieldConflict.at(pointer, "an object", f"something else beside {quote(name)}")
         if last in inner:
-            raise FieldConflict.at(child(pointer, last), "each field once", "a tensor and JSON")
-        inner[last] = tensor
-    return Decoded(fields, untyped)
+            raise FieldConflict.at(child(pointer, last), "each field once", "it twice")
+        inner[last] = value
 
 
 def flattened(answer: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:

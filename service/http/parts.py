@@ -20,16 +20,25 @@ SHORT = 2**15
 class PartedResponse(Response):
     """A body in parts. A list of them has a length, which is announced; others are made while the first are sent.
 
-    call: gives back what it holds when the answer is out; patience: seconds to wait for the client to take a part
+    call: gives back what it holds when the answer is out; patience: seconds to wait for the client to take a part;
+    headers: more of them
     """
 
-    def __init__(self, parts: Iterable[Part], media_type: str, call: Call, patience: float) -> None:
+    def __init__(
+        self,
+        parts: Iterable[Part],
+        media_type: str,
+        call: Call,
+        patience: float,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+    ) -> None:
         # Response's own constructor is left out: it would copy and encode what is encoded already.
         self.status_code = 200
         self.background = None
         self.raw_headers = [
             (b"content-type", media_type.encode("latin-1")),
             (b"server-timing", call.timings.header().encode("latin-1")),
+            *headers,
         ]
         self._length = sum(map(len, parts)) if isinstance(parts, list) else None
         if self._length is not None:

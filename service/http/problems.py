@@ -14,6 +14,8 @@ from service.errors import Fault, InternalError, MethodNotAllowed, NotFound, Ser
 from service.http.request_id import request_id
 
 MEDIA_TYPE = "application/problem+json"
+# The Open Inference Protocol, whose errors have a form of their own.
+INFERENCE = "/v2"
 
 logger = logging.getLogger("attention")
 
@@ -26,6 +28,8 @@ def problem(error: ServiceError, request: Request) -> Response:
     codes = {fault.code for fault in error.faults}
     kind = error_classes().get(codes.pop(), type(error)) if len(codes) == 1 else type(error)
     request.scope["state"]["problem"] = kind.code  # to be counted
+    if is_inference(request.url.path):
+        return Response(orjson.dumps({"error": str(error)}), kind.status, error.headers, "application/json")
     body = {
         "type": f"/problems/{kind.code}",
         "title": kind.title,
@@ -37,6 +41,11 @@ def problem(error: ServiceError, request: Request) -> Response:
         "errors": [_fault(fault) for fault in error.faults],
     }
     return Response(orjson.dumps(body), kind.status, error.headers, MEDIA_TYPE)
+
+
+def is_inference(path: str) -> bool:
+    """Whether a path belongs to the Open Inference Protocol."""
+    return path == INFERENCE or path.startswith(f"{INFERENCE}/")
 
 
 def _fault(fault: Fault) -> dict[str, str]:

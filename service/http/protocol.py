@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -13,6 +14,7 @@ from service.errors import BadRequest, Fault, ServiceError, TooSlow
 MAX_HEAD = 2**15
 # Seconds, where the application does not say.
 READ_TIMEOUT = 30.0
+UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 
 
 class PatientProtocol(HttpToolsProtocol):
@@ -42,6 +44,8 @@ class PatientProtocol(HttpToolsProtocol):
         """Some bytes came."""
         if self._timer is None:
             self._expect()
+        if self._head >= 0:
+            data = without_upgrade(data)
         self._head += len(data)
         self._idle += len(data)
         super().data_received(data)
@@ -128,3 +132,15 @@ class PatientProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def without_upgrade(data: bytes) -> bytes:
+    """The head of a request without the offer of another protocol, which may be ignored (RFC 9110, section 7.8).
+
+    Java's own client offers HTTP/2 with every first request, and the parser would drop the body of such a one.
+    """
+    if b"pgrade" not in data and b"PGRADE" not in data:  # quicker than looking for it in any case
+        return data
+    end = data.find(b"\r\n\r\n")
+    found = UPGRADE.search(data, 0, end if end >= 0 else len(data))
+    return data[: found.start()] + data[found.end() :] if found else data

@@ -9,25 +9,44 @@ from typing import Any
 from service.codecs import CODECS
 from service.errors import error_classes
 from service.http.problems import MEDIA_TYPE
+from service.schemas.inference import InferenceError
 from service.schemas.problem import Problem
 
 EXAMPLES = "examples.json"
 JSON = "application/json"
+OCTETS = "application/octet-stream"
+
+Responses = dict[int | str, dict[str, Any]]
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def problems(*statuses: int, media_type: str = MEDIA_TYPE, model: str = Problem.__name__) -> Responses:
     """Responses for these statuses, each naming the codes it comes with."""
-    found: dict[int | str, dict[str, Any]] = {}
+    found: Responses = {}
     for status in statuses:
         kinds = [kind for kind in error_classes().values() if kind.status == status]
         lines = "\n".join(f"- `{kind.code}`: {' '.join((kind.__doc__ or '').split())}" for kind in kinds)
         found[status] = {
             "description": lines,
-            "content": {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}},
+            "content": {media_type: {"schema": {"$ref": f"#/components/schemas/{model}"}}},
         }
     return found
 
 
+def inference_errors(*statuses: int) -> Responses:
+    """The same in the form of the Open Inference Protocol, whose errors have no codes."""
+    return problems(*statuses, media_type=JSON, model=InferenceError.__name__)
+
+
+INFERENCE_EXAMPLE = {
+    "id": "first",
+    "parameters": {"is_causal": True, "query_offset": 0},
+    "inputs": [
+        {"name": "query", "shape": [2, 2], "datatype": "FP32", "data": [1, 0, 0, 1]},
+        {"name": "key", "shape": [3, 2], "datatype": "FP32", "data": [1, 0, 0, 1, 1, 1]},
+        {"name": "value", "shape": [3, 1], "datatype": "FP32", "data": [1, 2, 3]},
+    ],
+    "outputs": [{"name": "output"}, {"name": "attention_weights"}],
+}
 PROBLEMS = problems(400, 401, 406, 408, 413, 415, 422, 500, 503, 504)
 
 
@@ -40,9 +59,33 @@ def tensor_body() -> dict[str, Any]:
     return {"requestBody": {"content": {JSON: {"examples": json.loads(text)}} | _binary("request")}}
 
 
-def tensor_answer() -> dict[int | str, dict[str, Any]]:
+def tensor_answer() -> Responses:
     """The answer of an operation on tensors, beside its JSON model."""
     return {200: {"content": _binary("answer")}}
+
+
+def inference_body() -> dict[str, Any]:
+    """The request body of an inference, beside what FastAPI says of it."""
+    summary = "Two queries, three keys, causal: the second query sees the first two"
+    return {
+        "requestBody": {
+            "content": {
+                JSON: {"examples": {"causal": {"summary": summary, "value": INFERENCE_EXAMPLE}}},
+                OCTETS: _octets(),
+            }
+        }
+    }
+
+
+def inference_answer() -> Responses:
+    """The answer of an inference, beside its JSON model."""
+    length = {"description": "Where the JSON ends and bytes follow.", "schema": {"type": "integer", "minimum": 0}}
+    return {200: {"content": {OCTETS: _octets()}, "headers": {"Inference-Header-Content-Length": length}}}
+
+
+def _octets() -> dict[str, Any]:
+    description = "The JSON, as long as the header Inference-Header-Content-Length says, then the bytes of its tensors."
+    return {"schema": {"type": "string", "format": "binary", "description": description}}
 
 
 def _binary(what: str) -> dict[str, Any]:

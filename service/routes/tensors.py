@@ -1,8 +1,8 @@
-"""Operations whose bodies hold tensors: read by a codec, answered by a codec."""
+"""Operations whose bodies hold tensors: read by a codec, answered by a reader."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
@@ -13,16 +13,15 @@ from starlette.datastructures import State
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.codecs import CODECS, Codec
 from service.engine import Call, Engine, Timings
 from service.errors import ServiceError
 from service.http.body import announced, read_body
 from service.http.disconnect import watching
-from service.http.media import answer_type, request_type
 from service.http.parts import PartedResponse
 from service.http.problems import problem
 from service.jobs import Job, make_job
 from service.metrics import Tally
+from service.routes.exchange import Begin, Reader, by_media_type
 from service.schemas.request import AttentionRequest
 
 # Bytes of a body that are not worth counting.
@@ -47,42 +46,54 @@ class TensorRoute(APIRoute):
     for the options in it, and the request with the job, and returns the fields of the answer.
     """
 
+    @property
+    def straight_paths(self) -> Collection[str]:
+        """Where requests can come that need no routing."""
+        return (self.path,)
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler that FastAPI calls in place of its own."""
         assert self.body_field is not None
         model = cast(type[AttentionRequest], self.body_field.field_info.annotation)
-        return partial(_handle, model, self.endpoint)
+        return handler(by_media_type, model, self.endpoint)
 
 
-async def _handle(model: type[AttentionRequest], endpoint: Endpoint, request: Request) -> Response:
+def handler(
+    begin: Begin, model: type[AttentionRequest], endpoint: Endpoint
+) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    """What answers a request: read and written as `begin` says, its fields held against the model."""
+    return partial(_handle, begin, model, endpoint)
+
+
+async def _handle(begin: Begin, model: type[AttentionRequest], endpoint: Endpoint, request: Request) -> Response:
     known = request if isinstance(request, TensorRequest) else TensorRequest(request.scope, request.receive)
     state = request.app.state
     call = known.call = Call(state.settings.time_limit)
     try:
         headers = dict(request.scope["headers"])
-        own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
-        media_type = answer_type(headers.get(b"accept", b"").decode("latin-1"), own, CODECS)
-        known.media_types = own, media_type
+        exchange = begin(headers, request.scope)
+        reader = exchange.reader
         limit = state.settings.max_body_bytes
-        body = await _body(headers, CODECS[own], known, state.engine, limit)
+        body = await _body(headers, reader, known, state.engine, limit)
         known.received = len(body)
         call.timings.begin()
-        if len(body) <= CODECS[own].inline:
-            known.job = _read(model, CODECS[own], body, call.timings, limit)
+        if len(body) <= reader.inline:
+            known.job = _read(model, reader, body, call.timings, limit)
         else:
-            known.job = await _read_in_thread(model, CODECS[own], body, known, state)
+            known.job = await _read_in_thread(model, reader, body, known, state)
         if state.engine.is_quick(known.job):
             answer = await endpoint(known.job.body, known)
         else:
             async with watching(request.receive, call.stop):
                 answer = await endpoint(known.job.body, known)
-        parts = CODECS[media_type].encode(answer, base64=known.job.body.encoding == "base64")
+        parts = exchange.write(answer, known.job)
     except BaseException:
         call.leave()
         raise
     if isinstance(parts, list):  # else it is done while it is sent
         call.timings.step("encode")
-    response = PartedResponse(parts, media_type, call, state.settings.write_timeout)
+    response = PartedResponse(parts, exchange.media_type, call, state.settings.write_timeout, exchange.headers)
+    known.media_types = exchange.own, exchange.media_type
     request.scope["state"]["note"] = partial(_note, known, answer["metadata"], response)
     return response
 
@@ -98,27 +109,27 @@ def _note(request: TensorRequest, metadata: Mapping[str, Any], response: PartedR
 
 
 async def _body(
-    headers: Mapping[bytes, bytes], codec: Codec, request: TensorRequest, engine: Engine, limit: int
+    headers: Mapping[bytes, bytes], reader: Reader, request: TensorRequest, engine: Engine, limit: int
 ) -> bytes:
     """The body, with memory for what is read from it. Errors: BodyTooLarge, Busy, ClientDisconnect."""
     length = announced(headers, limit)
     if length is not None and length <= TINY:
         return await read_body(request.receive, limit)
-    memory = 0 if length is None else codec.memory(length, limit)
+    memory = 0 if length is None else reader.memory(length, limit)
     permit = engine.bodies.try_enter(memory)
     if permit is None:
         permit = await engine.bodies.enter(memory, request.call.stop)
     request.call.hold(permit)
     if length is None:  # chunked: memory is taken as it comes
-        return await read_body(request.receive, limit, lambda size: permit.grow(codec.memory(size, limit)))
-    if length > codec.inline and engine.work.full:
+        return await read_body(request.receive, limit, lambda size: permit.grow(reader.memory(size, limit)))
+    if length > reader.inline and engine.work.full:
         raise engine.work.busy()  # before reading what could not be computed
     return await read_body(request.receive, limit)
 
 
-def _read(model: type[AttentionRequest], codec: Codec, body: bytes, timings: Timings, limit: int) -> Job:
+def _read(model: type[AttentionRequest], reader: Reader, body: bytes, timings: Timings, limit: int) -> Job:
     """What a body asks for. Errors: ServiceError of every kind."""
-    decoded = codec.decode(body, limit)
+    decoded = reader.decode(body, limit)
     timings.step("decode")
     job = make_job(model, decoded)
     timings.step("plan")
@@ -126,14 +137,14 @@ def _read(model: type[AttentionRequest], codec: Codec, body: bytes, timings: Tim
 
 
 async def _read_in_thread(
-    model: type[AttentionRequest], codec: Codec, body: bytes, request: TensorRequest, state: State
+    model: type[AttentionRequest], reader: Reader, body: bytes, request: TensorRequest, state: State
 ) -> Job:
     """The same, when there is a place and memory for it. Errors: Busy besides."""
     call, engine, limit = request.call, state.engine, state.settings.max_body_bytes
     async with watching(request.receive, call.stop):
-        with await engine.work.enter(min(codec.effort * len(body), engine.work.memory), call.stop):
+        with await engine.work.enter(min(reader.effort * len(body), engine.work.memory), call.stop):
             call.timings.step("queue")
-            decoded = await to_thread.run_sync(codec.decode, body, limit)
+            decoded = await to_thread.run_sync(reader.decode, body, limit)
             call.timings.step("decode")
             job = await to_thread.run_sync(make_job, model, decoded)
             call.timings.step("plan")
@@ -152,7 +163,10 @@ class StraightToTensors:
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
         self._app = app
         self._handlers: dict[str, tuple[TensorRoute, Callable[[Request], Awaitable[Response]]]] = {
-            route.path: (route, route.get_route_handler()) for route in routes if isinstance(route, TensorRoute)
+            path: (route, route.get_route_handler())
+            for route in routes
+            if isinstance(route, TensorRoute)
+            for path in route.straight_paths
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

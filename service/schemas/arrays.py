@@ -21,12 +21,13 @@ from service.errors import describe
 MAX_RANK = 8
 
 
+ElementType = Literal["bool", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+
+
 class EncodedArray(BaseModel):
     """A typed array: the bytes of its elements in base64."""
 
-    dtype: Literal["bool", "int32", "int64", "float16", "bfloat16", "float32", "float64"] = Field(
-        description="Type of the elements; one byte each for bool."
-    )
+    dtype: ElementType = Field(description="Type of the elements; one byte each for bool.")
     shape: list[Annotated[int, Field(ge=0)]] = Field(description="Length of each axis.")
     data: str = Field(
         description="Base64 of the elements, little-endian and row-major, exactly as many bytes as the shape needs.",
@@ -160,9 +161,7 @@ if TYPE_CHECKING:
 else:
     Array = _described("Array", "An array. Rank and axes: see the field.", EncodedArray | NestedArray)
     IntegerOrArray = _described("IntegerOrArray", "One integer, or an array of them.", int | EncodedArray | NestedArray)
-    Labels = _described(
-        "Labels", "One label for each token, or such a list for each batch entry.", list[str] | list[list[str]]
-    )
+    Labels = _described("Labels", "One string for each token, or such a list for each batch entry.", list[Any])
 
 
 def _as(described: Any, check: Callable[[Any], Any]) -> Any:

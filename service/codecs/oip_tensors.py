@@ -1,0 +1,197 @@
+"""One tensor of the Open Inference Protocol: its name, datatype and shape, its data within or after the JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from service.attention.arrays import cast
+from service.codecs.members import booleans
+from service.errors import InvalidTensors, Overflow, child, describe, quote, shape
+
+DTYPES: Final[dict[str, np.dtype]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+DATATYPES: Final = {dtype: name for name, dtype in DTYPES.items()}
+# Strings: labels of tokens.
+BYTES: Final = "BYTES"
+BINARY_SIZE: Final = "binary_data_size"
+MAX_RANK: Final = 8
+# The only field in which null has a meaning: minus infinity.
+BIAS: Final = "bias"
+
+
+class Tail:
+    """The bytes after the JSON, which tensors take one after the other. taken: how many are gone."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self.taken = 0
+
+    def take(self, size: int, pointer: str) -> memoryview:
+        """The next bytes. Errors: InvalidTensors where there are fewer."""
+        left = len(self._data) - self.taken
+        if size > left:
+            hint = "" if len(self._data) else "the header Inference-Header-Content-Length says where the JSON ends"
+            raise InvalidTensors.at(pointer, f"at most the {left} bytes that are left after the JSON", str(size), hint)
+        self.taken += size
+        return self._data[self.taken - size : self.taken]
+
+    def end(self) -> None:
+        """Errors: InvalidTensors where something is left over."""
+        if self.taken != len(self._data):
+            raise InvalidTensors.at("", f"{self.taken} bytes after the JSON, as its inputs say", str(len(self._data)))
+
+
+def read(entry: Any, pointer: str, tail: Tail) -> tuple[str, Any]:
+    """Name and value of an input: an array, or strings as nested lists. Errors: InvalidTensors, Overflow."""
+    if not isinstance(entry, dict):
+        raise InvalidTensors.of(pointer, "an object with name, shape, datatype and data", entry)
+    name, datatype = entry.get("name"), entry.get("datatype")
+    if not isinstance(name, str) or not name:
+        raise InvalidTensors.of(f"{pointer}/name", "the name of an input", name)
+    if not isinstance(datatype, str) or (datatype not in DTYPES and datatype != BYTES):
+        raise InvalidTensors.of(f"{pointer}/datatype", f"one of {', '.join(DTYPES)}, {BYTES}", datatype)
+    sizes = _sizes(entry.get("shape"), f"{pointer}/shape")
+    parameters = parameters_of(entry, pointer)
+    if "shared_memory_region" in parameters:
+        raise InvalidTensors.at(f"{pointer}/parameters", "data in the request", "shared memory")
+    if BINARY_SIZE not in parameters:
+        return name, _listed(entry.get("data"), name, datatype, sizes, f"{pointer}/data")
+    if "data" in entry:
+        raise InvalidTensors.at(pointer, f"data or {BINARY_SIZE}", "both")
+    return name, _binary(parameters[BINARY_SIZE], name, datatype, sizes, tail, f"{pointer}/parameters/{BINARY_SIZE}")
+
+
+def parameters_of(entry: Mapping[str, Any], pointer: str) -> dict[str, Any]:
+    """The parameters of an input, an output or a request. Errors: InvalidTensors."""
+    parameters = entry.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise InvalidTensors.of(f"{pointer}/parameters", "an object", parameters)
+    return parameters
+
+
+def _sizes(given: Any, pointer: str) -> tuple[int, ...]:
+    sizes = given.tolist() if isinstance(given, np.ndarray) else given
+    whole = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
+    if not whole or len(sizes) > MAX_RANK:
+        got = quote(str(sizes)) if isinstance(sizes, list) else describe(given)
+        raise InvalidTensors.at(pointer, f"at most {MAX_RANK} lengths of axes, none negative", got)
+    return tuple(sizes)
+
+
+def _binary(size: Any, name: str, datatype: str, sizes: tuple[int, ...], tail: Tail, pointer: str) -> Any:
+    """A tensor from the bytes after the JSON, a view where it lies as its type wants to."""
+    if type(size) is not int or size < 0:
+        raise InvalidTensors.of(pointer, "a number of bytes", size)
+    if datatype == BYTES:
+        return _labels(tail.take(size, pointer), sizes, pointer)
+    dtype = DTYPES[datatype]
+    needed = math.prod(sizes) * dtype.itemsize
+    if size != needed:
+        raise InvalidTensors.at(pointer, f"{needed} bytes of {datatype} {shape(sizes)}", str(size))
+    data = tail.take(size, pointer)
+    flat = booleans(data, name) if dtype == np.bool_ else np.frombuffer(data, dtype)
+    # The JSON may end at any byte. Numbers that lie across words are computed with far more slowly than copied once.
+    return (flat if flat.flags.aligned else flat.copy()).reshape(sizes)
+
+
+def _labels(data: memoryview, sizes: tuple[int, ...], pointer: str) -> Any:
+    """Strings, each after four bytes with its length."""
+    found, at = [], 0
+    while at + 4 <= len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "little")
+        if end > len(data):
+            break
+        try:
+            found.append(str(data[at + 4 : end], "utf-8"))
+        except UnicodeDecodeError:
+            raise InvalidTensors.at(pointer, "strings in UTF-8", "other bytes") from None
+        at = end
+    if at != len(data) or len(found) != math.prod(sizes):
+        raise InvalidTensors.at(pointer, f"strings {shape(sizes)}, each after its length", f"{len(found)} of them")
+    return np.array(found, dtype=object).reshape(sizes).tolist()
+
+
+def _listed(data: Any, name: str, datatype: str, sizes: tuple[int, ...], pointer: str) -> Any:
+    """A tensor from JSON: one flat list, or lists nested as the shape says."""
+    if data is None:
+        raise InvalidTensors.at(pointer, f"data, or {BINARY_SIZE} among the parameters", "neither")
+    plain = _plain(data, name, datatype, pointer)
+    if plain.size != math.prod(sizes):
+        raise InvalidTensors.at(pointer, f"{math.prod(sizes)} elements of shape {shape(sizes)}", str(plain.size))
+    if plain.ndim > 1 and plain.shape != sizes:
+        raise InvalidTensors.at(pointer, f"a flat list, or one nested as {shape(sizes)}", shape(plain.shape))
+    if datatype == BYTES:
+        return plain.reshape(sizes).tolist()
+    return _typed(plain, DTYPES[datatype], pointer).reshape(sizes)
+
+
+def _plain(data: Any, name: str, datatype: str, pointer: str) -> np.ndarray:
+    """The elements, of the kind that the datatype wants but in JSON's own types. Errors: InvalidTensors."""
+    wanted, kinds = _wanted(datatype)
+    if isinstance(data, list):
+        data = _listable(data, name, datatype)
+    if not isinstance(data, np.ndarray) or (data.size and data.dtype.kind not in kinds):
+        raise InvalidTensors.of(pointer, f"{wanted} for {datatype}", data)
+    return data
+
+
+def _wanted(datatype: str) -> tuple[str, str]:
+    """What the elements are, in words and as kinds of NumPy."""
+    if datatype == BYTES:
+        return "strings", "O"
+    if datatype == "BOOL":
+        return "true or false", "b"
+    return ("integers", "iu") if "INT" in datatype else ("numbers", "iuf")
+
+
+def _listable(data: list[Any], name: str, datatype: str) -> Any:
+    """What the JSON codec left as a list: strings, nothing at all, or a bias with null. All else stays as it is."""
+    try:
+        if datatype == BYTES:
+            array = np.array(data, dtype=object)
+            return array if all(isinstance(item, str) for item in array.flat) else data
+        array = np.array(_filled(data) if name == BIAS else data)
+    except (ValueError, TypeError):  # ragged, or something else within
+        return data
+    return array if array.size == 0 or name == BIAS else data
+
+
+def _filled(value: Any) -> Any:
+    """Minus infinity for null. Errors: TypeError for what is no number."""
+    if isinstance(value, list):
+        return [_filled(item) for item in value]
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        raise TypeError
+    return -math.inf if value is None else value
+
+
+def _typed(plain: np.ndarray, dtype: np.dtype, pointer: str) -> np.ndarray:
+    """Errors: Overflow for what the type cannot hold."""
+    if dtype.kind in "iu" and plain.size:
+        limits = np.iinfo(dtype)
+        bad = (plain < limits.min) | (plain > limits.max)
+        if bad.any():
+            index = int(np.argmax(bad.reshape(-1)))
+            raise Overflow.of(child(pointer, index), f"an integer of {dtype.name}", int(plain.reshape(-1)[index]))
+    if dtype.itemsize == 8 or dtype.kind not in "fV":  # V: bfloat16
+        return plain.astype(dtype, copy=False)
+    return cast(plain.astype(np.float64, copy=False), dtype, pointer, minus_infinity=True)

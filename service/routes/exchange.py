@@ -1,0 +1,83 @@
+"""How one request is read and its answer written: what of a wire format is known only when a request comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from starlette.types import Scope
+
+from service.codecs import CODECS, Codec
+from service.codecs.decoded import Decoded, Part
+from service.http.media import answer_type, request_type
+from service.jobs import Job
+
+
+class Reader(Protocol):
+    """What reads a body, like a codec."""
+
+    @property
+    def effort(self) -> int:
+        """How many times the memory of a body is used while it is read, at most."""
+        ...
+
+    @property
+    def inline(self) -> int:
+        """Bytes of a body that are read in well below a millisecond."""
+        ...
+
+    @property
+    def decode(self) -> Callable[[bytes, int], Decoded]:
+        """From bytes, and to how many they may unpack, to values. Errors: ServiceError of every kind."""
+        ...
+
+    def memory(self, length: int, limit: int) -> int:
+        """Bytes for a body of this length and its arrays, which are unpacked up to a limit."""
+        ...
+
+
+class Exchange(Protocol):
+    """One request and its answer.
+
+    own: the media type of the request; media_type, headers: of the answer, once it is written
+    """
+
+    own: str
+    media_type: str
+    headers: Iterable[tuple[bytes, bytes]]
+
+    @property
+    def reader(self) -> Reader:
+        """What reads the request."""
+        ...
+
+    def write(self, answer: Mapping[str, Any], job: Job) -> Iterable[Part]:
+        """The body of the answer. Errors: NotAcceptable."""
+        ...
+
+
+# From the headers and the scope of a request. Errors: UnsupportedMediaType, NotAcceptable, NotFound, BadRequest.
+Begin = Callable[[Mapping[bytes, bytes], Scope], Exchange]
+
+
+class ByMediaType:
+    """The codec of the request's media type reads, that of the answer's writes."""
+
+    __slots__ = ("headers", "media_type", "own", "reader")
+
+    def __init__(self, own: str, media_type: str) -> None:
+        self.own = own
+        self.reader: Codec = CODECS[own]
+        self.media_type = media_type
+        self.headers: Iterable[tuple[bytes, bytes]] = ()
+
+    def write(self, answer: Mapping[str, Any], job: Job) -> Iterable[Part]:
+        """The answer by its codec."""
+        return CODECS[self.media_type].encode(answer, base64=job.body.encoding == "base64")
+
+
+def by_media_type(headers: Mapping[bytes, bytes], scope: Scope) -> ByMediaType:
+    """As Content-Type and Accept say. Errors: UnsupportedMediaType, NotAcceptable."""
+    own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
+    accepted = answer_type(headers.get(b"accept", b"").decode("latin-1"), own, CODECS)
+    return ByMediaType(own, accepted)

@@ -1,0 +1,81 @@
+"""Requests and answers of the Open Inference Protocol, written and read as its specification and Triton's extension
+for binary tensor data say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import ml_dtypes
+import numpy as np
+
+from tests.wire import split
+
+INFER = "/v2/models/attention/infer"
+HEADER = "Inference-Header-Content-Length"
+TYPES: dict[str, Any] = {
+    "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "INT8": "i1", "INT16": "<i2", "INT32": "<i4",
+    "INT64": "<i8", "FP16": "<f2", "BF16": ml_dtypes.bfloat16, "FP32": "<f4", "FP64": "<f8",
+}  # fmt: skip
+NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
+
+
+def tensor(name: str, array: np.ndarray, binary: bool, nested: bool = False) -> tuple[dict[str, Any], bytes]:
+    """The entry of an input, and its bytes after the JSON."""
+    entry: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": NAMES[array.dtype]}
+    if binary:
+        return entry | {"parameters": {"binary_data_size": array.nbytes}}, array.tobytes()
+    filled = np.where(np.isneginf(array), None, array) if array.dtype == np.float64 else array  # type: ignore[call-overload]
+    return entry | {"data": filled.tolist() if nested else filled.ravel().tolist()}, b""
+
+
+def body(entries: list[tuple[dict[str, Any], bytes]], **more: Any) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of a request."""
+    text = json.dumps({"inputs": [entry for entry, _ in entries]} | more).encode()
+    tail = b"".join(data for _, data in entries)
+    binary = any("binary_data_size" in entry.get("parameters", {}) for entry, _ in entries)
+    return text + tail, {HEADER: str(len(text))} if binary else {}
+
+
+def scalars(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What is no tensor of a request as parameters: names dotted, lists of names joined."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            found |= scalars(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = ",".join(value) if isinstance(value, list) else value
+    return found
+
+
+def request_of(fields: dict[str, Any], binary: bool, nested: bool = False) -> tuple[bytes, dict[str, str]]:
+    """A request for POST /attention in this protocol."""
+    if "bias" in fields:  # null in it is minus infinity
+        fields = fields | {"bias": np.array(fields["bias"], dtype=object)}
+        fields["bias"] = np.where(fields["bias"] == None, -np.inf, fields["bias"]).astype(float)  # noqa: E711
+    arrays, rest = split(fields)
+    arrays = {name: array.astype(float) if array.dtype == np.int64 else array for name, array in arrays.items()}
+    entries = [tensor(name, array, binary, nested) for name, array in arrays.items()]
+    parameters = scalars(rest) | {"binary_data_output": binary}
+    return body(entries, id="17", parameters=parameters)
+
+
+def read(response: httpx.Response) -> dict[str, Any]:
+    """The outputs of an answer as arrays, and the rest of it."""
+    content = response.content
+    at = int(response.headers.get(HEADER, len(content)))
+    answer: dict[str, Any] = json.loads(content[:at])
+    found: dict[str, Any] = {"rest": answer}
+    for output in answer.pop("outputs"):
+        kind = np.dtype(TYPES[output["datatype"]])
+        size = output.get("parameters", {}).get("binary_data_size")
+        if size is None:
+            data = [-np.inf if item is None else item for item in output["data"]]
+            array = np.array(data, kind)
+        else:
+            array = np.frombuffer(content[at : at + size], kind)
+            at += size
+        found[output["name"]] = array.reshape(output["shape"])
+    assert at == len(content)
+    return found

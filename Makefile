@@ -48,6 +48,17 @@ $(TORCH_VENV)/.torch: requirements/build.txt requirements/core.txt requirements/
 .PHONY: install-torch
 install-torch: $(TORCH_VENV)/.torch ## make .venv-torch with torch (TORCH=...) and the implementations we compare with
 
+# A third one holds what attacks the service.
+ATTACK_VENV ?= .venv-attack
+ATTACK_BIN := $(ATTACK_VENV)/bin
+
+$(ATTACK_VENV)/.attack: requirements/build.txt requirements/core.txt requirements/test.txt requirements/attack.txt pyproject.toml
+	test -x $(ATTACK_BIN)/python || $(PYTHON) -m venv $(ATTACK_VENV)
+	$(ATTACK_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/test.txt -r requirements/core.txt
+	$(ATTACK_BIN)/python -m pip install --quiet --require-hashes -r requirements/attack.txt
+	$(ATTACK_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
 .PHONY: serve
 serve: $(VENV)/.core ## run the service (ATTENTION_HOST, ATTENTION_PORT)
 	@exec $(BIN)/attention-service serve
@@ -80,8 +91,19 @@ test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody her
 	$(TORCH_BIN)/python -m pytest tests/peers
 
 .PHONY: test-deep
-test-deep: $(TORCH_VENV)/.torch ## the same, 10,000 random configurations for each peer; resumes where it stopped
+test-deep: $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## 5,000 requests made from the API document, 10,000 configurations for each peer
+	ATTACK_CASES=5000 $(ATTACK_BIN)/python -m pytest tests/attack/test_api.py
 	$(TORCH_BIN)/python -m tests.peers.deep
+
+.PHONY: test-attack
+test-attack: $(ATTACK_VENV)/.attack ## hostile requests and clients, for ten minutes at most
+	$(ATTACK_BIN)/python -m pytest tests/attack
+	$(ATTACK_BIN)/python -m benchmarks.overload --seconds 10
+	$(ATTACK_BIN)/python -m benchmarks.soak --seconds 60
+
+.PHONY: fuzz
+fuzz: $(ATTACK_VENV)/.attack ## 1,000,000 mutated bodies for each wire format
+	$(ATTACK_BIN)/python -m tests.attack.fuzz
 
 .PHONY: bench
 bench: $(VENV)/.test ## the service beside other servers over HTTP: those of bench-peers that are installed
@@ -103,6 +125,14 @@ bench-peers: ## install the servers to compare with; one that fails does not sto
 .PHONY: bench-beside
 bench-beside: $(VENV)/.test ## how long small requests wait beside large ones
 	$(BIN)/python -m benchmarks.beside
+
+.PHONY: overload
+overload: $(VENV)/.test ## far more clients than can be answered, for a minute
+	$(BIN)/python -m benchmarks.overload
+
+.PHONY: soak
+soak: $(VENV)/.test ## valid, invalid and aborted requests for 15 minutes: answers, memory, descriptors
+	$(BIN)/python -m benchmarks.soak
 
 .PHONY: bench-memory
 bench-memory: $(VENV)/.test ## memory and time of 65,536 tokens
@@ -126,10 +156,11 @@ lock: $(VENV)/.test ## resolve the dependencies anew
 	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/build.txt requirements/build.in
 	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/test.txt requirements/test.in
 	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/peers.txt requirements/peers.in
+	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/attack.txt requirements/attack.in
 
 LOCK_FLAGS := --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-index-url \
 	--no-emit-trusted-host --no-emit-find-links --no-emit-options
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(TORCH_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist
+	rm -rf $(VENV) $(TORCH_VENV) $(ATTACK_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist

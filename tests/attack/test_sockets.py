@@ -279,8 +279,8 @@ def test_a_gigabyte_in_chunks(server: Live) -> None:
 def test_many_huge_requests_at_once(server: Live) -> None:
     body = io.BytesIO()
     random = np.random.default_rng(0)
-    tensors = {name: random.normal(size=(2000, 64)) for name in ("query", "key", "value")}
-    np.savez(body, **tensors)
+    query, key, value = random.normal(size=(3, 2000, 64))
+    np.savez(body, query=query, key=key, value=value)
     request = post(body.getvalue(), NPZ)
     growth = Growth(server)
     slowest, done = 0.0, threading.Event()

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.codecs import CODECS, Codec
-from service.engine import Call, Engine, Timings
+from service.engine import Call, Engine
 from service.errors import ServiceError
 from service.http.body import announced, read_body
 from service.http.disconnect import watching
@@ -24,7 +24,7 @@ from service.http.problems import problem
 from service.jobs import Job, make_job
 from service.schemas.request import AttentionRequest
 
-# Bytes of a body that are not worth counting.
+# Bytes of a body that are not worth counting, unless it unpacks to more.
 TINY: Final = 2**16
 
 Endpoint = Callable[..., Coroutine[Any, Any, dict[str, Any]]]
@@ -63,7 +63,7 @@ async def _handle(model: type[AttentionRequest], endpoint: Endpoint, request: Re
         body = await _body(headers, CODECS[own], known, state.engine, limit)
         call.timings.begin()
         if len(body) <= CODECS[own].inline:
-            known.job = _read(model, CODECS[own], body, call.timings, limit)
+            known.job = _read(model, CODECS[own], body, call, limit)
         else:
             known.job = await _read_in_thread(model, CODECS[own], body, known, state)
         if state.engine.is_quick(known.job):
@@ -85,7 +85,7 @@ async def _body(
 ) -> bytes:
     """The body, with memory for what is read from it. Errors: BodyTooLarge, Busy, ClientDisconnect."""
     length = announced(headers, limit)
-    if length is not None and length <= TINY:
+    if length is not None and length <= TINY and not codec.packed:
         return await read_body(request.receive, limit)
     memory = 0 if length is None else codec.memory(length, limit)
     permit = engine.bodies.try_enter(memory)
@@ -99,12 +99,14 @@ async def _body(
     return await read_body(request.receive, limit)
 
 
-def _read(model: type[AttentionRequest], codec: Codec, body: bytes, timings: Timings, limit: int) -> Job:
+def _read(model: type[AttentionRequest], codec: Codec, body: bytes, call: Call, limit: int) -> Job:
     """What a body asks for. Errors: ServiceError of every kind."""
     decoded = codec.decode(body, limit)
-    timings.step("decode")
+    call.timings.step("decode")
     job = make_job(model, decoded)
-    timings.step("plan")
+    call.timings.step("plan")
+    if codec.packed:  # it may have taken far less than it might
+        call.keep(len(body) + decoded.nbytes)
     return job
 
 

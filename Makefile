@@ -57,6 +57,17 @@ $(DEPLOY_VENV)/.deploy: requirements/build.txt requirements/deploy.txt
 .PHONY: install-torch
 install-torch: $(TORCH_VENV)/.torch ## make .venv-torch with torch (TORCH=...) and the implementations we compare with
 
+# A third one holds what attacks the service.
+ATTACK_VENV ?= .venv-attack
+ATTACK_BIN := $(ATTACK_VENV)/bin
+
+$(ATTACK_VENV)/.attack: requirements/build.txt requirements/core.txt requirements/test.txt requirements/attack.txt pyproject.toml
+	test -x $(ATTACK_BIN)/python || $(PYTHON) -m venv $(ATTACK_VENV)
+	$(ATTACK_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/test.txt -r requirements/core.txt
+	$(ATTACK_BIN)/python -m pip install --quiet --require-hashes -r requirements/attack.txt
+	$(ATTACK_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
 .PHONY: serve
 serve: $(VENV)/.core ## run the service (ATTENTION_HOST, ATTENTION_PORT)
 	@exec $(BIN)/attention-service serve
@@ -89,8 +100,19 @@ test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody her
 	$(TORCH_BIN)/python -m pytest tests/peers
 
 .PHONY: test-deep
-test-deep: $(TORCH_VENV)/.torch ## the same, 10,000 random configurations for each peer; resumes where it stopped
+test-deep: $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## 5,000 requests made from the API document, 10,000 configurations for each peer
+	ATTACK_CASES=5000 $(ATTACK_BIN)/python -m pytest tests/attack/test_api.py
 	$(TORCH_BIN)/python -m tests.peers.deep
+
+.PHONY: test-attack
+test-attack: $(ATTACK_VENV)/.attack ## hostile requests and clients, for ten minutes at most
+	$(ATTACK_BIN)/python -m pytest tests/attack
+	$(ATTACK_BIN)/python -m benchmarks.overload --seconds 10
+	$(ATTACK_BIN)/python -m benchmarks.soak --seconds 60
+
+.PHONY: fuzz
+fuzz: $(ATTACK_VENV)/.attack ## 1,000,000 mutated bodies for each wire format
+	$(ATTACK_BIN)/python -m tests.attack.fuzz
 
 # Images. deploy/engine says what makes them: docker or podman. BASE_IMAGE is what they start from.
 IMAGE ?= attention-service
@@ -147,6 +169,14 @@ bench-peers: ## install the servers to compare with; one that fails does not sto
 bench-beside: $(VENV)/.test ## how long small requests wait beside large ones
 	$(BIN)/python -m benchmarks.beside
 
+.PHONY: overload
+overload: $(VENV)/.test ## far more clients than can be answered, for a minute
+	$(BIN)/python -m benchmarks.overload
+
+.PHONY: soak
+soak: $(VENV)/.test ## valid, invalid and aborted requests for 15 minutes: answers, memory, descriptors
+	$(BIN)/python -m benchmarks.soak
+
 .PHONY: bench-memory
 bench-memory: $(VENV)/.test ## memory and time of 65,536 tokens
 	$(BIN)/python -m benchmarks.memory
@@ -166,7 +196,7 @@ openapi: $(VENV)/.core ## regenerate what is generated: API document, examples, 
 # In folder $(1): the core by the package's own metadata, the rest by their .in; with $(2), to the newest versions.
 define compile-locks
 cd $(1) && $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/core.txt pyproject.toml && \
-for name in build test peers cuda deploy; do \
+for name in build test peers attack cuda deploy docs; do \
 	$(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/$$name.txt requirements/$$name.in || exit; \
 done
 endef
@@ -202,4 +232,4 @@ docs: $(DOCS_VENV)/.docs ## the documentation as a site, in build/site; fails fo
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist
+	rm -rf $(VENV) $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) $(ATTACK_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist

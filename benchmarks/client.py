@@ -61,10 +61,14 @@ class Chunked:
 
 def read_head(head: bytes) -> Body:
     """The body that a head announces. Errors: ConnectionError for any status but 200."""
-    lines = head.lower().split(b"\r\n")
-    if not lines[0].startswith(b"http/1.1 200"):
+    if not head.startswith(b"HTTP/1.1 200"):
         raise ConnectionError(head[:500].decode())
-    for line in lines:
+    return body_of(head)
+
+
+def body_of(head: bytes) -> Body:
+    """The same for any status. Errors: ConnectionError."""
+    for line in head.lower().split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name == b"content-length":
             return Counted(int(value))

@@ -104,7 +104,12 @@ class Gate:
         entry = (turn, memory)
         self._waiting.append(entry)
         stop.on_abandon = turn.cancel
-        timer = asyncio.get_running_loop().call_later(stop.left, turn.cancel)
+        late: list[bool] = []  # a look at the clock would not do: timers may be a little early
+
+        def give_up() -> None:
+            late.append(turn.cancel())
+
+        timer = asyncio.get_running_loop().call_later(stop.left, give_up)
         try:
             await turn
         except asyncio.CancelledError:
@@ -115,9 +120,9 @@ class Gate:
                 self._call()
             if stop.abandoned:
                 raise Abandoned from None
-            if stop.left > 0:
-                raise  # somebody cancelled the task itself
-            raise self.busy() from None
+            if any(late):
+                raise self.busy() from None
+            raise  # somebody cancelled the task itself
         finally:
             timer.cancel()
             stop.on_abandon = bool

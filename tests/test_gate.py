@@ -126,3 +126,19 @@ def test_a_stop_ends_by_time_or_by_its_client() -> None:
     gone.abandon()
     with pytest.raises(Abandoned):
         gone.check()
+
+
+class EarlyStop(Stop):
+    """One whose time is not quite over when a timer for it rings, as those of an event loop may."""
+
+    @property
+    def left(self) -> float:
+        return 0.001
+
+
+async def test_a_timer_that_rings_early_refuses_all_the_same() -> None:
+    gate = Gate(places=1, memory=100, queue=10)
+    with await gate.enter(1, EarlyStop(1)):
+        with pytest.raises(Busy):
+            await gate.enter(1, EarlyStop(1))
+        assert gate.waiting == 0

@@ -27,6 +27,11 @@ class Reader(Protocol):
         ...
 
     @property
+    def packed(self) -> bool:
+        """Whether a body is unpacked, no further than a limit."""
+        ...
+
+    @property
     def decode(self) -> Callable[[bytes, int], Decoded]:
         """From bytes, and to how many they may unpack, to values. Errors: ServiceError of every kind."""
         ...

@@ -25,6 +25,8 @@ SMALL_BODY: Final = 2**22
 class Inference:
     """One inference: its JSON is the first `head` bytes of the body, all of it where that is None."""
 
+    packed = False
+
     __slots__ = ("_head", "_wish", "headers", "media_type", "own")
 
     def __init__(self, head: int | None) -> None:

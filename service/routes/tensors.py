@@ -13,7 +13,7 @@ from starlette.datastructures import State
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.engine import Call, Engine, Timings
+from service.engine import Call, Engine
 from service.errors import ServiceError
 from service.http.body import announced, read_body
 from service.http.disconnect import watching
@@ -24,7 +24,7 @@ from service.metrics import Tally
 from service.routes.exchange import Begin, Reader, by_media_type
 from service.schemas.request import AttentionRequest
 
-# Bytes of a body that are not worth counting.
+# Bytes of a body that are not worth counting, unless it unpacks to more.
 TINY: Final = 2**16
 
 Endpoint = Callable[..., Coroutine[Any, Any, dict[str, Any]]]
@@ -78,7 +78,7 @@ async def _handle(begin: Begin, model: type[AttentionRequest], endpoint: Endpoin
         known.received = len(body)
         call.timings.begin()
         if len(body) <= reader.inline:
-            known.job = _read(model, reader, body, call.timings, limit)
+            known.job = _read(model, reader, body, call, limit)
         else:
             known.job = await _read_in_thread(model, reader, body, known, state)
         if state.engine.is_quick(known.job):
@@ -113,7 +113,7 @@ async def _body(
 ) -> bytes:
     """The body, with memory for what is read from it. Errors: BodyTooLarge, Busy, ClientDisconnect."""
     length = announced(headers, limit)
-    if length is not None and length <= TINY:
+    if length is not None and length <= TINY and not reader.packed:
         return await read_body(request.receive, limit)
     memory = 0 if length is None else reader.memory(length, limit)
     permit = engine.bodies.try_enter(memory)
@@ -127,12 +127,14 @@ async def _body(
     return await read_body(request.receive, limit)
 
 
-def _read(model: type[AttentionRequest], reader: Reader, body: bytes, timings: Timings, limit: int) -> Job:
+def _read(model: type[AttentionRequest], reader: Reader, body: bytes, call: Call, limit: int) -> Job:
     """What a body asks for. Errors: ServiceError of every kind."""
     decoded = reader.decode(body, limit)
-    timings.step("decode")
+    call.timings.step("decode")
     job = make_job(model, decoded)
-    timings.step("plan")
+    call.timings.step("plan")
+    if reader.packed:  # it may have taken far less than it might
+        call.keep(len(body) + decoded.nbytes)
     return job
 
 

@@ -1,0 +1,78 @@
+"""What reading a body may cost, whatever the body is: memory and time in proportion to its length, no other error."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from service.codecs import Codec
+from service.errors import ServiceError
+
+MB: Final = 2**20
+PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+STATM: Final = os.open("/proc/self/statm", os.O_RDONLY)
+# To how much a body may unpack here.
+LIMIT: Final = 16 * MB
+
+
+class BoundBroken(Exception):
+    """A body that cost more than it may."""
+
+
+def memory_bound(codec: Codec, length: int, limit: int = LIMIT) -> int:
+    """Bytes for a body of this length, and what it unpacks to."""
+    return 20 * length + 64 * MB + (limit if codec.packed else 0)
+
+
+def time_bound(length: int) -> float:
+    """Seconds of processor time. Far above what is usual, as the machine is shared, and far below what would hang."""
+    return 1 + length * 2e-6
+
+
+def parse(codec: Codec, body: bytes, limit: int = LIMIT) -> bool:
+    """Whether it is well formed. Errors: anything but a ServiceError; BoundBroken."""
+    start = time.process_time()
+    try:
+        codec.decode(body, limit)
+        good = True
+    except ServiceError as error:
+        if not 400 <= error.status < 500 or len(str(error)) > 4000:
+            raise BoundBroken(f"{error.status} with {len(str(error))} characters") from error
+        good = False
+    if (took := time.process_time() - start) > time_bound(len(body)):
+        raise BoundBroken(f"{took:.1f} s for {len(body)} bytes")
+    return good
+
+
+@contextmanager
+def address_space(more: int) -> Iterator[None]:
+    """Inside, asking for so much more memory fails: cheap enough for each of a million executions."""
+    now = int(os.pread(STATM, 64, 0).split()[0]) * PAGE
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def peak_of_parsing(codec: Codec, body: bytes) -> int:
+    """Bytes that became resident while a body was parsed, as the kernel counts them."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    parse(codec, body)
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))

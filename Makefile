@@ -48,6 +48,17 @@ $(TORCH_VENV)/.torch: requirements/build.txt requirements/core.txt requirements/
 .PHONY: install-torch
 install-torch: $(TORCH_VENV)/.torch ## make .venv-torch with torch (TORCH=...) and the implementations we compare with
 
+# A third holds clients that nobody here wrote.
+CLIENTS_VENV ?= .venv-clients
+CLIENTS_BIN := $(CLIENTS_VENV)/bin
+
+$(CLIENTS_VENV)/.clients: requirements/build.txt requirements/clients.txt pyproject.toml
+	test -x $(CLIENTS_BIN)/python || $(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt
+	$(CLIENTS_BIN)/python -m pip install --quiet --require-hashes -r requirements/clients.txt
+	$(CLIENTS_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
 .PHONY: serve
 serve: $(VENV)/.core ## run the service (ATTENTION_HOST, ATTENTION_PORT)
 	@exec $(BIN)/attention-service serve
@@ -82,6 +93,41 @@ test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody her
 .PHONY: test-deep
 test-deep: $(TORCH_VENV)/.torch ## the same, 10,000 random configurations for each peer; resumes where it stopped
 	$(TORCH_BIN)/python -m tests.peers.deep
+
+# Generated from the API document: Python, TypeScript, Java.
+CLIENTS := build/clients
+NODE := tests/clients/typescript
+GENERATOR = $(wildcard $(CLIENTS_VENV)/lib/python*/site-packages/openapi_generator_cli/openapi-generator.jar)
+ANNOTATIONS := /usr/share/java/geronimo-annotation-1.3-spec.jar
+JAVA_OPTIONS := openApiNullable=false,hideGenerationTimestamp=true,invokerPackage=attention,apiPackage=attention.api,modelPackage=attention.model
+
+$(NODE)/node_modules/.installed: $(NODE)/package.json $(NODE)/package-lock.json
+	npm ci --prefix $(NODE) --no-audit --no-fund
+	@touch $@
+
+.PHONY: clients
+clients: $(CLIENTS_VENV)/.clients $(NODE)/node_modules/.installed ## generate clients in Python, TypeScript and Java (npm, JDK 17, libgeronimo-annotation-1.3-spec-java)
+	@rm -rf $(CLIENTS) && mkdir -p $(CLIENTS)/java/classes $(CLIENTS)/python $(CLIENTS)/typescript
+	PATH=$(abspath $(CLIENTS_BIN)):$$PATH openapi-python-client generate --path openapi/openapi.json --meta none \
+		--config tests/clients/python.yaml --output-path $(CLIENTS)/python/attention_client --overwrite
+	$(NODE)/node_modules/.bin/openapi-typescript openapi/openapi.json --default-non-nullable=false --output $(CLIENTS)/typescript/schema.ts
+	java -jar $(GENERATOR) generate --generator-name java --library native --input-spec openapi/openapi-3.0.json \
+		--output $(CLIENTS)/java --additional-properties=$(JAVA_OPTIONS) \
+		--global-property=models,apis,supportingFiles,modelDocs=false,apiDocs=false,modelTests=false,apiTests=false \
+		> $(CLIENTS)/java/generated.log
+	javac -nowarn -d $(CLIENTS)/java/classes -cp $(GENERATOR):$(ANNOTATIONS) \
+		$$(find $(CLIENTS)/java/src/main -name '*.java')
+
+.PHONY: lint-openapi
+lint-openapi: $(NODE)/node_modules/.installed ## hold the API document against the rules of redocly and spectral
+	$(NODE)/node_modules/.bin/redocly lint openapi/openapi.json --config $(NODE)/redocly.yaml
+	$(NODE)/node_modules/.bin/redocly lint openapi/openapi-3.0.json --config $(NODE)/redocly.yaml
+	$(NODE)/node_modules/.bin/spectral lint openapi/openapi.json openapi/openapi-3.0.json \
+		--ruleset $(NODE)/spectral.yaml --fail-severity hint
+
+.PHONY: test-clients
+test-clients: clients lint-openapi ## ask a running service by clients that nobody here wrote, and by generated ones
+	$(CLIENTS_BIN)/python -m pytest tests/clients
 
 .PHONY: bench
 bench: $(VENV)/.test ## the service beside other servers over HTTP: those of bench-peers that are installed
@@ -126,10 +172,11 @@ lock: $(VENV)/.test ## resolve the dependencies anew
 	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/build.txt requirements/build.in
 	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/test.txt requirements/test.in
 	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/peers.txt requirements/peers.in
+	$(BIN)/pip-compile $(LOCK_FLAGS) --output-file requirements/clients.txt pyproject.toml requirements/clients.in
 
 LOCK_FLAGS := --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras --no-header --no-emit-index-url \
 	--no-emit-trusted-host --no-emit-find-links --no-emit-options
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(TORCH_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist
+	rm -rf $(VENV) $(TORCH_VENV) $(CLIENTS_VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist

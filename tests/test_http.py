@@ -169,7 +169,8 @@ def test_the_offer_of_another_protocol_is_ignored(client: httpx.Client) -> None:
     body = b'{"input": [[2]]}'
     head = (
         b"POST /attention HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n"
-        b"Content-Type: application/json\r\nContent-Length: %d\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n\r\n" % len(body)
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n"
+        b"HTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n\r\n" % len(body)
     )
     for pieces in ([head + body], [head, body]):
         with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=10) as connection:

@@ -66,6 +66,16 @@ $(ATTACK_VENV)/.attack: requirements/build.txt requirements/core.txt requirement
 	$(ATTACK_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/test.txt -r requirements/core.txt
 	$(ATTACK_BIN)/python -m pip install --quiet --require-hashes -r requirements/attack.txt
 	$(ATTACK_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+
+# A fourth holds clients that nobody here wrote.
+CLIENTS_VENV ?= .venv-clients
+CLIENTS_BIN := $(CLIENTS_VENV)/bin
+
+$(CLIENTS_VENV)/.clients: requirements/build.txt requirements/clients.txt pyproject.toml
+	test -x $(CLIENTS_BIN)/python || $(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt
+	$(CLIENTS_BIN)/python -m pip install --quiet --require-hashes -r requirements/clients.txt
+	$(CLIENTS_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 .PHONY: serve
@@ -148,6 +158,41 @@ run-image-test: $(VENV)/.test $(DEPLOY_VENV)/.deploy
 	@engine=$$(deploy/engine) && eval "$$engine" && \
 	IMAGE=$(IMAGE) PODMAN_COMPOSE=$(DEPLOY_BIN)/podman-compose $(BIN)/python -m pytest $(TESTS)
 
+# Generated from the API document: Python, TypeScript, Java.
+CLIENTS := build/clients
+NODE := tests/clients/typescript
+GENERATOR = $(wildcard $(CLIENTS_VENV)/lib/python*/site-packages/openapi_generator_cli/openapi-generator.jar)
+ANNOTATIONS := /usr/share/java/geronimo-annotation-1.3-spec.jar
+JAVA_OPTIONS := openApiNullable=false,hideGenerationTimestamp=true,invokerPackage=attention,apiPackage=attention.api,modelPackage=attention.model
+
+$(NODE)/node_modules/.installed: $(NODE)/package.json $(NODE)/package-lock.json
+	npm ci --prefix $(NODE) --no-audit --no-fund
+	@touch $@
+
+.PHONY: clients
+clients: $(CLIENTS_VENV)/.clients $(NODE)/node_modules/.installed ## generate clients in Python, TypeScript and Java (npm, JDK 17, libgeronimo-annotation-1.3-spec-java)
+	@rm -rf $(CLIENTS) && mkdir -p $(CLIENTS)/java/classes $(CLIENTS)/python $(CLIENTS)/typescript
+	PATH=$(abspath $(CLIENTS_BIN)):$$PATH openapi-python-client generate --path openapi/openapi.json --meta none \
+		--config tests/clients/python.yaml --output-path $(CLIENTS)/python/attention_client --overwrite
+	$(NODE)/node_modules/.bin/openapi-typescript openapi/openapi.json --default-non-nullable=false --output $(CLIENTS)/typescript/schema.ts
+	java -jar $(GENERATOR) generate --generator-name java --library native --input-spec openapi/openapi-3.0.json \
+		--output $(CLIENTS)/java --additional-properties=$(JAVA_OPTIONS) \
+		--global-property=models,apis,supportingFiles,modelDocs=false,apiDocs=false,modelTests=false,apiTests=false \
+		> $(CLIENTS)/java/generated.log
+	javac -nowarn -d $(CLIENTS)/java/classes -cp $(GENERATOR):$(ANNOTATIONS) \
+		$$(find $(CLIENTS)/java/src/main -name '*.java')
+
+.PHONY: lint-openapi
+lint-openapi: $(NODE)/node_modules/.installed ## hold the API document against the rules of redocly and spectral
+	$(NODE)/node_modules/.bin/redocly lint openapi/openapi.json --config $(NODE)/redocly.yaml
+	$(NODE)/node_modules/.bin/redocly lint openapi/openapi-3.0.json --config $(NODE)/redocly.yaml
+	$(NODE)/node_modules/.bin/spectral lint openapi/openapi.json openapi/openapi-3.0.json \
+		--ruleset $(NODE)/spectral.yaml --fail-severity hint
+
+.PHONY: test-clients
+test-clients: clients lint-openapi ## ask a running service by clients that nobody here wrote, and by generated ones
+	$(CLIENTS_BIN)/python -m pytest tests/clients
+
 .PHONY: bench
 bench: $(VENV)/.test ## the service beside other servers over HTTP: those of bench-peers that are installed
 	$(BIN)/python -m benchmarks.http
@@ -198,7 +243,8 @@ define compile-locks
 cd $(1) && $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/core.txt pyproject.toml && \
 for name in build test peers attack cuda deploy docs; do \
 	$(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/$$name.txt requirements/$$name.in || exit; \
-done
+done && \
+$(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/clients.txt pyproject.toml requirements/clients.in
 endef
 
 .PHONY: lock
@@ -232,4 +278,4 @@ docs: $(DOCS_VENV)/.docs ## the documentation as a site, in build/site; fails fo
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) $(ATTACK_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist
+	rm -rf $(VENV) $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) $(ATTACK_VENV) $(CLIENTS_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist

@@ -77,6 +77,19 @@ def test_binary_examples_run(client: httpx.Client) -> None:
     assert shapes[1] == {"output": (3, 3), "top_weights.indices": (3, 1), "top_weights.values": (3, 1)}
 
 
+def test_client_examples_run(client: httpx.Client) -> None:
+    address = str(client.base_url).rstrip("/")
+    (example,) = blocks(ROOT / "docs" / "clients.md", "python")
+    names: dict[str, Any] = {}
+    exec(example.replace("http://127.0.0.1:8000", address), names)
+    assert names["answer"]["scores"] == [[1, 0]]
+    for page, path in (("clients", "/attention"), ("inference-protocol", "/v2/models/attention/infer")):
+        curl = next(block for block in blocks(ROOT / "docs" / f"{page}.md", "sh") if block.startswith("curl"))
+        words = shlex.split(curl)
+        assert words[1] == f"http://127.0.0.1:8000{path}"
+        assert client.post(path, content=words[-1], headers={"Content-Type": "application/json"}).status_code == 200
+
+
 def test_json_in_docs_is_what_it_says(client: httpx.Client) -> None:
     (array,) = blocks(ROOT / "docs" / "attention.md", "json")
     answer = client.post("/attention", json={"input": json.loads(array)}).json()

@@ -6,8 +6,10 @@ import inspect
 import json
 import math
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
@@ -15,7 +17,7 @@ from urllib.parse import urljoin
 import httpx
 import jsonschema
 import pytest
-from openapi_spec_validator import OpenAPIV31SpecValidator
+from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValidator
 
 from service.attention import spec as specs
 from service.attention.spec import AttentionSpec
@@ -35,6 +37,49 @@ def test_what_is_generated_is_up_to_date() -> None:
         [sys.executable, ROOT / "openapi" / "generate.py", "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_promise_is_broken_without_a_word_in_the_changelog() -> None:
+    promised = set((ROOT / "openapi" / "promises.txt").read_text(encoding="utf-8").splitlines())
+    check = runpy.run_path(str(ROOT / "openapi" / "promises.py"))
+    assert check["broken"](promised, DOCUMENT, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")) == []
+    changed = json.loads(json.dumps(DOCUMENT))
+    del changed["components"]["schemas"]["AttentionRequest"]["properties"]["scale"]
+    changed["components"]["schemas"]["Layout"]["enum"].remove("ld")
+    lost = check["broken"](promised, changed, "### Removed\n\n- `Layout`: `ld` is gone.\n")
+    assert {line.partition(":")[0] for line in lost} == {"AttentionRequest.scale", "Layout"}
+    told = check["broken"](promised, changed, "\n### Removed\n\n- `Layout`, `AttentionRequest.scale`.\n")
+    assert told == []
+
+
+def test_the_older_document_is_valid() -> None:
+    """Derived for generators that do not read 3.1."""
+    older = json.loads((ROOT / "openapi" / "openapi-3.0.json").read_text(encoding="utf-8"))
+    OpenAPIV30SpecValidator(older).validate()
+    assert "anyOf" not in json.dumps(older)
+    operations = {operation["operationId"] for path in older["paths"].values() for operation in path.values()}
+    assert operations == set(OPERATIONS)
+
+
+def inner(node: Any, where: str) -> Iterator[str]:
+    """Objects without a name, titles, and sets of names without one, below a node."""
+    if isinstance(node, list):
+        for i, item in enumerate(node):
+            yield from inner(item, f"{where}/{i}")
+    elif isinstance(node, dict):
+        if "enum" in node or "properties" in node or isinstance(node.get("title"), str):
+            yield where
+        for key, value in node.items():
+            yield from inner(value, f"{where}/{key}")
+
+
+def test_all_types_have_names() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    below = [
+        schema.get("properties", {}).get(field) for schema in schemas.values() for field in schema.get("properties", {})
+    ]
+    assert list(inner(below, "")) == []
+    assert not any("title" in schema and "properties" not in schema for schema in schemas.values())
 
 
 def test_the_document_is_valid() -> None:

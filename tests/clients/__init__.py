@@ -1,0 +1,1 @@
+"""The service asked by clients that nobody here wrote."""

@@ -115,6 +115,8 @@ async def _body(
     length = announced(headers, limit)
     if length is not None and length <= TINY and not reader.packed:
         return await read_body(request.receive, limit)
+    if engine.work.full:
+        raise engine.work.busy()  # before reading what can hardly be computed
     memory = 0 if length is None else reader.memory(length, limit)
     permit = engine.bodies.try_enter(memory)
     if permit is None:
@@ -122,8 +124,6 @@ async def _body(
     request.call.hold(permit)
     if length is None:  # chunked: memory is taken as it comes
         return await read_body(request.receive, limit, lambda size: permit.grow(reader.memory(size, limit)))
-    if length > reader.inline and engine.work.full:
-        raise engine.work.busy()  # before reading what could not be computed
     return await read_body(request.receive, limit)
 
 

@@ -179,4 +179,4 @@ LOCK_FLAGS := --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras 
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(TORCH_VENV) $(CLIENTS_VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist
+	rm -rf $(VENV) $(TORCH_VENV) $(CLIENTS_VENV) $(NODE)/node_modules build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist

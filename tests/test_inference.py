@@ -72,6 +72,12 @@ def test_inference_by_what_there_is_not(client: httpx.Client, model: str) -> Non
     assert len(response.content) < 200
 
 
+def test_inference_by_version(client: httpx.Client) -> None:
+    content, headers = body([tensor("input", EYE, True)], parameters={"scale": 0})
+    answer = read(client.post("/v2/models/attention/versions/1/infer", content=content, headers=headers))
+    assert answer["output"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
 def arrays_of(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "") -> Iterator[str]:
     """The dotted names of all arrays in a model's schema."""
     for name, field in schema["properties"].items():

@@ -109,6 +109,19 @@ def test_every_field_is_described() -> None:
     assert missing == []
 
 
+def test_every_field_of_a_request_says_its_default() -> None:
+    requests = ["AttentionRequest", "InferenceRequest", "InferenceInput", "InferenceRequestedOutput"]
+    missing = [
+        f"{name}.{field}"
+        for name in [*requests, *(part.__name__ for part in schemas.Part.__subclasses__())]
+        for field, content in DOCUMENT["components"]["schemas"][name]["properties"].items()
+        if field not in DOCUMENT["components"]["schemas"][name].get("required", ())
+        and "default" not in content
+        and "Default: " not in content["description"]
+    ]
+    assert missing == []
+
+
 def test_nothing_is_described_that_nobody_uses() -> None:
     names = set(DOCUMENT["components"]["schemas"])
     assert set(re.findall(r"#/components/schemas/(\w+)", json.dumps(DOCUMENT))) == names

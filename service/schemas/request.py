@@ -50,11 +50,12 @@ class LinearMap(Part):
     weight: Numbers | None = Field(
         None,
         description="(out, in): y = x Wᵀ, as in torch.nn.Linear and in column notation. "
-        "(heads, out, in): one matrix per head.",
+        "(heads, out, in): one matrix per head. Default: none.",
     )
     kernel: Numbers | None = Field(
         None,
-        description="(in, out): y = x W, as in Keras and Flax Dense. (heads, in, out): one matrix per head.",
+        description="(in, out): y = x W, as in Keras and Flax Dense. (heads, in, out): one matrix per head. "
+        "Default: none.",
     )
     bias: Numbers | None = Field(
         None,
@@ -66,11 +67,19 @@ class LinearMap(Part):
 class Projection(Part):
     """Linear maps applied to the source before attention, and to the output after it. One left out is the identity."""
 
-    query: LinearMap | None = Field(None, description="Maps the query tokens to num_heads x head_dim features.")
-    key: LinearMap | None = Field(None, description="Maps the key tokens to num_kv_heads x head_dim features.")
-    value: LinearMap | None = Field(None, description="Maps the value tokens to num_kv_heads x value_dim features.")
+    query: LinearMap | None = Field(
+        None, description="Maps the query tokens to num_heads x head_dim features. Default: the identity."
+    )
+    key: LinearMap | None = Field(
+        None, description="Maps the key tokens to num_kv_heads x head_dim features. Default: the identity."
+    )
+    value: LinearMap | None = Field(
+        None, description="Maps the value tokens to num_kv_heads x value_dim features. Default: the identity."
+    )
     output: LinearMap | None = Field(
-        None, description="Maps the joined heads, num_heads x value_dim features, to the output. Rank 2 only."
+        None,
+        description="Maps the joined heads, num_heads x value_dim features, to the output. Rank 2 only. "
+        "Default: the identity.",
     )
 
 
@@ -88,9 +97,11 @@ class Rotary(Part):
         None, description="Pair n turns by position · base^(-2n/dim). Not with cos and sin. Default: 10000."
     )
     cos: Numbers | None = Field(
-        None, description="(positions, dim/2), looked up by position; or (b, l, dim/2) for each new token as it stands."
+        None,
+        description="(positions, dim/2), looked up by position; or (b, l, dim/2) for each new token as it stands. "
+        "Default: from base.",
     )
-    sin: Numbers | None = Field(None, description="As cos.")
+    sin: Numbers | None = Field(None, description="As cos. Default: from base.")
     dim: int | None = Field(
         None, description="How many features turn, the first ones; even. Default: head_dim, or as cos says."
     )
@@ -100,7 +111,9 @@ class Rotary(Part):
     query_positions: IntegerLists | None = Field(
         None, description="(q,) or (b, q) integers. Default: counted on from the length of the past."
     )
-    key_positions: IntegerLists | None = Field(None, description="The same for the new keys; past keys are turned.")
+    key_positions: IntegerLists | None = Field(
+        None, description="The same for the new keys; past keys are turned. Default: as query_positions."
+    )
 
 
 class Window(Part):
@@ -113,8 +126,8 @@ class Window(Part):
 class SegmentIds(Part):
     """Only tokens with equal ids see each other."""
 
-    query: IntegerLists | None = Field(None, description="(q,) for all rows, or (b, q).")
-    key: IntegerLists | None = Field(None, description="(k,) for all rows, or (b, k), the past counted.")
+    query: IntegerLists | None = Field(None, description="(q,) for all rows, or (b, q). Default: none.")
+    key: IntegerLists | None = Field(None, description="(k,) for all rows, or (b, k), the past counted. Default: none.")
 
 
 class AttentionRequest(Closed):
@@ -123,14 +136,22 @@ class AttentionRequest(Closed):
     query: Numbers | None = Field(
         None,
         description="Queries, axes as `layout` says. A vector (rank 1) is one token, in layouts ld and dl; its axis "
-        "is then dropped from output and score matrices.",
+        "is then dropped from output and score matrices. Default: none.",
     )
-    key: Numbers | None = Field(None, description="Keys, in the same layout, with the same features per head.")
-    value: Numbers | None = Field(None, description="Values, in the same layout, as many tokens as the key has.")
+    key: Numbers | None = Field(
+        None, description="Keys, in the same layout, with the same features per head. Default: none."
+    )
+    value: Numbers | None = Field(
+        None, description="Values, in the same layout, as many tokens as the key has. Default: none."
+    )
     input: Numbers | None = Field(
-        None, description="Self-attention: stands for query, key and value. With `context`: for the query only."
+        None,
+        description="Self-attention: stands for query, key and value. With `context`: for the query only. "
+        "Default: none.",
     )
-    context: Numbers | None = Field(None, description="Cross-attention beside `input`: stands for key and value.")
+    context: Numbers | None = Field(
+        None, description="Cross-attention beside `input`: stands for key and value. Default: none."
+    )
     projection: Projection | None = Field(
         None, description="Linear maps for the source and the output. Not with a layout that has h. Default: none."
     )
@@ -138,7 +159,7 @@ class AttentionRequest(Closed):
         None,
         description="The axes of query, key, value, input, context and output: b batch, h heads, l tokens, d features. "
         "Without h the heads are packed in d. dl and bdl hold tokens in columns; score matrices are then swapped, so "
-        "that their columns sum to one. Default by rank: ld, bld, bhld.",
+        "that their columns sum to one. Default: ld, bld or bhld, by rank.",
     )
     num_heads: Annotated[int, Field(ge=1)] | None = Field(
         None,
@@ -152,9 +173,9 @@ class AttentionRequest(Closed):
     past_key: CachedNumbers | None = Field(
         None,
         description="Cached keys to stand before the new ones, rotated already: [b,] h, l, d in every layout, h being "
-        "num_kv_heads; l may be 0. The key length counts them. With past_value.",
+        "num_kv_heads; l may be 0. The key length counts them. With past_value. Default: none.",
     )
-    past_value: CachedNumbers | None = Field(None, description="Cached values, likewise. With past_key.")
+    past_value: CachedNumbers | None = Field(None, description="Cached values, likewise. With past_key. Default: none.")
     query_norm: Norm | None = Field(None, description="Normalises the query heads before rotation. Default: none.")
     key_norm: Norm | None = Field(None, description="Normalises the new key heads before rotation. Default: none.")
     rotary: Rotary | None = Field(None, description="Rotary position embedding of query and new keys. Default: none.")
@@ -171,14 +192,18 @@ class AttentionRequest(Closed):
         "which hides a key. Default: none.",
     )
     alibi_slopes: Numbers | None = Field(
-        None, description="(num_heads,): adds -slope · |i + query_offset - j| to the score of query i and key j."
+        None,
+        description="(num_heads,): adds -slope · |i + query_offset - j| to the score of query i and key j. "
+        "Default: none.",
     )
     mask: Booleans | None = Field(
         None,
         description="Booleans, true = takes part. Axes of the score matrices as returned, broadcast to them; rank 1 "
-        "is over k, rank 4 is b, h first, rank 3 beside b and h is per head. All masks compose by and.",
+        "is over k, rank 4 is b, h first, rank 3 beside b and h is per head. All masks compose by and. Default: none.",
     )
-    key_mask: Booleans | None = Field(None, description="Booleans, true = keep: (k,) for all rows, or (b, k).")
+    key_mask: Booleans | None = Field(
+        None, description="Booleans, true = keep: (k,) for all rows, or (b, k). Default: none."
+    )
     is_causal: bool | None = Field(False, description="Query i sees key j only when j <= i + query_offset.")
     query_offset: Integers | None = Field(
         None,
@@ -235,8 +260,12 @@ class AttentionRequest(Closed):
         description="Return only the largest weights of each row, at most k: top_weights takes the place of "
         "attention_weights. Default: all.",
     )
-    query_tokens: CheckedLabels | None = Field(None, description="Labels of the query tokens, echoed: (q,) or (b, q).")
-    key_tokens: CheckedLabels | None = Field(None, description="Labels of the key tokens, echoed: (k,) or (b, k).")
+    query_tokens: CheckedLabels | None = Field(
+        None, description="Labels of the query tokens, echoed: (q,) or (b, q). Default: none."
+    )
+    key_tokens: CheckedLabels | None = Field(
+        None, description="Labels of the key tokens, echoed: (k,) or (b, k). Default: none."
+    )
     encoding: Encoding | None = Field(
         "list", description="How a JSON answer holds arrays: as nested lists, or as objects with base64 data."
     )

@@ -15,6 +15,8 @@ LARGEST_TILE = 2**22
 FAST_COLUMNS = 512
 # The lowest tile that is made to leave hidden keys out. More tiles are more Python, which one thread runs at a time.
 BAND_ROWS = 256
+# The lowest tile that is made to occupy all workers: waking one takes as long as computing some rows.
+SHARED_ROWS = 256
 # Tiles for each worker, so that none waits long for the last.
 PER_WORKER = 4
 
@@ -56,7 +58,7 @@ def tiles(plan: Plan, cut: Cut) -> Iterator[Tile]:
     rows = _fit(max(scores // one_row, FAST_ROWS * (FAST_ROWS * one_row <= LARGEST_TILE)), sizes.query_length)
     enough = ceil(sizes.query_length * sizes.batch_size * sizes.num_kv_heads / (PER_WORKER * cut.workers))
     if cut.workers > 1:
-        rows = min(rows, max(FAST_ROWS, enough))
+        rows = min(rows, max(SHARED_ROWS, enough))
     if plan.visibility.band is not None and plan.skips_hidden:  # the lower a tile, the more of it is left out
         rows = min(rows, max(BAND_ROWS, sizes.query_length // 16))
     kv_heads = _fit(scores // (group * rows * columns), sizes.num_kv_heads)

@@ -29,6 +29,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._timer: Any = None
         self._head = 0
         self._idle = 0
+        self._whole = False
 
     def connection_made(self, transport: Any) -> None:
         """Somebody connected: now they must send something."""
@@ -42,17 +43,23 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Some bytes came."""
-        if self._timer is None:
-            self._expect()
         if self._head >= 0:
             data = without_upgrade(data)
         self._head += len(data)
         self._idle += len(data)
+        self._whole = False
         super().data_received(data)
+        if self._timer is None and not self._whole:  # most requests come as a whole, and need no timer
+            self._expect()
         if (self._head > MAX_HEAD or self._idle > MAX_HEAD) and not self.transport.is_closing():
             place = "before" if self._head > MAX_HEAD else "between parts of"
             fault = Fault("", f"at most {MAX_HEAD} bytes {place} the body", "more")
             self._refuse(BadRequest(fault))
+
+    def on_message_begin(self) -> None:
+        """A request begins, perhaps behind another that is whole."""
+        self._whole = False
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """What comes now is the body, which has limits of its own."""
@@ -61,8 +68,11 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Those after a body in chunks, which nobody asks for, would gather without an end."""
-        if self._head >= 0:
-            super().on_header(name, value)
+        if self._head >= 0:  # what follows is uvicorn's own; a call more for each header would be noticed
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_body(self, body: bytes) -> None:
         """The body goes on. Sizes of chunks, their extensions and trailers do not count."""
@@ -72,6 +82,7 @@ class PatientProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is here."""
         self._head = self._idle = 0
+        self._whole = True
         self._arrived()
         super().on_message_complete()
 
@@ -139,8 +150,9 @@ def without_upgrade(data: bytes) -> bytes:
 
     Java's own client offers HTTP/2 with every first request, and the parser would drop the body of such a one.
     """
-    if b"pgrade" not in data and b"PGRADE" not in data:  # quicker than looking for it in any case
-        return data
     end = data.find(b"\r\n\r\n")
-    found = UPGRADE.search(data, 0, end if end >= 0 else len(data))
+    head = data if end < 0 else data[:end]
+    if b"pgrade" not in head and b"PGRADE" not in head:  # quicker than looking for it in any case
+        return data
+    found = UPGRADE.search(head)
     return data[: found.start()] + data[found.end() :] if found else data

@@ -53,7 +53,7 @@ class PartedResponse(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if self._length is not None and self._length <= SHORT:
-                body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)  # type: ignore[index, arg-type]
+                body = b"".join(self._parts)
                 await send({"type": "http.response.body", "body": body})
                 self.sent = len(body)
             else:

@@ -251,6 +251,7 @@ LIES: dict[str, tuple[Callable[[], tuple[bytes, dict[str, str]]], int, str]] = {
     "no name": (lambda: lie(entry(name=None)), 400, "/inputs/0/name: expected the name of an input, got null"),
     "no shape": (lambda: lie(entry(shape=None)), 400, "/inputs/0/shape: expected at most 8 lengths of axes"),
     "negative shape": (lambda: lie(entry(shape=[-2, -1])), 400, "none negative, got '[-2, -1]'"),
+    "zero times too much": (lambda: lie(entry(shape=[0, 2**62, 2], data=[])), 400, "none negative"),
     "shape of text": (lambda: lie(entry(shape="2")), 400, "none negative, got string '2'"),
     "shape of fractions": (lambda: lie(entry(shape=[2.0, 1.0])), 400, "none negative"),
     "9 axes": (lambda: lie(entry(shape=[1] * 8 + [2])), 400, "at most 8 lengths"),

@@ -11,6 +11,7 @@ import numpy as np
 
 from service.attention.arrays import cast
 from service.codecs.members import booleans
+from service.codecs.sizes import MAX_RANK, is_shape
 from service.errors import InvalidTensors, Overflow, child, describe, quote, shape
 
 DTYPES: Final[dict[str, np.dtype]] = {
@@ -31,7 +32,6 @@ DATATYPES: Final = {dtype: name for name, dtype in DTYPES.items()}
 # Strings: labels of tokens.
 BYTES: Final = "BYTES"
 BINARY_SIZE: Final = "binary_data_size"
-MAX_RANK: Final = 8
 # The only field in which null has a meaning: minus infinity.
 BIAS: Final = "bias"
 
@@ -90,8 +90,7 @@ def parameters_of(entry: Mapping[str, Any], pointer: str) -> dict[str, Any]:
 
 def _sizes(given: Any, pointer: str) -> tuple[int, ...]:
     sizes = given.tolist() if isinstance(given, np.ndarray) else given
-    whole = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
-    if not whole or len(sizes) > MAX_RANK:
+    if not isinstance(sizes, list) or not is_shape(sizes):
         got = quote(str(sizes)) if isinstance(sizes, list) else describe(given)
         raise InvalidTensors.at(pointer, f"at most {MAX_RANK} lengths of axes, none negative", got)
     return tuple(sizes)

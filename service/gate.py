@@ -13,8 +13,8 @@ from types import TracebackType
 from service.errors import Busy, Fault
 from service.stop import Abandoned, Stop
 
-# Seconds of a computation that nothing is known of yet.
-FIRST_GUESS = 0.1
+# Seconds that a large request may take, to guess by when there is room again.
+USUAL = 0.1
 
 
 class Permit:
@@ -73,7 +73,6 @@ class Gate:
         self.taken = 0
         self._queue = queue
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._seconds = FIRST_GUESS
 
     @property
     def waiting(self) -> int:
@@ -131,13 +130,9 @@ class Gate:
     def busy(self) -> Busy:
         """The refusal, with a guess at when it is worth asking again."""
         rounds = (len(self._waiting) + self.taken) / min(self.places, len(self._waiting) + self.taken + 1)
-        after = max(1, math.ceil(rounds * self._seconds))
+        after = max(1, math.ceil(rounds * USUAL))
         fault = Fault("", "a server with room for this request", f"{self.taken} at work and {self.waiting} waiting")
         return Busy(fault, headers={"Retry-After": str(after)})
-
-    def learn(self, seconds: float) -> None:
-        """How long a computation took."""
-        self._seconds += (seconds - self._seconds) / 16
 
     def _give(self, memory: int, *, place: bool) -> None:
         self.free += memory

@@ -73,11 +73,7 @@ def _kind(model: type[AttentionRequest], decoded: Decoded) -> Hashable | None:
             parts.append((name, value.shape, value.dtype))
         elif kind in SIMPLE or (kind is str and len(value) <= MAX_TEXT):
             parts.append((name, kind, value))  # True is 1, but not where a number is asked for
-        elif (
-            kind is list
-            and len(value) <= MAX_NAMES
-            and all(isinstance(item, str) and len(item) <= MAX_TEXT for item in value)
-        ):
+        elif kind is list and len(value) <= MAX_NAMES and all(map(_is_short, value)):
             parts.append((name, *value))  # as in include
         else:
             return None

@@ -26,7 +26,7 @@ def tensor(name: str, array: np.ndarray, binary: bool, nested: bool = False) -> 
     entry: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": NAMES[array.dtype]}
     if binary:
         return entry | {"parameters": {"binary_data_size": array.nbytes}}, array.tobytes()
-    filled = np.where(np.isneginf(array), None, array) if array.dtype == np.float64 else array  # type: ignore[call-overload]
+    filled = np.where(np.isneginf(array), None, array) if array.dtype == np.float64 else array  # type: ignore[call-overload]  # NumPy's stubs know no None here
     return entry | {"data": filled.tolist() if nested else filled.ravel().tolist()}, b""
 
 
@@ -53,7 +53,7 @@ def request_of(fields: dict[str, Any], binary: bool, nested: bool = False) -> tu
     """A request for POST /attention in this protocol."""
     if "bias" in fields:  # null in it is minus infinity
         fields = fields | {"bias": np.array(fields["bias"], dtype=object)}
-        fields["bias"] = np.where(fields["bias"] == None, -np.inf, fields["bias"]).astype(float)  # noqa: E711
+        fields["bias"] = np.where(fields["bias"] == None, -np.inf, fields["bias"]).astype(float)  # noqa: E711  # element by element
     arrays, rest = split(fields)
     arrays = {name: array.astype(float) if array.dtype == np.int64 else array for name, array in arrays.items()}
     entries = [tensor(name, array, binary, nested) for name, array in arrays.items()]

@@ -426,7 +426,7 @@ class _TileRun:
             if self._plan.sinks is not None:
                 total = total + self._lib.xp.exp(self._sinks() - shift)
             collected.add("logsumexp", tile, (shift + self._lib.xp.log(total))[..., 0])
-            seen_total = self._one_for_zero(total) if self._hides else total
+            seen_total = _one_for_zero(total, self._lib) if self._hides else total
             if outputs is not None:
                 outputs /= seen_total
                 if collected.needs_weights:
@@ -514,11 +514,7 @@ class _TileRun:
         return self._lib.matmul(exponentials, ones, None)
 
     def _sinks(self) -> Array:
-        return self._lib.load(self._plan.sinks[self._tile.heads, None, None])  # type: ignore[index]  # asked for
-
-    def _one_for_zero(self, total: Array) -> Array:
-        """What to divide a row that sees nothing by: 0 divided by anything is 0."""
-        return self._lib.xp.where(total == 0, self._lib.xp.ones_like(total), total)
+        return _sinks(self._plan, self._lib, self._tile)
 
     def _sums(self, scores: Array) -> tuple[Array, bool]:
         """Turn scores into those that count; their sum (b, h, r, 1), and whether some sum of visible ones is 0."""
@@ -550,11 +546,21 @@ def _stream(
             total += part[1]
     unseen: Array = total == 0
     if plan.sinks is not None:
-        total = total + lib.xp.exp(lib.load(plan.sinks[tile.heads, None, None]))
+        total = total + lib.xp.exp(_sinks(plan, lib, tile))
     collected.add("logsumexp", tile, lib.xp.log(total)[..., 0])
-    outputs /= lib.xp.where(unseen, lib.xp.ones_like(total), total)
+    outputs /= _one_for_zero(total, lib)
     head_outputs[tile.batch, tile.heads, tile.rows] = outputs
     return Found(tile, _count_masked(plan, lib, unseen[..., 0], tile), zero_sum=False, received=None)
+
+
+def _sinks(plan: Plan, lib: Library, tile: Tile) -> Array:
+    """The sinks of the heads of a tile, (h, 1, 1)."""
+    return lib.load(plan.sinks[tile.heads, None, None])  # type: ignore[index]  # asked for only where there are some
+
+
+def _one_for_zero(total: Array, lib: Library) -> Array:
+    """What to divide a row that sees nothing by: 0 divided by anything is 0."""
+    return lib.xp.where(total == 0, lib.xp.ones_like(total), total)
 
 
 def grouped_matmul(left: Array, right: Array, lib: Library, place: Array | None = None) -> Array:

@@ -21,6 +21,7 @@ from schemathesis.config import (
 )
 from schemathesis.generation import GenerationMode
 
+from service.schemas.inference import MODEL, VERSION
 from tests.attack.corpus import seeds
 from tests.attack.server import Live, live
 from tests.wire import JSON, NPZ, SAFETENSORS
@@ -109,14 +110,43 @@ def test_attention(document: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert statuses[200] >= GOOD * statuses.total()
 
 
-@pytest.mark.parametrize(
-    ("path", "method"), [("/health/live", "GET"), ("/health/ready", "GET"), ("/problems/{code}", "GET")]
+# What the protocol asks for shapes that no schema can say, and names that are not there.
+INFER = ("/v2/models/{model_name}/infer", "/v2/models/{model_name}/versions/{model_version}/infer")
+OTHERS = (
+    "/health/live",
+    "/health/ready",
+    "/metrics",
+    "/problems/{code}",
+    "/v2",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/v2/models/{model_name}",
+    "/v2/models/{model_name}/ready",
+    "/v2/models/{model_name}/versions/{model_version}",
+    "/v2/models/{model_name}/versions/{model_version}/ready",
 )
-def test_other_operations(document: Any, path: str, method: str) -> None:
-    assert attack(document[path][method].as_strategy(), max(CASES // 25, 10)).total() >= 1
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_other_operations(document: Any, path: str) -> None:
+    assert attack(document[path]["GET"].as_strategy(), max(CASES // 25, 10)).total() >= 1
+
+
+@pytest.mark.parametrize("path", INFER)
+def test_inference(document: Any, path: str) -> None:
+    """Of the names in the path nearly all are unknown, so those that are known are given."""
+    operation = document[path]["POST"]
+    names = {"model_name": MODEL} | ({"model_version": VERSION} if "model_version" in path else {})
+    content = operation.definition.raw["requestBody"]["content"][JSON]
+    examples = st.sampled_from([example["value"] for example in content["examples"].values()])
+    given = examples.flatmap(lambda body: operation.as_strategy(body=body, media_type=JSON, path_parameters=names))
+    statuses = attack(given, max(CASES // 10, 10))
+    assert statuses[200] >= GOOD * statuses.total()
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        attack(operation.as_strategy(mode), max(CASES // 20, 10))
 
 
 def test_no_operation_is_left_out(document: Any) -> None:
     """One that is added needs a test above."""
     found = {result.ok().path for result in document.get_all_operations()}
-    assert found == {"/attention", "/health/live", "/health/ready", "/problems/{code}"}
+    assert found == {"/attention", *INFER, *OTHERS}

@@ -32,7 +32,7 @@ class Attention:
     ) -> None:
         spec = AttentionSpec(query, key, value, is_causal=is_causal, include=include)
         self._plan = make_plan(spec)
-        self._operands = make_operands(spec, self._plan)
+        self._operands = make_operands(spec, self._plan, spec.sources)
 
     def compute(self) -> object:
         """What a request costs in the kernel alone."""

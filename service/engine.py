@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from typing import Final, Literal
 
 import numpy as np
 from anyio import to_thread
@@ -20,29 +22,35 @@ from service.jobs import Job
 from service.settings import Settings
 from service.stop import Stop
 
+HEADER: Final = b"decode;dur=%.3f, plan;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f"
+Step = Literal["decode", "plan", "queue", "compute", "encode"]
+
 
 class Timings:
-    """Seconds spent on each step of one request, in order."""
+    """Seconds spent on each step of one request."""
 
-    __slots__ = ("_since", "seconds")
+    __slots__ = ("_since", "compute", "decode", "encode", "plan", "queue")
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self.decode = self.plan = self.queue = self.compute = self.encode = 0.0
         self._since = time.perf_counter()
 
     def begin(self) -> None:
         """Leave out the time until now."""
         self._since = time.perf_counter()
 
-    def step(self, name: str) -> None:
+    def step(self, name: Step) -> None:
         """Book the time since the last step under this name."""
         now = time.perf_counter()
-        self.seconds[name] = now - self._since
+        setattr(self, name, getattr(self, name) + now - self._since)
         self._since = now
 
-    def header(self) -> str:
-        """The value of a Server-Timing header (W3C Server Timing), in milliseconds."""
-        return ", ".join([f"{name};dur={seconds * 1e3:.3f}" for name, seconds in self.seconds.items()])
+    def header(self) -> bytes:
+        """The value of a Server-Timing header (W3C Server Timing), in milliseconds, without what was not done yet."""
+        done = self.decode * 1e3, self.plan * 1e3, self.queue * 1e3, self.compute * 1e3
+        if not self.encode:
+            return HEADER % done
+        return (HEADER + b", encode;dur=%.3f") % (*done, self.encode * 1e3)
 
 
 class Call:
@@ -100,13 +108,13 @@ class Engine:
         self._admit(job.plan)
         if self.is_quick(job):
             call.timings.step("queue")
-            result = execute(job.plan, job.spec)
+            result = execute(job.plan, job.spec, job.sources)
         else:
             permit = await self.work.enter(job.plan.peak_bytes, call.stop)
             call.hold(permit)
             call.timings.step("queue")
             try:
-                result = await to_thread.run_sync(execute, job.plan, job.spec, call.stop)
+                result = await to_thread.run_sync(execute, job.plan, job.spec, job.sources, call.stop)
             finally:
                 permit.leave_place()
         call.timings.step("compute")
@@ -115,7 +123,7 @@ class Engine:
     def compute(self, job: Job) -> Result:
         """The same without an event loop."""
         self._admit(job.plan)
-        return execute(job.plan, job.spec)
+        return execute(job.plan, job.spec, job.sources)
 
     def _admit(self, plan: Plan) -> None:
         limit = self.work.memory
@@ -140,11 +148,15 @@ def _advice(plan: Plan) -> str:
 
 # Overflow is found by looking at the numbers, with an error that says what to do; a warning would add nothing.
 @np.errstate(all="ignore")
-def execute(plan: Plan, spec: AttentionSpec, stop: Stop | None = None) -> Result:
+def execute(plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarray], stop: Stop | None = None) -> Result:
     """Do as planned, with the numbers of the request, on the backend that it asks for.
 
-    stop: looked at between tiles. Errors: InvalidRequest; Abandoned and TimeLimit by `stop`.
+    sources: the fields that query, key and value come from; stop: looked at between tiles
+
+    Errors: InvalidRequest; Abandoned and TimeLimit by `stop`.
     """
     executor = backends.choose(spec.backend, spec.device)
+    if (result := executor.quick(plan, sources, spec.device)) is not None:
+        return result
     check = None if stop is None else stop.check
-    return make_result(plan, executor.execute(plan, make_operands(spec, plan), spec.device, check))
+    return make_result(plan, executor.execute(plan, make_operands(spec, plan, sources), spec.device, check))

@@ -25,15 +25,16 @@ SIMPLE: Final = (bool, int, float, type(None))
 class Job(NamedTuple):
     """A request that is ready to be computed.
 
-    body: its options, validated; its arrays stand in spec
+    body, spec: its options, validated; sources: the arrays that query, key and value come from
     """
 
     body: AttentionRequest
     spec: AttentionSpec
     plan: Plan
+    sources: Mapping[str, np.ndarray]
 
 
-_known: dict[Hashable, Job] = {}
+_known: dict[Hashable, tuple[AttentionRequest, AttentionSpec, Plan]] = {}
 
 
 def make_job(model: type[AttentionRequest], decoded: Decoded) -> Job:
@@ -44,22 +45,17 @@ def make_job(model: type[AttentionRequest], decoded: Decoded) -> Job:
     """
     fields = decoded.fields
     kind = _kind(model, decoded)
-    job = None if kind is None else _known.get(kind)
-    if job is not None:
-        return Job(job.body, _with_sources(job.spec, fields), job.plan)
+    known = None if kind is None else _known.get(kind)
+    if known is not None:
+        return Job(*known, fields)
     body = validate(model, fields)
     spec = body.attention_spec(decoded.untyped)
-    job = Job(body, spec, make_plan(spec))
+    plan = make_plan(spec)
     if kind is not None and spec.scale != 0:  # 0 would be found for -0
         if len(_known) >= MAX_KINDS:
             _known.clear()
-        _known[kind] = Job(body.without_sources(), _with_sources(spec, {}), job.plan)
-    return job
-
-
-def _with_sources(spec: AttentionSpec, fields: Mapping[str, np.ndarray]) -> AttentionSpec:
-    """The same options, with these sources and no others."""
-    return AttentionSpec._make((*map(fields.get, SOURCES), *spec[len(SOURCES) :]))
+        _known[kind] = body.without_sources(), spec.without_sources(), plan
+    return Job(body, spec, plan, spec.sources)
 
 
 def _kind(model: type[AttentionRequest], decoded: Decoded) -> Hashable | None:

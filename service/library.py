@@ -29,4 +29,4 @@ def attend(query: Any = None, key: Any = None, value: Any = None, **fields: Any)
     untyped = {name for name, value in (given | fields).items() if isinstance(value, list)}
     request = validate(AttentionRequest, given | fields)
     spec = request.attention_spec(untyped, allow_non_finite=True)
-    return execute(make_plan(spec), spec)
+    return execute(make_plan(spec), spec, spec.sources)

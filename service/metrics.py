@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
@@ -52,6 +52,15 @@ Labels = tuple[Any, ...]
 Cells = dict[tuple[str, Labels], Any]
 
 
+class Seconds(Protocol):
+    """What the steps of one request took."""
+
+    decode: float
+    queue: float
+    compute: float
+    encode: float
+
+
 class Tally:
     """The counts of one worker: a number for a counter or gauge, [sum, count in each bucket …] for a histogram."""
 
@@ -75,7 +84,7 @@ class Tally:
             key = ("attention_problems", (problem,))
             cells[key] = cells.get(key, 0) + 1
 
-    def computed(self, kind: tuple[str, str, str, str], received: int, sent: int, seconds: Mapping[str, float]) -> None:
+    def computed(self, kind: tuple[str, str, str, str], received: int, sent: int, seconds: Seconds) -> None:
         """Count a tensor operation."""
         cell = self._tensors.get(kind)
         if cell is None:
@@ -83,10 +92,10 @@ class Tally:
         cell[0] += 1
         cell[1] += received
         cell[2] += sent
-        cell[3] += seconds["decode"]
-        cell[4] += seconds["queue"]
-        cell[5] += seconds["compute"]
-        cell[6] += seconds.get("encode", 0.0)
+        cell[3] += seconds.decode
+        cell[4] += seconds.queue
+        cell[5] += seconds.compute
+        cell[6] += seconds.encode
 
     @property
     def cells(self) -> Cells:

@@ -18,12 +18,13 @@ FLOATS: Final[dict[str, np.dtype]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": BFLOAT16,
 }
+_FLOATS: Final = frozenset(FLOATS.values())
 WIDER: Final = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
 
 
 def is_float(dtype: np.dtype) -> bool:
     """Whether a type is one of FLOATS; NumPy knows bfloat16 by no kind of its own."""
-    return dtype in FLOATS.values()
+    return dtype in _FLOATS
 
 
 def widest(dtypes: list[np.dtype]) -> np.dtype:

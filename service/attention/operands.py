@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,8 +32,10 @@ class Operands(NamedTuple):
     finite: bool
 
 
-def make_operands(spec: AttentionSpec, plan: Plan) -> Operands:
+def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndarray]) -> Operands:
     """The arrays of a request in the plan's dtype, views where that is possible.
+
+    sources: the fields that query, key and value come from; all others stand in spec
 
     NumPy may warn of overflow on the way, unless the caller keeps it from that.
     Errors: InvalidArray for what is no (finite) number, Overflow for what dtype cannot hold.
@@ -41,7 +44,7 @@ def make_operands(spec: AttentionSpec, plan: Plan) -> Operands:
     loaded: dict[str, tuple[np.ndarray, float]] = {}
     for role in roles:
         if role.field not in loaded:  # the same input may play several roles
-            array = getattr(spec, role.field)
+            array = sources[role.field]
             loaded[role.field] = measured(array, plan.dtype, f"/{role.field}", non_finite=spec.allow_non_finite)
     (query, query_norm), (key, key_norm), (value, value_norm) = (loaded[role.field] for role in roles)
     past_key = past_value = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -82,6 +83,26 @@ class Plan:
     def dtype_name(self) -> str:
         """The name of dtype, which NumPy makes anew each time."""
         return self.dtype.name
+
+    @cached_property
+    def prepared(self) -> dict[str, Any]:
+        """What backends have worked out for every request of this kind, by names of their own."""
+        return {}
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What the metadata says of every answer to this."""
+        sizes = self.sizes
+        return {
+            "num_heads": sizes.num_heads,
+            "num_kv_heads": sizes.num_kv_heads,
+            "batch_size": sizes.batch_size,
+            "query_length": sizes.query_length,
+            "key_length": sizes.key_length,
+            "head_dim": sizes.head_dim,
+            "value_dim": sizes.value_dim,
+            "scale": self.scale,
+        }
 
     @cached_property
     def score_count(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,15 +57,23 @@ class Metadata(NamedTuple):
     warnings: tuple[Notice, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Result:
-    """An answer: arrays named and shaped as the API says, and the metadata.
+    """An answer: arrays named and shaped as the API says, and what was done.
 
-    `top_weights` is a dict of indices and values; everything else is an array.
+    arrays: `top_weights` is a dict of indices and values; everything else is an ndarray
+    facts: the metadata, by name
     """
 
-    arrays: dict[str, Any]
-    metadata: Metadata
+    __slots__ = ("arrays", "facts")
+
+    def __init__(self, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
+        self.arrays = arrays
+        self.facts = facts
+
+    @property
+    def metadata(self) -> Metadata:
+        """What was done."""
+        return Metadata(**self.facts)
 
     @property
     def output(self) -> np.ndarray:
@@ -89,24 +96,16 @@ def make_result(plan: Plan, computed: Computed) -> Result:
         arrays[name] = _to_wire(name, array if computed.finite else _typed(name, array, plan), plan)
     if "top_indices" in arrays:
         arrays["top_weights"] = {"indices": arrays.pop("top_indices"), "values": arrays.pop("attention_weights")}
-    sizes = plan.sizes
-    metadata = Metadata(
-        backend=computed.backend,
-        device=computed.device,
-        dtype=plan.dtype_name,
-        kernel=computed.kernel,
-        num_heads=sizes.num_heads,
-        num_kv_heads=sizes.num_kv_heads,
-        batch_size=sizes.batch_size,
-        query_length=sizes.query_length,
-        key_length=sizes.key_length,
-        head_dim=sizes.head_dim,
-        value_dim=sizes.value_dim,
-        scale=plan.scale,
-        fully_masked_rows=computed.fully_masked_rows,
-        warnings=plan.notices + computed.notices,
-    )
-    return Result(arrays, metadata)
+    facts = {
+        "backend": computed.backend,
+        "device": computed.device,
+        "dtype": plan.dtype_name,
+        "kernel": computed.kernel,
+        **plan.facts,
+        "fully_masked_rows": computed.fully_masked_rows,
+        "warnings": plan.notices + computed.notices,
+    }
+    return Result(arrays, facts)
 
 
 def overflow(plan: Plan, name: str) -> Overflow:

@@ -61,6 +61,10 @@ def resolve_layout(asked: Layout | None, arrays: Mapping[str, tuple[str, np.ndar
     return layout
 
 
+# Axes in their own order.
+UNCHANGED: Final = frozenset(tuple(range(rank)) for rank in range(5))
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """The same numbers under other axes: reshaped, then transposed. Nothing is copied."""
@@ -70,7 +74,8 @@ class View:
 
     def of(self, array: np.ndarray) -> np.ndarray:
         """The array so seen."""
-        return array.reshape(self.shape).transpose(self.axes)
+        shaped = array if array.shape == self.shape else array.reshape(self.shape)
+        return shaped if self.axes in UNCHANGED else shaped.transpose(self.axes)
 
 
 def to_canonical(layout: str, target: str, lengths: Mapping[str, int]) -> View:

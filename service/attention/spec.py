@@ -154,3 +154,12 @@ class AttentionSpec(NamedTuple):
     key_tokens: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
     untyped: frozenset[str] = frozenset()
     allow_non_finite: bool = False
+
+    @property
+    def sources(self) -> dict[str, np.ndarray]:
+        """The arrays that query, key and value come from, by the names of their fields."""
+        return {name: array for name in SOURCES if (array := getattr(self, name)) is not None}
+
+    def without_sources(self) -> AttentionSpec:
+        """All else that is asked for."""
+        return self._replace(query=None, key=None, value=None, input=None, context=None)

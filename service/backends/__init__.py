@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Final, Protocol, cast
 
+import numpy as np
+
 from service.attention.operands import Operands
 from service.attention.plan import Plan
-from service.attention.result import Computed
+from service.attention.result import Computed, Result
 from service.attention.spec import Backend
 from service.backends import numpy
 from service.errors import UnknownBackend
@@ -19,6 +21,13 @@ BACKENDS: Final[dict[Backend, str]] = {"numpy": "service.backends.numpy", "torch
 
 class Executor(Protocol):
     """What the module of a backend offers."""
+
+    def quick(self, plan: Plan, sources: Mapping[str, np.ndarray], device: str) -> Result | None:
+        """The answer to what takes less time to compute than to prepare; None to anything else.
+
+        sources: the fields that query, key and value come from, as they came
+        """
+        ...
 
     def execute(self, plan: Plan, operands: Operands, device: str, check: Callable[[], None] | None = None) -> Computed:
         """Compute what the plan includes, of operands that were made for it.

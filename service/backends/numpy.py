@@ -7,10 +7,10 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -18,13 +18,18 @@ from threadpoolctl import threadpool_limits
 from service.attention.arrays import is_float
 from service.attention.operands import Operands
 from service.attention.plan import Plan
-from service.attention.result import Computed
+from service.attention.result import Computed, Result
 from service.attention.tiles import Tile
-from service.backends.dense import MODERATE_SCALE, SMALL, UNSHIFTED, Found, Library, compute, load_operands
+from service.backends.dense import SMALL, Found, Library, compute, load_operands
+from service.backends.small import Small
 from service.errors import UnknownBackend, quote
 
 # Of the scores of a tile: what a core can still keep near, and enough rows for fast products.
 TILE_BYTES: Final = 2**21
+
+CPU: Final = ("auto", "cpu")
+# Where it has not been worked out yet whether a plan is so plain.
+UNKNOWN: Final[Any] = object()
 
 # What a thread keeps for its next tile; more than this is a single row of a very long key.
 MAX_SCRATCH: Final = 16 * 2**20
@@ -47,17 +52,28 @@ def use_threads(count: int) -> None:
         _threads = count
 
 
+def quick(plan: Plan, sources: Mapping[str, np.ndarray], device: str) -> Result | None:
+    """The answer to what is small and plain, without preparing anything; None to anything else.
+
+    NumPy may warn of overflow on the way, unless the caller keeps it from that.
+    """
+    if plan.score_count > SMALL or device not in CPU:
+        return None
+    small: Small | None = plan.prepared.get("small", UNKNOWN)
+    if small is UNKNOWN:
+        small = plan.prepared["small"] = Small.of(plan)
+    return None if small is None else small.run(sources)
+
+
 def execute(plan: Plan, operands: Operands, device: str, check: Callable[[], None] | None = None) -> Computed:
     """Compute what the plan includes, on the CPU. Errors: Overflow, UnknownBackend for another device.
 
     NumPy may warn of overflow on the way, unless the caller keeps it from that.
     """
-    if device not in ("auto", "cpu"):
+    if device not in CPU:
         raise UnknownBackend.at(
             "/device", "cpu, all that the numpy backend has", quote(device), "ask for backend torch"
         )
-    if plan.plain and plan.score_count <= SMALL and _is_tame(plan, operands):
-        return _small(plan, operands)
     computing = plan.compute_dtype
 
     def load(array: np.ndarray) -> np.ndarray:
@@ -78,38 +94,6 @@ def execute(plan: Plan, operands: Operands, device: str, check: Callable[[], Non
         tile_scores=TILE_BYTES // computing.itemsize,
     )
     return compute(plan, lib, load_operands(plan, operands, lib), "numpy", check)
-
-
-def _is_tame(plan: Plan, operands: Operands) -> bool:
-    """Whether exp can neither overflow nor underflow, and no output can be larger than its type holds."""
-    query, key, value = operands.norms  # inf for halves
-    low, high = MODERATE_SCALE
-    exponent = query * key * abs(plan.scale)  # Cauchy-Schwarz
-    return exponent <= UNSHIFTED[plan.compute_dtype] and low < abs(plan.scale) < high and value < math.inf
-
-
-def _small(plan: Plan, operands: Operands) -> Computed:
-    """softmax(scale · q kᵀ) v as it is written: preparing tiles would take longer than this does.
-
-    The steps are those that a tile takes, so that the same numbers come out whatever else is asked for.
-    """
-    weights = np.matmul(operands.query * plan.scale, operands.key.swapaxes(-1, -2))  # b h q k
-    np.exp(weights, out=weights)
-    weights /= np.matmul(weights, _ones(weights.shape[-1], weights.dtype))
-    output = np.matmul(weights, operands.value)
-    if "h" not in plan.layout:
-        b, h, q, e = output.shape
-        output = output.transpose(0, 2, 1, 3).reshape(b, q, h * e)
-    arrays = {"output": output}
-    if plan.selection.include:
-        arrays["attention_weights"] = weights
-    return Computed(arrays, 0, "numpy", "cpu", "small", finite=True)
-
-
-@lru_cache(maxsize=64)
-def _ones(length: int, dtype: np.dtype) -> np.ndarray:
-    """A column of ones, by which rows are summed."""
-    return np.ones((length, 1), dtype)
 
 
 def _scratch(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:

@@ -37,7 +37,7 @@ class PartedResponse(Response):
         self.background = None
         self.raw_headers = [
             (b"content-type", media_type.encode("latin-1")),
-            (b"server-timing", call.timings.header().encode("latin-1")),
+            (b"server-timing", call.timings.header()),
             *headers,
         ]
         self._length = sum(map(len, parts)) if isinstance(parts, list) else None

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import re
+from itertools import count
 from secrets import token_hex
 
 from starlette.types import Scope
 
 HEADER = "X-Request-ID"
+LOWER = HEADER.lower().encode()
+# Ids of this process begin so, and then count: what they are good for is being found in a log.
+PROCESS = token_hex(10)
+_number = count()
 ACCEPTABLE = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 def assign_request_id(scope: Scope) -> str:
     """Give the request its id. A client's own is kept if it is harmless in logs and headers."""
-    chosen = dict(scope["headers"]).get(HEADER.lower().encode())
-    found = chosen.decode() if chosen and ACCEPTABLE.fullmatch(chosen) else token_hex(16)
+    for name, value in scope["headers"]:
+        if name == LOWER and ACCEPTABLE.fullmatch(value):
+            found = str(value, "ascii")
+            break
+    else:
+        found = f"{PROCESS}{next(_number):012x}"
     scope.setdefault("state", {})["request_id"] = found
     return found
 

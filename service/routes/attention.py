@@ -29,5 +29,5 @@ async def compute_attention(body: AttentionRequest, request: TensorRequest) -> d
 
     The answer holds the output, the attention weights and any stage on the way that `include` names.
     """
-    result = await request.app.state.engine.attend(request.job, request.call)
+    result = await request.engine.attend(request.job, request.call)
     return answer(request.job.spec, result, request_id(request.scope))

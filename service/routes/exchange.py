@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Protocol
 
 from starlette.types import Scope
@@ -66,23 +67,28 @@ Begin = Callable[[Mapping[bytes, bytes], Scope], Exchange]
 
 
 class ByMediaType:
-    """The codec of the request's media type reads, that of the answer's writes."""
+    """The codec of the request's media type reads, that of the answer's writes. The same for all requests alike."""
 
-    __slots__ = ("headers", "media_type", "own", "reader")
+    __slots__ = ("_encode", "headers", "media_type", "own", "reader")
 
     def __init__(self, own: str, media_type: str) -> None:
         self.own = own
         self.reader: Codec = CODECS[own]
         self.media_type = media_type
         self.headers: Iterable[tuple[bytes, bytes]] = ()
+        self._encode = CODECS[media_type].encode
 
     def write(self, answer: Mapping[str, Any], job: Job) -> Iterable[Part]:
         """The answer by its codec."""
-        return CODECS[self.media_type].encode(answer, base64=job.body.encoding == "base64")
+        return self._encode(answer, base64=job.body.encoding == "base64")
 
 
 def by_media_type(headers: Mapping[bytes, bytes], scope: Scope) -> ByMediaType:
     """As Content-Type and Accept say. Errors: UnsupportedMediaType, NotAcceptable."""
-    own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
-    accepted = answer_type(headers.get(b"accept", b"").decode("latin-1"), own, CODECS)
-    return ByMediaType(own, accepted)
+    return _by_names(headers.get(b"content-type", b""), headers.get(b"accept", b""))
+
+
+@lru_cache(maxsize=64)
+def _by_names(content_type: bytes, accept: bytes) -> ByMediaType:
+    own = request_type(content_type.decode("latin-1"), CODECS)
+    return ByMediaType(own, answer_type(accept.decode("latin-1"), own, CODECS))

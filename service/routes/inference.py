@@ -141,7 +141,7 @@ async def model_version_ready(model_name: ModelName, model_version: ModelVersion
 )
 async def infer(body: InferenceRequest, request: TensorRequest, model_name: ModelName) -> dict[str, Any]:
     """What POST /attention computes. Arrays are inputs, all other fields parameters, requested outputs `include`."""
-    result = await request.app.state.engine.attend(request.job, request.call)
+    result = await request.engine.attend(request.job, request.call)
     return answer(request.job.spec, result, request_id(request.scope))
 
 

@@ -9,7 +9,6 @@ from typing import Any, Final, cast
 from anyio import to_thread
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from starlette.datastructures import State
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -23,6 +22,7 @@ from service.jobs import Job, make_job
 from service.metrics import Tally
 from service.routes.exchange import Begin, Reader, by_media_type
 from service.schemas.request import AttentionRequest
+from service.settings import Settings
 
 # Bytes of a body that are not worth counting, unless it unpacks to more.
 TINY: Final = 2**16
@@ -33,6 +33,7 @@ Endpoint = Callable[..., Coroutine[Any, Any, dict[str, Any]]]
 class TensorRequest(Request):
     """A request of a tensor operation, and what came to be known of it: `state` would take longer."""
 
+    engine: Engine
     call: Call
     job: Job
     media_types: tuple[str, str]  # of the body, and of the answer
@@ -67,21 +68,23 @@ def handler(
 
 async def _handle(begin: Begin, model: type[AttentionRequest], endpoint: Endpoint, request: Request) -> Response:
     known = request if isinstance(request, TensorRequest) else TensorRequest(request.scope, request.receive)
-    state = request.app.state
-    call = known.call = Call(state.settings.time_limit)
+    state = request.scope["app"].state
+    settings: Settings = state.settings
+    engine = known.engine = state.engine
+    call = known.call = Call(settings.time_limit)
     try:
         headers = dict(request.scope["headers"])
         exchange = begin(headers, request.scope)
         reader = exchange.reader
-        limit = state.settings.max_body_bytes
-        body = await _body(headers, reader, known, state.engine, limit)
+        limit = settings.max_body_bytes
+        body = await _body(headers, reader, known, limit)
         known.received = len(body)
         call.timings.begin()
         if len(body) <= reader.inline:
             known.job = _read(model, reader, body, call, limit)
         else:
-            known.job = await _read_in_thread(model, reader, body, known, state)
-        if state.engine.is_quick(known.job):
+            known.job = await _read_in_thread(model, reader, body, known, limit)
+        if engine.is_quick(known.job):
             answer = await endpoint(known.job.body, known)
         else:
             async with watching(request.receive, call.stop):
@@ -92,7 +95,7 @@ async def _handle(begin: Begin, model: type[AttentionRequest], endpoint: Endpoin
         raise
     if isinstance(parts, list):  # else it is done while it is sent
         call.timings.step("encode")
-    response = PartedResponse(parts, exchange.media_type, call, state.settings.write_timeout, exchange.headers)
+    response = PartedResponse(parts, exchange.media_type, call, settings.write_timeout, exchange.headers)
     known.media_types = exchange.own, exchange.media_type
     request.scope["state"]["note"] = partial(_note, known, answer["metadata"], response)
     return response
@@ -103,15 +106,14 @@ def _note(request: TensorRequest, metadata: Mapping[str, Any], response: PartedR
     backend, kernel = metadata["backend"], metadata["kernel"]
     if tally is not None:
         kind = (*request.media_types, backend, kernel)
-        tally.computed(kind, request.received, response.sent, request.call.timings.seconds)
+        tally.computed(kind, request.received, response.sent, request.call.timings)
     noted = {"received": request.received, "sent": response.sent, "kernel": f"{backend}/{kernel}"}
     request.scope["state"]["noted"] = noted
 
 
-async def _body(
-    headers: Mapping[bytes, bytes], reader: Reader, request: TensorRequest, engine: Engine, limit: int
-) -> bytes:
+async def _body(headers: Mapping[bytes, bytes], reader: Reader, request: TensorRequest, limit: int) -> bytes:
     """The body, with memory for what is read from it. Errors: BodyTooLarge, Busy, ClientDisconnect."""
+    engine = request.engine
     length = announced(headers, limit)
     if length is not None and length <= TINY and not reader.packed:
         return await read_body(request.receive, limit)
@@ -139,10 +141,10 @@ def _read(model: type[AttentionRequest], reader: Reader, body: bytes, call: Call
 
 
 async def _read_in_thread(
-    model: type[AttentionRequest], reader: Reader, body: bytes, request: TensorRequest, state: State
+    model: type[AttentionRequest], reader: Reader, body: bytes, request: TensorRequest, limit: int
 ) -> Job:
     """The same, when there is a place and memory for it. Errors: Busy besides."""
-    call, engine, limit = request.call, state.engine, state.settings.max_body_bytes
+    call, engine = request.call, request.engine
     async with watching(request.receive, call.stop):
         with await engine.work.enter(min(reader.effort * len(body), engine.work.memory), call.stop):
             call.timings.step("queue")

@@ -1,0 +1,106 @@
+"""softmax(scale · q kᵀ) v of few scores, as it is written: preparing tiles would take longer than computing.
+
+Shapes in comments: b batch, h heads, q queries, k keys, d and e features; where b and h are both 1, they are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from service.attention.arrays import compute_dtype
+from service.attention.plan import Plan
+from service.attention.result import Computed, Result, make_result
+from service.attention.shapes import View
+from service.backends.dense import MODERATE_SCALE, UNSHIFTED
+
+NUMBERS: Final = frozenset("fiu")
+
+
+class Small:
+    """What does not depend on the numbers, worked out once for all requests of a kind."""
+
+    def __init__(self, plan: Plan) -> None:
+        roles, sizes, layout, axes = plan.roles, plan.sizes, plan.layout, plan.score_axes
+        stack = "bh" if sizes.batch_size * sizes.num_heads > 1 else ""
+        self._product = np.matmul if stack else np.dot  # which takes half the time
+        self._fields = roles.query.field, roles.key.field, roles.value.field
+        views = roles.query.view, _transposed(roles.key.view), roles.value.view
+        self._views = views if stack else tuple(map(_matrix, views))
+        self._dtype, self._scale = plan.dtype, plan.scale
+        # exp can neither overflow nor underflow below this, as |q·k| <= |q| |k| (Cauchy-Schwarz).
+        self._limit = (UNSHIFTED[plan.dtype] / abs(plan.scale)) ** 2
+        self._ones = np.ones((sizes.key_length, 1), plan.dtype)  # by which rows are summed
+        lengths = {"b": sizes.batch_size, "h": sizes.num_heads, "l": sizes.query_length, "d": sizes.value_dim}
+        if "h" not in layout:
+            lengths["d"] *= sizes.num_heads
+        shown = layout[-1] if plan.single_query else layout
+        packed = layout if "h" in layout else layout.replace("d", "hd")
+        self._output = Order(f"{stack}ld", packed, tuple(lengths[axis] for axis in shown))
+        self._weights = Order(f"{stack}qk", axes.names, tuple(axes.sizes[axis] for axis in axes.names))
+        self._includes_weights = bool(plan.selection.include)
+        self._facts = make_result(plan, Computed({}, 0, "numpy", "cpu", "small")).facts
+
+    @staticmethod
+    def of(plan: Plan) -> Small | None:
+        """None for a plan that asks for more than this."""
+        low, high = MODERATE_SCALE
+        fits = plan.plain and compute_dtype(plan.dtype) == plan.dtype and low < abs(plan.scale) < high
+        return Small(plan) if fits else None
+
+    def run(self, sources: Mapping[str, np.ndarray]) -> Result | None:
+        """The answer; None where numbers are too large for this way, or are none.
+
+        The steps are those that a tile takes, so that the same numbers come out whatever else is asked for. NumPy may
+        warn of overflow on the way, unless the caller keeps it from that.
+        """
+        operands, squares = [], []  # of Euclidean norms, each of an array as one vector
+        for field, view in zip(self._fields, self._views, strict=True):
+            source = sources[field]
+            if source.dtype.kind not in NUMBERS:
+                return None
+            array = source.astype(self._dtype, copy=False)
+            squares.append(float(np.vdot(array, array)))
+            operands.append(view.of(array))
+        if not (squares[0] * squares[1] <= self._limit and squares[2] < math.inf):  # so it is with NaN, too
+            return None
+        query, key, value = operands
+        weights = self._product(query * self._scale, key)  # b h q k
+        np.exp(weights, out=weights)
+        weights /= self._product(weights, self._ones)
+        arrays = {"output": self._output.of(self._product(weights, value))}
+        if self._includes_weights:
+            arrays["attention_weights"] = self._weights.of(weights)
+        return Result(arrays, self._facts)
+
+
+class Order:
+    """Axes in another order, some of them as one, those of length 1 dropped or put in."""
+
+    __slots__ = ("_axes", "_shape")
+
+    def __init__(self, have: str, wanted: str, shape: tuple[int, ...]) -> None:
+        dropped = [axis for axis in have if axis not in wanted]
+        axes = tuple(have.index(axis) for axis in (*dropped, *wanted) if axis in have)
+        self._axes = None if axes == tuple(range(len(have))) else axes
+        self._shape = shape
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """The array so seen; a copy only where axes become one that are not neighbours."""
+        ordered = array if self._axes is None else array.transpose(self._axes)
+        return ordered if ordered.shape == self._shape else ordered.reshape(self._shape)
+
+
+def _transposed(view: View) -> View:
+    *stack, tokens, features = view.axes
+    return View(view.shape, (*stack, features, tokens))
+
+
+def _matrix(view: View) -> View:
+    """The same of one head in a batch of one."""
+    *_, first, second = view.axes
+    shape = view.shape[first], view.shape[second]
+    return View(shape, (0, 1)) if first < second else View(shape[::-1], (1, 0))

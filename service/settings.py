@@ -91,7 +91,7 @@ class Settings(BaseSettings):
         "workers.",
     )
     inline_flops: int = Field(
-        2_000_000,
+        5_000_000,
         ge=0,
         description="Requests of at most so many operations are computed in the event loop, as handing them to a "
         "thread would take longer than they do; larger ones in a thread.",

@@ -17,11 +17,10 @@ BACKENDS = [
 
 
 def compute_like_large_ones(patch: pytest.MonkeyPatch, tile: int = 1) -> None:
-    """Let small requests take the ways of large ones: by the bounds of their numbers, in tiles and parts of this size.
+    """Let small requests take the ways of large ones: in tiles and parts of this size.
 
     tile: scores of a tile
     """
-    patch.setattr("service.backends.dense.FEW_SCORES", 0)
     for module in ("dense", "numpy"):
         patch.setattr(f"service.backends.{module}.SMALL", 0)
     for module in ("numpy", "torch") if HAS_TORCH else ("numpy",):

@@ -114,8 +114,6 @@ class Way:
 
 # So many scores are computed in one go; nothing needs to be prepared for them.
 SMALL: Final = 2**14
-# Looking at so many scores is quicker than working out bounds.
-FEW_SCORES: Final = 2048
 # Of exponents: e^40 times a million keys is far from the largest float32, and e^-80 a normal one.
 UNSHIFTED: Final = {np.dtype(np.float32): 40.0, np.dtype(np.float64): 300.0}
 # A query times a scale in here keeps all its digits.
@@ -135,9 +133,7 @@ def choose_way(plan: Plan, lib: Library, loaded: Loaded) -> Way:
     """Decide by bounds: those that come for nothing, and if they do not allow everything, closer ones."""
     query, key, value = loaded.norms
     way = _allowed(plan, loaded, _bounds(plan, query * key, value))
-    if plan.score_count <= FEW_SCORES or way.unshifted:
-        return way
-    return _allowed(plan, loaded, close_bounds(plan, lib, loaded))
+    return way if way.unshifted else _allowed(plan, loaded, close_bounds(plan, lib, loaded))
 
 
 def _allowed(plan: Plan, loaded: Loaded, bounds: Bounds) -> Way:

@@ -65,9 +65,11 @@ class Small:
             array = source.astype(self._dtype, copy=False)
             squares.append(float(np.vdot(array, array)))
             operands.append(view.of(array))
-        if not (squares[0] * squares[1] <= self._limit and squares[2] < math.inf):  # so it is with NaN, too
-            return None
         query, key, value = operands
+        if not squares[2] < math.inf:  # so it is with NaN, too
+            return None
+        if not (squares[0] * squares[1] <= self._limit or _bound(query, key) <= self._limit):
+            return None
         weights = self._product(query * self._scale, key)  # b h q k
         np.exp(weights, out=weights)
         weights /= self._product(weights, self._ones)
@@ -92,6 +94,12 @@ class Order:
         """The array so seen; a copy only where axes become one that are not neighbours."""
         ordered = array if self._axes is None else array.transpose(self._axes)
         return ordered if ordered.shape == self._shape else ordered.reshape(self._shape)
+
+
+def _bound(query: np.ndarray, key: np.ndarray) -> float:
+    """No (q·k)² is larger: by the longest query (…, q, d) and the longest key (…, d, k)."""
+    rows = key.swapaxes(-1, -2)
+    return float(np.vecdot(query, query).max()) * float(np.vecdot(rows, rows).max())
 
 
 def _transposed(view: View) -> View:

@@ -61,7 +61,7 @@ JSON_GROWTH: Final = 4
 
 CODECS: Final[dict[str, Codec]] = {
     # The parser needs two words for each number.
-    "application/json": Codec(json.decode, json.encode, growth=JSON_GROWTH, effort=16, inline=2**18),
+    "application/json": Codec(json.decode, json.encode, growth=JSON_GROWTH, effort=16, inline=2**19),
     # Deflate packs at most 1032 bytes into one.
     "application/x-npz": Codec(npz.decode, npz.encode, growth=1032, effort=1, inline=2**14, packed=True),
     "application/vnd.safetensors": Codec(safetensors.decode, safetensors.encode, growth=1, effort=1, inline=2**22),

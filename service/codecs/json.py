@@ -124,13 +124,16 @@ def _members(answer: Mapping[str, Any]) -> Iterator[Part]:
 
 def gathered(parts: Iterable[Part]) -> Iterator[bytes]:
     """The same bytes in parts that are worth sending."""
-    waiting = bytearray()
+    waiting: list[Part] = []
+    length = 0
     for part in parts:
-        waiting += part
-        if len(waiting) >= PIECE:
-            yield bytes(waiting)
+        waiting.append(part)
+        length += len(part)
+        if length >= PIECE:
+            yield b"".join(waiting)
             waiting.clear()
-    yield bytes(waiting)
+            length = 0
+    yield b"".join(waiting)
 
 
 def pieces(value: Any) -> Iterator[Part]:

@@ -64,14 +64,16 @@ class PartedResponse(Response):
 
     async def _send_parts(self, send: Send) -> None:
         """Errors: Abandoned, where nobody takes them."""
-        for part in self._parts:
-            try:
-                async with asyncio.timeout(self._patience):
+        now = asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(self._patience) as patience:
+                for part in self._parts:
+                    patience.reschedule(now() + self._patience)
                     await send({"type": "http.response.body", "body": part, "more_body": True})
-            except TimeoutError:
-                raise Abandoned from None
-            if self._call.stop.abandoned:
-                raise Abandoned
-            await asyncio.sleep(0)  # let others have their turn
-            self.sent += len(part)
-        await send({"type": "http.response.body", "body": b""})
+                    if self._call.stop.abandoned:
+                        raise Abandoned
+                    await asyncio.sleep(0)  # let others have their turn
+                    self.sent += len(part)
+                await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            raise Abandoned from None

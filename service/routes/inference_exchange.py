@@ -18,7 +18,7 @@ JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
 HEADER: Final = b"inference-header-content-length"
 # Bytes of JSON that are read in well below a millisecond, and of tensors beside it, which are only looked at.
-SMALL_JSON: Final = 2**18
+SMALL_JSON: Final = 2**19
 SMALL_BODY: Final = 2**22
 
 

@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.codecs.decoded import Decoded
 from service.engine import Call, Engine
 from service.errors import ServiceError
 from service.http.body import announced, read_body
@@ -81,7 +82,9 @@ async def _handle(begin: Begin, model: type[AttentionRequest], endpoint: Endpoin
         known.received = len(body)
         call.timings.begin()
         if len(body) <= reader.inline:
-            known.job = _read(model, reader, body, call, limit)
+            known.job, decoded = _read(model, reader, body, call, limit)
+            if reader.packed:  # it may have taken far less than it might
+                call.keep(len(body) + decoded.nbytes)
         else:
             known.job = await _read_in_thread(model, reader, body, known, limit)
         if engine.is_quick(known.job):
@@ -129,15 +132,13 @@ async def _body(headers: Mapping[bytes, bytes], reader: Reader, request: TensorR
     return await read_body(request.receive, limit)
 
 
-def _read(model: type[AttentionRequest], reader: Reader, body: bytes, call: Call, limit: int) -> Job:
-    """What a body asks for. Errors: ServiceError of every kind."""
+def _read(model: type[AttentionRequest], reader: Reader, body: bytes, call: Call, limit: int) -> tuple[Job, Decoded]:
+    """What a body asks for, and what it held. Errors: ServiceError of every kind."""
     decoded = reader.decode(body, limit)
     call.timings.step("decode")
     job = make_job(model, decoded)
     call.timings.step("plan")
-    if reader.packed:  # it may have taken far less than it might
-        call.keep(len(body) + decoded.nbytes)
-    return job
+    return job, decoded
 
 
 async def _read_in_thread(
@@ -148,10 +149,7 @@ async def _read_in_thread(
     async with watching(request.receive, call.stop):
         with await engine.work.enter(min(reader.effort * len(body), engine.work.memory), call.stop):
             call.timings.step("queue")
-            decoded = await to_thread.run_sync(reader.decode, body, limit)
-            call.timings.step("decode")
-            job = await to_thread.run_sync(make_job, model, decoded)
-            call.timings.step("plan")
+            job, decoded = await to_thread.run_sync(_read, model, reader, body, call, limit)
     call.keep(len(body) + decoded.nbytes)
     return job
 

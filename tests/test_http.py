@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
@@ -62,6 +63,22 @@ def test_a_large_request_is_computed_in_a_thread_with_the_same_answer() -> None:
     with serving(app(inline_flops=0)) as threaded, serving(app()) as inline:
         first, second = (c.post("/attention", json=request).json() for c in (threaded, inline))
     assert first["attention_weights"] == second["attention_weights"]
+
+
+def test_head_and_body_arrive_together(client: httpx.Client) -> None:
+    """Whatever the body: in JSON, or views of arrays."""
+    body = json.dumps(GOOD)
+    for accept in ("application/json", "application/x-npz", "application/vnd.safetensors"):
+        with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as connection:
+            head = (
+                f"POST /attention HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                f"Accept: {accept}\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            connection.sendall((head + body).encode())
+            answer, _, content = connection.recv(2**16).partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", answer)
+        assert length is not None
+        assert len(content) == int(length[1])
 
 
 def test_unknown_paths_and_methods(client: httpx.Client) -> None:

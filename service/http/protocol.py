@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.errors import BadRequest, Fault, ServiceError, TooSlow
+from service.http.transport import Together
 
 # Bytes before the body: more than any client sends.
 MAX_HEAD = 2**15
@@ -33,7 +34,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Somebody connected: now they must send something."""
-        super().connection_made(transport)
+        super().connection_made(cast(Any, Together(transport, self.loop)))
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -33,7 +33,6 @@ class Timings:
 
     def __init__(self) -> None:
         self.decode = self.plan = self.queue = self.compute = self.encode = 0.0
-        self._since = time.perf_counter()
 
     def begin(self) -> None:
         """Leave out the time until now."""
@@ -107,7 +106,6 @@ class Engine:
         """Compute without blocking the event loop for long. Errors: InvalidRequest, MemoryLimit, Busy, TimeLimit."""
         self._admit(job.plan)
         if self.is_quick(job):
-            call.timings.step("queue")
             result = execute(job.plan, job.spec, job.sources)
         else:
             permit = await self.work.enter(job.plan.peak_bytes, call.stop)

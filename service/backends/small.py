@@ -14,7 +14,7 @@ import numpy as np
 from service.attention.arrays import compute_dtype
 from service.attention.plan import Plan
 from service.attention.result import Computed, Result, make_result
-from service.attention.shapes import View
+from service.attention.shapes import UNCHANGED, View
 from service.backends.dense import MODERATE_SCALE, UNSHIFTED
 
 NUMBERS: Final = frozenset("fiu")
@@ -26,10 +26,13 @@ class Small:
     def __init__(self, plan: Plan) -> None:
         roles, sizes, layout, axes = plan.roles, plan.sizes, plan.layout, plan.score_axes
         stack = "bh" if sizes.batch_size * sizes.num_heads > 1 else ""
-        self._product = np.matmul if stack else np.dot  # which takes half the time
-        self._fields = roles.query.field, roles.key.field, roles.value.field
+        self._product = np.matmul if stack else np.ndarray.dot  # which takes half the time
         views = roles.query.view, _transposed(roles.key.view), roles.value.view
-        self._views = views if stack else tuple(map(_matrix, views))
+        fields = roles.query.field, roles.key.field, roles.value.field
+        self._operands = [
+            (field, view.shape, None if view.axes in UNCHANGED else view.axes)
+            for field, view in zip(fields, views if stack else map(_matrix, views), strict=True)
+        ]
         self._dtype, self._scale = plan.dtype, plan.scale
         # exp can neither overflow nor underflow below this, as |q·k| <= |q| |k| (Cauchy-Schwarz).
         self._limit = (UNSHIFTED[plan.dtype] / abs(plan.scale)) ** 2
@@ -58,13 +61,16 @@ class Small:
         warn of overflow on the way, unless the caller keeps it from that.
         """
         operands, squares = [], []  # of Euclidean norms, each of an array as one vector
-        for field, view in zip(self._fields, self._views, strict=True):
-            source = sources[field]
-            if source.dtype.kind not in NUMBERS:
-                return None
-            array = source.astype(self._dtype, copy=False)
+        for field, shape, axes in self._operands:
+            array = sources[field]
+            if array.dtype != self._dtype:
+                if array.dtype.kind not in NUMBERS:
+                    return None
+                array = array.astype(self._dtype)
             squares.append(float(np.vdot(array, array)))
-            operands.append(view.of(array))
+            if array.shape != shape:
+                array = array.reshape(shape)
+            operands.append(array if axes is None else array.transpose(axes))
         query, key, value = operands
         if not squares[2] < math.inf:  # so it is with NaN, too
             return None

@@ -49,7 +49,6 @@ MAX_FAULTS: Final = 10
 # Bytes of a body that are read with fewer questions asked, and twice where some must be asked.
 SMALL: Final = 2**14
 Array: Final = simdjson.Array
-NUMBER: Final = frozenset((float, int))
 PLAIN: Final = frozenset((str, int, float, bool, type(None)))
 # Bytes that are sent at once.
 PIECE: Final = 2**16
@@ -196,10 +195,13 @@ def _read_simple(document: Any, body: bytes) -> Decoded | None:
                 for row in value:
                     if type(row) is not Array or len(row) != columns:
                         return None
-            if type(first) not in NUMBER:
-                return None
             try:
-                fields[key] = _flat(value, first).reshape(shape)
+                if type(first) is float:
+                    fields[key] = np.frombuffer(value.as_buffer(of_type="d")).reshape(shape)
+                elif type(first) is int:
+                    fields[key] = _flat(value, first).reshape(shape)
+                else:
+                    return None
             except (TypeError, ValueError):
                 return None
             listed.append(key)

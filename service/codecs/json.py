@@ -183,28 +183,12 @@ def _read_simple(document: Any, body: bytes) -> Decoded | None:
         value = document[key]
         kind = type(value)
         if kind is Array:
-            rows = len(value)
-            shape: tuple[int, ...] = (rows,)
-            first: Any = value[0] if rows else None
-            brackets += 1
-            if type(first) is Array:
-                columns = len(first)
-                shape = rows, columns
-                first = first[0] if columns else None
-                brackets += rows
-                for row in value:
-                    if type(row) is not Array or len(row) != columns:
-                        return None
-            try:
-                if type(first) is float:
-                    fields[key] = np.frombuffer(value.as_buffer(of_type="d")).reshape(shape)
-                elif type(first) is int:
-                    fields[key] = _flat(value, first).reshape(shape)
-                else:
-                    return None
-            except (TypeError, ValueError):
+            array = _rectangle(value)
+            if array is None:
                 return None
+            fields[key] = array
             listed.append(key)
+            brackets += 1 if array.ndim == 1 else 1 + len(array)
         elif kind in PLAIN:
             fields[key] = value
         else:
@@ -212,6 +196,25 @@ def _read_simple(document: Any, body: bytes) -> Decoded | None:
     if brackets != body.count(b"[") or len(fields) != len(document):  # a key twice
         return None
     return Decoded(fields, frozenset(listed))
+
+
+def _rectangle(found: Any) -> np.ndarray | None:
+    """An array of one or two axes, all numbers, unless the brackets around them tell otherwise; None for any other."""
+    shape: tuple[int, ...] = (len(found),)
+    try:
+        first = found[0]
+        if type(first) is Array:
+            columns = len(first)
+            shape += (columns,)
+            first = first[0]
+            for row in found:
+                if len(row) != columns:
+                    return None
+        if type(first) is float:
+            return np.frombuffer(found.as_buffer(of_type="d")).reshape(shape)
+        return _flat(found, first).reshape(shape) if type(first) is int else None
+    except (IndexError, TypeError, ValueError):  # empty; numbers beside arrays; something else among them
+        return None
 
 
 def _read(document: simdjson.Object, brackets: int, too_plain: bool) -> Decoded:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,6 +49,10 @@ MAX_PLAIN: Final = 2**19
 MAX_FAULTS: Final = 10
 # Bytes of a body that are read with fewer questions asked, and twice where some must be asked.
 SMALL: Final = 2**14
+# Bytes of a body after which a parser, which keeps some times as much, is worth keeping for the next one.
+SPARE: Final = 2**22
+# The parser of each thread that nobody uses; not of those who failed, whose errors may still hold the document.
+_spare = threading.local()
 Array: Final = simdjson.Array
 PLAIN: Final = frozenset((str, int, float, bool, type(None)))
 # Bytes that are sent at once.
@@ -72,18 +77,23 @@ def decode(body: bytes, limit: int | None = None) -> Decoded:
     """
     if body.startswith(BYTE_ORDER_MARKS):
         raise InvalidJSON.at("", "UTF-8 without a byte-order mark", "a byte-order mark")
+    parser, _spare.parser = getattr(_spare, "parser", None) or simdjson.Parser(), None
     try:
-        document = simdjson.Parser().parse(body)
+        document = parser.parse(body)
     except (ValueError, RuntimeError) as error:
         raise explain(body, str(error)) from None
     if not isinstance(document, simdjson.Object):
         kind = "an array" if isinstance(document, simdjson.Array) else describe(document)
         raise InvalidJSON.at("", "an object", kind)
+    decoded = None
     if len(body) <= SMALL and len(document) <= MAX_KEYS and NUL not in body:
-        simple = _read_simple(document, body)
-        if simple is not None:
-            return simple
-    return _read(document, _count(body, b"["), too_plain(body))
+        decoded = _read_simple(document, body)
+    if decoded is None:
+        decoded = _read(document, _count(body, b"["), too_plain(body))
+    del document  # of which nothing is left, or the parser could not be used again
+    if len(body) <= SPARE:
+        _spare.parser = parser
+    return decoded
 
 
 def too_plain(body: bytes | memoryview) -> bool:

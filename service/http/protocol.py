@@ -30,7 +30,6 @@ class PatientProtocol(HttpToolsProtocol):
         self._timer: Any = None
         self._head = 0
         self._idle = 0
-        self._whole = False
 
     def connection_made(self, transport: Any) -> None:
         """Somebody connected: now they must send something."""
@@ -44,36 +43,28 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Some bytes came."""
-        if self._head >= 0:
+        if self._head >= 0 and (b"pgrade" in data or b"PGRADE" in data):  # quicker than looking for it in any case
             data = without_upgrade(data)
         self._head += len(data)
         self._idle += len(data)
-        self._whole = False
         super().data_received(data)
-        if self._timer is None and not self._whole:  # most requests come as a whole, and need no timer
+        if self._timer is None and not self._is_whole():  # most requests come as a whole, and need no timer
             self._expect()
         if (self._head > MAX_HEAD or self._idle > MAX_HEAD) and not self.transport.is_closing():
             place = "before" if self._head > MAX_HEAD else "between parts of"
             fault = Fault("", f"at most {MAX_HEAD} bytes {place} the body", "more")
             self._refuse(BadRequest(fault))
 
-    def on_message_begin(self) -> None:
-        """A request begins, perhaps behind another that is whole."""
-        self._whole = False
-        super().on_message_begin()
+    def _is_whole(self) -> bool:
+        """Whether nothing is missing of the last request that began."""
+        cycle = self.cycle
+        return cycle is not None and cycle.scope is self.scope and not cycle.more_body
 
     def on_headers_complete(self) -> None:
         """What comes now is the body, which has limits of its own."""
         self._head = -(2**62)
         super().on_headers_complete()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Those after a body in chunks, which nobody asks for, would gather without an end."""
-        if self._head >= 0:  # what follows is uvicorn's own; a call more for each header would be noticed
-            name = name.lower()
-            if name == b"expect" and value.lower() == b"100-continue":
-                self.expect_100_continue = True
-            self.headers.append((name, value))
+        self.headers = []  # for those after a body in chunks, which nobody asks for: they are none of the request's
 
     def on_body(self, body: bytes) -> None:
         """The body goes on. Sizes of chunks, their extensions and trailers do not count."""
@@ -83,8 +74,8 @@ class PatientProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is here."""
         self._head = self._idle = 0
-        self._whole = True
-        self._arrived()
+        if self._timer is not None:
+            self._arrived()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -152,8 +143,5 @@ def without_upgrade(data: bytes) -> bytes:
     Java's own client offers HTTP/2 with every first request, and the parser would drop the body of such a one.
     """
     end = data.find(b"\r\n\r\n")
-    head = data if end < 0 else data[:end]
-    if b"pgrade" not in head and b"PGRADE" not in head:  # quicker than looking for it in any case
-        return data
-    found = UPGRADE.search(head)
+    found = UPGRADE.search(data if end < 0 else data[:end])
     return data[: found.start()] + data[found.end() :] if found else data

@@ -97,7 +97,8 @@ def test_the_readme_s_curl_gives_the_answer_that_it_shows(address: str) -> None:
     """The request is a notebook's, and the answer shown is the one printed there."""
     block = one("README.md", "sh", "curl")
     words = shlex.split(block.text)
-    assert words[1] == f"http://{Settings().host}:{Settings().port}/attention"
+    defaults = Settings.model_construct()
+    assert words[1] == f"http://{defaults.host}:{defaults.port}/attention"
     (case,) = (case for case in CASES if case.name == "animals_two_queries")
     assert json.loads(words[words.index("-d") + 1]) == case.request
     answer = json.loads(block.run(address))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import itertools
+import signal
 import sys
 import tempfile
 import zipfile
@@ -77,6 +79,8 @@ def run_one(media_type: str, options: list[str]) -> None:
         for number, body in enumerate(body for body in bodies if len(body) <= LONGEST):
             (Path(folder) / str(number)).write_bytes(body)
         del bodies
+        # libFuzzer's alarm may ring when its handler is gone already, and would kill what has ended well.
+        atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
         atheris.Setup([sys.argv[0], f"-max_len={LONGEST}", *options, folder], execute, custom_mutator=mutate)
         atheris.Fuzz()
 

@@ -9,6 +9,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.errors import BadRequest, Fault, ServiceError, TooSlow
+from service.http.linger import LingeringTransport
 
 # Bytes before the body: more than any client sends.
 MAX_HEAD = 2**15
@@ -34,7 +35,13 @@ class PatientProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Somebody connected: now they must send something."""
         super().connection_made(transport)
+        self.transport = LingeringTransport(transport, self)  # type: ignore[assignment]  # all that is asked of one
         self._expect()
+
+    @property
+    def still_sends(self) -> bool:
+        """Whether a request has begun to come, and not all of it is here."""
+        return self._head != 0 and not self._whole
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody is there any more."""
@@ -88,6 +95,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What came is not HTTP."""
+        self._head, self._whole = 1, False  # and nobody knows where it ends
         self._refuse(BadRequest(Fault("", "a request in HTTP/1.1", "something else")))
 
     def _expect(self) -> None:
@@ -122,11 +130,11 @@ class PatientProtocol(HttpToolsProtocol):
                 cycle.keep_alive = False
                 self.flow.pause_reading()
                 return
+            cycle.disconnected = True
+            cycle.message_event.set()
             if cycle.response_started:
                 self.transport.close()
                 return
-            cycle.disconnected = True
-            cycle.message_event.set()
         body = orjson.dumps(
             {
                 "type": f"/problems/{error.code}",

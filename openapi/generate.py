@@ -15,13 +15,18 @@ from plain import plain
 from promises import promises
 
 from service.cli import parser
+from service.codecs import CODECS
+from service.engine import execute
 from service.errors import error_classes
+from service.jobs import make_job
 from service.metrics import METRICS
+from service.schemas.request import AttentionRequest
+from service.schemas.response import answer
 from service.settings import Settings, table
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "cases"
-# The cases that the API document shows, by what they demonstrate.
+# The cases that the API document shows, by what they demonstrate; of the first with its answer.
 EXAMPLES = ("animals_two_queries", "causal", "self_attention_scaled", "multihead", "six_tokens_trained")
 
 
@@ -30,6 +35,14 @@ def examples() -> str:
     cases = {name: json.loads((CASES / f"{name}.json").read_text(encoding="utf-8")) for name in EXAMPLES}
     shown = {name: {"summary": case["title"], "value": case["request"]} for name, case in cases.items()}
     return json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
+
+
+def example_answer() -> str:
+    """The answer to the first of them, to eight decimals: the last ones differ from machine to machine."""
+    request = json.loads((CASES / f"{EXAMPLES[0]}.json").read_text(encoding="utf-8"))["request"]
+    job = make_job(AttentionRequest, CODECS["application/json"].decode(json.dumps(request).encode(), 2**20))
+    fields = answer(job.spec, execute(job.plan, job.spec, job.sources), request_id="5f0c2a9e7d1b4e6f8a3c0d9b7e5f1a2c")
+    return json.dumps(fields, indent=1, default=lambda array: array.round(8).tolist()) + "\n"
 
 
 def readme_picture() -> str:
@@ -111,6 +124,7 @@ def main() -> None:
     changed = []
     for path, make in (
         (ROOT / "service" / "routes" / "examples.json", examples),
+        (ROOT / "service" / "routes" / "answer.json", example_answer),
         (ROOT / "openapi" / "openapi.json", document),
         (docs / "images" / "animals.svg", readme_picture),
         (ROOT / "openapi" / "openapi-3.0.json", older_document),

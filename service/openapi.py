@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from service.attention import spec
+from service.http.auth import OPEN
 from service.schemas.arrays import ElementType
 from service.schemas.inference import Datatype, InferenceError
 from service.schemas.problem import Problem
@@ -56,8 +57,10 @@ def build(app: FastAPI) -> dict[str, Any]:
 
 
 def _add_security(document: dict[str, Any]) -> None:
-    """A server may have keys, or none."""
+    """A server may have keys, or none; whoever watches over it needs none."""
     document["security"] = [{}, {SECURITY: []}]
+    for path in OPEN:
+        document["paths"][path]["get"]["security"] = []
     document["components"]["securitySchemes"] = {
         SECURITY: {"type": "http", "scheme": "bearer", "description": "One of the server's keys, if it has any."}
     }

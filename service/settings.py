@@ -132,5 +132,6 @@ def table() -> str:
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
         default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
-        rows.append(f"| `ATTENTION_{name.upper()}` | `{default}` | {field.description} |")
+        shown = "" if default in ("", None) else f"`{default}`"
+        rows.append(f"| `ATTENTION_{name.upper()}` | {shown} | {field.description} |")
     return "\n".join(rows)

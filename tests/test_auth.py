@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from service.http import auth
-from service.http.auth import Keys, new_key, parse
+from service.http.auth import OPEN, Keys, new_key, parse
 from tests.conftest import app, serving
 
 GOOD: dict[str, Any] = {"query": [[1.0]], "key": [[1.0]], "value": [[2.0]]}
@@ -46,8 +46,10 @@ def test_with_a_key(guarded: httpx.Client, scheme: str) -> None:
 
 
 def test_every_route_but_health_needs_a_key(guarded: httpx.Client) -> None:
-    """Walks the routes that there are, so that a new one cannot be forgotten."""
-    paths = set(app().api.openapi()["paths"]) | {"/", "/docs", "/openapi.json", "/docs-assets/x", "/no"}
+    """Walks the routes that there are, so that a new one cannot be forgotten; the API document says the same."""
+    documented = app().api.openapi()["paths"]
+    assert {path for path, item in documented.items() if item.get("get", {}).get("security") == []} == OPEN
+    paths = set(documented) | {"/", "/docs", "/openapi.json", "/docs-assets/x", "/no"}
     assert len(paths) >= 9
     for path in paths:
         for method in ("GET", "POST"):

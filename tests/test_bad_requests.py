@@ -385,3 +385,16 @@ def test_null_means_absent(client: httpx.Client) -> None:
     response = client.post("/attention", json=GOOD | dict.fromkeys(names))
     assert response.status_code == 200
     assert response.json()["output"] == client.post("/attention", json=GOOD).json()["output"]
+
+
+@pytest.mark.parametrize("first", [True, "", 1, None, []], ids=repr)
+def test_a_long_string_among_many_elements_takes_no_more_than_it_is(first: Any, client: httpx.Client) -> None:
+    """NumPy would make all of them as long: 700 GB."""
+    array = [first, "a" * 1_000_000, *[""] * 200_000]
+    for name in ("mask", "past_key", "bias", "query", "key_lengths", "query_tokens"):
+        answer = client.post("/attention", json={"input": [[1.0]], name: array})
+        assert answer.status_code == 422, (name, answer.text)
+    for name, datatype in (("query", "FP32"), ("mask", "BOOL"), ("bias", "FP64"), ("key_tokens", "BYTES")):
+        tensor = {"name": name, "shape": [len(array)], "datatype": datatype, "data": array}
+        status = client.post("/v2/models/attention/infer", json={"inputs": [tensor]}).status_code
+        assert status in (400, 422), name

@@ -1,14 +1,14 @@
-"""What the README and the docs say is so."""
+"""What the README and the docs say is so: their commands and requests run as they stand there, their links lead on."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-import subprocess
-import sys
+import shutil
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -18,26 +18,91 @@ from service.attention.spec import Output
 from service.errors import error_classes
 from service.schemas.request import AttentionRequest
 from service.settings import Settings
+from service.version import __version__
 from tests.cases import CASES
+from tests.documents import BLOCKS, PAGES, ROOT, Block, anchors, links
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# What cannot run here, by its page and how it begins: what runs it instead, and why.
+ELSEWHERE = {
+    ("README.md", "make serve "): ("deploy/release-check", "installs an environment; make test is what runs this"),
+    ("docs/index.md", "make serve\n"): ("deploy/release-check", "installs an environment"),
+    ("docs/deployment.md", "make image\n"): ("tests/image/test_docs.py", "needs docker or podman"),
+    ("docs/deployment.md", "docker compose up "): ("tests/image/test_docs.py", "needs docker or podman"),
+    ("docs/deployment.md", "kubectl apply "): (
+        "tests/image/test_docs.py",
+        "needs a cluster; what it would send is made",
+    ),
+    ("docs/inference-protocol.md", "import numpy"): ("tests/clients/test_tritonclient.py", "needs tritonclient"),
+    ("docs/clients.md", ""): ("tests/clients", "needs other languages and generators"),
+}
+# What is neither a command nor a request has tests of its own below.
+SHELL, PYTHON = "sh", "python"
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+def elsewhere(block: Block) -> list[tuple[str, str]]:
+    """The entries for a block above."""
+    return [(page, start) for page, start in ELSEWHERE if page == block.page and block.text.startswith(start)]
 
 
-def test_the_readme_s_curl_gives_the_answer_that_it_shows(client: httpx.Client) -> None:
+HERE = [block for block in BLOCKS if block.language in (SHELL, PYTHON) and not elsewhere(block)]
+
+
+def one(page: str, language: str, start: str = "") -> Block:
+    """The only such block."""
+    (found,) = (b for b in BLOCKS if (b.page, b.language) == (page, language) and b.text.startswith(start))
+    return found
+
+
+@pytest.fixture(scope="module")
+def address(client: httpx.Client) -> str:
+    return client.base_url.netloc.decode()
+
+
+@pytest.mark.parametrize("block", [block for block in HERE if block.language == SHELL], ids=str)
+def test_commands_and_requests_run(block: Block, address: str) -> None:
+    """By the shell; and what comes back from the service is no error."""
+    if "curl" in block.text and shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    printed = block.run(address)
+    assert printed
+    if "/attention" in block.text or "compute" in block.text:
+        assert {"output", "outputs"} & json.loads(printed).keys(), printed
+
+
+@pytest.mark.parametrize("block", [block for block in HERE if block.language == PYTHON], ids=str)
+def test_python_runs(block: Block, address: str) -> None:
+    """And gives what the comments behind its expressions say."""
+    shown = block.execute(address)
+    assert shown, "nothing that could be compared"
+    for expression, value, said in shown:
+        assert value == said, expression
+
+
+@pytest.mark.parametrize(("page", "start"), ELSEWHERE)
+def test_what_does_not_run_here_is_still_there_and_runs_elsewhere(page: str, start: str) -> None:
+    assert any((page, start) in elsewhere(block) for block in BLOCKS), "no block begins like this any more"
+    runner = ROOT / ELSEWHERE[page, start][0]
+    assert runner.is_dir() or Path(page).name in runner.read_text(encoding="utf-8"), "its runner does not name the page"
+
+
+def test_blocks_are_of_languages_that_are_tested() -> None:
+    """One of another language would be neither run nor looked at."""
+    others = {(block.page, block.language) for block in BLOCKS if block.language not in (SHELL, PYTHON)}
+    tested = {("README.md", "json"), ("CONTRIBUTING.md", ""), ("docs/attention.md", "json"),
+              ("docs/deployment.md", "yaml")}  # fmt: skip
+    assert {(page, language) for page, language in others if page != "docs/clients.md"} == tested
+
+
+def test_the_readme_s_curl_gives_the_answer_that_it_shows(address: str) -> None:
     """The request is a notebook's, and the answer shown is the one printed there."""
-    (curl,) = (block for block in blocks(ROOT / "README.md", "sh") if block.startswith("curl"))
-    words = shlex.split(curl)
-    assert words[1] == f"http://{Settings().host}:{Settings().port}/attention"
-    request = json.loads(words[words.index("-d") + 1])
+    block = one("README.md", "sh", "curl")
+    words = shlex.split(block.text)
+    defaults = Settings.model_construct()
+    assert words[1] == f"http://{defaults.host}:{defaults.port}/attention"
     (case,) = (case for case in CASES if case.name == "animals_two_queries")
-    assert request == case.request
-    answer = client.post("/attention", json=request).json()
-    shown = json.loads(blocks(ROOT / "README.md", "json")[0])
+    assert json.loads(words[words.index("-d") + 1]) == case.request
+    answer = json.loads(block.run(address))
+    shown = json.loads(one("README.md", "json").text)
     for expected in case.expected:
         expected.compare(answer)
         np.testing.assert_allclose(shown[expected.name], answer[expected.name], rtol=0, atol=5.01e-9)
@@ -46,55 +111,36 @@ def test_the_readme_s_curl_gives_the_answer_that_it_shows(client: httpx.Client) 
     assert shown.keys() == answer.keys() - {"metadata"}
 
 
-def test_the_readme_s_other_commands_run() -> None:
-    """What does not serve or test, which other tests do."""
-    commands = [line for block in blocks(ROOT / "README.md", "sh") for line in block.splitlines()]
-    (compute,) = (command for command in commands if "compute" in command)
-    local = compute.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
-    done = subprocess.run(local, shell=True, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert json.loads(done.stdout)["metadata"]["query_length"] == 2
-    assert {"make serve", "make test"} <= {command.partition("  ")[0] for command in commands}
-
-
-def test_python_in_docs_runs() -> None:
-    (example,) = blocks(ROOT / "docs" / "attention.md", "python")
-    names: dict[str, Any] = {}
-    exec(example, names)
-    assert names["result"].output.shape == (2, 8, 64, 32)
-    assert names["result"]["logsumexp"].shape == (2, 8, 64)
-    assert names["result"].metadata.fully_masked_rows == 0
-
-
-def test_binary_examples_run(client: httpx.Client) -> None:
-    npz, tensors = blocks(ROOT / "docs" / "formats.md", "python")
-    address = str(client.base_url).rstrip("/")
-    shapes = []
-    for example in (npz, tensors):
-        names: dict[str, Any] = {}
-        exec(example.replace("http://127.0.0.1:8000", address), names)
-        shapes.append({name: array.shape for name, array in names["answer"].items() if array.ndim})
-    assert shapes[0] == {"output": (8, 128, 64), "logsumexp": (8, 128)}
-    assert shapes[1] == {"output": (3, 3), "top_weights.indices": (3, 1), "top_weights.values": (3, 1)}
-
-
-def test_client_examples_run(client: httpx.Client) -> None:
-    address = str(client.base_url).rstrip("/")
-    (example,) = blocks(ROOT / "docs" / "clients.md", "python")
-    names: dict[str, Any] = {}
-    exec(example.replace("http://127.0.0.1:8000", address), names)
-    assert names["answer"]["scores"] == [[1, 0]]
-    for page, path in (("clients", "/attention"), ("inference-protocol", "/v2/models/attention/infer")):
-        curl = next(block for block in blocks(ROOT / "docs" / f"{page}.md", "sh") if block.startswith("curl"))
-        words = shlex.split(curl)
-        assert words[1] == f"http://127.0.0.1:8000{path}"
-        assert client.post(path, content=words[-1], headers={"Content-Type": "application/json"}).status_code == 200
+def test_client_examples_run(address: str) -> None:
+    """Those that need neither another language nor a generator."""
+    for expression, value, said in one("docs/clients.md", PYTHON).execute(address):
+        assert value == said, expression
+    answer = json.loads(one("docs/clients.md", SHELL, "curl").run(address))
+    assert answer["output"]
 
 
 def test_json_in_docs_is_what_it_says(client: httpx.Client) -> None:
-    (array,) = blocks(ROOT / "docs" / "attention.md", "json")
+    array = one("docs/attention.md", "json").text
     answer = client.post("/attention", json={"input": json.loads(array)}).json()
     assert answer["output"] == [[1, -2]]
     assert answer["metadata"]["dtype"] == "float32"
+
+
+def test_the_first_request_of_the_site_is_answered_as_it_says(address: str) -> None:
+    block = one("docs/index.md", SHELL, "curl")
+    weights = json.loads(block.run(address))["attention_weights"]
+    assert weights[0] == [1, 0, 0]
+    np.testing.assert_allclose(np.sum(weights, axis=-1), 1, rtol=1e-15)
+
+
+def test_the_overlay_is_of_this_version() -> None:
+    assert f"newTag: {__version__}\n" in one("docs/deployment.md", "yaml").text
+
+
+def test_the_rooms_are_there() -> None:
+    rooms = re.findall(r"^  (\S+) ", one("CONTRIBUTING.md", "", "service/").text, re.MULTILINE)
+    assert len(rooms) > 10
+    assert [name for name in rooms if not (ROOT / "service" / name).exists()] == []
 
 
 def test_every_field_is_documented_with_what_it_means() -> None:
@@ -112,9 +158,20 @@ def test_every_setting_and_code_is_documented() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
-        if not link.startswith("http"):
-            assert (page.parent / link).exists(), link
+    """Within the project to a file and a heading of it; elsewhere they are at least well formed."""
+    for link in links(page):
+        target = urlsplit(link)
+        if target.scheme or target.netloc:
+            assert re.fullmatch(r"https://([a-z0-9-]+\.)+[a-z]+(/[!-~]*)?", link), link
+            continue
+        file = page.parent / target.path if target.path else page
+        assert file.exists(), link
+        assert not target.fragment or target.fragment in anchors(file), link
+
+
+def test_every_page_of_the_site_is_in_its_menu() -> None:
+    menu = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(menu) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
 
 
 def test_every_make_target_that_is_named_exists() -> None:
@@ -122,11 +179,3 @@ def test_every_make_target_that_is_named_exists() -> None:
     for page in PAGES:
         for target in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
             assert target in targets, f"{page.name}: make {target}"
-
-
-def test_the_first_request_of_the_site_is_answered_as_it_says(client: httpx.Client) -> None:
-    (curl,) = (block for block in blocks(ROOT / "docs" / "index.md", "sh") if block.startswith("curl"))
-    words = shlex.split(curl)
-    weights = client.post("/attention", json=json.loads(words[words.index("-d") + 1])).json()["attention_weights"]
-    assert weights[0] == [1, 0, 0]
-    np.testing.assert_allclose(np.sum(weights, axis=-1), 1, rtol=1e-15)

@@ -66,6 +66,7 @@ def same(ours: Any, theirs: Any) -> bool:
 @example({"a": [[1, 2], [3, 4.5]], "[": "]["})
 @example({"labels": ["[CLS]", "\\["], "a": [[1, [2]], [3, 4]]})
 @example({"a": [[True], [False]], "b": [[True], [1]], "c": [[1], [True]]})
+@example({"a": [True, [False]], "b": [[True], [[True]]], "c": [True, "false"], "d": [[True, None]], "e": [[True], []]})
 @example({"a": [1, 2**63 - 1], "b": [0.5, 2**64 - 1], "c": 2**64 - 1})
 @example({"a": [[[1]], [[2, 3]]], "b": [[], []], "c": [[1], []], "d": [[1], {}]})
 def test_reads_what_python_reads(document: dict[str, Any]) -> None:
@@ -91,6 +92,7 @@ def test_garbage_parses_or_raises_our_own_error(body: bytes) -> None:
         ("[2.5, 1]", np.float64, (2,)),
         ("[18446744073709551615]", np.float64, (1,)),
         ("[[true], [false]]", np.bool_, (2, 1)),
+        ("[[ false, true ], [ true , false ]]", np.bool_, (2, 2)),
         ("[[[1, 2, 3]], [[4, 5, 6]]]", np.int64, (2, 1, 3)),
     ],
 )
@@ -160,6 +162,7 @@ def test_what_would_take_far_more_memory_than_its_text_is_refused(body: bytes) -
         decode(b'{"bias": ' + body)
 
 
-def test_as_many_rows_of_numbers_are_read() -> None:
-    body = b'{"query": [' + b"[1]," * MAX_PLAIN + b"[2]]}"
+@pytest.mark.parametrize("item", [b"1", b"true"])
+def test_as_many_rows_of_numbers_or_booleans_are_read(item: bytes) -> None:
+    body = b'{"query": [' + (b"[" + item + b"],") * MAX_PLAIN + b"[" + item + b"]]}"
     assert decode(body)["query"].shape == (MAX_PLAIN + 1, 1)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from urllib.parse import urljoin
 
 import httpx
 import jsonschema
+import numpy as np
 import pytest
 from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValidator
 
@@ -37,6 +40,29 @@ def test_what_is_generated_is_up_to_date() -> None:
         [sys.executable, ROOT / "openapi" / "generate.py", "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_reference_is_generated(tmp_path: Path) -> None:
+    """Whatever is marked as generated in the docs, damaged, is found by --check, and made again."""
+    for folder in ("openapi", "docs", "tests/cases", "service/routes"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    marked: dict[str, Path] = {}
+    for page in sorted((tmp_path / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        marked |= dict.fromkeys(re.findall(r"<!-- (\w+): generated -->", text), page)
+        page.write_text(re.sub(r"(<!-- \w+: generated -->\n).*?(\n<!-- end -->)", r"\1\2", text, flags=re.DOTALL))
+    assert marked.keys() == {"settings", "commands", "metrics", "errors"}
+    command = [sys.executable, str(tmp_path / "openapi" / "generate.py")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    found, made = (
+        subprocess.run([*command, *flag], env=environment, capture_output=True, text=True, check=False)
+        for flag in (["--check"], [])
+    )
+    changed = {f"changed: {page.relative_to(tmp_path)}" for page in marked.values()}
+    assert (found.returncode, set(found.stdout.split("\n")[:-1])) == (1, changed)
+    assert made.returncode == 0
+    for page in marked.values():
+        assert page.read_text(encoding="utf-8") == (ROOT / page.relative_to(tmp_path)).read_text(encoding="utf-8")
 
 
 def test_no_promise_is_broken_without_a_word_in_the_changelog() -> None:
@@ -183,6 +209,15 @@ def test_examples_run_and_give_what_the_notebooks_print(name: str, client: httpx
     assert response.status_code == 200
     for expected in case.expected:
         expected.compare(response.json())
+
+
+def test_the_answer_that_is_shown_is_that_to_the_first_example(client: httpx.Client) -> None:
+    shown = OPERATIONS["computeAttention"]["responses"]["200"]["content"]["application/json"]["example"]
+    answer = client.post("/attention", json=next(iter(EXAMPLES.values()))["value"]).json()
+    assert shown.keys() == answer.keys()
+    for name in ("output", "attention_weights"):
+        np.testing.assert_allclose(shown[name], answer[name], rtol=0, atol=5.01e-9)
+    assert shown["metadata"] == answer["metadata"] | {"request_id": shown["metadata"]["request_id"]}
 
 
 def test_the_documentation_page_needs_no_internet(client: httpx.Client) -> None:

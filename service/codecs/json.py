@@ -300,10 +300,8 @@ class _Reader:
                 place = child(pointer, key)
                 return [self.object(item, child(place, i), depth + 1) for i, item in enumerate(items)]
         array = None
-        if isinstance(first, bool):
-            array = _booleans(self._plain(found, pointer, key))
-        elif isinstance(first, int | float) and _rectangular(found, sizes):
-            array = _numbers(found, sizes, first)
+        if isinstance(first, bool | int | float) and _rectangular(found, sizes):
+            array = _booleans(found, sizes) if isinstance(first, bool) else _numbers(found, sizes, first)
             if self._careful and array is not None and not _same_nesting(self._plain(found, pointer, key), sizes):
                 array = None
         if array is None:
@@ -318,7 +316,7 @@ class _Reader:
 
     def _plain(self, found: simdjson.Array, pointer: str, key: str) -> list[Any]:
         if self._too_plain:
-            expected = f"at most {MAX_PLAIN} arrays and objects around anything but a rectangle of numbers"
+            expected = f"at most {MAX_PLAIN} arrays and objects around anything but a rectangle of numbers or booleans"
             raise TooLarge.at(child(pointer, key), expected, "more", "typed arrays have no such limit")
         plain: list[Any] = found.as_list()
         return plain
@@ -375,13 +373,17 @@ def _flat(found: simdjson.Array, first: float) -> np.ndarray:
     return np.frombuffer(found.as_buffer(of_type="d"), np.float64)
 
 
-def _booleans(plain: list[Any]) -> np.ndarray | None:
-    """None unless the list is rectangular and holds nothing but booleans."""
-    try:
-        array = np.array(plain)
-    except ValueError:
+def _booleans(found: simdjson.Array, sizes: tuple[int, ...]) -> np.ndarray | None:
+    """The array's booleans; None where something else is among them.
+
+    Read from its text: there is no buffer of them, and of a list with a long string NumPy would make very many.
+    """
+    text: bytes = found.mini  # type: ignore[assignment]  # its stub says str
+    if text.translate(None, b"[],truefals"):
         return None
-    return array if array.dtype == bool else None
+    letters = np.frombuffer(text, np.uint8)
+    flat = letters[(letters == ord("t")) | (letters == ord("f"))] == ord("t")  # there is one in each
+    return flat.reshape(sizes) if flat.size == math.prod(sizes) else None
 
 
 def _same_nesting(plain: Any, sizes: tuple[int, ...]) -> bool:

@@ -165,13 +165,13 @@ def _wanted(datatype: str) -> tuple[str, str]:
 def _listable(data: list[Any], name: str, datatype: str) -> Any:
     """What the JSON codec left as a list: strings, nothing at all, or a bias with null. All else stays as it is."""
     try:
-        if datatype == BYTES:
-            array = np.array(data, dtype=object)
-            return array if all(isinstance(item, str) for item in array.flat) else data
-        array = np.array(_filled(data) if name == BIAS else data)
+        if name == BIAS and datatype != BYTES:
+            return np.array(_filled(data))
+        array = np.array(data, dtype=object)  # else each string would take as much memory as the longest of them
     except (ValueError, TypeError):  # ragged, or something else within
         return data
-    return array if array.size == 0 or name == BIAS else data
+    strings = datatype == BYTES and all(isinstance(item, str) for item in array.flat)
+    return array if strings or array.size == 0 else data
 
 
 def _filled(value: Any) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.errors import BadRequest, Fault, ServiceError, TooSlow
-from service.http.transport import Together
+from service.http.linger import LingeringTransport
 
 # Bytes before the body: more than any client sends.
 MAX_HEAD = 2**15
@@ -33,8 +34,19 @@ class PatientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Somebody connected: now they must send something."""
-        super().connection_made(cast(Any, Together(transport, self.loop)))
+        super().connection_made(transport)
+        self.transport = LingeringTransport(transport, self)  # type: ignore[assignment]  # all that is asked of one
         self._expect()
+
+    @property
+    def still_sends(self) -> bool:
+        """Whether a request has begun to come, and not all of it is here."""
+        return self._head != 0 and not self._is_whole()
+
+    @property
+    def sent_headers(self) -> Iterable[tuple[bytes, bytes]]:
+        """Of the last request that began, as far as they have come."""
+        return () if self.scope is None else self.scope["headers"]
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody is there any more."""
@@ -80,6 +92,8 @@ class PatientProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What came is not HTTP."""
+        self._head = 1  # and nobody knows where it ends
+        self.scope = None  # type: ignore[assignment]
         self._refuse(BadRequest(Fault("", "a request in HTTP/1.1", "something else")))
 
     def _expect(self) -> None:
@@ -114,11 +128,11 @@ class PatientProtocol(HttpToolsProtocol):
                 cycle.keep_alive = False
                 self.flow.pause_reading()
                 return
+            cycle.disconnected = True
+            cycle.message_event.set()
             if cycle.response_started:
                 self.transport.close()
                 return
-            cycle.disconnected = True
-            cycle.message_event.set()
         body = orjson.dumps(
             {
                 "type": f"/problems/{error.code}",

@@ -32,16 +32,12 @@ class Together:
             self._transport.writelines((head, data))
         elif data[:9] == HEAD:
             self._head = data
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         else:
             self._transport.write(data)
 
-    def close(self) -> None:
-        """End the connection when all is sent."""
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send a head that is still here."""
         head, self._head = self._head, None
         if head is not None:
             self._transport.write(head)

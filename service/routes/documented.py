@@ -13,6 +13,7 @@ from service.schemas.inference import InferenceError
 from service.schemas.problem import Problem
 
 EXAMPLES = "examples.json"
+ANSWER = "answer.json"
 JSON = "application/json"
 OCTETS = "application/octet-stream"
 
@@ -55,13 +56,16 @@ def tensor_body() -> dict[str, Any]:
 
     The examples are taken from the notebooks that the tests hold the service to.
     """
-    text = files("service.routes").joinpath(EXAMPLES).read_text(encoding="utf-8")
-    return {"requestBody": {"content": {JSON: {"examples": json.loads(text)}} | _binary("request")}}
+    return {"requestBody": {"content": {JSON: {"examples": _file(EXAMPLES)}} | _binary("request")}}
 
 
 def tensor_answer() -> Responses:
-    """The answer of an operation on tensors, beside its JSON model."""
-    return {200: {"content": _binary("answer")}}
+    """The answer of an operation on tensors, beside its JSON model: that to the first example of a request."""
+    return {200: {"content": {JSON: {"example": _file(ANSWER)}} | _binary("answer")}}
+
+
+def _file(name: str) -> Any:
+    return json.loads(files("service.routes").joinpath(name).read_text(encoding="utf-8"))
 
 
 def inference_body() -> dict[str, Any]:

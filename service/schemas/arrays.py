@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
@@ -115,12 +116,10 @@ def _biases(value: Any) -> np.ndarray:
 def _cached(value: Any) -> np.ndarray:
     """Numbers, or lists that hold none at all: a past of length 0."""
     if isinstance(value, list):
-        try:
-            array = np.array(value)
-        except ValueError:
-            array = np.zeros(1)
-        if array.size == 0 and array.dtype.kind == "f":
-            return array
+        # As objects, where a long string does not make all elements as long.
+        with suppress(ValueError):
+            if np.array(value, dtype=object).size == 0:
+                return np.array(value, dtype=np.float64)
     return _numbers(value)
 
 

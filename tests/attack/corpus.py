@@ -7,12 +7,16 @@ import json
 import struct
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 
-from service.codecs import encoded
+from service.codecs import CODECS, Codec, encoded, oip
+from service.codecs.decoded import Decoded
+from service.codecs.oip_outputs import OUTPUTS
+from tests import oip as requests_of_protocol
 from tests.cases import CASES
 from tests.test_binary import GOOD_NPY, LIES, TENSOR_LIES, archive, entry, tensors
 from tests.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, write
@@ -32,6 +36,29 @@ OPTIONS: Final[dict[str, Any]] = {
     "rotary": {"base": 1e4, "interleaved": True},
     "projection": {"query": {"weight": [[1, 2], [3, 4]], "bias": [0.5, 1]}, "output": {"kernel": [[1], [2]]}},
 }
+# The Open Inference Protocol, which has no media type of its own.
+OIP: Final = "oip"
+# Where its body has no header that says how long its JSON is.
+NO_HEAD: Final = 2**64 - 1
+ANSWER: Final[dict[str, Any]] = {
+    **{name: np.ones((2, 2), np.float32) for name in OUTPUTS if "." not in name},
+    "top_weights": {"indices": np.zeros((2, 1), np.int64), "values": np.ones((2, 1))},
+    "metadata": {"scale": 1.0, "warnings": []},
+}
+
+
+def infer(body: bytes, limit: int) -> Decoded:
+    """Reads an inference after eight bytes that stand for its header, and writes an answer as it wishes."""
+    head = int.from_bytes(body[:8], "little")
+    decoded, wish = oip.decode(body[8:], None if head == NO_HEAD else head)
+    written = oip.encode(ANSWER, wish, "attention", "1")
+    length = sum(map(len, written.parts))
+    assert written.head is None or written.head <= length
+    return decoded
+
+
+# What is attacked, by its name: whatever reads a body.
+TARGETS: Final[dict[str, Codec]] = CODECS | {OIP: replace(CODECS[JSON], decode=infer)}
 
 
 def requests() -> list[dict[str, Any]]:
@@ -45,6 +72,8 @@ def requests() -> list[dict[str, Any]]:
 
 def seeds(media_type: str) -> list[bytes]:
     """Good bodies."""
+    if media_type == OIP:
+        return [*inferences(), inference({"inputs": [labels("query_tokens", 2)]}, b"\1\0\0\0a\2\0\0\0\xc3\xa9")]
     assert media_type in MEDIA_TYPES, f"write {media_type} in tests/wire.py"
     found = []
     for fields in requests():
@@ -59,6 +88,36 @@ def seeds(media_type: str) -> list[bytes]:
     if media_type == NPZ:
         found += [deflated(query=GOOD_NPY, request=array_file(np.frombuffer(b"{}", np.uint8)))]
     return found
+
+
+def inferences() -> list[bytes]:
+    """The same requests in the protocol, in JSON flat and nested, and as bytes."""
+    found = []
+    for fields in requests():
+        empty = fields.get("past_key")  # which stays an array, as JSON has no types
+        for binary, nested in ((True, False), (False, False), (False, True)):
+            content, headers = requests_of_protocol.request_of(fields, binary, nested and empty is None)
+            head = int(headers.get(requests_of_protocol.HEADER, NO_HEAD))
+            found.append(head.to_bytes(8, "little") + content)
+    return found
+
+
+def inference(request: Any, tail: bytes = b"", head: int | None = None) -> bytes:
+    """An inference: its JSON, the bytes after it, and where it says that the JSON ends."""
+    text = request if isinstance(request, bytes) else json.dumps(request).encode()
+    return (len(text) if head is None else head).to_bytes(8, "little") + text + tail
+
+
+def labels(name: str, count: int, size: int = 11) -> dict[str, Any]:
+    """An input of strings as bytes."""
+    return {"name": name, "shape": [count], "datatype": "BYTES", "parameters": {"binary_data_size": size}}
+
+
+def numbers(**more: Any) -> Callable[[], bytes]:
+    """An inference with one input, of two numbers where nothing else is said, and their bytes."""
+    tail = more.pop("tail", b"\0" * 8)
+    entry = {"name": "query", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8}} | more
+    return lambda: inference({"inputs": [entry]}, tail)
 
 
 def _is_array(value: Any) -> bool:
@@ -145,6 +204,7 @@ def typed(dtype: str, shape: str, data: str) -> Callable[[], bytes]:
     return lambda: f'{{"query": {{"dtype": {dtype}, "shape": [{shape}], "data": "{data}"}}}}'.encode()
 
 
+STRINGS: Final = b'"' + b"a" * 2**20 + b'"' + b',""' * 2**20
 ITEMS: Final = (
     b"1,",
     b"1.5,",
@@ -164,6 +224,8 @@ JSON_NASTY: Final[dict[str, Callable[[], bytes]]] = (
     | {f"many {item.decode()} then NaN": listed(item, b"NaN") for item in ITEMS}
     | {f"many {item.decode()} beside a hidden array": listed(item, item[:-1], HIDDEN) for item in ITEMS}
     | {
+        "a long string among many": whole(b'{"mask": [' + STRINGS + b"]}"),
+        "a long string among many booleans": whole(b'{"mask": [true,' + STRINGS + b"]}"),
         "100,000 brackets": whole(b"[" * 100_000),
         "100,000 brackets in a field": whole(b'{"query": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
         "100,000 objects": whole(b'{"a":' * 100_000),
@@ -228,4 +290,48 @@ SAFETENSORS_NASTY: Final[dict[str, Callable[[], bytes]]] = {
     "JSON text of empty lists": lambda: tensors({"__metadata__": {"request": '{"bias": [' + "[]," * 10**6 + "1]}"}}),
     "1 TB of zeros that are not there": whole(tensors(entry(shape=[2**37], data_offsets=[0, 2**40]), b"\0" * 8)),
 } | {f"lie: {name}": whole(content) for name, (content, _, _) in TENSOR_LIES.items()}  # fmt: skip
-NASTY: Final = {JSON: JSON_NASTY, NPZ: NPZ_NASTY, SAFETENSORS: SAFETENSORS_NASTY}
+
+
+def in_data(data: bytes, **entry: Any) -> Callable[[], bytes]:
+    """An inference with this text as the data of its input."""
+    text = json.dumps({"name": "query", "shape": [2], "datatype": "FP32"} | entry).encode()
+    return lambda: inference(b'{"inputs": [' + text[:-1] + b', "data": ' + data + b"}]}", head=NO_HEAD)
+
+
+OIP_NASTY: Final[dict[str, Callable[[], bytes]]] = (
+    {f"JSON: {name}": lambda make=make: inference(make(), head=NO_HEAD) for name, make in JSON_NASTY.items()}
+    | {
+        "empty": whole(b""),
+        "head beyond the end": lambda: inference({"inputs": []}, head=2**63),
+        "head before the end": lambda: inference({"inputs": []}, head=3),
+        "bytes that nobody takes": lambda: inference({"inputs": []}, b"\0" * LARGE),
+        "a size beyond the end": numbers(parameters={"binary_data_size": 2**62}),
+        "a size below zero": numbers(parameters={"binary_data_size": -8}),
+        "a size that is true": numbers(parameters={"binary_data_size": True}),
+        "a huge shape": numbers(shape=[2**62, 2**62, 2**62]),
+        "nothing times huge": numbers(shape=[0, 2**63 - 1], parameters={"binary_data_size": 0}, tail=b""),
+        "a shape of many axes": numbers(shape=[1] * 100_000 + [2]),
+        "a name of many dots": numbers(name="a" + ".a" * 400_000),
+        "an empty name": numbers(name=""),
+        "a name of dots": numbers(name="..."),
+        "booleans that are none": numbers(datatype="BOOL", shape=[8]),
+        "strings without an end": lambda: inference({"inputs": [labels("x", 1, 8)]}, b"\xff" * 8),
+        "many empty strings": lambda: inference({"inputs": [labels("x", LARGE // 4, LARGE)]}, b"\0" * LARGE),
+        "many short strings": lambda: inference(
+            {"inputs": [labels("x", LARGE // 6, LARGE // 6 * 6)]}, b"\2\0\0\0\xc3\xa9" * (LARGE // 6)
+        ),
+        "many inputs": lambda: inference({"inputs": [labels(f"x{i}", 0, 0) for i in range(100_000)]}),
+        "an input twice": lambda: inference({"inputs": [labels("x", 0, 0)] * 2}),
+        "many outputs": lambda: inference({"inputs": [], "outputs": [{"name": "output"}] * 100_000}),
+        "many outputs that are none": lambda: inference({"inputs": [], "outputs": [None] * 100_000}),
+        "many names in one": lambda: inference({"inputs": [], "parameters": {"include": "," * LARGE}}),
+        "parameters of many dots": lambda: inference({"inputs": [], "parameters": {"a" + ".a" * 400_000: 1}}),
+        "a long string among many": in_data(b"[" + STRINGS + b"]", shape=[2**20 + 1]),
+        "a long string among many biases": in_data(b"[null," + STRINGS + b"]", name="bias", shape=[2**20 + 2]),
+        "nested as a string": in_data(b"[" + STRINGS + b"]", datatype="BYTES", shape=[2**20 + 1, 1]),
+        "a tree of nothing": in_data(b"[" + b"[[],[]]," * (LARGE // 8) + b"[]]", shape=[0]),
+        "numbers that do not fit": in_data(b"[" + b"1e300," * (LARGE // 6) + b"1]", datatype="FP16"),
+        "integers that do not fit": in_data(b"[" + b"300," * (LARGE // 4) + b"1]", datatype="UINT8"),
+    }
+)  # fmt: skip
+NASTY: Final = {JSON: JSON_NASTY, NPZ: NPZ_NASTY, SAFETENSORS: SAFETENSORS_NASTY, OIP: OIP_NASTY}

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from service.codecs import CODECS
+from tests.attack.corpus import TARGETS
 
 # For one body; as all of them are small, most take a thousandth of that.
 SECONDS = 10
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1_000_000, help="executions of each codec")
     parser.add_argument("--seconds", type=int, default=0, help="at most, for each codec; 0: no end")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31)
-    parser.add_argument("--codecs", nargs="+", choices=list(CODECS), default=list(CODECS), help="only these")
+    parser.add_argument("--codecs", nargs="+", choices=list(TARGETS), default=list(TARGETS), help="only these")
     options = parser.parse_args()
     found = []
     for media_type in options.codecs:

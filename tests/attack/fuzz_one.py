@@ -1,9 +1,11 @@
-"""Fuzz one codec in this process, as tests/attack/fuzz.py says: `MEDIA_TYPE` and options of libFuzzer."""
+"""Fuzz one codec in this process, as tests/attack/fuzz.py says: its name and options of libFuzzer."""
 
 from __future__ import annotations
 
+import atexit
 import io
 import itertools
+import signal
 import sys
 import tempfile
 import zipfile
@@ -13,10 +15,10 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["service.codecs", "zipfile", "numpy.lib.format"]):
-    from service.codecs import CODECS
+    import service.codecs.oip  # noqa: F401  # and with it all others
 
 from tests.attack.bounds import address_space, memory_bound, parse
-from tests.attack.corpus import nasty, seeds
+from tests.attack.corpus import OIP, TARGETS, nasty, seeds
 from tests.wire import NPZ, SAFETENSORS
 
 LONGEST = 4096
@@ -47,12 +49,12 @@ def with_length(body: bytes, mutate: Mutate) -> bytes:
 
 
 # What a blind mutation would hardly ever get right.
-REPAIRS = {NPZ: with_checksums, SAFETENSORS: with_length}
+REPAIRS = {NPZ: with_checksums, SAFETENSORS: with_length, OIP: with_length}
 
 
 def run_one(media_type: str, options: list[str]) -> None:
     """Fuzz one codec until libFuzzer ends the process."""
-    codec = CODECS[media_type]
+    codec = TARGETS[media_type]
     executions = itertools.count(1)
 
     def execute(body: bytes) -> None:
@@ -77,6 +79,8 @@ def run_one(media_type: str, options: list[str]) -> None:
         for number, body in enumerate(body for body in bodies if len(body) <= LONGEST):
             (Path(folder) / str(number)).write_bytes(body)
         del bodies
+        # libFuzzer's alarm may ring when its handler is gone already, and would kill what has ended well.
+        atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
         atheris.Setup([sys.argv[0], f"-max_len={LONGEST}", *options, folder], execute, custom_mutator=mutate)
         atheris.Fuzz()
 

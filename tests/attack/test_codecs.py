@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from service.codecs import CODECS
 from tests.attack.bounds import MB, address_space, memory_bound, parse, peak_of_parsing
-from tests.attack.corpus import bomb, nasty, seeds
+from tests.attack.corpus import TARGETS, bomb, nasty, seeds
 from tests.attack.fuzz import fuzz
 from tests.wire import NPZ
 
@@ -18,16 +17,16 @@ SECONDS = 15
 FEWEST = 1000
 
 
-@pytest.mark.parametrize("media_type", CODECS)
+@pytest.mark.parametrize("media_type", TARGETS)
 def test_seeds_are_good(media_type: str) -> None:
     """Else fuzzing would begin where bodies are refused already."""
     for body in seeds(media_type):
-        with address_space(memory_bound(CODECS[media_type], len(body))):
-            assert parse(CODECS[media_type], body)
+        with address_space(memory_bound(TARGETS[media_type], len(body))):
+            assert parse(TARGETS[media_type], body)
 
 
 def nasties() -> Iterator[tuple[str, str, Callable[[], bytes]]]:
-    for media_type in CODECS:
+    for media_type in TARGETS:
         for name, make in nasty(media_type).items():
             yield media_type, name, make
 
@@ -36,7 +35,7 @@ def nasties() -> Iterator[tuple[str, str, Callable[[], bytes]]]:
     ("media_type", "name", "make"), list(nasties()), ids=lambda part: part if isinstance(part, str) else ""
 )
 def test_nasty_bodies_cost_no_more_than_others(media_type: str, name: str, make: Callable[[], bytes]) -> None:
-    codec, body = CODECS[media_type], make()
+    codec, body = TARGETS[media_type], make()
     assert peak_of_parsing(codec, body) < memory_bound(codec, len(body))
 
 
@@ -49,7 +48,7 @@ def test_bombs_pack_as_much_as_deflate_can() -> None:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14) or sys.platform != "linux", reason="atheris is not made for it")
-@pytest.mark.parametrize("media_type", CODECS)
+@pytest.mark.parametrize("media_type", TARGETS)
 def test_mutated_bodies(media_type: str) -> None:
     executed, wrong = fuzz(media_type, 1_000_000, SECONDS, seed=sum(media_type.encode()))
     assert wrong == ""

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from tests.attack.corpus import nasty
+from service.routes.inference_exchange import OCTETS
+from tests.attack.corpus import NO_HEAD, OIP, TARGETS, nasty
 from tests.attack.server import HEALTH, Answers, Live, live, post, read_answer, within
-from tests.wire import JSON, NPZ, SAFETENSORS
+from tests.oip import HEADER, INFER
+from tests.wire import NPZ, SAFETENSORS
 
 MB = 2**20
 READ_TIMEOUT = 1.0
@@ -80,12 +82,18 @@ def send_until_refused(connection: socket.socket, size: int) -> int:
 # Bodies that lie about themselves.
 
 
-@pytest.mark.parametrize("media_type", [JSON, NPZ, SAFETENSORS])
-def test_nasty_bodies_are_refused_over_http(server: Live, media_type: str) -> None:
+def inference(body: bytes) -> bytes:
+    """A request of the inference protocol, from what stands for its header and its body."""
+    head = int.from_bytes(body[:8], "little")
+    return post(body[8:], OCTETS, INFER, "" if head == NO_HEAD else f"{HEADER}: {head}\r\n")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_nasty_bodies_are_refused_over_http(server: Live, target: str) -> None:
     growth = Growth(server)
-    for name, make in nasty(media_type).items():
+    for name, make in nasty(target).items():
         body = make()
-        status, answer = server.ask(post(body, media_type))
+        status, answer = server.ask(inference(body) if target == OIP else post(body, target))
         assert status in (400, 413, 422), (name, status)
         assert len(answer) < 8000, name
     assert growth.now() < 20 * LIMIT / MB + 64 + SLACK

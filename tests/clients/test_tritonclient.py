@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +13,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.cases import CASES, Case
+from tests.documents import BLOCKS
 from tests.oip import scalars
 from tests.wire import split
 
@@ -130,9 +129,9 @@ def test_errors_can_be_read(name: str, server: triton.InferenceServerClient) -> 
 
 
 def test_the_example_in_docs_runs(client: httpx.Client) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "inference-protocol.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(example.replace("127.0.0.1:8000", f"127.0.0.1:{client.base_url.port}"), names)
-    assert names["result"].as_numpy("logsumexp").shape == (2, 4, 128)
-    assert names["result"].get_response()["parameters"]["scale"] == 0.25
+    """And gives what the comments behind its expressions say."""
+    (example,) = (b for b in BLOCKS if (b.page, b.language) == ("docs/inference-protocol.md", "python"))
+    shown = example.execute(client.base_url.netloc.decode())
+    assert len(shown) == 2
+    for expression, value, said in shown:
+        assert value == said, expression

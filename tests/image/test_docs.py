@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import free_port
+from tests.documents import blocks
 from tests.image.engine import COMPOSE, ENGINE, IMAGE, ROOT
-from tests.test_docs import blocks
 
-CONTAINER, COMPOSED, _ = blocks(ROOT / "docs" / "deployment.md", "sh")
+CONTAINER, COMPOSED, APPLY, OVERLAY = (block.text for block in blocks(ROOT / "docs" / "deployment.md"))
+MANIFESTS = Path("deploy") / "kubernetes"
 NAME = "attention-docs"
 # The engine, whichever it is, under the name that the page has for it; and nothing left behind.
 SETUP = f"""set -e
@@ -32,3 +35,19 @@ def test_commands_run(commands: str) -> None:
         ["bash", "-c", SETUP + own], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_what_would_be_applied_to_a_cluster_can_be_made(tmp_path: Path) -> None:
+    """The folder that the page applies, and the overlay that it shows, beside it."""
+    shutil.copytree(ROOT / MANIFESTS, tmp_path / MANIFESTS)
+    overlay = MANIFESTS / "overlay"
+    (tmp_path / overlay).mkdir()
+    (tmp_path / overlay / "kustomization.yaml").write_text(OVERLAY)
+    made = []
+    for folder in (MANIFESTS / "base", overlay):
+        command = APPLY.replace("apply -k", "kustomize").replace(str(MANIFESTS / "base"), str(folder))
+        made.append(subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True))
+    base, own = (done.stdout for done in made)
+    assert "image: attention-service:" in base
+    assert re.sub("image: attention-service:.*", "image: registry.example/attention-service:0.1.0", base) == own

@@ -1,0 +1,85 @@
+"""Closing a connection whose client still sends, so that it finds its answer.
+
+A socket that is closed with bytes unread resets its connection, and the client may lose what it had not read yet: the
+answer. So only our side is closed (RFC 9112, section 9.6), and what still comes is dropped, until the client is done or
+has sent too much, or for too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Final
+
+from service.http.transport import Together
+
+# Bytes that are dropped of a body whose length nobody knows, or that is hopelessly long.
+FEW: Final = 2**24
+# Of one whose length was announced.
+MANY: Final = 2**27
+
+
+class LingeringTransport(Together):
+    """What uvicorn takes for the transport: closed while a client still sends it lingers, closed again it ends."""
+
+    __slots__ = ("_lingering", "_protocol")
+
+    def __init__(self, transport: Any, protocol: Any) -> None:
+        super().__init__(transport, protocol.loop)
+        self._protocol = protocol
+        self._lingering = False
+
+    def is_closing(self) -> bool:
+        """Whether no more is to be answered."""
+        return self._lingering or bool(self._transport.is_closing())
+
+    def close(self) -> None:
+        """Close, as soon as what was written is on its way, and the client knows."""
+        self.flush()
+        if self._lingering:
+            self._transport.abort()
+            return
+        if self._transport.is_closing() or not self._protocol.still_sends:
+            self._transport.close()
+            return
+        self._lingering = True
+        self._transport.set_protocol(Lingering(self._transport, self._protocol))
+        if self._transport.can_write_eof():  # not by TLS, whose clients find the answer by its length
+            self._transport.write_eof()
+        self._transport.resume_reading()
+
+
+class Lingering(asyncio.Protocol):
+    """Drops what a client still sends, for as long as a request may take to arrive."""
+
+    def __init__(self, transport: Any, before: Any) -> None:
+        self._transport = transport
+        self._before = before
+        self._left = patience(before.sent_headers)
+        self._timer = before.loop.call_later(before.read_timeout, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Some more, for nobody."""
+        self._left -= len(data)
+        if self._left < 0:
+            self._transport.abort()  # by TLS, to close would be to go on reading
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Now it is closed on both sides."""
+        self._timer.cancel()
+        self._before.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The answer is not taken."""
+        self._before.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It is again."""
+        self._before.resume_writing()
+
+
+def patience(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """How many bytes are taken from a client that sent these headers, lower-case, after it was answered."""
+    length = dict(headers).get(b"content-length", b"")
+    announced = int(length) if length.isdigit() and len(length) <= 18 else MANY
+    return announced if announced < MANY else FEW

@@ -166,3 +166,14 @@ def test_what_would_take_far_more_memory_than_its_text_is_refused(body: bytes) -
 def test_as_many_rows_of_numbers_or_booleans_are_read(item: bytes) -> None:
     body = b'{"query": [' + (b"[" + item + b"],") * MAX_PLAIN + b"[" + item + b"]]}"
     assert decode(body)["query"].shape == (MAX_PLAIN + 1, 1)
+
+
+@pytest.mark.parametrize("number", ["1", "1.5"])
+def test_the_search_for_what_is_wrong_ends(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says where, up to a number of numbers; beyond, at least what."""
+    monkeypatch.setattr("service.codecs.json.MAX_SEARCHED", 100)
+    row = ",".join([number] * 100)
+    with pytest.raises(InvalidJSON, match="/query/100: expected a finite number, got NaN"):
+        decode(f'{{"query": [{row}, NaN]}}'.encode())
+    with pytest.raises(InvalidJSON, match="after 100 numbers the search for the place ends"):
+        decode(f'{{"query": [{row}, {number}, NaN]}}'.encode())

@@ -45,6 +45,8 @@ MAX_KEYS: Final = 200
 MAX_LENGTH: Final = 2**24 - 2
 # Arrays and objects of one body that may become Python objects: each takes some hundred bytes, but two on the wire.
 MAX_PLAIN: Final = 2**19
+# Numbers of one body that are looked at one by one to say which is wrong: a second of work at most.
+MAX_SEARCHED: Final = 2**22
 # Faults of one body that are reported together.
 MAX_FAULTS: Final = 10
 # Bytes of a body that are read with fewer questions asked, and twice where some must be asked.
@@ -416,7 +418,7 @@ def explain(body: bytes, reason: str) -> ServiceError:
     if not body.strip():
         return InvalidJSON.at("", "an object", "an empty body")
     if too_plain(body):
-        return InvalidJSON.at("", "JSON as RFC 8259 defines it", quote(reason.partition(":")[0]))
+        return _somewhere(reason)
     tokens = _Tokens()
     try:
         text = body.decode("utf-8")
@@ -434,10 +436,16 @@ def explain(body: bytes, reason: str) -> ServiceError:
         return InvalidJSON.at("", "JSON", f"{error.msg} at line {error.lineno} column {error.colno}")
     except RecursionError:
         return TooDeep.at("", f"at most {MAX_DEPTH} levels", "more")
+    except _TooManyError:
+        return _somewhere(reason, f"after {MAX_SEARCHED} numbers the search for the place ends")
     if not strange:
-        return InvalidJSON.at("", "JSON as RFC 8259 defines it", quote(reason.partition(":")[0]))
+        return _somewhere(reason)
     kind = strange[0][1].kind
     return kind(*(Fault(place, item.expected, item.got) for place, item in strange if item.kind is kind))
+
+
+def _somewhere(reason: str, hint: str = "") -> InvalidJSON:
+    return InvalidJSON.at("", "JSON as RFC 8259 defines it", quote(reason.partition(":")[0]), hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,25 +462,36 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 class _Tokens:
-    """Makes values of numbers, or marks of the first that are strange: nobody gets to see more of them."""
+    """Makes nothing of numbers, and marks of the first that are strange: nobody gets to see more of them."""
 
     def __init__(self) -> None:
         self._left = MAX_FAULTS
+        self._patience = MAX_SEARCHED
 
     def constant(self, token: str) -> _Strange | None:
         return self._strange(InvalidJSON, "a finite number", token)
 
-    def float(self, token: str) -> float | _Strange | None:
-        value = float(token)
-        return value if math.isfinite(value) else self._strange(Overflow, "a number that float64 can hold", token)
+    def float(self, token: str) -> _Strange | None:
+        self._patience -= 1
+        if self._patience < 0:
+            raise _TooManyError
+        fits = math.isfinite(float(token))
+        return None if fits else self._strange(Overflow, "a number that float64 can hold", token)
 
-    def int(self, token: str) -> int | _Strange | None:
-        fits = len(token) <= 20 and -(2**63) <= int(token) < 2**64
-        return int(token) if fits else self._strange(Overflow, "an integer of at most 64 bits", token)
+    def int(self, token: str) -> _Strange | None:
+        self._patience -= 1
+        if self._patience < 0:
+            raise _TooManyError
+        fits = len(token) < 19 or (len(token) <= 20 and -(2**63) <= int(token) < 2**64)
+        return None if fits else self._strange(Overflow, "an integer of at most 64 bits", token)
 
     def _strange(self, kind: type[ServiceError], expected: str, token: str) -> _Strange | None:
         self._left -= 1
         return _Strange(kind, expected, quote(token) if kind is Overflow else token) if self._left >= 0 else None
+
+
+class _TooManyError(Exception):
+    """More numbers than are looked at one by one."""
 
 
 def _find(document: Any, place: str) -> Iterator[tuple[str, _Strange]]:

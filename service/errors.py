@@ -15,6 +15,7 @@ ServiceError
 │   ├── BodyTooLarge      413
 │   └── MemoryLimit       413
 ├── UnsupportedMediaType  415
+│   └── UnsupportedEncoding 415
 ├── InvalidRequest        422  the body parses and is wrong
 │   ├── MissingField      422
 │   ├── UnknownField      422
@@ -172,6 +173,12 @@ class UnsupportedMediaType(ServiceError):
     """The `Content-Type` is none that the service reads."""
 
     status, code, title = 415, "unsupported_media_type", "This media type cannot be read"
+
+
+class UnsupportedEncoding(UnsupportedMediaType):
+    """The body is compressed, or encoded in any other way, by its `Content-Encoding`; the service reads it as it is."""
+
+    code, title = "unsupported_encoding", "This encoding cannot be read"
 
 
 class InvalidRequest(ServiceError):

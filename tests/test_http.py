@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import socket
@@ -14,6 +15,7 @@ from pydantic import ByteSize
 from starlette.exceptions import HTTPException
 
 from service.app import Application
+from service.codecs import CODECS
 from service.errors import error_classes
 from service.http.media import answer_type
 from service.settings import Settings, cpu_count
@@ -102,6 +104,23 @@ def test_threads_are_shared_among_workers() -> None:
 def test_json_by_any_spelling(client: httpx.Client, content_type: str) -> None:
     body = b'{"query": [[1]], "key": [[1]], "value": [[1]]}'
     assert client.post("/attention", content=body, headers={"Content-Type": content_type}).status_code == 200
+
+
+@pytest.mark.parametrize("media_type", CODECS)
+@pytest.mark.parametrize("encoding", ["gzip", "GZip, identity", "deflate", "br", "zstd", "nonsense"])
+def test_encoded_bodies_are_refused(client: httpx.Client, media_type: str, encoding: str) -> None:
+    """With what would be taken, as RFC 9110 wants, section 15.5.16."""
+    headers = {"Content-Type": media_type, "Content-Encoding": encoding}
+    response = client.post("/attention", content=gzip.compress(b'{"input": [[1]]}'), headers=headers)
+    assert (response.status_code, response.json()["code"]) == (415, "unsupported_encoding")
+    assert response.headers["accept-encoding"] == "identity"
+    inference = client.post("/v2/models/attention/infer", content=b"x", headers=headers)
+    assert (inference.status_code, inference.headers["accept-encoding"]) == (415, "identity")
+
+
+@pytest.mark.parametrize("encoding", ["identity", "Identity", ""])
+def test_a_body_may_say_that_it_comes_as_it_is(client: httpx.Client, encoding: str) -> None:
+    assert client.post("/attention", json=GOOD, headers={"Content-Encoding": encoding}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Which media type a request is in, and which its answer is to be in (RFC 9110, sections 8.3 and 12.5.1)."""
+"""Which media type a request is in, and which its answer is to be in (RFC 9110, sections 8.3, 8.4 and 12.5.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from service.errors import NotAcceptable, UnsupportedMediaType, quote
+from service.errors import Fault, NotAcceptable, UnsupportedEncoding, UnsupportedMediaType, quote
 
 
 def request_type(content_type: str, known: Collection[str]) -> str:
@@ -16,6 +16,14 @@ def request_type(content_type: str, known: Collection[str]) -> str:
         got = quote(media_type) if media_type else "no Content-Type"
         raise UnsupportedMediaType.at("", f"Content-Type {' or '.join(known)}", got)
     return media_type
+
+
+def refuse_encoding(headers: Mapping[bytes, bytes]) -> None:
+    """Take a body only as it is: what is compressed could unpack to anything. Errors: UnsupportedEncoding."""
+    encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip()
+    if encoding and encoding.lower() != "identity":
+        fault = Fault("", "a body without Content-Encoding", quote(encoding))
+        raise UnsupportedEncoding(fault, headers={"Accept-Encoding": "identity"})
 
 
 def answer_type(accept: str, own: str, known: Collection[str]) -> str:

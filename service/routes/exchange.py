@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from service.codecs import CODECS, Codec
 from service.codecs.decoded import Decoded, Part
-from service.http.media import answer_type, request_type
+from service.http.media import answer_type, refuse_encoding, request_type
 from service.jobs import Job
 
 
@@ -84,7 +84,9 @@ class ByMediaType:
 
 
 def by_media_type(headers: Mapping[bytes, bytes], scope: Scope) -> ByMediaType:
-    """As Content-Type and Accept say. Errors: UnsupportedMediaType, NotAcceptable."""
+    """As Content-Type and Accept say. Errors: UnsupportedEncoding, UnsupportedMediaType, NotAcceptable."""
+    if b"content-encoding" in headers:
+        refuse_encoding(headers)
     return _by_names(headers.get(b"content-type", b""), headers.get(b"accept", b""))
 
 

@@ -10,7 +10,8 @@ from starlette.types import Scope
 from service.codecs import JSON_GROWTH, oip
 from service.codecs.decoded import Decoded, Part
 from service.codecs.oip_outputs import Wish
-from service.errors import BadRequest, NotFound, UnsupportedMediaType, quote
+from service.errors import BadRequest, NotFound, quote
+from service.http.media import refuse_encoding
 from service.jobs import Job
 from service.schemas.inference import MODEL, VERSION
 
@@ -76,11 +77,10 @@ class Inference:
 
 
 def begin(headers: Mapping[bytes, bytes], scope: Scope) -> Inference:
-    """What headers and path say. Errors: NotFound, BadRequest, UnsupportedMediaType."""
+    """What headers and path say. Errors: NotFound, UnsupportedEncoding, BadRequest."""
     check(**scope.get("path_params", {}))
-    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
-    if encoding.lower() != "identity":
-        raise UnsupportedMediaType.at("", "a body without Content-Encoding", quote(encoding))
+    if b"content-encoding" in headers:
+        refuse_encoding(headers)
     length = headers.get(HEADER)
     if length is None:
         return Inference(None)

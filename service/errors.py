@@ -240,7 +240,7 @@ class InternalError(ServiceError):
 
 
 class Busy(ServiceError):
-    """The server is at work for others, and no more may wait. `Retry-After` says when to ask again."""
+    """The server is at work for others, and no more may wait. `Retry-After` says in how many seconds those are done."""
 
     status, code, title = 503, "busy", "The server is busy"
 

@@ -7,30 +7,39 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
+from typing import Final
 
 from service.errors import Busy, Fault
 from service.stop import Abandoned, Stop
 
-# Seconds that a large request may take, to guess by when there is room again.
-USUAL = 0.1
+# Seconds that a place is held, as long as nobody knows better.
+USUAL: Final = 0.1
+# How much the last one who left a place counts among all before (as round trips do in RFC 6298).
+RECENT: Final = 1 / 8
+# Seconds after which whoever is refused is told to ask again, at most.
+LATEST: Final = 60
 
 
 class Permit:
     """A place and some memory, until they are given back. A context manager that gives back what is left."""
 
-    __slots__ = ("_gate", "_memory", "_place")
+    __slots__ = ("_gate", "_memory", "_place", "_since")
 
     def __init__(self, gate: Gate, memory: int) -> None:
         self._gate = gate
         self._memory = memory
         self._place = True
+        self._since = gate.granted()
 
     def leave_place(self) -> None:
         """The work is done; its memory is still needed."""
         if self._place:
             self._place = False
+            self._gate.left(self._since)
             self._gate._give(0, place=True)
 
     def grow(self, memory: int) -> None:
@@ -50,6 +59,8 @@ class Permit:
         """Give back everything. Does nothing the second time."""
         memory, place = self._memory, self._place
         self._memory, self._place = 0, False
+        if place:
+            self._gate.left(self._since)
         if memory or place:
             self._gate._give(memory, place=place)
 
@@ -63,16 +74,19 @@ class Permit:
 class Gate:
     """First come, first served: who needs much is not passed by those who need little.
 
-    places: that are taken at once; memory: bytes that are; queue: how many may wait
+    places: that are taken at once; memory: bytes that are; queue: how many may wait; clock: seconds
     """
 
-    def __init__(self, places: float, memory: int, queue: int) -> None:
+    def __init__(self, places: float, memory: int, queue: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.places = places
         self.memory = memory
         self.free = memory
         self.taken = 0
         self._queue = queue
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._clock = clock
+        self._granted = clock()
+        self._held = USUAL
 
     @property
     def waiting(self) -> int:
@@ -127,10 +141,23 @@ class Gate:
             stop.on_abandon = bool
         return Permit(self, memory)
 
+    def granted(self) -> float:
+        """Somebody has a place from now on; when that is."""
+        self._granted = self._clock()
+        return self._granted
+
+    def left(self, since: float) -> None:
+        """Somebody leaves a place that was held since then."""
+        self._held += (self._clock() - since - self._held) * RECENT
+
     def busy(self) -> Busy:
-        """The refusal, with a guess at when it is worth asking again."""
-        rounds = (len(self._waiting) + self.taken) / min(self.places, len(self._waiting) + self.taken + 1)
-        after = max(1, math.ceil(rounds * USUAL))
+        """The refusal, with when it is worth asking again: when all that are here now will be done.
+
+        Places were lately held for so long, and those that are taken have been for as long as none was granted.
+        """
+        here = len(self._waiting) + self.taken
+        held = max(self._held, self._clock() - self._granted)
+        after = min(LATEST, max(1, math.ceil(held * here / max(1, min(self.places, here)))))
         fault = Fault("", "a server with room for this request", f"{self.taken} at work and {self.waiting} waiting")
         return Busy(fault, headers={"Retry-After": str(after)})
 

@@ -142,3 +142,72 @@ async def test_a_timer_that_rings_early_refuses_all_the_same() -> None:
         with pytest.raises(Busy):
             await gate.enter(1, EarlyStop(1))
         assert gate.waiting == 0
+
+
+class Clock:
+    """One that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def after(gate: Gate) -> int:
+    return int(gate.busy().headers["Retry-After"])
+
+
+async def hold(gate: Gate, clock: Clock, seconds: float, times: int) -> None:
+    """Take a place for so long, again and again."""
+    for _ in range(times):
+        permit = gate.try_enter(0)
+        assert permit is not None
+        clock.now += seconds
+        permit.leave_place()
+        permit.leave()
+
+
+async def test_who_is_refused_is_told_when_those_before_it_will_be_done() -> None:
+    """By how long places were held lately, how many there are, and how many are here."""
+    clock = Clock()
+    gate = Gate(places=2, memory=100, queue=100, clock=clock)
+    assert after(gate) == 1
+    await hold(gate, clock, 3.0, times=100)
+    first, second = gate.try_enter(1), gate.try_enter(1)
+    assert first is not None
+    assert second is not None
+    assert after(gate) == 3  # both are done by then
+    waiting = [asyncio.create_task(gate.enter(0, stop())) for _ in range(6)]
+    await settle()
+    assert after(gate) == 12  # eight, two at a time, for three seconds each
+    clock.now += 5.0  # nobody has left for longer than usual
+    assert after(gate) == 20
+    clock.now += 1000.0
+    assert after(gate) == 60
+    for task in waiting:
+        task.cancel()
+    first.leave()
+    second.leave()
+
+
+async def test_what_was_long_ago_is_forgotten() -> None:
+    clock = Clock()
+    gate = Gate(places=1, memory=100, queue=100, clock=clock)
+    await hold(gate, clock, 50.0, times=20)
+    with await gate.enter(1, stop()):
+        assert after(gate) > 40
+    await hold(gate, clock, 0.5, times=50)
+    with await gate.enter(1, stop()):
+        assert after(gate) == 1
+
+
+async def test_where_only_memory_is_bounded_all_that_are_here_leave_together() -> None:
+    clock = Clock()
+    gate = Gate(places=float("inf"), memory=100, queue=0, clock=clock)
+    await hold(gate, clock, 4.0, times=100)
+    permits = [gate.try_enter(10) for _ in range(10)]
+    assert all(permits)
+    with pytest.raises(Busy) as refusal:
+        await gate.enter(1, stop())
+    assert refusal.value.headers["Retry-After"] == "4"

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from service.codecs import json, npz, safetensors
-from service.codecs.decoded import Decoded, Part
+from service.codecs.decoded import Body, Decoded, Part
 
 
 class Decode(Protocol):
     """From bytes to values."""
 
-    def __call__(self, body: bytes, limit: int) -> Decoded:
+    def __call__(self, body: Body, limit: int) -> Decoded:
         """The fields of a request, arrays of numbers or booleans as ndarrays, all else plain.
 
         limit: to how many bytes it may unpack

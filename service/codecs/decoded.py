@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+# Of a request, as it was read.
+Body = bytes | bytearray
 # Of an encoded answer, which is sent part after part.
 Part = bytes | memoryview
 

@@ -21,7 +21,7 @@ import orjson
 import simdjson
 
 from service.codecs import encoded
-from service.codecs.decoded import Decoded, Part
+from service.codecs.decoded import Body, Decoded, Part
 from service.errors import (
     DuplicateKey,
     Fault,
@@ -66,7 +66,7 @@ NUL: Final = b"\\u0000"
 BYTE_ORDER_MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 
-def decode(body: bytes, limit: int | None = None) -> Decoded:
+def decode(body: Body, limit: int | None = None) -> Decoded:
     """The object that the body is, with each rectangular array of numbers or booleans as an ndarray.
 
     So it is within objects, and within objects in an array, as the Open Inference Protocol has its tensors. Integers
@@ -98,12 +98,12 @@ def decode(body: bytes, limit: int | None = None) -> Decoded:
     return decoded
 
 
-def too_plain(body: bytes | memoryview) -> bool:
+def too_plain(body: Body | memoryview) -> bool:
     """Whether a text would take far more memory than its length, were it all made Python objects."""
     return len(body) > MAX_PLAIN and _count(body, b"[") + _count(body, b"{") > MAX_PLAIN
 
 
-def _count(body: bytes | memoryview, character: bytes) -> int:
+def _count(body: Body | memoryview, character: bytes) -> int:
     return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord(character)))
 
 
@@ -183,7 +183,7 @@ def _contiguous(value: Any) -> Any:
     return np.ascontiguousarray(value if value.dtype.kind != "V" else value.astype(np.float32))  # V: bfloat16
 
 
-def _read_simple(document: Any, body: bytes) -> Decoded | None:
+def _read_simple(document: Any, body: Body) -> Decoded | None:
     """The same for a document of plain values and rectangles of numbers of one or two axes; None for any other.
 
     It is held to the number of opening brackets, as in `_read`.
@@ -411,7 +411,7 @@ def _count_brackets(plain: list[Any], pointer: str) -> int:
 # The second look. Nothing below runs for a body that simdjson reads.
 
 
-def explain(body: bytes, reason: str) -> ServiceError:
+def explain(body: Body, reason: str) -> ServiceError:
     """The error for a body that simdjson refused with `reason`: what is wrong, and where."""
     if "DEPTH_ERROR" in reason:
         return TooDeep.at("", f"at most {MAX_DEPTH} levels", "more")

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.lib import format as npy
 
-from service.codecs.decoded import Decoded, Part
+from service.codecs.decoded import Body, Decoded, Part
 from service.codecs.members import MAX_MEMBERS, REQUEST, RESPONSE, booleans, flattened, nested, rest, too_many
 from service.codecs.sizes import MAX_RANK, is_shape
 from service.errors import BodyTooLarge, FieldConflict, InvalidTensors, NotAcceptable, TooLarge, child, quote
@@ -34,7 +34,7 @@ LOCAL_HEADER: Final = struct.Struct("<4s22xHH")  # signature, length of the name
 ENCRYPTED: Final = 0x1
 
 
-def decode(body: bytes, limit: int) -> Decoded:
+def decode(body: Body, limit: int) -> Decoded:
     """The fields of a request that unpacks to at most `limit` bytes.
 
     Errors: InvalidTensors, InvalidRequest, FieldConflict, BodyTooLarge, and those of the JSON text.
@@ -95,7 +95,7 @@ class _Parts:
         """Nothing is held back."""
 
 
-def _content(member: zipfile.ZipInfo, body: bytes) -> memoryview:
+def _content(member: zipfile.ZipInfo, body: Body) -> memoryview:
     """The bytes of a member: a view of the body if it is stored. Errors: InvalidTensors."""
     name = quote(member.filename)
     header = body[member.header_offset : member.header_offset + LOCAL_HEADER.size]

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from service.codecs import json
-from service.codecs.decoded import Decoded, Part
+from service.codecs.decoded import Body, Decoded, Part
 from service.codecs.members import MAX_MEMBERS, flattened, place, too_many
 from service.codecs.oip_outputs import ALWAYS, BINARY_OUTPUT, Wish, set_include, wish_of
 from service.codecs.oip_tensors import BINARY_SIZE, DATATYPES, Tail, parameters_of, read
@@ -34,7 +34,7 @@ class Written(NamedTuple):
     head: int | None
 
 
-def decode(body: bytes, head: int | None) -> tuple[Decoded, Wish]:
+def decode(body: Body, head: int | None) -> tuple[Decoded, Wish]:
     """The fields of a request whose JSON is the first `head` bytes, all of it if None.
 
     Errors: InvalidTensors, InvalidRequest, FieldConflict, and those of JSON.

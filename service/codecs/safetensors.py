@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from service.codecs import json
-from service.codecs.decoded import Decoded, Part
+from service.codecs.decoded import Body, Decoded, Part
 from service.codecs.members import MAX_MEMBERS, REQUEST, RESPONSE, booleans, flattened, nested, rest, too_many
 from service.codecs.sizes import MAX_RANK, is_shape
 from service.errors import InvalidTensors, describe, quote
@@ -34,7 +34,7 @@ METADATA: Final = "__metadata__"
 MAX_HEADER: Final = 8 * 2**20
 
 
-def decode(body: bytes, limit: int) -> Decoded:
+def decode(body: Body, limit: int) -> Decoded:
     """The fields of a request. `limit` is for others: nothing is compressed here.
 
     Errors: InvalidTensors, InvalidRequest, FieldConflict, and those of the JSON text.
@@ -73,7 +73,7 @@ def encode(answer: Mapping[str, Any], *, base64: bool = False) -> list[Part]:
     return [len(text).to_bytes(8, "little") + text, *parts]
 
 
-def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
+def _split(body: Body) -> tuple[dict[str, Any], memoryview]:
     """Header and data. Errors: InvalidTensors."""
     if len(body) < 8:
         raise InvalidTensors.at("", "8 bytes of header length", f"{len(body)} bytes")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from service.codecs.decoded import Body
 from service.errors import BodyTooLarge, Fault
 
 
@@ -20,13 +21,12 @@ def announced(headers: Mapping[bytes, bytes], limit: int) -> int | None:
     return int(length)
 
 
-async def read_body(receive: Receive, limit: int, take: Callable[[int], None] | None = None) -> bytes:
+async def read_body(receive: Receive, limit: int, take: Callable[[int], None] | None = None) -> Body:
     """The whole body. Errors: BodyTooLarge, as soon as it passes the limit; ClientDisconnect; what `take` raises.
 
     take: told of the bytes that came, before more are read
     """
-    chunks: list[bytes] = []
-    size = 0
+    body: Body = b""
     more = True
     while more:
         message = await receive()
@@ -34,13 +34,15 @@ async def read_body(receive: Receive, limit: int, take: Callable[[int], None] | 
             raise ClientDisconnect()
         chunk = message.get("body", b"")
         more = message.get("more_body", False)
-        size += len(chunk)
-        if size > limit:
+        if len(body) + len(chunk) > limit:
             raise _too_large(limit, "more")
         if take is not None:
             take(len(chunk))
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if not body:
+            body = bytearray(chunk) if more else chunk
+        else:
+            body += chunk  # while the next is on its way: joining all in the end would keep the client waiting
+    return body
 
 
 def _too_large(limit: int, got: str) -> BodyTooLarge:

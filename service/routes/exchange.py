@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from starlette.types import Scope
 
 from service.codecs import CODECS, Codec
-from service.codecs.decoded import Decoded, Part
+from service.codecs.decoded import Body, Decoded, Part
 from service.http.media import answer_type, refuse_encoding, request_type
 from service.jobs import Job
 
@@ -33,7 +33,7 @@ class Reader(Protocol):
         ...
 
     @property
-    def decode(self) -> Callable[[bytes, int], Decoded]:
+    def decode(self) -> Callable[[Body, int], Decoded]:
         """From bytes, and to how many they may unpack, to values. Errors: ServiceError of every kind."""
         ...
 

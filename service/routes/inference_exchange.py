@@ -8,7 +8,7 @@ from typing import Any, Final
 from starlette.types import Scope
 
 from service.codecs import JSON_GROWTH, oip
-from service.codecs.decoded import Decoded, Part
+from service.codecs.decoded import Body, Decoded, Part
 from service.codecs.oip_outputs import Wish
 from service.errors import BadRequest, NotFound, quote
 from service.http.media import refuse_encoding
@@ -61,7 +61,7 @@ class Inference:
         text = length if self._head is None else min(self._head, length)
         return 2 * length + JSON_GROWTH * text
 
-    def decode(self, body: bytes, limit: int) -> Decoded:
+    def decode(self, body: Body, limit: int) -> Decoded:
         """The fields of the request."""
         decoded, self._wish = oip.decode(body, self._head)
         return decoded

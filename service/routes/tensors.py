@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.codecs.decoded import Decoded
+from service.codecs.decoded import Body, Decoded
 from service.engine import Call, Engine
 from service.errors import ServiceError
 from service.http.body import announced, read_body
@@ -114,7 +114,7 @@ def _note(request: TensorRequest, metadata: Mapping[str, Any], response: PartedR
     request.scope["state"]["noted"] = noted
 
 
-async def _body(headers: Mapping[bytes, bytes], reader: Reader, request: TensorRequest, limit: int) -> bytes:
+async def _body(headers: Mapping[bytes, bytes], reader: Reader, request: TensorRequest, limit: int) -> Body:
     """The body, with memory for what is read from it. Errors: BodyTooLarge, Busy, ClientDisconnect."""
     engine = request.engine
     length = announced(headers, limit)
@@ -132,7 +132,7 @@ async def _body(headers: Mapping[bytes, bytes], reader: Reader, request: TensorR
     return await read_body(request.receive, limit)
 
 
-def _read(model: type[AttentionRequest], reader: Reader, body: bytes, call: Call, limit: int) -> tuple[Job, Decoded]:
+def _read(model: type[AttentionRequest], reader: Reader, body: Body, call: Call, limit: int) -> tuple[Job, Decoded]:
     """What a body asks for, and what it held. Errors: ServiceError of every kind."""
     decoded = reader.decode(body, limit)
     call.timings.step("decode")
@@ -142,7 +142,7 @@ def _read(model: type[AttentionRequest], reader: Reader, body: bytes, call: Call
 
 
 async def _read_in_thread(
-    model: type[AttentionRequest], reader: Reader, body: bytes, request: TensorRequest, limit: int
+    model: type[AttentionRequest], reader: Reader, body: Body, request: TensorRequest, limit: int
 ) -> Job:
     """The same, when there is a place and memory for it. Errors: Busy besides."""
     call, engine = request.call, request.engine

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from service.codecs import CODECS, Codec, encoded, oip
-from service.codecs.decoded import Decoded
+from service.codecs.decoded import Body, Decoded
 from service.codecs.oip_outputs import OUTPUTS
 from tests import oip as requests_of_protocol
 from tests.cases import CASES
@@ -47,7 +47,7 @@ ANSWER: Final[dict[str, Any]] = {
 }
 
 
-def infer(body: bytes, limit: int) -> Decoded:
+def infer(body: Body, limit: int) -> Decoded:
     """Reads an inference after eight bytes that stand for its header, and writes an answer as it wishes."""
     head = int.from_bytes(body[:8], "little")
     decoded, wish = oip.decode(body[8:], None if head == NO_HEAD else head)

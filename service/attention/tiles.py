@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from service.attention.plan import Plan
+from service.attention.roles import Sizes
 
 # Products of fewer rows than this are slow, so a tile of a long key may be larger than asked for: up to so many scores.
 FAST_ROWS = 64
@@ -17,7 +18,7 @@ FAST_COLUMNS = 512
 BAND_ROWS = 256
 # The lowest tile that is made to occupy all workers: waking one takes as long as computing some rows.
 SHARED_ROWS = 256
-# Tiles for each worker, so that none waits long for the last.
+# Tiles for each worker from which on it does not matter that one has one more.
 PER_WORKER = 4
 
 
@@ -56,9 +57,8 @@ def tiles(plan: Plan, cut: Cut) -> Iterator[Tile]:
     columns = min(sizes.key_length, FAST_COLUMNS) if cut.streams else sizes.key_length
     one_row = group * columns
     rows = _fit(max(scores // one_row, FAST_ROWS * (FAST_ROWS * one_row <= LARGEST_TILE)), sizes.query_length)
-    enough = ceil(sizes.query_length * sizes.batch_size * sizes.num_kv_heads / (PER_WORKER * cut.workers))
     if cut.workers > 1:
-        rows = min(rows, max(SHARED_ROWS, enough))
+        rows = min(rows, max(SHARED_ROWS, _fair(sizes, rows, cut.workers)))
     if plan.visibility.band is not None and plan.skips_hidden:  # the lower a tile, the more of it is left out
         rows = min(rows, max(BAND_ROWS, sizes.query_length // 16))
     kv_heads = _fit(scores // (group * rows * columns), sizes.num_kv_heads)
@@ -74,6 +74,15 @@ def tiles(plan: Plan, cut: Cut) -> Iterator[Tile]:
             for r in _cut(sizes.query_length, rows):
                 seen = _columns(plan, r)
                 yield Tile(b, g, slice(g.start * group, g.stop * group), r, seen)
+
+
+def _fair(sizes: Sizes, rows: int, workers: int) -> int:
+    """The height of the highest tiles, none above `rows`, that workers can share evenly: the higher, the faster."""
+    pieces = ceil(sizes.query_length / rows)
+    groups = sizes.batch_size * sizes.num_kv_heads
+    while groups * pieces % workers and groups * pieces < PER_WORKER * workers:
+        pieces += 1
+    return ceil(sizes.query_length / pieces)
 
 
 def _fit(wanted: int, most: int) -> int:

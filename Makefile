@@ -135,7 +135,7 @@ deploy-check: $(DEPLOY_VENV)/.deploy ## lint Dockerfile, compose file, manifests
 	$(DEPLOY_BIN)/hadolint Dockerfile
 	$(DEPLOY_BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	$(DEPLOY_BIN)/kubernetes-validate --strict $(MANIFESTS)
-	$(DEPLOY_BIN)/shellcheck deploy/engine deploy/local-base-image deploy/release-check .ci/run
+	$(DEPLOY_BIN)/shellcheck deploy/engine deploy/local-base-image deploy/release-check .ci/prepare .ci/run
 
 MANIFESTS := $(filter-out %/kustomization.yaml, $(wildcard deploy/kubernetes/*/*.yaml))
 

@@ -10,6 +10,10 @@ RUN python -m venv /build && python -m venv --without-pip /opt/attention
 COPY requirements/build.txt requirements/core.txt requirements/
 RUN /build/bin/pip install --require-hashes -r requirements/build.txt \
     && /build/bin/pip --python /opt/attention/bin/python install --require-hashes -r requirements/core.txt
+# For gRPC, where it is asked for: a quarter more.
+ARG GRPC=
+COPY requirements/grpc.txt requirements/
+RUN test -z "${GRPC}" || /build/bin/pip --python /opt/attention/bin/python install --require-hashes -r requirements/grpc.txt
 
 # The package, and away with what only compilers, type checkers and testers read. Nobody can write bytecode later, so it
 # is made here; unchecked, as no source will ever change, and so that no file's time needs to survive being copied.

@@ -135,14 +135,14 @@ deploy-check: $(DEPLOY_VENV)/.deploy ## lint Dockerfile, compose file, manifests
 	$(DEPLOY_BIN)/hadolint Dockerfile
 	$(DEPLOY_BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	$(DEPLOY_BIN)/kubernetes-validate --strict $(MANIFESTS)
-	$(DEPLOY_BIN)/shellcheck deploy/engine deploy/local-base-image deploy/release-check .ci/run
+	$(DEPLOY_BIN)/shellcheck deploy/engine deploy/local-base-image deploy/release-check .ci/prepare .ci/run
 
 MANIFESTS := $(filter-out %/kustomization.yaml, $(wildcard deploy/kubernetes/*/*.yaml))
 
 .PHONY: image
-image: ## build an image (TARGET=cpu, torch or cuda; TORCH=... for torch)
+image: ## build an image (TARGET=cpu, torch or cuda; TORCH=... for torch; GRPC=yes for gRPC)
 	@engine=$$(deploy/engine) && eval "$$engine" && set -x && \
-	$$ENGINE build $$BUILD_FLAGS --build-arg BASE_IMAGE=$$BASE_IMAGE --build-arg TORCH="$(TORCH)" \
+	$$ENGINE build $$BUILD_FLAGS --build-arg BASE_IMAGE=$$BASE_IMAGE --build-arg TORCH="$(TORCH)" --build-arg GRPC="$(GRPC)" \
 		--build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) --target $(TARGET) --tag $(IMAGE):$(TARGET) .
 
 .PHONY: image-test
@@ -192,6 +192,7 @@ lint-openapi: $(NODE)/node_modules/.installed ## hold the API document against t
 .PHONY: test-clients
 test-clients: clients lint-openapi ## ask a running service by clients that nobody here wrote, and by generated ones
 	$(CLIENTS_BIN)/python -m pytest tests/clients
+	$(CLIENTS_BIN)/python -m pytest tests/clients/alone
 
 .PHONY: bench
 bench: $(VENV)/.test ## the service beside other servers over HTTP: those of bench-peers that are installed
@@ -235,13 +236,13 @@ bench-kernel: $(TORCH_VENV)/.kernel ## the NumPy kernel beside torch's and onnxr
 	$(TORCH_BIN)/python -m benchmarks.kernel
 
 .PHONY: openapi
-openapi: $(VENV)/.core ## regenerate what is generated: API document, examples, tables in docs
+openapi: $(VENV)/.test ## regenerate what is generated: API document, examples, tables in docs
 	$(BIN)/python openapi/generate.py
 
 # In folder $(1): the core by the package's own metadata, the rest by their .in; with $(2), to the newest versions.
 define compile-locks
 cd $(1) && $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/core.txt pyproject.toml && \
-for name in build test peers attack cuda deploy docs; do \
+for name in build test grpc peers attack cuda deploy docs; do \
 	$(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/$$name.txt requirements/$$name.in || exit; \
 done && \
 $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/clients.txt pyproject.toml requirements/clients.in

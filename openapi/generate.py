@@ -9,7 +9,9 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from plain import plain
 from promises import promises
@@ -20,12 +22,14 @@ from service.engine import execute
 from service.errors import error_classes
 from service.jobs import make_job
 from service.metrics import METRICS
+from service.rpc.statuses import STATUSES
 from service.schemas.request import AttentionRequest
 from service.schemas.response import answer
 from service.settings import Settings, table
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "cases"
+INFERENCE = ROOT / "service" / "codecs"
 # The cases that the API document shows, by what they demonstrate; of the first with its answer.
 EXAMPLES = ("animals_two_queries", "causal", "self_attention_scaled", "multihead", "six_tokens_trained")
 
@@ -71,6 +75,26 @@ def promised() -> str:
     return "\n".join(sorted({*before, *promises(json.loads(document()))})) + "\n"
 
 
+def compiled() -> bytes:
+    """inference.proto in the form that protobuf's library reads."""
+    from grpc_tools import protoc
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "set")
+        if protoc.main(["protoc", f"-I{INFERENCE}", f"--descriptor_set_out={file}", "inference.proto"]):
+            sys.exit("inference.proto cannot be compiled")
+        return file.read_bytes()
+
+
+def statuses() -> str:
+    """All error codes with their statuses over gRPC, as a Markdown table."""
+    found: dict[str, list[str]] = {}
+    for code, kind in error_classes().items():
+        found.setdefault(STATUSES[kind.status], []).append(f"`{code}`")
+    rows = [f"| `{status}` | {', '.join(codes)} |" for status, codes in found.items()]
+    return "\n".join(["| status | codes |", "|---|---|", *rows])
+
+
 def errors() -> str:
     """All error codes as a Markdown table."""
     rows = ["| code | status | when |", "|---|---|---|"]
@@ -110,19 +134,22 @@ def filled(page: Path, name: str, text: str) -> str:
     return content
 
 
-def write(path: Path, content: str) -> bool:
+def write(path: Path, content: str | bytes) -> bool:
     """Whether the file was as it should be; unless checking, it is afterwards."""
-    same = path.exists() and path.read_text(encoding="utf-8") == content
+    data = content if isinstance(content, bytes) else content.encode()
+    same = path.exists() and path.read_bytes() == data
     if not same and "--check" not in sys.argv:
-        path.write_text(content, encoding="utf-8")
+        path.write_bytes(data)
     return same
 
 
 def main() -> None:
     """Write everything, the examples first: the document holds them."""
     docs = ROOT / "docs"
+    protocol = docs / "inference-protocol.md"
     changed = []
-    for path, make in (
+    made: tuple[tuple[Path, Callable[[], str | bytes]], ...] = (
+        (INFERENCE / "inference.binpb", compiled),
         (ROOT / "service" / "routes" / "examples.json", examples),
         (ROOT / "service" / "routes" / "answer.json", example_answer),
         (ROOT / "openapi" / "openapi.json", document),
@@ -133,7 +160,9 @@ def main() -> None:
         (docs / "settings.md", lambda: filled(docs / "settings.md", "commands", commands())),
         (docs / "operations.md", lambda: filled(docs / "operations.md", "metrics", metrics())),
         (docs / "errors.md", lambda: filled(docs / "errors.md", "errors", errors())),
-    ):
+        (protocol, lambda: filled(protocol, "statuses", statuses())),
+    )
+    for path, make in made:
         if not write(path, make()):
             changed.append(str(path.relative_to(ROOT)))
     print("\n".join(f"changed: {name}" for name in changed) or "everything is up to date")

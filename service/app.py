@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,7 +22,7 @@ from service.http.browsers import SecurityHeaders, cors
 from service.http.middleware import RequestContext
 from service.http.problems import on_defect, on_http_exception, on_service_error
 from service.metrics import Shared, Tally
-from service.process import end_with_parent, tune
+from service.process import end_with_parent, tune, when_told_to_stop
 from service.routes import attention, health, inference, metrics, pages, problems
 from service.routes.tensors import StraightToTensors
 from service.settings import Settings
@@ -63,8 +64,28 @@ class Application:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """While the service runs: let other workers see what this one counts."""
+    """While the service runs: answer gRPC as well, and let other workers see what this one counts."""
     state = app.state
+
+    def begin_stop() -> None:
+        state.engine.stopping = True
+        if state.rpc is not None:
+            state.rpc.begin_stop()
+
+    async with counts_shared(state):
+        if state.rpc is not None:
+            await state.rpc.start()
+        when_told_to_stop(begin_stop)
+        try:
+            yield
+        finally:
+            if state.rpc is not None:
+                await state.rpc.stop()
+
+
+@asynccontextmanager
+async def counts_shared(state: State) -> AsyncIterator[None]:
+    """Inside, other workers see what this one counts."""
     if state.shared is None or state.tally is None:
         yield
         return
@@ -80,6 +101,15 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         task.cancel()
         state.shared.write(state.tally.cells)
+
+
+def grpc_server() -> Any:
+    """What serves gRPC, imported only now. Errors: SystemExit that names the extra, where gRPC is missing."""
+    try:
+        from service.rpc.server import RPC
+    except ImportError as error:
+        raise SystemExit(f"ATTENTION_GRPC_PORT: install attention-service[grpc] ({error})") from None
+    return RPC
 
 
 def from_environment() -> Application:
@@ -111,6 +141,9 @@ def create_app(settings: Settings) -> Application:
     app.state.engine = Engine(settings)
     app.state.tally = Tally() if settings.metrics else None
     app.state.shared = Shared(settings.metrics_folder) if settings.metrics_folder else None
+    app.state.rpc = None
+    if settings.grpc_port is not None:
+        app.state.rpc = grpc_server()(settings, app.state.engine, app.state.tally)
 
     app.include_router(attention.router)
     app.include_router(health.router)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 # Flags of serve that stand for a setting of the same name.
-FLAGS = ("host", "port", "workers", "threads")
+FLAGS = ("host", "port", "grpc_port", "workers", "threads")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="run the service", description="Run the service until it is stopped.")
     serve.add_argument("--host", help="address to listen on (default: ATTENTION_HOST, else 127.0.0.1)")
     serve.add_argument("--port", type=int, help="port to listen on (default: ATTENTION_PORT, else 8000)")
+    serve.add_argument("--grpc-port", type=int, help="port for gRPC (default: ATTENTION_GRPC_PORT, else none)")
     serve.add_argument("--workers", type=int, help="processes that answer (default: ATTENTION_WORKERS, else 1)")
     serve.add_argument("--threads", type=int, help="threads of each (default: ATTENTION_THREADS, else as many as fit)")
     serve.set_defaults(run=_serve)
@@ -93,13 +94,17 @@ def _serve(options: argparse.Namespace) -> int:
 
     import uvicorn
 
-    from service.app import create_app
+    from service.app import create_app, grpc_server
     from service.http.protocol import PatientProtocol
     from service.logs import log_config
     from service.process import tune
 
     flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
     settings = _configured(**flags)
+    if settings.grpc_port is not None:
+        grpc_server()  # before workers are started, which would be again and again
+        flags["grpc_port"] = _port_for_grpc(settings)
+        settings = _configured(**flags)
     run = partial(
         uvicorn.run,
         host=settings.host,
@@ -127,6 +132,21 @@ def _serve(options: argparse.Namespace) -> int:
             os.environ.setdefault("ATTENTION_METRICS_FOLDER", folder)
             run("service.app:from_environment", factory=True, workers=settings.workers)
     return 0
+
+
+def _port_for_grpc(settings: Settings) -> int:
+    """The port for gRPC: one for all workers, and free, as several would share it with whoever has it."""
+    from service.process import free_port
+
+    port = settings.grpc_port or 0
+    try:
+        if port and port == settings.port:
+            raise OSError("HTTP has it")
+        return free_port(settings.host, port)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
+        print(f"ATTENTION_GRPC_PORT: {settings.host}:{port}: {reason}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _key(_: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from service.attention.operands import make_operands
 from service.attention.plan import Plan
 from service.attention.result import Result, make_result
 from service.attention.spec import SCORE_MATRICES, AttentionSpec
-from service.errors import MemoryLimit
+from service.errors import Busy, Fault, MemoryLimit
 from service.gate import Gate, Permit
 from service.jobs import Job
 from service.settings import Settings
@@ -79,6 +79,10 @@ class Call:
         if self._permits:
             self._permits[0].keep(memory)
 
+    def resize(self, memory: int) -> None:
+        """Hold this much in the place of the memory for the body. Errors: Busy."""
+        self._permits[0].resize(memory)
+
     def leave(self) -> None:
         """Give everything back."""
         for permit in self._permits:
@@ -90,25 +94,40 @@ class Engine:
 
     bodies: the gate to memory for bodies and what is read from them
     work: the gate to places and memory for computing
+    stopping: whether the service has been told to stop
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.bodies = Gate(math.inf, settings.body_memory, settings.places_to_wait)
         self.work = Gate(settings.concurrency, settings.work_memory, settings.places_to_wait)
+        self.stopping = False
         backends.use_threads(settings.compute_threads)
 
     def is_quick(self, job: Job) -> bool:
         """Whether computing takes less time than handing it to a thread would."""
         return job.plan.flops <= self._settings.inline_flops
 
-    async def attend(self, job: Job, call: Call) -> Result:
-        """Compute without blocking the event loop for long. Errors: InvalidRequest, MemoryLimit, Busy, TimeLimit."""
-        self._admit(job.plan)
+    def check_ready(self) -> None:
+        """Whether requests are welcome, large ones too. Errors: Busy where they are not."""
+        if self.stopping:
+            raise Busy(Fault("", "a server that takes requests", "one that stops"), headers={"Retry-After": "1"})
+        for gate in (self.work, self.bodies):
+            if gate.refuses:
+                raise gate.busy()
+
+    async def attend(self, job: Job, call: Call, beside: int = 0) -> Result:
+        """Compute without blocking the event loop for long.
+
+        beside: bytes that a large answer takes beside what is computed, held until all is given back
+        Errors: InvalidRequest, MemoryLimit, Busy, TimeLimit.
+        """
+        memory = job.plan.peak_bytes + beside
+        self._admit(job.plan, memory)
         if self.is_quick(job):
             result = execute(job.plan, job.spec, job.sources)
         else:
-            permit = await self.work.enter(job.plan.peak_bytes, call.stop)
+            permit = await self.work.enter(memory, call.stop)
             call.hold(permit)
             call.timings.step("queue")
             try:
@@ -120,16 +139,16 @@ class Engine:
 
     def compute(self, job: Job) -> Result:
         """The same without an event loop."""
-        self._admit(job.plan)
+        self._admit(job.plan, job.plan.peak_bytes)
         return execute(job.plan, job.spec, job.sources)
 
-    def _admit(self, plan: Plan) -> None:
+    def _admit(self, plan: Plan, memory: int) -> None:
         limit = self.work.memory
-        if plan.peak_bytes > limit:
+        if memory > limit:
             raise MemoryLimit.at(
                 "",
                 f"a request that needs at most {ByteSize(limit).human_readable()}",
-                f"one that needs about {ByteSize(plan.peak_bytes).human_readable()}",
+                f"one that needs about {ByteSize(memory).human_readable()}",
                 _advice(plan),
             )
 

@@ -262,6 +262,12 @@ def error_classes() -> dict[str, type[ServiceError]]:
     return found
 
 
+def kind_of(error: ServiceError) -> type[ServiceError]:
+    """What an error is for its client: of the kind of its faults, where they are all of one, as it may switch on it."""
+    codes = {fault.code for fault in error.faults}
+    return error_classes().get(codes.pop(), type(error)) if len(codes) == 1 else type(error)
+
+
 def describe(value: object) -> str:
     """What a value is, in a few words that never grow with it."""
     match value:

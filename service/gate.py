@@ -55,6 +55,13 @@ class Permit:
             spare, self._memory = self._memory - memory, memory
             self._gate._give(spare, place=False)
 
+    def resize(self, memory: int) -> None:
+        """Keep this much, or take more as `grow` does. Errors: Busy."""
+        if memory > self._memory:
+            self.grow(memory - self._memory)
+        else:
+            self.keep(memory)
+
     def leave(self) -> None:
         """Give back everything. Does nothing the second time."""
         memory, place = self._memory, self._place
@@ -97,6 +104,11 @@ class Gate:
     def full(self) -> bool:
         """Whether nobody else may wait."""
         return len(self._waiting) >= self._queue
+
+    @property
+    def refuses(self) -> bool:
+        """Whether who cannot enter at once is refused, and somebody could not: nobody else may wait."""
+        return self.full and (self.taken >= self.places or self.waiting > 0)
 
     def try_enter(self, memory: int) -> Permit | None:
         """A permit, if there is one at once."""

@@ -29,7 +29,9 @@ class Metric(NamedTuple):
 
 
 METRICS = {
-    "attention_requests": Metric("counter", "Requests answered.", ("operation", "status")),
+    "attention_requests": Metric(
+        "counter", "Requests answered, by their status over HTTP.", ("protocol", "operation", "status")
+    ),
     "attention_problems": Metric("counter", "Requests answered with a problem.", ("code",)),
     "attention_request_seconds": Metric("histogram", "From head of request to end of answer.", ("operation",)),
     "attention_received_bytes": Metric("counter", "Bytes of the bodies of tensor operations.", ("media_type",)),
@@ -70,9 +72,11 @@ class Tally:
         # (media type of body, of answer, backend, kernel) -> [answers, bytes in, bytes out, seconds of four steps]
         self._tensors: dict[tuple[str, str, str, str], list[float]] = {}
 
-    def answered(self, operation: str, status: int, seconds: float, problem: str | None) -> None:
-        """Count an answer."""
-        key: tuple[str, Labels] = ("attention_requests", (operation, status))
+    def answered(
+        self, operation: str, status: int, seconds: float, problem: str | None, protocol: str = "http"
+    ) -> None:
+        """Count an answer; status: over HTTP, whatever the protocol."""
+        key: tuple[str, Labels] = ("attention_requests", (protocol, operation, status))
         cells = self._cells
         cells[key] = cells.get(key, 0) + 1
         cell = cells.get(("attention_request_seconds", (operation,)))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import multiprocessing
 import os
 import signal
+import socket
 import sys
+import threading
+from collections.abc import Callable
 from threading import Thread
+from types import FrameType
 
 # Seconds after which a thread that computes in Python lets another run; the event loop is to have its turn soon.
 SWITCH = 0.001
@@ -35,3 +40,29 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=wait, daemon=True).start()
+
+
+def when_told_to_stop(do: Callable[[], object]) -> None:
+    """Have this done in the running event loop as soon as a signal says to stop, beside what the server does then.
+
+    Signals come to the main thread, so that nothing is done for a loop in another.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before = signal.getsignal(number)
+
+        def handle(number: int, frame: FrameType | None, before: object = before) -> None:
+            loop.call_soon_threadsafe(do)
+            if callable(before):
+                before(number, frame)
+
+        signal.signal(number, handle)
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, if nobody has it; any, for 0. Errors: OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as server:
+        return int(server.getsockname()[1])

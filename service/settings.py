@@ -22,6 +22,13 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    grpc_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port for the Open Inference Protocol over gRPC; 0 takes a free one. Default: none. Needs "
+        "attention-service[grpc].",
+    )
     log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
         "info", description="The least severe messages that are logged."
     )

@@ -49,16 +49,21 @@ def scalars(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def arrays_of(fields: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The tensors of a request for POST /attention, and its options. Null in a bias is minus infinity."""
+    if "bias" in fields:
+        filled = [[-np.inf if item is None else item for item in row] for row in fields["bias"]]
+        fields = fields | {"bias": np.array(filled, dtype=float)}
+    arrays, rest = split(fields)
+    floats = {name: array.astype(float) if array.dtype == np.int64 else array for name, array in arrays.items()}
+    return floats, scalars(rest)
+
+
 def request_of(fields: dict[str, Any], binary: bool, nested: bool = False) -> tuple[bytes, dict[str, str]]:
     """A request for POST /attention in this protocol."""
-    if "bias" in fields:  # null in it is minus infinity
-        fields = fields | {"bias": np.array(fields["bias"], dtype=object)}
-        fields["bias"] = np.where(fields["bias"] == None, -np.inf, fields["bias"]).astype(float)  # noqa: E711  # element by element
-    arrays, rest = split(fields)
-    arrays = {name: array.astype(float) if array.dtype == np.int64 else array for name, array in arrays.items()}
+    arrays, parameters = arrays_of(fields)
     entries = [tensor(name, array, binary, nested) for name, array in arrays.items()]
-    parameters = scalars(rest) | {"binary_data_output": binary}
-    return body(entries, id="17", parameters=parameters)
+    return body(entries, id="17", parameters=parameters | {"binary_data_output": binary})
 
 
 def read(response: httpx.Response) -> dict[str, Any]:

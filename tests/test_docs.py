@@ -32,7 +32,9 @@ ELSEWHERE = {
         "tests/image/test_docs.py",
         "needs a cluster; what it would send is made",
     ),
-    ("docs/inference-protocol.md", "import numpy"): ("tests/clients/test_tritonclient.py", "needs tritonclient"),
+    ("docs/inference-protocol.md", "import numpy"): ("tests/clients/test_docs.py", "needs tritonclient"),
+    ("docs/inference-protocol.md", "import asyncio"): ("tests/clients/test_docs.py", "needs kserve"),
+    ("docs/inference-protocol.md", "pip install"): ("tests/clients/test_docs.py", "serves until it is stopped"),
     ("docs/clients.md", ""): ("tests/clients", "needs other languages and generators"),
 }
 # What is neither a command nor a request has tests of its own below.

@@ -76,9 +76,30 @@ async def test_memory_can_be_kept_after_the_place_is_left() -> None:
     permit.grow(70)
     with pytest.raises(Busy):
         permit.grow(1)
+    permit.resize(20)
+    assert gate.free == 80
+    permit.resize(90)
+    assert gate.free == 10
+    with pytest.raises(Busy):
+        permit.resize(101)
     permit.leave()
     permit.leave()
     assert (gate.taken, gate.free) == (0, 100)
+
+
+async def test_whether_somebody_would_be_refused() -> None:
+    single, roomy = Gate(places=1, memory=100, queue=0), Gate(places=9, memory=100, queue=1)
+    found = [single.refuses]
+    with await single.enter(1, stop()):
+        found.append(single.refuses)
+    assert found == [False, True]
+    with await roomy.enter(60, stop()):
+        found = [roomy.refuses]
+        waiting = asyncio.create_task(roomy.enter(60, stop()))
+        await settle()
+        found.append(roomy.refuses)
+    (await waiting).leave()
+    assert [*found, roomy.refuses] == [False, True, False]
 
 
 async def test_a_client_that_hangs_up_leaves_the_queue() -> None:

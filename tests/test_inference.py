@@ -291,6 +291,8 @@ LIES: dict[str, tuple[Callable[[], tuple[bytes, dict[str, str]]], int, str]] = {
     "booleans of 2": (lambda: lie(sized(2, b"\0\2", datatype="BOOL", name="mask")), 400, "bytes of 0 and 1"),
     "strings cut off": (lambda: lie(sized(8, b"\4\0\0\0a\0\0\0", datatype="BYTES")), 400, "strings (2, 1)"),
     "strings too long": (lambda: lie(sized(6, b"\4\0\0\0ab", datatype="BYTES")), 400, "strings (2, 1)"),
+    "strings of no length": (lambda: lie(sized(0, b"", datatype="BYTES", shape=[2**59, 0])), 400, "at least one str"),
+    "no strings": (lambda: lie(entry(datatype="BYTES", shape=[2**59, 0], data=[])), 400, "at least one string"),
     "strings not UTF-8": (lambda: lie(sized(5, b"\1\0\0\0\xff", datatype="BYTES")), 400, "strings in UTF-8"),
     "no header": (lambda: (body([sized(8)])[0], {}), 400, "Extra data"),
     "size without header": (lambda: (body([sized(8, b"")])[0], {}), 400, "Inference-Header-Content-Length says"),

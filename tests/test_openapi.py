@@ -43,26 +43,28 @@ def test_what_is_generated_is_up_to_date() -> None:
 
 
 def test_every_reference_is_generated(tmp_path: Path) -> None:
-    """Whatever is marked as generated in the docs, damaged, is found by --check, and made again."""
-    for folder in ("openapi", "docs", "tests/cases", "service/routes"):
+    """Whatever is marked as generated in the docs, or compiled, damaged, is found by --check, and made again."""
+    for folder in ("openapi", "docs", "tests/cases", "service/codecs", "service/routes"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     marked: dict[str, Path] = {}
     for page in sorted((tmp_path / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         marked |= dict.fromkeys(re.findall(r"<!-- (\w+): generated -->", text), page)
         page.write_text(re.sub(r"(<!-- \w+: generated -->\n).*?(\n<!-- end -->)", r"\1\2", text, flags=re.DOTALL))
-    assert marked.keys() == {"settings", "commands", "metrics", "errors"}
+    assert marked.keys() == {"settings", "commands", "metrics", "errors", "statuses"}
+    compiled = tmp_path / "service" / "codecs" / "inference.binpb"
+    compiled.write_bytes(b"")
     command = [sys.executable, str(tmp_path / "openapi" / "generate.py")]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     found, made = (
         subprocess.run([*command, *flag], env=environment, capture_output=True, text=True, check=False)
         for flag in (["--check"], [])
     )
-    changed = {f"changed: {page.relative_to(tmp_path)}" for page in marked.values()}
+    changed = {f"changed: {page.relative_to(tmp_path)}" for page in [compiled, *marked.values()]}
     assert (found.returncode, set(found.stdout.split("\n")[:-1])) == (1, changed)
     assert made.returncode == 0
-    for page in marked.values():
-        assert page.read_text(encoding="utf-8") == (ROOT / page.relative_to(tmp_path)).read_text(encoding="utf-8")
+    for page in [compiled, *marked.values()]:
+        assert page.read_bytes() == (ROOT / page.relative_to(tmp_path)).read_bytes()
 
 
 def test_no_promise_is_broken_without_a_word_in_the_changelog() -> None:

@@ -53,10 +53,10 @@ def test_requests_are_counted(fresh: httpx.Client) -> None:
     fresh.get("/health/live")
     fresh.get("/etc/passwd")
     found = samples(fresh)
-    assert found["attention_requests_total operation=/attention status=200"] == 3
-    assert found["attention_requests_total operation=/attention status=422"] == 1
-    assert found["attention_requests_total operation=/health/live status=200"] == 1
-    assert found["attention_requests_total operation=other status=404"] == 1
+    assert found["attention_requests_total operation=/attention protocol=http status=200"] == 3
+    assert found["attention_requests_total operation=/attention protocol=http status=422"] == 1
+    assert found["attention_requests_total operation=/health/live protocol=http status=200"] == 1
+    assert found["attention_requests_total operation=other protocol=http status=404"] == 1
     assert found["attention_problems_total code=invalid_value"] == 1
     assert found["attention_request_seconds_count operation=/attention"] == 4
     assert found["attention_computed_total backend=numpy kernel=small"] == 3
@@ -99,7 +99,7 @@ def test_counts_of_workers_add_up(tmp_path: Path) -> None:
     found = total(iter([tallies[0].cells | {("attention_workers", ()): 1}, *own.others()]))
     assert found["attention_problems", ("busy",)] == 6
     assert found["attention_workers", ()] == 2
-    assert found["attention_requests", ("/attention", "503")] == 6
+    assert found["attention_requests", ("http", "/attention", "503")] == 6
     assert found["attention_request_seconds", ("/attention",)][0] == pytest.approx(0.3 + 4 * 0.3 + 9 * 0.3)
     assert sum(found["attention_request_seconds", ("/attention",)][1:]) == 6
 
@@ -125,7 +125,7 @@ def test_two_workers_tell_the_same(tmp_path: Path) -> None:
         time.sleep(2.5)
         for _ in range(4):
             with httpx.Client(base_url=url) as other:
-                assert samples(other)["attention_requests_total operation=/attention status=200"] == 20
+                assert samples(other)["attention_requests_total operation=/attention protocol=http status=200"] == 20
     finally:
         process.terminate()
         assert process.wait(30) == 0

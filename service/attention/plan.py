@@ -125,8 +125,8 @@ class Plan:
         return self.score_count * (2 * (sizes.head_dim + sizes.value_dim) + 8) + sizes.batch_size * maps
 
     @cached_property
-    def peak_bytes(self) -> int:
-        """An upper estimate of the memory that computing takes beyond the request itself."""
+    def returned_bytes(self) -> int:
+        """An upper estimate of the memory of what is returned, and of the operands."""
         sizes, chosen = self.sizes, self.selection
         query = sizes.num_heads * sizes.query_length * (2 * sizes.head_dim + 2 * sizes.value_dim)
         key = sizes.num_kv_heads * sizes.key_length * (2 * sizes.head_dim + 2 * sizes.value_dim)
@@ -136,9 +136,14 @@ class Plan:
         stages = len(chosen.include & SCORE_MATRICES - {"attention_weights"}) * sizes.key_length
         weights = columns if "attention_weights" in chosen.include else 0
         returned = heads * rows * (stages + weights)
-        one_query = sizes.num_heads * sizes.key_length
+        return sizes.batch_size * (returned + query + key) * self.compute_dtype.itemsize
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """An upper estimate of the memory that computing takes beyond the request itself."""
+        one_query = self.sizes.num_heads * self.sizes.key_length
         working = WORKING_MATRICES * min(self.score_count, max(WORKING_SCORES, one_query))
-        return (working + sizes.batch_size * (returned + query + key)) * self.compute_dtype.itemsize
+        return working * self.compute_dtype.itemsize + self.returned_bytes
 
     @cached_property
     def plain(self) -> bool:

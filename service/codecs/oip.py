@@ -43,12 +43,22 @@ def decode(body: Body, head: int | None) -> tuple[Decoded, Wish]:
         raise InvalidTensors.at("", f"at most {len(body)} bytes of JSON, as long as the body is", str(head))
     request = json.decode(body if head is None else body[:head]).fields
     tail = Tail(memoryview(body)[len(body) if head is None else head :])
+    tensors = _tensors(request.get("inputs"), tail)
+    tail.end()
+    return assembled(request, tensors)
+
+
+def assembled(request: Mapping[str, Any], tensors: Mapping[str, Any], *, binary: bool = False) -> tuple[Decoded, Wish]:
+    """The fields of a request from its tensors and all else.
+
+    binary: whether outputs come as bytes where the request does not say
+    Errors: InvalidTensors, InvalidValue, FieldConflict, UnknownField.
+    """
     parameters = parameters_of(request, "")
     fields: dict[str, Any] = {}
-    place(fields, _tensors(request.get("inputs"), tail))
-    tail.end()
+    place(fields, tensors)
     place(fields, _options(parameters))
-    wish = wish_of(request, parameters)
+    wish = wish_of(request, parameters, binary)
     if wish.names:
         set_include(fields, wish.names)
     return Decoded(fields, frozenset()), wish
@@ -56,12 +66,11 @@ def decode(body: Body, head: int | None) -> tuple[Decoded, Wish]:
 
 def encode(answer: Mapping[str, Any], wish: Wish, model: str, version: str) -> Written:
     """The answer that a request wants."""
-    tensors = dict(flattened(answer))
-    chosen = {name: tensors[name] for name in wish.names or dict.fromkeys((ALWAYS, *tensors))}
+    chosen = outputs_of(answer, wish)
     opening: dict[str, Any] = {"model_name": model, "model_version": version}
     if wish.id is not None:
         opening["id"] = wish.id
-    opening["parameters"] = _scalars(answer["metadata"])
+    opening["parameters"] = scalars(answer["metadata"])
     text = _json(opening, chosen, wish)
     binary = [np.asarray(chosen[name], order="C").reshape(-1) for name in chosen if wish.is_binary(name)]
     if not binary:
@@ -71,19 +80,37 @@ def encode(answer: Mapping[str, Any], wish: Wish, model: str, version: str) -> W
     return Written([start, *(flat.view(np.uint8).data for flat in binary)], len(start))
 
 
+def outputs_of(answer: Mapping[str, Any], wish: Wish) -> dict[str, np.ndarray]:
+    """The tensors that a request wants."""
+    tensors = dict(flattened(answer))
+    return {name: tensors[name] for name in wish.names or dict.fromkeys((ALWAYS, *tensors))}
+
+
+def scalars(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata as parameters, which are scalars."""
+    found = {name: value for name, value in metadata.items() if name != "warnings"}
+    if metadata["warnings"]:
+        found["warnings"] = "; ".join(f"{notice.code}: {notice.message}" for notice in metadata["warnings"])
+    return found
+
+
+def once(found: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Inputs by their names. Errors: FieldConflict for one given twice."""
+    tensors: dict[str, Any] = {}
+    for i, (name, value) in enumerate(found):
+        if name in tensors:
+            raise FieldConflict.at(f"/inputs/{i}/name", "each input once", "the same name again")
+        tensors[name] = value
+    return tensors
+
+
 def _tensors(inputs: Any, tail: Tail) -> dict[str, Any]:
     """All inputs by their names."""
     if not isinstance(inputs, list):
         raise InvalidTensors.of("/inputs", "an array of tensors", inputs)
     if len(inputs) > MAX_MEMBERS:
         raise too_many(len(inputs))
-    found: dict[str, Any] = {}
-    for i, entry in enumerate(inputs):
-        name, value = read(entry, f"/inputs/{i}", tail)
-        if name in found:
-            raise FieldConflict.at(f"/inputs/{i}/name", "each input once", "the same name again")
-        found[name] = value
-    return found
+    return once(read(entry, f"/inputs/{i}", tail) for i, entry in enumerate(inputs))
 
 
 def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,14 +122,6 @@ def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:
     for name in NAME_LISTS:
         if isinstance(found.get(name), str):
             found[name] = [item.strip() for item in found[name].split(",") if item.strip()]
-    return found
-
-
-def _scalars(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata as parameters, which are scalars."""
-    found = {name: value for name, value in metadata.items() if name != "warnings"}
-    if metadata["warnings"]:
-        found["warnings"] = "; ".join(f"{notice.code}: {notice.message}" for notice in metadata["warnings"])
     return found
 
 

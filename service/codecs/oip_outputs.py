@@ -34,8 +34,11 @@ class Wish(NamedTuple):
         return self.binary.get(name, self.default)
 
 
-def wish_of(request: Mapping[str, Any], parameters: Mapping[str, Any]) -> Wish:
-    """Errors: InvalidTensors, InvalidValue, FieldConflict."""
+def wish_of(request: Mapping[str, Any], parameters: Mapping[str, Any], otherwise: bool) -> Wish:
+    """What is asked for; otherwise: whether outputs come as bytes where nothing is said of it.
+
+    Errors: InvalidTensors, InvalidValue, FieldConflict.
+    """
     given, outputs = request.get("id"), request.get("outputs")
     if not isinstance(given, str | None):
         raise InvalidTensors.of("/id", "a string", given)
@@ -43,7 +46,7 @@ def wish_of(request: Mapping[str, Any], parameters: Mapping[str, Any]) -> Wish:
         raise InvalidTensors.of("/outputs", "an array of outputs", outputs)
     binary: dict[str, bool] = {}
     names = []
-    default = _flag(parameters, BINARY_OUTPUT, False, "")
+    default = _flag(parameters, BINARY_OUTPUT, otherwise, "")
     for i, entry in enumerate(outputs or ()):
         pointer = f"/outputs/{i}"
         name = _name(entry, pointer)

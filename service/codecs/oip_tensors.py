@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Container, Mapping
+from typing import Any, Final, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -58,24 +58,44 @@ class Tail:
             raise InvalidTensors.at("", f"{self.taken} bytes after the JSON, as its inputs say", str(len(self._data)))
 
 
-def read(entry: Any, pointer: str, tail: Tail) -> tuple[str, Any]:
-    """Name and value of an input: an array, or strings as nested lists. Errors: InvalidTensors, Overflow."""
-    if not isinstance(entry, dict):
-        raise InvalidTensors.of(pointer, "an object with name, shape, datatype and data", entry)
-    name, datatype = entry.get("name"), entry.get("datatype")
+class Head(NamedTuple):
+    """What a tensor is called, which type its elements have, how long its axes are."""
+
+    name: str
+    datatype: str
+    sizes: tuple[int, ...]
+
+
+def head_of(name: Any, datatype: Any, sizes: Any, pointer: str) -> Head:
+    """The head of an input. Errors: InvalidTensors."""
     if not isinstance(name, str) or not name:
         raise InvalidTensors.of(f"{pointer}/name", "the name of an input", name)
     if not isinstance(datatype, str) or (datatype not in DTYPES and datatype != BYTES):
         raise InvalidTensors.of(f"{pointer}/datatype", f"one of {', '.join(DTYPES)}, {BYTES}", datatype)
-    sizes = _sizes(entry.get("shape"), f"{pointer}/shape")
-    parameters = parameters_of(entry, pointer)
+    head = Head(name, datatype, _sizes(sizes, f"{pointer}/shape"))
+    if datatype == BYTES and 0 in head.sizes:  # as lists, the other axes would be as long as they say
+        raise InvalidTensors.at(f"{pointer}/shape", "at least one string", shape(head.sizes))
+    return head
+
+
+def check_own(parameters: Container[str], pointer: str) -> None:
+    """Errors: InvalidTensors for a tensor whose data is elsewhere."""
     if "shared_memory_region" in parameters:
         raise InvalidTensors.at(f"{pointer}/parameters", "data in the request", "shared memory")
+
+
+def read(entry: Any, pointer: str, tail: Tail) -> tuple[str, Any]:
+    """Name and value of an input: an array, or strings as nested lists. Errors: InvalidTensors, Overflow."""
+    if not isinstance(entry, dict):
+        raise InvalidTensors.of(pointer, "an object with name, shape, datatype and data", entry)
+    head = head_of(entry.get("name"), entry.get("datatype"), entry.get("shape"), pointer)
+    parameters = parameters_of(entry, pointer)
+    check_own(parameters, pointer)
     if BINARY_SIZE not in parameters:
-        return name, _listed(entry.get("data"), name, datatype, sizes, f"{pointer}/data")
+        return head.name, _listed(entry.get("data"), head, f"{pointer}/data")
     if "data" in entry:
         raise InvalidTensors.at(pointer, f"data or {BINARY_SIZE}", "both")
-    return name, _binary(parameters[BINARY_SIZE], name, datatype, sizes, tail, f"{pointer}/parameters/{BINARY_SIZE}")
+    return head.name, _binary(parameters[BINARY_SIZE], head, tail, f"{pointer}/parameters/{BINARY_SIZE}")
 
 
 def parameters_of(entry: Mapping[str, Any], pointer: str) -> dict[str, Any]:
@@ -96,51 +116,79 @@ def _sizes(given: Any, pointer: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _binary(size: Any, name: str, datatype: str, sizes: tuple[int, ...], tail: Tail, pointer: str) -> Any:
-    """A tensor from the bytes after the JSON, a view where it lies as its type wants to."""
+def _binary(size: Any, head: Head, tail: Tail, pointer: str) -> Any:
+    """A tensor from the bytes after the JSON."""
     if type(size) is not int or size < 0:
         raise InvalidTensors.of(pointer, "a number of bytes", size)
-    if datatype == BYTES:
-        return _labels(tail.take(size, pointer), sizes, pointer)
-    dtype = DTYPES[datatype]
-    needed = math.prod(sizes) * dtype.itemsize
+    if head.datatype != BYTES:
+        _check_size(size, head, pointer)
+    return from_bytes(tail.take(size, pointer), head, pointer)
+
+
+def from_bytes(data: memoryview, head: Head, pointer: str) -> Any:
+    """A tensor from its bytes, a view where it lies as its type wants to. Errors: InvalidTensors."""
+    if head.datatype == BYTES:
+        return _labels(data, head, pointer)
+    _check_size(len(data), head, pointer)
+    dtype = DTYPES[head.datatype]
+    flat = booleans(data, head.name) if dtype == np.bool_ else np.frombuffer(data, dtype)
+    # It may begin at any byte. Numbers that lie across words are computed with far more slowly than copied once.
+    return (flat if flat.flags.aligned else flat.copy()).reshape(head.sizes)
+
+
+def _check_size(size: int, head: Head, pointer: str) -> None:
+    needed = math.prod(head.sizes) * DTYPES[head.datatype].itemsize
     if size != needed:
-        raise InvalidTensors.at(pointer, f"{needed} bytes of {datatype} {shape(sizes)}", str(size))
-    data = tail.take(size, pointer)
-    flat = booleans(data, name) if dtype == np.bool_ else np.frombuffer(data, dtype)
-    # The JSON may end at any byte. Numbers that lie across words are computed with far more slowly than copied once.
-    return (flat if flat.flags.aligned else flat.copy()).reshape(sizes)
+        raise InvalidTensors.at(pointer, f"{needed} bytes of {head.datatype} {shape(head.sizes)}", str(size))
 
 
-def _labels(data: memoryview, sizes: tuple[int, ...], pointer: str) -> Any:
-    """Strings, each after four bytes with its length."""
+def _labels(data: memoryview, head: Head, pointer: str) -> Any:
+    """Strings that stand each after four bytes with its length."""
     found, at = [], 0
     while at + 4 <= len(data):
         end = at + 4 + int.from_bytes(data[at : at + 4], "little")
         if end > len(data):
             break
-        try:
-            found.append(str(data[at + 4 : end], "utf-8"))
-        except UnicodeDecodeError:
-            raise InvalidTensors.at(pointer, "strings in UTF-8", "other bytes") from None
+        found.append(text(data[at + 4 : end], pointer))
         at = end
-    if at != len(data) or len(found) != math.prod(sizes):
-        raise InvalidTensors.at(pointer, f"strings {shape(sizes)}, each after its length", f"{len(found)} of them")
-    return np.array(found, dtype=object).reshape(sizes).tolist()
+    if at != len(data) or len(found) != math.prod(head.sizes):
+        raise InvalidTensors.at(pointer, f"strings {shape(head.sizes)}, each after its length", f"{len(found)} of them")
+    return nested(found, head)
 
 
-def _listed(data: Any, name: str, datatype: str, sizes: tuple[int, ...], pointer: str) -> Any:
+def text(data: bytes | memoryview, pointer: str) -> str:
+    """A string. Errors: InvalidTensors."""
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError:
+        raise InvalidTensors.at(pointer, "strings in UTF-8", "other bytes") from None
+
+
+def nested(texts: list[Any], head: Head) -> Any:
+    """Strings in lists, as the shape says; there are as many as it needs, at least one."""
+    for size in reversed(head.sizes[1:]):
+        texts = [texts[at : at + size] for at in range(0, len(texts), size)]
+    return texts if head.sizes else texts[0]
+
+
+def _listed(data: Any, head: Head, pointer: str) -> Any:
     """A tensor from JSON: one flat list, or lists nested as the shape says."""
     if data is None:
         raise InvalidTensors.at(pointer, f"data, or {BINARY_SIZE} among the parameters", "neither")
-    plain = _plain(data, name, datatype, pointer)
-    if plain.size != math.prod(sizes):
-        raise InvalidTensors.at(pointer, f"{math.prod(sizes)} elements of shape {shape(sizes)}", str(plain.size))
-    if plain.ndim > 1 and plain.shape != sizes:
-        raise InvalidTensors.at(pointer, f"a flat list, or one nested as {shape(sizes)}", shape(plain.shape))
-    if datatype == BYTES:
-        return plain.reshape(sizes).tolist()
-    return _typed(plain, DTYPES[datatype], pointer).reshape(sizes)
+    plain = _plain(data, head.name, head.datatype, pointer)
+    check_count(plain.size, head, pointer)
+    if plain.ndim > 1 and plain.shape != head.sizes:
+        raise InvalidTensors.at(pointer, f"a flat list, or one nested as {shape(head.sizes)}", shape(plain.shape))
+    if head.datatype == BYTES:
+        return nested(plain.reshape(-1).tolist(), head)
+    return typed(plain, DTYPES[head.datatype], pointer).reshape(head.sizes)
+
+
+def check_count(count: int, head: Head, pointer: str) -> None:
+    """Errors: InvalidTensors for other than as many elements as the shape needs."""
+    needed = math.prod(head.sizes)
+    if count != needed:
+        raise InvalidTensors.at(pointer, f"{needed} elements of shape {shape(head.sizes)}", str(count))
 
 
 def _plain(data: Any, name: str, datatype: str, pointer: str) -> np.ndarray:
@@ -183,8 +231,8 @@ def _filled(value: Any) -> Any:
     return -math.inf if value is None else value
 
 
-def _typed(plain: np.ndarray, dtype: np.dtype, pointer: str) -> np.ndarray:
-    """Errors: Overflow for what the type cannot hold."""
+def typed(plain: np.ndarray, dtype: np.dtype, pointer: str) -> np.ndarray:
+    """The elements in their own type. Errors: Overflow for what the type cannot hold."""
     if dtype.kind in "iu" and plain.size:
         limits = np.iinfo(dtype)
         bad = (plain < limits.min) | (plain > limits.max)

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.errors import Fault, InternalError, MethodNotAllowed, NotFound, ServiceError, error_classes
+from service.errors import Fault, InternalError, MethodNotAllowed, NotFound, ServiceError, kind_of
 from service.http.request_id import request_id
 
 MEDIA_TYPE = "application/problem+json"
@@ -21,12 +21,8 @@ logger = logging.getLogger("attention")
 
 
 def problem(error: ServiceError, request: Request) -> Response:
-    """The answer to a request that failed.
-
-    Its code is that of the faults, where all are of one kind, so that clients can switch on it.
-    """
-    codes = {fault.code for fault in error.faults}
-    kind = error_classes().get(codes.pop(), type(error)) if len(codes) == 1 else type(error)
+    """The answer to a request that failed."""
+    kind = kind_of(error)
     request.scope["state"]["problem"] = kind.code  # to be counted
     if is_inference(request.url.path):
         return Response(orjson.dumps({"error": str(error)}), kind.status, error.headers, "application/json")

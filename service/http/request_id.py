@@ -23,9 +23,14 @@ def assign_request_id(scope: Scope) -> str:
             found = str(value, "ascii")
             break
     else:
-        found = f"{PROCESS}{next(_number):012x}"
+        found = new_id()
     scope.setdefault("state", {})["request_id"] = found
     return found
+
+
+def new_id() -> str:
+    """One that no other request has."""
+    return f"{PROCESS}{next(_number):012x}"
 
 
 def request_id(scope: Scope) -> str:

@@ -9,37 +9,10 @@ from typing import Any, Protocol
 from starlette.types import Scope
 
 from service.codecs import CODECS, Codec
-from service.codecs.decoded import Body, Decoded, Part
+from service.codecs.decoded import Part
 from service.http.media import answer_type, refuse_encoding, request_type
 from service.jobs import Job
-
-
-class Reader(Protocol):
-    """What reads a body, like a codec."""
-
-    @property
-    def effort(self) -> int:
-        """How many times the memory of a body is used while it is read, at most."""
-        ...
-
-    @property
-    def inline(self) -> int:
-        """Bytes of a body that are read in well below a millisecond."""
-        ...
-
-    @property
-    def packed(self) -> bool:
-        """Whether a body is unpacked, no further than a limit."""
-        ...
-
-    @property
-    def decode(self) -> Callable[[Body, int], Decoded]:
-        """From bytes, and to how many they may unpack, to values. Errors: ServiceError of every kind."""
-        ...
-
-    def memory(self, length: int, limit: int) -> int:
-        """Bytes for a body of this length and its arrays, which are unpacked up to a limit."""
-        ...
+from service.reading import Reader
 
 
 class Exchange(Protocol):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
+
+from service.routes.documented import problems
 
 router = APIRouter(prefix="/health", tags=["operations"])
 
@@ -21,8 +23,13 @@ async def live() -> Health:
 
 
 @router.get(
-    "/ready", operation_id="checkReady", summary="Does the service take requests?", response_description="It does."
+    "/ready",
+    operation_id="checkReady",
+    summary="Does the service take requests?",
+    response_description="It does.",
+    responses=problems(503),
 )
-async def ready() -> Health:
-    """200 when requests are welcome; if not, send them elsewhere."""
+async def ready(request: Request) -> Health:
+    """200 when requests are welcome; 503 where large ones would be refused, or it stops: send them elsewhere."""
+    request.app.state.engine.check_ready()
     return Health()

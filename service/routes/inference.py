@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Request, Response
 from service.http.problems import INFERENCE
 from service.http.request_id import request_id
 from service.routes.documented import inference_answer, inference_body, inference_errors
-from service.routes.inference_exchange import begin, check
+from service.routes.inference_exchange import begin
 from service.routes.tensors import TensorRequest, TensorRoute, handler
 from service.schemas.inference import (
     MODEL,
@@ -25,6 +25,7 @@ from service.schemas.inference import (
     ServerLive,
     ServerMetadata,
     ServerReady,
+    check_model,
 )
 from service.schemas.request import AttentionRequest
 from service.schemas.response import answer
@@ -76,9 +77,11 @@ async def server_live() -> ServerLive:
     operation_id="checkServerReady",
     summary="Does the server take inference requests?",
     response_description="It does.",
+    responses=inference_errors(503),
 )
-async def server_ready() -> ServerReady:
-    """200 when requests are welcome."""
+async def server_ready(request: Request) -> ServerReady:
+    """200 when requests are welcome, as at /health/ready."""
+    request.app.state.engine.check_ready()
     return ServerReady(ready=True)
 
 
@@ -90,7 +93,7 @@ async def server_ready() -> ServerReady:
 )
 async def model_metadata(model_name: ModelName) -> ModelMetadata:
     """All tensors that can be sent and asked for."""
-    check(model_name)
+    check_model(model_name)
     return MODEL_METADATA
 
 
@@ -102,7 +105,7 @@ async def model_metadata(model_name: ModelName) -> ModelMetadata:
 )
 async def model_version_metadata(model_name: ModelName, model_version: ModelVersion) -> ModelMetadata:
     """The same for a version; there is one."""
-    check(model_name, model_version)
+    check_model(model_name, model_version)
     return MODEL_METADATA
 
 
@@ -111,10 +114,12 @@ async def model_version_metadata(model_name: ModelName, model_version: ModelVers
     operation_id="checkModelReady",
     summary="Does a model take requests?",
     response_description="It does.",
+    responses=inference_errors(503),
 )
-async def model_ready(model_name: ModelName) -> ModelReady:
-    """200 when requests are welcome."""
-    check(model_name)
+async def model_ready(request: Request, model_name: ModelName) -> ModelReady:
+    """200 when requests are welcome, as at /health/ready: there is nothing to load."""
+    check_model(model_name)
+    request.app.state.engine.check_ready()
     return ModelReady(name=MODEL, ready=True)
 
 
@@ -123,10 +128,12 @@ async def model_ready(model_name: ModelName) -> ModelReady:
     operation_id="checkModelVersionReady",
     summary="Does a version of a model take requests?",
     response_description="It does.",
+    responses=inference_errors(503),
 )
-async def model_version_ready(model_name: ModelName, model_version: ModelVersion) -> ModelReady:
+async def model_version_ready(request: Request, model_name: ModelName, model_version: ModelVersion) -> ModelReady:
     """The same for a version; there is one."""
-    check(model_name, model_version)
+    check_model(model_name, model_version)
+    request.app.state.engine.check_ready()
     return ModelReady(name=MODEL, ready=True)
 
 

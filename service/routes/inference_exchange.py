@@ -10,10 +10,10 @@ from starlette.types import Scope
 from service.codecs import JSON_GROWTH, oip
 from service.codecs.decoded import Body, Decoded, Part
 from service.codecs.oip_outputs import Wish
-from service.errors import BadRequest, NotFound, quote
+from service.errors import BadRequest, quote
 from service.http.media import refuse_encoding
 from service.jobs import Job
-from service.schemas.inference import MODEL, VERSION
+from service.schemas.inference import MODEL, VERSION, check_model
 
 JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
@@ -78,7 +78,7 @@ class Inference:
 
 def begin(headers: Mapping[bytes, bytes], scope: Scope) -> Inference:
     """What headers and path say. Errors: NotFound, UnsupportedEncoding, BadRequest."""
-    check(**scope.get("path_params", {}))
+    check_model(**scope.get("path_params", {}))
     if b"content-encoding" in headers:
         refuse_encoding(headers)
     length = headers.get(HEADER)
@@ -87,11 +87,3 @@ def begin(headers: Mapping[bytes, bytes], scope: Scope) -> Inference:
     if not length.isdigit() or len(length) > 18:
         raise BadRequest.at("", "Inference-Header-Content-Length to be a number", quote(length.decode("latin-1")))
     return Inference(int(length))
-
-
-def check(model_name: str = MODEL, model_version: str = VERSION) -> None:
-    """Errors: NotFound for any other."""
-    if model_name != MODEL:
-        raise NotFound.at("", f"the model {MODEL}", quote(model_name))
-    if model_version != VERSION:
-        raise NotFound.at("", f"version {VERSION} of the model {MODEL}", quote(model_version))

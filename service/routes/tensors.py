@@ -6,22 +6,22 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from functools import partial
 from typing import Any, Final, cast
 
-from anyio import to_thread
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.codecs.decoded import Body, Decoded
+from service.codecs.decoded import Body
 from service.engine import Call, Engine
 from service.errors import ServiceError
 from service.http.body import announced, read_body
 from service.http.disconnect import watching
 from service.http.parts import PartedResponse
 from service.http.problems import problem
-from service.jobs import Job, make_job
+from service.jobs import Job
 from service.metrics import Tally
-from service.routes.exchange import Begin, Reader, by_media_type
+from service.reading import Reader, read, read_in_thread
+from service.routes.exchange import Begin, by_media_type
 from service.schemas.request import AttentionRequest
 from service.settings import Settings
 
@@ -82,11 +82,12 @@ async def _handle(begin: Begin, model: type[AttentionRequest], endpoint: Endpoin
         known.received = len(body)
         call.timings.begin()
         if len(body) <= reader.inline:
-            known.job, decoded = _read(model, reader, body, call, limit)
+            known.job, decoded = read(model, reader, body, call, limit)
             if reader.packed:  # it may have taken far less than it might
                 call.keep(len(body) + decoded.nbytes)
         else:
-            known.job = await _read_in_thread(model, reader, body, known, limit)
+            async with watching(request.receive, call.stop):
+                known.job = await read_in_thread(model, reader, body, call, engine, limit)
         if engine.is_quick(known.job):
             answer = await endpoint(known.job.body, known)
         else:
@@ -130,28 +131,6 @@ async def _body(headers: Mapping[bytes, bytes], reader: Reader, request: TensorR
     if length is None:  # chunked: memory is taken as it comes
         return await read_body(request.receive, limit, lambda size: permit.grow(reader.memory(size, limit)))
     return await read_body(request.receive, limit)
-
-
-def _read(model: type[AttentionRequest], reader: Reader, body: Body, call: Call, limit: int) -> tuple[Job, Decoded]:
-    """What a body asks for, and what it held. Errors: ServiceError of every kind."""
-    decoded = reader.decode(body, limit)
-    call.timings.step("decode")
-    job = make_job(model, decoded)
-    call.timings.step("plan")
-    return job, decoded
-
-
-async def _read_in_thread(
-    model: type[AttentionRequest], reader: Reader, body: Body, request: TensorRequest, limit: int
-) -> Job:
-    """The same, when there is a place and memory for it. Errors: Busy besides."""
-    call, engine = request.call, request.engine
-    async with watching(request.receive, call.stop):
-        with await engine.work.enter(min(reader.effort * len(body), engine.work.memory), call.stop):
-            call.timings.step("queue")
-            job, decoded = await to_thread.run_sync(_read, model, reader, body, call, limit)
-    call.keep(len(body) + decoded.nbytes)
-    return job
 
 
 class StraightToTensors:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, RootModel
 from typing_extensions import TypeAliasType
 
 from service.attention.spec import Output
+from service.errors import NotFound, quote
 from service.version import __version__
 
 MODEL: Final = "attention"
@@ -186,3 +187,11 @@ MODEL_METADATA: Final = ModelMetadata(
         _tensor("top_weights.values", "FP32", 2),
     ],
 )
+
+
+def check_model(model_name: str = MODEL, model_version: str = VERSION) -> None:
+    """Errors: NotFound for any other."""
+    if model_name != MODEL:
+        raise NotFound.at("", f"the model {MODEL}", quote(model_name))
+    if model_version != VERSION:
+        raise NotFound.at("", f"version {VERSION} of the model {MODEL}", quote(model_version))

@@ -13,11 +13,12 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from service.codecs import CODECS, Codec, encoded, oip
+from service.codecs import CODECS, Codec, encoded, oip, oip_grpc
 from service.codecs.decoded import Body, Decoded
 from service.codecs.oip_outputs import OUTPUTS
 from tests import oip as requests_of_protocol
 from tests.cases import CASES
+from tests.messages import request as message_of
 from tests.test_binary import GOOD_NPY, LIES, TENSOR_LIES, archive, entry, tensors
 from tests.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, write
 
@@ -36,8 +37,9 @@ OPTIONS: Final[dict[str, Any]] = {
     "rotary": {"base": 1e4, "interleaved": True},
     "projection": {"query": {"weight": [[1, 2], [3, 4]], "bias": [0.5, 1]}, "output": {"kernel": [[1], [2]]}},
 }
-# The Open Inference Protocol, which has no media type of its own.
+# The Open Inference Protocol, which has no media type of its own, over HTTP and over gRPC.
 OIP: Final = "oip"
+GRPC: Final = "grpc"
 # Where its body has no header that says how long its JSON is.
 NO_HEAD: Final = 2**64 - 1
 ANSWER: Final[dict[str, Any]] = {
@@ -57,8 +59,19 @@ def infer(body: Body, limit: int) -> Decoded:
     return decoded
 
 
+def call(body: Body, limit: int) -> Decoded:
+    """Reads a message of gRPC, and writes an answer as it wishes."""
+    message = oip_grpc.split(bytes(body))
+    decoded, wish = oip_grpc.decode(oip_grpc.parse("ModelInferRequest", message.head), message.raw)
+    assert oip_grpc.encode(ANSWER, wish, "attention", "1")
+    return decoded
+
+
 # What is attacked, by its name: whatever reads a body.
-TARGETS: Final[dict[str, Codec]] = CODECS | {OIP: replace(CODECS[JSON], decode=infer)}
+TARGETS: Final[dict[str, Codec]] = CODECS | {
+    OIP: replace(CODECS[JSON], decode=infer),
+    GRPC: replace(CODECS[JSON], decode=call),
+}
 
 
 def requests() -> list[dict[str, Any]]:
@@ -74,6 +87,8 @@ def seeds(media_type: str) -> list[bytes]:
     """Good bodies."""
     if media_type == OIP:
         return [*inferences(), inference({"inputs": [labels("query_tokens", 2)]}, b"\1\0\0\0a\2\0\0\0\xc3\xa9")]
+    if media_type == GRPC:
+        return messages()
     assert media_type in MEDIA_TYPES, f"write {media_type} in tests/wire.py"
     found = []
     for fields in requests():
@@ -99,6 +114,18 @@ def inferences() -> list[bytes]:
             content, headers = requests_of_protocol.request_of(fields, binary, nested and empty is None)
             head = int(headers.get(requests_of_protocol.HEADER, NO_HEAD))
             found.append(head.to_bytes(8, "little") + content)
+    return found
+
+
+def messages() -> list[bytes]:
+    """The same requests as messages, their tensors raw and, where there are fields for them, typed."""
+    found = []
+    for fields in requests():
+        arrays, options = requests_of_protocol.arrays_of(fields)
+        halves = any(array.dtype.itemsize == 2 for array in arrays.values())
+        found.append(message_of(arrays, options).SerializeToString())
+        if not halves:
+            found.append(message_of(arrays, options, raw=False).SerializeToString())
     return found
 
 
@@ -316,6 +343,7 @@ OIP_NASTY: Final[dict[str, Callable[[], bytes]]] = (
         "a name of dots": numbers(name="..."),
         "booleans that are none": numbers(datatype="BOOL", shape=[8]),
         "strings without an end": lambda: inference({"inputs": [labels("x", 1, 8)]}, b"\xff" * 8),
+        "strings of no length": lambda: inference({"inputs": [labels("x", 0, 0) | {"shape": [2**59, 0]}]}),
         "many empty strings": lambda: inference({"inputs": [labels("x", LARGE // 4, LARGE)]}, b"\0" * LARGE),
         "many short strings": lambda: inference(
             {"inputs": [labels("x", LARGE // 6, LARGE // 6 * 6)]}, b"\2\0\0\0\xc3\xa9" * (LARGE // 6)
@@ -334,4 +362,60 @@ OIP_NASTY: Final[dict[str, Callable[[], bytes]]] = (
         "integers that do not fit": in_data(b"[" + b"300," * (LARGE // 4) + b"1]", datatype="UINT8"),
     }
 )  # fmt: skip
-NASTY: Final = {JSON: JSON_NASTY, NPZ: NPZ_NASTY, SAFETENSORS: SAFETENSORS_NASTY, OIP: OIP_NASTY}
+
+
+def part(number: int, content: bytes) -> bytes:
+    """A delimited field of a message: key, length, content."""
+    length, size = [], len(content)
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([number << 3 | 2, *length, size]) + content
+
+
+def elements(datatype: str, count: int, number: int, content: bytes) -> bytes:
+    """A message with one input, whose elements stand in this field of its contents."""
+    message = message_of({"query": np.zeros((0,), np.float32)})
+    del message.raw_input_contents[:]
+    message.inputs[0].datatype = datatype
+    message.inputs[0].shape[0] = count
+    head: bytes = message.inputs[0].SerializeToString()
+    return part(5, head + part(5, part(number, content) if number else content))
+
+
+GRPC_NASTY: Final[dict[str, Callable[[], bytes]]] = {
+    "empty": whole(b""),
+    "many inputs of nothing": lambda: b"\x2a\0" * (LARGE // 2),
+    "many outputs of nothing": lambda: b"\x32\0" * (LARGE // 2),
+    "many parameters of nothing": lambda: b"\x22\0" * (LARGE // 2),
+    "many raw tensors of nothing": lambda: b"\x3a\0" * (LARGE // 2),
+    "many fields that nobody knows": lambda: b"\x78\1" * (LARGE // 2),
+    "600 inputs of nothing": lambda: b"\x2a\0" * 600,
+    "groups in groups": lambda: b"\x0b" * LARGE,
+    "groups in groups of an input": lambda: part(5, b"\x7b" * LARGE),
+    "fields of an input that nobody knows": lambda: part(5, b"\x78\1" * (LARGE // 2)),
+    "parameters of an input": lambda: part(5, b"".join(part(4, part(1, b"%06d" % n)) for n in range(LARGE // 10))),
+    "parameters of nothing of an input": lambda: part(5, b"\x22\0" * (LARGE // 2)),
+    "contents again and again": lambda: part(5, b"\x2a\0" * (LARGE // 2)),
+    "a shape of many axes": lambda: part(5, part(1, b"query") + part(2, b"FP32") + part(3, b"\1" * LARGE)),
+    "a name of 8 MB": lambda: part(5, part(1, b"q" * LARGE) + part(2, b"FP32")),
+    "a name of many dots": lambda: part(5, part(1, b"a" + b".a" * 400_000) + part(2, b"BOOL") + part(3, b"\0")),
+    "a model of 8 MB": lambda: part(1, b"q" * LARGE),
+    "an id of 8 MB": lambda: part(3, b"q" * LARGE),
+    "a text of 8 MB that is none": lambda: part(3, b"\xff" * LARGE),
+    "names in one": lambda: part(4, part(1, b"include") + part(2, part(3, b"," * LARGE))),
+    "8 MB that nobody takes": lambda: part(7, b"\0" * LARGE),
+    "a length beyond the end": whole(b"\x3a\xff\xff\xff\xff\x07"),
+    "a length beyond any end": whole(b"\x3a" + b"\xff" * 9 + b"\1"),
+    "a length of many bytes": lambda: b"\x3a" + b"\x80" * LARGE,
+    "integers of a byte": lambda: elements("INT64", LARGE, 3, b"\1" * LARGE),
+    "small integers of a byte": lambda: elements("INT8", LARGE, 2, b"\1" * LARGE),
+    "integers that do not fit": lambda: elements("UINT8", LARGE // 2, 4, b"\x80\2" * (LARGE // 2)),
+    "integers one by one": lambda: elements("INT64", LARGE // 2, 0, b"\x18\1" * (LARGE // 2)),
+    "booleans": lambda: elements("BOOL", LARGE, 1, b"\1" * LARGE),
+    "numbers": lambda: elements("FP64", LARGE // 8, 7, b"\0" * LARGE),
+    "empty strings": lambda: elements("BYTES", LARGE // 2, 0, b"\x42\0" * (LARGE // 2)),
+    "short strings": lambda: elements("BYTES", LARGE // 4, 0, b"\x42\2\xc3\xa9" * (LARGE // 4)),
+    "strings that are none": lambda: elements("BYTES", LARGE // 3, 0, b"\x42\1\xff" * (LARGE // 3)),
+}  # fmt: skip
+NASTY: Final = {JSON: JSON_NASTY, NPZ: NPZ_NASTY, SAFETENSORS: SAFETENSORS_NASTY, OIP: OIP_NASTY, GRPC: GRPC_NASTY}

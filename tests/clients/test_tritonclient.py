@@ -13,9 +13,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.cases import CASES, Case
-from tests.documents import BLOCKS
-from tests.oip import scalars
-from tests.wire import split
+from tests.oip import arrays_of
 
 EYE = np.eye(2, dtype=np.float32)
 
@@ -44,16 +42,6 @@ def test_health_and_metadata(server: triton.InferenceServerClient) -> None:
         metadata = server.get_model_metadata("attention", version)
         assert metadata["versions"] == ["1"]
         assert "query" in {entry["name"] for entry in metadata["inputs"]}
-
-
-def arrays_of(request: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The tensors of a golden case, and its options. Null in a bias is minus infinity."""
-    if "bias" in request:
-        filled = [[-np.inf if item is None else item for item in row] for row in request["bias"]]
-        request = request | {"bias": np.array(filled, dtype=float)}
-    arrays, rest = split(request)
-    floats = {name: array if array.dtype == bool else array.astype(float) for name, array in arrays.items()}
-    return floats, scalars(rest)
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -126,12 +114,3 @@ def test_errors_can_be_read(name: str, server: triton.InferenceServerClient) -> 
     with pytest.raises(InferenceServerException) as caught:
         ask(server)
     assert (caught.value.status(), message in caught.value.message()) == (status, True), caught.value
-
-
-def test_the_example_in_docs_runs(client: httpx.Client) -> None:
-    """And gives what the comments behind its expressions say."""
-    (example,) = (b for b in BLOCKS if (b.page, b.language) == ("docs/inference-protocol.md", "python"))
-    shown = example.execute(client.base_url.netloc.decode())
-    assert len(shown) == 2
-    for expression, value, said in shown:
-        assert value == said, expression

@@ -1,0 +1,224 @@
+"""The Open Inference Protocol (v2) over gRPC: one message of protobuf, its tensors as raw bytes or in typed fields.
+
+Fields, options and outputs are those of the protocol over HTTP. A message is taken apart before protobuf sees it: raw
+tensors stay where they lie, and the rest is small, or is looked at before it becomes objects many times its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from service.codecs.decoded import Decoded, Part
+from service.codecs.members import MAX_MEMBERS
+from service.codecs.oip import assembled, once, outputs_of, scalars
+from service.codecs.oip_messages import MESSAGES
+from service.codecs.oip_outputs import Wish
+from service.codecs.oip_tensors import (
+    BYTES,
+    DATATYPES,
+    DTYPES,
+    Head,
+    check_count,
+    check_own,
+    from_bytes,
+    head_of,
+    nested,
+    text,
+    typed,
+)
+from service.codecs.sizes import MAX_RANK
+from service.errors import InvalidTensors, MemoryLimit
+
+# Of ModelInferRequest and of ModelInferResponse.
+RAW_INPUTS: Final = 7
+RAW_OUTPUTS: Final = 6
+# Inputs and their bytes, outputs, parameters.
+MAX_FIELDS: Final = 3 * MAX_MEMBERS
+# Messages of protobuf are smaller than 2 GiB, the rest of an answer is smaller than this.
+MAX_TENSORS: Final = 2**31 - 2**20
+# Where the elements of a datatype stand when they are not raw: a field, and its number in InferTensorContents.
+CONTENTS: Final[dict[str, tuple[str, int]]] = {
+    "BOOL": ("bool_contents", 1),
+    **dict.fromkeys(("INT8", "INT16", "INT32"), ("int_contents", 2)),
+    "INT64": ("int64_contents", 3),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), ("uint_contents", 4)),
+    "FP32": ("fp32_contents", 6),
+    "FP64": ("fp64_contents", 7),
+    BYTES: ("bytes_contents", 8),
+}
+# Where a scalar stands in InferParameter.
+PARAMETERS: Final = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+# What an output may say of itself.
+OF_OUTPUTS: Final = ("binary_data", "classification", "shared_memory_region")
+# Wire types of protobuf: what stands after a field's key.
+VARINT, EIGHT, DELIMITED, FOUR = 0, 1, 2, 5
+
+
+class Message(NamedTuple):
+    """A ModelInferRequest. head: all of it but the raw tensors; raw: these, views of where they lie."""
+
+    head: bytes
+    raw: list[memoryview]
+
+
+def split(body: bytes) -> Message:
+    """A message taken apart. Errors: InvalidTensors."""
+    view = memoryview(body)
+    head, raw = [], []
+    for number, start, value, end in _fields(body):
+        if number == RAW_INPUTS:
+            raw.append(view[value:end])
+        else:
+            head.append(view[start:end])
+    return Message(b"".join(head), raw)
+
+
+def _fields(body: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Number of each field of a message, and where it, its value and what is next begin. A raw tensor is delimited."""
+    at = count = 0
+    while at < len(body):
+        count += 1
+        if count > MAX_FIELDS:
+            raise InvalidTensors.at("", f"a message of at most {MAX_FIELDS} fields", "more")
+        start = at
+        key, at = _varint(body, at)
+        kind = key & 7
+        value = at
+        if kind == VARINT:
+            _, at = _varint(body, at)
+        elif kind == DELIMITED:
+            size, value = _varint(body, at)
+            at = value + size
+        elif kind in (EIGHT, FOUR):
+            at += 8 if kind == EIGHT else 4
+        else:
+            raise _no_message()
+        if at > len(body):
+            raise _no_message()
+        yield (key >> 3 if kind == DELIMITED else 0), start, value, at
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """A number, seven bits in each byte, the lowest first, and where it ends."""
+    number = 0
+    for shift, byte in enumerate(body[at : at + 10]):
+        number |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return number, at + shift + 1
+    raise _no_message()
+
+
+def _no_message() -> InvalidTensors:
+    return InvalidTensors.at("", "a message of inference.proto", "other bytes")
+
+
+def parse(name: str, data: bytes) -> Any:
+    """A message of this name. Errors: InvalidTensors."""
+    try:
+        return MESSAGES[name].FromString(data)
+    except DecodeError:
+        raise _no_message() from None
+
+
+def decode(request: Any, raw: list[memoryview]) -> tuple[Decoded, Wish]:
+    """The fields of a ModelInferRequest beside its raw tensors.
+
+    Errors: InvalidTensors, InvalidRequest, FieldConflict, Overflow.
+    """
+    inputs = request.inputs
+    if raw and len(raw) != len(inputs):
+        raise InvalidTensors.at("/raw_input_contents", f"{len(inputs)}, one for each input", str(len(raw)))
+    tensors = once(_input(tensor, i, raw[i] if raw else None) for i, tensor in enumerate(inputs))
+    outputs = [{"name": output.name, "parameters": _said(output)} for output in request.outputs]
+    parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
+    plain = {"id": request.id or None, "outputs": outputs, "parameters": parameters}
+    return assembled(plain, tensors, binary=bool(raw))
+
+
+def _said(output: Any) -> dict[str, Any]:
+    return {name: _value(output.parameters[name]) for name in OF_OUTPUTS if name in output.parameters}
+
+
+def _value(parameter: Any) -> Any:
+    """A parameter as what it holds; None for nothing."""
+    choice = parameter.WhichOneof("parameter_choice")
+    return None if choice is None else getattr(parameter, choice)
+
+
+def _input(tensor: Any, i: int, raw: memoryview | None) -> tuple[str, Any]:
+    """Name and value of an input."""
+    pointer = f"/inputs/{i}"
+    head = head_of(tensor.name, tensor.datatype, tensor.shape[: MAX_RANK + 1], pointer)
+    check_own(tensor.parameters, pointer)
+    filled = [field.name for field, _ in tensor.contents.ListFields()]
+    if raw is None:
+        return head.name, _typed(tensor.contents, filled, head, f"{pointer}/contents")
+    if filled:
+        raise InvalidTensors.at(f"{pointer}/contents", "contents or raw_input_contents", "both")
+    return head.name, from_bytes(raw, head, f"/raw_input_contents/{i}")
+
+
+def _typed(contents: Any, filled: list[str], head: Head, pointer: str) -> Any:
+    """A tensor from the field for its type."""
+    if head.datatype not in CONTENTS:
+        raise InvalidTensors.at(
+            pointer, f"raw_input_contents for {head.datatype}, which has no field of its own", "none"
+        )
+    field, _ = CONTENTS[head.datatype]
+    others = [name for name in filled if name != field]
+    if others:
+        raise InvalidTensors.at(pointer, f"{field} for {head.datatype}", others[0])
+    elements = getattr(contents, field)
+    pointer = f"{pointer}/{field}"
+    check_count(len(elements), head, pointer)
+    if head.datatype == BYTES:
+        return nested([text(element, pointer) for element in elements], head)
+    dtype = DTYPES[head.datatype]
+    if dtype.kind in "iu":
+        whole = np.fromiter(elements, np.int64, len(elements))
+        return typed(whole, dtype, pointer).reshape(head.sizes)
+    return np.fromiter(elements, dtype, len(elements)).reshape(head.sizes)
+
+
+def encode(answer: Mapping[str, Any], wish: Wish, model: str, version: str) -> bytes:
+    """The ModelInferResponse that a request wants: all tensors raw, or all in typed fields. Errors: MemoryLimit."""
+    outputs = {name: np.asarray(array, order="C") for name, array in outputs_of(answer, wish).items()}
+    size = sum(array.nbytes for array in outputs.values())
+    if size > MAX_TENSORS:
+        raise MemoryLimit.at("", f"at most {MAX_TENSORS} bytes in an answer, as gRPC has no larger ones", str(size))
+    raw = any(wish.is_binary(name) or DATATYPES[array.dtype] not in CONTENTS for name, array in outputs.items())
+    response = MESSAGES["ModelInferResponse"](model_name=model, model_version=version, id=wish.id or "")
+    for name, scalar in scalars(answer["metadata"]).items():
+        setattr(response.parameters[name], PARAMETERS[type(scalar)], scalar)
+    for name, array in outputs.items():
+        tensor = response.outputs.add(name=name, datatype=DATATYPES[array.dtype], shape=array.shape)
+        if not raw:
+            _fill(tensor.contents, array)
+    parts: list[Part] = [response.SerializeToString()]
+    if raw:  # these are the last field, and a message may be written in pieces
+        for array in outputs.values():
+            parts += _field(RAW_OUTPUTS, array)
+    return b"".join(parts)
+
+
+def _fill(contents: Any, array: np.ndarray) -> None:
+    """Put an array into the field for its type."""
+    field, number = CONTENTS[DATATYPES[array.dtype]]
+    if array.dtype.kind == "f":  # on the wire as in memory, so that no number becomes an object
+        contents.MergeFromString(b"".join(_field(number, array)))
+    else:
+        getattr(contents, field).extend(array.reshape(-1).tolist())
+
+
+def _field(number: int, array: np.ndarray) -> tuple[bytes, memoryview]:
+    """A delimited field: its key and its length, and what it holds."""
+    opening = [number << 3 | DELIMITED]
+    length = array.nbytes
+    while length > 0x7F:
+        opening.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes([*opening, length]), array.reshape(-1).view(np.uint8).data

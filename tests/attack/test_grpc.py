@@ -1,0 +1,96 @@
+"""gRPC against messages that hurt, and clients that do not speak it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.attack.bounds import MB
+from tests.attack.corpus import GRPC, nasty
+from tests.attack.server import Live, free_port, live
+from tests.attack.test_sockets import LIMIT, SLACK, Growth
+from tests.messages import request
+from tests.rpc import connected
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+SMALL = request({"input": np.eye(2, dtype=np.float32)}).SerializeToString()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[Live, int]]:
+    port = free_port()
+    with live(grpc_port=port, max_body_bytes=LIMIT, memory_limit="256MiB", read_timeout=1, time_limit=20) as found:
+        yield found, port
+
+
+def answered(channel: grpc.Channel, message: bytes) -> str:
+    """The name of the status."""
+    call: Any = channel.unary_unary(INFER)
+    try:
+        call(message, timeout=60)
+    except grpc.RpcError as error:
+        assert len(error.details() or "") < 1000
+        return str(error.code().name)
+    return "OK"
+
+
+def test_nasty_messages_are_refused(server: tuple[Live, int]) -> None:
+    running, port = server
+    growth = Growth(running)
+    with connected(port) as channel:
+        for name, make in nasty(GRPC).items():
+            status = answered(channel, make())
+            assert status in ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED"), (name, status)
+        assert answered(channel, SMALL) == "OK"
+    assert growth.now() < 32 * LIMIT / MB + 64 + SLACK
+
+
+def test_what_is_not_grpc_does_no_harm(server: tuple[Live, int]) -> None:
+    """Other protocols, half a handshake, noise; and many who say nothing."""
+    running, port = server
+    before = running.descriptors()
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    settings = b"\0\0\0\4\0\0\0\0\0"
+    noises = [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\3\1" + b"\0" * 500, preface[:10], preface + b"\xff" * 10_000,
+              preface + settings + os.urandom(10_000), preface + settings * 10_000, b""]  # fmt: skip
+    connections = []
+    for noise in noises * 20:
+        connection = replace(running, port=port).connect()
+        with suppress(OSError):  # it may have had enough
+            connection.sendall(noise)
+        connections.append(connection)
+    with connected(port) as channel:
+        assert answered(channel, SMALL) == "OK"
+    running.healthy()
+    for connection in connections:
+        connection.close()
+    assert running.settled(before)
+
+
+def test_calls_that_send_nothing_are_ended(server: tuple[Live, int]) -> None:
+    """As many as a connection may have at once. They keep memory from each other, no longer than they may."""
+    running, port = server
+    before = running.descriptors()
+    sent = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        sent.wait(60)
+        yield from ()
+
+    with connected(port) as channel:
+        call: Any = channel.stream_unary(INFER)
+        calls = [call.future(nothing()) for _ in range(100)]
+        codes = {call.exception().code().name for call in calls}
+        sent.set()
+    assert codes <= {"DEADLINE_EXCEEDED", "UNAVAILABLE"}
+    with connected(port) as channel:
+        assert answered(channel, SMALL) == "OK"
+    assert running.settled(before)

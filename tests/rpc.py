@@ -1,0 +1,65 @@
+"""Calls over gRPC, by its own library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import httpx
+
+from service.codecs.oip_messages import MESSAGES, SERVICE
+from tests.conftest import app, serving
+from tests.messages import read
+
+
+class Remote:
+    """A server, asked over gRPC. http: the same over HTTP; api: what it runs."""
+
+    def __init__(self, channel: grpc.Channel, http: httpx.Client, api: Any) -> None:
+        self.channel = channel
+        self.http = http
+        self.api = api
+        self.trailers: dict[str, Any] = {}
+
+    def send(self, method: str, data: bytes = b"", **more: Any) -> bytes:
+        """The bytes of the answer to these. Errors: grpc.RpcError."""
+        call: Any = self.channel.unary_unary(f"/{SERVICE}/{method}")
+        answer, info = call.with_call(data, timeout=more.pop("timeout", 30), **more)
+        self.trailers = dict(info.trailing_metadata())
+        return bytes(answer)
+
+    def ask(self, method: str, message: Any = None, **more: Any) -> Any:
+        """The message that answers a message."""
+        data = b"" if message is None else message.SerializeToString()
+        return MESSAGES[f"{method}Response"].FromString(self.send(method, data, **more))
+
+    def infer(self, message: Any, **more: Any) -> dict[str, Any]:
+        """The outputs of an inference as arrays, and the message itself as `rest`."""
+        return read(self.ask("ModelInfer", message, **more))
+
+    def named(self, method: str, name: str, version: str = "") -> Any:
+        """What a method says of a model."""
+        prefix = "model_" * (method == "ModelInfer")
+        names = {f"{prefix}name": name, f"{prefix}version": version}
+        return self.ask(method, MESSAGES[f"{method}Request"](**names))
+
+
+@contextmanager
+def remote(credentials: grpc.ChannelCredentials | None = None, **settings: Any) -> Iterator[Remote]:
+    """A server with these settings, and gRPC on a free port."""
+    application = app(grpc_port=0, **settings)
+    with serving(application) as http, connected(application.api.state.rpc.port, credentials) as channel:
+        yield Remote(channel, http, application.api)
+
+
+@contextmanager
+def connected(port: int, credentials: grpc.ChannelCredentials | None = None) -> Iterator[grpc.Channel]:
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    if credentials is not None:
+        channel = grpc.secure_channel(f"localhost:{port}", credentials, options)
+    else:
+        channel = grpc.insecure_channel(f"127.0.0.1:{port}", options)
+    with channel:
+        yield channel

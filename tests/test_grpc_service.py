@@ -1,0 +1,380 @@
+"""gRPC as it runs: keys, limits, metrics and logs, clients that leave, being started and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from service.engine import Engine
+from service.process import when_told_to_stop
+from service.rpc import inference
+from tests.conftest import free_port
+from tests.messages import request
+from tests.oip import INFER
+from tests.rpc import Remote, connected, remote
+
+EYE = np.eye(2, dtype=np.float32)
+SMALL = request({"input": EYE}, {"scale": 0})
+# Takes seconds, in many tiles.
+LONG = request({"input": np.ones((40_000, 64), np.float32)}, outputs=("logsumexp",))
+KEY = "correct horse"
+CERTIFICATE = Path(__file__).parent / "tls" / "localhost.pem"
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
+OPERATION = "/inference.GRPCInferenceService/ModelInfer"
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+@contextmanager
+def refused(code: str, text: str | None = None) -> Iterator[pytest.ExceptionInfo[Any]]:
+    with pytest.raises(grpc.RpcError, match=text) as error:
+        yield error
+    assert error.value.code().name == code, error.value.details()
+
+
+def at_rest(engine: Engine) -> bool:
+    """Whether everything has been given back."""
+    gates = engine.work, engine.bodies
+    return all((gate.taken, gate.waiting, gate.free) == (0, 0, gate.memory) for gate in gates)
+
+
+def later(server: Remote, message: Any, **more: Any) -> Any:
+    return server.channel.unary_unary(OPERATION).future(message.SerializeToString(), **more)
+
+
+def test_keys() -> None:
+    hashed = f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}"
+    with remote(api_keys=hashed) as server:
+        for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", f"Basic {KEY}"),)):
+            for method in ("ServerLive", "ServerReady", "ModelReady", "ModelInfer", "Other"):
+                with refused("UNAUTHENTICATED", "authorization: Bearer") as error:
+                    server.send(method, metadata=metadata)
+                assert "wrong" not in str(error.value.details())
+        metadata = (("authorization", f"Bearer {KEY}"),)
+        assert server.ask("ServerReady", metadata=metadata).ready
+        assert server.infer(SMALL, metadata=metadata)["output"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def test_requests_are_counted_by_protocol() -> None:
+    with remote() as server:
+        for _ in range(3):
+            server.infer(SMALL)
+        server.http.post(INFER, json={"inputs": []})
+        with refused("INVALID_ARGUMENT"):
+            server.infer(request({"input": EYE}, {"scale": "x"}))
+        with refused("UNIMPLEMENTED"):
+            server.send("Other")
+        lines = server.http.get("/metrics").text.splitlines()
+        text = "\n".join(re.sub(r"\.0$", "", line) for line in lines)
+    for line in (
+        f'attention_requests_total{{operation="{OPERATION}",protocol="grpc",status="200"}} 3',
+        f'attention_requests_total{{operation="{OPERATION}",protocol="grpc",status="422"}} 1',
+        'attention_requests_total{operation="other",protocol="grpc",status="405"} 1',
+        'attention_requests_total{operation="/v2/models/{model_name}/infer",protocol="http",status="422"} 1',
+        'attention_problems_total{code="invalid_value"} 1',
+        'attention_computed_total{backend="numpy",kernel="dense"} 3',
+        f'attention_request_seconds_count{{operation="{OPERATION}"}} 4',
+        f'attention_received_bytes_total{{media_type="application/grpc"}} {3 * len(SMALL.SerializeToString())}',
+        "attention_requests_in_flight 1",
+    ):
+        assert line in text, line
+
+
+def test_calls_have_ids_and_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "attention")
+    with remote(metrics=False) as server:
+        answer = server.infer(SMALL, metadata=(("x-request-id", "find-me"), ("authorization", "very-secret")))
+        assert answer["rest"].parameters["request_id"].string_param == "find-me"
+        assert server.trailers["x-request-id"] == "find-me"
+        assert re.fullmatch(r"decode;dur=[\d.]+, plan;.*, encode;dur=[\d.]+", server.trailers["server-timing"])
+        with refused("INVALID_ARGUMENT") as error:
+            server.send("ModelInfer", b"31337", metadata=(("x-request-id", "a b"),))
+        assert re.fullmatch("[0-9a-f]{32}", dict(error.value.trailing_metadata())["x-request-id"])
+    first, second = (record for record in caplog.records if record.name == "attention.access")
+    fields = first.__dict__
+    assert (fields["request_id"], fields["method"], fields["path"]) == ("find-me", "gRPC", OPERATION)
+    assert (fields["status"], fields["kernel"]) == (200, "numpy/dense")
+    assert fields["received"] == len(SMALL.SerializeToString())
+    assert (second.__dict__["status"], second.__dict__["code"]) == (400, "invalid_tensors")
+    assert "secret" not in caplog.text
+    assert "31337" not in caplog.text
+
+
+def test_a_defect_is_logged_and_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none known; whatever it is, it must not break the connection, or tell how."""
+    monkeypatch.setattr(inference, "answer", lambda *given: 1 / 0)
+    with remote() as server:
+        with refused("INTERNAL", "The service failed"):
+            server.infer(SMALL)
+        assert server.ask("ServerLive").live
+    assert "a defect of the service" in caplog.text
+
+
+def test_a_message_too_large_is_refused() -> None:
+    with remote(max_body_bytes=10_000) as server:
+        with refused("RESOURCE_EXHAUSTED", "larger than max"):
+            server.infer(request({"input": np.ones((60, 64), np.float32)}))
+        assert server.infer(request({"input": np.ones((30, 64), np.float32)}, outputs=("output",)))
+        assert until(lambda: at_rest(server.api.state.engine))
+
+
+def test_compressed_messages_are_refused() -> None:
+    with remote() as server, refused("UNIMPLEMENTED", "gzip"):
+        server.infer(request({"input": np.ones((60, 64), np.float32)}), compression=grpc.Compression.Gzip)
+
+
+def test_an_answer_that_would_need_too_much_memory() -> None:
+    with remote(memory_limit=2**24) as server, refused("RESOURCE_EXHAUSTED", "top_k, select_queries"):
+        server.infer(request({"input": np.ones((2000, 2), np.float32)}))
+
+
+def test_an_answer_larger_than_any_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.codecs.oip_grpc.MAX_TENSORS", 2**14)
+    with remote() as server:
+        with refused("RESOURCE_EXHAUSTED", "at most 16384 bytes in an answer"):
+            server.infer(request({"input": np.ones((100, 2), np.float32)}))
+        assert until(lambda: at_rest(server.api.state.engine))
+
+
+def test_a_computation_over_its_time() -> None:
+    with remote(time_limit=0.2) as server:
+        with refused("DEADLINE_EXCEEDED", "takes at most 0.2 s"):
+            server.infer(LONG)
+        assert until(lambda: at_rest(server.api.state.engine))
+
+
+def test_a_sender_who_is_slow() -> None:
+    def messages() -> Iterator[bytes]:
+        time.sleep(1)
+        yield b""
+
+    with remote(read_timeout=0.2) as server:
+        with refused("DEADLINE_EXCEEDED", "arrives within 0.2 s"):
+            call: Any = server.channel.stream_unary(OPERATION)
+            call(messages(), timeout=30)
+        assert until(lambda: at_rest(server.api.state.engine))
+
+
+def ready(server: Remote) -> list[Any]:
+    over_http = [server.http.get(path).status_code for path in ("/health/ready", "/v2/health/ready",
+                 "/v2/models/attention/ready", "/v2/models/attention/versions/1/ready")]  # fmt: skip
+    return [server.ask("ServerReady").ready, server.named("ModelReady", "attention").ready, *over_http]
+
+
+def test_when_there_is_no_room_large_requests_are_refused_and_small_ones_are_not() -> None:
+    with remote(concurrency=1, queue=0) as server:
+        engine = server.api.state.engine
+        assert ready(server) == [True, True, 200, 200, 200, 200]
+        running = later(server, LONG)
+        assert until(lambda: engine.work.taken == 1)
+        with refused("UNAVAILABLE", "room for this request") as error:
+            server.infer(LONG)
+        assert dict(error.value.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
+        assert ready(server) == [False, False, 503, 503, 503, 503]
+        assert server.http.get("/v2/health/ready").json()["error"].startswith("expected a server with room")
+        assert server.ask("ServerLive").live
+        server.infer(SMALL)
+        running.cancel()
+        assert until(lambda: at_rest(engine))
+        assert ready(server) == [True, True, 200, 200, 200, 200]
+
+
+def test_who_is_told_to_stop_is_not_ready() -> None:
+    with remote() as server:
+        server.api.state.engine.stopping = True
+        assert ready(server) == [False, False, 503, 503, 503, 503]
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "while waiting"])
+def test_what_a_client_gave_up_is_stopped(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "attention")
+    with remote(concurrency=1) as server:
+        engine = server.api.state.engine
+        first = later(server, LONG) if how == "while waiting" else None
+        assert first is None or until(lambda: engine.work.taken == 1)
+        call = later(server, LONG, timeout=0.5 if how == "deadline" else None)
+        assert until(lambda: engine.work.waiting == 1 if first else engine.work.taken == 1)
+        if how != "deadline":
+            call.cancel()
+        assert until(lambda: engine.work.waiting == 0 if first else at_rest(engine), 5), "it goes on"
+        if first:
+            assert engine.work.taken == 1
+            first.cancel()
+        assert until(lambda: at_rest(engine))
+        assert until(lambda: server.api.state.tally.in_flight == 0)
+    statuses = [record.__dict__["status"] for record in caplog.records if record.name == "attention.access"]
+    assert statuses == [499] * (2 if first else 1)
+
+
+def test_a_client_that_takes_nothing_is_cut_off() -> None:
+    """Between client and server, somebody stops to hand over what the server sends."""
+
+    def forward(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(2**16):
+                target.sendall(data)
+
+    def relay() -> None:
+        client, _ = listener.accept()
+        with client, socket.create_connection(("127.0.0.1", state.rpc.port)) as upstream:
+            there = threading.Thread(target=forward, args=(client, upstream))
+            there.start()
+            for _ in range(8):
+                client.sendall(upstream.recv(2**14))
+            cut_off.append(until(lambda: state.tally.in_flight == 0))
+            client.shutdown(socket.SHUT_RDWR)
+            there.join()
+
+    cut_off: list[bool] = []
+    with remote(write_timeout=2) as server, socket.create_server(("127.0.0.1", 0)) as listener:
+        state = server.api.state
+        thread = threading.Thread(target=relay)
+        thread.start()
+        with connected(listener.getsockname()[1]) as channel, refused("UNAVAILABLE"):
+            message = request({"input": np.ones((2000, 64), np.float32)})
+            channel.unary_unary(OPERATION)(message.SerializeToString(), timeout=60)
+        thread.join()
+        assert cut_off == [True]
+        assert until(lambda: at_rest(state.engine))
+
+
+def test_over_tls() -> None:
+    credentials = grpc.ssl_channel_credentials(CERTIFICATE.read_bytes())
+    with remote(credentials, tls_certificate=CERTIFICATE) as server:
+        assert server.infer(SMALL)["output"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def test_nothing_but_a_port_asks_for_grpc() -> None:
+    code = (
+        "import sys, service.app, service.library, service.cli; sys.exit(bool({'grpc', 'google'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_without_the_extra_it_is_named(workers: int) -> None:
+    code = (
+        "import sys; sys.modules['grpc'] = None; from service.cli import main; "
+        f"main(['serve', '--port', '0', '--grpc-port', '0', '--workers', '{workers}'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("ATTENTION_GRPC_PORT: install attention-service[grpc] (")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_port_that_is_taken_is_named(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "service", "serve", "--host", host, "--port", "0", "--grpc-port", str(port)]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"ATTENTION_GRPC_PORT: {host}:{port}: Address already in use\n")
+    command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--grpc-port", str(port)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"ATTENTION_GRPC_PORT: 127.0.0.1:{port}: HTTP has it\n")
+
+
+@contextmanager
+def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """The service in a process of its own, and its log, once it has started."""
+    command = [sys.executable, "-m", "service", "serve", *arguments]
+    with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        log: list[str] = []
+        workers = int(arguments[arguments.index("--workers") + 1]) if "--workers" in arguments else 1
+        try:
+            while sum("startup complete" in line for line in log) < workers:
+                log.append(process.stderr.readline())
+                assert log[-1], log
+            yield process, log
+        finally:
+            process.kill()
+            log += process.stderr.readlines()
+
+
+def port_of(log: list[str]) -> int:
+    (line, *_) = (line for line in log if "gRPC running on" in line)
+    return int(line.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_being_told_to_stop_finishes_what_runs_and_refuses_the_rest(host: str) -> None:
+    with served("--host", host, "--port", str(free_port()), "--grpc-port", "0") as (process, log):
+        address = f"[{host}]" if ":" in host else host
+        with grpc.insecure_channel(f"{address}:{port_of(log)}") as channel:
+            call: Any = channel.unary_unary(OPERATION)
+            assert call(SMALL.SerializeToString(), timeout=30)
+            running = call.future(LONG.SerializeToString(), timeout=60)
+            time.sleep(0.5)  # for it to be taken in
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            with refused("UNAVAILABLE"):
+                call(SMALL.SerializeToString(), timeout=30)
+            assert not running.done(), "too quick to show anything"
+            assert len(running.result()) > 40_000 * 4
+        assert process.wait(30) == 0
+    assert not any("Traceback" in line for line in log), log
+
+
+def test_several_workers_share_the_port() -> None:
+    with served("--port", "0", "--grpc-port", "0", "--workers", "2", "--threads", "1") as (process, log):
+        ports = {int(line.rpartition(":")[2]) for line in log if "gRPC running on" in line}
+        assert len(ports) == 1
+        for _ in range(10):  # each on a connection of its own
+            with connected(ports.copy().pop()) as channel:
+                assert channel.unary_unary(OPERATION)(SMALL.SerializeToString(), timeout=30)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_port_0_is_any() -> None:
+    with remote() as server, remote() as other:
+        assert server.api.state.rpc.port != other.api.state.rpc.port
+        assert server.infer(SMALL)["output"].tolist() == other.infer(SMALL)["output"].tolist()
+
+
+def test_a_signal_is_heard_before_whatever_else_it_does() -> None:
+    """In the main thread, as in the process of a server, and whether or not somebody else listens."""
+    heard: list[object] = []
+
+    async def told(number: int) -> None:
+        when_told_to_stop(lambda: heard.append("stop"))
+        os.kill(os.getpid(), number)
+        while heard[-1:] != ["stop"]:
+            await asyncio.sleep(0.01)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+        asyncio.run(told(signal.SIGTERM))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        asyncio.run(told(signal.SIGINT))
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert heard == [signal.SIGTERM, "stop", "stop"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+from anyio import to_thread
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
@@ -27,6 +29,8 @@ from service.routes.tensors import StraightToTensors
 from service.settings import Settings
 from service.tracing import traced
 from service.version import __version__
+
+logger = logging.getLogger("attention")
 
 DESCRIPTION = """\
 Computes attention exactly and shows its work: send matrices, get the output, the attention weights and, if asked for,
@@ -63,23 +67,33 @@ class Application:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """While the service runs: let other workers see what this one counts."""
+    """While the service runs: warm up, and let other workers see what this one counts."""
     state = app.state
-    if state.shared is None or state.tally is None:
-        yield
-        return
+    tasks = [] if state.engine.ready else [asyncio.create_task(warm_up(state.engine))]
 
     async def write() -> None:
         while True:
             state.shared.write(metrics.own_counts(state.tally, state.engine))
             await asyncio.sleep(state.shared.EVERY)
 
-    task = asyncio.create_task(write())
+    shares = state.shared is not None and state.tally is not None
+    if shares:
+        tasks.append(asyncio.create_task(write()))
     try:
         yield
     finally:
-        task.cancel()
-        state.shared.write(state.tally.cells)
+        for task in tasks:
+            task.cancel()
+        if shares:
+            state.shared.write(metrics.counted(state.tally, state.engine))
+
+
+async def warm_up(engine: Engine) -> None:
+    """Until this is done the service is alive, and not ready."""
+    try:
+        await to_thread.run_sync(engine.warm_up, abandon_on_cancel=True)
+    except Exception:
+        logger.exception("cannot compute as ATTENTION_BACKEND says, and so will not be ready")
 
 
 def from_environment() -> Application:

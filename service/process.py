@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from pathlib import Path
 from threading import Thread
 
 # Seconds after which a thread that computes in Python lets another run; the event loop is to have its turn soon.
@@ -35,3 +36,19 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=wait, daemon=True).start()
+
+
+def memory_left() -> int | None:
+    """Bytes that this process could still take, by the machine's memory and its own limit; None where nobody tells."""
+    try:
+        import resource  # not on every system
+
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        left = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (ImportError, OSError, StopIteration):
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return left
+    return min(left, max(0, limit - pages * resource.getpagesize()))

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Path, Request, Response
 from service.http.problems import INFERENCE
 from service.http.request_id import request_id
 from service.routes.documented import inference_answer, inference_body, inference_errors
+from service.routes.health import check_ready
 from service.routes.inference_exchange import begin, check
 from service.routes.tensors import TensorRequest, TensorRoute, handler
 from service.schemas.inference import (
@@ -76,9 +77,11 @@ async def server_live() -> ServerLive:
     operation_id="checkServerReady",
     summary="Does the server take inference requests?",
     response_description="It does.",
+    responses=inference_errors(503),
 )
-async def server_ready() -> ServerReady:
+async def server_ready(request: Request) -> ServerReady:
     """200 when requests are welcome."""
+    check_ready(request)
     return ServerReady(ready=True)
 
 
@@ -111,10 +114,12 @@ async def model_version_metadata(model_name: ModelName, model_version: ModelVers
     operation_id="checkModelReady",
     summary="Does a model take requests?",
     response_description="It does.",
+    responses=inference_errors(503),
 )
-async def model_ready(model_name: ModelName) -> ModelReady:
+async def model_ready(model_name: ModelName, request: Request) -> ModelReady:
     """200 when requests are welcome."""
     check(model_name)
+    check_ready(request)
     return ModelReady(name=MODEL, ready=True)
 
 
@@ -123,10 +128,12 @@ async def model_ready(model_name: ModelName) -> ModelReady:
     operation_id="checkModelVersionReady",
     summary="Does a version of a model take requests?",
     response_description="It does.",
+    responses=inference_errors(503),
 )
-async def model_version_ready(model_name: ModelName, model_version: ModelVersion) -> ModelReady:
+async def model_version_ready(model_name: ModelName, model_version: ModelVersion, request: Request) -> ModelReady:
     """The same for a version; there is one."""
     check(model_name, model_version)
+    check_ready(request)
     return ModelReady(name=MODEL, ready=True)
 
 

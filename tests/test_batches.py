@@ -41,8 +41,8 @@ def request(seed: int, q: int = 5, d: int = 4, **options: Any) -> dict[str, Any]
 # Over HTTP: requests come while something else is computed, in the event loop or at the only place beside it, so that
 # they are at hand together.
 
-BLOCKER: dict[str, Any] = {"input": encode(np.ones((3000, 1))), "normalization": "sum", "include": []}
-INLINE, BESIDE = {"inline_flops": 10**9}, {"inline_flops": 5000, "concurrency": 1}
+BLOCKER: dict[str, Any] = {"input": encode(np.ones((10_000, 1))), "normalization": "sum", "include": []}
+INLINE, BESIDE = {"inline_flops": 10**10}, {"inline_flops": 5000, "concurrency": 1}
 
 
 class Answer:
@@ -76,7 +76,7 @@ def all_at_once(client: httpx.Client, bodies: list[dict[str, Any]]) -> list[sock
     connections = [connect(client) for _ in bodies]
     time.sleep(0.05)  # until they are accepted
     blocker = send(connect(client), BLOCKER)
-    time.sleep(0.02)
+    time.sleep(0.05)
     for connection, body in zip(connections, bodies, strict=True):
         send(connection, body)
     assert Answer(blocker).status == 200

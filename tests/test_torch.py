@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -23,7 +24,7 @@ from service.attention.spec import AttentionSpec, SegmentIds, Window
 from service.backends.room import NoRoom
 from tests.backends import HAS_TORCH
 from tests.by_flex import OPTIONS, compare, random_request
-from tests.devices import needs_torch
+from tests.devices import missing, needs_torch
 
 if HAS_TORCH:
     import torch
@@ -386,3 +387,26 @@ def test_a_kernel_that_is_wrong_is_never_used(
     until(lambda: not trials._running)
     assert not trials.passed(kind, trial)
     assert ("gave up" in caplog.text) == (wrong == "exception")
+
+
+# The benchmark of GPUs, as far as it runs without one.
+
+
+def benchmark(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_the_benchmark_runs() -> None:
+    done = benchmark("--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("the CPU; ")
+    for row in ("bare kernel: flash_attention", "the server's compute step", "the three together", "torch, in batches"):
+        assert re.search(rf"^\| {row} .*\d", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.skipif(not missing(), reason="there is a GPU; make bench-gpu measures it")
+def test_the_benchmark_says_that_there_is_no_gpu() -> None:
+    done = benchmark()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "sees no GPU" in done.stderr

@@ -91,10 +91,10 @@ def compute(
 
     for found in lib.run(run, list(tiles(plan, cut))):
         collected.add_found(found)
-    arrays = stored(plan, lib, loaded, head_outputs, collected.arrays)
+    arrays, masked = stored(plan, lib, loaded, head_outputs, collected.arrays, collected.fully_masked_rows)
     return Computed(
         arrays=arrays,
-        fully_masked_rows=int(collected.fully_masked_rows),
+        fully_masked_rows=masked,
         backend=backend,
         device=str(lib.device),
         kernel="dense",
@@ -316,9 +316,12 @@ def _rotated(array: Array, rotation: Rotation | None, lib: Library) -> Array:
 
 
 def stored(
-    plan: Plan, lib: Library, loaded: Loaded, head_outputs: Array, scores: dict[str, Array]
-) -> dict[str, np.ndarray]:
-    """All that the plan returns: the output, what it includes of the operands, and what was collected of the scores."""
+    plan: Plan, lib: Library, loaded: Loaded, head_outputs: Array, scores: dict[str, Array], masked: Array
+) -> tuple[dict[str, np.ndarray], int]:
+    """All that the plan returns: the output, what it includes of the operands, and what was collected of the scores.
+
+    masked: how many rows see no key, brought back with the rest; 0 where that is known
+    """
     past = plan.roles.past_length
     arrays = {
         "query": loaded.query,
@@ -330,7 +333,10 @@ def stored(
     }
     wanted = {"output": _output(plan, lib, head_outputs)} | scores
     wanted |= {name: array for name, array in arrays.items() if name in plan.selection.include}
-    return lib.store(wanted)
+    if not isinstance(masked, int):
+        wanted["fully_masked_rows"] = masked
+    found = lib.store(wanted)
+    return found, int(found.pop("fully_masked_rows", np.zeros(())))
 
 
 def _output(plan: Plan, lib: Library, head_outputs: Array) -> Array:
@@ -702,10 +708,12 @@ class Collected:
         self.fully_masked_rows += found.fully_masked_rows
         self.zero_sum |= found.zero_sum
         if found.received is not None:
-            places = (
-                np.zeros(1, np.int64) if self._chosen.average_heads else self._places(self._heads, found.tile.heads)
-            )
-            self.arrays["received"][found.tile.batch, places, found.tile.columns] += found.received
+            heads: slice | np.ndarray = found.tile.heads
+            if self._chosen.average_heads:
+                heads = slice(1)
+            elif self._chosen.heads is not None:
+                heads = self._places(self._heads, found.tile.heads)
+            self.arrays["received"][found.tile.batch, heads, found.tile.columns] += found.received
 
     def _cut_heads(self, tile: Tile, block: Array) -> tuple[np.ndarray, Array]:
         """Where the heads of a tile that were asked for go, and they themselves."""

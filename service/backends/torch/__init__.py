@@ -64,10 +64,16 @@ def peak_bytes(plan: Plan, device: str) -> int:
 
 
 def _bytes(plan: Plan) -> int:
-    """An upper estimate of the memory of the device, what the request brings aside."""
+    """An upper estimate of the memory of what computes, beside what the request brings."""
     matrices = MATRICES
     matrices += FOR_TOP_K * (plan.selection.top_k is not None) + FOR_ENTROPY * ("entropy" in plan.selection.include)
     return plan.memory(max(TILE_BYTES // plan.compute_dtype.itemsize, LARGEST_TILE), matrices)
+
+
+def device_bytes(plan: Plan, operands: Operands) -> int:
+    """An upper estimate of the memory of a GPU."""
+    arrays = operands.query, operands.key, operands.value, operands.past_key, operands.past_value
+    return _bytes(plan) + sum(array.nbytes for array in arrays if array is not None)
 
 
 def execute(plan: Plan, operands: Operands, device: str, check: Callable[[], None] | None = None) -> Computed:
@@ -76,9 +82,7 @@ def execute(plan: Plan, operands: Operands, device: str, check: Callable[[], Non
     Errors: Overflow; UnknownBackend for a device that is not there; NoRoom where its memory is not enough.
     """
     where = devices.resolve(device)
-    needed = _bytes(plan)
-    if where.type != "cpu":
-        needed += sum(array.nbytes for array in operands[:5] if array is not None)
+    needed = _bytes(plan) if where.type == "cpu" else device_bytes(plan, operands)
     try:
         with torch.inference_mode(), devices.at_work(where, needed, check or _go_on):
             return _compute(plan, operands, where, check or _go_on)

@@ -242,8 +242,8 @@ def compute(plan: Plan, lib: Library, loaded: Loaded) -> Computed:
     if plan.roles.output_map is not None:
         outputs = outputs.to(logsumexp.dtype)
     scores = {"logsumexp": logsumexp} if "logsumexp" in plan.selection.include else {}
-    arrays = dense.stored(plan, lib, loaded, outputs, scores)
-    return Computed(arrays, int(masked), "torch", str(lib.device), "flex_attention")
+    arrays, fully_masked = dense.stored(plan, lib, loaded, outputs, scores, masked)
+    return Computed(arrays, fully_masked, "torch", str(lib.device), "flex_attention")
 
 
 class Trials:

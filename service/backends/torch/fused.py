@@ -69,13 +69,13 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, check: Callable[[], None])
     def run(tile: Tile) -> bool:
         nonlocal masked
         check()
-        seen = dense.visible(plan, lib, tile)
+        seen = None if causal else dense.visible(plan, lib, tile)  # causal ones all see the first key
         found = _attend(
             loaded.query[tile.batch, tile.heads, tile.rows],
             loaded.key[tile.batch, tile.kv_heads, tile.columns],
             loaded.value[tile.batch, tile.kv_heads, tile.columns],
             None if causal else _attn_mask(plan, lib, seen, tile),
-            causal=causal and seen is not None,
+            causal=causal,
             scale=plan.scale,
         )
         if found is None:
@@ -92,8 +92,8 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, check: Callable[[], None])
         return None
     if plan.roles.output_map is not None:
         head_outputs = head_outputs.to(lib.load(plan.roles.output_map.weight).dtype)
-    arrays = dense.stored(plan, lib, loaded, head_outputs, {})
-    return Computed(arrays, int(masked), "torch", str(lib.device), "+".join(sorted(names)))
+    arrays, fully_masked = dense.stored(plan, lib, loaded, head_outputs, {}, masked)
+    return Computed(arrays, fully_masked, "torch", str(lib.device), "+".join(sorted(names)))
 
 
 def whole(plan: Plan) -> Tile:

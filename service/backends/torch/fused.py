@@ -60,9 +60,8 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, check: Callable[[], None])
     head_outputs = dense.empty_outputs(plan, lib, loaded)
     most = UNMASKED_SCORES_GPU if lib.waits else UNMASKED_SCORES
     causal = is_plainly_causal(plan) and plan.score_count <= most
-    cut = (
-        [whole(plan)] if causal else tiles(plan, Cut(lib.tile_scores if _needs_mask(plan) else most, 1, streams=False))
-    )
+    scores = lib.tile_scores if _needs_mask(plan) else most
+    cut = [whole(plan)] if causal else list(tiles(plan, Cut(scores, 1, streams=False)))
     masked: torch.Tensor | int = 0
     names = set()
 
@@ -88,10 +87,10 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, check: Callable[[], None])
         names.add(name)
         return True
 
-    if not all(lib.run(run, list(cut))):
+    if not all(lib.run(run, cut)):
         return None
     if plan.roles.output_map is not None:
-        head_outputs = head_outputs.to(lib.load(plan.roles.output_map.weight).dtype)
+        head_outputs = head_outputs.to(getattr(torch, plan.compute_dtype.name))  # the map may not be of halves
     arrays, fully_masked = dense.stored(plan, lib, loaded, head_outputs, {}, masked)
     return Computed(arrays, fully_masked, "torch", str(lib.device), "+".join(sorted(names)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ from service.jobs import Job
 from service.process import memory_left
 from service.settings import Settings
 from service.stop import Stop
+
+logger = logging.getLogger("attention")
 
 # Seconds that a small request waits for others where a GPU computes, unless the settings say.
 BATCH_WINDOW: Final = 0.002
@@ -124,6 +127,8 @@ class Engine:
         self.work = Gate(settings.concurrency, settings.work_memory, settings.places_to_wait)
         backends.use_threads(settings.compute_threads)
         self._preferred = backends.prefer(settings.backend)
+        if settings.backend == "auto" and self._preferred == "numpy":
+            logger.warning("ATTENTION_BACKEND=auto: torch is not there, or sees no GPU; NumPy computes")
         executor = self._executor("auto", "auto")
         window = settings.batch_window
         if window is None:
@@ -135,6 +140,7 @@ class Engine:
         """Let the first request find everything loaded."""
         self._executor("auto", "auto").warm_up("auto")
         self.ready = True
+        logger.info("ready to compute with %s", self._preferred)
 
     def is_quick(self, job: Job) -> bool:
         """Whether computing takes less time than handing it to a thread would. Errors: UnknownBackend."""

@@ -178,6 +178,16 @@ def test_a_kernel_that_holds_all_scores_is_not_used() -> None:
     assert grouped.metadata.kernel == "dense"
 
 
+def test_kernels_that_are_compiled_for_each_size_come_first_for_sizes_that_come_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fused, "_met", {})
+    monkeypatch.setattr(fused, "MAX_KINDS", 3)
+    orders = [fused.order_for("one") for _ in range(fused.OFTEN + 2)]
+    assert [order is fused.REPEATED for order in orders] == [False] * fused.OFTEN + [True, True]
+    assert all(fused.order_for(kind) is fused.USUAL for kind in ("two", "three", "four", "one"))
+
+
 def test_a_kernel_that_turns_out_not_to_work_is_done_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,7 +5,7 @@ Shapes in comments: b batch, h heads, g key/value heads, r the queries of a tile
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from threading import Lock
 from typing import Final
@@ -23,13 +23,17 @@ from service.backends.dense import Library, Loaded
 
 # What a fused kernel cannot return, as it never exists there.
 UNFUSED: Final = frozenset({*SCORE_MATRICES, *ROW_STATISTICS, "received"})
-# Of those that can compute something the first does. The last one holds all scores, and so none is left for it.
-ORDER: Final = [
-    SDPBackend.CUDNN_ATTENTION,
+# Of those that can compute something the first does. The last one holds all scores, and so none is left for it. cuDNN's
+# is compiled anew for each size, and so comes first only for sizes that come again and again.
+USUAL: Final = [
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
     SDPBackend.MATH,
 ]
+REPEATED: Final = sorted(USUAL, key=lambda backend: backend != SDPBackend.CUDNN_ATTENTION)
+OFTEN = 8
+MAX_KINDS: Final = 1024
 NAMES: Final = {
     SDPBackend.CUDNN_ATTENTION.value: "cudnn_attention",
     SDPBackend.FLASH_ATTENTION.value: "flash_attention",
@@ -41,8 +45,9 @@ ON_CPU: Final = "scaled_dot_product_attention"
 UNMASKED_SCORES = 2**27
 UNMASKED_SCORES_GPU = 2**37
 
-# ORDER is a setting of the whole process: who has set it has the process to itself until the kernel is launched.
+# The order is a setting of the whole process: who has set it has the process to itself until the kernel is launched.
 _ordering = Lock()
+_met: dict[Hashable, int] = {}
 
 
 def fits(plan: Plan, loaded: Loaded) -> bool:
@@ -62,6 +67,7 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, check: Callable[[], None])
     causal = is_plainly_causal(plan) and plan.score_count <= most
     scores = lib.tile_scores if _needs_mask(plan) else most
     cut = [whole(plan)] if causal else list(tiles(plan, Cut(scores, 1, streams=False)))
+    order = order_for((plan.sizes, loaded.query.dtype, causal))
     masked: torch.Tensor | int = 0
     names = set()
 
@@ -76,6 +82,7 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, check: Callable[[], None])
             None if causal else _attn_mask(plan, lib, seen, tile),
             causal=causal,
             scale=plan.scale,
+            order=order,
         )
         if found is None:
             return False
@@ -93,6 +100,15 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, check: Callable[[], None])
         head_outputs = head_outputs.to(getattr(torch, plan.compute_dtype.name))  # the map may not be of halves
     arrays, fully_masked = dense.stored(plan, lib, loaded, head_outputs, {}, masked)
     return Computed(arrays, fully_masked, "torch", str(lib.device), "+".join(sorted(names)))
+
+
+def order_for(kind: Hashable) -> list[SDPBackend]:
+    """Which kernels are tried, for one more request of a kind."""
+    with _ordering:
+        if len(_met) >= MAX_KINDS:
+            _met.clear()
+        _met[kind] = _met.get(kind, 0) + 1
+        return REPEATED if _met[kind] > OFTEN else USUAL
 
 
 def whole(plan: Plan) -> Tile:
@@ -139,11 +155,12 @@ def _attend(
     *,
     causal: bool,
     scale: float,
+    order: list[SDPBackend],
 ) -> tuple[torch.Tensor, str] | None:
     """(b, h, r, d), (b, g, k, d), (b, g, k, e) -> (b, h, r, e), and the kernel's name; None without a kernel."""
     on_cpu = query.device.type == "cpu"
     groups = query.shape[1] // key.shape[1]
-    with nullcontext() if on_cpu else _ordering, nullcontext() if on_cpu else sdpa_kernel(ORDER, set_priority=True):
+    with nullcontext() if on_cpu else _ordering, nullcontext() if on_cpu else sdpa_kernel(order, set_priority=True):
         chosen = _choose(query, key, value, mask, causal, scale)
         if chosen == SDPBackend.MATH.value and groups > 1:  # some know no groups
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from anyio import to_thread
 
 from service.attention.operands import Operands, make_operands
 from service.attention.plan import Plan
-from service.attention.result import Computed, Result, make_result
+from service.attention.result import Result, make_result
 from service.backends import Executor
 from service.errors import ServiceError
 from service.gate import Gate
@@ -171,15 +172,9 @@ class Batches:
         prepared = [_prepare(member) for member in members]
         good = [one for one in prepared if isinstance(one, Operands)]
         if len(good) > 1:
-            try:
-                computed = iter(_together(group, good, members))
-            except (ServiceError, MemoryError, Abandoned):  # whose fault it was is found below
-                pass
-            else:
-                outcomes: list[Outcome] = [
-                    _finish(group.plan, next(computed)) if isinstance(one, Operands) else one for one in prepared
-                ]
-                return outcomes, len(good)
+            with suppress(ServiceError, MemoryError, Abandoned):  # whose fault it was is found below
+                results = iter(_together(group, good, members))
+                return [next(results) if isinstance(one, Operands) else one for one in prepared], len(good)
         return [
             self._by_itself(member, group.executor) if isinstance(one, Operands) else one
             for member, one in zip(members, prepared, strict=True)
@@ -220,8 +215,8 @@ def _prepare(member: Member) -> Operands | Exception:
         return error
 
 
-def _together(group: Group, operands: list[Operands], members: list[Member]) -> list[Computed]:
-    """What is computed for each, of all as one. Errors: those of any of them."""
+def _together(group: Group, operands: list[Operands], members: list[Member]) -> list[Result]:
+    """The result of each, computed as one. Errors: those of any of them."""
     plan, count = group.plan, len(operands)
     query, key, value = (np.concatenate([one[place] for one in operands]) for place in range(3))
     norms = np.max([one.norms for one in operands], axis=0).tolist()  # as nobody's query meets another's key
@@ -231,15 +226,12 @@ def _together(group: Group, operands: list[Operands], members: list[Member]) -> 
     masked = computed.fully_masked_rows // count  # the same for all, as it follows from the plan
     size = plan.sizes.batch_size
     return [
-        computed._replace(
-            arrays={name: array[at : at + size] for name, array in computed.arrays.items()}, fully_masked_rows=masked
+        make_result(
+            plan,
+            computed._replace(
+                arrays={name: array[at : at + size] for name, array in computed.arrays.items()},
+                fully_masked_rows=masked,
+            ),
         )
         for at in range(0, size * count, size)
     ]
-
-
-def _finish(plan: Plan, computed: Computed) -> Outcome:
-    try:
-        return make_result(plan, computed)
-    except Exception as error:
-        return error

@@ -18,7 +18,7 @@ import pytest
 
 from service import attend, backends
 from service.attention.plan import make_plan
-from service.attention.spec import AttentionSpec
+from service.attention.spec import AttentionSpec, Output
 from service.backends import numpy
 from service.backends.room import NoRoom, Room
 from service.engine import Engine, memory_limit
@@ -262,3 +262,38 @@ def test_nobody_tells_how_much_memory_is_left(monkeypatch: pytest.MonkeyPatch) -
     assert memory_left() is None
     refusal = memory_limit(make_plan(AttentionSpec(input=np.ones((1, 1)))), 5 * 2**20, None)
     assert "expected a request whose memory can be had, got one that needs about 5.0MiB" in str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("include", "hint"),
+    [
+        ((), "fewer queries or keys"),
+        (("attention_weights",), "top_k"),
+        (("scores", "attention_weights"), "include without attention_weights, scores"),
+    ],
+)
+def test_a_refusal_says_what_would_need_less(include: tuple[Output, ...], hint: str) -> None:
+    plan = make_plan(AttentionSpec(input=np.ones((1, 1)), include=include))
+    assert hint in str(memory_limit(plan, 2, 1))
+
+
+def test_a_device_without_room_is_a_413_that_says_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise NoRoom(5 * 2**30, 3 * 2**30)
+
+    monkeypatch.setattr(numpy, "execute", full)
+    with serving(app()) as client:
+        response = client.post("/attention", json={"input": [[1.0]], "is_causal": True})
+    assert response.status_code == 413
+    (fault,) = response.json()["errors"]
+    assert (fault["expected"], fault["got"]) == (
+        "a request that needs at most 3.0GiB",
+        "one that needs about 5.0GiB",
+    )
+
+
+def test_numpy_is_warm() -> None:
+    engine = Engine(Settings.model_construct())
+    assert engine.ready
+    engine.warm_up()
+    assert engine.ready

@@ -373,3 +373,30 @@ async def test_what_does_not_fit_together_may_fit_alone(monkeypatch: pytest.Monk
     assert_right(await attend(with_batches, jobs), jobs)
     assert with_batches.batches is not None
     assert with_batches.batches.batches == 0
+
+
+@anyio
+@pytest.mark.parametrize("gone", [1, 3])
+async def test_who_leaves_while_it_is_computed(gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as one is there, it is computed; when nobody is, it is stopped."""
+    from service.backends import numpy
+
+    execute, loop = numpy.execute, asyncio.get_running_loop()
+    jobs, calls = [job(seed) for seed in range(3)], [fresh() for _ in range(3)]
+
+    def leave(call: Call) -> None:
+        call.stop.abandon()
+
+    def slow(plan: Any, operands: Any, device: str, check: Any) -> Any:
+        for call in calls[:gone]:
+            loop.call_soon_threadsafe(leave, call)
+        while not all(call.stop.abandoned for call in calls[:gone]):
+            time.sleep(0.001)
+        check()
+        return execute(plan, operands, device, check)
+
+    monkeypatch.setattr(numpy, "execute", slow)
+    results = await attend(engine(inline_flops=1000), jobs, calls)
+    assert [isinstance(result, Abandoned) for result in results] == [True] * gone + [False] * (3 - gone)
+    monkeypatch.undo()
+    assert_right(results[gone:], jobs[gone:])

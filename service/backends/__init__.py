@@ -13,7 +13,6 @@ from service.attention.operands import Operands
 from service.attention.plan import Plan
 from service.attention.result import Computed, Result
 from service.attention.spec import Backend
-from service.backends import numpy
 from service.errors import UnknownBackend
 
 BACKENDS: Final[dict[Backend, str]] = {"numpy": "service.backends.numpy", "torch": "service.backends.torch"}
@@ -91,7 +90,7 @@ def use_threads(count: int) -> None:
         executor.use_threads(count)
 
 
-_loaded: dict[Backend, Executor] = {"numpy": cast(Executor, numpy)}
+_loaded: dict[Backend, Executor] = {}
 _threads = 0
 
 

@@ -63,9 +63,18 @@ FROM service AS torch
 COPY --from=build-torch /opt/torch /opt/torch
 ENV PYTHONPATH=/opt/torch
 
-# The driver and nothing else comes from the host, whose container runtime reads these variables.
+# The driver and nothing else comes from the host, whose container runtime reads the variables of NVIDIA. FlexAttention
+# is compiled where it runs, for the GPU that is there, by a compiler of C among others; what comes of it is kept.
 FROM service AS cuda
+USER 0:0
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 COPY --from=build-cuda /opt/torch /opt/torch
-ENV PYTHONPATH=/opt/torch NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ENV PYTHONPATH=/opt/torch NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    ATTENTION_BACKEND=auto TRITON_CACHE_DIR=/data/triton \
+    TORCHINDUCTOR_CACHE_DIR=/data/inductor TORCHINDUCTOR_COMPILE_THREADS=1
+USER 10001:10001
 
 FROM service AS cpu

@@ -109,6 +109,10 @@ test-torch: $(TORCH_VENV)/.torch ## the tests again, with torch installed
 test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody here wrote
 	$(TORCH_BIN)/python -m pytest tests/peers
 
+.PHONY: test-gpu
+test-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU, where torch sees one (TORCH=... for a build with CUDA)
+	$(TORCH_BIN)/python -m pytest -m gpu
+
 .PHONY: test-deep
 test-deep: $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## 5,000 requests made from the API document, 10,000 configurations for each peer
 	ATTACK_CASES=5000 $(ATTACK_BIN)/python -m pytest tests/attack/test_api.py
@@ -234,6 +238,10 @@ $(TORCH_VENV)/.kernel: benchmarks/requirements-kernel.txt $(TORCH_VENV)/.torch
 .PHONY: bench-kernel
 bench-kernel: $(TORCH_VENV)/.kernel ## the NumPy kernel beside torch's and onnxruntime's
 	$(TORCH_BIN)/python -m benchmarks.kernel
+
+.PHONY: bench-gpu
+bench-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU beside its kernels, its copies and the HTTP floor
+	$(TORCH_BIN)/python -m benchmarks.gpu
 
 .PHONY: openapi
 openapi: $(VENV)/.test ## regenerate what is generated: API document, examples, tables in docs

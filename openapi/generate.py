@@ -18,7 +18,7 @@ from promises import promises
 
 from service.cli import parser
 from service.codecs import CODECS
-from service.engine import execute
+from service.engine import Engine
 from service.errors import error_classes
 from service.jobs import make_job
 from service.metrics import METRICS
@@ -45,7 +45,8 @@ def example_answer() -> str:
     """The answer to the first of them, to eight decimals: the last ones differ from machine to machine."""
     request = json.loads((CASES / f"{EXAMPLES[0]}.json").read_text(encoding="utf-8"))["request"]
     job = make_job(AttentionRequest, CODECS["application/json"].decode(json.dumps(request).encode(), 2**20))
-    fields = answer(job.spec, execute(job.plan, job.spec, job.sources), request_id="5f0c2a9e7d1b4e6f8a3c0d9b7e5f1a2c")
+    result = Engine(Settings.model_construct()).compute(job)
+    fields = answer(job.spec, result, request_id="5f0c2a9e7d1b4e6f8a3c0d9b7e5f1a2c")
     return json.dumps(fields, indent=1, default=lambda array: array.round(8).tolist()) + "\n"
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+from anyio import to_thread
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.datastructures import State
@@ -28,6 +30,8 @@ from service.routes.tensors import StraightToTensors
 from service.settings import Settings
 from service.tracing import traced
 from service.version import __version__
+
+logger = logging.getLogger("attention")
 
 DESCRIPTION = """\
 Computes attention exactly and shows its work: send matrices, get the output, the attention weights and, if asked for,
@@ -64,7 +68,7 @@ class Application:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """While the service runs: answer gRPC as well, and let other workers see what this one counts."""
+    """While the service runs: warm up, answer gRPC as well, and let other workers see what this one counts."""
     state = app.state
 
     def begin_stop() -> None:
@@ -73,12 +77,15 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
             state.rpc.begin_stop()
 
     async with counts_shared(state):
+        warming = None if state.engine.ready else asyncio.create_task(warm_up(state.engine))
         if state.rpc is not None:
             await state.rpc.start()
         when_told_to_stop(begin_stop)
         try:
             yield
         finally:
+            if warming is not None:
+                warming.cancel()
             if state.rpc is not None:
                 await state.rpc.stop()
 
@@ -100,7 +107,15 @@ async def counts_shared(state: State) -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
-        state.shared.write(state.tally.cells)
+        state.shared.write(metrics.counted(state.tally, state.engine))
+
+
+async def warm_up(engine: Engine) -> None:
+    """Until this is done the service is alive, and not ready."""
+    try:
+        await to_thread.run_sync(engine.warm_up, abandon_on_cancel=True)
+    except Exception:
+        logger.exception("cannot compute as ATTENTION_BACKEND says, and so will not be ready")
 
 
 def grpc_server() -> Any:

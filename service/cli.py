@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -101,6 +102,9 @@ def _serve(options: argparse.Namespace) -> int:
 
     flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
     settings = _configured(**flags)
+    if settings.backend == "torch" and not all(map(find_spec, ("torch", "array_api_compat"))):
+        print("ATTENTION_BACKEND: torch is not there; install attention-service[torch]", file=sys.stderr)
+        return 2
     if settings.grpc_port is not None:
         grpc_server()  # before workers are started, which would be again and again
         flags["grpc_port"] = _port_for_grpc(settings)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
 import time
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from anyio import to_thread
@@ -15,13 +17,21 @@ from service import backends
 from service.attention.operands import make_operands
 from service.attention.plan import Plan
 from service.attention.result import Result, make_result
-from service.attention.spec import SCORE_MATRICES, AttentionSpec
+from service.attention.spec import SCORE_MATRICES, AttentionSpec, Backend
+from service.backends import Executor
+from service.backends.room import NoRoom
+from service.batches import Batches
 from service.errors import Busy, Fault, MemoryLimit
 from service.gate import Gate, Permit
 from service.jobs import Job
+from service.process import memory_left
 from service.settings import Settings
 from service.stop import Stop
 
+logger = logging.getLogger("attention")
+
+# Seconds that a small request waits for others where a GPU computes, unless the settings say.
+BATCH_WINDOW: Final = 0.002
 HEADER: Final = b"decode;dur=%.3f, plan;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f"
 Step = Literal["decode", "plan", "queue", "compute", "encode"]
 
@@ -29,10 +39,11 @@ Step = Literal["decode", "plan", "queue", "compute", "encode"]
 class Timings:
     """Seconds spent on each step of one request."""
 
-    __slots__ = ("_since", "compute", "decode", "encode", "plan", "queue")
+    __slots__ = ("_since", "batch", "compute", "decode", "encode", "plan", "queue")
 
     def __init__(self) -> None:
         self.decode = self.plan = self.queue = self.compute = self.encode = 0.0
+        self.batch = 1  # requests that were computed together
 
     def begin(self) -> None:
         """Leave out the time until now."""
@@ -44,12 +55,16 @@ class Timings:
         setattr(self, name, getattr(self, name) + now - self._since)
         self._since = now
 
+    def begin_batch(self, size: int) -> None:
+        """Book the time since the last step as waiting, of a request that is computed together with others."""
+        self.step("queue")
+        self.batch = size
+
     def header(self) -> bytes:
         """The value of a Server-Timing header (W3C Server Timing), in milliseconds, without what was not done yet."""
         done = self.decode * 1e3, self.plan * 1e3, self.queue * 1e3, self.compute * 1e3
-        if not self.encode:
-            return HEADER % done
-        return (HEADER + b", encode;dur=%.3f") % (*done, self.encode * 1e3)
+        text = HEADER % done if self.batch == 1 else HEADER % done + b', batch;desc="%d"' % self.batch
+        return text + b", encode;dur=%.3f" % (self.encode * 1e3) if self.encode else text
 
 
 class Call:
@@ -89,29 +104,79 @@ class Call:
             permit.leave()
 
 
+class Way(NamedTuple):
+    """How a job is computed. memory: bytes that it takes; inline: in the event loop; gathers: with others like it"""
+
+    executor: Executor
+    memory: int
+    inline: bool
+    gathers: bool
+
+
 class Engine:
     """Computes attention within the limits of the settings.
 
     bodies: the gate to memory for bodies and what is read from them
     work: the gate to places and memory for computing
+    batches: what computes small requests together; None where that would not help
+    ready: whether the first request is as quick as all others
     stopping: whether the service has been told to stop
     """
 
+    _number = itertools.count()
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._name = f"way of engine {next(self._number)}"
         self.bodies = Gate(math.inf, settings.body_memory, settings.places_to_wait)
         self.work = Gate(settings.concurrency, settings.work_memory, settings.places_to_wait)
         self.stopping = False
         backends.use_threads(settings.compute_threads)
+        self._preferred = backends.prefer(settings.backend)
+        if settings.backend == "auto" and self._preferred == "numpy":
+            logger.warning("ATTENTION_BACKEND=auto: torch is not there, or sees no GPU; NumPy computes")
+        executor = self._executor("auto", "auto")
+        window = settings.batch_window
+        if window is None:
+            window = BATCH_WINDOW if executor.is_apart("auto") else 0.0
+        self.batches = Batches(window, self.work, settings.inline_flops, execute) if window else None
+        self.ready = self._preferred == "numpy"
+
+    def warm_up(self) -> None:
+        """Let the first request find everything loaded."""
+        self._executor("auto", "auto").warm_up("auto")
+        self.ready = True
+        logger.info("ready to compute with %s", self._preferred)
 
     def is_quick(self, job: Job) -> bool:
-        """Whether computing takes less time than handing it to a thread would."""
-        return job.plan.flops <= self._settings.inline_flops
+        """Whether computing takes less time than handing it to a thread would. Errors: UnknownBackend."""
+        return self._way(job).inline
+
+    def _way(self, job: Job) -> Way:
+        """How a job is computed, worked out once for all that have the same plan. Errors: UnknownBackend."""
+        way: Way | None = job.plan.prepared.get(self._name)
+        if way is None:
+            way = job.plan.prepared[self._name] = self._find_way(job)
+        return way
+
+    def _find_way(self, job: Job) -> Way:
+        plan, spec = job.plan, job.spec
+        executor = self._executor(spec.backend, spec.device)
+        small = plan.flops <= self._settings.inline_flops
+        gathers = small and self.batches is not None and self.batches.takes(job, executor)
+        inline = small and not gathers and not executor.is_apart(spec.device)
+        return Way(executor, executor.peak_bytes(plan, spec.device), inline, gathers)
+
+    def _executor(self, backend: Backend, device: str) -> Executor:
+        return backends.choose(backend, device, self._preferred)
 
     def check_ready(self) -> None:
-        """Whether requests are welcome, large ones too. Errors: Busy where they are not."""
+        """Whether requests are welcome, large ones too, and as quick as ever. Errors: Busy where they are not."""
         if self.stopping:
             raise Busy(Fault("", "a server that takes requests", "one that stops"), headers={"Retry-After": "1"})
+        if not self.ready:
+            fault = Fault("", "a service that has loaded all that it computes with", "one that is loading it")
+            raise Busy(fault, headers={"Retry-After": "1"})
         for gate in (self.work, self.bodies):
             if gate.refuses:
                 raise gate.busy()
@@ -122,16 +187,19 @@ class Engine:
         beside: bytes that a large answer takes beside what is computed, held until all is given back
         Errors: InvalidRequest, MemoryLimit, Busy, TimeLimit.
         """
-        memory = job.plan.peak_bytes + beside
-        self._admit(job.plan, memory)
-        if self.is_quick(job):
-            result = execute(job.plan, job.spec, job.sources)
+        way = self._way(job)
+        memory = way.memory + beside
+        self._admit(job, memory)
+        if way.inline:
+            result = execute(job, way.executor)
+        elif way.gathers and self.batches is not None:
+            result = await self.batches.attend(job, way.executor, memory, call.stop, call.timings.begin_batch)
         else:
             permit = await self.work.enter(memory, call.stop)
             call.hold(permit)
             call.timings.step("queue")
             try:
-                result = await to_thread.run_sync(execute, job.plan, job.spec, job.sources, call.stop)
+                result = await to_thread.run_sync(execute, job, way.executor, call.stop)
             finally:
                 permit.leave_place()
         call.timings.step("compute")
@@ -139,18 +207,13 @@ class Engine:
 
     def compute(self, job: Job) -> Result:
         """The same without an event loop."""
-        self._admit(job.plan, job.plan.peak_bytes)
-        return execute(job.plan, job.spec, job.sources)
+        way = self._way(job)
+        self._admit(job, way.memory)
+        return execute(job, way.executor)
 
-    def _admit(self, plan: Plan, memory: int) -> None:
-        limit = self.work.memory
-        if memory > limit:
-            raise MemoryLimit.at(
-                "",
-                f"a request that needs at most {ByteSize(limit).human_readable()}",
-                f"one that needs about {ByteSize(memory).human_readable()}",
-                _advice(plan),
-            )
+    def _admit(self, job: Job, memory: int) -> None:
+        if memory > self.work.memory:
+            raise memory_limit(job.plan, memory, self.work.memory)
 
 
 def _advice(plan: Plan) -> str:
@@ -163,16 +226,41 @@ def _advice(plan: Plan) -> str:
     return f"include without {', '.join(sorted(returned))} needs less"
 
 
+def memory_limit(plan: Plan, needed: int, there: int | None) -> MemoryLimit:
+    """The refusal of what needs more memory than there is, known before by an estimate or seen when it failed."""
+    about = f"one that needs about {ByteSize(needed).human_readable()}"
+    if there is None or needed <= there:  # it failed for all that, so that only this much is known
+        left = "" if there is None else f", of {ByteSize(there).human_readable()} that are free"
+        return MemoryLimit.at("", "a request whose memory can be had", f"{about}{left}", _advice(plan))
+    limit = f"a request that needs at most {ByteSize(there).human_readable()}"
+    return MemoryLimit.at("", limit, about, _advice(plan))
+
+
+def execute(job: Job, executor: Executor, stop: Stop | None = None) -> Result:
+    """Do as planned, with the numbers of the request, on a backend.
+
+    stop: looked at between tiles. Errors: InvalidRequest, MemoryLimit; Abandoned and TimeLimit by `stop`.
+    """
+    try:
+        return run(job.plan, job.spec, job.sources, executor, stop)
+    except NoRoom as error:
+        needed, there = error.needed, error.there
+    except MemoryError:
+        needed, there = executor.peak_bytes(job.plan, job.spec.device), None
+    if there is None:
+        there = memory_left()
+    raise memory_limit(job.plan, needed, there)
+
+
 # Overflow is found by looking at the numbers, with an error that says what to do; a warning would add nothing.
 @np.errstate(all="ignore")
-def execute(plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarray], stop: Stop | None = None) -> Result:
-    """Do as planned, with the numbers of the request, on the backend that it asks for.
+def run(
+    plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarray], executor: Executor, stop: Stop | None = None
+) -> Result:
+    """The same as `execute`, wherever it is asked from.
 
-    sources: the fields that query, key and value come from; stop: looked at between tiles
-
-    Errors: InvalidRequest; Abandoned and TimeLimit by `stop`.
+    sources: the fields that query, key and value come from. Errors: MemoryError and InvalidRequest; those of `stop`.
     """
-    executor = backends.choose(spec.backend, spec.device)
     if (result := executor.quick(plan, sources, spec.device)) is not None:
         return result
     check = None if stop is None else stop.check

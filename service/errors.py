@@ -164,7 +164,7 @@ class BodyTooLarge(TooLarge):
 
 
 class MemoryLimit(TooLarge):
-    """Computing the answer would need more memory than `ATTENTION_MEMORY_LIMIT`."""
+    """Computing the answer would need more memory than `ATTENTION_MEMORY_LIMIT`, or than there is."""
 
     code, title = "memory_limit", "The answer would need too much memory"
 
@@ -240,7 +240,7 @@ class InternalError(ServiceError):
 
 
 class Busy(ServiceError):
-    """The server is at work for others, and no more may wait. `Retry-After` says in how many seconds those are done."""
+    """The server is at work for others, and no more may wait, or not ready. `Retry-After` says when that is over."""
 
     status, code, title = 503, "busy", "The server is busy"
 

@@ -26,12 +26,14 @@ class Job(NamedTuple):
     """A request that is ready to be computed.
 
     body, spec: its options, validated; sources: the arrays that query, key and value come from
+    shared: whether others of its kind have the same plan
     """
 
     body: AttentionRequest
     spec: AttentionSpec
     plan: Plan
     sources: Mapping[str, np.ndarray]
+    shared: bool
 
 
 _known: dict[Hashable, tuple[AttentionRequest, AttentionSpec, Plan]] = {}
@@ -47,15 +49,16 @@ def make_job(model: type[AttentionRequest], decoded: Decoded) -> Job:
     kind = _kind(model, decoded)
     known = None if kind is None else _known.get(kind)
     if known is not None:
-        return Job(*known, fields)
+        return Job(*known, fields, True)
     body = validate(model, fields)
     spec = body.attention_spec(decoded.untyped)
     plan = make_plan(spec)
-    if kind is not None and spec.scale != 0:  # 0 would be found for -0
+    shared = kind is not None and spec.scale != 0  # 0 would be found for -0
+    if kind is not None and shared:
         if len(_known) >= MAX_KINDS:
             _known.clear()
         _known[kind] = body.without_sources(), spec.without_sources(), plan
-    return Job(body, spec, plan, spec.sources)
+    return Job(body, spec, plan, spec.sources, shared)
 
 
 def _kind(model: type[AttentionRequest], decoded: Decoded) -> Hashable | None:

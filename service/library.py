@@ -6,7 +6,8 @@ from typing import Any
 
 from service.attention.plan import make_plan
 from service.attention.result import Result
-from service.engine import execute
+from service.backends import choose
+from service.engine import run
 from service.schemas.request import AttentionRequest
 from service.schemas.validate import validate
 
@@ -29,4 +30,4 @@ def attend(query: Any = None, key: Any = None, value: Any = None, **fields: Any)
     untyped = {name for name, value in (given | fields).items() if isinstance(value, list)}
     request = validate(AttentionRequest, given | fields)
     spec = request.attention_spec(untyped, allow_non_finite=True)
-    return execute(make_plan(spec), spec, spec.sources)
+    return run(make_plan(spec), spec, spec.sources, choose(spec.backend, spec.device))

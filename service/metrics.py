@@ -41,6 +41,8 @@ METRICS = {
     "attention_decode_seconds": Metric("counter", "Time of reading bodies.", ("media_type",)),
     "attention_encode_seconds": Metric("counter", "Time of writing answers before they are sent.", ("media_type",)),
     "attention_queue_seconds": Metric("counter", "Time of waiting for a place and memory."),
+    "attention_batches": Metric("counter", "Batches of more than one small request that were computed as one."),
+    "attention_batched_requests": Metric("counter", "Small requests that were computed in such batches."),
     "attention_requests_in_flight": Metric("gauge", "Requests that are not answered yet."),
     "attention_places_taken": Metric("gauge", "Large requests at work."),
     "attention_places": Metric("gauge", "Large requests that may be at work at once."),

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from threading import Thread
 from types import FrameType
 
@@ -66,3 +67,19 @@ def free_port(host: str, port: int) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as server:
         return int(server.getsockname()[1])
+
+
+def memory_left() -> int | None:
+    """Bytes that this process could still take, by the machine's memory and its own limit; None where nobody tells."""
+    try:
+        import resource  # not on every system
+
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        left = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (ImportError, OSError, StopIteration):
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return left
+    return min(left, max(0, limit - pages * resource.getpagesize()))

@@ -94,8 +94,18 @@ class Settings(BaseSettings):
         0,
         ge=0,
         le=1024,
-        description="Threads of a worker that compute with NumPy; 0 shares the processors that it may use among the "
+        description="Threads of a worker that compute on the CPU; 0 shares the processors that it may use among the "
         "workers.",
+    )
+    backend: Literal["numpy", "torch", "auto"] = Field(
+        "numpy",
+        description="What computes where a request does not say. auto: torch where it sees a GPU, else NumPy.",
+    )
+    batch_window: float | None = Field(
+        None,
+        ge=0,
+        description="Seconds that a small request may wait while others are computed, to be computed together with "
+        "those like it that come meanwhile; 0: never. Default: 0.002 where a GPU computes, else 0.",
     )
     inline_flops: int = Field(
         5_000_000,

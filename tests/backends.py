@@ -25,5 +25,7 @@ def compute_like_large_ones(patch: pytest.MonkeyPatch, tile: int = 1) -> None:
         patch.setattr(f"service.backends.{module}.SMALL", 0)
     for module in ("numpy", "torch") if HAS_TORCH else ("numpy",):
         patch.setattr(f"service.backends.{module}.TILE_BYTES", 8 * tile)
+    if HAS_TORCH:
+        patch.setattr("service.backends.torch.fused.UNMASKED_SCORES", tile)
     patch.setattr("service.attention.tiles.FAST_ROWS", 1)
     patch.setattr("service.attention.tiles.FAST_COLUMNS", 2)

@@ -55,16 +55,16 @@ def cast(
 def measured(
     array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bool = False, non_finite: bool = False
 ) -> tuple[np.ndarray, float]:
-    """The same, and the Euclidean norm of all its numbers as one vector; inf where that is not known.
+    """The same, and a bound of the Euclidean norm of all its numbers as one vector; inf where none is known.
 
     NumPy may warn of overflow on the way, unless the caller keeps it from that.
     """
     if array.dtype.kind not in "iu" and not is_float(array.dtype):
         raise InvalidArray.of(pointer, "numbers", array)
     converted = array.astype(dtype, copy=False)
-    norm = _norm(converted)
-    if norm < math.inf:
-        return converted, norm
+    bound = norm(converted)
+    if bound < math.inf:
+        return converted, bound
     good = np.isfinite(converted)
     if not good.all() and (minus_infinity or non_finite):
         good |= array == -np.inf if minus_infinity else ~np.isfinite(array)
@@ -78,14 +78,27 @@ def measured(
     return converted, math.inf
 
 
-def _norm(array: np.ndarray) -> float:
-    """The Euclidean norm; inf or NaN if a number is, and inf too where only a square is too large, or in halves.
+def norm(array: np.ndarray) -> float:
+    """The Euclidean norm, or for halves a bound of it. Where a number is inf or NaN, so is this, and inf too where only
+    a square is too large.
 
     One product tells that all numbers are finite in a third of the time that looking at each takes.
     """
     if array.dtype.itemsize < 4:
-        return math.inf
+        return math.sqrt(array.size) * _largest(array) if array.size else 0.0
     return math.sqrt(np.vdot(array, array))
+
+
+def _largest(halves: np.ndarray) -> float:
+    """The largest magnitude; inf or NaN if a number is. By its bits, which are in the order of the numbers: NumPy knows
+    no fast way to look at halves themselves."""
+    bits = max(int(halves.view(np.int16).max()), int(halves.view(np.uint16).max()) & 0x7FFF)
+    return float(np.array(bits, np.uint16).view(halves.dtype))
+
+
+def all_finite(array: np.ndarray) -> bool:
+    """Whether every number is finite."""
+    return norm(array) < math.inf or bool(np.isfinite(array).all())
 
 
 def wider(dtype: np.dtype) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from service.attention.arrays import cast, measured
+from service.attention.arrays import measured
 from service.attention.roles import past_shape
 from service.attention.spec import AttentionSpec
 
@@ -19,7 +20,8 @@ class Operands(NamedTuple):
     """Query, key and value as heads (b, h, l, d); or, where their role has a map, as tokens (b, l, in).
 
     past_key, past_value: (b, g, past, d or e), to stand before the new ones
-    norms: Euclidean norms of query, key and value, each taken as one vector; inf where one is not known
+    norms: bounds of the Euclidean norms of query, key and value, each with its past taken as one vector; inf where none
+           is known
     finite: whether all numbers are; only a caller who allowed it has others
     """
 
@@ -49,7 +51,9 @@ def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndar
     (query, query_norm), (key, key_norm), (value, value_norm) = (loaded[role.field] for role in roles)
     past_key = past_value = None
     if plan.roles.past_length or spec.past_key is not None:
-        past_key, past_value = _past(spec, plan, "past_key"), _past(spec, plan, "past_value")
+        past_key, past_key_norm = _past(spec, plan, "past_key")
+        past_value, past_value_norm = _past(spec, plan, "past_value")
+        key_norm, value_norm = math.hypot(key_norm, past_key_norm), math.hypot(value_norm, past_value_norm)
     return Operands(
         query=plan.roles.query.view.of(query),
         key=plan.roles.key.view.of(key),
@@ -65,9 +69,9 @@ def _all_finite(*arrays: np.ndarray | None) -> bool:
     return all(np.isfinite(array).all() for array in arrays if array is not None)
 
 
-def _past(spec: AttentionSpec, plan: Plan, name: str) -> np.ndarray:
+def _past(spec: AttentionSpec, plan: Plan, name: str) -> tuple[np.ndarray, float]:
     array = getattr(spec, name)
     features = plan.sizes.head_dim if name == "past_key" else plan.sizes.value_dim
     shaped = array.reshape(past_shape(plan.roles, plan.layout, features))
-    typed = cast(shaped, plan.dtype, f"/{name}", non_finite=spec.allow_non_finite)
-    return typed if "b" in plan.layout else typed[None]
+    typed, norm = measured(shaped, plan.dtype, f"/{name}", non_finite=spec.allow_non_finite)
+    return typed if "b" in plan.layout else typed[None], norm

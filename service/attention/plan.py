@@ -6,7 +6,7 @@ A plan is frozen and complete: a backend that executes it meets no shape that it
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -141,9 +141,19 @@ class Plan:
     @cached_property
     def peak_bytes(self) -> int:
         """An upper estimate of the memory that computing takes beyond the request itself."""
+        return self.memory(WORKING_SCORES, WORKING_MATRICES)
+
+    def memory(self, scores: int, matrices: int) -> int:
+        """The same where tiles of about so many scores are at work, and so many matrices of their size for each."""
         one_query = self.sizes.num_heads * self.sizes.key_length
-        working = WORKING_MATRICES * min(self.score_count, max(WORKING_SCORES, one_query))
+        working = matrices * min(self.score_count, max(scores, one_query))
         return working * self.compute_dtype.itemsize + self.returned_bytes
+
+    def times(self, count: int) -> Plan:
+        """The plan of so many requests of this kind as one, each a batch entry or more. For plans without arrays, which
+        say the same of every entry."""
+        sizes = replace(self.sizes, batch_size=count * self.sizes.batch_size)
+        return replace(self, roles=replace(self.roles, sizes=sizes))
 
     @cached_property
     def plain(self) -> bool:

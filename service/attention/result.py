@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from service.attention import shapes
-from service.attention.arrays import wider
+from service.attention.arrays import all_finite, wider
 from service.attention.plan import Notice, Plan
 from service.attention.spec import ROW_STATISTICS, SCORE_MATRICES, STAGES
 from service.errors import Overflow
@@ -119,10 +119,9 @@ def _typed(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
     if name == "top_indices":
         return array
     typed = array if name in COMPUTED else array.astype(plan.dtype, copy=False)
-    good = np.isfinite(typed)
-    if not good.all() and not (name in MAY_BE_MINUS_INFINITY and (good | (typed == -np.inf)).all()):
-        raise overflow(plan, name)
-    return typed
+    if all_finite(typed) or (name in MAY_BE_MINUS_INFINITY and (typed < np.inf).all()):  # no NaN is less
+        return typed
+    raise overflow(plan, name)
 
 
 def _to_wire(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from contextlib import suppress
 from importlib import import_module
 from typing import Final, Protocol, cast
 
@@ -13,7 +13,6 @@ from service.attention.operands import Operands
 from service.attention.plan import Plan
 from service.attention.result import Computed, Result
 from service.attention.spec import Backend
-from service.backends import numpy
 from service.errors import UnknownBackend
 
 BACKENDS: Final[dict[Backend, str]] = {"numpy": "service.backends.numpy", "torch": "service.backends.torch"}
@@ -29,6 +28,26 @@ class Executor(Protocol):
         """
         ...
 
+    def is_quick(self, plan: Plan, device: str) -> bool:
+        """Whether `quick` answers, unless numbers are too large for its way."""
+        ...
+
+    def is_apart(self, device: str) -> bool:
+        """Whether the device is another than the processor, for which a thread waits. Errors: UnknownBackend."""
+        ...
+
+    def peak_bytes(self, plan: Plan, device: str) -> int:
+        """An upper estimate of the machine's memory that computing takes beyond the request. Errors: UnknownBackend."""
+        ...
+
+    def warm_up(self, device: str) -> None:
+        """Do what the first request would else wait for."""
+        ...
+
+    def use_threads(self, count: int) -> None:
+        """Compute by so many threads, in the whole process."""
+        ...
+
     def execute(self, plan: Plan, operands: Operands, device: str, check: Callable[[], None] | None = None) -> Computed:
         """Compute what the plan includes, of operands that were made for it.
 
@@ -39,22 +58,48 @@ class Executor(Protocol):
         ...
 
 
-def choose(backend: Backend, device: str) -> Executor:
-    """The backend asked for; auto is NumPy, unless the device is one that only torch has. Errors: UnknownBackend."""
+def choose(backend: Backend, device: str, preferred: Backend = "numpy") -> Executor:
+    """The backend asked for; auto is the preferred one, unless the device is one that another has.
+
+    Errors: UnknownBackend.
+    """
     if backend == "auto":
-        backend = "torch" if device.startswith("cuda") else "numpy"
+        backend = "torch" if device.startswith("cuda") else preferred
     return _load(backend)
 
 
+def prefer(backend: Backend) -> Backend:
+    """What `auto` is to be for requests, if the service is set to this: auto is torch where that sees a GPU.
+
+    Errors: UnknownBackend.
+    """
+    if backend != "auto":
+        _load(backend)
+        return backend
+    with suppress(UnknownBackend):
+        if _load("torch").is_apart("auto"):
+            return "torch"
+    return "numpy"
+
+
 def use_threads(count: int) -> None:
-    """Let the NumPy backend compute by so many threads, in the whole process."""
-    numpy.use_threads(count)
+    """Let backends compute by so many threads, in the whole process, those that are loaded later as well."""
+    global _threads
+    _threads = count
+    for executor in _loaded.values():
+        executor.use_threads(count)
 
 
-@cache
+_loaded: dict[Backend, Executor] = {}
+_threads = 0
+
+
 def _load(name: Backend) -> Executor:
+    found = _loaded.get(name)
+    if found is not None:
+        return found
     try:
-        return cast(Executor, import_module(BACKENDS[name]))
+        found = cast(Executor, import_module(BACKENDS[name]))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("service"):
             raise
@@ -62,3 +107,7 @@ def _load(name: Backend) -> Executor:
         raise UnknownBackend.at(
             "/backend", "a backend that is installed", f"{name} without {error.name}", hint
         ) from None
+    if _threads:
+        found.use_threads(_threads)
+    _loaded[name] = found
+    return found

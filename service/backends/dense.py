@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from service.attention.arrays import norm
 from service.attention.operands import Operands
 from service.attention.plan import Notice, Plan
 from service.attention.positions import Rotation
@@ -32,23 +33,27 @@ Array = Any  # of the library in use
 class Library:
     """An array library and where its arrays live.
 
-    load: from NumPy to the device, in the plan's computing type if it is a float; store: back to NumPy
+    load: from NumPy to the device, in the plan's computing type if it is a float; store: back to NumPy, by names
+    waits: whether to look at a number means to wait until all before it is done
     matmul: of the last two axes, into a place if one is given and in_place says that it can be
     scratch: memory for the scores of one tile at a time, of this thread; None to let the product make its own
     hide: put a number wherever a mask is False, in place; exp: in place
+    top: where so many largest numbers of the last axis are, in descending order, equal ones by lower index
     run: a function on each tile, results in order, by so many workers; tile_scores: the size of a tile, in elements
     """
 
     xp: Any
     device: Any
     load: Callable[[np.ndarray], Array]
-    store: Callable[[Array], np.ndarray]
+    store: Callable[[dict[str, Array]], dict[str, np.ndarray]]
+    waits: bool
     matmul: Callable[[Array, Array, Array | None], Array]
     in_place: bool
     scratch: Callable[[tuple[int, ...]], Array | None]
     hide: Callable[[Array, Array, float], None]
     exp: Callable[[Array], Array]
-    run: Callable[[Callable[[Tile], Found], list[Tile]], Iterable[Found]]
+    top: Callable[[Array, int], Array]
+    run: Callable[[Callable[[Tile], Any], list[Tile]], Iterable[Any]]
     workers: int
     tile_scores: int
 
@@ -61,14 +66,14 @@ class Loaded:
     key: Array
     value: Array
     bad_values: Array | None  # (b, g, 1, k) where a value is not finite (and 0 here instead); None where all are
-    norms: tuple[float, float, float]  # as in Operands; inf where something was done to them
+    norms: tuple[float, float, float]  # bounds of them, as in Operands
 
 
 def compute(
     plan: Plan, lib: Library, loaded: Loaded, backend: str, check: Callable[[], None] | None = None
 ) -> Computed:
     """Every number on the way. Errors: Overflow where a visible score is not finite, and what `check` raises."""
-    head_outputs = _empty_outputs(plan, lib, loaded)
+    head_outputs = empty_outputs(plan, lib, loaded)
     collected = Collected(plan, lib)
     way = choose_way(plan, lib, loaded)
     working = replace(loaded, key=lib.xp.permute_dims(loaded.key, (0, 1, 3, 2)))
@@ -86,9 +91,10 @@ def compute(
 
     for found in lib.run(run, list(tiles(plan, cut))):
         collected.add_found(found)
+    arrays, masked = stored(plan, lib, loaded, head_outputs, collected.arrays, collected.fully_masked_rows)
     return Computed(
-        arrays=stored(plan, lib, loaded, head_outputs, collected.arrays),
-        fully_masked_rows=collected.fully_masked_rows,
+        arrays=arrays,
+        fully_masked_rows=masked,
         backend=backend,
         device=str(lib.device),
         kernel="dense",
@@ -128,19 +134,24 @@ class Bounds:
     exponents: float
     values: float
 
+    def allow(self, plan: Plan) -> bool:
+        """Whether no score can overflow; not so where a bound is NaN."""
+        limit = largest(plan)
+        return self.scores < limit and self.exponents < limit
+
 
 def choose_way(plan: Plan, lib: Library, loaded: Loaded) -> Way:
     """Decide by bounds: those that come for nothing, and if they do not allow everything, closer ones."""
-    query, key, value = loaded.norms
-    way = _allowed(plan, loaded, _bounds(plan, query * key, value))
-    return way if way.unshifted else _allowed(plan, loaded, close_bounds(plan, lib, loaded))
+    way = _allowed(plan, loaded, loose_bounds(plan, loaded))
+    if way.unshifted or (lib.waits and not way.watched):
+        return way
+    return _allowed(plan, loaded, _close_bounds(plan, lib, loaded))
 
 
 def _allowed(plan: Plan, loaded: Loaded, bounds: Bounds) -> Way:
     """What these bounds allow. No sum is larger than its count times its largest."""
-    limit = float(np.finfo(plan.compute_dtype).max) / 4
-    # Also where a bound is NaN.
-    watched = loaded.bad_values is not None or not max(bounds.scores, bounds.exponents) < limit
+    limit = largest(plan)
+    watched = loaded.bad_values is not None or not bounds.allow(plan)
     if plan.normalization == "sum":
         return Way(watched, False, False, False)
     exponent = max(bounds.exponents, 0.0 if plan.sinks is None else float(np.max(np.abs(plan.sinks))))
@@ -155,7 +166,18 @@ def _allowed(plan: Plan, loaded: Loaded, bounds: Bounds) -> Way:
     )
 
 
-def close_bounds(plan: Plan, lib: Library, loaded: Loaded) -> Bounds:
+def largest(plan: Plan) -> float:
+    """What is computed may be as large as this, and rounded up."""
+    return float(np.finfo(plan.compute_dtype).max) / 4
+
+
+def loose_bounds(plan: Plan, loaded: Loaded) -> Bounds:
+    """From what is known before anything is looked at."""
+    query, key, value = loaded.norms
+    return _bounds(plan, query * key, value)
+
+
+def _close_bounds(plan: Plan, lib: Library, loaded: Loaded) -> Bounds:
     """|q·k| <= |q| |k| (Cauchy-Schwarz) for the longest query and the longest key."""
     xp = lib.xp
     longest = [math.sqrt(float(xp.max(xp.vecdot(x, x)))) for x in (loaded.query, loaded.key)]
@@ -175,7 +197,7 @@ def _bounds(plan: Plan, raw: float, values: float) -> Bounds:
     return Bounds(max(raw, raw * abs(plan.scale)), bound, values)
 
 
-def _empty_outputs(plan: Plan, lib: Library, loaded: Loaded) -> Array:
+def empty_outputs(plan: Plan, lib: Library, loaded: Loaded) -> Array:
     """Where head outputs (b, h, q, e) go; tokens stand before heads in memory where the output is joined from them."""
     b, h, q, _ = loaded.query.shape
     e, dtype = loaded.value.shape[-1], loaded.query.dtype
@@ -199,7 +221,7 @@ def load_operands(plan: Plan, operands: Operands, lib: Library) -> Loaded:
         key = xp.concat([lib.load(operands.past_key), key], axis=2)
         value = xp.concat([lib.load(operands.past_value), value], axis=2)
     norms = _known_norms(plan, operands)
-    if operands.finite and roles.value.map is None:
+    if operands.finite and (roles.value.map is None or norms[2] < largest(plan)):
         return Loaded(query, key, value, None, norms)
     good = xp.isfinite(value)
     if xp.all(good):
@@ -209,15 +231,43 @@ def load_operands(plan: Plan, operands: Operands, lib: Library) -> Loaded:
 
 
 def _known_norms(plan: Plan, operands: Operands) -> tuple[float, float, float]:
-    """The norms of the operands that are used as they are."""
-    roles = plan.roles
-    changed = (
-        plan.query_norm or plan.query_rotation or roles.query.map,
-        plan.key_norm or plan.key_rotation or roles.key.map or roles.past_length,
-        roles.value.map or roles.past_length,
+    """Bounds of the norms of query, key and value after all that is done to them; inf where none is known."""
+    roles, sizes = plan.roles, plan.sizes
+    query, key, value = operands.norms
+    queries, keys = sizes.batch_size * sizes.query_length, sizes.batch_size * sizes.key_length
+    bounds = (
+        _turned(_normed(_mapped(query, roles.query, queries), plan, plan.query_norm, queries), plan.query_rotation),
+        _turned(_normed(_mapped(key, roles.key, keys), plan, plan.key_norm, keys), plan.key_rotation),
+        _mapped(value, roles.value, keys),
     )
-    query, key, value = (math.inf if done else norm for norm, done in zip(operands.norms, changed, strict=True))
-    return query, key, value
+    if roles.past_length == 0:
+        return bounds
+    return bounds[0], bounds[1] + key, bounds[2] + value  # the norms of operands count the past
+
+
+def _mapped(bound: float, role: Role, tokens: int) -> float:
+    """|xWᵀ + b| <= |x| |W| + |b|."""
+    if role.map is None:
+        return bound
+    bias = 0.0 if role.map.bias is None else norm(role.map.bias)
+    return bound * norm(role.map.weight) + math.sqrt(tokens) * bias
+
+
+def _normed(bound: float, plan: Plan, rms: Norm | None, tokens: int) -> float:
+    """The root of the mean square of each head is 1 then, times the weights, unless nothing keeps a 0 from dividing."""
+    if rms is None:
+        return bound
+    if rms.eps < float(np.finfo(plan.compute_dtype).tiny):
+        return math.inf
+    weight = 1.0 if rms.weight is None else float(np.max(np.abs(rms.weight)))
+    return weight * math.sqrt(tokens * plan.sizes.num_heads * plan.sizes.head_dim)
+
+
+def _turned(bound: float, rotation: Rotation | None) -> float:
+    """Tables may hold more than a cosine and a sine."""
+    if rotation is None:
+        return bound
+    return bound * max(1.0, math.hypot(np.max(np.abs(rotation.cos)), np.max(np.abs(rotation.sin))))
 
 
 def _heads(tokens: np.ndarray, role: Role, lib: Library) -> Array:
@@ -266,9 +316,12 @@ def _rotated(array: Array, rotation: Rotation | None, lib: Library) -> Array:
 
 
 def stored(
-    plan: Plan, lib: Library, loaded: Loaded, head_outputs: Array, scores: dict[str, Array]
-) -> dict[str, np.ndarray]:
-    """All that the plan returns: the output, what it includes of the operands, and what was collected of the scores."""
+    plan: Plan, lib: Library, loaded: Loaded, head_outputs: Array, scores: dict[str, Array], masked: Array
+) -> tuple[dict[str, np.ndarray], int]:
+    """All that the plan returns: the output, what it includes of the operands, and what was collected of the scores.
+
+    masked: how many rows see no key, brought back with the rest; 0 where that is known
+    """
     past = plan.roles.past_length
     arrays = {
         "query": loaded.query,
@@ -280,7 +333,10 @@ def stored(
     }
     wanted = {"output": _output(plan, lib, head_outputs)} | scores
     wanted |= {name: array for name, array in arrays.items() if name in plan.selection.include}
-    return {name: lib.store(array) for name, array in wanted.items()}
+    if not isinstance(masked, int):
+        wanted["fully_masked_rows"] = masked
+    found = lib.store(wanted)
+    return found, int(found.pop("fully_masked_rows", np.zeros(())))
 
 
 def _output(plan: Plan, lib: Library, head_outputs: Array) -> Array:
@@ -345,19 +401,22 @@ def edges(plan: Plan, lib: Library, tile: Tile, *, narrow: bool) -> list[tuple[s
     return found
 
 
-def fully_masked(plan: Plan, lib: Library, seen: Array | None, tile: Tile) -> int:
-    """How many rows of a tile see no key, those of padding not counted. `seen` is what `visible` gave."""
+def fully_masked(plan: Plan, lib: Library, seen: Array | None, tile: Tile) -> Array:
+    """How many rows of a tile see no key, those of padding not counted. `seen` is what `visible` gave.
+
+    A number that may be on its way yet.
+    """
     if seen is None:
         return 0
-    return _count_masked(plan, lib, ~lib.xp.any(seen, axis=-1), tile)
+    return count_masked(plan, lib, ~lib.xp.any(seen, axis=-1), tile)
 
 
-def _count_masked(plan: Plan, lib: Library, unseen: Array, tile: Tile) -> int:
+def count_masked(plan: Plan, lib: Library, unseen: Array, tile: Tile) -> Array:
     """How many of these rows (b, h, r), each axis full or 1, are not padding."""
     if plan.visibility.queries is not None:
         unseen = unseen & lib.load(_part(plan.visibility.queries[:, None, :, None], tile)[..., 0])
     shape = tuple(part.stop - part.start for part in (tile.batch, tile.heads, tile.rows))
-    return int(lib.xp.sum(lib.xp.broadcast_to(unseen, shape)))
+    return lib.xp.sum(lib.xp.broadcast_to(unseen, shape))
 
 
 def additions(plan: Plan, lib: Library, tile: Tile) -> list[Array]:
@@ -367,8 +426,9 @@ def additions(plan: Plan, lib: Library, tile: Tile) -> list[Array]:
         found.append(lib.load(_part(plan.bias, tile)))
     if plan.alibi is not None:
         i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + _part(plan.alibi.offset[:, None, None, None], tile)
-        distance = np.abs(i - np.arange(tile.columns.start, tile.columns.stop)).astype(plan.compute_dtype)
-        found.append(lib.load(distance) * lib.load(-plan.alibi.slopes[tile.heads, None, None]))
+        j = np.arange(tile.columns.start, tile.columns.stop, dtype=plan.compute_dtype)
+        distance = lib.xp.abs(lib.load(i) - lib.load(j))
+        found.append(distance * lib.load(-plan.alibi.slopes[tile.heads, None, None]))
     return found
 
 
@@ -383,7 +443,7 @@ class Found:
     """What a tile adds to numbers that several tiles make together."""
 
     tile: Tile
-    fully_masked_rows: int
+    fully_masked_rows: Array  # a number
     zero_sum: bool
     received: Array | None
 
@@ -439,10 +499,10 @@ class _TileRun:
         """Whether a score of this tile may be hidden."""
         return self._visible is not None or bool(self._edges)
 
-    def _count_masked(self, total: Array) -> int:
+    def _count_masked(self, total: Array) -> Array:
         """Rows that see no key: where nothing can underflow, those whose exponentials have this sum 0."""
         if self._way.unshifted:
-            return _count_masked(self._plan, self._lib, total[..., 0] == 0, self._tile) if self._hides else 0
+            return count_masked(self._plan, self._lib, total[..., 0] == 0, self._tile) if self._hides else 0
         return fully_masked(self._plan, self._lib, self._visible, self._tile)
 
     def weighed(self, collected: Collected) -> tuple[Array, Array]:
@@ -546,7 +606,7 @@ def _stream(
     collected.add("logsumexp", tile, lib.xp.log(total)[..., 0])
     outputs /= _one_for_zero(total, lib)
     head_outputs[tile.batch, tile.heads, tile.rows] = outputs
-    return Found(tile, _count_masked(plan, lib, unseen[..., 0], tile), zero_sum=False, received=None)
+    return Found(tile, count_masked(plan, lib, unseen[..., 0], tile), zero_sum=False, received=None)
 
 
 def _sinks(plan: Plan, lib: Library, tile: Tile) -> Array:
@@ -581,7 +641,7 @@ class Collected:
 
     def __init__(self, plan: Plan, lib: Library) -> None:
         self.arrays: dict[str, Array] = {}
-        self.fully_masked_rows = 0
+        self.fully_masked_rows: Array = 0
         self.zero_sum = False
         # Whether nothing is kept of the scores but one number a row.
         self.streams = not plan.selection.include & {*STAGES, "attention_weights", "received", "entropy"}
@@ -637,8 +697,7 @@ class Collected:
         received = xp.sum(kept, axis=2) if "received" in self.arrays else None
         if "attention_weights" in self.arrays:
             if self._chosen.top_k is not None:
-                # A stable sort of the negated weights: ties by lower index.
-                order = xp.argsort(-kept, axis=-1, stable=True)[..., : self._chosen.top_k]
+                order = self._lib.top(kept, self._chosen.top_k)
                 self._write("top_indices", tile, places, order)
                 kept = xp.take_along_axis(kept, order, axis=-1)
             self._write("attention_weights", tile, places, kept)
@@ -649,10 +708,12 @@ class Collected:
         self.fully_masked_rows += found.fully_masked_rows
         self.zero_sum |= found.zero_sum
         if found.received is not None:
-            places = (
-                np.zeros(1, np.int64) if self._chosen.average_heads else self._places(self._heads, found.tile.heads)
-            )
-            self.arrays["received"][found.tile.batch, places, found.tile.columns] += found.received
+            heads: slice | np.ndarray = found.tile.heads
+            if self._chosen.average_heads:
+                heads = slice(1)
+            elif self._chosen.heads is not None:
+                heads = self._places(self._heads, found.tile.heads)
+            self.arrays["received"][found.tile.batch, heads, found.tile.columns] += found.received
 
     def _cut_heads(self, tile: Tile, block: Array) -> tuple[np.ndarray, Array]:
         """Where the heads of a tile that were asked for go, and they themselves."""

@@ -57,12 +57,36 @@ def quick(plan: Plan, sources: Mapping[str, np.ndarray], device: str) -> Result 
 
     NumPy may warn of overflow on the way, unless the caller keeps it from that.
     """
+    small = _small(plan, device)
+    return None if small is None else small.run(sources)
+
+
+def _small(plan: Plan, device: str) -> Small | None:
     if plan.score_count > SMALL or device not in CPU:
         return None
     small: Small | None = plan.prepared.get("small", UNKNOWN)
     if small is UNKNOWN:
         small = plan.prepared["small"] = Small.of(plan)
-    return None if small is None else small.run(sources)
+    return small
+
+
+def is_quick(plan: Plan, device: str) -> bool:
+    """Whether `quick` answers, unless numbers are too large for its way."""
+    return _small(plan, device) is not None
+
+
+def is_apart(device: str) -> bool:
+    """NumPy knows nothing but the processor."""
+    return False
+
+
+def peak_bytes(plan: Plan, device: str) -> int:
+    """What the plan says."""
+    return plan.peak_bytes
+
+
+def warm_up(device: str) -> None:
+    """Nothing is loaded late."""
 
 
 def execute(plan: Plan, operands: Operands, device: str, check: Callable[[], None] | None = None) -> Computed:
@@ -83,12 +107,14 @@ def execute(plan: Plan, operands: Operands, device: str, check: Callable[[], Non
         xp=np,
         device="cpu",
         load=load,
-        store=lambda array: array,
+        store=lambda arrays: arrays,
+        waits=False,
         matmul=lambda left, right, place: np.matmul(left, right, out=place),
         in_place=True,
         scratch=partial(_scratch, computing),
         hide=_hide,
         exp=lambda array: np.exp(array, out=array),
+        top=lambda array, count: np.argsort(-array, axis=-1, stable=True)[..., :count],
         run=_run,
         workers=_threads or 1,
         tile_scores=TILE_BYTES // computing.itemsize,

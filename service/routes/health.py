@@ -30,6 +30,6 @@ async def live() -> Health:
     responses=problems(503),
 )
 async def ready(request: Request) -> Health:
-    """200 when requests are welcome; 503 where large ones would be refused, or it stops: send them elsewhere."""
+    """200 when requests are welcome; 503 where large ones would be refused, while it warms up, and when it stops."""
     request.app.state.engine.check_ready()
     return Health()

@@ -36,8 +36,19 @@ def get_metrics(request: Request) -> Response:
     return Response(generate_latest(registry), media_type=MEDIA_TYPE)
 
 
+def counted(tally: Tally, engine: Engine) -> Cells:
+    """What a worker has counted."""
+    if engine.batches is None:
+        return tally.cells
+    batches: Cells = {
+        ("attention_batches", ()): engine.batches.batches,
+        ("attention_batched_requests", ()): engine.batches.requests,
+    }
+    return tally.cells | batches
+
+
 def own_counts(tally: Tally, engine: Engine) -> Cells:
-    """What a worker has counted, and its gauges as they stand."""
+    """The same, and its gauges as they stand."""
     work, bodies = engine.work, engine.bodies
     gauges: Cells = {
         ("attention_requests_in_flight", ()): tally.in_flight,
@@ -50,7 +61,7 @@ def own_counts(tally: Tally, engine: Engine) -> Cells:
         ("attention_memory_limit_bytes", ("bodies",)): bodies.memory,
         ("attention_workers", ()): 1,
     }
-    return tally.cells | gauges
+    return counted(tally, engine) | gauges
 
 
 def counts(tally: Tally, engine: Engine, shared: Shared | None) -> Cells:

@@ -237,10 +237,12 @@ class AttentionRequest(Closed):
         "widest type among typed arrays of query, key, value, input, context and past; float64 for lists.",
     )
     backend: spec.Backend | None = Field(
-        "auto", description="What computes. auto is numpy, unless the device is one that only torch has."
+        "auto",
+        description="What computes. auto is what the service is set to, by default numpy, and torch for CUDA.",
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] | None = Field(
-        "auto", description="Where: auto, cpu, cuda or cuda:N. CUDA needs the torch backend."
+        "auto",
+        description="Where: auto, cpu, cuda or cuda:N. CUDA needs torch, whose auto is CUDA where it sees one.",
     )
     include: list[spec.Output] | None = Field(  # type: ignore[assignment]  # a list would be copied each time
         spec.DEFAULT_INCLUDE,

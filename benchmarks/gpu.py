@@ -1,0 +1,341 @@
+# mypy: disable-error-code="import-not-found"
+"""The torch backend on a GPU, beside what its hardware and its kernels take by themselves.
+
+    python -m benchmarks.gpu [--step kernel|end-to-end|batches]
+
+Each step takes well under eight minutes; without --step all are run. --device cpu runs them small, to see that they do:
+its numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import platform
+import re
+import resource
+import selectors
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.client import Connection, latency
+from benchmarks.forms import SAFETENSORS, Request, lists
+from benchmarks.serving import Running, serving
+from benchmarks.table import FLOOR
+from benchmarks.workloads import workloads
+from service.attention.operands import make_operands
+from service.attention.plan import make_plan
+from service.attention.spec import AttentionSpec
+from service.backends import choose, use_threads
+from service.settings import cpu_count
+
+JSON = "application/json"
+# Sets of operands that are used in turn, so that none lies in the GPU's cache when its turn comes.
+SETS = 3
+
+
+@dataclass(frozen=True)
+class Size:
+    """heads x tokens x features in bfloat16, repeated so often; clients that ask at once, so many times."""
+
+    heads: int
+    tokens: int
+    features: int
+    times: int
+    clients: int
+    rounds: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.heads, self.tokens, self.features
+
+    @property
+    def operations(self) -> int:
+        """Of the two products."""
+        return 4 * self.heads * self.tokens**2 * self.features
+
+
+FULL = Size(16, 4096, 128, times=30, clients=1000, rounds=5)
+SMOKE = Size(2, 128, 32, times=3, clients=20, rounds=2)
+
+
+class Table:
+    """Rows of a Markdown table."""
+
+    def __init__(self, *heads: str) -> None:
+        self._rows = [heads, tuple("---" for _ in heads)]
+
+    def add(self, *cells: str) -> None:
+        self._rows.append(cells)
+
+    def __str__(self) -> str:
+        return "\n".join(f"| {' | '.join(row)} |" for row in self._rows)
+
+
+def median_ms(device: str, call: Callable[[int], object], times: int) -> float:
+    """Milliseconds of a call, which gets the number of its turn; by the clock of the GPU, if there is one."""
+    for turn in range(SETS):
+        call(turn)
+    found = []
+    for turn in range(times):
+        if device == "cpu":
+            start = time.perf_counter()
+            call(turn)
+            found.append((time.perf_counter() - start) * 1e3)
+            continue
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        call(turn)
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end))
+    return statistics.median(found)
+
+
+def bare_kernels(device: str, size: Size) -> dict[str, float]:
+    """Milliseconds of torch's fused kernels, each by itself, on operands that lie on the device."""
+    sets = [[torch.randn(1, *size.shape, dtype=torch.bfloat16, device=device) for _ in range(3)] for _ in range(SETS)]
+    found: dict[str, float] = {}
+    for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+        try:
+            with sdpa_kernel(backend):
+                call = lambda turn: scaled_dot_product_attention(*sets[turn % SETS])  # noqa: E731
+                found[backend.name.lower()] = median_ms(device, call, size.times)
+        except RuntimeError as error:
+            print(f"{backend.name.lower()} is not there: {str(error).splitlines()[0]}", file=sys.stderr)
+    return found
+
+
+def pinned_copies(device: str, size: Size) -> float:
+    """Milliseconds to copy query, key and value to the device, and an output back, from and to pinned memory."""
+    pinned = device != "cpu"
+    here = [torch.empty(3, *size.shape, dtype=torch.bfloat16, pin_memory=pinned) for _ in range(SETS)]
+    there = torch.empty(3, *size.shape, dtype=torch.bfloat16, device=device)
+
+    def copy(turn: int) -> None:
+        there.copy_(here[turn % SETS], non_blocking=True)
+        here[turn % SETS][0].copy_(there[0], non_blocking=True)
+
+    return median_ms(device, copy, size.times)
+
+
+def arrays(size: Size) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    names = ("query", "key", "value")
+    return {name: random.normal(size=size.shape).astype(np.float32).astype(ml_dtypes.bfloat16) for name in names}
+
+
+def in_process(device: str, size: Size) -> tuple[float, str]:
+    """Milliseconds from arrays in NumPy to the output there, by the backend alone; and the kernel that ran."""
+    use_threads(cpu_count())
+    backend = choose("torch", device)
+    spec = AttentionSpec(**arrays(size), layout="hld", include=())  # type: ignore[arg-type]
+    plan = make_plan(spec)
+    found, kernel = [], ""
+    for turn in range(SETS + size.times):
+        operands = make_operands(spec, plan, spec.sources)
+        start = time.perf_counter()
+        kernel = backend.execute(plan, operands, device).kernel
+        if turn >= SETS:
+            found.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(found), kernel
+
+
+def large_request(size: Size) -> Request:
+    """The same as safetensors, without weights."""
+    halves = {name: torch.from_numpy(array.view(np.int16)) for name, array in arrays(size).items()}
+    fields = {"request": '{"layout": "hld", "include": []}'}
+    body = save({name: tensor.view(torch.bfloat16) for name, tensor in halves.items()}, fields)
+    return Request("/attention", {"Content-Type": SAFETENSORS}, body)
+
+
+@contextmanager
+def service(device: str, **settings: str) -> Iterator[Running]:
+    """The service, ready, computing with torch on the device unless settings say otherwise."""
+    backend = {"ATTENTION_BACKEND": "torch" if device == "cpu" else "auto"}
+    chosen = backend | {f"ATTENTION_{name.upper()}": value for name, value in settings.items()}
+    before = {name: os.environ.get(name) for name in chosen}
+    os.environ.update(chosen)
+
+    def ready(port: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", "/health/ready")
+        if connection.getresponse().status != 200:
+            raise ConnectionError
+        connection.close()
+
+    try:
+        with serving([sys.executable, "-m", "service", "serve"], ready) as running:
+            yield running
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def asked(port: int, request: Request, times: int) -> tuple[float, dict[str, float], Mapping[str, str]]:
+    """Median milliseconds of one client; of each step, as the server says; and what the last answer's head said."""
+    found: list[float] = []
+    steps: dict[str, list[float]] = {}
+    headers: Mapping[str, str] = {}
+    for turn in range(SETS + times):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        start = time.perf_counter()
+        connection.request("POST", request.path, request.body, dict(request.headers))
+        answer = connection.getresponse()
+        size = len(answer.read())
+        took = (time.perf_counter() - start) * 1e3
+        connection.close()
+        if answer.status != 200:
+            raise SystemExit(f"{answer.status} of {size} bytes")
+        headers = {name.lower(): value for name, value in answer.getheaders()} | {"bytes": str(size)}
+        if turn >= SETS:
+            found.append(took)
+            for name, value in re.findall(r"(\w+);dur=([\d.]+)", headers["server-timing"]):
+                steps.setdefault(name, []).append(float(value))
+    return statistics.median(found), {name: statistics.median(values) for name, values in steps.items()}, headers
+
+
+def kernel_step(device: str, size: Size) -> None:
+    """What computing takes in the server, beside the kernels by themselves."""
+    bare = bare_kernels(device, size)
+    best = min(bare.values(), default=float("nan"))
+    copies = pinned_copies(device, size)
+    alone, kernel = in_process(device, size)
+    with service(device) as running:
+        _, steps, _ = asked(running.port, large_request(size), size.times)
+    heads = "{} heads × {} × {}, bfloat16, without weights".format(*size.shape)
+    table = Table(heads, "ms", "TFLOP/s", "× best")
+
+    def add(name: str, milliseconds: float) -> None:
+        rate = size.operations / milliseconds / 1e9
+        table.add(name, f"{milliseconds:.3f}", f"{rate:.1f}", f"{milliseconds / best:.2f}")
+
+    for name, milliseconds in bare.items():
+        add(f"bare kernel: {name}", milliseconds)
+    add("best bare kernel and pinned copies of the same bytes", best + copies)
+    add(f"the backend, from NumPy to NumPy ({kernel})", alone)
+    add("the server's compute step", steps["compute"])
+    print(table)
+
+
+def end_to_end_step(device: str, size: Size) -> None:
+    """A request in binary from end to end, beside the sum of what it cannot do without."""
+    best = min(bare_kernels(device, size).values(), default=float("nan"))
+    copies, request = pinned_copies(device, size), large_request(size)
+    with service(device) as running:
+        whole, steps, headers = asked(running.port, request, size.times)
+    with FLOOR.started() as running:
+        floor_request = Request(f"/{headers['bytes']}", request.headers, request.body)
+        floor = latency(running.port, floor_request.message(), size.times)
+    table = Table(f"{len(request.body) / 2**20:.0f} MiB there, {int(headers['bytes']) / 2**20:.0f} MiB back", "ms")
+    table.add("best bare kernel", f"{best:.3f}")
+    table.add("pinned copies of the same bytes", f"{copies:.3f}")
+    table.add("HTTP floor: bare uvicorn, as many bytes", f"{floor:.3f}")
+    table.add("the three together", f"{best + copies + floor:.3f}")
+    table.add("the service", f"{whole:.3f}")
+    for name, milliseconds in steps.items():
+        table.add(f"of that {name}", f"{milliseconds:.3f}")
+    table.add("the service / the three together", f"{whole / (best + copies + floor):.2f}")
+    print(table)
+
+
+def burst(port: int, message: bytes, clients: int) -> tuple[float, list[float]]:
+    """Seconds until all clients, who ask at once, have their answers; and of each."""
+    connections = [Connection(port) for _ in range(clients)]
+    selector = selectors.DefaultSelector()
+    start = time.perf_counter()
+    for connection in connections:
+        connection.send(message)
+        selector.register(connection.socket, selectors.EVENT_READ, connection)
+    found: list[float] = []
+    while len(found) < clients:
+        for key, _ in selector.select(60):
+            if key.data.receive():
+                found.append(time.perf_counter() - start)
+                selector.unregister(key.fileobj)
+    whole = time.perf_counter() - start
+    for connection in connections:
+        connection.close()
+    return whole, found
+
+
+def batched(port: int) -> float:
+    """Requests of a batch, on average, as the server's metrics say; 1 without batches."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    counts = dict(re.findall(r"^(attention_batche[sd]\w*) ([\d.e+]+)$", text, re.MULTILINE))
+    batches = float(counts.get("attention_batches_total", 0))
+    return float(counts["attention_batched_requests_total"]) / batches if batches else 1.0
+
+
+def batches_step(device: str, size: Size) -> None:
+    """Many small requests at once, with batches and without."""
+    form = lists("/attention", dtype="float32")
+    message = form.encode(workloads()["W1"]).message()
+    table = Table(
+        f"{size.clients} requests of 6 × 4 at once, JSON, with weights", "requests/s", "p50 ms", "p99 ms", "in a batch"
+    )
+    window = "0.002" if device == "cpu" else None  # a GPU has it by default
+    for name, settings in (
+        ("NumPy, in the event loop", {"backend": "numpy"}),
+        ("torch, each by itself", {"batch_window": "0"}),
+        ("torch, in batches", {} if window is None else {"batch_window": window}),
+    ):
+        with service(device, **settings) as running:
+            burst(running.port, message, min(size.clients, 50))
+            rates, times = [], []
+            for _ in range(size.rounds):
+                whole, found = burst(running.port, message, size.clients)
+                rates.append(size.clients / whole)
+                times += sorted(found)
+            p50, p99 = (np.percentile(times, percent) * 1e3 for percent in (50, 99))
+            mean = batched(running.port)
+        table.add(name, f"{statistics.median(rates):,.0f}", f"{p50:.1f}", f"{p99:.1f}", f"{mean:.1f}")
+    print(table)
+
+
+STEPS = {"kernel": kernel_step, "end-to-end": end_to_end_step, "batches": batches_step}
+
+
+def main() -> int:
+    """Print what runs, then the table of each step."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--step", choices=STEPS)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print(f"torch {torch.__version__} sees no GPU, so that there is nothing to measure.", file=sys.stderr)
+        print("--device cpu runs all of this small, to see that it runs.", file=sys.stderr)
+        return 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a connection takes one of these
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65536), hard))
+    name = "the CPU" if options.device == "cpu" else torch.cuda.get_device_name()
+    cuda = "" if torch.version.cuda is None else f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    print(f"{name}; {cpu_count()} processors; torch {torch.__version__}{cuda}, NumPy {np.__version__}, "
+          f"Python {platform.python_version()}")  # fmt: skip
+    for step, run in STEPS.items():
+        if options.step in (None, step):
+            print()
+            run(options.device, FULL if options.device == "cuda" else SMOKE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""Which backend computes, when it is ready, and the memory of a device that requests share."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from service import attend, backends
+from service.attention.plan import make_plan
+from service.attention.spec import AttentionSpec, Output
+from service.backends import numpy
+from service.backends.room import NoRoom, Room
+from service.engine import Engine, memory_limit
+from service.errors import UnknownBackend
+from service.process import memory_left
+from service.settings import Settings
+from tests import wire
+from tests.backends import BACKENDS, HAS_TORCH
+from tests.conftest import app, free_port, serving
+from tests.devices import missing, needs_torch
+
+
+def nothing() -> None:
+    """Nobody has to stop."""
+
+
+def test_requests_share_a_device_s_memory() -> None:
+    room, order = Room(lambda: 100), list[str]()
+    held = threading.Event()
+
+    def second() -> None:
+        held.wait()
+        with room.hold(60, nothing):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with room.hold(60, nothing), room.hold(40, nothing):
+        held.set()
+        time.sleep(0.02)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def test_what_never_fits_is_refused_and_who_waits_can_give_up() -> None:
+    room = Room(lambda: 100)
+    with pytest.raises(NoRoom) as refused:
+        room.hold(101, nothing).__enter__()
+    assert (refused.value.needed, refused.value.there) == (101, 100)
+
+    def give_up() -> None:
+        raise TimeoutError
+
+    with room.hold(60, nothing):
+        with pytest.raises(TimeoutError):
+            room.hold(60, give_up).__enter__()
+        with room.hold(40, give_up):  # which is there at once
+            pass
+    with room.hold(100, give_up):
+        pass
+
+
+# Which backend computes where a request does not say.
+
+
+@pytest.mark.skipif(HAS_TORCH, reason="torch is installed; make test is the run without it")
+def test_without_torch_auto_is_numpy_and_asking_for_torch_stops_at_once() -> None:
+    assert Engine(Settings.model_construct(backend="auto")).ready
+    with pytest.raises(UnknownBackend, match="install attention-service"):
+        Engine(Settings.model_construct(backend="torch"))
+    command = [sys.executable, "-m", "service", "serve"]
+    for workers in ("1", "2"):
+        environment = os.environ | {"ATTENTION_BACKEND": "torch", "ATTENTION_WORKERS": workers}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (
+            2,
+            "ATTENTION_BACKEND: torch is not there; install attention-service[torch]\n",
+        )
+
+
+@needs_torch
+def test_auto_is_torch_only_where_it_sees_a_gpu() -> None:
+    expected = "numpy" if missing() else "torch"
+    assert backends.prefer("auto") == expected
+    assert backends.prefer("torch") == "torch"
+    assert backends.prefer("numpy") == "numpy"
+
+
+@needs_torch
+def test_requests_that_do_not_say_go_where_the_service_is_set_to() -> None:
+    def backend(client: httpx.Client, **options: str) -> str:
+        answer = client.post("/attention", json={"input": [[1.0]]} | options).json()
+        return str(answer["metadata"]["backend"])
+
+    with serving(app(backend="torch")) as client:
+        assert [backend(client), backend(client, backend="numpy")] == ["torch", "numpy"]
+        assert backend(client, device="cpu") == "torch"
+    with serving(app()) as client:
+        assert [backend(client), backend(client, backend="torch")] == ["numpy", "torch"]
+
+
+READY = ("/health/ready", "/v2/health/ready", "/v2/models/attention/ready", "/v2/models/attention/versions/1/ready")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_service_is_ready_when_the_first_request_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm = threading.Event()
+    monkeypatch.setattr(numpy, "warm_up", lambda device: warm.wait(60))
+    service = app()
+    service.api.state.engine.ready = False  # as where torch is to be loaded
+    with serving(service) as client:
+        assert client.get("/health/live").status_code == 200
+        for path in READY:
+            response = client.get(path)
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert client.get("/health/ready").json()["code"] == "busy"
+        assert client.post("/attention", json={"input": [[1.0]]}).status_code == 200, "it computes, if it is asked"
+        warm.set()
+        until(lambda: client.get("/health/ready").status_code == 200)
+        assert {client.get(path).status_code for path in READY} == {200}
+
+
+def test_a_service_that_cannot_warm_up_never_becomes_ready(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(device: str) -> None:
+        raise RuntimeError("the driver is too old")
+
+    monkeypatch.setattr(numpy, "warm_up", fail)
+    service = app()
+    service.api.state.engine.ready = False
+    with serving(service) as client:
+        until(lambda: "the driver is too old" in caplog.text)
+        assert client.get("/health/ready").status_code == 503
+        assert client.get("/health/live").status_code == 200
+
+
+@needs_torch
+def test_torch_warms_up_by_itself() -> None:
+    with serving(app(backend="torch")) as client:
+        until(lambda: client.get("/health/ready").status_code == 200)
+
+
+# Memory that is not there.
+
+LIMITED = """
+import resource, sys
+import service.app
+if sys.argv[2] == "torch":
+    import service.backends.torch
+from pathlib import Path
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+limit = pages * resource.getpagesize() + 2**30
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+from service.cli import main
+sys.exit(main(["serve", "--port", sys.argv[1], "--threads", "1"]))
+"""
+
+
+def assert_refused(response: httpx.Response) -> None:
+    assert (response.status_code, response.json()["code"]) == (413, "memory_limit")
+    (fault,) = response.json()["errors"]
+    assert re.search(r"one that needs about [\d.]+([KMG]i)?B", fault["got"])
+    assert re.search(r"at most [\d.]+[KMG]iB|of [\d.]+[KMG]iB that are free", fault["expected"] + fault["got"])
+    assert "top_k" in fault["hint"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on(backend: str) -> None:
+    """The limit on addresses is the operating system's; by the service's own, there would be memory for this."""
+    port = free_port()
+    environment = os.environ | {"ATTENTION_MEMORY_LIMIT": "64GiB", "ATTENTION_LOG_LEVEL": "error"}
+    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), backend], env=environment)
+    long = wire.write({"input": np.ones((20_000, 1), np.float32), "backend": backend}, "safetensors")
+    headers = {"Content-Type": "application/vnd.safetensors", "Accept": "application/json"}
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+
+            def answers() -> bool:
+                with suppress(httpx.TransportError):
+                    return client.get("/health/ready").status_code == 200
+                assert process.poll() is None
+                return False
+
+            until(answers)
+            for _ in range(3):
+                assert_refused(client.post("/attention", content=long, headers=headers))
+                small = client.post("/attention", json={"input": [[1.0]], "backend": backend})
+                assert (small.status_code, small.json()["output"]) == (200, [[1.0]])
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+@needs_torch
+@pytest.mark.parametrize("text", ["CUDA out of memory. Tried to allocate 9.00 GiB.", ""])
+def test_a_gpu_s_allocation_that_fails_is_a_413_and_the_service_goes_on(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch raises where a GPU has no memory left, raised where memory is asked for."""
+    import torch
+
+    from service.backends.torch import devices, staging
+
+    given_back: list[torch.device] = []
+    monkeypatch.setattr(devices, "forget_unused", given_back.append)
+    to_device, failures = staging.to_device, [True, True]
+
+    def fail_first(array: np.ndarray, device: torch.device) -> torch.Tensor:
+        if failures and failures.pop():
+            raise torch.OutOfMemoryError(text)
+        return to_device(array, device)
+
+    monkeypatch.setattr(staging, "to_device", fail_first)
+    request = {"input": [[1.0]], "backend": "torch"}
+    with serving(app()) as client:
+        for _ in range(2):
+            assert_refused(client.post("/attention", json=request))
+        assert client.post("/attention", json=request).json()["output"] == [[1.0]]
+    assert given_back == [devices.CPU] * 2
+
+
+@needs_torch
+def test_other_failures_of_torch_are_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from service.backends.torch import staging
+
+    def fail(*given: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(staging, "to_device", fail)
+    with pytest.raises(RuntimeError, match="illegal"):
+        attend(input=[[1.0]], backend="torch")
+
+
+def test_nobody_tells_how_much_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = memory_left()
+    assert left is not None
+    assert left > 2**20
+
+    def no_file(*given: object, **options: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", no_file)
+    assert memory_left() is None
+    refusal = memory_limit(make_plan(AttentionSpec(input=np.ones((1, 1)))), 5 * 2**20, None)
+    assert "expected a request whose memory can be had, got one that needs about 5.0MiB" in str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("include", "hint"),
+    [
+        ((), "fewer queries or keys"),
+        (("attention_weights",), "top_k"),
+        (("scores", "attention_weights"), "include without attention_weights, scores"),
+    ],
+)
+def test_a_refusal_says_what_would_need_less(include: tuple[Output, ...], hint: str) -> None:
+    plan = make_plan(AttentionSpec(input=np.ones((1, 1)), include=include))
+    assert hint in str(memory_limit(plan, 2, 1))
+
+
+def test_a_device_without_room_is_a_413_that_says_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise NoRoom(5 * 2**30, 3 * 2**30)
+
+    monkeypatch.setattr(numpy, "execute", full)
+    with serving(app()) as client:
+        response = client.post("/attention", json={"input": [[1.0]], "is_causal": True})
+    assert response.status_code == 413
+    (fault,) = response.json()["errors"]
+    assert (fault["expected"], fault["got"]) == (
+        "a request that needs at most 3.0GiB",
+        "one that needs about 5.0GiB",
+    )
+
+
+def test_numpy_is_warm() -> None:
+    engine = Engine(Settings.model_construct())
+    assert engine.ready
+    engine.warm_up()
+    assert engine.ready

@@ -1,0 +1,402 @@
+"""Small requests computed together: nobody's answer, error or patience may depend on who else is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from service.attention.result import Result
+from service.codecs.decoded import Decoded
+from service.codecs.encoded import decode, encode
+from service.engine import Call, Engine
+from service.errors import Busy, InvalidArray, Overflow, TimeLimit
+from service.jobs import Job, make_job
+from service.schemas.request import AttentionRequest
+from service.settings import Settings
+from service.stop import Abandoned
+from tests.backends import BACKENDS
+from tests.conftest import app, serving
+from tests.test_watching import samples
+
+# Requests that NumPy would not answer at once anyway.
+CAUSAL: dict[str, Any] = {"is_causal": True, "encoding": "base64"}
+WINDOW = 0.05
+
+
+def request(seed: int, q: int = 5, d: int = 4, **options: Any) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    arrays = {name: encode(random.normal(size=(q, d))) for name in ("query", "key", "value")}
+    return arrays | CAUSAL | options
+
+
+# Over HTTP: requests come while something else is computed, in the event loop or at the only place beside it, so that
+# they are at hand together.
+
+BLOCKER: dict[str, Any] = {"input": encode(np.ones((10_000, 1))), "normalization": "sum", "include": []}
+INLINE, BESIDE = {"inline_flops": 10**10}, {"inline_flops": 5000, "concurrency": 1}
+
+
+class Answer:
+    """One answer, read to its end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as file:
+            self.status = int(file.readline().split()[1])
+            self.headers = dict(line.decode().lower().rstrip().split(": ", 1) for line in iter(file.readline, b"\r\n"))
+            self.body: dict[str, Any] = json.loads(file.read(int(self.headers["content-length"])))
+
+    @property
+    def batch(self) -> int:
+        """How many were computed together."""
+        found = re.search(r'batch;desc="(\d+)"', self.headers["server-timing"])
+        return int(found[1]) if found else 1
+
+
+def connect(client: httpx.Client) -> socket.socket:
+    return socket.create_connection((client.base_url.host, client.base_url.port or 80), 30)
+
+
+def send(connection: socket.socket, body: dict[str, Any]) -> socket.socket:
+    content = json.dumps(body).encode()
+    head = f"POST /attention HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    connection.sendall(f"{head}\r\nConnection: close\r\n\r\n".encode() + content)
+    return connection
+
+
+def all_at_once(client: httpx.Client, bodies: list[dict[str, Any]]) -> list[socket.socket]:
+    connections = [connect(client) for _ in bodies]
+    time.sleep(0.05)  # until they are accepted
+    blocker = send(connect(client), BLOCKER)
+    time.sleep(0.05)
+    for connection, body in zip(connections, bodies, strict=True):
+        send(connection, body)
+    assert Answer(blocker).status == 200
+    return connections
+
+
+def arrays(answer: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: decode(value, "") for name, value in answer.items() if name not in ("metadata", "top_weights")}
+
+
+def assert_same(ours: dict[str, Any], alone: dict[str, Any]) -> None:
+    """Within what float64 allows for another order of sums; and the metadata to the last letter."""
+    first, second = arrays(ours), arrays(alone)
+    assert first.keys() == second.keys()
+    for name, array in second.items():
+        np.testing.assert_allclose(first[name], array, rtol=1e-13, atol=1e-14)
+    ids = ("request_id",)
+    theirs = {name: value for name, value in alone["metadata"].items() if name not in ids}
+    assert {name: value for name, value in ours["metadata"].items() if name not in ids} == theirs
+
+
+@pytest.fixture(scope="module", params=[INLINE, BESIDE], ids=["inline", "beside"])
+def gathering(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    """A service that gathers."""
+    with serving(app(batch_window=WINDOW, **request.param)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_answers_are_those_of_requests_by_themselves(
+    gathering: httpx.Client, client: httpx.Client, backend: str
+) -> None:
+    include = ["attention_weights", "logsumexp", "received"]
+    bodies = [request(seed, backend=backend, include=include) for seed in range(40)]
+    before = samples(gathering)
+    answers = [Answer(connection) for connection in all_at_once(gathering, bodies)]
+    after = samples(gathering)
+    for body, answer in zip(bodies, answers, strict=True):
+        assert_same(answer.body, client.post("/attention", json=body).json())
+    assert max(answer.batch for answer in answers) >= 10
+    names = ("attention_batches_total", "attention_batched_requests_total")
+    batches, requests = (after[name] - before[name] for name in names)
+    assert 1 <= batches <= requests / 2
+    assert requests == sum(answer.batch > 1 for answer in answers)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_kinds_do_not_mix(gathering: httpx.Client, client: httpx.Client, backend: str) -> None:
+    options: list[dict[str, Any]] = [
+        {"q": 3},
+        {"q": 7},
+        {"q": 7, "d": 6, "num_heads": 2, "num_kv_heads": 2},
+        {"q": 7, "scale": 0.25},
+        {"q": 7, "layout": "dl", "query_lengths": 3},
+        {"q": 4, "dtype": "float16", "top_k": 2},
+        {"q": 4, "query_offset": -1, "softcap": 2.0},
+    ]
+    bodies = [request(seed, backend=backend, **options[seed % len(options)]) for seed in range(42)]
+    answers = [Answer(connection) for connection in all_at_once(gathering, bodies)]
+    for body, answer in zip(bodies, answers, strict=True):
+        assert_same(answer.body, client.post("/attention", json=body).json())
+        assert answer.batch <= 6
+    assert sum(answer.batch > 1 for answer in answers) > 20
+
+
+def test_what_differs_beyond_numbers_is_not_gathered(gathering: httpx.Client) -> None:
+    """Masks, labels per row and whatever else is an array; sums, of which one may be 0; what is answered at once."""
+    others: list[dict[str, Any]] = [
+        {"mask": [True, True, True, True, False]},
+        {"window": {"left": 1}},
+        {"normalization": "sum"},
+        {"is_causal": False},
+    ]
+    bodies = [request(seed) | others[seed % len(others)] for seed in range(16)]
+    answers = [Answer(connection) for connection in all_at_once(gathering, bodies)]
+    assert {answer.batch for answer in answers} == {1}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wrong_request_is_wrong_alone(gathering: httpx.Client, client: httpx.Client, backend: str) -> None:
+    """Scores that overflow are found when all are computed, a number that is none before."""
+    bodies = [request(seed, backend=backend) for seed in range(20)]
+    bodies[3]["query"] = bodies[3]["key"] = encode(np.full((5, 4), 1e200))
+    bodies[7]["value"] = encode(np.full((5, 4), np.inf))
+    answers = [Answer(connection) for connection in all_at_once(gathering, bodies)]
+    for place, (body, answer) in enumerate(zip(bodies, answers, strict=True)):
+        alone = client.post("/attention", json=body)
+        assert answer.status == alone.status_code == (422 if place in (3, 7) else 200)
+        if answer.status == 200:
+            assert_same(answer.body, alone.json())
+    assert [answers[place].body["code"] for place in (3, 7)] == ["overflow", "invalid_array"]
+    assert answers[7].body["errors"][0]["pointer"].startswith("/value/0/0")
+
+
+def test_who_hangs_up_does_not_take_others_along(gathering: httpx.Client, client: httpx.Client) -> None:
+    bodies = [request(seed) for seed in range(30)]
+    connections = all_at_once(gathering, bodies)
+    for connection in connections[::3]:
+        connection.close()
+    for place, (body, connection) in enumerate(zip(bodies, connections, strict=True)):
+        if place % 3:
+            assert_same(Answer(connection).body, client.post("/attention", json=body).json())
+    assert samples(gathering)["attention_requests_in_flight"] == 1, "this one"
+
+
+def test_time_is_over_for_all_of_a_batch_when_it_is_over() -> None:
+    with serving(app(batch_window=WINDOW, time_limit=1e-9)) as client:
+        answers = [Answer(send(connect(client), request(seed))) for seed in range(5)]
+    assert {(answer.status, answer.body["code"]) for answer in answers} == {(504, "time_limit")}
+
+
+def test_one_after_the_other_nobody_waits(gathering: httpx.Client) -> None:
+    """The window is for those who come while others are at work."""
+    start = time.monotonic()
+    for seed in range(20):
+        response = gathering.post("/attention", json=request(seed))
+        assert "batch" not in response.headers["server-timing"]
+    assert time.monotonic() - start < 20 * WINDOW
+
+
+# Within one turn of an event loop, so that it is certain who is together.
+
+anyio = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def fresh(seconds: float = 60) -> Call:
+    call = Call(seconds)
+    call.timings.begin()
+    return call
+
+
+def job(seed: int, **options: Any) -> Job:
+    random = np.random.default_rng(seed)
+    fields = {name: random.normal(size=(5, 4)) for name in ("query", "key", "value")}
+    return make_job(AttentionRequest, Decoded(fields | {"is_causal": True} | options, frozenset()))
+
+
+def engine(**settings: Any) -> Engine:
+    return Engine(Settings.model_construct(**{"batch_window": 60.0} | settings))
+
+
+async def attend(engine: Engine, jobs: list[Job], calls: list[Call] | None = None) -> list[Result | BaseException]:
+    calls = [fresh() for _ in jobs] if calls is None else calls
+    tasks = (engine.attend(job, call) for job, call in zip(jobs, calls, strict=True))
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def assert_right(results: list[Result | BaseException], jobs: list[Job]) -> None:
+    alone = engine(batch_window=0.0)
+    for result, job in zip(results, jobs, strict=True):
+        assert isinstance(result, Result)
+        np.testing.assert_allclose(result.output, alone.compute(job).output, rtol=1e-13, atol=1e-15)
+
+
+@anyio
+@pytest.mark.parametrize("inline_flops", [1000, 10**9], ids=["beside", "inline"])
+async def test_who_comes_in_one_turn_goes_together(inline_flops: int) -> None:
+    jobs, calls = [job(seed) for seed in range(9)], [fresh() for _ in range(9)]
+    with_batches = engine(inline_flops=inline_flops)
+    assert_right(await attend(with_batches, jobs, calls), jobs)
+    assert [call.timings.batch for call in calls] == [9] * 9
+    assert with_batches.batches is not None
+    assert (with_batches.batches.batches, with_batches.batches.requests) == (1, 9)
+    assert (with_batches.work.taken, with_batches.work.free) == (0, with_batches.work.memory)
+
+
+@anyio
+async def test_who_comes_while_others_are_at_work_waits_for_them_or_the_window() -> None:
+    with_batches = engine(inline_flops=1000, concurrency=1)
+    permit = await with_batches.work.enter(1, fresh().stop)
+    calls = [fresh() for _ in range(4)]
+    first = asyncio.create_task(attend(with_batches, [job(0), job(1)], calls[:2]))
+    await asyncio.sleep(0.01)  # they wait for the place, and so are at work
+    second = asyncio.create_task(attend(with_batches, [job(2)], calls[2:3]))
+    await asyncio.sleep(0.01)
+    third = asyncio.create_task(attend(with_batches, [job(3)], calls[3:]))
+    await asyncio.sleep(0.05)
+    assert not any(task.done() for task in (first, second, third))
+    permit.leave()
+    assert_right([*await first, *await second, *await third], [job(seed) for seed in range(4)])
+    assert [call.timings.batch for call in calls] == [2, 2, 2, 2]
+
+    hurried = engine(inline_flops=1000, concurrency=1, batch_window=0.02)
+    permit = await hurried.work.enter(1, fresh().stop)
+    calls = [fresh() for _ in range(4)]
+    first = asyncio.create_task(attend(hurried, [job(0), job(1)], calls[:2]))
+    await asyncio.sleep(0.01)
+    second = asyncio.create_task(attend(hurried, [job(2), job(3)], calls[2:]))
+    await asyncio.sleep(0.1)
+    assert hurried.work.waiting == 2  # the second have waited for the window, and ask for a place by themselves
+    third = asyncio.create_task(attend(hurried, [job(4)]))
+    await asyncio.sleep(0.1)
+    assert third.done()  # by itself it is too small to need one
+    permit.leave()
+    assert_right([*await first, *await second, *await third], [job(seed) for seed in range(5)])
+
+
+@anyio
+@pytest.mark.parametrize("inline_flops", [1000, 10**9], ids=["beside", "inline"])
+async def test_each_has_its_own_error(inline_flops: int) -> None:
+    jobs = [job(seed) for seed in range(6)]
+    jobs[1].sources["query"][:], jobs[1].sources["key"][:] = 1e200, 1e200
+    jobs[2].sources["value"][1, 3] = np.nan
+    calls = [fresh() for _ in range(6)]
+    calls[3], calls[4] = fresh(0), fresh()
+    assert calls[3].stop.left == 0
+    calls[4].stop.abandoned = True
+    results = await attend(engine(inline_flops=inline_flops), jobs, calls)
+    kinds = [type(result) for result in results]
+    assert kinds == [Result, Overflow, InvalidArray, TimeLimit, Abandoned, Result]
+    assert_right([results[0], results[5]], [jobs[0], jobs[5]])
+
+
+@anyio
+async def test_who_leaves_before_it_begins_is_not_computed() -> None:
+    with_batches = engine(inline_flops=1000, concurrency=1)
+    permit = await with_batches.work.enter(1, fresh().stop)
+    jobs, calls = [job(seed) for seed in range(3)], [fresh() for _ in range(3)]
+    waiting = asyncio.create_task(attend(with_batches, jobs, calls))
+    await asyncio.sleep(0.01)
+    calls[1].stop.abandon()
+    await asyncio.sleep(0.01)
+    permit.leave()
+    results = await waiting
+    assert isinstance(results[1], Abandoned)
+    assert_right([results[0], results[2]], [jobs[0], jobs[2]])
+    assert [call.timings.batch for call in calls] == [2, 1, 2]
+
+
+@anyio
+async def test_all_who_leave_leave_nothing() -> None:
+    with_batches = engine(inline_flops=1000, concurrency=1)
+    permit = await with_batches.work.enter(1, fresh().stop)
+    calls = [fresh() for _ in range(3)]
+    waiting = asyncio.create_task(attend(with_batches, [job(seed) for seed in range(3)], calls))
+    await asyncio.sleep(0.01)
+    for call in calls:
+        call.stop.abandon()
+    permit.leave()
+    assert [type(result) for result in await waiting] == [Abandoned] * 3
+    assert_right(await attend(with_batches, [job(7)]), [job(7)])
+    assert with_batches.work.taken == 0
+
+
+@anyio
+async def test_a_task_that_is_cancelled_is_cancelled() -> None:
+    with_batches = engine(inline_flops=1000, concurrency=1)
+    with await with_batches.work.enter(1, fresh().stop):
+        task, other = (asyncio.create_task(with_batches.attend(job(seed), fresh())) for seed in range(2))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert_right([await other], [job(1)])
+
+
+@anyio
+async def test_no_place_is_no_place_for_all_of_them() -> None:
+    with_batches = engine(inline_flops=1000, concurrency=1, queue=0)
+    with await with_batches.work.enter(1, fresh().stop):
+        results = await attend(with_batches, [job(seed) for seed in range(3)])
+    assert [type(result) for result in results] == [Busy] * 3
+
+
+@anyio
+async def test_a_batch_takes_no_more_memory_than_there_is() -> None:
+    jobs, calls = [job(seed) for seed in range(30)], [fresh() for _ in range(30)]
+    limit = jobs[0].plan.peak_bytes * 8 * 4 // 3 + 1
+    for inline_flops in (1000, 10**9):
+        small = engine(inline_flops=inline_flops, memory_limit=limit)
+        assert_right(await attend(small, jobs, calls), jobs)
+        assert {call.timings.batch for call in calls} == {8, 6}
+        assert small.work.free == small.work.memory
+
+
+@anyio
+async def test_what_does_not_fit_together_may_fit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from service.backends import numpy
+
+    execute = numpy.execute
+
+    def short_of_memory(plan: Any, *given: Any) -> Any:
+        if plan.sizes.batch_size > 1:
+            raise MemoryError
+        return execute(plan, *given)
+
+    monkeypatch.setattr(numpy, "execute", short_of_memory)
+    jobs, with_batches = [job(seed) for seed in range(4)], engine()
+    assert_right(await attend(with_batches, jobs), jobs)
+    assert with_batches.batches is not None
+    assert with_batches.batches.batches == 0
+
+
+@anyio
+@pytest.mark.parametrize("gone", [1, 3])
+async def test_who_leaves_while_it_is_computed(gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as one is there, it is computed; when nobody is, it is stopped."""
+    from service.backends import numpy
+
+    execute, loop = numpy.execute, asyncio.get_running_loop()
+    jobs, calls = [job(seed) for seed in range(3)], [fresh() for _ in range(3)]
+
+    def leave(call: Call) -> None:
+        call.stop.abandon()
+
+    def slow(plan: Any, operands: Any, device: str, check: Any) -> Any:
+        for call in calls[:gone]:
+            loop.call_soon_threadsafe(leave, call)
+        while not all(call.stop.abandoned for call in calls[:gone]):
+            time.sleep(0.001)
+        check()
+        return execute(plan, operands, device, check)
+
+    monkeypatch.setattr(numpy, "execute", slow)
+    results = await attend(engine(inline_flops=1000), jobs, calls)
+    assert [isinstance(result, Abandoned) for result in results] == [True] * gone + [False] * (3 - gone)
+    monkeypatch.undo()
+    assert_right(results[gone:], jobs[gone:])

@@ -1,0 +1,326 @@
+"""The torch backend on a GPU: `make test-gpu`. All of it is skipped, with the reason, where torch sees none.
+
+What is expected comes from where the tests of the other backends have it: notebooks, hand calculation, torch's
+FlexAttention in float64 on the CPU, onnx.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from service import attend
+from service.attention.operands import make_operands
+from service.attention.plan import make_plan
+from service.attention.spec import AttentionSpec, Window
+from service.backends.room import NoRoom
+from tests import wire
+from tests.by_flex import compare, random_request
+from tests.cases import CASES, Case
+from tests.conftest import app, serving
+from tests.devices import missing, needs_gpu
+from tests.test_corners import CORNERS, Corner, finite, include
+
+pytestmark = needs_gpu()
+ON_GPU: dict[str, Any] = {"backend": "torch", "device": "cuda"}
+HALVES = ("float16", "bfloat16")
+
+if not missing():
+    import torch
+
+    from service.backends import torch as backend
+    from service.backends.torch import flex
+
+
+def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+# Right numbers.
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_golden_cases(case: Case) -> None:
+    result = attend(**case.request, **ON_GPU)
+    for expected in case.expected:
+        expected.compare(result.arrays)
+    assert result.metadata.device == "cuda:0"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("corner", CORNERS, ids=lambda corner: corner.name)
+def test_corner(corner: Corner, dtype: str) -> None:
+    result = attend(**{"dtype": dtype} | corner.request, include=include(corner.expected), **ON_GPU)
+    tolerance = 1e-14 if result.metadata.dtype == "float64" else 2e-6
+    for name, expected in corner.expected.items():
+        for part, value in expected.items() if isinstance(expected, dict) else [(None, expected)]:
+            ours = result[name] if part is None else result[name][part]
+            np.testing.assert_allclose(ours, np.array(value, float), rtol=tolerance, atol=tolerance, err_msg=name)
+    assert result.metadata.fully_masked_rows == corner.masked_rows
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("corner", CORNERS, ids=lambda corner: corner.name)
+def test_the_output_does_not_depend_on_what_else_is_asked_for(corner: Corner, dtype: str) -> None:
+    """Without scores another kernel may run, and it must mean the same."""
+    request = {name: value for name, value in corner.request.items() if name not in ("top_k", "select_queries")}
+    request = {"dtype": dtype} | request
+    alone = attend(**request, include=[], **ON_GPU)
+    beside = attend(**request, include=["logsumexp", "scores"], **ON_GPU) if finite(request) else alone
+    tolerance = 1e-13 if alone.metadata.dtype == "float64" else 2e-6
+    np.testing.assert_allclose(alone.output, beside.output, rtol=tolerance, atol=tolerance * 10)
+    assert alone.metadata.fully_masked_rows == corner.masked_rows
+
+
+@pytest.mark.parametrize("seed", range(500))
+def test_random_requests(seed: int) -> None:
+    request = random_request(seed, longest=300)
+    compare(attend(**request.fields, dtype=request.dtype, **ON_GPU).arrays, request)
+
+
+@pytest.mark.skipif(find_spec("onnx") is None, reason="onnx is not installed")
+@pytest.mark.parametrize("operator", ["Attention", "RotaryEmbedding"])
+def test_onnx(operator: str) -> None:
+    onnx_cases, test_onnx = (import_module(f"tests.peers.{name}") for name in ("onnx_cases", "test_onnx"))
+    with serving(app()) as client:
+        for case in onnx_cases.collect(operator):
+            if operator == "Attention":
+                request, fields = onnx_cases.attention_request(case)
+                answer = test_onnx.post(client, request | ON_GPU)
+                for theirs, ours in fields.items():
+                    test_onnx.compare(answer[ours], case.outputs[theirs], f"{case.name}: {theirs}")
+            else:
+                answer = test_onnx.post(client, onnx_cases.rotary_request(case) | ON_GPU)
+                test_onnx.compare(answer["query"], test_onnx.rotated(case), case.name)
+            assert answer["metadata"]["device"] == "cuda:0"
+
+
+@pytest.mark.parametrize("tokens", [512, 2048])
+def test_float32_means_float32(tokens: int) -> None:
+    """TF32 keeps ten bits, by which this would be off a thousand times as much."""
+    query, key, value = (normal(1, 2, tokens, 64, seed=seed) for seed in range(3))
+    exact = attend(query, key, value, dtype="float64", include=["logsumexp"])
+    for wanted in ([], ["attention_weights", "logsumexp"]):
+        ours = attend(query, key, value, include=wanted, **ON_GPU)
+        largest = np.max(np.abs(exact.output))
+        assert np.max(np.abs(ours.output - exact.output)) <= 2e-6 * np.sqrt(tokens) * largest
+        if wanted:
+            np.testing.assert_allclose(ours["logsumexp"], exact["logsumexp"], rtol=2e-6, atol=2e-6)
+
+
+# Which kernel, and how much memory.
+
+
+def kernel(request: dict[str, Any]) -> str:
+    return str(attend(**{"layout": "bhld", "include": []} | request, **ON_GPU).metadata.kernel)
+
+
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+def test_without_scores_a_fused_kernel_runs(dtype: str) -> None:
+    arrays = {name: normal(1, 8, 1024, 64) for name in ("query", "key", "value")}
+    fast = ("cudnn_attention", "flash_attention") if dtype in HALVES else ("efficient_attention",)
+    for options in ({}, {"is_causal": True}, {"num_kv_heads": 8}):
+        assert kernel(arrays | {"dtype": dtype} | options) in fast
+    assert kernel(arrays | {"dtype": dtype, "mask": normal(1024, 1024) < 1}) != "dense"
+    assert kernel(arrays | {"dtype": dtype, "bias": normal(1024, 1024)}) == "efficient_attention"
+    assert kernel(arrays | {"dtype": dtype, "include": ["attention_weights"]}) == "dense"
+    assert kernel(arrays | {"dtype": "float64"}) == "dense"
+
+
+FLEX: dict[str, dict[str, Any]] = {
+    "window": {"window": {"left": 200, "right": 0}},
+    "softcap": {"softcap": 3.0, "is_causal": True},
+    "alibi": {"alibi_slopes": [0.5, 0.25], "is_causal": True},
+    "sinks": {"sinks": [1.0, 2.0], "window": {"left": 300}, "include": ["logsumexp"]},
+    "segments": {"segment_ids": {"query": np.arange(4096) // 700, "key": np.arange(4096) // 700}},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FLEX)
+def test_flex_attention_takes_over_once_it_has_been_tried(name: str, dtype: str) -> None:
+    shape = (1, 2, 4096, 64)
+    request = {field: normal(*shape, seed=seed) for seed, field in enumerate(("query", "key", "value"))}
+    request |= {"layout": "bhld", "include": [], "dtype": dtype} | FLEX[name]
+    first = attend(**request, **ON_GPU)
+    deadline = time.monotonic() + 240
+    while flex.trials._running:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    second = attend(**request, **ON_GPU)
+    assert second.metadata.kernel == "flex_attention"
+    assert second.metadata.fully_masked_rows == first.metadata.fully_masked_rows
+    exact = attend(**request | {"dtype": "float64"}, **ON_GPU)
+    tolerance = 1e-4 if dtype == "float32" else 2e-2
+    for name, array in exact.arrays.items():
+        np.testing.assert_allclose(second[name].astype(np.float64), array, rtol=tolerance, atol=tolerance)
+
+
+LARGE: dict[str, dict[str, Any]] = {
+    "top_k": {"include": ("attention_weights",), "top_k": 8},
+    "entropy": {"include": ("entropy",)},
+    "received": {"include": ("received",)},
+    "some queries": {"include": ("attention_weights", "masked_scores"), "select_queries": np.arange(0, 32768, 4096)},
+    "causal top_k": {"include": ("attention_weights",), "top_k": 8, "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_32k_by_32k_is_never_there_at_once(name: str) -> None:
+    """One score matrix of it takes 4 GiB."""
+    length = 32768
+    arrays: dict[str, Any] = {"query": normal(length, 64), "key": normal(length, 64, seed=1)}
+    arrays["value"] = arrays["key"]
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    attend(**arrays | LARGE[name], **ON_GPU)
+    assert torch.cuda.max_memory_allocated() - before < 2 * 2**30
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "weights": {"include": ("attention_weights",)},
+    "stages": {"include": ("scores", "masked_scores", "attention_weights"), "softcap": 2.0},
+    "top_k": {"include": ("attention_weights", "entropy"), "top_k": 8},
+    "mask": {"mask": np.random.default_rng(0).random((4096, 4096)) < 0.5},
+    "bias": {"bias": normal(4, 4096, 4096)},
+    "window": {"window": Window(100, 100)},
+    "alibi": {"alibi_slopes": np.ones(4)},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_no_more_memory_is_taken_than_was_estimated(name: str, dtype: Any) -> None:
+    arrays = {field: normal(4, 4096, 64, seed=seed) for seed, field in enumerate(("query", "key", "value"))}
+    spec = AttentionSpec(**{"include": (), "layout": "hld", "dtype": dtype, **arrays} | OPTIONS[name])
+    plan = make_plan(spec)
+    operands = make_operands(spec, plan, spec.sources)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    backend.execute(plan, operands, "cuda")
+    taken = torch.cuda.max_memory_allocated() - before
+    assert taken <= backend.device_bytes(plan, operands)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"include": ["attention_weights", "received"]},
+                                     {"include": ["attention_weights"], "top_k": 4, "key_lengths": 900}])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nothing_waits_for_the_gpu_but_the_end(dtype: str, options: dict[str, Any]) -> None:
+    """torch says so itself: every operation that waits would be an error."""
+    arrays = {name: normal(1, 4, 1024, 64) for name in ("query", "key", "value")}
+    run = partial(attend, **arrays, dtype=dtype, **{"include": []} | options, **ON_GPU)
+    run()  # what is loaded now is not loaded then
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# Memory that is not there.
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_allocated() -> None:
+    everything = torch.cuda.mem_get_info()[1]
+    length = int((everything / 4) ** 0.5)
+    before = torch.cuda.memory_allocated()
+    with pytest.raises(NoRoom) as refused:
+        attend(input=np.ones((length, 1), np.float32), include=["attention_weights", "scores"], **ON_GPU)
+    assert refused.value.there is not None
+    assert refused.value.needed > refused.value.there
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on() -> None:
+    """Of a GPU whose memory this process may only use a sliver of, without its being told before."""
+    large = wire.write({"input": np.ones((20_000, 1), np.float32), **ON_GPU}, "safetensors")
+    headers = {"Content-Type": "application/vnd.safetensors", "Accept": "application/json"}
+    with serving(app(memory_limit=64 * 2**30)) as client:
+        assert client.post("/attention", json={"input": [[1.0]], **ON_GPU}).status_code == 200
+        torch.cuda.empty_cache()
+        total = torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**29) / total)
+        try:
+            for _ in range(2):
+                response = client.post("/attention", content=large, headers=headers)
+                assert (response.status_code, response.json()["code"]) == (413, "memory_limit")
+                small = client.post("/attention", json={"input": [[1.0]], **ON_GPU})
+                assert (small.status_code, small.json()["output"]) == (200, [[1.0]])
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        assert client.post("/attention", content=large, headers=headers).status_code == 200
+
+
+# The service.
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[httpx.Client]:
+    with serving(app(backend="auto")) as client:
+        deadline = time.monotonic() + 120
+        while client.get("/health/ready").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield client
+
+
+def test_auto_is_the_gpu(service: httpx.Client) -> None:
+    for options, expected in (({}, ("torch", "cuda:0")), ({"backend": "numpy"}, ("numpy", "cpu"))):
+        answer = service.post("/attention", json={"input": [[1.0]]} | options).json()["metadata"]
+        assert (answer["backend"], answer["device"]) == expected
+
+
+def test_small_requests_are_computed_together(service: httpx.Client) -> None:
+    """By default, where a GPU computes."""
+    from tests.test_batches import Answer, assert_same, connect, request, send
+
+    bodies = [request(seed) for seed in range(64)]
+    connections = [connect(service) for _ in bodies]
+    time.sleep(0.1)
+    for connection, body in zip(connections, bodies, strict=True):
+        send(connection, body)
+    answers = [Answer(connection) for connection in connections]
+    assert max(answer.batch for answer in answers) > 1
+    for body, answer in zip(bodies, answers, strict=True):
+        assert_same(answer.body, service.post("/attention", json=body).json())
+
+
+def test_requests_side_by_side_do_not_mix() -> None:
+    """Each thread has a stream of its own."""
+    requests = [random_request(seed, longest=200) for seed in range(1000, 1016)]
+    right = [attend(**one.fields, dtype=one.dtype, **ON_GPU).output for one in requests]
+    started = threading.Barrier(4)
+
+    def run(worker: int) -> None:
+        started.wait()
+        for turn in range(3 * len(requests)):
+            place = (turn + 4 * worker) % len(requests)
+            ours = attend(**requests[place].fields, dtype=requests[place].dtype, **ON_GPU).output
+            np.testing.assert_array_equal(ours, right[place])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(4)))
+
+
+def test_long_work_is_stopped_when_its_time_is_over() -> None:
+    body = wire.write(
+        {"input": np.ones((16_384, 64)), "include": ["entropy"], "num_heads": 64, **ON_GPU}, "safetensors"
+    )
+    headers = {"Content-Type": "application/vnd.safetensors", "Accept": "application/json"}
+    with serving(app(time_limit=0.05)) as client:
+        start = time.monotonic()
+        response = client.post("/attention", content=body, headers=headers)
+        assert (response.status_code, response.json()["code"]) == (504, "time_limit")
+        assert time.monotonic() - start < 10

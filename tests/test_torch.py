@@ -1,0 +1,422 @@
+"""The torch backend: the way of numbers to a device and back, which kernel runs, memory. What needs no GPU of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service import attend
+from service.attention.operands import make_operands
+from service.attention.plan import Plan, make_plan
+from service.attention.spec import AttentionSpec, SegmentIds, Window
+from service.backends.room import NoRoom
+from tests.backends import HAS_TORCH
+from tests.by_flex import OPTIONS, compare, random_request
+from tests.devices import missing, needs_torch
+
+if HAS_TORCH:
+    import torch
+
+    from service.backends import dense
+    from service.backends import torch as backend
+    from service.backends.torch import devices, flex, fused, staging
+
+pytestmark = needs_torch
+
+
+def nothing() -> None:
+    """Nobody has to stop."""
+
+
+def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+# To a device and back.
+
+
+def views() -> dict[str, np.ndarray]:
+    array = normal(2, 3, 5, 4)
+    read_only = array.copy()
+    read_only.flags.writeable = False
+    return {
+        "as it lies": array,
+        "read only": read_only,
+        "axes in another order": array.transpose(0, 2, 1, 3),
+        "columns": array.transpose(0, 1, 3, 2),
+        "every other": array[:, ::2, ::-1],
+        "broadcast": np.broadcast_to(array[:1, :1], (2, 3, 5, 4)),
+        "nothing": array[:, :0],
+        "one number": np.array(3.5, np.float32),
+        "booleans": array > 0,
+        "int32": np.arange(7, dtype=np.int32)[::2],
+        "int64": np.arange(60).reshape(3, 4, 5).T,
+        "float64": array.astype(np.float64),
+        "float16": array.astype(np.float16).swapaxes(0, 2),
+        "bfloat16": array.astype(ml_dtypes.bfloat16).swapaxes(1, 3),
+    }
+
+
+@pytest.mark.parametrize("chunk", [8, 64, 2**20])
+@pytest.mark.parametrize("name", views())
+def test_numbers_arrive_as_they_left(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are sent to a GPU, chunk by chunk, but to the CPU."""
+    monkeypatch.setattr(staging, "CHUNK", chunk)
+    array = views()[name]
+    before = array.copy()
+    tensor = staging.send(array, devices.CPU)
+    assert tensor.is_contiguous()
+    back = staging.fetch({"a": tensor, "b": tensor.permute(tuple(reversed(range(tensor.ndim))))})
+    for found, wanted in ((back["a"], array), (back["b"], array.T)):
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        assert found.tobytes() == np.ascontiguousarray(wanted).tobytes()
+    tensor.zero_()
+    np.testing.assert_array_equal(array, before)
+
+
+def test_what_is_read_only_is_not_copied_to_be_read() -> None:
+    array = np.frombuffer(normal(100).tobytes(), np.float32)
+    shown = staging._writeable(array)
+    assert shown.ctypes.data == array.ctypes.data
+    np.testing.assert_array_equal(shown, array)
+
+
+def test_out_of_memory_is_recognised() -> None:
+    with pytest.raises(RuntimeError) as failed:
+        torch.empty(2**60)
+    for error in (failed.value, torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), NoRoom(1)):
+        assert devices.is_out_of_memory(error)
+    for other in (RuntimeError("shapes do not fit"), ValueError("out of memory")):
+        assert not devices.is_out_of_memory(other)
+
+
+# Memory.
+
+MEASURE = """
+import sys
+from pathlib import Path
+import numpy as np
+from service.attention.operands import make_operands
+from service.attention.plan import make_plan
+from service.attention.spec import AttentionSpec
+from service.backends import choose, use_threads
+
+def memory(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
+
+def prepared(length, **options):
+    array = np.random.default_rng(0).normal(size=(2, length, 64)).astype(np.float32)
+    spec = AttentionSpec(query=array, key=array, value=array, layout="hld", **{"include": ()} | options)
+    plan = make_plan(spec)
+    return plan, make_operands(spec, plan, spec.sources)
+
+use_threads(2)
+torch, length = choose("torch", "cpu"), 3072
+torch.execute(*prepared(64), "cpu")
+torch.execute(*prepared(64, include=("attention_weights",), top_k=2), "cpu")
+random = np.random.default_rng(0)
+options = {
+    "bias": lambda: {"bias": random.normal(size=(2, length, length)).astype(np.float32)},
+    "alibi and mask": lambda: {"alibi_slopes": np.ones(2), "mask": random.random((length, length)) < 0.5},
+    "weights": lambda: {"include": ("attention_weights",), "is_causal": True},
+    "stages": lambda: {"include": ("scores", "masked_scores", "attention_weights"), "softcap": 2.0},
+    "top_k": lambda: {"include": ("attention_weights", "entropy"), "top_k": 8},
+}[sys.argv[1]]()
+plan, operands = prepared(length, **options)
+Path("/proc/self/clear_refs").write_text("5")
+before = memory("VmRSS")
+kept = torch.execute(plan, operands, "cpu")
+print(memory("VmHWM") - before, torch.peak_bytes(plan, "cpu"))
+"""
+
+
+@pytest.mark.parametrize("name", ["bias", "alibi and mask", "weights", "stages", "top_k"])
+def test_no_more_memory_is_taken_than_was_estimated(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURE, name], capture_output=True, text=True, check=True)
+    taken, estimated = map(int, done.stdout.split())
+    assert 20 * 2**20 < taken <= estimated < 6 * taken
+
+
+# Which kernel.
+
+
+def by_torch(request: dict[str, Any]) -> Any:
+    return attend(**{"layout": "bhld", "backend": "torch", "include": []} | request)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_requests(seed: int) -> None:
+    """As torch's own FlexAttention computes them in float64."""
+    request = random_request(seed)
+    compare(attend(**request.fields, dtype=request.dtype, backend="torch").arrays, request)
+
+
+def test_random_requests_have_every_option() -> None:
+    assert frozenset[str]().union(*(random_request(seed).options for seed in range(60))) == frozenset(OPTIONS)
+
+
+def test_a_kernel_that_holds_all_scores_is_not_used() -> None:
+    """For values of other features than keys torch has none on the CPU that does not."""
+    query, value = normal(1, 2, 5, 8), normal(1, 2, 5, 3)
+    result = by_torch({"query": query, "key": query, "value": value})
+    assert result.metadata.kernel == "dense"
+    assert by_torch({"query": query, "key": query, "value": query}).metadata.kernel == fused.ON_CPU
+    grouped = by_torch({"query": query, "key": query[:, :1], "value": value[:, :1]})
+    assert grouped.metadata.kernel == "dense"
+
+
+def test_kernels_that_are_compiled_for_each_size_come_first_for_sizes_that_come_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fused, "_met", {})
+    monkeypatch.setattr(fused, "MAX_KINDS", 3)
+    orders = [fused.order_for("one") for _ in range(fused.OFTEN + 2)]
+    assert [order is fused.REPEATED for order in orders] == [False] * fused.OFTEN + [True, True]
+    assert all(fused.order_for(kind) is fused.USUAL for kind in ("two", "three", "four", "one"))
+
+
+def test_a_kernel_that_turns_out_not_to_work_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*given: Any, **options: Any) -> Any:
+        raise RuntimeError("No execution plans support the graph.")
+
+    query = normal(1, 2, 5, 8)
+    right = by_torch({"query": query, "key": query, "value": query})
+    monkeypatch.setattr(fused, "scaled_dot_product_attention", refuse)
+    found = by_torch({"query": query, "key": query, "value": query})
+    assert (right.metadata.kernel, found.metadata.kernel) == (fused.ON_CPU, "dense")
+    np.testing.assert_allclose(found.output, right.output, rtol=1e-5, atol=1e-6)
+    assert "kernel of torch failed" in caplog.text
+
+
+def test_scores_are_watched_where_bounds_do_not_rule_out_that_they_overflow() -> None:
+    large = normal(1, 1, 4, 8) * 1e18
+    ways = [by_torch({"query": large, "key": large, "value": large, "scale": scale}) for scale in (1e-30, 1e-37)]
+    assert [way.metadata.kernel for way in ways] == [fused.ON_CPU, fused.ON_CPU]
+    watched = by_torch({"query": large, "key": large[:, :, :1] * 10, "value": large[:, :, :1], "scale": 1e-37})
+    assert watched.metadata.kernel == "dense"
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 30), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_the_largest_in_order_equal_ones_by_lower_index(seed: int, count: int, wide: bool) -> None:
+    random = np.random.default_rng(seed)
+    numbers = random.integers(-4, 5, size=(3, 2, 30)).astype(np.float32) * random.choice([-0.5, 1e-30, 1.0])
+    tensor = torch.from_numpy(numbers).to(torch.float64 if wide else torch.float32)
+    order = np.argsort(-numbers, axis=-1, stable=True)[..., :count]
+    np.testing.assert_array_equal(backend.top(tensor, count).numpy(), order)
+
+
+def test_float32_is_not_computed_by_less() -> None:
+    torch.set_float32_matmul_precision("medium")
+    backend.use_threads(torch.get_num_threads())
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_stay_halves_only_where_nothing_is_done_to_them(dtype: str) -> None:
+    def stays(**options: Any) -> bool:
+        spec = AttentionSpec(input=normal(1, 4, 8), dtype=dtype, include=(), **options)  # type: ignore[arg-type]
+        return backend._stays_as_is(make_plan(spec))
+
+    assert stays()
+    assert stays(is_causal=True, alibi_slopes=np.ones(1), sinks=np.ones(1))
+    assert not stays(bias=np.zeros(4))
+    assert not backend._stays_as_is(make_plan(AttentionSpec(input=normal(1, 4, 8))))
+
+
+# FlexAttention, traced as it is before it is compiled for a GPU.
+
+FLEX: dict[str, dict[str, Any]] = {
+    "causal window": {"is_causal": True, "window": Window(20, None)},
+    "window with offsets": {"window": Window(3, 130), "query_offset": np.array([-40, 5])},
+    "segments": {"segment_ids": SegmentIds(np.arange(300) // 77, np.arange(280) // 77)},
+    "segments per row": {"segment_ids": SegmentIds(np.arange(600).reshape(2, 300) // 90, np.arange(280) // 90)},
+    "lengths": {"key_lengths": np.array([280, 3]), "query_lengths": np.array([299, 0])},
+    "key_mask": {"key_mask": np.arange(280) % 7 != 0, "is_causal": True, "query_offset": np.array(-4)},
+    "softcap": {"softcap": 2.0},
+    "alibi": {"alibi_slopes": np.linspace(0.1, 1, 4), "query_offset": np.array([3, -7])},
+    "all at once": {"alibi_slopes": np.ones(4), "softcap": 3.0, "sinks": np.arange(4.0), "window": Window(50, 9),
+                    "query_offset": np.array(0), "key_lengths": np.array(200), "include": ("logsumexp",)},
+    "sinks": {"sinks": np.array([1.0, 0, 2, -3]), "include": ("logsumexp",)},
+}  # fmt: skip
+
+
+def prepared(options: dict[str, Any], dtype: Any = np.float32) -> tuple[Plan, Any, Any]:
+    """A plan, its library on the CPU, and its operands there."""
+    fields: dict[str, Any] = {"include": (), "query_offset": np.array(0), "query": normal(2, 4, 300, 16, dtype=dtype)}
+    fields |= {name: normal(2, 2, 280, 16, dtype=dtype, seed=seed) for seed, name in enumerate(("key", "value"), 1)}
+    spec = AttentionSpec(**fields | options)
+    plan = make_plan(spec)
+    lib = backend.library(plan, devices.CPU)
+    return plan, lib, dense.load_operands(plan, make_operands(spec, plan, spec.sources), lib)
+
+
+@pytest.mark.parametrize("name", FLEX)
+def test_flex_attention_means_what_the_plan_does(name: str) -> None:
+    """Its own way through our functions, but for the compiler; judged by the definition, which others judge."""
+    plan, lib, loaded = prepared(FLEX[name])
+    assert flex.means(plan, loaded)
+    with torch.inference_mode():
+        ours, definition = flex.compute(plan, lib, loaded), dense.compute(plan, lib, loaded, "torch")
+    assert ours.arrays.keys() == definition.arrays.keys()
+    for key, array in definition.arrays.items():
+        np.testing.assert_allclose(ours.arrays[key], array, rtol=1e-5, atol=2e-6)
+    assert ours.fully_masked_rows == definition.fully_masked_rows
+    assert flex.agree(ours, definition, torch.float32)
+
+
+@pytest.mark.parametrize("name", FLEX)
+def test_blocks_hold_all_that_is_seen(name: str) -> None:
+    """Those looked at whole hold nothing that is hidden, those left out nothing that is seen."""
+    plan, lib, _ = prepared(FLEX[name])
+    seen = dense.visible(plan, lib, fused.whole(plan))
+    visible = np.broadcast_to(np.ones((), bool) if seen is None else seen.numpy(), (2, 4, 300, 280))[:, 0]
+    blocks, size = flex.Hiding.of(plan).blocks(), flex.BLOCK
+    for b in range(2):
+        for n in range(3):
+            rows = visible[b, n * size : (n + 1) * size]
+            part = set(blocks.part_indices[b, 0, n, : blocks.part_counts[b, 0, n]].tolist())
+            full = set(blocks.full_indices[b, 0, n, : blocks.full_counts[b, 0, n]].tolist())
+            assert not part & full
+            for m in range(3):
+                columns = rows[:, m * size : (m + 1) * size]
+                assert m in part | full or not columns.any()
+                assert m not in full or (columns.all() and columns.shape == (size, size))
+
+
+def test_blocks_leave_out_what_is_far() -> None:
+    spec = AttentionSpec(input=normal(2048, 1), window=Window(100, 0), include=())
+    blocks = flex.Hiding.of(make_plan(spec)).blocks()
+    assert (blocks.part_counts + blocks.full_counts).tolist() == [[[1] + [2] * 15]]
+    everything = flex.Hiding.of(make_plan(AttentionSpec(input=normal(2048, 1), include=(), softcap=1.0))).blocks()
+    assert everything.full_counts.tolist() == [[[16] * 16]]
+
+
+def test_what_flex_attention_cannot_say() -> None:
+    for options in ({"mask": np.ones(280, bool)}, {"bias": np.zeros(280)}, {"include": ("entropy",)}):
+        plan, _, loaded = prepared(options)
+        assert not flex.means(plan, loaded)
+    plan, _, loaded = prepared({})
+    assert flex.means(plan, loaded)
+    assert not flex.fits(plan, loaded)  # as it is too small to be worth it, and hides nothing
+
+
+def test_flex_attention_is_for_what_is_large_and_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "FEWEST_SCORES", 0)
+
+    def fits(options: dict[str, Any], dtype: Any = np.float32) -> bool:
+        plan, _, loaded = prepared(options, dtype)
+        return flex.fits(plan, loaded)
+
+    assert all(fits(options) for options in FLEX.values())
+    assert not fits({})
+    assert not fits({"is_causal": True})
+    assert not fits({"softcap": 1.0}, np.float64)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_kernel_is_used_after_it_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the first request is computed otherwise, and those after the trial by FlexAttention."""
+    monkeypatch.setattr(flex, "FEWEST_SCORES", 0)
+    monkeypatch.setattr(flex, "trials", flex.Trials())
+    plan, lib, loaded = prepared({"softcap": 2.0, "window": Window(9, 9)})
+    large = replace(lib, waits=True)
+    monkeypatch.setattr(backend, "library", lambda *given: large)
+    monkeypatch.setattr(flex, "_compiled", lambda compiler: COMPILED("eager"))
+    with torch.inference_mode():
+        assert backend._without_scores(plan, large, loaded, nothing) is None  # torch has no other kernel for softcap
+        kind = flex.kind(plan, loaded)
+        until(lambda: flex.trials.passed(kind, lambda: False))
+        found = backend._without_scores(plan, large, loaded, nothing)
+        assert found is not None
+        assert found.kernel == "flex_attention"
+        definition = dense.compute(plan, lib, loaded, "torch")
+        np.testing.assert_allclose(found.arrays["output"], definition.arrays["output"], rtol=1e-5, atol=1e-6)
+
+        def fail(*given: Any) -> Any:
+            raise RuntimeError("out of luck")
+
+        monkeypatch.setattr(flex, "compute", fail)
+        assert backend._without_scores(plan, large, loaded, nothing) is None
+        assert not flex.trials.passed(kind, lambda: True)  # it has had its chance
+
+
+if HAS_TORCH:
+    COMPILED = flex._compiled
+
+
+@pytest.mark.parametrize("wrong", ["output", "rows", "exception"])
+def test_a_kernel_that_is_wrong_is_never_used(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan, _, loaded = prepared({"window": Window(9, 9)})
+
+    def broken(plan: Plan, lib: Any, loaded: Any) -> Any:
+        right = dense.compute(plan, lib, loaded, "torch")
+        if wrong == "exception":
+            raise RuntimeError("the compiler gave up")
+        if wrong == "rows":
+            return right._replace(fully_masked_rows=1)
+        return right._replace(arrays={"output": right.arrays["output"] * 1.01})
+
+    monkeypatch.setattr(flex, "compute", broken)
+    trials, kind = flex.Trials(), flex.kind(plan, loaded)
+    done = threading.Event()
+
+    def trial() -> bool:
+        try:
+            return backend._try(plan, devices.CPU, torch.float32)
+        finally:
+            done.set()
+
+    assert not trials.passed(kind, trial)
+    assert done.wait(60)
+    until(lambda: not trials._running)
+    assert not trials.passed(kind, trial)
+    assert ("gave up" in caplog.text) == (wrong == "exception")
+
+
+# The benchmark of GPUs, as far as it runs without one.
+
+
+def benchmark(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_the_benchmark_runs() -> None:
+    done = benchmark("--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("the CPU; ")
+    for row in ("bare kernel: flash_attention", "the server's compute step", "the three together", "torch, in batches"):
+        assert re.search(rf"^\| {row} .*\d", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.skipif(not missing(), reason="there is a GPU; make bench-gpu measures it")
+def test_the_benchmark_says_that_there_is_no_gpu() -> None:
+    done = benchmark()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "sees no GPU" in done.stderr

@@ -81,6 +81,11 @@ class PatientProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """The body goes on. Sizes of chunks, their extensions and trailers do not count."""
         self._idle = 0
+        cycle: Any = self.cycle
+        if not cycle.body:
+            cycle.body = b""  # to which bytes are added, and from which they are taken, without a copy
+        elif type(cycle.body) is bytes:  # but many small ones had better be gathered
+            cycle.body = bytearray(cycle.body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:

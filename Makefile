@@ -111,7 +111,7 @@ test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody her
 
 .PHONY: test-gpu
 test-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU, where torch sees one (TORCH=... for a build with CUDA)
-	$(TORCH_BIN)/python -m pytest -m gpu
+	$(TORCH_BIN)/python -m pytest tests/test_gpu.py
 
 .PHONY: test-deep
 test-deep: $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## 5,000 requests made from the API document, 10,000 configurations for each peer

@@ -66,6 +66,7 @@ $(ATTACK_VENV)/.attack: requirements/build.txt requirements/core.txt requirement
 	$(ATTACK_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/test.txt -r requirements/core.txt
 	$(ATTACK_BIN)/python -m pip install --quiet --require-hashes -r requirements/attack.txt
 	$(ATTACK_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
 
 # A fourth holds clients that nobody here wrote.
 CLIENTS_VENV ?= .venv-clients

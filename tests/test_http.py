@@ -18,6 +18,7 @@ from service.app import Application
 from service.codecs import CODECS
 from service.errors import error_classes
 from service.http.media import answer_type
+from service.http.parts import SHORT, worth_sending
 from service.settings import Settings, cpu_count
 from tests.conftest import app, serving
 
@@ -259,3 +260,12 @@ def test_a_defect_is_a_problem_too_and_is_logged(path: str, caplog: pytest.LogCa
     assert (response.status_code, response.json()["code"]) == (500, "internal_error")
     assert "secret" not in response.text
     assert "find-me" in caplog.text
+
+
+def test_small_parts_are_sent_together_and_large_ones_as_they_are() -> None:
+    large = memoryview(bytes(SHORT))
+    few, many = b"a" * 10, b"b" * (SHORT - 5)
+    assert list(worth_sending([few, few, large, few, many, few])) == [few + few, large, few, many, few]
+    assert list(worth_sending([few, few, many])) == [few + few, many]
+    assert next(part for part in worth_sending([few, large]) if len(part) == SHORT) is large
+    assert list(worth_sending([])) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -67,7 +67,7 @@ class PartedResponse(Response):
         now = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(self._patience) as patience:
-                for part in self._parts:
+                for part in worth_sending(self._parts):
                     patience.reschedule(now() + self._patience)
                     await send({"type": "http.response.body", "body": part, "more_body": True})
                     if self._call.stop.abandoned:
@@ -77,3 +77,20 @@ class PartedResponse(Response):
                 await send({"type": "http.response.body", "body": b""})
         except TimeoutError:
             raise Abandoned from None
+
+
+def worth_sending(parts: Iterable[Part]) -> Iterator[Part]:
+    """The same bytes, small parts together, large ones from where they lie."""
+    small: list[Part] = []
+    length = 0
+    for part in parts:
+        if length and length + len(part) >= SHORT:
+            yield b"".join(small)
+            small, length = [], 0
+        if len(part) >= SHORT:
+            yield part
+        else:
+            small.append(part)
+            length += len(part)
+    if small:
+        yield b"".join(small)

@@ -269,3 +269,21 @@ def test_small_parts_are_sent_together_and_large_ones_as_they_are() -> None:
     assert list(worth_sending([few, few, many])) == [few + few, many]
     assert next(part for part in worth_sending([few, large]) if len(part) == SHORT) is large
     assert list(worth_sending([])) == []
+
+
+def test_an_answer_without_a_body_is_not_kept(client: httpx.Client) -> None:
+    assert client.head("/health/live").status_code == 405
+    assert client.get("/health/live").status_code == 200
+
+
+def test_a_client_that_waits_to_be_told_is_told(client: httpx.Client) -> None:
+    """Expect: 100-continue (RFC 9110, section 10.1.1)."""
+    body = json.dumps(GOOD).encode()
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=10) as connection:
+        connection.sendall(
+            b"POST /attention HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+        )
+        assert connection.recv(2**16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 200 OK\r\n")

@@ -25,7 +25,7 @@ class LingeringTransport(Together):
     __slots__ = ("_lingering", "_protocol")
 
     def __init__(self, transport: Any, protocol: Any) -> None:
-        super().__init__(transport, protocol.loop)
+        super().__init__(transport)
         self._protocol = protocol
         self._lingering = False
 

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.problems import internal_error
-from service.http.request_id import HEADER, assign_request_id
+from service.http.request_id import LOWER, assign_request_id
 from service.metrics import Tally
 from service.stop import Abandoned
 
@@ -34,7 +34,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        header = (HEADER.lower().encode(), assign_request_id(scope).encode())
+        header = (LOWER, assign_request_id(scope).encode())
         status = 0
         complete = False
 

@@ -95,6 +95,11 @@ class PatientProtocol(HttpToolsProtocol):
             self._arrived()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        """All of an answer is written, though its body may be nothing."""
+        self.transport.flush()  # type: ignore[attr-defined]  # it is ours
+        super().on_response_complete()
+
     def send_400_response(self, msg: str) -> None:
         """What came is not HTTP."""
         self._head = 1  # and nobody knows where it ends

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 HEAD: Final = b"HTTP/1.1 "
+CONTINUE: Final = b"HTTP/1.1 100"
 
 
 class Together:
-    """A transport that keeps the head of an answer until its body comes, for a turn of the loop at most.
+    """A transport that keeps the head of an answer until its body comes, or there is none.
 
     uvicorn writes one after the other. Each by itself is a call of the system, and a packet that wakes the client.
+    ASGI has servers wait so with the head.
     """
 
-    __slots__ = ("_head", "_loop", "_transport")
+    __slots__ = ("_head", "_transport")
 
-    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: Any) -> None:
         self._transport = transport
-        self._loop = loop
         self._head: bytes | memoryview | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -30,14 +30,14 @@ class Together:
         if head is not None:
             self._head = None
             self._transport.writelines((head, data))
-        elif data[:9] == HEAD:
+        elif data[:9] == HEAD and data[:12] != CONTINUE:
             self._head = data
-            self._loop.call_soon(self.flush)
         else:
             self._transport.write(data)
 
     def flush(self) -> None:
-        """Send a head that is still here."""
-        head, self._head = self._head, None
+        """Send a head that is still here: nothing follows."""
+        head = self._head
         if head is not None:
+            self._head = None
             self._transport.write(head)

@@ -27,6 +27,11 @@ class Reader(Protocol):
         ...
 
     @property
+    def quick(self) -> Callable[[Body], Decoded | None]:
+        """Reads a longer one at once, if that takes as long as a thread would keep others waiting; else gives None."""
+        ...
+
+    @property
     def packed(self) -> bool:
         """Whether a body is unpacked, no further than a limit."""
         ...
@@ -44,10 +49,15 @@ class Reader(Protocol):
 def read(model: type[AttentionRequest], reader: Reader, body: Body, call: Call, limit: int) -> tuple[Job, Decoded]:
     """What a body asks for, and what it held. Errors: ServiceError of every kind."""
     decoded = reader.decode(body, limit)
+    return plan(model, decoded, call), decoded
+
+
+def plan(model: type[AttentionRequest], decoded: Decoded, call: Call) -> Job:
+    """What the fields ask for that have been read. Errors: InvalidRequest."""
     call.timings.step("decode")
     job = make_job(model, decoded)
     call.timings.step("plan")
-    return job, decoded
+    return job
 
 
 async def read_in_thread(

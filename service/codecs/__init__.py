@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -33,13 +33,19 @@ class Encode(Protocol):
         ...
 
 
+def never(body: Body) -> Decoded | None:
+    """Nothing is quick."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Codec:
     """One media type.
 
     growth: how many times the memory of a body its arrays need at most
     effort: how many times the memory of a body is used while it is read, at most
-    inline: bytes of a body that are read in well below a millisecond
+    inline: bytes of a body that is read in well below a millisecond, and whose faults are found in a few
+    quick: reads a longer one at once, if that takes as long as a thread would keep others waiting; else gives None
     packed: whether a body is unpacked, no further than a limit
     """
 
@@ -49,6 +55,7 @@ class Codec:
     effort: int
     inline: int
     packed: bool = False
+    quick: Callable[[Body], Decoded | None] = never
 
     def memory(self, length: int, limit: int) -> int:
         """Bytes for a body of this length and its arrays, which are unpacked up to a limit."""
@@ -61,7 +68,9 @@ JSON_GROWTH: Final = 4
 
 CODECS: Final[dict[str, Codec]] = {
     # The parser needs two words for each number.
-    "application/json": Codec(json.decode, json.encode, growth=JSON_GROWTH, effort=16, inline=2**19),
+    "application/json": Codec(
+        json.decode, json.encode, growth=JSON_GROWTH, effort=16, inline=2**16, quick=json.decode_quickly
+    ),
     # Deflate packs at most 1032 bytes into one.
     "application/x-npz": Codec(npz.decode, npz.encode, growth=1032, effort=1, inline=2**14, packed=True),
     "application/vnd.safetensors": Codec(safetensors.decode, safetensors.encode, growth=1, effort=1, inline=2**22),

@@ -49,8 +49,12 @@ MAX_PLAIN: Final = 2**19
 MAX_SEARCHED: Final = 2**22
 # Faults of one body that are reported together.
 MAX_FAULTS: Final = 10
-# Bytes of a body that are read with fewer questions asked, and twice where some must be asked.
+# Bytes of a body that is read with fewer questions asked, and once more where some must be asked.
 SMALL: Final = 2**14
+# The same where others need not wait for the second time.
+QUICK: Final = 2**21
+# Of a list of texts.
+FEW: Final = 64
 # Bytes of a body after which a parser, which keeps some times as much, is worth keeping for the next one.
 SPARE: Final = 2**22
 # The parser of each thread that nobody uses; not of those who failed, whose errors may still hold the document.
@@ -77,6 +81,8 @@ def decode(body: Body, limit: int | None = None) -> Decoded:
     Errors: InvalidJSON, DuplicateKey, TooDeep, InvalidValue (too many keys), InvalidArray (too long a row), Overflow (a
     number beyond 64 bits), TooLarge (too much that can become no array).
     """
+    if len(body) <= SMALL and (decoded := decode_quickly(body)) is not None:
+        return decoded
     if body.startswith(BYTE_ORDER_MARKS):
         raise InvalidJSON.at("", "UTF-8 without a byte-order mark", "a byte-order mark")
     parser, _spare.parser = getattr(_spare, "parser", None) or simdjson.Parser(), None
@@ -87,15 +93,32 @@ def decode(body: Body, limit: int | None = None) -> Decoded:
     if not isinstance(document, simdjson.Object):
         kind = "an array" if isinstance(document, simdjson.Array) else describe(document)
         raise InvalidJSON.at("", "an object", kind)
-    decoded = None
-    if len(body) <= SMALL and len(document) <= MAX_KEYS and NUL not in body:
-        decoded = _read_simple(document, body)
-    if decoded is None:
-        decoded = _read(document, _count(body, b"["), too_plain(body))
+    decoded = _read(document, _count(body, b"["), too_plain(body))
     del document  # of which nothing is left, or the parser could not be used again
     if len(body) <= SPARE:
         _spare.parser = parser
     return decoded
+
+
+def decode_quickly(body: Body) -> Decoded | None:
+    """The same within a few milliseconds, where that can be: a body of moderate length, with rectangles of numbers, short
+    lists of texts, and nothing strange. None for any other.
+
+    The parser holds the interpreter, so that in a thread it would keep others waiting just as long.
+    """
+    if len(body) > QUICK or NUL in body or body.startswith(BYTE_ORDER_MARKS):
+        return None
+    parser, _spare.parser = getattr(_spare, "parser", None) or simdjson.Parser(), None
+    try:
+        document = parser.parse(body)
+    except (ValueError, RuntimeError):
+        return None
+    simple = None
+    if isinstance(document, simdjson.Object) and len(document) <= MAX_KEYS:
+        simple = _read_simple(document, body)
+    del document
+    _spare.parser = parser
+    return simple
 
 
 def too_plain(body: Body | memoryview) -> bool:
@@ -184,7 +207,7 @@ def _contiguous(value: Any) -> Any:
 
 
 def _read_simple(document: Any, body: Body) -> Decoded | None:
-    """The same for a document of plain values and rectangles of numbers of one or two axes; None for any other.
+    """The same for a document of plain values, short lists of texts and rectangles of numbers; None for others.
 
     It is held to the number of opening brackets, as in `_read`.
     """
@@ -195,12 +218,12 @@ def _read_simple(document: Any, body: Body) -> Decoded | None:
         value = document[key]
         kind = type(value)
         if kind is Array:
-            array = _rectangle(value)
-            if array is None:
+            found = _simple(value)
+            if found is None:
                 return None
-            fields[key] = array
+            fields[key] = found
             listed.append(key)
-            brackets += 1 if array.ndim == 1 else 1 + len(array)
+            brackets += 1 if isinstance(found, list) else _brackets(found.shape)
         elif kind in PLAIN:
             fields[key] = value
         else:
@@ -210,15 +233,20 @@ def _read_simple(document: Any, body: Body) -> Decoded | None:
     return Decoded(fields, frozenset(listed))
 
 
-def _rectangle(found: Any) -> np.ndarray | None:
-    """An array of one or two axes, all numbers, unless the brackets around them tell otherwise; None for any other."""
+def _simple(found: Any) -> np.ndarray | list[Any] | None:
+    """A rectangle of numbers or a short list of texts, unless the brackets around it tell otherwise; else None."""
     shape: tuple[int, ...] = (len(found),)
     try:
         first = found[0]
+        if type(first) is str:
+            texts: list[Any] | None = found.as_list() if len(found) <= FEW else None
+            return texts
         if type(first) is Array:
             columns = len(first)
             shape += (columns,)
             first = first[0]
+            if type(first) is Array:
+                return _deeper(found)
             for row in found:
                 if len(row) != columns:
                     return None
@@ -227,6 +255,26 @@ def _rectangle(found: Any) -> np.ndarray | None:
         return _flat(found, first).reshape(shape) if type(first) is int else None
     except (IndexError, TypeError, ValueError):  # empty; numbers beside arrays; something else among them
         return None
+
+
+def _deeper(found: Any) -> np.ndarray | None:
+    """The same for numbers on three axes or more."""
+    try:
+        sizes, first = _probe(found, "", "")
+    except ServiceError:
+        return None
+    if isinstance(first, bool) or not isinstance(first, int | float) or not _rectangular(found, sizes):
+        return None
+    return _numbers(found, sizes, first)
+
+
+def _brackets(shape: tuple[int, ...]) -> int:
+    """How many opening ones an array of this shape has."""
+    total = count = 1
+    for length in shape[:-1]:
+        count *= length
+        total += count
+    return total
 
 
 def _read(document: simdjson.Object, brackets: int, too_plain: bool) -> Decoded:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from starlette.types import Scope
 
-from service.codecs import JSON_GROWTH, oip
+from service.codecs import JSON_GROWTH, never, oip
 from service.codecs.decoded import Body, Decoded, Part
 from service.codecs.oip_outputs import Wish
 from service.errors import BadRequest, quote
@@ -19,7 +19,7 @@ JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
 HEADER: Final = b"inference-header-content-length"
 # Bytes of JSON that are read in well below a millisecond, and of tensors beside it, which are only looked at.
-SMALL_JSON: Final = 2**19
+SMALL_JSON: Final = 2**18
 SMALL_BODY: Final = 2**22
 
 
@@ -27,6 +27,7 @@ class Inference:
     """One inference: its JSON is the first `head` bytes of the body, all of it where that is None."""
 
     packed = False
+    quick = staticmethod(never)
 
     __slots__ = ("_head", "_wish", "headers", "media_type", "own")
 

@@ -20,7 +20,7 @@ from service.http.parts import PartedResponse
 from service.http.problems import problem
 from service.jobs import Job
 from service.metrics import Tally
-from service.reading import Reader, read, read_in_thread
+from service.reading import Reader, plan, read, read_in_thread
 from service.routes.exchange import Begin, by_media_type
 from service.schemas.request import AttentionRequest
 from service.settings import Settings
@@ -85,6 +85,8 @@ async def _handle(begin: Begin, model: type[AttentionRequest], endpoint: Endpoin
             known.job, decoded = read(model, reader, body, call, limit)
             if reader.packed:  # it may have taken far less than it might
                 call.keep(len(body) + decoded.nbytes)
+        elif (quickly := reader.quick(body)) is not None:
+            known.job = plan(model, quickly, call)
         else:
             async with watching(request.receive, call.stop):
                 known.job = await read_in_thread(model, reader, body, call, engine, limit)

@@ -168,6 +168,12 @@ class MemoryLimit(TooLarge):
 
     code, title = "memory_limit", "The answer would need too much memory"
 
+    @classmethod
+    def failed(cls) -> MemoryLimit:
+        """Memory that was to be had, by all that is counted, and was not: for a body, what is in it, or an answer."""
+        hint = "less at a time, or the same again when others are done"
+        return cls.at("", "a request whose memory can be had", "one for which it could not", hint)
+
 
 class UnsupportedMediaType(ServiceError):
     """The `Content-Type` is none that the service reads."""

@@ -193,14 +193,7 @@ def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on(backend: str)
     headers = {"Content-Type": "application/vnd.safetensors", "Accept": "application/json"}
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-
-            def answers() -> bool:
-                with suppress(httpx.TransportError):
-                    return client.get("/health/ready").status_code == 200
-                assert process.poll() is None
-                return False
-
-            until(answers)
+            until(lambda: listens(client, process))
             for _ in range(3):
                 assert_refused(client.post("/attention", content=long, headers=headers))
                 small = client.post("/attention", json={"input": [[1.0]], "backend": backend})
@@ -208,6 +201,32 @@ def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on(backend: str)
     finally:
         process.terminate()
         assert process.wait(30) == 0
+
+
+def test_a_body_that_does_not_fit_is_a_413_and_the_service_goes_on() -> None:
+    """Its parser needs some times as much memory as there is left, of which nobody knows before."""
+    port = free_port()
+    limits = {"ATTENTION_MEMORY_LIMIT": "64GiB", "ATTENTION_MAX_BODY_BYTES": "1GiB", "ATTENTION_LOG_LEVEL": "error"}
+    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), "numpy"], env=os.environ | limits)
+    body = b'{"input": [[' + b"1," * (150 * 2**20) + b"1]]}"
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            until(lambda: listens(client, process))
+            refused = client.post("/attention", content=body, headers={"Content-Type": "application/json"})
+            assert (refused.status_code, refused.json()["code"]) == (413, "memory_limit")
+            small = client.post("/attention", json={"input": [[1.0]]})
+            assert (small.status_code, small.json()["output"]) == (200, [[1.0]])
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def listens(client: httpx.Client, process: subprocess.Popen[bytes]) -> bool:
+    """Whether the service answers yet."""
+    with suppress(httpx.TransportError):
+        return client.get("/health/ready").status_code == 200
+    assert process.poll() is None
+    return False
 
 
 @needs_torch

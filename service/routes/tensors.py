@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.codecs.decoded import Body
 from service.engine import Call, Engine
-from service.errors import ServiceError
+from service.errors import MemoryLimit, ServiceError
 from service.http.body import announced, read_body
 from service.http.disconnect import watching
 from service.http.parts import PartedResponse
@@ -164,4 +164,6 @@ class StraightToTensors:
             response = await handler(request)
         except ServiceError as error:
             response = problem(error, request)
+        except MemoryError:
+            response = problem(MemoryLimit.failed(), request)
         await response(scope, receive, send)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 
 from service.engine import Call
-from service.errors import Fault, InternalError, ServiceError, Unauthorized, kind_of
+from service.errors import Fault, InternalError, MemoryLimit, ServiceError, Unauthorized, kind_of
 from service.http.auth import Keys, has_keys
 from service.http.middleware import HUNG_UP
 from service.http.request_id import ACCEPTABLE, LOWER, new_id
@@ -81,6 +81,8 @@ class Calls:
             status = 200
         except ServiceError as error:
             status, problem = _refuse(exchange, error)
+        except MemoryError:
+            status, problem = _refuse(exchange, MemoryLimit.failed())
         except (asyncio.CancelledError, grpc.aio.InternalError):
             raise  # nobody is left to answer
         except Exception:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -121,6 +121,21 @@ class Tally:
                 key = (f"attention_{name}", labels)
                 tensors[key] = tensors.get(key, 0.0) + amount
         return {(name, tuple(map(str, labels))): value for (name, labels), value in self._cells.items()} | tensors
+
+
+def note_computed(
+    tally: Tally | None,
+    media_types: tuple[str, str],
+    metadata: Mapping[str, Any],
+    received: int,
+    sent: int,
+    seconds: Seconds,
+) -> dict[str, Any]:
+    """Count a tensor operation, if anybody counts, and what to log of it; media_types: of the body and the answer."""
+    backend, kernel = metadata["backend"], metadata["kernel"]
+    if tally is not None:
+        tally.computed((*media_types, backend, kernel), received, sent, seconds)
+    return {"received": received, "sent": sent, "kernel": f"{backend}/{kernel}"}
 
 
 class Shared:

@@ -85,7 +85,7 @@ def decode(body: Body, limit: int | None = None) -> Decoded:
         return decoded
     if body.startswith(BYTE_ORDER_MARKS):
         raise InvalidJSON.at("", "UTF-8 without a byte-order mark", "a byte-order mark")
-    parser, _spare.parser = getattr(_spare, "parser", None) or simdjson.Parser(), None
+    parser = _take_parser()
     try:
         document = parser.parse(body)
     except (ValueError, RuntimeError) as error:
@@ -108,7 +108,7 @@ def decode_quickly(body: Body) -> Decoded | None:
     """
     if len(body) > QUICK or ESCAPE in body or body.startswith(BYTE_ORDER_MARKS):
         return None
-    parser, _spare.parser = getattr(_spare, "parser", None) or simdjson.Parser(), None
+    parser = _take_parser()
     try:
         document = parser.parse(body)
     except (ValueError, RuntimeError):
@@ -119,6 +119,12 @@ def decode_quickly(body: Body) -> Decoded | None:
     del document
     _spare.parser = parser
     return simple
+
+
+def _take_parser() -> simdjson.Parser:
+    """This thread's spare one, or a new one; whoever is done with its document may put it back."""
+    parser, _spare.parser = getattr(_spare, "parser", None), None
+    return parser or simdjson.Parser()
 
 
 def too_plain(body: Body | memoryview) -> bool:
@@ -358,10 +364,7 @@ class _Reader:
             plain = self._plain(found, pointer, key)
             self.brackets += _count_brackets(plain, child(pointer, key))
             return plain
-        count = 1  # arrays on the level above
-        for size in sizes:
-            self.brackets += count
-            count *= size
+        self.brackets += _brackets(sizes)
         return array
 
     def _plain(self, found: simdjson.Array, pointer: str, key: str) -> list[Any]:

@@ -19,7 +19,7 @@ from service.http.disconnect import watching
 from service.http.parts import PartedResponse
 from service.http.problems import problem
 from service.jobs import Job
-from service.metrics import Tally
+from service.metrics import Tally, note_computed
 from service.reading import Reader, plan, read, read_in_thread
 from service.routes.exchange import Begin, by_media_type
 from service.schemas.request import AttentionRequest
@@ -109,12 +109,9 @@ async def _handle(begin: Begin, model: type[AttentionRequest], endpoint: Endpoin
 
 def _note(request: TensorRequest, metadata: Mapping[str, Any], response: PartedResponse, tally: Tally | None) -> None:
     """Count what a request took, and put it on the line that is logged."""
-    backend, kernel = metadata["backend"], metadata["kernel"]
-    if tally is not None:
-        kind = (*request.media_types, backend, kernel)
-        tally.computed(kind, request.received, response.sent, request.call.timings)
-    noted = {"received": request.received, "sent": response.sent, "kernel": f"{backend}/{kernel}"}
-    request.scope["state"]["noted"] = noted
+    request.scope["state"]["noted"] = note_computed(
+        tally, request.media_types, metadata, request.received, response.sent, request.call.timings
+    )
 
 
 async def _body(headers: Mapping[bytes, bytes], reader: Reader, request: TensorRequest, limit: int) -> Body:

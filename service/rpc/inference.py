@@ -17,7 +17,7 @@ from service.codecs.oip_messages import MESSAGES
 from service.codecs.oip_outputs import Wish
 from service.engine import Engine
 from service.errors import BadRequest, Busy, Fault, MethodNotAllowed, TooSlow
-from service.metrics import Tally
+from service.metrics import Tally, note_computed
 from service.reading import read, read_in_thread
 from service.rpc.calls import Exchange, Method
 from service.schemas.inference import MODEL, MODEL_METADATA, SERVER_METADATA, VERSION, check_model
@@ -159,16 +159,10 @@ class Inference:
         written = write() if job.plan.returned_bytes < LARGE_ANSWER else await to_thread.run_sync(write)
         call.timings.step("encode")
         call.resize(COPIES * len(written) if engine.is_quick(job) else 0)  # others have memory for their answers
-        self._note(exchange, fields["metadata"], len(body), len(written))
+        exchange.noted = note_computed(
+            self._tally, (MEDIA_TYPE, MEDIA_TYPE), fields["metadata"], len(body), len(written), call.timings
+        )
         return written
-
-    def _note(self, exchange: Exchange, metadata: dict[str, Any], received: int, sent: int) -> None:
-        """Count what was computed, and put it on the line that is logged."""
-        backend, kernel = metadata["backend"], metadata["kernel"]
-        if self._tally is not None:
-            kind = MEDIA_TYPE, MEDIA_TYPE, backend, kernel
-            self._tally.computed(kind, received, sent, exchange.call.timings)
-        exchange.noted = {"received": received, "sent": sent, "kernel": f"{backend}/{kernel}"}
 
 
 async def to_its_end(work: Coroutine[Any, Any, bytes], stop: Stop) -> bytes:

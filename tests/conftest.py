@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,10 +20,10 @@ from service.settings import Settings
 
 
 @contextmanager
-def serving(app: Application | FastAPI) -> Iterator[httpx.Client]:
-    """A client of a server that runs the application in a thread on a free port."""
+def serving(app: Application | FastAPI | Callable[..., Any], **options: Any) -> Iterator[httpx.Client]:
+    """A client of a server that runs the application in a thread on a free port. options: more of uvicorn's."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", http=PatientProtocol, ws="none",
-                            proxy_headers=False)  # fmt: skip
+                            proxy_headers=False, **options)  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -34,7 +34,8 @@ def serving(app: Application | FastAPI) -> Iterator[httpx.Client]:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        scheme = "https" if options.get("ssl_certfile") else "http"
+        with httpx.Client(base_url=f"{scheme}://127.0.0.1:{port}", timeout=30, verify=False) as client:
             yield client
     finally:
         server.should_exit = True

@@ -133,6 +133,9 @@ def too_plain(body: Body | memoryview) -> bool:
 
 
 def _count(body: Body | memoryview, character: bytes) -> int:
+    if len(body) <= SMALL and not isinstance(body, memoryview):
+        return body.count(character)
+    # Bytes look at one after the other: this takes a fourth of the time.
     return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord(character)))
 
 
@@ -234,7 +237,7 @@ def _read_simple(document: Any, body: Body) -> Decoded | None:
             fields[key] = value
         else:
             return None
-    if brackets != body.count(b"[") or len(fields) != len(document):  # a key twice
+    if brackets != _count(body, b"[") or len(fields) != len(document):  # a key twice
         return None
     return Decoded(fields, frozenset(listed))
 

@@ -7,11 +7,10 @@ has sent too much, or for too long.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
 
-from service.http.transport import Together
+from service.http.aside import NOWHERE, Aside
 
 # Bytes that are dropped of a body whose length nobody knows, or that is hopelessly long.
 FEW: Final = 2**24
@@ -19,15 +18,20 @@ FEW: Final = 2**24
 MANY: Final = 2**27
 
 
-class LingeringTransport(Together):
+class LingeringTransport:
     """What uvicorn takes for the transport: closed while a client still sends it lingers, closed again it ends."""
 
-    __slots__ = ("_lingering", "_protocol")
+    __slots__ = ("_lingering", "_protocol", "_transport", "write", "writelines")
 
     def __init__(self, transport: Any, protocol: Any) -> None:
-        super().__init__(transport)
+        self._transport = transport
         self._protocol = protocol
         self._lingering = False
+        self.write = transport.write
+        self.writelines = transport.writelines
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
         """Whether no more is to be answered."""
@@ -35,7 +39,6 @@ class LingeringTransport(Together):
 
     def close(self) -> None:
         """Close, as soon as what was written is on its way, and the client knows."""
-        self.flush()
         if self._lingering:
             self._transport.abort()
             return
@@ -49,33 +52,29 @@ class LingeringTransport(Together):
         self._transport.resume_reading()
 
 
-class Lingering(asyncio.Protocol):
+class Lingering(Aside):
     """Drops what a client still sends, for as long as a request may take to arrive."""
 
     def __init__(self, transport: Any, before: Any) -> None:
+        super().__init__(before)
         self._transport = transport
-        self._before = before
         self._left = patience(before.sent_headers)
         self._timer = before.loop.call_later(before.read_timeout, transport.abort)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Nowhere."""
+        return NOWHERE
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Some more, for nobody."""
-        self._left -= len(data)
+        self._left -= nbytes
         if self._left < 0:
             self._transport.abort()  # by TLS, to close would be to go on reading
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Now it is closed on both sides."""
         self._timer.cancel()
-        self._before.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """The answer is not taken."""
-        self._before.pause_writing()
-
-    def resume_writing(self) -> None:
-        """It is again."""
-        self._before.resume_writing()
+        super().connection_lost(exc)
 
 
 def patience(headers: Iterable[tuple[bytes, bytes]]) -> int:

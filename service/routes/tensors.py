@@ -15,6 +15,7 @@ from service.codecs.decoded import Body
 from service.engine import Call, Engine
 from service.errors import MemoryLimit, ServiceError
 from service.http.body import announced, read_body
+from service.http.cycle import WHOLE_BODY
 from service.http.disconnect import watching
 from service.http.parts import PartedResponse
 from service.http.problems import problem
@@ -129,7 +130,8 @@ async def _body(headers: Mapping[bytes, bytes], reader: Reader, request: TensorR
     request.call.hold(permit)
     if length is None:  # chunked: memory is taken as it comes
         return await read_body(request.receive, limit, lambda size: permit.grow(reader.memory(size, limit)))
-    return await read_body(request.receive, limit)
+    whole = request.scope.get("extensions", {}).get(WHOLE_BODY)
+    return await read_body(request.receive, limit) if whole is None else await whole(length)
 
 
 class StraightToTensors:

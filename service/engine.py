@@ -32,6 +32,8 @@ logger = logging.getLogger("attention")
 
 # Seconds that a small request waits for others where a GPU computes, unless the settings say.
 BATCH_WINDOW: Final = 0.002
+# How many times as much is computed in the event loop while nobody else is at work: some milliseconds, at most.
+ALONE: Final = 20
 HEADER: Final = b"decode;dur=%.3f, plan;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f"
 Step = Literal["decode", "plan", "queue", "compute", "encode"]
 
@@ -105,11 +107,16 @@ class Call:
 
 
 class Way(NamedTuple):
-    """How a job is computed. memory: bytes that it takes; inline: in the event loop; gathers: with others like it"""
+    """How a job is computed.
+
+    memory: bytes that it takes; inline: in the event loop; alone: there, too, while nobody else is at work; gathers:
+    with others like it
+    """
 
     executor: Executor
     memory: int
     inline: bool
+    alone: bool
     gathers: bool
 
 
@@ -152,6 +159,14 @@ class Engine:
         """Whether computing takes less time than handing it to a thread would. Errors: UnknownBackend."""
         return self._way(job).inline
 
+    def is_at_once(self, job: Job) -> bool:
+        """Whether it would be computed before anything else is done, as nobody else is at work. Errors: UnknownBackend.
+
+        In a thread it would take longer by the time that two threads need to wake each other.
+        """
+        way = self._way(job)
+        return way.inline or (way.alone and not self.work.taken and not self.work.waiting and self.bodies.taken <= 1)
+
     def _way(self, job: Job) -> Way:
         """How a job is computed, worked out once for all that have the same plan. Errors: UnknownBackend."""
         way: Way | None = job.plan.prepared.get(self._name)
@@ -164,8 +179,9 @@ class Engine:
         executor = self._executor(spec.backend, spec.device)
         small = plan.flops <= self._settings.inline_flops
         gathers = small and self.batches is not None and self.batches.takes(job, executor)
-        inline = small and not gathers and not executor.is_apart(spec.device)
-        return Way(executor, executor.peak_bytes(plan, spec.device), inline, gathers)
+        here = not gathers and not executor.is_apart(spec.device)
+        alone = here and plan.flops <= ALONE * self._settings.inline_flops
+        return Way(executor, executor.peak_bytes(plan, spec.device), here and small, alone, gathers)
 
     def _executor(self, backend: Backend, device: str) -> Executor:
         return backends.choose(backend, device, self._preferred)
@@ -195,11 +211,15 @@ class Engine:
         elif way.gathers and self.batches is not None:
             result = await self.batches.attend(job, way.executor, memory, call.stop, call.timings.begin_batch)
         else:
+            at_once = self.is_at_once(job)
             permit = await self.work.enter(memory, call.stop)
             call.hold(permit)
             call.timings.step("queue")
             try:
-                result = await to_thread.run_sync(execute, job, way.executor, call.stop)
+                if at_once:
+                    result = execute(job, way.executor)
+                else:
+                    result = await to_thread.run_sync(execute, job, way.executor, call.stop)
             finally:
                 permit.leave_place()
         call.timings.step("compute")

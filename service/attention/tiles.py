@@ -16,8 +16,9 @@ LARGEST_TILE = 2**22
 FAST_COLUMNS = 512
 # The lowest tile that is made to leave hidden keys out. More tiles are more Python, which one thread runs at a time.
 BAND_ROWS = 256
-# The lowest tile that is made to occupy all workers: waking one takes as long as computing some rows.
+# The lowest tile that is made to occupy all workers, and the fewest operations that are shared: waking one takes as long.
 SHARED_ROWS = 256
+SHARED_FLOPS = 10**8
 # Tiles for each worker from which on it does not matter that one has one more.
 PER_WORKER = 4
 
@@ -57,7 +58,7 @@ def tiles(plan: Plan, cut: Cut) -> Iterator[Tile]:
     columns = min(sizes.key_length, FAST_COLUMNS) if cut.streams else sizes.key_length
     one_row = group * columns
     rows = _fit(max(scores // one_row, FAST_ROWS * (FAST_ROWS * one_row <= LARGEST_TILE)), sizes.query_length)
-    if cut.workers > 1:
+    if cut.workers > 1 and plan.flops > SHARED_FLOPS:
         rows = min(rows, max(SHARED_ROWS, _fair(sizes, rows, cut.workers)))
     if plan.visibility.band is not None and plan.skips_hidden:  # the lower a tile, the more of it is left out
         rows = min(rows, max(BAND_ROWS, sizes.query_length // 16))

@@ -91,7 +91,7 @@ async def _handle(begin: Begin, model: type[AttentionRequest], endpoint: Endpoin
         else:
             async with watching(request.receive, call.stop):
                 known.job = await read_in_thread(model, reader, body, call, engine, limit)
-        if engine.is_quick(known.job):
+        if engine.is_at_once(known.job):
             answer = await endpoint(known.job.body, known)
         else:
             async with watching(request.receive, call.stop):

@@ -16,7 +16,8 @@ LARGEST_TILE = 2**22
 FAST_COLUMNS = 512
 # The lowest tile that is made to leave hidden keys out. More tiles are more Python, which one thread runs at a time.
 BAND_ROWS = 256
-# The lowest tile that is made to occupy all workers, and the fewest operations that are shared: waking one takes as long.
+# The lowest tile that is made to occupy all workers, and the operations above which they are shared at all: waking a
+# worker takes as long as computing some rows.
 SHARED_ROWS = 256
 SHARED_FLOPS = 10**8
 # Tiles for each worker from which on it does not matter that one has one more.

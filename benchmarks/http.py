@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import sys
+from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 
@@ -86,9 +87,11 @@ def measure(running: Mapping[Server, Running], rounds: int) -> Results:
     results, loads = Results(), workloads()
     requests = prepare(running, loads, results)
     bare = Bare(loads["W3"], OURS.json.encode(loads["W3"]).body)
+    servers = deque(running.items())
     for turn in range(rounds):
+        servers.rotate(max(1, len(servers) // rounds))  # so that nobody always comes after the same one
         for name, load in loads.items():
-            for server, process in running.items():
+            for server, process in servers:
                 if (request := requests.get((server, name))) is not None:
                     results.add(server.name, f"{name} p50 ms", latency(process.port, request, load.times))
                     if load.busy:

@@ -22,6 +22,8 @@ USUAL: Final = 0.1
 RECENT: Final = 1 / 8
 # Seconds after which whoever is refused is told to ask again, at most.
 LATEST: Final = 60
+# Seconds for which room is kept for whoever still sends.
+KEPT: Final = 1.0
 
 
 class Permit:
@@ -78,6 +80,28 @@ class Permit:
         self.leave()
 
 
+class Coming:
+    """Room in line for somebody who will be there soon, or no more: else those who are slow would keep others out."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def __enter__(self) -> Coming:
+        self._gate.expected += 1
+        self._kept = True
+        self._timer = asyncio.get_running_loop().call_later(KEPT, self._leave)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._timer.cancel()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._kept:
+            self._kept = False
+            self._gate.expected -= 1
+
+
 class Gate:
     """First come, first served: who needs much is not passed by those who need little.
 
@@ -89,6 +113,7 @@ class Gate:
         self.memory = memory
         self.free = memory
         self.taken = 0
+        self.expected = 0
         self._queue = queue
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._clock = clock
@@ -104,6 +129,11 @@ class Gate:
     def full(self) -> bool:
         """Whether nobody else may wait."""
         return len(self._waiting) >= self._queue
+
+    @property
+    def promised(self) -> bool:
+        """Whether those who are here, or will be soon, leave no room for anybody else."""
+        return self.waiting + self.expected >= self._queue + max(0, self.places - self.taken)
 
     @property
     def refuses(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
+from service.gate import KEPT
 from tests.conftest import app, serving
 from tests.test_linger import connect, rest, send_on
 
@@ -206,3 +208,35 @@ def test_nothing_is_dropped_for_ever() -> None:
         start = time.monotonic()
         send_on(connection, b" ", pause=0.05)
         assert time.monotonic() - start < 5
+
+
+def test_nobody_sends_in_vain() -> None:
+    """Who could have no place when the body is here is refused before; for who is slow, room is not kept for long."""
+    body, value = large()
+    with serving(app(concurrency=1, queue=1)) as client:
+        connections = [connect(client) for _ in range(3)]
+        for connection in connections:
+            connection.sendall(posted(body))
+            time.sleep(0.05)
+        assert connections[2].recv(100).startswith(b"HTTP/1.1 503 ")
+        time.sleep(KEPT)
+        with connect(client) as late:
+            late.sendall(posted(body) + body)
+            assert np.array_equal(load(split(receive(late))[0])["output"], value)
+        for connection in connections[:2]:  # who sends at last finds a place, if there is one
+            connection.sendall(body)
+            assert np.array_equal(load(split(receive(connection))[0])["output"], value)
+        for connection in connections:
+            connection.close()
+
+
+def receive(connection: socket.socket) -> bytes:
+    """One answer, whose length is announced."""
+    answer = b""
+    while True:
+        part = connection.recv(2**20)
+        assert part
+        answer += part
+        length = re.search(rb"content-length: (\d+)", answer)
+        if length is not None and len(answer.partition(b"\r\n\r\n")[2]) == int(length[1]):
+            return answer

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from service.errors import Busy, TimeLimit
-from service.gate import Gate, Permit
+from service.gate import Coming, Gate, Permit
 from service.stop import Abandoned, Stop
 
 pytestmark = pytest.mark.anyio
@@ -46,6 +46,33 @@ async def test_places_are_taken_and_given_back_in_order() -> None:
     first.leave()
     await asyncio.gather(*tasks)
     assert (order, gate.taken, gate.free) == ([1, 2], 0, 100)
+
+
+def promised(gate: Gate) -> bool:
+    return gate.promised
+
+
+async def test_room_is_kept_for_who_will_come() -> None:
+    """A place and two in line: three, whether they are here or will be."""
+    gate = Gate(places=1, memory=100, queue=2)
+    assert not promised(gate)
+    with Coming(gate), Coming(gate):
+        assert not promised(gate)
+        permit = await gate.enter(1, Stop(9))
+        assert promised(gate)
+        assert not gate.full  # who is here already is not refused
+    assert not promised(gate)
+    permit.leave()
+
+
+async def test_room_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.gate.KEPT", 0.01)
+    gate = Gate(places=1, memory=100, queue=0)
+    with Coming(gate):
+        assert promised(gate)
+        await asyncio.sleep(0.05)
+        assert not promised(gate)
+    assert gate.expected == 0
 
 
 async def test_who_needs_much_is_not_passed_by_who_needs_little() -> None:

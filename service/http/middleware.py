@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
+from collections.abc import Awaitable
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -38,14 +38,14 @@ class RequestContext:
         status = 0
         complete = False
 
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], header]
             else:
                 complete = not message.get("more_body", False)
-            await send(message)
+            return send(message)
 
         if self._tally is not None:
             self._tally.in_flight += 1
@@ -61,8 +61,7 @@ class RequestContext:
                 raise  # the answer is under way: breaking the connection is all that still tells
             await response(scope, receive, send_with_id)
         finally:
-            # Not before the answer is on its way: the loop sends what was written when this task is done.
-            asyncio.get_running_loop().call_soon(self._note, scope, status, time.perf_counter() - start)
+            self._note(scope, status, time.perf_counter() - start)
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         """Count and log a request that has been answered."""

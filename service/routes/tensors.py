@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.codecs.decoded import Body
 from service.engine import Call, Engine
 from service.errors import MemoryLimit, ServiceError
+from service.gate import Coming
 from service.http.body import announced, read_body
 from service.http.cycle import WHOLE_BODY
 from service.http.disconnect import watching
@@ -121,8 +122,15 @@ async def _body(headers: Mapping[bytes, bytes], reader: Reader, request: TensorR
     length = announced(headers, limit)
     if length is not None and length <= TINY and not reader.packed:
         return await read_body(request.receive, limit)
-    if engine.work.full:
+    if engine.work.promised:
         raise engine.work.busy()  # before reading what can hardly be computed
+    with Coming(engine.work):
+        return await _large_body(length, reader, request, limit)
+
+
+async def _large_body(length: int | None, reader: Reader, request: TensorRequest, limit: int) -> Body:
+    """The body, when there is memory for it. Errors: Busy, ClientDisconnect; BodyTooLarge where no length is known."""
+    engine = request.engine
     memory = 0 if length is None else reader.memory(length, limit)
     permit = engine.bodies.try_enter(memory)
     if permit is None:

@@ -36,6 +36,7 @@ wrong in one request stands in `faults`, each with a JSON pointer, what was expe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -257,6 +258,7 @@ class TimeLimit(ServiceError):
     status, code, title = 504, "time_limit", "The computation took too long"
 
 
+@cache
 def error_classes() -> dict[str, type[ServiceError]]:
     """All errors by code, in the order of the tree."""
     found: dict[str, type[ServiceError]] = {}

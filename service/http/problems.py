@@ -23,15 +23,16 @@ logger = logging.getLogger("attention")
 def problem(error: ServiceError, request: Request) -> Response:
     """The answer to a request that failed."""
     kind = kind_of(error)
+    path = request.scope["path"]
     request.scope["state"]["problem"] = kind.code  # to be counted
-    if is_inference(request.url.path):
+    if is_inference(path):
         return Response(orjson.dumps({"error": str(error)}), kind.status, error.headers, "application/json")
     body = {
         "type": f"/problems/{kind.code}",
         "title": kind.title,
         "status": kind.status,
         "detail": str(error) if error.faults else f"{kind.title}.",
-        "instance": request.url.path[:200],
+        "instance": path[:200],
         "code": kind.code,
         "request_id": request_id(request.scope),
         "errors": [_fault(fault) for fault in error.faults],

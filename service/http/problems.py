@@ -27,17 +27,23 @@ def problem(error: ServiceError, request: Request) -> Response:
     request.scope["state"]["problem"] = kind.code  # to be counted
     if is_inference(path):
         return Response(orjson.dumps({"error": str(error)}), kind.status, error.headers, "application/json")
-    body = {
+    body = details(error, instance=path[:200], request_id=request_id(request.scope))
+    return Response(body, kind.status, error.headers, MEDIA_TYPE)
+
+
+def details(error: ServiceError, **request: str) -> bytes:
+    """An error as problem details; request: what is known of whose it is."""
+    kind = kind_of(error)
+    found = {
         "type": f"/problems/{kind.code}",
         "title": kind.title,
         "status": kind.status,
         "detail": str(error) if error.faults else f"{kind.title}.",
-        "instance": path[:200],
         "code": kind.code,
-        "request_id": request_id(request.scope),
+        **request,
         "errors": [_fault(fault) for fault in error.faults],
     }
-    return Response(orjson.dumps(body), kind.status, error.headers, MEDIA_TYPE)
+    return orjson.dumps(found)
 
 
 def is_inference(path: str) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import httptools
-import orjson
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -18,6 +17,7 @@ from service.errors import BadRequest, Fault, ServiceError, TooSlow
 from service.http.aside import Aside, Dropping, Filling
 from service.http.cycle import WHOLE_BODY, Cycle
 from service.http.linger import LingeringTransport
+from service.http.problems import MEDIA_TYPE, details
 
 # Bytes before the body: more than any client sends.
 MAX_HEAD = 2**15
@@ -243,18 +243,9 @@ class PatientProtocol(HttpToolsProtocol):
             if cycle.response_started:
                 self.transport.close()
                 return
-        body = orjson.dumps(
-            {
-                "type": f"/problems/{error.code}",
-                "title": error.title,
-                "status": error.status,
-                "detail": str(error),
-                "code": error.code,
-                "errors": [],
-            }
-        )
+        body = details(error)
         head = (
-            f"HTTP/1.1 {error.status} {error.title}\r\ncontent-type: application/problem+json\r\n"
+            f"HTTP/1.1 {error.status} {error.title}\r\ncontent-type: {MEDIA_TYPE}\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)

@@ -111,8 +111,8 @@ class Settings(BaseSettings):
         5_000_000,
         ge=0,
         description="Requests of at most so many operations are computed in the event loop, as handing them to a "
-        "thread would take longer than they do, and up to 20 times as large ones while nobody else is at work; others in "
-        "a thread.",
+        "thread would take longer than they do, and up to 20 times as large ones while nobody else is at work; others "
+        "in a thread.",
     )
 
     @property

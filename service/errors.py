@@ -276,6 +276,17 @@ def kind_of(error: ServiceError) -> type[ServiceError]:
     return error_classes().get(codes.pop(), type(error)) if len(codes) == 1 else type(error)
 
 
+def settle(error: BaseException | None) -> None:
+    """Let go of the way that an error came, and those before it, once it is answered.
+
+    Futures hold the errors that threads raise, these the frames that they passed, and frames the futures: a body that a
+    frame has seen would stay until somebody looks for cycles.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
+
+
 def describe(value: object) -> str:
     """What a value is, in a few words that never grow with it."""
     match value:

@@ -17,6 +17,8 @@ from service.codecs.json import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_PLAIN
 from service.codecs.json import decode as decode_with_types
 from service.codecs.json import encode as encode_in_parts
 from service.errors import InvalidArray, InvalidJSON, ServiceError, TooLarge
+from service.jobs import make_job
+from service.schemas.request import AttentionRequest
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -170,10 +172,23 @@ def test_as_many_rows_of_numbers_or_booleans_are_read(item: bytes) -> None:
 
 @pytest.mark.parametrize("number", ["1", "1.5"])
 def test_the_search_for_what_is_wrong_ends(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says where, up to a number of numbers; beyond, at least what."""
+    """It says where, up to a number of values; beyond, at least what."""
     monkeypatch.setattr("service.codecs.json.MAX_SEARCHED", 100)
-    row = ",".join([number] * 100)
-    with pytest.raises(InvalidJSON, match="/query/100: expected a finite number, got NaN"):
-        decode(f'{{"query": [{row}, NaN]}}'.encode())
-    with pytest.raises(InvalidJSON, match="after 100 numbers the search for the place ends"):
-        decode(f'{{"query": [{row}, {number}, NaN]}}'.encode())
+    monkeypatch.setattr("service.codecs.json.SMALL", 0)
+    row = ",".join([number] * 99)
+    for wrong, error in (("NaN", InvalidJSON), ("null", InvalidArray), ("[1]", InvalidArray)):
+        with pytest.raises(ServiceError) as found:
+            make_job(AttentionRequest, decode_with_types(f'{{"query": [{row}, {wrong}]}}'.encode()))
+        assert found.value.faults[0].pointer == "/query/99"
+        with pytest.raises(error) as found:
+            decode(f'{{"query": [{row}, {number}, {wrong}]}}'.encode())
+        assert found.value.faults[0].hint == "the place is looked for in bodies of at most 100 values"
+
+
+def test_a_bracket_in_disguise_costs_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes brackets too many, so that each array is looked at again, however long."""
+    monkeypatch.setattr("service.codecs.json.MAX_SEARCHED", 100)
+    rows = [[1, 2.5]] * 100
+    assert decode(f'{{"query": {json.dumps(rows)}, "a": "\\u005b"}}'.encode())["query"].shape == (100, 2)
+    for wrong in ("[[1, 2], [3, [4]]]", "[1, [2]]", "[[1], [[], [1, 2]]]", "[true, [false]]"):
+        assert isinstance(decode(f'{{"query": {wrong}, "a": "\\u005b"}}'.encode())["query"], list)

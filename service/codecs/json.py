@@ -45,7 +45,7 @@ MAX_KEYS: Final = 200
 MAX_LENGTH: Final = 2**24 - 2
 # Arrays and objects of one body that may become Python objects: each takes some hundred bytes, but two on the wire.
 MAX_PLAIN: Final = 2**19
-# Numbers of one body that are looked at one by one to say which is wrong: a second of work at most.
+# Values of one body that are looked at one by one to say which is wrong: a second of work at most.
 MAX_SEARCHED: Final = 2**22
 # Faults of one body that are reported together.
 MAX_FAULTS: Final = 10
@@ -93,7 +93,7 @@ def decode(body: Body, limit: int | None = None) -> Decoded:
     if not isinstance(document, simdjson.Object):
         kind = "an array" if isinstance(document, simdjson.Array) else describe(document)
         raise InvalidJSON.at("", "an object", kind)
-    decoded = _read(document, _count(body, b"["), too_plain(body))
+    decoded = _read(document, body)
     del document  # of which nothing is left, or the parser could not be used again
     if len(body) <= SPARE:
         _spare.parser = parser
@@ -130,6 +130,11 @@ def _take_parser() -> simdjson.Parser:
 def too_plain(body: Body | memoryview) -> bool:
     """Whether a text would take far more memory than its length, were it all made Python objects."""
     return len(body) > MAX_PLAIN and _count(body, b"[") + _count(body, b"{") > MAX_PLAIN
+
+
+def too_many(body: Body) -> bool:
+    """Whether a text holds more values than are looked at one by one."""
+    return len(body) > MAX_SEARCHED and _count(body, b",") >= MAX_SEARCHED
 
 
 def _count(body: Body | memoryview, character: bytes) -> int:
@@ -286,18 +291,19 @@ def _brackets(shape: tuple[int, ...]) -> int:
     return total
 
 
-def _read(document: simdjson.Object, brackets: int, too_plain: bool) -> Decoded:
+def _read(document: simdjson.Object, body: Body) -> Decoded:
     """The fields of any document.
 
     An array hidden among numbers, as in `[1, [2]]`, leaves no trace in the flat buffer. It does in the number of
-    opening brackets: the shapes and strings found must account for all of them. If they do not, everything is read
-    once more, element by element.
+    opening brackets: the shapes and strings found must account for all of them. If they do not, or could not be told,
+    those of each array by itself are counted.
     """
-    reader = _Reader(too_plain)
+    disguised = ESCAPE in body  # a bracket may be written as \u005b, and stand for one that is hidden
+    reader = _Reader(body, careful=disguised)
     fields = reader.object(document, "", 1)
-    if reader.brackets != brackets:
+    if not disguised and reader.brackets != _count(body, b"["):
         del fields  # before all of it is made once more
-        reader = _Reader(too_plain, careful=True)
+        reader = _Reader(body, careful=True)
         fields = reader.object(document, "", 1)
     return Decoded(fields, frozenset(reader.listed))
 
@@ -305,22 +311,22 @@ def _read(document: simdjson.Object, brackets: int, too_plain: bool) -> Decoded:
 class _Reader:
     """Turns simdjson's view of one document into values.
 
-    too_plain: whether lists that are no arrays are refused
+    body: of a large one, lists that are no arrays are refused
     careful: whether to look for arrays among the numbers of others, where the flat buffer does not show them
     brackets: how many opening ones the values that were read account for
     listed: top-level fields whose arrays came as lists
     """
 
-    def __init__(self, too_plain: bool, *, careful: bool = False) -> None:
-        self._too_plain = too_plain
+    def __init__(self, body: Body, *, careful: bool = False) -> None:
+        self._body = body
         self._careful = careful
         self.brackets = 0
         self.listed: list[str] = []
 
     def object(self, found: simdjson.Object, pointer: str, depth: int) -> dict[str, Any]:
+        if len(found) > MAX_KEYS:
+            raise InvalidValue.at(pointer, f"at most {MAX_KEYS} keys", str(len(found)))
         keys = list(found.keys())
-        if len(keys) > MAX_KEYS:
-            raise InvalidValue.at(pointer, f"at most {MAX_KEYS} keys", str(len(keys)))
         if depth > MAX_DEPTH:
             raise TooDeep.at(pointer, f"at most {MAX_DEPTH} levels", "more")
         fields: dict[str, Any] = {}
@@ -361,7 +367,7 @@ class _Reader:
         array = None
         if isinstance(first, bool | int | float) and _rectangular(found, sizes):
             array = _booleans(found, sizes) if isinstance(first, bool) else _numbers(found, sizes, first)
-            if self._careful and array is not None and not _same_nesting(self._plain(found, pointer, key), sizes):
+            if self._careful and array is not None and _count(_text(found), b"[") != _brackets(sizes):
                 array = None
         if array is None:
             plain = self._plain(found, pointer, key)
@@ -371,7 +377,10 @@ class _Reader:
         return array
 
     def _plain(self, found: simdjson.Array, pointer: str, key: str) -> list[Any]:
-        if self._too_plain:
+        if too_many(self._body):
+            hint = f"the place is looked for in bodies of at most {MAX_SEARCHED} values"
+            raise InvalidArray.at(child(pointer, key), "a rectangle of numbers or booleans", "another array", hint)
+        if too_plain(self._body):
             expected = f"at most {MAX_PLAIN} arrays and objects around anything but a rectangle of numbers or booleans"
             raise TooLarge.at(child(pointer, key), expected, "more", "typed arrays have no such limit")
         plain: list[Any] = found.as_list()
@@ -429,23 +438,22 @@ def _flat(found: simdjson.Array, first: float) -> np.ndarray:
     return np.frombuffer(found.as_buffer(of_type="d"), np.float64)
 
 
+def _text(found: simdjson.Array) -> bytes:
+    text: bytes = found.mini  # type: ignore[assignment]  # its stub says str
+    return text
+
+
 def _booleans(found: simdjson.Array, sizes: tuple[int, ...]) -> np.ndarray | None:
     """The array's booleans; None where something else is among them.
 
     Read from its text: there is no buffer of them, and of a list with a long string NumPy would make very many.
     """
-    text: bytes = found.mini  # type: ignore[assignment]  # its stub says str
+    text = _text(found)
     if text.translate(None, b"[],truefals"):
         return None
     letters = np.frombuffer(text, np.uint8)
     flat = letters[(letters == ord("t")) | (letters == ord("f"))] == ord("t")  # there is one in each
     return flat.reshape(sizes) if flat.size == math.prod(sizes) else None
-
-
-def _same_nesting(plain: Any, sizes: tuple[int, ...]) -> bool:
-    if not sizes:
-        return not isinstance(plain, list)
-    return isinstance(plain, list) and all(_same_nesting(item, sizes[1:]) for item in plain)
 
 
 def _count_brackets(plain: list[Any], pointer: str) -> int:
@@ -471,8 +479,8 @@ def explain(body: Body, reason: str) -> ServiceError:
         return TooDeep.at("", f"at most {MAX_DEPTH} levels", "more")
     if not body.strip():
         return InvalidJSON.at("", "an object", "an empty body")
-    if too_plain(body):
-        return _somewhere(reason)
+    if too_plain(body) or too_many(body):
+        return _somewhere(reason, f"the place is looked for in bodies of at most {MAX_SEARCHED} values")
     tokens = _Tokens()
     try:
         text = body.decode("utf-8")
@@ -490,8 +498,6 @@ def explain(body: Body, reason: str) -> ServiceError:
         return InvalidJSON.at("", "JSON", f"{error.msg} at line {error.lineno} column {error.colno}")
     except RecursionError:
         return TooDeep.at("", f"at most {MAX_DEPTH} levels", "more")
-    except _TooManyError:
-        return _somewhere(reason, f"after {MAX_SEARCHED} numbers the search for the place ends")
     if not strange:
         return _somewhere(reason)
     kind = strange[0][1].kind
@@ -520,32 +526,21 @@ class _Tokens:
 
     def __init__(self) -> None:
         self._left = MAX_FAULTS
-        self._patience = MAX_SEARCHED
 
     def constant(self, token: str) -> _Strange | None:
         return self._strange(InvalidJSON, "a finite number", token)
 
     def float(self, token: str) -> _Strange | None:
-        self._patience -= 1
-        if self._patience < 0:
-            raise _TooManyError
         fits = math.isfinite(float(token))
         return None if fits else self._strange(Overflow, "a number that float64 can hold", token)
 
     def int(self, token: str) -> _Strange | None:
-        self._patience -= 1
-        if self._patience < 0:
-            raise _TooManyError
         fits = len(token) < 19 or (len(token) <= 20 and -(2**63) <= int(token) < 2**64)
         return None if fits else self._strange(Overflow, "an integer of at most 64 bits", token)
 
     def _strange(self, kind: type[ServiceError], expected: str, token: str) -> _Strange | None:
         self._left -= 1
         return _Strange(kind, expected, quote(token) if kind is Overflow else token) if self._left >= 0 else None
-
-
-class _TooManyError(Exception):
-    """More numbers than are looked at one by one."""
 
 
 def _find(document: Any, place: str) -> Iterator[tuple[str, _Strange]]:

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.errors import settle
 from service.http.problems import internal_error
 from service.http.request_id import LOWER, assign_request_id
 from service.metrics import Tally
@@ -51,7 +52,8 @@ class RequestContext:
             self._tally.in_flight += 1
         try:
             await self._app(scope, receive, send_with_id)
-        except (ClientDisconnect, Abandoned):
+        except (ClientDisconnect, Abandoned) as error:
+            settle(error)
             status = status or HUNG_UP  # nobody is left to answer
         except Exception:
             if complete:

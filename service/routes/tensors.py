@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.codecs.decoded import Body
 from service.engine import Call, Engine
-from service.errors import MemoryLimit, ServiceError
+from service.errors import MemoryLimit, ServiceError, settle
 from service.gate import Coming
 from service.http.body import announced, read_body
 from service.http.cycle import WHOLE_BODY
@@ -170,7 +170,9 @@ class StraightToTensors:
         try:
             response = await handler(request)
         except ServiceError as error:
+            settle(error)
             response = problem(error, request)
-        except MemoryError:
+        except MemoryError as error:
+            settle(error)
             response = problem(MemoryLimit.failed(), request)
         await response(scope, receive, send)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 
 from service.engine import Call
-from service.errors import Fault, InternalError, MemoryLimit, ServiceError, Unauthorized, kind_of
+from service.errors import Fault, InternalError, MemoryLimit, ServiceError, Unauthorized, kind_of, settle
 from service.http.auth import Keys, has_keys
 from service.http.middleware import HUNG_UP
 from service.http.request_id import ACCEPTABLE, LOWER, new_id
@@ -80,8 +80,10 @@ class Calls:
             await context.write(message)  # until it is on its way: a client that is slow to take it holds its memory
             status = 200
         except ServiceError as error:
+            settle(error)
             status, problem = _refuse(exchange, error)
-        except MemoryError:
+        except MemoryError as error:
+            settle(error)
             status, problem = _refuse(exchange, MemoryLimit.failed())
         except (asyncio.CancelledError, grpc.aio.InternalError):
             raise  # nobody is left to answer

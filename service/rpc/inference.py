@@ -16,7 +16,7 @@ from service.codecs.decoded import Body, Decoded
 from service.codecs.oip_messages import MESSAGES
 from service.codecs.oip_outputs import Wish
 from service.engine import Engine
-from service.errors import BadRequest, Busy, Fault, MethodNotAllowed, TooSlow
+from service.errors import BadRequest, Busy, Fault, MethodNotAllowed, TooSlow, settle
 from service.metrics import Tally, note_computed
 from service.reading import read, read_in_thread
 from service.rpc.calls import Exchange, Method
@@ -173,7 +173,8 @@ async def to_its_end(work: Coroutine[Any, Any, bytes], stop: Stop) -> bytes:
     except asyncio.CancelledError:
         stop.abandon()
         await asyncio.wait([task])
-        task.cancelled() or task.exception()  # else it would be logged as if it had been forgotten
+        if not task.cancelled():
+            settle(task.exception())  # which would be logged, too, as if it had been forgotten
         raise
 
 

@@ -1,0 +1,128 @@
+"""Nothing of a request is left when it is answered, whether or not anybody looks for cycles: that may be in hours."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from service.codecs.decoded import Decoded
+from service.engine import Call
+from service.jobs import Job
+from service.routes.tensors import TensorRequest
+from tests.conftest import app, serving
+from tests.messages import request
+from tests.rpc import remote
+from tests.test_linger import connect
+
+JSON = {"Content-Type": "application/json"}
+LARGE = [[0.5] * 64] * 3000
+MANY = b"1," * 1_500_000  # more than is read at once, so that a thread does
+KINDS = (Decoded, Call, Job, TensorRequest)
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Inside, nobody looks for cycles, and at the end there are no more requests, nor errors' ways through them."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = {id(found) for found in gc.get_objects() if isinstance(found, (*KINDS, TracebackType))}
+        yield
+        end = time.monotonic() + 5
+        left = ["?"]
+        while left and time.monotonic() < end:  # the server may not have left the last function yet
+            time.sleep(0.02)
+            objects = [found for found in gc.get_objects() if id(found) not in before]
+            left = [type(found).__name__ for found in objects if isinstance(found, KINDS) or _is_ours(found)]
+            del objects
+        assert left == [], left
+    finally:
+        gc.enable()
+
+
+def _is_ours(found: object) -> bool:
+    """Whether it is the way of an error through the service."""
+    return isinstance(found, TracebackType) and "/service/" in found.tb_frame.f_code.co_filename
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (body(input=[[1.0, 2.0]]), 200),
+        (body(input=LARGE), 200),
+        (b'{"query": [' + MANY + b"1],}", 400),
+        (b'{"query": [' + MANY + b"null]}", 422),
+        (b'{"input": [[' + MANY + b"1]], \"n\": 1}", 422),
+        (b'{"query": [1],}', 400),
+        (b'{"query": [null]}', 422),
+        (body(input=[[1e30] * 64] * 3000, dtype="float32"), 422),
+        (body(input=[[1e30] * 4] * 4, dtype="float32"), 422),
+        (b"{" + b" " * 70_000_000 + b"}", 413),
+    ],
+    ids=["small", "large", "no JSON, in a thread", "null, in a thread", "unknown field, in a thread", "no JSON", "null",
+         "overflow in a thread", "overflow", "too long"],
+)  # fmt: skip
+def test_of_an_answer(content: bytes, status: int) -> None:
+    with serving(app()) as client:
+        client.post("/attention", content=body(input=[[1.0]]), headers=JSON)
+        with nothing_left():
+            assert client.post("/attention", content=content, headers=JSON).status_code == status
+        with nothing_left():
+            reply = client.post("/v2/models/attention/infer", content=content, headers=JSON)
+            assert reply.status_code in (400, 413, 422)
+
+
+def test_of_one_that_took_too_long() -> None:
+    with serving(app(time_limit=0.001)) as client, nothing_left():
+        assert client.post("/attention", content=body(input=LARGE), headers=JSON).status_code == 504
+
+
+def test_of_one_that_needs_too_much() -> None:
+    with serving(app(memory_limit=2**20)) as client, nothing_left():
+        assert client.post("/attention", content=body(input=LARGE), headers=JSON).status_code in (413, 503)
+
+
+def test_of_one_whose_client_hung_up() -> None:
+    content = body(input=LARGE)
+    head = b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with serving(app()) as client, nothing_left():
+        for sent in (len(content), len(content) // 2, 1000):
+            with connect(client) as connection:
+                connection.sendall(head % len(content) + content[:sent])
+                time.sleep(0.05)
+
+
+def test_of_requests_that_are_computed_together() -> None:
+    """Also of those whose fault only that shows."""
+    huge = np.full((4, 4), 1e30).tolist()
+    with serving(app(batch_window=0.05, backend="numpy")) as client, nothing_left():
+        for rows, status in (([[0.5] * 4] * 200, 200), (huge, 422)):
+            reply = client.post("/attention", content=body(input=rows, dtype="float32"), headers=JSON)
+            assert reply.status_code == status
+
+
+@pytest.mark.parametrize("number", [0.5, 1e30], ids=["good", "overflow"])
+@pytest.mark.parametrize("rows", [4, 3000], ids=["small", "large"])
+def test_of_a_call_over_grpc(rows: int, number: float) -> None:
+    message = request({"input": np.full((rows, 64), number, np.float32)}, outputs=("output",))
+    with remote() as server:
+        server.ask("ServerLive")
+        with nothing_left(), suppress(grpc.RpcError):
+            server.infer(message)
+        with nothing_left(), pytest.raises(grpc.RpcError):
+            server.infer(request({"input": np.full((rows, 64), np.nan, np.float32)}, {"wrong": True}))
+        with nothing_left(), suppress(grpc.RpcError):
+            server.infer(message, timeout=0.001)

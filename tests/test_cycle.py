@@ -69,6 +69,16 @@ def test_a_large_body_is_all_there(first: int, server: httpx.Client) -> None:
     assert behind.endswith(b'{"status":"ok"}')
 
 
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_room_is_made_as_a_body_comes(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.http.aside.STEP", 100_000)
+    body, value = large()
+    with serving(app(), loop=loop) as client:
+        for _ in range(2):
+            reply = client.post("/attention", content=body, headers={"Content-Type": SAFETENSORS})
+            assert np.array_equal(load(reply.content)["output"], value)
+
+
 def test_large_bodies_one_after_the_other_in_one_go(server: httpx.Client) -> None:
     body, value = large()
     with connect(server) as connection, ThreadPoolExecutor(1) as thread:

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 # Where bytes go that nobody wants, those of all connections.
 NOWHERE: Final = memoryview(bytearray(2**17))
+# Bytes for which room is made ahead of them: memory that is made takes time, and who announces much may send nothing.
+STEP: Final = 2**23
 
 
 class Aside(asyncio.BufferedProtocol):
@@ -35,19 +37,27 @@ class Filling(Aside):
     Handed on in pieces each byte would be copied three times more: by the loop, by the parser, and by who joins them.
     """
 
-    def __init__(self, before: Any, body: bytearray, there: int, done: Callable[[], None]) -> None:
+    def __init__(self, before: Any, there: bytes | bytearray, length: int, done: Callable[[], None]) -> None:
         super().__init__(before)
-        self._rest = memoryview(body)[there:]
+        self.body = bytearray(min(length, len(there) + STEP))
+        self.body[: len(there)] = there
+        self._rest = memoryview(self.body)[len(there) :]
+        self._length = length
         self._done = done
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes belong; those of a request behind this one stay where they are."""
+        if not self._rest:
+            self._rest.release()
+            there = len(self.body)
+            self.body += bytes(min(self._length - there, STEP))
+            self._rest = memoryview(self.body)[there:]
         return self._rest
 
     def buffer_updated(self, nbytes: int) -> None:
         """Some came."""
         self._rest = self._rest[nbytes:]
-        if not self._rest:
+        if not self._rest and len(self.body) == self._length:
             self._done()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from service.codecs.decoded import Body
+from service.http.aside import Filling
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Of `scope["extensions"]`: an async function from the length that was announced to the body.
@@ -19,7 +20,7 @@ class Cycle(RequestResponseCycle):
     """uvicorn's, but a body is received where it stays, and an answer sent from where it lies, with its head."""
 
     body: Any  # bytes, as long as none were added to the first, then a bytearray
-    fill: Any  # puts the rest of the body into a bytearray
+    fill: Callable[[int], Filling]  # begins to receive the rest of a body of this length
     _head: bytes | None = None
     _left: int | None = None  # bytes of the answer, where their number is known
 
@@ -33,16 +34,19 @@ class Cycle(RequestResponseCycle):
             self.transport.write(CONTINUE)
         body: Body = self.body
         if self.more_body and not self.disconnected:
-            body = bytearray(length)
-            self.fill(body)
-            while self.more_body and not self.disconnected:
-                self.message_event.clear()
-                await self.message_event.wait()
+            body = await self._filled(length)
         self.body = b""
         if self.disconnected:
             raise ClientDisconnect
         self.message_event.clear()
         return body
+
+    async def _filled(self, length: int) -> bytearray:
+        filling = self.fill(length)
+        while self.more_body and not self.disconnected:
+            self.message_event.clear()
+            await self.message_event.wait()
+        return filling.body
 
     def forget(self) -> None:
         """Let go of the body, and of what refers to this in turn: memory is not to wait until cycles are looked for."""

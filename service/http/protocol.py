@@ -151,12 +151,12 @@ class PatientProtocol(HttpToolsProtocol):
             cycle.more_body = False
             cycle.message_event.set()
 
-    def _fill(self, body: bytearray) -> None:
-        """The rest of the body of the last request that began belongs here."""
-        there = self.cycle.body
-        body[: len(there)] = there
+    def _fill(self, length: int) -> Filling:
+        """Receive the rest of the body of the last request that began, of this length, where it stays."""
+        filling = Filling(self, self.cycle.body, length, self._go_on)
         self.flow.resume_reading()
-        self._leave_to(Filling(self, body, len(there), self._go_on))
+        self._leave_to(filling)
+        return filling
 
     def _drop(self) -> None:
         """Nobody wants the rest of the body of the last request that began."""

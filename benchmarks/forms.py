@@ -13,10 +13,14 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from benchmarks.workloads import Workload
+from service.http.auth import new_key
 
 JSON, OCTETS, SAFETENSORS = "application/json", "application/octet-stream", "application/vnd.safetensors"
 # Of the v2 protocol with binary tensors: where the JSON ends and they begin.
 HEADER_LENGTH = "Inference-Header-Content-Length"
+# Sent to all servers, so that all read as much; this service asks for it, as it would where strangers can reach it.
+KEY, KEY_HASH = new_key()
+AUTHORIZATION = {"Authorization": f"Bearer {KEY}"}
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Request:
 
     def message(self) -> bytes:
         """All bytes of it."""
-        fields = {"Host": "localhost", **self.headers, "Content-Length": str(len(self.body))}
+        fields = {"Host": "localhost", **AUTHORIZATION, **self.headers, "Content-Length": str(len(self.body))}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         return f"POST {self.path} HTTP/1.1\r\n{head}\r\n".encode() + self.body
 
@@ -53,7 +57,7 @@ class Form:
 def fetch(port: int, request: Request) -> Reply:
     """Ask once, by a client that understands all of HTTP. Errors: ConnectionError for any status but 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("POST", request.path, request.body, dict(request.headers))
+    connection.request("POST", request.path, request.body, AUTHORIZATION | dict(request.headers))
     answer = connection.getresponse()
     body = answer.read()
     connection.close()

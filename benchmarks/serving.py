@@ -94,15 +94,17 @@ def _status(pid: int, name: str) -> int:
 
 
 @contextmanager
-def serving(command: list[str], ask: Callable[[int], object]) -> Iterator[Running]:
+def serving(command: list[str], ask: Callable[[int], object], **variables: str) -> Iterator[Running]:
     """Start a server, `ask` its port for something until there is an answer, and end it in the end.
+
+    variables: more of its environment
 
     Errors: NotStarted.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryFile() as log:
-        environment = os.environ | {"ATTENTION_LOG_LEVEL": "warning"}
+        environment = os.environ | {"ATTENTION_LOG_LEVEL": "warning"} | variables
         process = subprocess.Popen(
             [*command, "--port", str(port)], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
         )

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.forms import Form, fetch, lists, our_tensors, tensors, v2_base64, v2_binary, v2_json
+from benchmarks.forms import KEY_HASH, Form, fetch, lists, our_tensors, tensors, v2_base64, v2_binary, v2_json
 from benchmarks.serving import Running, serving
 from benchmarks.workloads import workloads
 
@@ -46,7 +46,7 @@ class Server:
     def started(self) -> Iterator[Running]:
         """The server while it runs, once it has answered the smallest request. Errors: NotStarted."""
         request = self.json.encode(workloads()["W1"])
-        with serving(self.command, lambda port: fetch(port, request)) as running:
+        with serving(self.command, lambda port: fetch(port, request), ATTENTION_API_KEYS=KEY_HASH) as running:
             yield running
 
 

@@ -8,7 +8,12 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -19,8 +24,6 @@ from benchmarks.ours import Attention, use_all_processors
 from benchmarks.ratios import Ratio, rows
 from benchmarks.serving import Others
 from service.settings import cpu_count
-
-Calls = dict[str, Callable[[], object]]
 
 HEADS, SHORT, LONG = (8, 1024, 64), (1, 2048, 64), (1, 8192, 64)
 SHAPES = (HEADS, SHORT, LONG)
@@ -68,49 +71,76 @@ def onnx(*arrays: np.ndarray) -> Callable[[], list[np.ndarray]]:
     return run
 
 
-def functions(heads: int, length: int, dim: int) -> Calls:
-    """What to measure for a shape."""
+def functions(heads: int, length: int, dim: int) -> dict[str, Callable[[], Callable[[], object]]]:
+    """What to measure for a shape, each made when it is needed."""
     random = np.random.default_rng(0)
-    query, key, value = (random.normal(size=(1, heads, length, dim)).astype(np.float32) for _ in range(3))
-    tensors = [torch.from_numpy(array) for array in (query, key, value)]
+    arrays = [random.normal(size=(1, heads, length, dim)).astype(np.float32) for _ in range(3)]
+    query, key, value = arrays
+    tensors = [torch.from_numpy(array) for array in arrays]
     fused = torch.nn.functional.scaled_dot_product_attention
-    found: Calls = {
-        OURS: Attention(query, key, value).compute,
-        CAUSAL: Attention(query, key, value, is_causal=True).compute,
-        FUSED: lambda: fused(*tensors),
-        f"{FUSED}, causal": lambda: fused(*tensors, is_causal=True),
+    found: dict[str, Callable[[], Callable[[], object]]] = {
+        OURS: lambda: Attention(query, key, value).compute,
+        CAUSAL: lambda: Attention(query, key, value, is_causal=True).compute,
+        FUSED: lambda: partial(fused, *tensors),
+        f"{FUSED}, causal": lambda: partial(fused, *tensors, is_causal=True),
     }
     if length > LONGEST_WEIGHTS:
         return found
-    weights = Attention(query, key, value, include=("attention_weights",))
-    run = onnx(query, key, value)
-    right = by_hand(*tensors)
-    result = weights.result()
-    for other in ((result.output, result["attention_weights"]), run(), plain_numpy(query, key, value)):
-        for one, theirs in zip(other, right, strict=True):
-            np.testing.assert_allclose(one, theirs.numpy(), rtol=1e-4, atol=1e-5)
     return found | {
-        WEIGHTS: weights.compute,
-        BY_HAND: lambda: by_hand(*tensors),
-        ONNX: run,
-        "NumPy by hand, all weights": lambda: plain_numpy(query, key, value),
+        WEIGHTS: lambda: _checked(Attention(query, key, value, include=("attention_weights",)), tensors),
+        BY_HAND: lambda: partial(by_hand, *tensors),
+        ONNX: lambda: _right(onnx(*arrays), tensors),
+        "NumPy by hand, all weights": lambda: _right(partial(plain_numpy, *arrays), tensors),
     }
 
 
-def medians(calls: Calls, rounds: int) -> dict[str, float]:
-    """Milliseconds, measured in turns.
+def _checked(attention: Attention, tensors: list[torch.Tensor]) -> Callable[[], object]:
+    """Ours, held against torch."""
+    result = attention.result()
+    _right(lambda: (result.output, result["attention_weights"]), tensors)
+    return attention.compute
 
-    Each is called twice and the second call counts: threads of the one before spin for a while in hope of more work,
-    and its numbers are in the caches.
+
+def _right(call: Callable[[], Iterable[Any]], tensors: list[torch.Tensor]) -> Callable[[], object]:
+    """A call whose results are held against torch's. Errors: AssertionError."""
+    for one, theirs in zip(call(), by_hand(*tensors), strict=True):
+        np.testing.assert_allclose(one, theirs.numpy(), rtol=1e-4, atol=1e-5)
+    return call
+
+
+def work(pipe: Connection, shape: tuple[int, int, int], name: str) -> None:
+    """Call one function whenever asked to, twice, and tell how long the second took, in which all is near."""
+    torch.set_num_threads(use_all_processors())
+    call = functions(*shape)[name]()
+    pipe.send(0.0)
+    while pipe.recv():
+        call()
+        start = time.perf_counter()
+        call()
+        pipe.send((time.perf_counter() - start) * 1e3)
+
+
+def medians(shape: tuple[int, int, int], rounds: int) -> dict[str, float]:
+    """Milliseconds, measured in turns, each in a process of its own.
+
+    In one process threads of one would spin in the time of another, and memory that one gives back would spare another
+    the page faults that it has by itself.
     """
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            call()
-            start = time.perf_counter()
-            call()
-            found[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) * 1e3 for name, values in found.items()}
+    context = get_context("spawn")
+    found: dict[str, list[float]] = {name: [] for name in functions(*shape)}
+    with ExitStack() as stack:
+        pipes = {}
+        for name in found:
+            pipes[name], end = context.Pipe()
+            process = context.Process(target=work, args=(end, shape, name), daemon=True)
+            process.start()
+            stack.callback(process.terminate)
+            pipes[name].recv()  # it is ready
+        for _ in range(rounds):
+            for name, pipe in pipes.items():
+                pipe.send(True)
+                found[name].append(pipe.recv())
+    return {name: statistics.median(values) for name, values in found.items()}
 
 
 def ratios(found: dict[tuple[int, int, int], dict[str, float]]) -> list[Ratio]:
@@ -134,14 +164,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
-    threads = use_all_processors()
-    torch.set_num_threads(threads)
     versions = f"NumPy {np.__version__}, torch {torch.__version__}, onnxruntime {onnxruntime.__version__}"
-    print(f"{platform.machine()}, {threads} threads, {versions}")
+    print(f"{platform.machine()}, {cpu_count()} threads, {versions}")
     found, others = {}, Others()
     for shape in SHAPES:
         print("\n{} heads x {} x {} float32, median ms of {} rounds".format(*shape, rounds))
-        found[shape] = medians(functions(*shape), rounds)
+        found[shape] = medians(shape, rounds)
         for name, value in found[shape].items():
             print(f"  {name:28} {value:8.1f}")
     print(f"\n{others.line()}\n\n{rows(ratios(found))}")

@@ -29,6 +29,8 @@ HEADS, SHORT, LONG = (8, 1024, 64), (1, 2048, 64), (1, 8192, 64)
 SHAPES = (HEADS, SHORT, LONG)
 # Beyond this, matrices of all weights are not made: they would measure memory only.
 LONGEST_WEIGHTS = 2048
+# Seconds that processors need to become quick again after others had their turn.
+WAKING = 0.1
 
 OURS, CAUSAL, WEIGHTS = "ours", "ours, causal", "ours, all weights"
 FUSED, BY_HAND, ONNX = "torch SDPA", "torch by hand, all weights", "onnxruntime, all weights"
@@ -109,13 +111,15 @@ def _right(call: Callable[[], Iterable[Any]], tensors: list[torch.Tensor]) -> Ca
 
 
 def work(pipe: Connection, shape: tuple[int, int, int], name: str) -> None:
-    """Call one function whenever asked to, twice, and tell how long the second took, in which all is near."""
+    """Call one function whenever asked to, until all is near and awake, and tell how long the last call took."""
     torch.set_num_threads(use_all_processors())
     call = functions(*shape)[name]()
     pipe.send(0.0)
     while pipe.recv():
-        call()
-        start = time.perf_counter()
+        began = start = time.perf_counter()
+        while start - began < WAKING:
+            call()
+            start = time.perf_counter()
         call()
         pipe.send((time.perf_counter() - start) * 1e3)
 

@@ -34,6 +34,7 @@ EYE = np.eye(2, dtype=np.float32)
 SMALL = request({"input": EYE}, {"scale": 0})
 # Takes seconds, in many tiles.
 LONG = request({"input": np.ones((40_000, 64), np.float32)}, outputs=("logsumexp",))
+LONGER = request({"input": np.ones((80_000, 64), np.float32)}, outputs=("logsumexp",))
 KEY = "correct horse"
 CERTIFICATE = Path(__file__).parent / "tls" / "localhost.pem"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
@@ -212,7 +213,7 @@ def test_what_a_client_gave_up_is_stopped(how: str, caplog: pytest.LogCaptureFix
     caplog.set_level(logging.INFO, "attention")
     with remote(concurrency=1) as server:
         engine = server.api.state.engine
-        first = later(server, LONG) if how == "while waiting" else None
+        first = later(server, LONGER) if how == "while waiting" else None
         assert first is None or until(lambda: engine.work.taken == 1)
         call = later(server, LONG, timeout=0.5 if how == "deadline" else None)
         assert until(lambda: engine.work.waiting == 1 if first else engine.work.taken == 1)

@@ -51,7 +51,9 @@ def posted(body: bytes, more: bytes = b"") -> bytes:
 def split(answer: bytes) -> tuple[bytes, bytes]:
     """Head and body of the first answer, and the bytes behind it."""
     head, _, rest = answer.partition(b"\r\n\r\n")
-    length = int(re.search(rb"content-length: (\d+)", head)[1])  # type: ignore[index]
+    found = re.search(rb"content-length: (\d+)", head)
+    assert found is not None
+    length = int(found[1])
     return rest[:length], rest[length:]
 
 
@@ -199,7 +201,7 @@ def test_a_connection_that_nobody_uses_is_closed() -> None:
         assert time.monotonic() - start < 2
 
 
-def test_a_body_that_nobody_wanted_keeps_its_connection(server: httpx.Client) -> None:
+def test_a_body_that_nobody_wanted_keeps_its_connection() -> None:
     """It is dropped to its last byte, and the next request is read; by whom takes longer than connections are kept."""
     with serving(app(), timeout_keep_alive=1) as client, connect(client) as connection:
         connection.sendall(b"POST /no HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from service.codecs import json as json_codec
 from service.codecs.json import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_PLAIN
 from service.codecs.json import decode as decode_with_types
 from service.codecs.json import encode as encode_in_parts
@@ -192,3 +193,14 @@ def test_a_bracket_in_disguise_costs_no_search(monkeypatch: pytest.MonkeyPatch) 
     assert decode(f'{{"query": {json.dumps(rows)}, "a": "\\u005b"}}'.encode())["query"].shape == (100, 2)
     for wrong in ("[[1, 2], [3, [4]]]", "[1, [2]]", "[[1], [[], [1, 2]]]", "[true, [false]]"):
         assert isinstance(decode(f'{{"query": {wrong}, "a": "\\u005b"}}'.encode())["query"], list)
+
+
+def test_a_body_is_not_searched_for_each_of_its_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be very many, and it may be very long."""
+    looks = []
+    for name in ("too_many", "too_plain"):
+        real = getattr(json_codec, name)
+        monkeypatch.setattr(json_codec, name, lambda body, real=real: looks.append(body) or real(body))
+    lists = ",".join(f'"{i}": [null]' for i in range(50))
+    assert len(decode(f"{{{lists}}}".encode())) == 50
+    assert len(looks) <= 2

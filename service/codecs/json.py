@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any, Final
 
@@ -376,11 +377,20 @@ class _Reader:
         self.brackets += _brackets(sizes)
         return array
 
+    @cached_property
+    def _too_many(self) -> bool:
+        """Once for a body, as it is looked at from end to end, and may hold very many lists."""
+        return too_many(self._body)
+
+    @cached_property
+    def _too_plain(self) -> bool:
+        return too_plain(self._body)
+
     def _plain(self, found: simdjson.Array, pointer: str, key: str) -> list[Any]:
-        if too_many(self._body):
+        if self._too_many:
             hint = f"the place is looked for in bodies of at most {MAX_SEARCHED} values"
             raise InvalidArray.at(child(pointer, key), "a rectangle of numbers or booleans", "another array", hint)
-        if too_plain(self._body):
+        if self._too_plain:
             expected = f"at most {MAX_PLAIN} arrays and objects around anything but a rectangle of numbers or booleans"
             raise TooLarge.at(child(pointer, key), expected, "more", "typed arrays have no such limit")
         plain: list[Any] = found.as_list()

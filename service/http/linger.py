@@ -79,6 +79,11 @@ class Lingering(Aside):
 
 def patience(headers: Iterable[tuple[bytes, bytes]]) -> int:
     """How many bytes are taken from a client that sent these headers, lower-case, after it was answered."""
+    announced = content_length(headers)
+    return FEW if announced is None or announced >= MANY else announced
+
+
+def content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """What these headers, lower-case, announce; None for what is no number, or a hopeless one."""
     length = dict(headers).get(b"content-length", b"")
-    announced = int(length) if length.isdigit() and len(length) <= 18 else MANY
-    return announced if announced < MANY else FEW
+    return int(length) if length.isdigit() and len(length) <= 18 else None

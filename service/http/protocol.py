@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from service.errors import BadRequest, Fault, ServiceError, TooSlow
 from service.http.aside import Aside, Dropping, Filling
 from service.http.cycle import WHOLE_BODY, Cycle
-from service.http.linger import LingeringTransport
+from service.http.linger import LingeringTransport, content_length
 from service.http.problems import MEDIA_TYPE, details
 
 # Bytes before the body: more than any client sends.
@@ -160,9 +160,9 @@ class PatientProtocol(HttpToolsProtocol):
 
     def _drop(self) -> None:
         """Nobody wants the rest of the body of the last request that began."""
-        length = dict(self.sent_headers).get(b"content-length", b"")
-        if length.isdigit() and (missing := int(length) - self._came) > 0:
-            self._leave_to(Dropping(self, missing, self._go_on))
+        length = content_length(self.sent_headers)
+        if length is not None and length > self._came:
+            self._leave_to(Dropping(self, length - self._came, self._go_on))
 
     def _leave_to(self, protocol: Aside) -> None:
         self._idle_since = None

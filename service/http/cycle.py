@@ -14,6 +14,8 @@ from service.http.aside import Filling
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Of `scope["extensions"]`: an async function from the length that was announced to the body.
 WHOLE_BODY: Final = "attention.whole_body"
+# Of the same: the tasks of all requests that have begun and are not answered yet.
+AT_WORK: Final = "attention.at_work"
 
 
 class Cycle(RequestResponseCycle):

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.errors import BadRequest, Fault, ServiceError, TooSlow
 from service.http.aside import Aside, Dropping, Filling
-from service.http.cycle import WHOLE_BODY, Cycle
+from service.http.cycle import AT_WORK, WHOLE_BODY, Cycle
 from service.http.linger import LingeringTransport, content_length
 from service.http.problems import MEDIA_TYPE, details
 
@@ -115,7 +115,7 @@ class PatientProtocol(HttpToolsProtocol):
         )
         cycle.body = b""
         cycle.fill = self._fill
-        scope["extensions"] = {WHOLE_BODY: cycle.whole}  # type: ignore[dict-item]  # it is ours
+        scope["extensions"] = {WHOLE_BODY: cycle.whole, AT_WORK: self.tasks}  # type: ignore[dict-item]  # they are ours
         before, self.cycle = self.cycle, cycle
         self.headers = []  # for those after a body in chunks, which nobody asks for: they are none of the request's
         if before is None or before.response_complete:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, cast
@@ -16,7 +17,7 @@ from service.engine import Call, Engine
 from service.errors import MemoryLimit, ServiceError, settle
 from service.gate import Coming
 from service.http.body import announced, read_body
-from service.http.cycle import WHOLE_BODY
+from service.http.cycle import AT_WORK, WHOLE_BODY
 from service.http.disconnect import watching
 from service.http.parts import PartedResponse
 from service.http.problems import problem
@@ -92,6 +93,7 @@ async def _handle(begin: Begin, model: type[AttentionRequest], endpoint: Endpoin
         else:
             async with watching(request.receive, call.stop):
                 known.job = await read_in_thread(model, reader, body, call, engine, limit)
+        await in_step(request.scope)
         if engine.is_at_once(known.job):
             answer = await endpoint(known.job.body, known)
         else:
@@ -142,6 +144,16 @@ async def _large_body(length: int | None, reader: Reader, request: TensorRequest
     return await read_body(request.receive, limit) if whole is None else await whole(length)
 
 
+async def in_step(scope: Scope) -> None:
+    """Let the others that are at work come as far as this request.
+
+    What is done for many, one after the other, finds its instructions in the caches; and answers that leave together
+    wake a client that waits for several of them once.
+    """
+    if len(scope.get("extensions", {}).get(AT_WORK, ())) > 1:
+        await asyncio.sleep(0)
+
+
 class StraightToTensors:
     """Hands requests of tensor operations to their handlers without FastAPI's routing between.
 
@@ -175,4 +187,5 @@ class StraightToTensors:
         except MemoryError as error:
             settle(error)
             response = problem(MemoryLimit.failed(), request)
+        await in_step(scope)
         await response(scope, receive, send)

@@ -91,11 +91,12 @@ def measure(running: Mapping[Server, Running], rounds: int) -> Results:
     for turn in range(rounds):
         servers.rotate(max(1, len(servers) // rounds))  # so that nobody always comes after the same one
         for name, load in loads.items():
-            for server, process in servers:
-                if (request := requests.get((server, name))) is not None:
-                    results.add(server.name, f"{name} p50 ms", latency(process.port, request, load.times))
-                    if load.busy:
-                        results.add(server.name, f"{name} rps", throughput(process.port, request, 1.0))
+            asked = [(server, process.port, requests[server, name]) for server, process in servers
+                     if (server, name) in requests]  # fmt: skip
+            for server, port, request in asked * load.bursts:
+                results.add(server.name, f"{name} p50 ms", latency(port, request, load.times))
+            for server, port, request in asked if load.busy else ():
+                results.add(server.name, f"{name} rps", throughput(port, request, 1.0))
             if name == "W3":
                 for part, value in bare.milliseconds(load.times).items():
                     results.add(BARE, part, value)

@@ -93,7 +93,7 @@ async def _handle(begin: Begin, model: type[AttentionRequest], endpoint: Endpoin
         else:
             async with watching(request.receive, call.stop):
                 known.job = await read_in_thread(model, reader, body, call, engine, limit)
-        await in_step(request.scope)
+        await in_step(known)
         if engine.is_at_once(known.job):
             answer = await endpoint(known.job.body, known)
         else:
@@ -144,13 +144,14 @@ async def _large_body(length: int | None, reader: Reader, request: TensorRequest
     return await read_body(request.receive, limit) if whole is None else await whole(length)
 
 
-async def in_step(scope: Scope) -> None:
-    """Let the others that are at work come as far as this request.
+async def in_step(request: TensorRequest) -> None:
+    """Let the others that are at work come as far as this request, where none is large: those would take too long.
 
     What is done for many, one after the other, finds its instructions in the caches; and answers that leave together
     wake a client that waits for several of them once.
     """
-    if len(scope.get("extensions", {}).get(AT_WORK, ())) > 1:
+    at_work = request.scope.get("extensions", {}).get(AT_WORK, ())
+    if len(at_work) > 1 and not request.engine.bodies.taken:
         await asyncio.sleep(0)
 
 
@@ -187,5 +188,5 @@ class StraightToTensors:
         except MemoryError as error:
             settle(error)
             response = problem(MemoryLimit.failed(), request)
-        await in_step(scope)
+        await in_step(request)
         await response(scope, receive, send)

@@ -12,9 +12,9 @@ class Workload:
     """Arrays to attend with.
 
     weights: whether they are asked for; binary: whether the server's best binary form is measured, or its JSON;
-    times: requests in a row, to measure their latency; bursts: of these, a round: the less time a request takes, the
-    more depends on which processors the server and the client happen to be on meanwhile; busy: whether many clients at
-    once are measured, too
+    times: requests in a row, to measure their latency; bursts: how often, in a round: the less time a request takes,
+    the more depends on which processors the server and the client happen to be on meanwhile; busy: whether many clients
+    at once are measured, too
     """
 
     name: str
@@ -63,7 +63,7 @@ def workloads() -> dict[str, Workload]:
 
     third = arrays(512, 64)
     loads = [
-        Workload("W1", *arrays(6, 4), weights=True, binary=False, times=100, bursts=8, busy=True),
+        Workload("W1", *arrays(6, 4), weights=True, binary=False, times=400, bursts=2, busy=True),
         Workload("W2", *arrays(128, 64), weights=True, binary=False, times=100, busy=True),
         Workload("W3", *third, weights=True, binary=False, times=25),
         Workload("W3 binary", *third, weights=True, binary=True, times=25),

@@ -150,6 +150,8 @@ class Gate:
 
     async def enter(self, memory: int, stop: Stop) -> Permit:
         """A permit, waited for no longer than the request has time. Errors: Busy, Abandoned."""
+        if stop.abandoned:  # while it was read, say: nobody would take it out of the line
+            raise Abandoned
         permit = self.try_enter(memory)
         if permit is not None:
             return permit

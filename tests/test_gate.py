@@ -142,6 +142,21 @@ async def test_a_client_that_hangs_up_leaves_the_queue() -> None:
     assert isinstance(gate.try_enter(100), Permit)
 
 
+@pytest.mark.parametrize("places", [1, 2])
+async def test_a_client_that_hung_up_before_does_not_queue(places: int) -> None:
+    """While its request was read in a thread, say, which nobody can stop."""
+    gate, gone = Gate(places=places, memory=100, queue=1), stop()
+    first = await gate.enter(1, stop())
+    gone.abandon()
+    late = asyncio.create_task(gate.enter(1, gone))
+    await settle()
+    assert late.done()
+    with pytest.raises(Abandoned):
+        await late
+    first.leave()
+    assert (gate.taken, gate.waiting, gate.free) == (0, 0, 100)
+
+
 async def test_nobody_waits_longer_than_its_time() -> None:
     gate = Gate(places=1, memory=100, queue=1)
     await gate.enter(1, stop())

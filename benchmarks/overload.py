@@ -229,15 +229,16 @@ def main() -> None:
     parser.add_argument("--times", action="store_true", help="exit status 1 where a target of time is missed, too")
     options = parser.parse_args()
     asked, others = requests(), Others()
+    few_seconds = max(options.seconds / 8, 3)
     with pinned_server() as running:
         alone = costs(running.port, asked)
         time.sleep(1)
         before, idle = descriptors(running), running.resident()
         running.forget_peak()
         # Few before many and after them, as a shared machine does not stay equally fast.
-        some = [Crowd(running.port, FEW, asked).run(max(options.seconds / 8, 3))]
+        some = [Crowd(running.port, FEW, asked).run(few_seconds)]
         many = Crowd(running.port, CLIENTS, asked).run(options.seconds)
-        some.append(Crowd(running.port, FEW, asked).run(max(options.seconds / 8, 3)))
+        some.append(Crowd(running.port, FEW, asked).run(few_seconds))
         best = statistics.mean(found.work(alone) for found in some)
         grown = running.peak() - idle
         time.sleep(1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from service import engine
 from service.app import Application
 from service.http.cycle import AT_WORK
 from service.stop import Stop
@@ -16,8 +17,8 @@ from tests.conftest import app
 
 BODY = json.dumps({"query": [[1, 2]], "key": [[1, 0]], "value": [[3, 4]]}).encode()
 HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(BODY))]
-ONE_BY_ONE = ["a asked", "a answered", "b asked", "b answered"]
-IN_STEP = ["a asked", "b asked", "a answered", "b answered"]
+ONE_BY_ONE = ["a asked", "computed", "a answered", "b asked", "computed", "b answered"]
+IN_STEP = ["a asked", "b asked", "computed", "computed", "a answered", "b answered"]
 
 
 async def ask(service: Application, name: str, at_work: Collection[object], events: list[str]) -> None:
@@ -39,9 +40,16 @@ async def ask(service: Application, name: str, at_work: Collection[object], even
 @pytest.mark.parametrize(
     ("at_work", "large", "expected"), [(1, False, ONE_BY_ONE), (2, False, IN_STEP), (3, True, ONE_BY_ONE)]
 )
-def test_who_waits_for_whom(at_work: int, large: bool, expected: list[str]) -> None:
+def test_who_waits_for_whom(at_work: int, large: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """at_work: how many requests are; large: whether one of them is"""
     service, events = app(), list[str]()
+    run = engine.run
+
+    def noted(*given: Any) -> Any:
+        events.append("computed")
+        return run(*given)
+
+    monkeypatch.setattr(engine, "run", noted)
 
     async def both() -> None:
         if large:

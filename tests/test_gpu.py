@@ -214,8 +214,16 @@ def test_no_more_memory_is_taken_than_was_estimated(name: str, dtype: Any) -> No
     assert taken <= backend.device_bytes(plan, operands)
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"include": ["attention_weights", "received"]},
-                                     {"include": ["attention_weights"], "top_k": 4, "key_lengths": 900}])  # fmt: skip
+ASYNCHRONOUS: list[dict[str, Any]] = [
+    {},
+    {"is_causal": True},
+    {"include": ["attention_weights", "received"]},
+    {"include": ["attention_weights"], "top_k": 4, "key_lengths": 900},
+    {"include": ["scores"], "select_heads": [2, 0], "select_queries": [900, 7]},
+]
+
+
+@pytest.mark.parametrize("options", ASYNCHRONOUS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_nothing_waits_for_the_gpu_but_the_end(dtype: str, options: dict[str, Any]) -> None:
     """torch says so itself: every operation that waits would be an error."""

@@ -708,11 +708,11 @@ class Collected:
         self.fully_masked_rows += found.fully_masked_rows
         self.zero_sum |= found.zero_sum
         if found.received is not None:
-            heads: slice | np.ndarray = found.tile.heads
+            heads: slice | Array = found.tile.heads
             if self._chosen.average_heads:
                 heads = slice(1)
             elif self._chosen.heads is not None:
-                heads = self._places(self._heads, found.tile.heads)
+                heads = self._lib.load(self._places(self._heads, found.tile.heads))
             self.arrays["received"][found.tile.batch, heads, found.tile.columns] += found.received
 
     def _cut_heads(self, tile: Tile, block: Array) -> tuple[np.ndarray, Array]:
@@ -720,7 +720,7 @@ class Collected:
         places = self._places(self._heads, tile.heads)
         if self._chosen.heads is None:
             return places, block
-        return places, block[:, self._heads[places] - tile.heads.start]
+        return places, block[:, self._lib.load(self._heads[places] - tile.heads.start)]
 
     @staticmethod
     def _places(chosen: np.ndarray, part: slice) -> np.ndarray:
@@ -730,13 +730,14 @@ class Collected:
         target = self.arrays[name]
         columns = (tile.columns,) if name in self._by_key else ()
         if self._chosen.queries is None and len(places):
-            heads = slice(int(places[0]), int(places[-1]) + 1) if self._chosen.heads is None else places
+            whole = self._chosen.heads is None
+            heads = slice(int(places[0]), int(places[-1]) + 1) if whole else self._lib.load(places)
             target[(tile.batch, heads, tile.rows, *columns)] = block
             return
         rows = self._places(self._queries, tile.rows)
         if len(rows) and len(places):
-            block = block[:, :, self._queries[rows] - tile.rows.start]
-            target[(tile.batch, places[:, None], rows[None, :], *columns)] = block
+            block = block[:, :, self._lib.load(self._queries[rows] - tile.rows.start)]
+            target[(tile.batch, self._lib.load(places[:, None]), self._lib.load(rows[None, :]), *columns)] = block
 
 
 def _x_log_x(weights: Array, xp: Any) -> Array:

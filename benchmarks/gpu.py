@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -39,11 +39,16 @@ from service.attention.operands import make_operands
 from service.attention.plan import make_plan
 from service.attention.spec import AttentionSpec
 from service.backends import choose, use_threads
+from service.backends import torch as torch_backend
+from service.backends.torch import devices, fused
 from service.settings import cpu_count
 
 JSON = "application/json"
 # Sets of operands that are used in turn, so that none lies in the GPU's cache when its turn comes.
 SETS = 3
+# Cycles that a GPU is kept waiting, some 2 ms, so that it knows all of a call when it begins: what is measured is its
+# work, not how soon it is told.
+ASLEEP = 4 * 10**6
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ def median_ms(device: str, call: Callable[[int], object], times: int) -> float:
             continue
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
+        torch.cuda._sleep(ASLEEP)
         begin.record()
         call(turn)
         end.record()
@@ -152,6 +158,23 @@ def in_process(device: str, size: Size) -> tuple[float, str]:
         if turn >= SETS:
             found.append((time.perf_counter() - start) * 1e3)
     return statistics.median(found), kernel
+
+
+def on_the_device(device: str, size: Size) -> float:
+    """Milliseconds of all that the backend asks of the device between the copies there and back."""
+    spec = AttentionSpec(**arrays(size), layout="hld", include=())  # type: ignore[arg-type]
+    plan = make_plan(spec)
+    where = devices.resolve(device)
+    lib = replace(torch_backend.library(plan, where), store=lambda tensors: dict.fromkeys(tensors, np.empty(0)))
+    with torch.inference_mode(), devices.at_work(where, 0, lambda: None):
+        sets = [torch_backend.load(plan, make_operands(spec, plan, spec.sources), lib) for _ in range(SETS)]
+
+        def call(turn: int) -> None:
+            torch_backend.attend(plan, lib, sets[turn % SETS], lambda: None)
+
+        for turn in range(2 * fused.OFTEN):  # until it has the kernel that it keeps
+            call(turn)
+        return median_ms(device, call, size.times)
 
 
 def large_request(size: Size) -> Request:
@@ -215,6 +238,7 @@ def kernel_step(device: str, size: Size) -> None:
     bare = bare_kernels(device, size)
     best = min(bare.values(), default=float("nan"))
     copies = pinned_copies(device, size)
+    between = on_the_device(device, size)
     alone, kernel = in_process(device, size)
     with service(device) as running:
         _, steps, _ = asked(running.port, large_request(size), size.times)
@@ -227,6 +251,7 @@ def kernel_step(device: str, size: Size) -> None:
 
     for name, milliseconds in bare.items():
         add(f"bare kernel: {name}", milliseconds)
+    add("the backend on the device, between the copies", between)
     add("best bare kernel and pinned copies of the same bytes", best + copies)
     add(f"the backend, from NumPy to NumPy ({kernel})", alone)
     add("the server's compute step", steps["compute"])

@@ -112,14 +112,22 @@ def _go_on() -> None:
 
 def _compute(plan: Plan, operands: Operands, device: torch.device, check: Callable[[], None]) -> Computed:
     lib = library(plan, device)
-    # Halves stay what they are where tensor cores multiply them as they are.
-    native = device.type != "cpu" and _stays_as_is(plan)
-    loaded = dense.load_operands(plan, operands, library(plan, device, plan.dtype_name) if native else lib)
-    if operands.finite:
+    return attend(plan, lib, load(plan, operands, lib), check, finite=operands.finite)
+
+
+def load(plan: Plan, operands: Operands, lib: Library) -> Loaded:
+    """The operands on the device, in the computing type; halves as they are where tensor cores multiply them so."""
+    native = lib.waits and _stays_as_is(plan)
+    return dense.load_operands(plan, operands, library(plan, lib.device, plan.dtype_name) if native else lib)
+
+
+def attend(plan: Plan, lib: Library, loaded: Loaded, check: Callable[[], None], *, finite: bool = True) -> Computed:
+    """What the plan includes, by the best way that there is. finite: whether all numbers of the operands are"""
+    if finite:
         computed = _without_scores(plan, lib, loaded, check)
         if computed is not None:
             return computed
-    return dense.compute(plan, lib, _in_float32(loaded) if native else loaded, "torch", check)
+    return dense.compute(plan, lib, _in_float32(loaded), "torch", check)
 
 
 def _stays_as_is(plan: Plan) -> bool:
@@ -174,7 +182,9 @@ def _try(plan: Plan, device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _in_float32(loaded: Loaded) -> Loaded:
-    """The same numbers, of halves."""
+    """The same numbers, if they are halves."""
+    if loaded.query.dtype.itemsize > 2:
+        return loaded
     query, key, value = (tensor.to(torch.float32) for tensor in (loaded.query, loaded.key, loaded.value))
     return replace(loaded, query=query, key=key, value=value)
 

@@ -62,16 +62,16 @@ def fits(plan: Plan, loaded: Loaded) -> bool:
 
 def compute(plan: Plan, lib: Library, loaded: Loaded, check: Callable[[], None]) -> Computed | None:
     """Everything that hides or adds as one mask, a tile at a time; None where no kernel is there for it."""
-    head_outputs = dense.empty_outputs(plan, lib, loaded)
     most = UNMASKED_SCORES_GPU if lib.waits else UNMASKED_SCORES
     causal = is_plainly_causal(plan) and plan.score_count <= most
     scores = lib.tile_scores if _needs_mask(plan) else most
     cut = [whole(plan)] if causal else list(tiles(plan, Cut(scores, 1, streams=False)))
     order = order_for((plan.sizes, loaded.query.dtype, causal))
+    head_outputs = None if len(cut) == 1 else dense.empty_outputs(plan, lib, loaded)
     masked: torch.Tensor | int = 0
     names = set()
 
-    def run(tile: Tile) -> bool:
+    def run(tile: Tile) -> torch.Tensor | None:
         nonlocal masked
         check()
         seen = None if causal else dense.visible(plan, lib, tile)  # causal ones all see the first key
@@ -85,17 +85,22 @@ def compute(plan: Plan, lib: Library, loaded: Loaded, check: Callable[[], None])
             order=order,
         )
         if found is None:
-            return False
+            return None
         outputs, name = found
         if seen is not None:  # what a kernel gives for a row that sees nothing depends on the kernel
             outputs = outputs.masked_fill(~seen.any(dim=-1, keepdim=True), 0)
-        head_outputs[tile.batch, tile.heads, tile.rows] = outputs
         masked = masked + dense.fully_masked(plan, lib, seen, tile)
         names.add(name)
-        return True
+        return outputs
 
-    if not all(lib.run(run, cut)):
-        return None
+    for tile, outputs in zip(cut, lib.run(run, cut), strict=True):
+        if outputs is None:
+            return None
+        if head_outputs is None:
+            head_outputs = outputs
+        else:
+            head_outputs[tile.batch, tile.heads, tile.rows] = outputs
+    assert head_outputs is not None, "there is a tile"
     if plan.roles.output_map is not None:
         head_outputs = head_outputs.to(getattr(torch, plan.compute_dtype.name))  # the map may not be of halves
     arrays, fully_masked = dense.stored(plan, lib, loaded, head_outputs, {}, masked)

@@ -73,7 +73,7 @@ class Size:
 
 
 FULL = Size(16, 4096, 128, times=30, clients=1000, rounds=5)
-SMOKE = Size(2, 128, 32, times=3, clients=20, rounds=2)
+SMOKE = Size(2, 128, 32, times=3, clients=20, rounds=10)
 
 
 class Table:
@@ -279,16 +279,16 @@ def end_to_end_step(device: str, size: Size) -> None:
     print(table)
 
 
-def burst(port: int, message: bytes, clients: int) -> tuple[float, list[float]]:
-    """Seconds until all clients, who ask at once, have their answers; and of each."""
-    connections = [Connection(port) for _ in range(clients)]
+def burst(port: int, messages: list[bytes]) -> tuple[float, list[float]]:
+    """Seconds until all clients, one a message, who ask at once, have their answers; and of each."""
+    connections = [Connection(port) for _ in messages]
     selector = selectors.DefaultSelector()
     start = time.perf_counter()
-    for connection in connections:
+    for connection, message in zip(connections, messages, strict=True):
         connection.send(message)
         selector.register(connection.socket, selectors.EVENT_READ, connection)
     found: list[float] = []
-    while len(found) < clients:
+    while len(found) < len(messages):
         for key, _ in selector.select(60):
             if key.data.receive():
                 found.append(time.perf_counter() - start)
@@ -310,12 +310,22 @@ def batched(port: int) -> float:
     return float(counts["attention_batched_requests_total"]) / batches if batches else 1.0
 
 
+def small_requests(count: int, lengths: range) -> list[bytes]:
+    """JSON of so many requests, whose lengths go round."""
+    load, form = workloads()["W1"], lists("/attention", dtype="float32")
+    random = np.random.default_rng(0)
+    found = []
+    for turn in range(count):
+        shape = lengths[turn % len(lengths)], load.query.shape[1]
+        query, key, value = (random.normal(size=shape).astype(np.float32) for _ in range(3))
+        found.append(form.encode(replace(load, query=query, key=key, value=value)).message())
+    return found
+
+
 def batches_step(device: str, size: Size) -> None:
     """Many small requests at once, with batches and without."""
-    form = lists("/attention", dtype="float32")
-    message = form.encode(workloads()["W1"]).message()
     table = Table(
-        f"{size.clients} requests of 6 × 4 at once, JSON, with weights", "requests/s", "p50 ms", "p99 ms", "in a batch"
+        f"{size.clients} requests at once, JSON, with weights", "requests/s", "p50 ms", "p99 ms", "in a batch"
     )
     window = "0.002" if device == "cpu" else None  # a GPU has it by default
     for name, settings in (
@@ -323,16 +333,19 @@ def batches_step(device: str, size: Size) -> None:
         ("torch, each by itself", {"batch_window": "0"}),
         ("torch, in batches", {} if window is None else {"batch_window": window}),
     ):
-        with service(device, **settings) as running:
-            burst(running.port, message, min(size.clients, 50))
-            rates, times = [], []
-            for _ in range(size.rounds):
-                whole, found = burst(running.port, message, size.clients)
-                rates.append(size.clients / whole)
-                times += sorted(found)
-            p50, p99 = (np.percentile(times, percent) * 1e3 for percent in (50, 99))
-            mean = batched(running.port)
-        table.add(name, f"{statistics.median(rates):,.0f}", f"{p50:.1f}", f"{p99:.1f}", f"{mean:.1f}")
+        for sizes, lengths in (("6 × 4", range(6, 7)), ("3 to 16 × 4", range(3, 17))):
+            messages = small_requests(size.clients, lengths)
+            with service(device, **settings) as running:
+                burst(running.port, messages[:50])
+                rates, times = [], []
+                for _ in range(size.rounds):
+                    whole, found = burst(running.port, messages)
+                    rates.append(size.clients / whole)
+                    times += sorted(found)
+                p50, p99 = (np.percentile(times, percent) * 1e3 for percent in (50, 99))
+                mean = batched(running.port)
+            rate = f"{statistics.median(rates):,.0f}"
+            table.add(f"{sizes}: {name}", rate, f"{p50:.1f}", f"{p99:.1f}", f"{mean:.1f}")
     print(table)
 
 

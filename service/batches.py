@@ -1,7 +1,8 @@
 """Small requests of one kind that are at hand together, computed as one.
 
 A GPU takes as long for one small attention as for a hundred, and so does what stands around it. Requests of one kind
-differ in nothing but their numbers, so that each is one more entry on the batch axis of all: none changes another's.
+differ in their numbers and in how many tokens they have, so that each is one more entry on the batch axis of all,
+filled up where it is shorter: none changes another's.
 
 Who comes while nothing is at work goes at once, with those that came in the same turn of the event loop. Who comes
 while others are at work waits until these are done, or for the window: nobody waits where waiting gains nothing.
@@ -10,13 +11,14 @@ while others are at work waits until these are done, or for the window: nobody w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 import numpy as np
 from anyio import to_thread
 
+from service.attention import together
 from service.attention.operands import Operands, make_operands
 from service.attention.plan import Plan
 from service.attention.result import Result, make_result
@@ -44,16 +46,33 @@ class Member(NamedTuple):
 
 
 class Group:
-    """Requests that have the same plan. memory: of one; most: that go together; apart: computed on a GPU"""
+    """Requests of one kind.
 
-    def __init__(self, plan: Plan, executor: Executor, memory: int, most: int, *, apart: bool) -> None:
-        self.plan = plan
+    kind: under which they are gathered; executor, device: which compute them
+    entry: a plan with the lengths that all of them are filled up to; memory: of one of them then, at most
+    """
+
+    def __init__(self, kind: Hashable, executor: Executor, device: str, entry: Plan, memory: int) -> None:
+        self.kind = kind
         self.executor = executor
+        self.device = device
+        self.entry = entry
         self.memory = memory
-        self.most = most
-        self.apart = apart
         self.members: list[Member] = []
         self.timer: asyncio.Handle | None = None
+
+    @property
+    def flops(self) -> int:
+        """Operations of all of them."""
+        return self.entry.flops * len(self.members)
+
+    def with_another(self, plan: Plan, memory: int) -> tuple[Plan, int]:
+        """What entry and memory would be with a request of this plan, and this memory."""
+        if plan is self.entry:
+            return plan, max(self.memory, memory)
+        entry = together.holding(self.entry, plan)
+        before, alone, after = (self.executor.peak_bytes(one, self.device) for one in (self.entry, plan, entry))
+        return entry, after + max(self.memory - before, memory - alone)
 
     def begin(self) -> list[Member]:
         """Those who still wait, told that it begins."""
@@ -77,7 +96,7 @@ class Batches:
         self._work = work
         self._inline_flops = inline_flops
         self._alone = alone
-        self._gathering: dict[int, Group] = {}
+        self._gathering: dict[Hashable, Group] = {}
         self._at_work: set[asyncio.Task[None]] = set()
         self.batches = 0  # of more than one request
         self.requests = 0  # in these
@@ -110,25 +129,32 @@ class Batches:
             stop.on_abandon = bool
 
     def _join(self, executor: Executor, memory: int, member: Member) -> None:
-        plan = member.job.plan
-        group = self._gathering.get(id(plan))
+        plan, device = member.job.plan, member.job.spec.device
+        kind = id(executor), device, together.kind(plan)
+        group = self._gathering.get(kind)
+        if group is not None:
+            entry, needed = group.with_another(plan, memory)
+            if needed * (len(group.members) + 1) <= self._work.memory:
+                group.entry, group.memory = entry, needed
+            else:  # the others would be too long for all
+                self._begin(group)
+                group = None
         if group is None:
             loop = asyncio.get_running_loop()
-            most = max(1, min(MOST, self._work.memory // memory))
-            group = Group(plan, executor, memory, most, apart=executor.is_apart(member.job.spec.device))
-            self._gathering[id(plan)] = group
+            group = self._gathering[kind] = Group(kind, executor, device, plan, memory)
             wait = self._window if self._at_work else 0
             group.timer = loop.call_later(wait, self._begin, group) if wait else loop.call_soon(self._begin, group)
         group.members.append(member)
-        if len(group.members) == group.most:
+        count = len(group.members)
+        if count == MOST or (count + 1) * group.memory > self._work.memory:
             self._begin(group)
 
     def _begin(self, group: Group) -> None:
         """Nobody joins from now on."""
-        del self._gathering[id(group.plan)]
+        del self._gathering[group.kind]
         assert group.timer is not None
         group.timer.cancel()
-        if not group.apart and group.plan.flops * len(group.members) <= self._inline_flops:
+        if not group.executor.is_apart(group.device) and group.flops <= self._inline_flops:
             members = group.begin()
             self._tell(members, *self._compute(group, members))
             return
@@ -170,10 +196,10 @@ class Batches:
         if len(members) == 1:
             return [self._by_itself(members[0], group.executor)], 0
         prepared = [_prepare(member) for member in members]
-        good = [one for one in prepared if isinstance(one, Operands)]
+        good = [(member, one) for member, one in zip(members, prepared, strict=True) if isinstance(one, Operands)]
         if len(good) > 1:
             with suppress(ServiceError, MemoryError, Abandoned):  # whose fault it was is found below
-                results = iter(_together(group, good, members))
+                results = iter(_together(group, *zip(*good, strict=True)))
                 return [next(results) if isinstance(one, Operands) else one for one in prepared], len(good)
         return [
             self._by_itself(member, group.executor) if isinstance(one, Operands) else one
@@ -190,7 +216,7 @@ class Batches:
 class _Longest(Stop):
     """Ends when every member has ended."""
 
-    def __init__(self, members: list[Member]) -> None:
+    def __init__(self, members: Sequence[Member]) -> None:
         super().__init__(max((member.stop.left for member in members), default=0.0))
         self._members = members
 
@@ -215,23 +241,10 @@ def _prepare(member: Member) -> Operands | Exception:
         return error
 
 
-def _together(group: Group, operands: list[Operands], members: list[Member]) -> list[Result]:
+def _together(group: Group, members: Sequence[Member], operands: Sequence[Operands]) -> list[Result]:
     """The result of each, computed as one. Errors: those of any of them."""
-    plan, count = group.plan, len(operands)
-    query, key, value = (np.concatenate([one[place] for one in operands]) for place in range(3))
-    norms = np.max([one.norms for one in operands], axis=0).tolist()  # as nobody's query meets another's key
-    merged = Operands(query, key, value, None, None, norms, all(one.finite for one in operands))
-    check = _Longest(members).check
-    computed = group.executor.execute(plan.times(count), merged, members[0].job.spec.device, check)
-    masked = computed.fully_masked_rows // count  # the same for all, as it follows from the plan
-    size = plan.sizes.batch_size
-    return [
-        make_result(
-            plan,
-            computed._replace(
-                arrays={name: array[at : at + size] for name, array in computed.arrays.items()},
-                fully_masked_rows=masked,
-            ),
-        )
-        for at in range(0, size * count, size)
-    ]
+    plans = [member.job.plan for member in members]
+    plan = together.merge(plans)
+    merged = together.merge_operands(plan, operands)
+    computed = group.executor.execute(plan, merged, group.device, _Longest(members).check)
+    return [make_result(plan, part) for plan, part in zip(plans, together.split(plans, computed), strict=True)]

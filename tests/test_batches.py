@@ -121,15 +121,23 @@ class Gathering(NamedTuple):
 
 
 def arrays(answer: dict[str, Any]) -> dict[str, np.ndarray]:
-    return {name: decode(value, "") for name, value in answer.items() if name not in ("metadata", "top_weights")}
+    """All in an answer, top_weights as two."""
+    parts = {f"top_weights/{name}": value for name, value in answer.get("top_weights", {}).items()}
+    given = {name: value for name, value in answer.items() if name not in ("metadata", "top_weights")}
+    return {name: decode(value, "") for name, value in (given | parts).items()}
 
 
-def assert_same(ours: dict[str, Any], alone: dict[str, Any]) -> None:
-    """Within what float64 allows for another order of sums; and the metadata to the last letter."""
+# Of halves: one in the last place that is returned.
+TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 2.0**-7, "int64": 0.0}
+
+
+def assert_same(ours: dict[str, Any], alone: dict[str, Any], *, by_type: bool = False) -> None:
+    """Within what float64 allows for another order of sums, or each array's type; the metadata to the last letter."""
     first, second = arrays(ours), arrays(alone)
     assert first.keys() == second.keys()
     for name, array in second.items():
-        np.testing.assert_allclose(first[name], array, rtol=1e-13, atol=1e-14)
+        tolerance = TOLERANCE[array.dtype.name] if by_type else 1e-13
+        np.testing.assert_allclose(first[name], array, rtol=tolerance, atol=tolerance / 10)
     ids = ("request_id",)
     theirs = {name: value for name, value in alone["metadata"].items() if name not in ids}
     assert {name: value for name, value in ours["metadata"].items() if name not in ids} == theirs
@@ -175,6 +183,49 @@ def test_kinds_do_not_mix(gathering: Gathering, client: httpx.Client, backend: s
         assert_same(answer.body, client.post("/attention", json=body).json())
         assert answer.batch <= 6
     assert sum(answer.batch > 1 for answer in answers) > 20
+
+
+EVERYTHING = ["attention_weights", "scores", "masked_scores", "logsumexp", "entropy", "received", "query", "key",
+              "value", "present_key", "head_outputs"]  # fmt: skip
+# One kind, though they have so many queries and keys, and what each hides differs beside that.
+LENGTHS: list[tuple[int, int, dict[str, Any]]] = [
+    (5, 7, {}),
+    (6, 6, {"is_causal": True}),
+    (8, 5, {"query_lengths": 5}),
+    (7, 8, {"key_lengths": 2}),
+    (5, 5, {"is_causal": True, "query_offset": -2}),
+    (8, 6, {"is_causal": True, "query_offset": 3, "key_lengths": 0}),
+]
+WAYS: dict[str, dict[str, Any]] = {
+    "everything": {"include": EVERYTHING, "softcap": 3.0},
+    "top_k": {"include": ["attention_weights"], "top_k": 3},
+    "no scores": {"include": []},
+    "tokens as columns": {"include": EVERYTHING, "layout": "dl"},
+    "halves": {"include": EVERYTHING, "dtype": "bfloat16"},
+    "groups": {"include": [*EVERYTHING, "present_value"], "num_heads": 4, "num_kv_heads": 2},
+    "an average": {"include": ["attention_weights", "received"], "num_heads": 2, "average_heads": True},
+}
+
+
+def of_lengths(seed: int, **options: Any) -> dict[str, Any]:
+    """A request of one kind with all others that have these options."""
+    random = np.random.default_rng(seed)
+    q, k, hiding = LENGTHS[seed % len(LENGTHS)]
+    features = 8 // options.get("num_heads", 1) * options.get("num_kv_heads", options.get("num_heads", 1))
+    made = {"query": random.normal(size=(q, 8)), "key": random.normal(size=(k, features))}
+    made["value"] = random.normal(size=(k, features))
+    turned = {name: array.T if options.get("layout") == "dl" else array for name, array in made.items()}
+    return {name: encode(np.ascontiguousarray(array)) for name, array in turned.items()} | hiding | options
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_is_shorter_is_filled_up(gathering: Gathering, client: httpx.Client, backend: str, way: str) -> None:
+    bodies = [of_lengths(seed, backend=backend, encoding="base64", **WAYS[way]) for seed in range(30)]
+    answers = [Answer(connection) for connection in gathering.all_at_once(bodies)]
+    for body, answer in zip(bodies, answers, strict=True):
+        assert_same(answer.body, client.post("/attention", json=body).json(), by_type=way == "halves")
+    assert max(answer.batch for answer in answers) >= 20
 
 
 def test_what_differs_beyond_numbers_is_not_gathered(gathering: Gathering) -> None:
@@ -248,9 +299,9 @@ def fresh(seconds: float = 60) -> Call:
     return call
 
 
-def job(seed: int, **options: Any) -> Job:
+def job(seed: int, tokens: int = 5, **options: Any) -> Job:
     random = np.random.default_rng(seed)
-    fields = {name: random.normal(size=(5, 4)) for name in ("query", "key", "value")}
+    fields = {name: random.normal(size=(tokens, 4)) for name in ("query", "key", "value")}
     return make_job(AttentionRequest, Decoded(fields | {"is_causal": True} | options, frozenset()))
 
 
@@ -390,6 +441,31 @@ async def test_a_batch_takes_no_more_memory_than_there_is() -> None:
         assert_right(await attend(small, jobs, calls), jobs)
         assert {call.timings.batch for call in calls} == {8, 6}
         assert small.work.free == small.work.memory
+
+
+@anyio
+@pytest.mark.parametrize("inline_flops", [2000, 10**9], ids=["beside", "inline"])
+async def test_who_would_make_all_others_too_long_begins_anew(
+    inline_flops: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for eight long ones, or for ten short ones, but not for nine that are filled up."""
+    tokens = [5] * 8 + [8] * 3 + [5] * 3
+    jobs, calls = [job(seed, length) for seed, length in enumerate(tokens)], [fresh() for _ in tokens]
+    short, long = jobs[0].plan.peak_bytes, jobs[8].plan.peak_bytes
+    small = engine(inline_flops=inline_flops, memory_limit=long * 8 * 4 // 3 + 1)
+    assert 10 * short < small.work.memory < 9 * long
+    entered: list[int] = []
+    enter = small.work.enter
+
+    def noted(memory: int, stop: Any) -> Any:
+        entered.append(memory)
+        return enter(memory, stop)
+
+    monkeypatch.setattr(small.work, "enter", noted)
+    assert_right(await attend(small, jobs, calls), jobs)
+    assert [call.timings.batch for call in calls] == [8] * 8 + [6] * 6
+    assert entered == ([8 * short, 6 * long] if inline_flops == 2000 else [])
+    assert small.work.free == small.work.memory
 
 
 @anyio

@@ -411,7 +411,12 @@ def test_the_benchmark_runs() -> None:
     done = benchmark("--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("the CPU; ")
-    for row in ("bare kernel: flash_attention", "the server's compute step", "the three together", "torch, in batches"):
+    for row in (
+        "bare kernel: flash_attention",
+        "the server's compute step",
+        "the three together",
+        "6 × 4: torch, in batches",
+    ):
         assert re.search(rf"^\| {row} .*\d", done.stdout, re.MULTILINE), done.stdout
 
 

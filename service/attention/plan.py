@@ -6,7 +6,7 @@ A plan is frozen and complete: a backend that executes it meets no shape that it
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -148,12 +148,6 @@ class Plan:
         one_query = self.sizes.num_heads * self.sizes.key_length
         working = matrices * min(self.score_count, max(scores, one_query))
         return working * self.compute_dtype.itemsize + self.returned_bytes
-
-    def times(self, count: int) -> Plan:
-        """The plan of so many requests of this kind as one, each a batch entry or more. For plans without arrays, which
-        say the same of every entry."""
-        sizes = replace(self.sizes, batch_size=count * self.sizes.batch_size)
-        return replace(self, roles=replace(self.roles, sizes=sizes))
 
     @cached_property
     def plain(self) -> bool:

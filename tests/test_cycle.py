@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import time
@@ -72,13 +73,28 @@ def test_a_large_body_is_all_there(first: int, server: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_room_is_made_as_a_body_comes(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.aside.STEP", 100_000)
+def test_each_loop_receives_where_it_is_told(loop: str) -> None:
     body, value = large()
     with serving(app(), loop=loop) as client:
         for _ in range(2):
             reply = client.post("/attention", content=body, headers={"Content-Type": SAFETENSORS})
             assert np.array_equal(load(reply.content)["output"], value)
+
+
+def resident() -> int:
+    """Bytes of memory that this process, and so the server in it, really has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_who_announces_much_and_sends_little_takes_little(server: httpx.Client) -> None:
+    before = resident()
+    with connect(server) as connection:
+        connection.sendall(posted(bytes(60 * 2**20)) + bytes(3 * LARGE))
+        deadline = time.monotonic() + 10
+        while b"attention_requests_in_flight 2" not in server.get("/metrics").content:  # the other asks for them
+            assert time.monotonic() < deadline
+        time.sleep(0.1)
+        assert resident() - before < 20 * 2**20
 
 
 def test_large_bodies_one_after_the_other_in_one_go(server: httpx.Client) -> None:

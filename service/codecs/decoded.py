@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Of a request, as it was read.
-Body = bytes | bytearray
+# Of a request, as it was read: only what all of these can do may be done with it, which is little beside slices.
+Body = bytes | bytearray | memoryview
 # Of an encoded answer, which is sent part after part.
 Part = bytes | memoryview
 

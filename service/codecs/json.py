@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -68,7 +69,8 @@ PIECE: Final = 2**16
 AT_ONCE: Final = 2**14
 # What makes a NUL character, with which simdjson does not find a key; looking for one byte takes no time.
 ESCAPE: Final = b"\\"
-BYTE_ORDER_MARKS: Final = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+BYTE_ORDER_MARK: Final = re.compile(rb"\xef\xbb\xbf|\xff\xfe|\xfe\xff")
+BLANK: Final = re.compile(rb"\s*+\Z")
 
 
 def decode(body: Body, limit: int | None = None) -> Decoded:
@@ -84,7 +86,7 @@ def decode(body: Body, limit: int | None = None) -> Decoded:
     """
     if len(body) <= SMALL and (decoded := decode_quickly(body)) is not None:
         return decoded
-    if body.startswith(BYTE_ORDER_MARKS):
+    if BYTE_ORDER_MARK.match(body):
         raise InvalidJSON.at("", "UTF-8 without a byte-order mark", "a byte-order mark")
     parser = _take_parser()
     try:
@@ -107,7 +109,7 @@ def decode_quickly(body: Body) -> Decoded | None:
 
     The parser holds the interpreter, so that in a thread it would keep others waiting just as long.
     """
-    if len(body) > QUICK or ESCAPE in body or body.startswith(BYTE_ORDER_MARKS):
+    if len(body) > QUICK or _holds(body, ESCAPE) or BYTE_ORDER_MARK.match(body):
         return None
     parser = _take_parser()
     try:
@@ -128,7 +130,7 @@ def _take_parser() -> simdjson.Parser:
     return parser or simdjson.Parser()
 
 
-def too_plain(body: Body | memoryview) -> bool:
+def too_plain(body: Body) -> bool:
     """Whether a text would take far more memory than its length, were it all made Python objects."""
     return len(body) > MAX_PLAIN and _count(body, b"[") + _count(body, b"{") > MAX_PLAIN
 
@@ -138,7 +140,13 @@ def too_many(body: Body) -> bool:
     return len(body) > MAX_SEARCHED and _count(body, b",") >= MAX_SEARCHED
 
 
-def _count(body: Body | memoryview, character: bytes) -> int:
+def _holds(body: Body, character: bytes) -> bool:
+    if isinstance(body, memoryview):  # which looks for numbers
+        return bool((np.frombuffer(body, np.uint8) == ord(character)).any())
+    return character in body
+
+
+def _count(body: Body, character: bytes) -> int:
     if len(body) <= SMALL and not isinstance(body, memoryview):
         return body.count(character)
     # Bytes look at one after the other: this takes a fourth of the time.
@@ -299,7 +307,7 @@ def _read(document: simdjson.Object, body: Body) -> Decoded:
     opening brackets: the shapes and strings found must account for all of them. If they do not, or could not be told,
     those of each array by itself are counted.
     """
-    disguised = ESCAPE in body  # a bracket may be written as \u005b, and stand for one that is hidden
+    disguised = _holds(body, ESCAPE)  # a bracket may be written as \u005b, and stand for one that is hidden
     reader = _Reader(body, careful=disguised)
     fields = reader.object(document, "", 1)
     if not disguised and reader.brackets != _count(body, b"["):
@@ -487,13 +495,13 @@ def explain(body: Body, reason: str) -> ServiceError:
     """The error for a body that simdjson refused with `reason`: what is wrong, and where."""
     if "DEPTH_ERROR" in reason:
         return TooDeep.at("", f"at most {MAX_DEPTH} levels", "more")
-    if not body.strip():
+    if BLANK.match(body):
         return InvalidJSON.at("", "an object", "an empty body")
     if too_plain(body) or too_many(body):
         return _somewhere(reason, f"the place is looked for in bodies of at most {MAX_SEARCHED} values")
     tokens = _Tokens()
     try:
-        text = body.decode("utf-8")
+        text = str(body, "utf-8")
         document = json.loads(
             text,
             parse_constant=tokens.constant,

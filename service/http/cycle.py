@@ -43,7 +43,7 @@ class Cycle(RequestResponseCycle):
         self.message_event.clear()
         return body
 
-    async def _filled(self, length: int) -> bytearray:
+    async def _filled(self, length: int) -> memoryview:
         filling = self.fill(length)
         while self.more_body and not self.disconnected:
             self.message_event.clear()

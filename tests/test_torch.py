@@ -61,6 +61,7 @@ def views() -> dict[str, np.ndarray]:
         "nothing": array[:, :0],
         "one number": np.array(3.5, np.float32),
         "booleans": array > 0,
+        "bytes": np.arange(200, dtype=np.uint8),
         "int32": np.arange(7, dtype=np.int32)[::2],
         "int64": np.arange(60).reshape(3, 4, 5).T,
         "float64": array.astype(np.float64),
@@ -307,6 +308,17 @@ def test_blocks_leave_out_what_is_far() -> None:
     assert (blocks.part_counts + blocks.full_counts).tolist() == [[[1] + [2] * 15]]
     everything = flex.Hiding.of(make_plan(AttentionSpec(input=normal(2048, 1), include=(), softcap=1.0))).blocks()
     assert everything.full_counts.tolist() == [[[16] * 16]]
+
+
+def test_flex_attention_is_compiled_for_many_kinds() -> None:
+    """By itself torch stops at eight of them."""
+    for dtype in (np.float32, np.float64):
+        for scale in (0.1, 0.2, 0.3, 0.4):
+            for options in ({"window": Window(9, 9)}, {"softcap": 2.0}, {"alibi_slopes": np.ones(4)}):
+                plan, lib, loaded = prepared({**options, "scale": scale}, dtype)
+                with torch.inference_mode():
+                    ours, definition = flex.compute(plan, lib, loaded), dense.compute(plan, lib, loaded, "torch")
+                assert flex.agree(ours, definition, torch.float32)
 
 
 def test_what_flex_attention_cannot_say() -> None:

@@ -46,6 +46,8 @@ FEATURES: Final = {
 NO_KEY, NO_QUERY = -1, -2
 # Kinds of requests that are remembered, and that are tried at the same time.
 MAX_KINDS, MAX_TRIALS = 1024, 4
+# Kernels that are compiled at most: for other types, features, scales and options. Lengths differ within one.
+MAX_COMPILED: Final = 64
 # A trial's largest deviation, of the largest number: far above rounding, far below what a wrong mask does.
 TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
@@ -209,6 +211,8 @@ def attend(
 @cache
 def _compiled(backend: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """Lengths that differ from request to request become free ones, by and by."""
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, MAX_COMPILED)  # of 8, after which it is an error
     found: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.compile(attend, fullgraph=True, backend=backend)
     return found
 
@@ -223,9 +227,7 @@ def compute(plan: Plan, lib: Library, loaded: Loaded) -> Computed:
         slopes, offset = plan.alibi.slopes, np.broadcast_to(plan.alibi.offset, (sizes.batch_size,))
     run = _compiled("inductor" if lib.waits else "eager")  # which only traces: this is no kernel for the CPU
     outputs, logsumexp = run(
-        loaded.query,
-        loaded.key,
-        loaded.value,
+        *(tensor.contiguous() for tensor in (loaded.query, loaded.key, loaded.value)),  # as in the trial
         tuple(map(lib.load, (hiding.low, hiding.high, hiding.queries, hiding.keys))),
         tuple(map(lib.load, (blocks.part_counts, blocks.part_indices, blocks.full_counts, blocks.full_indices))),
         tuple(None if array is None else lib.load(array) for array in (softcap, slopes, offset)),

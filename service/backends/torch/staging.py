@@ -20,6 +20,11 @@ CHUNK = 8 * 2**20  # bytes
 AHEAD = 3
 
 
+def warm_up(device: torch.device) -> None:
+    """Have torch make the pinned memory that is in use at a time, which takes longer than numbers take to cross."""
+    fetch({"": send(np.zeros((AHEAD + 2) * CHUNK, np.uint8), device)})
+
+
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """The same numbers on a device, of the same type. What is asked of the device after this finds them there.
 

@@ -443,6 +443,62 @@ async def test_a_batch_takes_no_more_memory_than_there_is() -> None:
         assert small.work.free == small.work.memory
 
 
+def of_one_kind(seed: int) -> list[Job]:
+    """Twelve of any layout, batch sizes and lengths, each hiding what it likes."""
+    random = np.random.default_rng(seed)
+    layout, groups = str(random.choice(["ld", "dl", "bld", "bhld", "hld"])), int(random.integers(1, 3))
+    heads, d, e = groups * int(random.integers(1, 3)), *map(int, random.integers(1, 6, 2))
+    most_q, most_k = (2 ** int(power) for power in random.integers(1, 4, 2))
+    common: dict[str, Any] = {"layout": layout, "include": [name for name in EVERYTHING if random.random() < 0.5]}
+    if "h" not in layout:
+        common |= {"num_heads": heads, "num_kv_heads": groups}
+    if "attention_weights" in common["include"]:
+        common |= {"average_heads": bool(random.random() < 0.3)}
+        common |= {"top_k": 2} if random.random() < 0.3 else {}
+
+    def one() -> Job:
+        q, k = (int(random.integers(most // 2 + 1, most + 1)) for most in (most_q, most_k))
+        b, hiding = int(random.integers(1, 4)), dict[str, Any]()
+        if random.random() < 0.4:
+            hiding |= {"is_causal": True, "query_offset": int(random.integers(-4, 6))}
+        for name, length in (("query_lengths", q), ("key_lengths", k)):
+            hiding |= {name: int(random.integers(0, length + 1))} if random.random() < 0.3 else {}
+
+        def array(h: int, length: int, features: int) -> np.ndarray:
+            sizes = {"b": b, "h": h, "l": length, "d": features if "h" in layout else h * features}
+            return random.normal(size=[sizes[axis] for axis in layout])
+
+        arrays = {"query": array(heads, q, d), "key": array(groups, k, d), "value": array(groups, k, e)}
+        return make_job(AttentionRequest, Decoded(arrays | common | hiding, frozenset()))
+
+    return [one() for _ in range(12)]
+
+
+def parts(result: Result) -> dict[str, np.ndarray]:
+    """All arrays of a result, top_weights as two."""
+    top = {f"top_weights/{name}": array for name, array in result.arrays.get("top_weights", {}).items()}
+    return {name: array for name, array in result.arrays.items() if name != "top_weights"} | top
+
+
+@anyio
+async def test_nobody_sees_what_others_are_filled_up_with() -> None:
+    together = 0
+    for seed in range(40):
+        jobs, calls = of_one_kind(seed), [fresh() for _ in range(12)]
+        results = await attend(engine(inline_flops=10**9), jobs, calls)
+        together += sum(call.timings.batch > 1 for call in calls)
+        for job, result in zip(jobs, results, strict=True):
+            assert isinstance(result, Result)
+            alone = engine(batch_window=0.0).compute(job)
+            ours, theirs = parts(result), parts(alone)
+            assert ours.keys() == theirs.keys()
+            for name, array in theirs.items():
+                assert (ours[name].shape, ours[name].dtype) == (array.shape, array.dtype)
+                np.testing.assert_allclose(ours[name], array, rtol=1e-12, atol=1e-13, err_msg=f"{seed} {name}")
+            assert result.metadata._replace(kernel="") == alone.metadata._replace(kernel="")
+    assert together > 400
+
+
 @anyio
 @pytest.mark.parametrize("inline_flops", [2000, 10**9], ids=["beside", "inline"])
 async def test_who_would_make_all_others_too_long_begins_anew(

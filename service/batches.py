@@ -177,10 +177,10 @@ class Batches:
         except Exception as error:
             self._tell(group.members, [error] * len(group.members), 0)
 
-    def _tell(self, members: list[Member], outcomes: list[Outcome], together: int) -> None:
+    def _tell(self, members: list[Member], outcomes: list[Outcome], gathered: int) -> None:
         """Let all go on who are still there."""
-        self.batches += together > 0
-        self.requests += together
+        self.batches += gathered > 0
+        self.requests += gathered
         for member, outcome in zip(members, outcomes, strict=True):
             if member.turn.done():  # its client has hung up
                 continue

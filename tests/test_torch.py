@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -311,14 +313,18 @@ def test_blocks_leave_out_what_is_far() -> None:
 
 
 def test_flex_attention_is_compiled_for_many_kinds() -> None:
-    """By itself torch stops at eight of them."""
-    for dtype in (np.float32, np.float64):
-        for scale in (0.1, 0.2, 0.3, 0.4):
-            for options in ({"window": Window(9, 9)}, {"softcap": 2.0}, {"alibi_slopes": np.ones(4)}):
-                plan, lib, loaded = prepared({**options, "scale": scale}, dtype)
-                with torch.inference_mode():
-                    ours, definition = flex.compute(plan, lib, loaded), dense.compute(plan, lib, loaded, "torch")
-                assert flex.agree(ours, definition, torch.float32)
+    """By itself torch stops at eight of them. In threads, as requests are computed and kernels tried."""
+
+    def run(kind: tuple[Any, float, dict[str, Any]]) -> bool:
+        dtype, scale, options = kind
+        plan, lib, loaded = prepared({**options, "scale": scale}, dtype)
+        with torch.inference_mode():
+            ours, definition = flex.compute(plan, lib, loaded), dense.compute(plan, lib, loaded, "torch")
+        return flex.agree(ours, definition, torch.float32)
+
+    options = [{"window": Window(9, 9)}, {"softcap": 2.0}, {"alibi_slopes": np.ones(4)}]
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(run, product((np.float32, np.float64), (0.1, 0.2, 0.3, 0.4), options)))
 
 
 def test_what_flex_attention_cannot_say() -> None:

@@ -211,8 +211,6 @@ def attend(
 @cache
 def _compiled(backend: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """Lengths that differ from request to request become free ones, by and by."""
-    config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, MAX_COMPILED)  # of 8, after which it is an error
     found: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.compile(attend, fullgraph=True, backend=backend)
     return found
 
@@ -226,13 +224,14 @@ def compute(plan: Plan, lib: Library, loaded: Loaded) -> Computed:
     if plan.alibi is not None:
         slopes, offset = plan.alibi.slopes, np.broadcast_to(plan.alibi.offset, (sizes.batch_size,))
     run = _compiled("inductor" if lib.waits else "eager")  # which only traces: this is no kernel for the CPU
-    outputs, logsumexp = run(
-        *(tensor.contiguous() for tensor in (loaded.query, loaded.key, loaded.value)),  # as in the trial
-        tuple(map(lib.load, (hiding.low, hiding.high, hiding.queries, hiding.keys))),
-        tuple(map(lib.load, (blocks.part_counts, blocks.part_indices, blocks.full_counts, blocks.full_indices))),
-        tuple(None if array is None else lib.load(array) for array in (softcap, slopes, offset)),
-        plan.scale,
-    )
+    with torch._dynamo.config.patch(recompile_limit=MAX_COMPILED):  # of 8, after which it is an error; this thread's
+        outputs, logsumexp = run(
+            *(tensor.contiguous() for tensor in (loaded.query, loaded.key, loaded.value)),  # as in the trial
+            tuple(map(lib.load, (hiding.low, hiding.high, hiding.queries, hiding.keys))),
+            tuple(map(lib.load, (blocks.part_counts, blocks.part_indices, blocks.full_counts, blocks.full_indices))),
+            tuple(None if array is None else lib.load(array) for array in (softcap, slopes, offset)),
+            plan.scale,
+        )
     tile = whole(plan)
     unseen = logsumexp == -math.inf
     masked = dense.count_masked(plan, lib, unseen, tile)

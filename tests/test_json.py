@@ -211,3 +211,31 @@ def test_a_body_is_not_searched_for_each_of_its_lists(monkeypatch: pytest.Monkey
     lists = ",".join(f'"{i}": [null]' for i in range(50))
     assert len(decode(f"{{{lists}}}".encode())) == 50
     assert sorted(looks) == ["too_many", "too_plain"]
+
+
+BUFFERS = {
+    "arrays": b'{"query": [[1, 2], [3, 4.5]], "key": [[true]], "layout": "ld"}',
+    "hidden bracket": b'{"query": [[1, 2], [3, [4]]], "a": "\\u005b"}',
+    "byte-order mark": b"\xef\xbb\xbf{}",
+    "nothing": b"   \n\t ",
+    "bad UTF-8": b'{"a": "\xff"}',
+    "bad JSON": b'{"a": [1, 2}',
+    "a key twice": b'{"a": [1], "a": [2]}',
+    "no object": b"[1, 2]",
+    "long": b'{"query": [' + b"[1.5, -2e3], " * 4000 + b"[0, 0]]}",
+    "long and wrong": b'{"query": [' + b"[1.5, -2e3], " * 4000 + b"[0, nul]]}",
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_body_in_any_memory_is_read_alike(name: str) -> None:
+    """Long ones come as views, which know less of text than bytes do."""
+
+    def read(body: bytes | bytearray | memoryview) -> Any:
+        try:
+            return decode_with_types(body).untyped, repr(decode_with_types(body).fields)
+        except ServiceError as error:
+            return type(error), str(error)
+
+    body = BUFFERS[name]
+    assert read(body) == read(bytearray(body)) == read(np.frombuffer(body, np.uint8).data)

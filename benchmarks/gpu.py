@@ -36,7 +36,7 @@ from benchmarks.serving import Running, serving
 from benchmarks.table import FLOOR
 from benchmarks.workloads import workloads
 from service.attention.operands import make_operands
-from service.attention.plan import make_plan
+from service.attention.plan import Plan, make_plan
 from service.attention.spec import AttentionSpec
 from service.backends import choose, use_threads
 from service.backends import torch as torch_backend
@@ -144,12 +144,18 @@ def arrays(size: Size) -> dict[str, np.ndarray]:
     return {name: random.normal(size=size.shape).astype(np.float32).astype(ml_dtypes.bfloat16) for name in names}
 
 
+def planned(size: Size) -> tuple[AttentionSpec, Plan]:
+    """The same as a request without weights, and its plan."""
+    given = arrays(size)
+    spec = AttentionSpec(query=given["query"], key=given["key"], value=given["value"], layout="hld", include=())
+    return spec, make_plan(spec)
+
+
 def in_process(device: str, size: Size) -> tuple[float, str]:
     """Milliseconds from arrays in NumPy to the output there, by the backend alone; and the kernel that ran."""
     use_threads(cpu_count())
     backend = choose("torch", device)
-    spec = AttentionSpec(**arrays(size), layout="hld", include=())  # type: ignore[arg-type]
-    plan = make_plan(spec)
+    spec, plan = planned(size)
     found, kernel = [], ""
     for turn in range(SETS + size.times):
         operands = make_operands(spec, plan, spec.sources)
@@ -162,8 +168,7 @@ def in_process(device: str, size: Size) -> tuple[float, str]:
 
 def on_the_device(device: str, size: Size) -> float:
     """Milliseconds of all that the backend asks of the device between the copies there and back."""
-    spec = AttentionSpec(**arrays(size), layout="hld", include=())  # type: ignore[arg-type]
-    plan = make_plan(spec)
+    spec, plan = planned(size)
     where = devices.resolve(device)
     lib = replace(torch_backend.library(plan, where), store=lambda tensors: dict.fromkeys(tensors, np.empty(0)))
     with torch.inference_mode(), devices.at_work(where, 0, lambda: None):

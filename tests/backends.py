@@ -21,7 +21,7 @@ def compute_like_large_ones(patch: pytest.MonkeyPatch, tile: int = 1) -> None:
 
     tile: scores of a tile
     """
-    for module in ("dense", "numpy"):
+    for module in ("numpy", "dense"):  # the first takes it from the second, when it is loaded
         patch.setattr(f"service.backends.{module}.SMALL", 0)
     for module in ("numpy", "torch") if HAS_TORCH else ("numpy",):
         patch.setattr(f"service.backends.{module}.TILE_BYTES", 8 * tile)

@@ -120,11 +120,14 @@ class Gathering(NamedTuple):
         return connections
 
 
+def flat(fields: dict[str, Any]) -> dict[str, Any]:
+    """All arrays of an answer, top_weights as two."""
+    top = {f"top_weights/{name}": array for name, array in fields.get("top_weights", {}).items()}
+    return {name: array for name, array in fields.items() if name not in ("metadata", "top_weights")} | top
+
+
 def arrays(answer: dict[str, Any]) -> dict[str, np.ndarray]:
-    """All in an answer, top_weights as two."""
-    parts = {f"top_weights/{name}": value for name, value in answer.get("top_weights", {}).items()}
-    given = {name: value for name, value in answer.items() if name not in ("metadata", "top_weights")}
-    return {name: decode(value, "") for name, value in (given | parts).items()}
+    return {name: decode(value, "") for name, value in flat(answer).items()}
 
 
 # Of halves: one in the last place that is returned.
@@ -474,12 +477,6 @@ def of_one_kind(seed: int) -> list[Job]:
     return [one() for _ in range(12)]
 
 
-def parts(result: Result) -> dict[str, np.ndarray]:
-    """All arrays of a result, top_weights as two."""
-    top = {f"top_weights/{name}": array for name, array in result.arrays.get("top_weights", {}).items()}
-    return {name: array for name, array in result.arrays.items() if name != "top_weights"} | top
-
-
 @anyio
 async def test_nobody_sees_what_others_are_filled_up_with() -> None:
     together = 0
@@ -490,7 +487,7 @@ async def test_nobody_sees_what_others_are_filled_up_with() -> None:
         for job, result in zip(jobs, results, strict=True):
             assert isinstance(result, Result)
             alone = engine(batch_window=0.0).compute(job)
-            ours, theirs = parts(result), parts(alone)
+            ours, theirs = flat(result.arrays), flat(alone.arrays)
             assert ours.keys() == theirs.keys()
             for name, array in theirs.items():
                 assert (ours[name].shape, ours[name].dtype) == (array.shape, array.dtype)

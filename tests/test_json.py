@@ -231,11 +231,15 @@ BUFFERS = {
 def test_a_body_in_any_memory_is_read_alike(name: str) -> None:
     """Long ones come as views, which know less of text than bytes do."""
 
+    def exact(value: Any) -> Any:
+        return (value.dtype, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+
     def read(body: bytes | bytearray | memoryview) -> Any:
         try:
-            return decode_with_types(body).untyped, repr(decode_with_types(body).fields)
+            decoded = decode_with_types(body)
         except ServiceError as error:
             return type(error), str(error)
+        return decoded.untyped, {key: exact(value) for key, value in decoded.fields.items()}
 
     body = BUFFERS[name]
     assert read(body) == read(bytearray(body)) == read(np.frombuffer(body, np.uint8).data)

@@ -7,7 +7,6 @@ and back, its events, and its choice of a kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -68,15 +67,14 @@ def zeros(tensor: Any) -> np.ndarray:
 
 
 @pytest.fixture(params=["a kernel fits", "none fits"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     fits = request.param == "a kernel fits"
     choice = SDPBackend.EFFICIENT_ATTENTION if fits else SDPBackend.MATH
-    with monkeypatch.context() as patch:
-        patch.setattr(fused, "_choose", lambda *given: choice.value)
-        patch.setattr(staging, "send", send)
-        patch.setattr(staging, "fetch", fetch)
-        patch.setattr(devices, "Pace", Pace)
-        yield "efficient_attention" if fits else "dense"
+    monkeypatch.setattr(fused, "_choose", lambda *given: choice.value)
+    monkeypatch.setattr(staging, "send", send)
+    monkeypatch.setattr(staging, "fetch", fetch)
+    monkeypatch.setattr(devices, "Pace", Pace)
+    return "efficient_attention" if fits else "dense"
 
 
 def check(fields: dict[str, Any], gpu: Any, kernel: str) -> str:

@@ -98,8 +98,7 @@ def warm_up(device: str) -> None:
     """Load what the first request would else wait for: libraries, kernels, pinned memory."""
     where = devices.resolve(device)
     if where.type != "cpu":
-        with devices.at_work(where, (staging.AHEAD + 2) * staging.CHUNK, _go_on):
-            staging.warm_up(where)
+        staging.warm_up(where)
     random = np.random.default_rng(0)
     include: tuple[Output, ...]
     dtype: DType

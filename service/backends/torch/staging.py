@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from service.attention.arrays import BFLOAT16
-from service.backends.torch.devices import CPU, Pace
+from service.backends.torch.devices import CPU, Pace, at_work
 
 CHUNK = 8 * 2**20  # bytes
 AHEAD = 3
@@ -22,7 +22,9 @@ AHEAD = 3
 
 def warm_up(device: torch.device) -> None:
     """Have torch make the pinned memory that is in use at a time, which takes longer than numbers take to cross."""
-    fetch({"": send(np.zeros((AHEAD + 2) * CHUNK, np.uint8), device)})
+    numbers = np.zeros((AHEAD + 2) * CHUNK, np.uint8)
+    with at_work(device, numbers.nbytes, lambda: None):
+        fetch({"": send(numbers, device)})
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:

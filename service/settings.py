@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal, get_args, get_origin
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-# A body in JSON and its numbers need up to six times the memory of its text: two bytes give eight.
-JSON_MEMORY = 6
+from service.checks import check_certificate, check_folder, check_key, check_keys_file
+from service.keys import parse_hashes
+from service.runtime.memory import memory_total
+
+# 1,000 tokens with their scores and weights in float64 take 16 MB: with less, ordinary requests are refused.
+LEAST_MEMORY: Final = ByteSize(16 * 2**20)
+MOST_MEMORY_BY_DEFAULT: Final = ByteSize(2 * 2**30)
+# Defaults that depend on the machine, as the table of settings shows them.
+DEFAULT_TEXTS: Final = {"memory_limit": "half of the available memory, at most 2 GiB"}
+
+
+def default_memory_limit() -> ByteSize:
+    """Half of the memory that this process may use, at most 2 GiB."""
+    total = memory_total()
+    return ByteSize(MOST_MEMORY_BY_DEFAULT if total is None else min(MOST_MEMORY_BY_DEFAULT, total // 2))
 
 
 class Settings(BaseSettings):
     """Everything that can be set. Sizes take units, like 64MiB."""
 
-    model_config = SettingsConfigDict(env_prefix="ATTENTION_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="ATTENTION_", frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True
+    )
 
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     grpc_port: int | None = Field(
         None,
@@ -34,11 +51,10 @@ class Settings(BaseSettings):
     )
     max_body_bytes: ByteSize = Field(ByteSize(64 * 2**20), gt=0, description="Larger bodies are refused with 413.")
     memory_limit: ByteSize = Field(
-        ByteSize(2 * 2**30),
-        gt=0,
-        description="Memory for requests, of all workers together: a quarter for bodies, the rest for computing. A "
-        "request that would need more than there is, by an estimate made before it, is refused with 413; one that "
-        "needs more than is free waits.",
+        default_factory=default_memory_limit,
+        description="Memory for the data of all requests at work, of all workers together: bodies, arrays, computing, "
+        "answers. A request that would need more is refused with 413; one that needs more than is free waits, or is "
+        "refused with 503. At least 16 MiB, and at least ATTENTION_MAX_BODY_BYTES.",
     )
     concurrency: int = Field(
         2,
@@ -55,12 +71,27 @@ class Settings(BaseSettings):
         description="Seconds that a request may take until it is computed; then it is stopped, 504.",
     )
     read_timeout: float = Field(
-        30, gt=0, description="Seconds within which a request must have arrived, or its sender is cut off, 408."
+        30,
+        gt=0,
+        description="Seconds within which a request head must be complete, and after which a body must keep up with "
+        "ATTENTION_READ_RATE.",
+    )
+    read_rate: ByteSize = Field(
+        ByteSize(16 * 2**10),
+        gt=0,
+        description="Bytes a second that a request body must arrive with on average, once ATTENTION_READ_TIMEOUT has "
+        "passed; slower bodies are refused with 408.",
     )
     write_timeout: float = Field(
         30,
         gt=0,
-        description="Seconds that a client may take to accept the next part of an answer.",
+        description="Seconds without any progress after which a client that does not read its response is "
+        "disconnected.",
+    )
+    http_parser: Literal["h11", "httptools"] = Field(
+        "h11",
+        description="HTTP/1.1 parser: h11 checks strictly; httptools is faster and meant for servers behind a proxy "
+        "that normalises requests.",
     )
     api_keys: str = Field(
         "",
@@ -115,18 +146,70 @@ class Settings(BaseSettings):
         "in a thread.",
     )
 
-    @property
-    def body_memory(self) -> int:
-        """Bytes of a worker for bodies and what is read from them: room for one of the largest, at least."""
-        return max(self.memory_limit // (4 * self.workers), JSON_MEMORY * self.max_body_bytes)
+    @field_validator("memory_limit")
+    @classmethod
+    def _check_memory_limit(cls, limit: ByteSize, info: ValidationInfo) -> ByteSize:
+        body = info.data.get("max_body_bytes", 0)
+        if limit < LEAST_MEMORY:
+            raise ValueError(f"expected at least {LEAST_MEMORY.human_readable()}, got {limit.human_readable()}")
+        if limit < body:
+            expected = f"ATTENTION_MAX_BODY_BYTES ({body.human_readable()})"
+            raise ValueError(f"expected at least {expected}, got {limit.human_readable()}")
+        return limit
+
+    @field_validator("api_keys")
+    @classmethod
+    def _check_api_keys(cls, hashes: str) -> str:
+        parse_hashes(hashes)
+        return hashes
+
+    @field_validator("api_keys_file")
+    @classmethod
+    def _check_api_keys_file(cls, file: Path | None) -> Path | None:
+        if file is not None:
+            check_keys_file(file)
+        return file
+
+    @field_validator("tls_certificate")
+    @classmethod
+    def _check_tls_certificate(cls, certificate: Path | None) -> Path | None:
+        if certificate is not None:
+            check_certificate(certificate)
+        return certificate
+
+    @field_validator("tls_key")
+    @classmethod
+    def _check_tls_key(cls, key: Path | None, info: ValidationInfo) -> Path | None:
+        if "tls_certificate" not in info.data:  # which is wrong itself
+            return key
+        certificate = info.data["tls_certificate"]
+        if certificate is not None:
+            check_key(certificate, key)
+        elif key is not None:
+            raise ValueError("expected ATTENTION_TLS_CERTIFICATE beside the key")
+        return key
+
+    @field_validator("metrics_folder")
+    @classmethod
+    def _check_metrics_folder(cls, folder: Path | None) -> Path | None:
+        if folder is not None:
+            check_folder(folder)
+        return folder
+
+    @field_validator("backend")
+    @classmethod
+    def _check_backend(cls, backend: str) -> str:
+        if backend == "torch" and not all(map(find_spec, ("torch", "array_api_compat"))):
+            raise ValueError("torch is not there; install attention-service[torch]")
+        return backend
 
     @property
-    def work_memory(self) -> int:
-        """Bytes of a worker for computing."""
-        return self.memory_limit * 3 // (4 * self.workers)
+    def memory_per_worker(self) -> int:
+        """Bytes of a worker for the data of all its requests."""
+        return self.memory_limit // self.workers
 
     @property
-    def places_to_wait(self) -> int:
+    def queue_per_worker(self) -> int:
         """Requests that may wait in a worker."""
         return -(-self.queue // self.workers)
 
@@ -145,11 +228,33 @@ def cpu_count() -> int:
     return max(1, count)
 
 
+def load_settings(**flags: object) -> Settings:
+    """The settings of the environment, `flags` before them.
+
+    Errors: SystemExit with status 2, after one line on standard error for each setting that is wrong.
+    """
+    try:
+        return Settings(**flags)  # type: ignore[arg-type]  # pydantic checks them
+    except ValidationError as error:
+        for found in error.errors(include_url=False, include_input=False):
+            name = "_".join(str(step) for step in found["loc"]).upper()
+            reason = found["msg"].removeprefix("Value error, ")
+            sys.stderr.write(f"ATTENTION_{name}: {reason}\n")
+        raise SystemExit(2) from None
+
+
 def table() -> str:
-    """All settings as a Markdown table."""
+    """All settings as a Markdown table, alike on every machine."""
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
-        shown = "" if default in ("", None) else f"`{default}`"
-        rows.append(f"| `ATTENTION_{name.upper()}` | {shown} | {field.description} |")
+        shown = DEFAULT_TEXTS.get(name) or _shown(field.default)
+        values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        choices = f" One of {', '.join(f'`{value}`' for value in values)}." if values else ""
+        rows.append(f"| `ATTENTION_{name.upper()}` | {shown} | {field.description}{choices} |")
     return "\n".join(rows)
+
+
+def _shown(default: Any) -> str:
+    if default in ("", None):
+        return ""
+    return f"`{default.human_readable() if isinstance(default, ByteSize) else default}`"

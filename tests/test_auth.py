@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from service.http import auth
-from service.http.auth import OPEN, Keys, new_key, parse
+from service.http.auth import OPEN, Keys, new_key
+from service.keys import parse_hashes, read_hashes
 from tests.conftest import app, serving
 
 GOOD: dict[str, Any] = {"query": [[1.0]], "key": [[1.0]], "value": [[2.0]]}
@@ -47,7 +48,7 @@ def test_with_a_key(guarded: httpx.Client, scheme: str) -> None:
 
 def test_every_route_but_health_needs_a_key(guarded: httpx.Client) -> None:
     """Walks the routes that there are, so that a new one cannot be forgotten; the API document says the same."""
-    documented = app().api.openapi()["paths"]
+    documented = app().openapi()["paths"]
     assert {path for path, item in documented.items() if item.get("get", {}).get("security") == []} == OPEN
     paths = set(documented) | {"/", "/docs", "/openapi.json", "/docs-assets/x", "/no"}
     assert len(paths) >= 9
@@ -96,10 +97,22 @@ def test_a_file_of_keys_is_read_again(tmp_path: Path, monkeypatch: pytest.Monkey
     assert keys.admit(f"Bearer {key}".encode()), "those known go on to be valid"
 
 
-def test_what_is_no_hash_is_refused_without_being_quoted() -> None:
-    with pytest.raises(ValueError, match="key 2 is no hash") as error:
-        parse([HASH, "my-secret"])
+def test_text_that_is_no_hash_is_refused_without_being_quoted(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="hash 2 is not the hash of a key") as error:
+        parse_hashes(f"{HASH}, my-secret")
     assert "my-secret" not in str(error.value)
+    file = tmp_path / "keys"
+    file.write_text(f"# people\n{HASH}  # Ada\n\nmy-secret")
+    with pytest.raises(ValueError, match="line 4 is not the hash of a key") as error:
+        read_hashes(file)
+    assert "my-secret" not in str(error.value)
+
+
+def test_commas_without_a_hash_are_a_mistake_and_no_open_door() -> None:
+    assert parse_hashes("") == parse_hashes(" ") == frozenset()
+    assert parse_hashes(f"{HASH},") == {hashlib.sha256(KEY.encode()).digest()}
+    with pytest.raises(ValueError, match="no hash between the commas"):
+        parse_hashes(" , ")
 
 
 def test_pages_of_other_origins_call_only_if_they_may() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import re
 import secrets
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from starlette.requests import Request
@@ -16,9 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import Fault, Unauthorized
 from service.http.problems import problem
+from service.keys import parse_hashes, read_hashes
 from service.settings import Settings
 
-HASH = re.compile(r"sha256:([0-9a-f]{64})")
 # Seconds between two looks at the file.
 RELOAD = 1.0
 # Whoever watches over the service has no key.
@@ -41,7 +39,7 @@ class Keys:
     """The hashes of all keys, those of a file read again when it changes. Errors: ValueError for what is no hash."""
 
     def __init__(self, hashes: str, file: Path | None) -> None:
-        self._given = parse(hashes.split(","))
+        self._given = parse_hashes(hashes)
         self._file = file
         self._changed: float | None = None
         self._looked = time.monotonic()
@@ -74,21 +72,8 @@ class Keys:
     def _read(self, file: Path) -> None:
         changed = file.stat().st_mtime
         if changed != self._changed:
-            lines = file.read_text(encoding="utf-8").splitlines()
-            self._hashes = self._given | parse(line.partition("#")[0] for line in lines)
+            self._hashes = self._given | read_hashes(file)
             self._changed = changed
-
-
-def parse(texts: Iterable[str]) -> frozenset[bytes]:
-    """Hashes from their texts, empty ones left out. Errors: ValueError, which does not quote what might be a key."""
-    found = set()
-    for number, text in enumerate(texts, 1):
-        if text.strip():
-            match = HASH.fullmatch(text.strip())
-            if match is None:
-                raise ValueError(f"key {number} is no hash as `attention-service key` prints them (sha256:…)")
-            found.add(bytes.fromhex(match[1]))
-    return frozenset(found)
 
 
 class Guard:

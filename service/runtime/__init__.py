@@ -1,0 +1,1 @@
+"""The process and the machine that it runs on."""

@@ -1,0 +1,75 @@
+"""Memory that this process may use, and how much of it is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+ROOT = Path("/")
+
+
+def memory_total(root: Path = ROOT) -> int | None:
+    """Bytes that this process may use: the least of the machine's memory, its control groups' limits and RLIMIT_AS.
+
+    None if the system tells none of them. `root` is the folder that holds `proc` and `sys`.
+    """
+    limits = [*_cgroup_limits(root), _meminfo(root, "MemTotal"), _address_space()]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def memory_left() -> int | None:
+    """Bytes that this process could still allocate, by the machine's free memory and RLIMIT_AS. None if unknown."""
+    left, limit = _meminfo(ROOT, "MemAvailable"), _address_space()
+    if left is None or limit is None:
+        return left
+    try:
+        import resource  # not on every system
+
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (ImportError, OSError):
+        return None
+    return min(left, max(0, limit - pages * resource.getpagesize()))
+
+
+def _meminfo(root: Path, name: str) -> int | None:
+    """Bytes of one row of /proc/meminfo, which are in KiB."""
+    with suppress(OSError):
+        for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _address_space() -> int | None:
+    """The limit on the address space of this process; None if it has none."""
+    try:
+        import resource  # not on every system
+    except ImportError:
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _cgroup_limits(root: Path) -> Iterator[int]:
+    """Limits of the control groups that this process is in, versions 1 and 2, and of all groups above them.
+
+    A container may see its own group at the root, under another path than /proc/self/cgroup tells: a file that is
+    missing counts as no limit.
+    """
+    lines = []
+    with suppress(OSError):
+        text = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape")
+        lines = text.splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            folder, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            folder, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = PurePosixPath(path.lstrip("/"))
+        for place in (group, *group.parents):
+            with suppress(OSError, ValueError):  # "max" is no limit
+                yield int((folder / place / name).read_text(encoding="ascii"))

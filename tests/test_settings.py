@@ -1,0 +1,203 @@
+"""Wrong settings end the service with one line; right ones are taken as they are."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import ValidationError
+
+from service.app import from_environment
+from service.settings import Settings, table
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
+TLS = Path(__file__).parent / "tls"
+LOCALHOST = TLS / "localhost.pem"
+SERVE = [sys.executable, "-m", "service", "serve", "--port", "0"]
+SECRET = "my-secret-key"
+FORM = "(sha256: and 64 hexadecimal digits, as `attention-service key` prints)"
+MISSING, UNREADABLE = "No such file or directory", "Is a directory"
+NO_KEY = "the file holds no private key in PEM without a passphrase"
+
+# Variables, whose {folder} holds the files of the fixture below, and the line that they end with.
+WRONG: dict[str, tuple[dict[str, str], str]] = {
+    "no hash": ({"API_KEYS": SECRET}, f"API_KEYS: hash 1 is not the hash of a key {FORM}"),
+    "only commas": ({"API_KEYS": ","}, "API_KEYS: there is no hash between the commas"),
+    "no keys file": ({"API_KEYS_FILE": "{folder}/no"}, f"API_KEYS_FILE: the file cannot be read: {MISSING}"),
+    "unreadable keys": ({"API_KEYS_FILE": "{folder}"}, f"API_KEYS_FILE: the file cannot be read: {UNREADABLE}"),
+    "no hash in file": ({"API_KEYS_FILE": "{folder}/secret"}, f"API_KEYS_FILE: line 2 is not the hash of a key {FORM}"),
+    "no text in file": ({"API_KEYS_FILE": "{folder}/bytes"}, "API_KEYS_FILE: the file is not UTF-8 text"),
+    "no certificate": ({"TLS_CERTIFICATE": "{folder}/no"}, f"TLS_CERTIFICATE: the file cannot be read: {MISSING}"),
+    "unreadable certificate": ({"TLS_CERTIFICATE": "{folder}"},
+                               f"TLS_CERTIFICATE: the file cannot be read: {UNREADABLE}"),
+    "certificate not in PEM": ({"TLS_CERTIFICATE": "{folder}/secret", "TLS_KEY": "{folder}/key.pem"},
+                               "TLS_CERTIFICATE: the file holds no certificate in PEM"),
+    "certificate cut off": ({"TLS_CERTIFICATE": "{folder}/cut.pem"},
+                            "TLS_CERTIFICATE: the file holds no certificate in PEM"),
+    "certificate alone": ({"TLS_CERTIFICATE": "{folder}/certificate.pem"},
+                          "TLS_KEY: not set, and the file of ATTENTION_TLS_CERTIFICATE holds no private key in PEM "
+                          "without a passphrase"),
+    "key alone": ({"TLS_KEY": "{folder}/key.pem"}, "TLS_KEY: expected ATTENTION_TLS_CERTIFICATE beside the key"),
+    "no key": ({"TLS_CERTIFICATE": "{folder}/certificate.pem", "TLS_KEY": "{folder}/no"},
+               f"TLS_KEY: the file cannot be read: {MISSING}"),
+    "unreadable key": ({"TLS_CERTIFICATE": "{folder}/certificate.pem", "TLS_KEY": "{folder}"},
+                       f"TLS_KEY: the file cannot be read: {UNREADABLE}"),
+    "key not in PEM": ({"TLS_CERTIFICATE": "{folder}/certificate.pem", "TLS_KEY": "{folder}/secret"},
+                       f"TLS_KEY: {NO_KEY}"),
+    "encrypted key": ({"TLS_CERTIFICATE": "{folder}/certificate.pem", "TLS_KEY": f"{TLS}/encrypted-key.pem"},
+                      f"TLS_KEY: {NO_KEY}"),
+    "another key": ({"TLS_CERTIFICATE": "{folder}/certificate.pem", "TLS_KEY": f"{TLS}/other-key.pem"},
+                    "TLS_KEY: the key is not that of ATTENTION_TLS_CERTIFICATE"),
+    "key of another type": ({"TLS_CERTIFICATE": "{folder}/certificate.pem", "TLS_KEY": f"{TLS}/ed25519-key.pem"},
+                            "TLS_KEY: the key is not that of ATTENTION_TLS_CERTIFICATE"),
+    "little memory": ({"MEMORY_LIMIT": "1MiB"}, "MEMORY_LIMIT: expected at least 16.0MiB, got 1.0MiB"),
+    "memory for less than a body": ({"MEMORY_LIMIT": "63MiB"}, "MEMORY_LIMIT: expected at least "
+                                    "ATTENTION_MAX_BODY_BYTES (64.0MiB), got 63.0MiB"),
+    "infinite time": ({"READ_TIMEOUT": "inf"}, "READ_TIMEOUT: Input should be a finite number"),
+    "no time": ({"TIME_LIMIT": "0"}, "TIME_LIMIT: Input should be greater than 0"),
+    "no rate": ({"READ_RATE": "0"}, "READ_RATE: Input should be greater than 0"),
+    "no such parser": ({"HTTP_PARSER": "nginx"}, "HTTP_PARSER: Input should be 'h11' or 'httptools'"),
+    "folder nowhere": ({"METRICS_FOLDER": "{folder}/no/metrics"},
+                       f"METRICS_FOLDER: this is not a folder that can be written to: {MISSING}"),
+    "folder that is a file": ({"METRICS_FOLDER": "{folder}/secret"},
+                              "METRICS_FOLDER: this is not a folder that can be written to: File exists"),
+    "empty host": ({"HOST": ""}, "HOST: String should have at least 1 character"),
+    "host that is no name": ({"HOST": "a" * 64}, f"HOST: {'a' * 64}: no host has this name"),
+    "host that is not known": ({"HOST": "::1%nowhere"}, "HOST: ::1%nowhere: Name or service not known"),
+    "host of another machine": ({"HOST": "192.0.2.1"}, "HOST: 192.0.2.1: Cannot assign requested address"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files to be named by settings."""
+    folder = tmp_path_factory.mktemp("settings")
+    both = LOCALHOST.read_text()
+    start = both.index("-----BEGIN PRIVATE KEY-----")
+    (folder / "certificate.pem").write_text(both[:start])
+    (folder / "cut.pem").write_text(both[: start - 100])
+    (folder / "key.pem").write_text(both[start:])
+    (folder / "secret").write_text(f"# people\n{SECRET}\n")
+    (folder / "bytes").write_bytes(b"\xff\xfe")
+    return folder
+
+
+def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that ends by itself; the names of variables are without ATTENTION_."""
+    environment = ENVIRONMENT | {f"ATTENTION_{name}": value for name, value in variables.items()}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_setting_ends_serve_with_one_line(name: str, folder: Path) -> None:
+    variables, line = WRONG[name]
+    done = run(SERVE, **{key: value.replace("{folder}", str(folder)) for key, value in variables.items()})
+    assert (done.returncode, done.stderr, done.stdout) == (2, f"ATTENTION_{line}\n", "")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_port_in_use_ends_serve_with_one_line(workers: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run([*SERVE[:-1], str(port)], WORKERS=workers)
+    assert (done.returncode, done.stderr) == (2, f"ATTENTION_PORT: 127.0.0.1:{port}: Address already in use\n")
+
+
+def test_every_wrong_setting_has_its_line() -> None:
+    done = run(SERVE, API_KEYS=SECRET, TIME_LIMIT="nan", WORKERS="many")
+    assert done.returncode == 2
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [
+        "ATTENTION_TIME_LIMIT",
+        "ATTENTION_API_KEYS",
+        "ATTENTION_WORKERS",
+    ]
+    assert SECRET not in done.stderr
+
+
+def test_stock_uvicorn_ends_with_the_same_line() -> None:
+    command = [sys.executable, "-m", "uvicorn", "service.app:from_environment", "--factory", "--port", "0"]
+    done = run(command, API_KEYS=SECRET)
+    assert (done.returncode, done.stderr) == (2, f"ATTENTION_API_KEYS: hash 1 is not the hash of a key {FORM}\n")
+
+
+def test_from_environment_raises_system_exit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATTENTION_MEMORY_LIMIT", "1")
+    with pytest.raises(SystemExit) as ended:
+        from_environment()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "ATTENTION_MEMORY_LIMIT: expected at least 16.0MiB, got 1B\n"
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "-1"])
+@pytest.mark.parametrize(
+    "name", [name for name, field in Settings.model_fields.items() if "float" in str(field.annotation)]
+)
+def test_every_number_of_seconds_is_finite_and_not_negative(name: str, value: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        Settings(**{name: value})  # type: ignore[arg-type]
+    assert [found["loc"] for found in error.value.errors()] == [(name,)]
+
+
+def test_an_error_of_pydantic_quotes_no_key() -> None:
+    """Whoever prints it as it is."""
+    with pytest.raises(ValidationError) as error:
+        Settings(api_keys=SECRET)
+    assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tls_certificate": "{folder}/certificate.pem", "tls_key": "{folder}/key.pem"},
+        {"tls_certificate": str(LOCALHOST)},  # which holds its key
+        {"memory_limit": "16MiB", "max_body_bytes": "16MiB"},
+        {"api_keys": f"sha256:{'0' * 64}, "},
+        {"api_keys": ""},
+        {"batch_window": "0"},
+        {"http_parser": "httptools", "read_rate": "1KiB"},
+    ],
+    ids=str,
+)
+def test_what_is_right_is_taken(given: dict[str, str], folder: Path) -> None:
+    values: dict[str, Any] = {name: value.replace("{folder}", str(folder)) for name, value in given.items()}
+    settings = Settings(**values)
+    assert settings.model_fields_set == values.keys()
+
+
+def test_the_metrics_folder_is_made(tmp_path: Path) -> None:
+    for _ in range(2):  # it may be there already
+        assert Settings(metrics_folder=tmp_path / "metrics").metrics_folder == tmp_path / "metrics"
+        assert list(tmp_path.iterdir()) == [tmp_path / "metrics"]
+        assert list((tmp_path / "metrics").iterdir()) == []
+
+
+def test_the_memory_limit_is_half_of_the_memory_that_there_is() -> None:
+    """Of 1 GiB of address space; and 2 GiB where there are more than 4."""
+    code = (
+        "import resource, sys; limit = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); "
+        "from service.settings import Settings; print(int(Settings().memory_limit))"
+    )
+    assert run([sys.executable, "-c", code, str(2**30)]).stdout == f"{2**29}\n"
+    assert 2**24 <= Settings().memory_limit <= 2**31
+    assert Settings.model_construct().memory_limit == Settings().memory_limit
+
+
+def test_the_table_shows_every_choice_and_is_alike_on_every_machine() -> None:
+    rows = {line.split("`")[1]: line for line in table().splitlines()[2:]}
+    literals = [name for name, field in Settings.model_fields.items() if get_origin(field.annotation) is Literal]
+    assert {"log_level", "log_format", "backend", "http_parser"} <= set(literals)
+    for name in literals:
+        choices = ", ".join(f"`{value}`" for value in get_args(Settings.model_fields[name].annotation))
+        assert f"One of {choices}." in rows[f"ATTENTION_{name.upper()}"]
+    assert "| half of the available memory, at most 2 GiB |" in rows["ATTENTION_MEMORY_LIMIT"]
+    assert "| `16.0KiB` |" in rows["ATTENTION_READ_RATE"]
+    command = [sys.executable, "-m", "service", "settings"]
+    limited = ["sh", "-c", 'ulimit -v 1048576; exec "$@"', "sh", *command]
+    assert run(limited).stdout == run(command).stdout == f"{table()}\n"

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.codecs import CODECS
-from service.errors import ServiceError
+from service.errors import ServiceError, TooLarge
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
 from tests.test_bad_requests import BAD, Bad
@@ -111,7 +111,7 @@ def test_codecs_are_exact_for_every_type_and_shape(media_type: str, kind: type) 
         "e": np.array(1, kind),
     }
     nested_arrays = {"a": arrays["a"], "b": {"c": arrays["b.c"]}, "d": arrays["d"], "e": arrays["e"]}
-    content = b"".join(CODECS[media_type].encode(nested_arrays | {"metadata": {"x": 1}, "tokens": ["é"]}))
+    content = b"".join(CODECS[media_type].encode(nested_arrays | {"metadata": {"x": 1}, "tokens": ["é"]}).chunks)
     theirs = read(content, media_type)
     assert (theirs["metadata"], theirs["tokens"]) == ({"x": 1}, ["é"])
     if media_type == NPZ:
@@ -283,7 +283,19 @@ def test_json_text_that_unpacks_to_far_more_than_the_body(client: httpx.Client) 
     for request in (text, np.array(text.tobytes().decode())):
         stream = io.BytesIO()
         np.savez_compressed(stream, request=request)
-        check(post(client, stream.getvalue(), NPZ), 413, "request of at most 2097152 bytes when unpacked")
+        content = stream.getvalue()
+        check(post(client, content, NPZ), 413, f"request of at most {2**16 + 16 * len(content)} bytes when unpacked")
+
+
+@pytest.mark.parametrize("media_type", [NPZ, SAFETENSORS])
+def test_json_text_that_is_long(media_type: str) -> None:
+    """Reading it takes many times its length, so that a body of tensors could take far more than it shows."""
+    labels = ["a" * 10**6] * 3
+    content = write({"query": [[1.0]] * 3, "query_tokens": labels}, media_type)
+    with pytest.raises(TooLarge, match="request of at most 2097152 bytes"):
+        CODECS[media_type].decode(content, 10**9)
+    content = write({"query": [[1.0]] * 3, "query_tokens": labels[:2]}, media_type)
+    assert CODECS[media_type].decode(content, 10**9).fields["query_tokens"] == labels[:2]
 
 
 def test_npz_that_unpacks_to_more_than_the_limit() -> None:
@@ -313,7 +325,9 @@ TENSOR_LIES: dict[str, tuple[bytes, int, str]] = {
     "header that is no JSON": (tensors(b"{"), 400, "a header in JSON"),
     "header of empty lists": (tensors(b'{"a": [' + b"[]," * 2**19 + b"1]}"), 400, "at most 524288 arrays"),
     "header that is a list": (tensors([]), 400, "a header that is an object"),
-    "metadata that is none": (tensors({"__metadata__": [1]}), 400, "to hold strings"),
+    "metadata that is none": (tensors({"__metadata__": [1]}), 400, "to be an object"),
+    "metadata of other things": (tensors({"__metadata__": {"request": "{}", "format": 1}}), 400, "to hold strings"),
+    "metadata that is a string": (tensors({"__metadata__": "request"}), 400, "to be an object"),
     "request that is none": (tensors({"__metadata__": {"request": 1}}), 400, "to hold strings"),
     "request that is no JSON": (tensors({"__metadata__": {"request": "{"}}), 400, "JSON"),
     "entry that is none": (tensors({"query": 1}), 400, "dtype, shape and data_offsets"),
@@ -344,6 +358,34 @@ TENSOR_LIES: dict[str, tuple[bytes, int, str]] = {
 def test_safetensors_that_lie(client: httpx.Client, name: str) -> None:
     content, status, expected = TENSOR_LIES[name]
     check(post(client, content, SAFETENSORS), status, expected)
+
+
+ENTRY = b'{"dtype": "F64", "shape": [1, 1], "data_offsets": [0, 8]}'
+DEEP = b"[" * 1000 + b"]" * 1000
+TWICE: dict[str, tuple[bytes, str]] = {
+    "a tensor": (b'{"query": %b, "query": %b}' % (ENTRY, ENTRY), "query"),
+    "a tensor in other letters": (b'{"query": %b, "qu\\u0065ry": %b}' % (ENTRY, ENTRY), "query"),
+    "a part of an entry": (b'{"query": %b, "shape": [1, 1]}}' % ENTRY.replace(b"}", b""), "shape"),
+    "the metadata": (b'{"__metadata__": {}, "query": %b, "__metadata__": {}}' % ENTRY, "__metadata__"),
+    "the request": (b'{"__metadata__": {"request": "{", "request": "{}"}, "query": %b}' % ENTRY, "request"),
+    "a huge integer": (b'{"query": 1%b, "query": %b}' % (b"0" * 300, ENTRY), "query"),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_safetensors_that_name_a_key_twice(client: httpx.Client, name: str) -> None:
+    header, key = TWICE[name]
+    response = post(client, tensors(header, b"\0" * 8), SAFETENSORS)
+    check(response, 400, f"'{key}' once in the header")
+    assert response.json()["code"] == "duplicate_key"
+
+
+@pytest.mark.parametrize("hidden", [DEEP, b'{"a":' * 500 + b"1" + b"}" * 500, b"1" * 5000, b"NaN", b'"\\ud800"'])
+def test_values_hidden_under_a_key_that_is_named_twice(client: httpx.Client, hidden: bytes) -> None:
+    """The later value of the key is a good one; no limit of a parser may end in another error than ours."""
+    response = post(client, tensors(b'{"query": %b, "query": %b}' % (hidden, ENTRY), b"\0" * 8), SAFETENSORS)
+    assert response.status_code == 400
+    assert response.json()["code"] in ("duplicate_key", "invalid_tensors", "too_deep")
 
 
 GOOD_BODIES = {

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from service.codecs import json as json_codec
 from service.codecs.json import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_PLAIN
 from service.codecs.json import decode as decode_with_types
-from service.codecs.json import encode as encode_in_parts
+from service.codecs.json import encode as encode_in_chunks
+from service.codecs.json import reader as json_reader
 from service.errors import InvalidArray, InvalidJSON, ServiceError, TooLarge
-from service.jobs import make_job
+from service.pipeline.preparation import prepare
 from service.schemas.request import AttentionRequest
 
 
@@ -27,7 +27,7 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def encode(answer: dict[str, Any]) -> bytes:
-    return b"".join(encode_in_parts(answer))
+    return b"".join(encode_in_chunks(answer).chunks)
 
 
 @pytest.fixture(scope="module", autouse=True, params=["small", "large"])
@@ -35,7 +35,7 @@ def reader(request: pytest.FixtureRequest) -> Iterator[None]:
     """Small bodies are read in another way than large ones."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "large":
-            patch.setattr("service.codecs.json.SMALL", 0)
+            patch.setattr("service.codecs.json.limits.SMALL", 0)
         yield
 
 
@@ -135,15 +135,15 @@ def test_writes_arrays_of_any_strides(dtype: type) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2**14 + 1,), (3, 2**14 + 1), (300, 200), (2, 3, 70, 50), (1, 2**15), (40000, 1)])
-def test_writes_large_arrays_piece_by_piece(shape: tuple[int, ...]) -> None:
+def test_writes_large_arrays_in_chunks(shape: tuple[int, ...]) -> None:
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 7
     array.flat[-1] = -np.inf
     for view in (array, array.T):
         expected = view.astype(object)
         expected[~np.isfinite(view)] = None
-        parts = list(encode_in_parts({"a": 1, "b": view, "c": {"d": [2]}}))
-        assert max(map(len, parts)) < 400_000
-        assert json.loads(b"".join(parts), parse_float=np.float32) == {"a": 1, "b": expected.tolist(), "c": {"d": [2]}}
+        chunks = list(encode_in_chunks({"a": 1, "b": view, "c": {"d": [2]}}).chunks)
+        assert max(map(len, chunks)) <= 2**18
+        assert json.loads(b"".join(chunks), parse_float=np.float32) == {"a": 1, "b": expected.tolist(), "c": {"d": [2]}}
 
 
 def test_writes_what_is_not_finite_as_null() -> None:
@@ -174,21 +174,27 @@ def test_as_many_rows_of_numbers_or_booleans_are_read(item: bytes) -> None:
 @pytest.mark.parametrize("number", ["1", "1.5"])
 def test_the_search_for_what_is_wrong_ends(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says where, up to a number of values; beyond, at least what."""
-    monkeypatch.setattr("service.codecs.json.MAX_SEARCHED", 100)
-    monkeypatch.setattr("service.codecs.json.SMALL", 0)
+    monkeypatch.setattr("service.codecs.json.limits.MAX_SEARCHED", 100)
+    monkeypatch.setattr("service.codecs.json.limits.SMALL", 0)
     row = ",".join([number] * 99)
     for wrong, error in (("NaN", InvalidJSON), ("null", InvalidArray), ("[1]", InvalidArray)):
         with pytest.raises(ServiceError) as found:
-            make_job(AttentionRequest, decode_with_types(f'{{"query": [{row}, {wrong}]}}'.encode()))
+            prepare(AttentionRequest, decode_with_types(f'{{"query": [{row}, {wrong}]}}'.encode()))
         assert found.value.faults[0].pointer == "/query/99"
         with pytest.raises(error) as found:
             decode(f'{{"query": [{row}, {number}, {wrong}]}}'.encode())
         assert found.value.faults[0].hint == "the place is looked for in bodies of at most 100 values"
 
 
+def test_short_lists_are_read_beside_any_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.codecs.json.limits.MAX_SEARCHED", 100)
+    fields = decode(f'{{"query": {[1] * 200}, "include": [], "key_tokens": ["a", "b"]}}'.encode())
+    assert (fields["include"], fields["key_tokens"]) == ([], ["a", "b"])
+
+
 def test_a_bracket_in_disguise_costs_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """It makes brackets too many, so that each array is looked at again, however long."""
-    monkeypatch.setattr("service.codecs.json.MAX_SEARCHED", 100)
+    monkeypatch.setattr("service.codecs.json.limits.MAX_SEARCHED", 100)
     rows = [[1, 2.5]] * 100
     assert decode(f'{{"query": {json.dumps(rows)}, "a": "\\u005b"}}'.encode())["query"].shape == (100, 2)
     for wrong in ("[[1, 2], [3, [4]]]", "[1, [2]]", "[[1], [[], [1, 2]]]", "[true, [false]]"):
@@ -207,8 +213,8 @@ def test_a_body_is_not_searched_for_each_of_its_lists(monkeypatch: pytest.Monkey
         return counting
 
     for name in ("too_many", "too_plain"):
-        monkeypatch.setattr(json_codec, name, counted(name, getattr(json_codec, name)))
-    lists = ",".join(f'"{i}": [null]' for i in range(50))
+        monkeypatch.setattr(json_reader, name, counted(name, getattr(json_reader, name)))
+    lists = ",".join(f'"{i}": {json.dumps([None] * 65)}' for i in range(50))
     assert len(decode(f"{{{lists}}}".encode())) == 50
     assert sorted(looks) == ["too_many", "too_plain"]
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from service.attention import positions, shapes
+from service.attention import cost, positions, shapes
 from service.attention.arrays import FLOATS, cast, compute_dtype, widest
 from service.attention.masks import ScoreAxes, score_axes
 from service.attention.positions import Rotation
 from service.attention.roles import Roles, Sizes, resolve_roles
 from service.attention.selection import Selection, make_selection
-from service.attention.spec import SCORE_MATRICES, STAGES, AttentionSpec, Layout, Norm, Normalization
+from service.attention.spec import STAGES, AttentionSpec, Layout, Norm, Normalization
 from service.attention.visibility import Visibility, make_visibility
 from service.errors import InvalidValue, ShapeMismatch, shape
 
@@ -112,42 +112,18 @@ class Plan:
 
     @cached_property
     def flops(self) -> int:
-        """Multiplications and additions of the maps and the two products, and about 8 an element for the softmax."""
-        sizes = self.sizes
-        new_keys = sizes.key_length - self.roles.past_length
-        lengths = sizes.query_length, new_keys, new_keys
-        roles = self.roles.query, self.roles.key, self.roles.value
-        maps = sum(
-            2 * length * role.map.weight.size
-            for length, role in zip(lengths, roles, strict=True)
-            if role.map is not None
-        )
-        return self.score_count * (2 * (sizes.head_dim + sizes.value_dim) + 8) + sizes.batch_size * maps
+        """Operations, see `cost.flops`."""
+        return cost.flops(self)
 
     @cached_property
     def returned_bytes(self) -> int:
-        """An upper estimate of the memory of what is returned, and of the operands."""
-        sizes, chosen = self.sizes, self.selection
-        query = sizes.num_heads * sizes.query_length * (2 * sizes.head_dim + 2 * sizes.value_dim)
-        key = sizes.num_kv_heads * sizes.key_length * (2 * sizes.head_dim + 2 * sizes.value_dim)
-        heads = sizes.num_heads if chosen.heads is None else len(chosen.heads)
-        rows = sizes.query_length if chosen.queries is None else len(chosen.queries)
-        columns = sizes.key_length if chosen.top_k is None else 2 * chosen.top_k
-        stages = len(chosen.include & SCORE_MATRICES - {"attention_weights"}) * sizes.key_length
-        weights = columns if "attention_weights" in chosen.include else 0
-        returned = heads * rows * (stages + weights)
-        return sizes.batch_size * (returned + query + key) * self.compute_dtype.itemsize
+        """Memory of what is returned, see `cost.returned_bytes`."""
+        return cost.returned_bytes(self)
 
     @cached_property
     def peak_bytes(self) -> int:
-        """An upper estimate of the memory that computing takes beyond the request itself."""
-        return self.memory(WORKING_SCORES, WORKING_MATRICES)
-
-    def memory(self, scores: int, matrices: int) -> int:
-        """The same where tiles of about so many scores are at work, and so many matrices of their size for each."""
-        one_query = self.sizes.num_heads * self.sizes.key_length
-        working = matrices * min(self.score_count, max(scores, one_query))
-        return working * self.compute_dtype.itemsize + self.returned_bytes
+        """Memory that computing takes by NumPy on one thread, see `cost.peak_bytes`."""
+        return cost.peak_bytes(self, cost.working_bytes(self))
 
     @cached_property
     def plain(self) -> bool:
@@ -173,11 +149,6 @@ class Plan:
     def skips_hidden(self) -> bool:
         """Whether keys that nobody sees need not be computed: neither their scores nor their places come back."""
         return not self.selection.include & set(STAGES) and self.selection.top_k is None
-
-
-# Of the tiles that are computed at the same time, in elements, and how many matrices of their size exist at once.
-WORKING_SCORES = 2**21
-WORKING_MATRICES = 4
 
 
 def make_plan(spec: AttentionSpec) -> Plan:

@@ -71,6 +71,14 @@ class Result:
         self.facts = facts
 
     @property
+    def nbytes(self) -> int:
+        """Memory of all arrays."""
+        return sum(
+            sum(part.nbytes for part in value.values()) if isinstance(value, dict) else value.nbytes
+            for value in self.arrays.values()
+        )
+
+    @property
     def metadata(self) -> Metadata:
         """What was done."""
         return Metadata(**self.facts)
@@ -119,9 +127,11 @@ def _typed(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
     if name == "top_indices":
         return array
     typed = array if name in COMPUTED else array.astype(plan.dtype, copy=False)
-    if all_finite(typed) or (name in MAY_BE_MINUS_INFINITY and (typed < np.inf).all()):  # no NaN is less
-        return typed
-    raise overflow(plan, name)
+    # NaN is the largest of numbers. In the order of its memory nothing of an array is copied.
+    good = typed.max() < np.inf if name in MAY_BE_MINUS_INFINITY else all_finite(typed.ravel("K"))
+    if not good:
+        raise overflow(plan, name)
+    return typed
 
 
 def _to_wire(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
 
-from service.attention.plan import Plan
 from service.attention.roles import Sizes
+
+if TYPE_CHECKING:
+    from service.attention.plan import Plan
 
 # Products of fewer rows than this are slow, so a tile of a long key may be larger than asked for: up to so many scores.
 FAST_ROWS = 64
@@ -49,11 +52,30 @@ class Cut:
     streams: bool
 
 
+class Steps(NamedTuple):
+    """How many batch entries, key/value heads and queries the largest tiles have."""
+
+    batch: int
+    kv_heads: int
+    rows: int
+
+
 def tiles(plan: Plan, cut: Cut) -> Iterator[Tile]:
     """Tiles of about so many scores, or of one query over one group of heads if that is more.
 
     Keys that nobody in a tile can see, for where they stand, are left out of it, unless their scores are returned.
     """
+    sizes, step = plan.sizes, steps(plan, cut)
+    group = sizes.num_heads // sizes.num_kv_heads
+    for b in _cut(sizes.batch_size, step.batch):
+        for g in _cut(sizes.num_kv_heads, step.kv_heads):
+            for r in _cut(sizes.query_length, step.rows):
+                seen = _columns(plan, r)
+                yield Tile(b, g, slice(g.start * group, g.stop * group), r, seen)
+
+
+def steps(plan: Plan, cut: Cut) -> Steps:
+    """The size of tiles of about so many scores."""
     sizes, scores = plan.sizes, cut.scores
     group = sizes.num_heads // sizes.num_kv_heads
     columns = min(sizes.key_length, FAST_COLUMNS) if cut.streams else sizes.key_length
@@ -71,11 +93,7 @@ def tiles(plan: Plan, cut: Cut) -> Iterator[Tile]:
         rows = _fit(scores // (sizes.num_heads * columns), sizes.query_length)
     whole = kv_heads == sizes.num_kv_heads and rows == sizes.query_length
     batch = _fit(scores // (sizes.num_heads * rows * columns), sizes.batch_size) if whole else 1
-    for b in _cut(sizes.batch_size, batch):
-        for g in _cut(sizes.num_kv_heads, kv_heads):
-            for r in _cut(sizes.query_length, rows):
-                seen = _columns(plan, r)
-                yield Tile(b, g, slice(g.start * group, g.stop * group), r, seen)
+    return Steps(batch, kv_heads, rows)
 
 
 def _fair(sizes: Sizes, rows: int, workers: int) -> int:

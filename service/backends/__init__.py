@@ -36,8 +36,13 @@ class Executor(Protocol):
         """Whether the device is another than the processor, for which a thread waits. Errors: UnknownBackend."""
         ...
 
-    def peak_bytes(self, plan: Plan, device: str) -> int:
-        """An upper estimate of the machine's memory that computing takes beyond the request. Errors: UnknownBackend."""
+    def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
+        """Memory of the machine that computing takes beyond the arrays of the request, at most, results included.
+
+        copied: bytes of those arrays that are cast, by `cost.copied_bytes`; None where it is not known
+
+        Errors: UnknownBackend.
+        """
         ...
 
     def warm_up(self, device: str) -> None:

@@ -33,6 +33,7 @@ Array = Any  # of the library in use
 class Library:
     """An array library and where its arrays live.
 
+    returned: the plan's own type, in this library's terms
     load: from NumPy to the device, in the plan's computing type if it is a float; store: back to NumPy, by names
     waits: whether to look at a number means to wait until all before it is done
     matmul: of the last two axes, into a place if one is given and in_place says that it can be
@@ -44,6 +45,7 @@ class Library:
 
     xp: Any
     device: Any
+    returned: Any
     load: Callable[[np.ndarray], Array]
     store: Callable[[dict[str, Array]], dict[str, np.ndarray]]
     waits: bool
@@ -181,7 +183,8 @@ def _close_bounds(plan: Plan, lib: Library, loaded: Loaded) -> Bounds:
     """|q·k| <= |q| |k| (Cauchy-Schwarz) for the longest query and the longest key."""
     xp = lib.xp
     longest = [math.sqrt(float(xp.max(xp.vecdot(x, x)))) for x in (loaded.query, loaded.key)]
-    return _bounds(plan, longest[0] * longest[1], float(xp.max(xp.abs(loaded.value))))
+    values = max(float(xp.max(loaded.value)), -float(xp.min(loaded.value)))
+    return _bounds(plan, longest[0] * longest[1], values)
 
 
 def _bounds(plan: Plan, raw: float, values: float) -> Bounds:
@@ -190,11 +193,19 @@ def _bounds(plan: Plan, raw: float, values: float) -> Bounds:
     if plan.softcap is not None:
         bound = min(bound, plan.softcap)
     if plan.bias is not None:
-        bound += float(np.max(np.abs(plan.bias), where=np.isfinite(plan.bias), initial=0))
+        bound += _largest_finite(plan.bias)
     if plan.alibi is not None:
         furthest = float(np.max(np.abs(plan.alibi.offset))) + plan.sizes.query_length + plan.sizes.key_length
         bound += float(np.max(np.abs(plan.alibi.slopes))) * furthest
     return Bounds(max(raw, raw * abs(plan.scale)), bound, values)
+
+
+def _largest_finite(bias: np.ndarray) -> float:
+    """The largest magnitude in a bias, -inf aside."""
+    low, high = float(bias.min()), float(bias.max())
+    if low == -math.inf:
+        low = float(np.min(bias, where=np.isfinite(bias), initial=0))
+    return max(-low, high if math.isfinite(high) else 0.0, 0.0)
 
 
 def empty_outputs(plan: Plan, lib: Library, loaded: Loaded) -> Array:
@@ -283,7 +294,9 @@ def _heads(tokens: np.ndarray, role: Role, lib: Library) -> Array:
 def _apply(linear: DenseMap, tokens: Array, lib: Library) -> Array:
     """y = x Wᵀ + bias over the last axis: (b, l, in) -> (b, l, out)."""
     mapped = tokens @ lib.load(linear.weight.T)
-    return mapped if linear.bias is None else mapped + lib.load(linear.bias)
+    if linear.bias is not None:
+        mapped += lib.load(linear.bias)
+    return mapped
 
 
 def _normalised(array: Array, norm: Norm | None, lib: Library) -> Array:
@@ -660,12 +673,13 @@ class Collected:
         shapes["attention_weights"] = (b, averaged, q, k if chosen.top_k is None else chosen.top_k)
         shapes["received"] = (b, averaged, k)
         plain = chosen.heads is None and chosen.queries is None and chosen.top_k is None and not chosen.average_heads
-        self._placed = lib.in_place and plain and "attention_weights" in chosen.include
+        self._placed = lib.in_place and plain and lib.returned == computing and "attention_weights" in chosen.include
         skips = plan.visibility.band is not None and plan.skips_hidden
         make = lib.xp.zeros if skips or "received" in chosen.include else lib.xp.empty  # what is skipped stays 0
         for name, shape in shapes.items():
             if name in chosen.include:
-                self.arrays[name] = make(shape, dtype=computing, device=lib.device)
+                dtype = lib.returned if name == "attention_weights" else computing
+                self.arrays[name] = make(shape, dtype=dtype, device=lib.device)
         if chosen.top_k is not None:
             integer = lib.load(np.zeros(0, np.int64)).dtype
             self.arrays["top_indices"] = lib.xp.zeros(shapes["attention_weights"], dtype=integer, device=lib.device)
@@ -728,6 +742,8 @@ class Collected:
 
     def _write(self, name: str, tile: Tile, places: np.ndarray, block: Array) -> None:
         target = self.arrays[name]
+        if block.dtype != target.dtype:
+            block = self._lib.xp.astype(block, target.dtype)
         columns = (tile.columns,) if name in self._by_key else ()
         if self._chosen.queries is None and len(places):
             whole = self._chosen.heads is None

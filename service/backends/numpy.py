@@ -15,7 +15,9 @@ from typing import Any, Final
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from service.attention import cost
 from service.attention.arrays import is_float
+from service.attention.cost import TILE_BYTES, Tiling
 from service.attention.operands import Operands
 from service.attention.plan import Plan
 from service.attention.result import Computed, Result
@@ -23,9 +25,6 @@ from service.attention.tiles import Tile
 from service.backends.dense import SMALL, Found, Library, compute, load_operands
 from service.backends.small import Small
 from service.errors import UnknownBackend, quote
-
-# Of the scores of a tile: what a core can still keep near, and enough rows for fast products.
-TILE_BYTES: Final = 2**21
 
 CPU: Final = ("auto", "cpu")
 # Where it has not been worked out yet whether a plan is so plain.
@@ -80,9 +79,9 @@ def is_apart(device: str) -> bool:
     return False
 
 
-def peak_bytes(plan: Plan, device: str) -> int:
-    """What the plan says."""
-    return plan.peak_bytes
+def peak_bytes(plan: Plan, device: str, copied: int | None = None) -> int:
+    """Memory that computing takes by all threads."""
+    return cost.peak_bytes(plan, cost.working_bytes(plan, Tiling(workers=_threads or 1)), copied)
 
 
 def warm_up(device: str) -> None:
@@ -106,6 +105,7 @@ def execute(plan: Plan, operands: Operands, device: str, check: Callable[[], Non
     lib = Library(
         xp=np,
         device="cpu",
+        returned=plan.dtype,
         load=load,
         store=lambda arrays: arrays,
         waits=False,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from service.codecs import json, npz, safetensors
-from service.codecs.decoded import Body, Decoded, Part
+from service.codecs.chunks import ENCODE_BYTES, Encoded
+from service.codecs.decoded import Body, Decoded
 
 
 class Decode(Protocol):
@@ -25,8 +26,8 @@ class Decode(Protocol):
 class Encode(Protocol):
     """From values to bytes."""
 
-    def __call__(self, answer: Mapping[str, Any], *, base64: bool = False) -> Iterable[Part]:
-        """An answer, in parts to be sent one after the other, made when they are asked for.
+    def __call__(self, answer: Mapping[str, Any], *, base64: bool = False) -> Encoded:
+        """An answer, in chunks that are made when they are asked for.
 
         base64: whether a text format holds arrays so
         """
@@ -42,8 +43,9 @@ def never(body: Body) -> Decoded | None:
 class Codec:
     """One media type.
 
-    growth: how many times the memory of a body its arrays need at most
-    effort: how many times the memory of a body is used while it is read, at most
+    decode_bound: upper bound of the memory for decoding, from the length of a body and the limit that it may unpack to
+    decode_bytes: a closer upper bound, from the complete body
+    encode_bytes: memory that encoding takes beyond the arrays of the answer
     inline: bytes of a body that is read in well below a millisecond, and whose faults are found in a few
     quick: reads a longer one at once, if that takes as long as a thread would keep others waiting; else gives None
     packed: whether a body is unpacked, no further than a limit
@@ -51,27 +53,36 @@ class Codec:
 
     decode: Decode
     encode: Encode
-    growth: int
-    effort: int
+    decode_bound: Callable[[int, int], int]
+    decode_bytes: Callable[[Body, int], int]
     inline: int
     packed: bool = False
     quick: Callable[[Body], Decoded | None] = never
+    encode_bytes: int = ENCODE_BYTES
 
-    def memory(self, length: int, limit: int) -> int:
-        """Bytes for a body of this length and its arrays, which are unpacked up to a limit."""
-        unpacked = self.growth * length
-        return length + (min(limit, unpacked) if self.packed else unpacked)
-
-
-# Two bytes, `1,`, make a number of eight.
-JSON_GROWTH: Final = 4
 
 CODECS: Final[dict[str, Codec]] = {
-    # The parser needs two words for each number.
     "application/json": Codec(
-        json.decode, json.encode, growth=JSON_GROWTH, effort=16, inline=2**16, quick=json.decode_quickly
+        json.decode,
+        json.encode,
+        json.decode_bound,
+        json.decode_bytes,
+        inline=2**16,
+        quick=json.decode_quickly,
     ),
-    # Deflate packs at most 1032 bytes into one.
-    "application/x-npz": Codec(npz.decode, npz.encode, growth=1032, effort=1, inline=2**14, packed=True),
-    "application/vnd.safetensors": Codec(safetensors.decode, safetensors.encode, growth=1, effort=1, inline=2**22),
+    "application/x-npz": Codec(
+        npz.decode,
+        npz.encode,
+        npz.decode_bound,
+        npz.decode_bytes,
+        inline=2**14,
+        packed=True,
+    ),
+    "application/vnd.safetensors": Codec(
+        safetensors.decode,
+        safetensors.encode,
+        safetensors.decode_bound,
+        safetensors.decode_bytes,
+        inline=2**22,
+    ),
 }

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import binascii
 import math
+from collections.abc import Iterator
 from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
+import orjson
 
+from service.codecs.chunks import MAX_CHUNK, Chunk, memory
 from service.codecs.sizes import MAX_RANK, is_shape
 from service.errors import InvalidArray, InvalidValue, quote, shape
 
@@ -16,6 +19,9 @@ DTYPES: Final[dict[str, np.dtype]] = {
     np.dtype(kind).name: np.dtype(kind).newbyteorder("<")
     for kind in (np.bool_, np.int32, np.int64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 }
+NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+# Bytes of an array that become one chunk of text: three make four.
+BASE64: Final = MAX_CHUNK // 4 * 3
 KEYS: Final = {"dtype", "shape", "data"}
 
 
@@ -45,9 +51,28 @@ def decode(fields: dict[str, Any], pointer: str) -> np.ndarray:
 
 
 def encode(array: np.ndarray) -> dict[str, Any]:
-    """The object for an array."""
-    content = binascii.b2a_base64(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(), newline=False)
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": content.decode("ascii")}
+    """The object for a small array."""
+    array = _little_endian(array)
+    content = binascii.b2a_base64(array.tobytes(), newline=False)
+    return {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data": content.decode("ascii")}
+
+
+def chunks(array: np.ndarray) -> Iterator[Chunk]:
+    """The object for an array of any size as JSON, without a copy of the whole."""
+    array = _little_endian(array)
+    opening = orjson.dumps({"dtype": NAMES[array.dtype], "shape": list(array.shape)})
+    yield opening[:-1] + b',"data":"'
+    left = b""
+    for part in memory(array, BASE64):
+        content = left + part if left else part
+        whole = len(content) // 3 * 3
+        yield binascii.b2a_base64(content[:whole], newline=False)
+        left = bytes(content[whole:])
+    yield binascii.b2a_base64(left, newline=False) + b'"}'
+
+
+def _little_endian(array: np.ndarray) -> np.ndarray:
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
 
 
 def _sizes(given: Any, pointer: str) -> tuple[int, ...]:

@@ -8,21 +8,26 @@ from typing import Any, Final
 import numpy as np
 
 from service.codecs import json
+from service.codecs.chunks import Chunk
 from service.codecs.decoded import Decoded
-from service.errors import FieldConflict, InvalidRequest, InvalidTensors, TooDeep, child, quote
+from service.errors import FieldConflict, InvalidRequest, InvalidTensors, TooDeep, TooLarge, child, quote
 
 # The name of the JSON text in a request, and in an answer.
 REQUEST: Final = "request"
 RESPONSE: Final = "response"
 # More than any request has.
 MAX_MEMBERS: Final = 200
+# Bytes of the JSON text: reading it takes many times as much.
+MAX_TEXT: Final = 2**21
 
 
 def nested(tensors: Mapping[str, np.ndarray], request: bytes | None) -> Decoded:
     """The fields of a request from its tensors, whose names are dotted, and its JSON text.
 
-    Errors: FieldConflict for a field given twice, TooDeep, and those of the text.
+    Errors: FieldConflict for a field given twice, TooDeep, TooLarge, and those of the text.
     """
+    if request is not None and len(request) > MAX_TEXT:
+        raise TooLarge.at("", f"{REQUEST} of at most {MAX_TEXT} bytes", str(len(request)))
     fields, untyped = json.decode(request) if request else Decoded({}, frozenset())
     place(fields, tensors)
     return Decoded(fields, untyped)
@@ -54,10 +59,15 @@ def flattened(answer: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from flattened(value, f"{prefix}{name}.")
 
 
-def rest(answer: Mapping[str, Any]) -> bytes:
-    """The JSON text with what is no tensor."""
-    plain = {name: value for name, value in answer.items() if not _has_tensors(value)}
-    return b"".join(json.encode(plain))
+class Rest:
+    """The JSON text with what is no tensor, in chunks, as often as it is iterated. It is long only where labels are."""
+
+    def __init__(self, answer: Mapping[str, Any]) -> None:
+        self._plain = {name: value for name, value in answer.items() if not _has_tensors(value)}
+        self._whole = [json.dumps(self._plain)] if json.is_small(self._plain) else None
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self._whole or json.chunks(self._plain))
 
 
 def booleans(data: memoryview, name: str) -> np.ndarray:

@@ -6,17 +6,20 @@ binary tensor data extension is that of Triton: sizes stand in the JSON, the byt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from itertools import chain
+from typing import Any, Final
 
 import numpy as np
 import orjson
 
 from service.codecs import json
-from service.codecs.decoded import Body, Decoded, Part
+from service.codecs.chunks import MAX_CHUNK, WORTH_SENDING, Chunk, Encoded, coalesce, in_one, memory
+from service.codecs.decoded import Body, Decoded
 from service.codecs.members import MAX_MEMBERS, flattened, place, too_many
 from service.codecs.oip_outputs import ALWAYS, BINARY_OUTPUT, Wish, set_include, wish_of
-from service.codecs.oip_tensors import BINARY_SIZE, DATATYPES, Tail, parameters_of, read
+from service.codecs.oip_tensors import BINARY_SIZE, DATATYPES, MAX_STRINGS, Strings, Tail, parameters_of, read
 from service.errors import FieldConflict, InvalidTensors, UnknownField
 
 # Parameters are scalars, so that lists of names come as one string.
@@ -25,13 +28,15 @@ NAME_LISTS: Final = ("include", "query_tokens", "key_tokens")
 IGNORED: Final = frozenset(
     {"content_type", "headers", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"}
 )
-
-
-class Written(NamedTuple):
-    """An answer in parts; head: where the JSON ends and bytes follow, None where there are none."""
-
-    parts: Iterable[Part]
-    head: int | None
+# A tensor after the JSON is copied where its elements are not aligned.
+COPIES: Final = 2
+# Bytes for each byte of strings after the JSON, of which the shortest take five, and for each of these strings.
+STRINGS: Final = 16
+STRING: Final = 96
+# JSON that is searched for strings, in bytes: longer ones take more than these anyway.
+SEARCHED: Final = 2**16
+# A datatype may be written with escapes.
+HOLDS_STRINGS: Final = re.compile(rb"BYTES|\\\\")
 
 
 def decode(body: Body, head: int | None) -> tuple[Decoded, Wish]:
@@ -46,6 +51,23 @@ def decode(body: Body, head: int | None) -> tuple[Decoded, Wish]:
     tensors = _tensors(request.get("inputs"), tail)
     tail.end()
     return assembled(request, tensors)
+
+
+def decode_bound(length: int, head: int | None) -> int:
+    """Upper bound of the memory for decoding any body of this length, in bytes. head: as for `decode`"""
+    text = length if head is None else min(head, length)
+    tail = length - text
+    return json.decode_bound(text) + COPIES * tail + min(STRINGS * tail, STRING * MAX_STRINGS)
+
+
+def decode_bytes(body: Body, head: int | None) -> int:
+    """Upper bound of the memory for decoding this body, in bytes."""
+    text = memoryview(body)[:head]
+    tail = len(body) - len(text)
+    memory = json.decode_bytes(text) + COPIES * tail
+    if tail and (len(text) > SEARCHED or HOLDS_STRINGS.search(text)):
+        memory += min(STRINGS * tail, STRING * MAX_STRINGS)
+    return memory
 
 
 def assembled(request: Mapping[str, Any], tensors: Mapping[str, Any], *, binary: bool = False) -> tuple[Decoded, Wish]:
@@ -64,20 +86,36 @@ def assembled(request: Mapping[str, Any], tensors: Mapping[str, Any], *, binary:
     return Decoded(fields, frozenset()), wish
 
 
-def encode(answer: Mapping[str, Any], wish: Wish, model: str, version: str) -> Written:
+def encode(answer: Mapping[str, Any], wish: Wish, model: str, version: str) -> Encoded:
     """The answer that a request wants."""
     chosen = outputs_of(answer, wish)
     opening: dict[str, Any] = {"model_name": model, "model_version": version}
     if wish.id is not None:
         opening["id"] = wish.id
     opening["parameters"] = scalars(answer["metadata"])
-    text = _json(opening, chosen, wish)
-    binary = [np.asarray(chosen[name], order="C").reshape(-1) for name in chosen if wish.is_binary(name)]
+    binary = [tensor for name, tensor in chosen.items() if wish.is_binary(name)]
+    listed = sum(tensor.size for name, tensor in chosen.items() if not wish.is_binary(name))
+    if listed > json.AT_ONCE or len(wish.id or "") > json.AT_ONCE:
+        return _large(opening, chosen, wish, binary)
+    text = list(_text(_json(opening, chosen, wish)))
+    length = sum(map(len, text))
     if not binary:
-        large = any(tensor.size > json.AT_ONCE for tensor in chosen.values())
-        return Written(json.gathered(text) if large else [b"".join(text)], None)
-    start = b"".join(text)
-    return Written([start, *(flat.view(np.uint8).data for flat in binary)], len(start))
+        return in_one(text) if length <= WORTH_SENDING else Encoded(coalesce(text), length)
+    tail = sum(tensor.nbytes for tensor in binary)
+    return Encoded(coalesce(chain(text, *map(memory, binary))), length + tail, length)
+
+
+def _large(
+    opening: Mapping[str, Any], tensors: Mapping[str, np.ndarray], wish: Wish, binary: list[np.ndarray]
+) -> Encoded:
+    """An answer with long JSON. If binary tensors follow, the length of the JSON is fixed before it is made."""
+    text = _text(_json(opening, tensors, wish))
+    if not binary:
+        return Encoded(coalesce(text), None)
+    pieces = _json(opening, tensors, wish)
+    length = sum(json.longest(piece) if isinstance(piece, np.ndarray) else len(piece) for piece in pieces)
+    chunks = chain(_padded(text, length), *map(memory, binary))
+    return Encoded(coalesce(chunks), length + sum(tensor.nbytes for tensor in binary), length)
 
 
 def outputs_of(answer: Mapping[str, Any], wish: Wish) -> dict[str, np.ndarray]:
@@ -110,7 +148,8 @@ def _tensors(inputs: Any, tail: Tail) -> dict[str, Any]:
         raise InvalidTensors.of("/inputs", "an array of tensors", inputs)
     if len(inputs) > MAX_MEMBERS:
         raise too_many(len(inputs))
-    return once(read(entry, f"/inputs/{i}", tail) for i, entry in enumerate(inputs))
+    strings = Strings()
+    return once(read(entry, f"/inputs/{i}", tail, strings) for i, entry in enumerate(inputs))
 
 
 def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,16 +164,37 @@ def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _json(opening: Mapping[str, Any], tensors: Mapping[str, np.ndarray], wish: Wish) -> Iterator[Part]:
-    """The JSON in pieces: what begins it, and the outputs, those that are not binary with their data in one list."""
-    yield orjson.dumps(opening)[:-1] + b',"outputs":['
-    for position, (name, tensor) in enumerate(tensors.items()):
+def _json(opening: Mapping[str, Any], tensors: Mapping[str, np.ndarray], wish: Wish) -> Iterator[Chunk | np.ndarray]:
+    """The JSON in pieces. A tensor among them stands for its data in one list; binary ones are only described."""
+    yield from json.members(opening)
+    before = b',"outputs":['
+    for name, tensor in tensors.items():
         entry: dict[str, Any] = {"name": name, "datatype": DATATYPES[tensor.dtype], "shape": list(tensor.shape)}
-        comma = b"," * (position > 0)
         if wish.is_binary(name):
-            yield comma + orjson.dumps(entry | {"parameters": {BINARY_SIZE: tensor.nbytes}})
+            yield before + orjson.dumps(entry | {"parameters": {BINARY_SIZE: tensor.nbytes}})
         else:
-            yield comma + orjson.dumps(entry)[:-1] + b',"data":'
-            yield from json.pieces(tensor.reshape(-1))
+            yield before + orjson.dumps(entry)[:-1] + b',"data":'
+            yield tensor
             yield b"}"
+        before = b","
     yield b"]}"
+
+
+def _text(pieces: Iterable[Chunk | np.ndarray]) -> Iterator[Chunk]:
+    """The JSON in chunks."""
+    for piece in pieces:
+        if isinstance(piece, np.ndarray):
+            yield from json.flat(piece)
+        else:
+            yield piece
+
+
+def _padded(chunks: Iterable[Chunk], length: int) -> Iterator[Chunk]:
+    """Pad JSON text with trailing spaces to a length that was announced before the text was made."""
+    for chunk in chunks:
+        length -= len(chunk)
+        yield chunk
+    while length:
+        spaces = min(length, MAX_CHUNK)
+        length -= spaces
+        yield b" " * spaces

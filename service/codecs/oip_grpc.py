@@ -12,16 +12,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from service.codecs.decoded import Decoded, Part
+from service.codecs.chunks import ENCODE_BYTES, Chunk
+from service.codecs.decoded import Decoded
 from service.codecs.members import MAX_MEMBERS
-from service.codecs.oip import assembled, once, outputs_of, scalars
+from service.codecs.oip import STRING, STRINGS, assembled, once, outputs_of, scalars
 from service.codecs.oip_messages import MESSAGES
 from service.codecs.oip_outputs import Wish
 from service.codecs.oip_tensors import (
     BYTES,
     DATATYPES,
     DTYPES,
+    MAX_STRINGS,
     Head,
+    Strings,
     check_count,
     check_own,
     from_bytes,
@@ -54,6 +57,12 @@ CONTENTS: Final[dict[str, tuple[str, int]]] = {
 PARAMETERS: Final = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 # What an output may say of itself.
 OF_OUTPUTS: Final = ("binary_data", "classification", "shared_memory_region")
+# A message is kept, and of it what lies across words is copied; protobuf makes many times its length of the rest.
+COPIES: Final = 2
+EFFORT: Final = 32
+# An answer is joined into one message, which gRPC copies; typed fields are made before.
+RAW_COPIES: Final = 2
+TYPED_COPIES: Final = 5
 # Wire types of protobuf: what stands after a field's key.
 VARINT, EIGHT, DELIMITED, FOUR = 0, 1, 2, 5
 
@@ -63,6 +72,24 @@ class Message(NamedTuple):
 
     head: bytes
     raw: list[memoryview]
+
+
+def decode_bound(length: int) -> int:
+    """Upper bound of the memory for decoding any message of this length, in bytes."""
+    return (COPIES + EFFORT) * length
+
+
+def decode_bytes(message: Message, length: int) -> int:
+    """Upper bound of the memory for decoding this message, in bytes."""
+    memory = COPIES * length + EFFORT * len(message.head)
+    if BYTES.encode() in message.head:
+        memory += min(STRINGS * length, STRING * MAX_STRINGS)
+    return min(memory, decode_bound(length))
+
+
+def encode_bytes(answer: int, *, raw: bool) -> int:
+    """Memory for encoding arrays of `answer` bytes as one message, the message included. raw: as raw tensors"""
+    return ENCODE_BYTES + (RAW_COPIES if raw else TYPED_COPIES) * answer
 
 
 def split(body: bytes) -> Message:
@@ -132,7 +159,8 @@ def decode(request: Any, raw: list[memoryview]) -> tuple[Decoded, Wish]:
     inputs = request.inputs
     if raw and len(raw) != len(inputs):
         raise InvalidTensors.at("/raw_input_contents", f"{len(inputs)}, one for each input", str(len(raw)))
-    tensors = once(_input(tensor, i, raw[i] if raw else None) for i, tensor in enumerate(inputs))
+    strings = Strings()
+    tensors = once(_input(tensor, i, raw[i] if raw else None, strings) for i, tensor in enumerate(inputs))
     outputs = [{"name": output.name, "parameters": _said(output)} for output in request.outputs]
     parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
     plain = {"id": request.id or None, "outputs": outputs, "parameters": parameters}
@@ -149,10 +177,11 @@ def _value(parameter: Any) -> Any:
     return None if choice is None else getattr(parameter, choice)
 
 
-def _input(tensor: Any, i: int, raw: memoryview | None) -> tuple[str, Any]:
+def _input(tensor: Any, i: int, raw: memoryview | None, strings: Strings) -> tuple[str, Any]:
     """Name and value of an input."""
     pointer = f"/inputs/{i}"
     head = head_of(tensor.name, tensor.datatype, tensor.shape[: MAX_RANK + 1], pointer)
+    strings.count(head, f"{pointer}/shape")
     check_own(tensor.parameters, pointer)
     filled = [field.name for field, _ in tensor.contents.ListFields()]
     if raw is None:
@@ -198,7 +227,7 @@ def encode(answer: Mapping[str, Any], wish: Wish, model: str, version: str) -> b
         tensor = response.outputs.add(name=name, datatype=DATATYPES[array.dtype], shape=array.shape)
         if not raw:
             _fill(tensor.contents, array)
-    parts: list[Part] = [response.SerializeToString()]
+    parts: list[Chunk] = [response.SerializeToString()]
     if raw:  # these are the last field, and a message may be written in pieces
         for array in outputs.values():
             parts += _field(RAW_OUTPUTS, array)

@@ -31,6 +31,8 @@ DTYPES: Final[dict[str, np.dtype]] = {
 DATATYPES: Final = {dtype: name for name, dtype in DTYPES.items()}
 # Strings: labels of tokens.
 BYTES: Final = "BYTES"
+# Of one request, as each takes about a hundred bytes, but five in a body.
+MAX_STRINGS: Final = 2**19
 BINARY_SIZE: Final = "binary_data_size"
 # The only field in which null has a meaning: minus infinity.
 BIAS: Final = "bias"
@@ -56,6 +58,20 @@ class Tail:
         """Errors: InvalidTensors where something is left over."""
         if self.taken != len(self._data):
             raise InvalidTensors.at("", f"{self.taken} bytes after the JSON, as its inputs say", str(len(self._data)))
+
+
+class Strings:
+    """Counts the strings of one request, before they are made."""
+
+    def __init__(self) -> None:
+        self._left = MAX_STRINGS
+
+    def count(self, head: Head, pointer: str) -> None:
+        """Errors: InvalidTensors where all of them are too many."""
+        if head.datatype == BYTES:
+            self._left -= math.prod(head.sizes)
+            if self._left < 0:
+                raise InvalidTensors.at(pointer, f"at most {MAX_STRINGS} strings in a request", shape(head.sizes))
 
 
 class Head(NamedTuple):
@@ -84,11 +100,12 @@ def check_own(parameters: Container[str], pointer: str) -> None:
         raise InvalidTensors.at(f"{pointer}/parameters", "data in the request", "shared memory")
 
 
-def read(entry: Any, pointer: str, tail: Tail) -> tuple[str, Any]:
+def read(entry: Any, pointer: str, tail: Tail, strings: Strings) -> tuple[str, Any]:
     """Name and value of an input: an array, or strings as nested lists. Errors: InvalidTensors, Overflow."""
     if not isinstance(entry, dict):
         raise InvalidTensors.of(pointer, "an object with name, shape, datatype and data", entry)
     head = head_of(entry.get("name"), entry.get("datatype"), entry.get("shape"), pointer)
+    strings.count(head, f"{pointer}/shape")
     parameters = parameters_of(entry, pointer)
     check_own(parameters, pointer)
     if BINARY_SIZE not in parameters:
@@ -144,14 +161,16 @@ def _check_size(size: int, head: Head, pointer: str) -> None:
 
 def _labels(data: memoryview, head: Head, pointer: str) -> Any:
     """Strings that stand each after four bytes with its length."""
-    found, at = [], 0
-    while at + 4 <= len(data):
+    found: list[str] = []
+    at = 0
+    needed = math.prod(head.sizes)
+    while at + 4 <= len(data) and len(found) <= needed:
         end = at + 4 + int.from_bytes(data[at : at + 4], "little")
         if end > len(data):
             break
         found.append(text(data[at + 4 : end], pointer))
         at = end
-    if at != len(data) or len(found) != math.prod(head.sizes):
+    if at != len(data) or len(found) != needed:
         raise InvalidTensors.at(pointer, f"strings {shape(head.sizes)}, each after its length", f"{len(found)} of them")
     return nested(found, head)
 

@@ -54,8 +54,9 @@ def infer(body: Body, limit: int) -> Decoded:
     head = int.from_bytes(body[:8], "little")
     decoded, wish = oip.decode(body[8:], None if head == NO_HEAD else head)
     written = oip.encode(ANSWER, wish, "attention", "1")
-    length = sum(map(len, written.parts))
-    assert written.head is None or written.head <= length
+    length = sum(map(len, written.chunks))
+    assert written.json_length is None or written.json_length <= length
+    assert written.length in (None, length)
     return decoded
 
 

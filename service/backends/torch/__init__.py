@@ -12,6 +12,7 @@ import array_api_compat.torch as xp
 import numpy as np
 import torch
 
+from service.attention import cost
 from service.attention.operands import Operands, make_operands
 from service.attention.plan import Plan, make_plan
 from service.attention.result import COMPUTED, Computed, Result
@@ -56,18 +57,25 @@ def use_threads(count: int) -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
-def peak_bytes(plan: Plan, device: str) -> int:
+def peak_bytes(plan: Plan, device: str, copied: int | None = None) -> int:
     """An upper estimate of the memory of the machine that computing takes, that of a GPU aside."""
     if is_apart(device):
-        return plan.memory(0, 0) + 2 * (staging.AHEAD + 1) * staging.CHUNK
-    return _bytes(plan)
+        return _memory(plan, 0, 0, copied) + 2 * (staging.AHEAD + 1) * staging.CHUNK
+    return _bytes(plan, copied)
 
 
-def _bytes(plan: Plan) -> int:
+def _bytes(plan: Plan, copied: int | None = None) -> int:
     """An upper estimate of the memory of what computes, beside what the request brings."""
     matrices = MATRICES
     matrices += FOR_TOP_K * (plan.selection.top_k is not None) + FOR_ENTROPY * ("entropy" in plan.selection.include)
-    return plan.memory(max(TILE_BYTES // plan.compute_dtype.itemsize, LARGEST_TILE), matrices)
+    return _memory(plan, max(TILE_BYTES // plan.compute_dtype.itemsize, LARGEST_TILE), matrices, copied)
+
+
+def _memory(plan: Plan, scores: int, matrices: int, copied: int | None) -> int:
+    """Memory where tiles of about so many scores are at work, and so many matrices of their size for each."""
+    one_query = plan.sizes.num_heads * plan.sizes.key_length
+    working = matrices * min(plan.score_count, max(scores, one_query))
+    return cost.peak_bytes(plan, working * plan.compute_dtype.itemsize, copied)
 
 
 def device_bytes(plan: Plan, operands: Operands) -> int:
@@ -234,6 +242,7 @@ def library(plan: Plan, device: torch.device, loads: str = "") -> Library:
     return Library(
         xp=xp,
         device=device,
+        returned=getattr(torch, plan.dtype_name),
         load=load,
         store=store,
         waits=device.type != "cpu",

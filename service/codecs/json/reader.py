@@ -1,4 +1,4 @@
-"""JSON (RFC 8259). Numbers go from the bytes into arrays without becoming Python objects on the way.
+"""Numbers go from the bytes into arrays without becoming Python objects on the way.
 
 simdjson reads the document and gives every array of numbers as one flat buffer. The buffer forgets nesting, so the
 shape is taken from the document. What simdjson refuses is read a second time, slowly, only to say what is wrong and
@@ -7,30 +7,36 @@ where.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any, Final
 
 import numpy as np
-import orjson
 import simdjson
 
 from service.codecs import encoded
-from service.codecs.decoded import Body, Decoded, Part
+from service.codecs.decoded import Body, Decoded
+from service.codecs.json import limits
+from service.codecs.json.faults import explain
+from service.codecs.json.limits import (
+    MAX_DEPTH,
+    MAX_KEYS,
+    MAX_LENGTH,
+    MAX_OBJECTS,
+    MAX_PLAIN,
+    count,
+    holds,
+    too_many,
+    too_plain,
+)
 from service.errors import (
     DuplicateKey,
-    Fault,
     InvalidArray,
     InvalidJSON,
     InvalidValue,
-    Overflow,
     ServiceError,
     TooDeep,
     TooLarge,
@@ -39,38 +45,22 @@ from service.errors import (
     quote,
 )
 
-# The deepest request is a matrix of 4 axes in an object in an object in an object; simdjson itself stops at 1024.
-MAX_DEPTH: Final = 32
-# An object is looked up key by key, so their number is bounded; the largest request has about 50.
-MAX_KEYS: Final = 200
-# simdjson counts no further than this, and cuts what is longer.
-MAX_LENGTH: Final = 2**24 - 2
-# Arrays and objects of one body that may become Python objects: each takes some hundred bytes, but two on the wire.
-MAX_PLAIN: Final = 2**19
-# Values of one body that are looked at one by one to say which is wrong: a second of work at most.
-MAX_SEARCHED: Final = 2**22
-# Faults of one body that are reported together.
-MAX_FAULTS: Final = 10
-# Bytes of a body that is read with fewer questions asked, and once more where some must be asked.
-SMALL: Final = 2**14
 # The same where others need not wait for the second time.
 QUICK: Final = 2**21
 # Of a list of texts.
 FEW: Final = 64
-# Bytes of a body after which a parser, which keeps some times as much, is worth keeping for the next one.
-SPARE: Final = 2**22
+# Bytes of memory of a parser that is kept for the next body; and what a parser takes, at most for each byte of a body,
+# and for each number beside the body.
+SPARE: Final = 2**23
+PER_BYTE: Final = 13
+PER_VALUE: Final = 24
 # The parser of each thread that nobody uses; not of those who failed, whose errors may still hold the document.
 _spare = threading.local()
 Array: Final = simdjson.Array
 PLAIN: Final = frozenset((str, int, float, bool, type(None)))
-# Bytes that are sent at once.
-PIECE: Final = 2**16
-# Numbers that are written at once.
-AT_ONCE: Final = 2**14
 # What makes a NUL character, with which simdjson does not find a key; looking for one byte takes no time.
 ESCAPE: Final = b"\\"
 BYTE_ORDER_MARK: Final = re.compile(rb"\xef\xbb\xbf|\xff\xfe|\xfe\xff")
-BLANK: Final = re.compile(rb"\s*+\Z")
 
 
 def decode(body: Body, limit: int | None = None) -> Decoded:
@@ -84,21 +74,24 @@ def decode(body: Body, limit: int | None = None) -> Decoded:
     Errors: InvalidJSON, DuplicateKey, TooDeep, InvalidValue (too many keys), InvalidArray (too long a row), Overflow (a
     number beyond 64 bits), TooLarge (too much that can become no array).
     """
-    if len(body) <= SMALL and (decoded := decode_quickly(body)) is not None:
+    if len(body) <= limits.SMALL and (decoded := decode_quickly(body)) is not None:
         return decoded
     if BYTE_ORDER_MARK.match(body):
         raise InvalidJSON.at("", "UTF-8 without a byte-order mark", "a byte-order mark")
-    parser = _take_parser()
+    parser, reason = _take_parser(), ""
     try:
         document = parser.parse(body)
     except (ValueError, RuntimeError) as error:
-        raise explain(body, str(error)) from None
+        reason = str(error)
+    if reason:
+        del parser  # which takes many times the memory of the body, as the second reading may
+        raise explain(body, reason)
     if not isinstance(document, simdjson.Object):
         kind = "an array" if isinstance(document, simdjson.Array) else describe(document)
         raise InvalidJSON.at("", "an object", kind)
     decoded = _read(document, body)
     del document  # of which nothing is left, or the parser could not be used again
-    if len(body) <= SPARE:
+    if len(body) <= SPARE // PER_BYTE:
         _spare.parser = parser
     return decoded
 
@@ -109,7 +102,7 @@ def decode_quickly(body: Body) -> Decoded | None:
 
     The parser holds the interpreter, so that in a thread it would keep others waiting just as long.
     """
-    if len(body) > QUICK or _holds(body, ESCAPE) or BYTE_ORDER_MARK.match(body):
+    if len(body) > QUICK or holds(body, ESCAPE) or BYTE_ORDER_MARK.match(body):
         return None
     parser = _take_parser()
     try:
@@ -120,7 +113,9 @@ def decode_quickly(body: Body) -> Decoded | None:
     if isinstance(document, simdjson.Object) and len(document) <= MAX_KEYS:
         simple = _read_simple(document, body)
     del document
-    _spare.parser = parser
+    values = SPARE if simple is None else sum(x.size for x in simple.fields.values() if isinstance(x, np.ndarray))
+    if len(body) <= SPARE // PER_BYTE or len(body) + PER_VALUE * values <= SPARE:
+        _spare.parser = parser
     return simple
 
 
@@ -128,105 +123,6 @@ def _take_parser() -> simdjson.Parser:
     """This thread's spare one, or a new one; whoever is done with its document may put it back."""
     parser, _spare.parser = getattr(_spare, "parser", None), None
     return parser or simdjson.Parser()
-
-
-def too_plain(body: Body) -> bool:
-    """Whether a text would take far more memory than its length, were it all made Python objects."""
-    return len(body) > MAX_PLAIN and _count(body, b"[") + _count(body, b"{") > MAX_PLAIN
-
-
-def too_many(body: Body) -> bool:
-    """Whether a text holds more values than are looked at one by one."""
-    return len(body) > MAX_SEARCHED and _count(body, b",") >= MAX_SEARCHED
-
-
-def _holds(body: Body, character: bytes) -> bool:
-    if isinstance(body, memoryview):  # which looks for numbers
-        return bool((np.frombuffer(body, np.uint8) == ord(character)).any())
-    return character in body
-
-
-def _count(body: Body, character: bytes) -> int:
-    if len(body) <= SMALL and not isinstance(body, memoryview):
-        return body.count(character)
-    # Bytes look at one after the other: this takes a fourth of the time.
-    return int(np.count_nonzero(np.frombuffer(body, np.uint8) == ord(character)))
-
-
-def encode(answer: Mapping[str, Any], *, base64: bool = False) -> Iterable[Part]:
-    """The answer as JSON, arrays straight from their memory: as nested lists, null for what is not finite, or typed.
-
-    A large one is written piece by piece, each in well below a millisecond, so that the first are on their way, and
-    others get their turn, while the next is written.
-    """
-    if base64:
-        answer = {name: _typed(value) for name, value in answer.items()}
-    for value in answer.values():
-        if isinstance(value, np.ndarray) and value.size > AT_ONCE:
-            return _large(answer)
-    return [orjson.dumps(answer, _contiguous, orjson.OPT_SERIALIZE_NUMPY)]
-
-
-def _large(answer: Mapping[str, Any]) -> Iterator[bytes]:
-    """Pieces of some ten thousand numbers each."""
-    return gathered(_members(answer))
-
-
-def _members(answer: Mapping[str, Any]) -> Iterator[Part]:
-    for place, (name, value) in enumerate(answer.items()):
-        yield (b"," if place else b"{") + orjson.dumps(name) + b":"
-        yield from pieces(value)
-    yield b"}"
-
-
-def gathered(parts: Iterable[Part]) -> Iterator[bytes]:
-    """The same bytes in parts that are worth sending."""
-    waiting: list[Part] = []
-    length = 0
-    for part in parts:
-        waiting.append(part)
-        length += len(part)
-        if length >= PIECE:
-            yield b"".join(waiting)
-            waiting.clear()
-            length = 0
-    yield b"".join(waiting)
-
-
-def pieces(value: Any) -> Iterator[Part]:
-    """A value as JSON, an array a few rows at a time."""
-    if not isinstance(value, np.ndarray) or value.size <= AT_ONCE:
-        yield orjson.dumps(value, _contiguous, orjson.OPT_SERIALIZE_NUMPY)
-        return
-    row = value[0].size
-    before = b"["
-    if row > AT_ONCE:
-        for item in value:
-            yield before
-            yield from pieces(item)
-            before = b","
-    else:
-        step = AT_ONCE // row
-        for start in range(0, len(value), step):
-            yield before
-            rows = orjson.dumps(value[start : start + step], _contiguous, orjson.OPT_SERIALIZE_NUMPY)
-            yield memoryview(rows)[1:-1]  # without its own brackets
-            before = b","
-    yield b"]"
-
-
-def _typed(value: Any) -> Any:
-    """A value of the answer, arrays in it and in its objects as typed ones."""
-    if isinstance(value, Mapping):
-        return {name: _typed(item) for name, item in value.items()}
-    return encoded.encode(value) if isinstance(value, np.ndarray) else value
-
-
-def _contiguous(value: Any) -> Any:
-    """What orjson can write of what it cannot: it knows neither strides nor bfloat16."""
-    if not isinstance(value, np.ndarray):
-        raise TypeError(type(value).__name__)
-    return np.ascontiguousarray(value if value.dtype.kind != "V" else value.astype(np.float32))  # V: bfloat16
 
 
 def _read_simple(document: Any, body: Body) -> Decoded | None:
@@ -251,7 +147,7 @@ def _read_simple(document: Any, body: Body) -> Decoded | None:
             fields[key] = value
         else:
             return None
-    if brackets != _count(body, b"[") or len(fields) != len(document):  # a key twice
+    if brackets != count(body, b"[") or len(fields) != len(document):  # a key twice
         return None
     return Decoded(fields, frozenset(listed))
 
@@ -307,10 +203,10 @@ def _read(document: simdjson.Object, body: Body) -> Decoded:
     opening brackets: the shapes and strings found must account for all of them. If they do not, or could not be told,
     those of each array by itself are counted.
     """
-    disguised = _holds(body, ESCAPE)  # a bracket may be written as \u005b, and stand for one that is hidden
+    disguised = holds(body, ESCAPE)  # a bracket may be written as \u005b, and stand for one that is hidden
     reader = _Reader(body, careful=disguised)
     fields = reader.object(document, "", 1)
-    if not disguised and reader.brackets != _count(body, b"["):
+    if not disguised and reader.brackets != count(body, b"["):
         del fields  # before all of it is made once more
         reader = _Reader(body, careful=True)
         fields = reader.object(document, "", 1)
@@ -331,8 +227,12 @@ class _Reader:
         self._careful = careful
         self.brackets = 0
         self.listed: list[str] = []
+        self._objects = 0
 
     def object(self, found: simdjson.Object, pointer: str, depth: int) -> dict[str, Any]:
+        self._objects += 1
+        if self._objects > MAX_OBJECTS:
+            raise TooLarge.at(pointer, f"at most {MAX_OBJECTS} objects", "more")
         if len(found) > MAX_KEYS:
             raise InvalidValue.at(pointer, f"at most {MAX_KEYS} keys", str(len(found)))
         keys = list(found.keys())
@@ -374,10 +274,9 @@ class _Reader:
                 place = child(pointer, key)
                 return [self.object(item, child(place, i), depth + 1) for i, item in enumerate(items)]
         array = None
-        if isinstance(first, bool | int | float) and _rectangular(found, sizes):
+        rectangular = isinstance(first, bool | int | float) and _rectangular(found, sizes)
+        if rectangular and (not self._careful or count(_text(found), b"[") == _brackets(sizes)):
             array = _booleans(found, sizes) if isinstance(first, bool) else _numbers(found, sizes, first)
-            if self._careful and array is not None and _count(_text(found), b"[") != _brackets(sizes):
-                array = None
         if array is None:
             plain = self._plain(found, pointer, key)
             self.brackets += _count_brackets(plain, child(pointer, key))
@@ -395,8 +294,11 @@ class _Reader:
         return too_plain(self._body)
 
     def _plain(self, found: simdjson.Array, pointer: str, key: str) -> list[Any]:
+        if len(found) <= FEW and all(type(item) in PLAIN for item in found):
+            few: list[Any] = found.as_list()  # as in include, beside any number of others
+            return few
         if self._too_many:
-            hint = f"the place is looked for in bodies of at most {MAX_SEARCHED} values"
+            hint = f"the place is looked for in bodies of at most {limits.MAX_SEARCHED} values"
             raise InvalidArray.at(child(pointer, key), "a rectangle of numbers or booleans", "another array", hint)
         if self._too_plain:
             expected = f"at most {MAX_PLAIN} arrays and objects around anything but a rectangle of numbers or booleans"
@@ -486,93 +388,3 @@ def _count_brackets(plain: list[Any], pointer: str) -> int:
         if not level:
             return count
     raise TooDeep.at(pointer, f"at most {MAX_DEPTH} levels", "more")
-
-
-# The second look. Nothing below runs for a body that simdjson reads.
-
-
-def explain(body: Body, reason: str) -> ServiceError:
-    """The error for a body that simdjson refused with `reason`: what is wrong, and where."""
-    if "DEPTH_ERROR" in reason:
-        return TooDeep.at("", f"at most {MAX_DEPTH} levels", "more")
-    if BLANK.match(body):
-        return InvalidJSON.at("", "an object", "an empty body")
-    if too_plain(body) or too_many(body):
-        return _somewhere(reason, f"the place is looked for in bodies of at most {MAX_SEARCHED} values")
-    tokens = _Tokens()
-    try:
-        text = str(body, "utf-8")
-        document = json.loads(
-            text,
-            parse_constant=tokens.constant,
-            parse_float=tokens.float,
-            parse_int=tokens.int,
-            object_pairs_hook=_Pairs,
-        )
-        strange = list(islice(_find(document, ""), MAX_FAULTS))
-    except UnicodeDecodeError as error:
-        return InvalidJSON.at("", "UTF-8", f"byte 0x{body[error.start]:02x} at offset {error.start}")
-    except json.JSONDecodeError as error:
-        return InvalidJSON.at("", "JSON", f"{error.msg} at line {error.lineno} column {error.colno}")
-    except RecursionError:
-        return TooDeep.at("", f"at most {MAX_DEPTH} levels", "more")
-    if not strange:
-        return _somewhere(reason)
-    kind = strange[0][1].kind
-    return kind(*(Fault(place, item.expected, item.got) for place, item in strange if item.kind is kind))
-
-
-def _somewhere(reason: str, hint: str = "") -> InvalidJSON:
-    return InvalidJSON.at("", "JSON as RFC 8259 defines it", quote(reason.partition(":")[0]), hint)
-
-
-@dataclass(frozen=True, slots=True)
-class _Strange:
-    """Stands in the second reading for a value that has no place in a request."""
-
-    kind: type[ServiceError]
-    expected: str
-    got: str
-
-
-class _Pairs(list[tuple[str, Any]]):
-    """The keys and values of an object, duplicates kept."""
-
-
-class _Tokens:
-    """Makes nothing of numbers, and marks of the first that are strange: nobody gets to see more of them."""
-
-    def __init__(self) -> None:
-        self._left = MAX_FAULTS
-
-    def constant(self, token: str) -> _Strange | None:
-        return self._strange(InvalidJSON, "a finite number", token)
-
-    def float(self, token: str) -> _Strange | None:
-        fits = math.isfinite(float(token))
-        return None if fits else self._strange(Overflow, "a number that float64 can hold", token)
-
-    def int(self, token: str) -> _Strange | None:
-        fits = len(token) < 19 or (len(token) <= 20 and -(2**63) <= int(token) < 2**64)
-        return None if fits else self._strange(Overflow, "an integer of at most 64 bits", token)
-
-    def _strange(self, kind: type[ServiceError], expected: str, token: str) -> _Strange | None:
-        self._left -= 1
-        return _Strange(kind, expected, quote(token) if kind is Overflow else token) if self._left >= 0 else None
-
-
-def _find(document: Any, place: str) -> Iterator[tuple[str, _Strange]]:
-    """Everything strange in a document, with its pointer."""
-    if isinstance(document, _Strange):
-        yield place, document
-    elif isinstance(document, _Pairs):
-        seen: set[str] = set()
-        for key, value in document:
-            if key in seen:
-                yield child(place, key), _Strange(DuplicateKey, "each key once", "the same key again")
-            seen.add(key)
-            yield from _find(value, child(place, key))
-    elif isinstance(document, list):
-        for i, value in enumerate(document):
-            if isinstance(value, list | _Strange):
-                yield from _find(value, child(place, i))

@@ -1,0 +1,98 @@
+"""Streaming responses: an answer is encoded chunk by chunk while earlier chunks are being sent.
+
+Each chunk takes less than a millisecond and at most 256 KiB, so encoding an answer of any size needs about a megabyte
+and does not block the event loop. Binary formats send arrays from their own memory, without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+
+Chunk = bytes | memoryview
+
+# Bytes of the largest chunk. A multiple of 8, so that no element of an array is cut.
+MAX_CHUNK: Final = 2**18
+# Memory that encoding takes beside the answer, whatever its size: chunks on their way from step to step.
+ENCODE_BYTES: Final = 2**21
+# Bytes of a chunk that is worth sending by itself.
+WORTH_SENDING: Final = 2**16
+
+
+class Encoded:
+    """An encoded answer.
+
+    chunks: the bytes to send; a generator may make them, so iterate only once
+    length: total bytes of the chunks; None if it is unknown before they are made
+    json_length: bytes of JSON before the binary tensors of the Open Inference Protocol; None without such tensors
+    """
+
+    __slots__ = ("chunks", "json_length", "length")
+
+    def __init__(self, chunks: Iterable[Chunk], length: int | None, json_length: int | None = None) -> None:
+        self.chunks = chunks
+        self.length = length
+        self.json_length = json_length
+
+
+def in_one(chunks: Iterable[Chunk]) -> Encoded:
+    """Join the chunks of a small answer into one."""
+    content = b"".join(chunks)
+    return Encoded([content], len(content))
+
+
+def coalesce(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Join small chunks until they are worth sending; pass large chunks through without a copy."""
+    waiting: list[Chunk] = []
+    length = 0
+    for chunk in chunks:
+        if length + len(chunk) > MAX_CHUNK and waiting:
+            yield _joined(waiting)
+            waiting, length = [], 0
+        waiting.append(chunk)
+        length += len(chunk)
+        if length >= WORTH_SENDING:
+            yield _joined(waiting)
+            waiting, length = [], 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(chunks: list[Chunk]) -> Chunk:
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def sliced(content: Chunk, size: int = MAX_CHUNK) -> Iterator[memoryview]:
+    """Cut bytes into views of at most `size` bytes."""
+    view = memoryview(content)
+    for start in range(0, len(view), size):
+        yield view[start : start + size]
+
+
+def memory(array: np.ndarray, size: int = MAX_CHUNK) -> Iterator[memoryview]:
+    """The bytes of an array in row-major order, in chunks of at most `size`. The whole array is never copied."""
+    if array.flags.c_contiguous:
+        yield from sliced(array.reshape(-1).view(np.uint8).data, size)
+    else:
+        for part in contiguous(array, size // array.itemsize):
+            yield part.view(np.uint8).data
+
+
+def contiguous(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """The elements of an array in row-major order, as vectors of at most `size` elements.
+
+    A contiguous array gives views; any other is copied a few rows at a time.
+    """
+    if array.flags.c_contiguous:
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, size):
+            yield flat[start : start + size]
+    elif (row := array[0].size) > size:
+        for item in array:
+            yield from contiguous(item, size)
+    else:
+        step = size // row
+        for start in range(0, len(array), step):
+            yield np.ascontiguousarray(array[start : start + step]).reshape(-1)

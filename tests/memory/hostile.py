@@ -1,0 +1,167 @@
+"""Bodies that take far more memory than they show, decoded each in a process of its own, as in `measure`."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from service.attention.cost import Memory
+from service.codecs import CODECS, oip, oip_grpc
+from service.errors import ServiceError
+from service.process import return_memory
+from tests.attack.corpus import elements
+from tests.memory.measure import LIMIT, measured
+from tests.wire import JSON, NPZ, SAFETENSORS
+
+N = 4 * 2**20
+INFERENCE, GRPC = "inference", "grpc"
+
+
+def many(item: str, last: str = "", count: int = 0) -> Callable[[], bytes]:
+    """A list of so many items, or as many as the size allows."""
+    return lambda: f'{{"a": [{f"{item}," * (count or N // len(item.encode()))}{last or item}]}}'.encode()
+
+
+def text(body: Callable[[], str]) -> Callable[[], bytes]:
+    return lambda: body().encode()
+
+
+def nested() -> bytes:
+    inner = ",".join(["{}"] * 200)
+    for _ in range(2):
+        inner = ",".join([f'{{"a":[{inner}]}}'] * 100)
+    return f'{{"a":[{inner}]}}'.encode()
+
+
+def keys() -> bytes:
+    fields = ",".join(f'"{i}":0' for i in range(200))
+    return f'{{"a":[{",".join([f"{{{fields}}}"] * 190)}]}}'.encode()
+
+
+def archive(method: int, **members: Any) -> Callable[[], bytes]:
+    def make() -> bytes:
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w", method) as file:
+            for name, array in members.items():
+                with file.open(f"{name}.npy", "w") as member:
+                    np.save(member, array)
+        return stream.getvalue()
+
+    return make
+
+
+def tensors(header: dict[str, Any], data: int = 0) -> Callable[[], bytes]:
+    def make() -> bytes:
+        text = json.dumps(header).encode()
+        return len(text).to_bytes(8, "little") + text + bytes(data)
+
+    return make
+
+
+def inference(tail: bytes, **entry: Any) -> Callable[[], bytes]:
+    """Where the JSON ends stands in eight bytes before it."""
+
+    def make() -> bytes:
+        binary = {"parameters": {"binary_data_size": len(tail)}} if tail else {}
+        text = json.dumps({"inputs": [{"name": "query_tokens", "shape": [1]} | entry | binary]}).encode()
+        return len(text).to_bytes(8, "little") + text + tail
+
+    return make
+
+
+TEXT = np.array(many("1", "x", 2**19)().decode())
+SHORT_STRING = b"\2\0\0\0\xc3\xa9"
+BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "small integers": (JSON, many("1")),
+    "small integers, then null": (JSON, many("0", "null")),
+    "integers, then null": (JSON, many("257", "null")),
+    "fractions, then ragged": (JSON, many("0.5", "[1]")),
+    "rows of one": (JSON, many("[1]")),
+    "booleans": (JSON, many("[true]")),
+    "strings": (JSON, many('"\u0100"')),
+    "strings of ASCII": (JSON, many('"ab"')),
+    "empty lists": (JSON, many("[]", "1", 2**19 - 10)),
+    "lists in lists": (JSON, many("[[]]", "1", 2**18 - 10)),
+    "more lists than may be": (JSON, many("[]", "1", 2**20)),
+    "objects": (JSON, many('{"":0}', "1", 2**17 - 10)),
+    "objects in objects": (JSON, nested),
+    "keys": (JSON, keys),
+    "a string": (JSON, text(lambda: f'{{"a": "{"x" * N}"}}')),
+    "a string with one wide character": (JSON, text(lambda: f'{{"a": "{"x" * N}\U0001f600"}}')),
+    "a string with one wide character escaped": (JSON, text(lambda: f'{{"a": "{"x" * N}\\ud83d\\ude00"}}')),
+    "a hidden list": (JSON, text(lambda: f'{{"query": [{"1," * (N // 2)}1], "key": [1, [2]]}}')),
+    "a bracket in disguise": (JSON, text(lambda: f'{{"x": "\\u005b", "query": [{"[1,1]," * (N // 6)}[1,1]]}}')),
+    "no JSON at the end": (JSON, many("257", "x")),
+    "no JSON after strings": (JSON, many('"\u0100"', "x")),
+    "a long number": (JSON, text(lambda: f'{{"a": 1{"0" * N}}}')),
+    "spaces": (JSON, text(lambda: " " * N)),
+    "not UTF-8": (JSON, lambda: b"\xff" * N),
+    "stored": (NPZ, archive(zipfile.ZIP_STORED, query=np.ones(N // 8), key=np.ones(N, np.bool_))),
+    "big-endian": (NPZ, archive(zipfile.ZIP_STORED, query=np.ones(N // 8, ">f8"))),
+    "deflated": (NPZ, archive(zipfile.ZIP_DEFLATED, query=np.ones(4 * N // 8), key=np.ones(N // 8))),
+    "deflated and big-endian": (NPZ, archive(zipfile.ZIP_DEFLATED, query=np.ones(4 * N // 8, ">f8"))),
+    "a deflated text": (NPZ, archive(zipfile.ZIP_DEFLATED, query=np.arange(N // 8), request=TEXT)),
+    "many members": (NPZ, archive(zipfile.ZIP_STORED, **{f"{i}": np.ones(1) for i in range(3000)})),
+    "no archive": (NPZ, lambda: b"PK" * (N // 2)),
+    "a header of lists": (SAFETENSORS, tensors({"a": [[]] * 2**18})),
+    "a header of numbers": (SAFETENSORS, tensors({"a": [257] * (N // 5)})),
+    "a text of lists": (SAFETENSORS, tensors({"__metadata__": {"request": many("[]", "1", 2**19)().decode()}})),
+    "a header that is no JSON": (SAFETENSORS, tensors({"a": "x" * N})),
+    "strings in bytes": (INFERENCE, inference(SHORT_STRING * 2**19, datatype="BYTES", shape=[2**19])),
+    "more strings than may be": (INFERENCE, inference(SHORT_STRING * 2**20, datatype="BYTES", shape=[2**20])),
+    "numbers in lists": (INFERENCE, inference(b"", datatype="FP32", shape=[N // 3], data=[1] * (N // 3), name="query")),
+    "numbers across words": (INFERENCE, inference(bytes(N), datatype="FP64", shape=[N // 8], name="query")),
+    "typed integers": (GRPC, lambda: elements("INT64", N, 3, b"\1" * N)),
+    "typed strings": (GRPC, lambda: elements("BYTES", N // 4, 0, b"\x42\2\xc3\xa9" * (N // 4))),
+    "raw": (GRPC, lambda: b"\x3a\x80\x80\x80\x02" + bytes(N)),
+}  # fmt: skip
+
+
+def decode(kind: str, bodies: list[np.ndarray]) -> Memory:
+    """Decode a body, whatever comes of it; what that was to take."""
+    body = bodies.pop().data
+    kept: Any = None
+    try:
+        if kind == INFERENCE:
+            head = int.from_bytes(body[:8], "little")
+            body = body[8:]
+            expected, bound = oip.decode_bytes(body, head), oip.decode_bound(len(body), head)
+            kept = oip.decode(body, head)
+        elif kind == GRPC:
+            content = bytes(body)
+            del body
+            message = oip_grpc.split(content)
+            expected = oip_grpc.decode_bytes(message, len(content))
+            bound = oip_grpc.decode_bound(len(content))
+            kept = oip_grpc.decode(oip_grpc.parse("ModelInferRequest", message.head), message.raw)
+        else:
+            expected = CODECS[kind].decode_bytes(body, LIMIT)
+            bound = CODECS[kind].decode_bound(len(body), LIMIT)
+            kept = CODECS[kind].decode(body, LIMIT)
+    except ServiceError:
+        pass
+    del kept
+    return Memory(expected, 0, 0, 0, 0)._replace(results=bound)
+
+
+def main() -> None:
+    """Print a line of JSON for each body."""
+    return_memory()
+    for kind, body in (JSON, b'{"a": [1, null], "b": [[0.5]]}'), (NPZ, archive(zipfile.ZIP_DEFLATED, a=np.ones(3))()):
+        CODECS[kind].decode(np.frombuffer(bytearray(body), np.uint8).data, LIMIT)
+    for name, (kind, make) in BODIES.items():
+        body = make()
+        bodies = [np.frombuffer(body, np.uint8).copy()]
+        del body
+        found = measured(partial(decode, kind, bodies), bodies[0].nbytes)
+        print(json.dumps({"name": name} | found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

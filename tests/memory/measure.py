@@ -1,0 +1,129 @@
+"""Measures what each case takes, every one in a process of its own: `python -m tests.memory.measure`.
+
+One parent loads and warms up everything, and forks a child for each request. A child has its parent's pages in its own
+resident set from the start, and copying one that it writes to does not make that larger; what the parent had freed was
+given back to the system before, so that a child finds no resident memory to reuse. The peak of the child, reset just
+before the request, is therefore what the request adds. The body was made by the parent: it is subtracted from where
+the child starts, as it is the request's own and is let go when it is decoded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from service import backends
+from service.attention.cost import Memory
+from service.codecs import CODECS, oip
+from service.codecs.chunks import ENCODE_BYTES
+from service.pipeline.engine import run
+from service.pipeline.estimate import estimate
+from service.pipeline.preparation import prepare
+from service.process import return_memory
+from service.schemas.request import AttentionRequest
+from service.schemas.response import answer
+from tests.memory.cases import CASES, INFERENCE, Case, write_case
+
+THREADS = 2
+LIMIT = 2**30
+
+
+def main(backend: Any, names: list[str]) -> None:
+    """Print a line of JSON for each case."""
+    return_memory()
+    executor = backends.choose(backend, "cpu")
+    warm_up(backend, executor)
+    for case in CASES:
+        if not names or case.name in names:
+            body, head = write_case(case)
+            bodies = [body]
+            del body
+            work = partial(request, case, bodies, head, executor)
+            print(json.dumps({"name": case.name} | measured(work, bodies[0].nbytes)), flush=True)
+
+
+def warm_up(backend: Any, executor: backends.Executor) -> None:
+    """One small request in each format, on one thread: a process with several could not be forked."""
+    fields = {"input": np.ones((20, 2)), "is_causal": True}
+    for media_type, answer_type, form in sorted({(case.media_type, case.answer, case.form) for case in CASES}):
+        body, head = write_case(Case("", media_type, answer_type, lambda: fields, form))
+        request(Case("", media_type, answer_type, dict, form), [body], head, executor)
+
+
+def request(case: Case, bodies: list[np.ndarray], head: int | None, executor: backends.Executor) -> Memory:
+    """Answer a request as the service does, to nowhere; its estimate."""
+    body = bodies.pop().data
+    size = len(body)
+    if case.media_type == INFERENCE:
+        decode = oip.decode_bytes(body, head)
+        decoded, wish = oip.decode(body, head)
+    else:
+        decode = CODECS[case.media_type].decode_bytes(body, LIMIT)
+        decoded = CODECS[case.media_type].decode(body, LIMIT)
+    del body
+    if size > 2**16:  # no warm-up
+        backends.use_threads(THREADS)
+    kept = decoded.nbytes
+    job = prepare(AttentionRequest, decoded)
+    del decoded
+    expected = estimate(job.plan, job.spec, job.sources, executor, kept, decode=decode, encode=ENCODE_BYTES)
+    with np.errstate(all="ignore"):
+        result = run(job.plan, job.spec, job.sources, executor)
+    fields = answer(job.spec, result, "id")
+    del result
+    if case.media_type == INFERENCE:
+        chunks = oip.encode(fields, wish, "attention", "1").chunks
+    else:
+        chunks = CODECS[case.answer].encode(fields, base64=job.body.encoding == "base64").chunks
+    del fields
+    with open(os.devnull, "wb") as nowhere:
+        for chunk in chunks:
+            nowhere.write(chunk)
+    return expected
+
+
+def measured(work: Callable[[], Memory], size: int) -> dict[str, Any]:
+    """Peak and estimate of a request, in a child. size: of its body"""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writer, json.dumps(in_child(work, size)).encode())
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        found = pipe.read()
+    os.waitpid(child, 0)
+    return dict(json.loads(found))
+
+
+def in_child(work: Callable[[], Memory], size: int) -> dict[str, Any]:
+    Path("/proc/self/clear_refs").write_text("5")
+    before, start = status("VmRSS") - size, time.monotonic()
+    expected = work()
+    found = {"estimate": expected.peak, "peak": status("VmHWM") - before, "phases": expected._asdict()}
+    return found | {"seconds": time.monotonic() - start}
+
+
+def status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

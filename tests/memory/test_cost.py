@@ -1,0 +1,75 @@
+"""What is known of memory without measuring it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.attention.spec import DType
+from service.backends import choose
+from service.codecs import CODECS
+from service.codecs.chunks import ENCODE_BYTES
+from service.codecs.decoded import Decoded
+from service.pipeline.engine import Engine
+from service.pipeline.estimate import estimate
+from service.pipeline.preparation import prepare
+from service.schemas.request import AttentionRequest
+from service.settings import Settings
+from tests.cases import CASES, Case
+from tests.wire import JSON, NPZ, SAFETENSORS, write
+
+LIMIT = 2**20
+
+
+def nbytes(value: Any) -> int:
+    return sum(map(nbytes, value.values())) if isinstance(value, dict) else value.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_is_returned_is_known_to_the_byte(case: Case, dtype: DType) -> None:
+    fields = CODECS[JSON].decode(write({**case.request, "dtype": dtype}, JSON), LIMIT)
+    job = prepare(AttentionRequest, fields)
+    result = Engine(Settings.model_construct()).compute(job)
+    assert nbytes(result.arrays) == job.plan.returned_bytes
+
+
+BODY: dict[str, Any] = {"query": np.ones((50, 4)), "key": np.ones((60, 4)), "value": np.ones((60, 4))}
+ARRAYS = 170 * 4 * 8
+
+
+def test_views_keep_the_whole_body_once() -> None:
+    body = write(BODY | {"query_tokens": ["a" * 1000] * 50}, SAFETENSORS)
+    kept = CODECS[SAFETENSORS].decode(body, LIMIT).nbytes
+    assert len(body) + 50 * 1000 <= kept <= len(body) + 50 * 1200
+    for view in (bytearray(body), np.frombuffer(bytearray(body), np.uint8).data):
+        assert CODECS[SAFETENSORS].decode(view, LIMIT).nbytes == kept
+
+
+def test_arrays_of_their_own_keep_no_more() -> None:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **BODY)
+    for media_type, body in ((JSON, write(BODY, JSON)), (NPZ, stream.getvalue())):
+        assert ARRAYS <= CODECS[media_type].decode(body, LIMIT).nbytes <= ARRAYS + 3 * 200
+
+
+def test_lists_count_what_python_takes() -> None:
+    rows = Decoded({"bias": [[0.5, None]] * 1000}, frozenset()).nbytes
+    assert 1000 * (56 + 2 * 8) <= rows <= 1000 * (56 + 2 * 8 + 2 * 32 + 100)
+    assert Decoded({"include": [], "layout": "ld"}, frozenset()).nbytes < 500
+
+
+def test_the_peak_is_that_of_the_dearest_phase() -> None:
+    body = write(BODY, SAFETENSORS)
+    decoded = CODECS[SAFETENSORS].decode(body, LIMIT)
+    job = prepare(AttentionRequest, decoded)
+    executor = choose("numpy", "cpu")
+    found = estimate(job.plan, job.spec, job.sources, executor, decoded, decode=10**9, encode=ENCODE_BYTES)
+    assert found.results == (50 * 4 + 50 * 60) * 8
+    assert found.decoded == len(body)
+    assert found.peak >= 10**9
+    assert 10**8 <= found._replace(decode=0, compute=10**8).peak < 10**9
+    assert found._replace(results=10**9).peak >= 10**9 + found.decoded + found.encode

@@ -1,0 +1,257 @@
+"""Answers of any size are encoded in small chunks, which the formats' own libraries read as one."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from service.codecs import CODECS, oip
+from service.codecs.chunks import MAX_CHUNK, WORTH_SENDING, Chunk, Encoded, coalesce
+from service.codecs.oip_outputs import Wish
+from service.errors import NotAcceptable
+from tests.oip import TYPES
+from tests.wire import JSON, NPZ, SAFETENSORS, read
+
+METADATA: dict[str, Any] = {"backend": "numpy", "scale": 0.5, "warnings": ()}
+WORST = -2.2250738585072014e-308  # as many digits as a number can have
+
+
+class Format(NamedTuple):
+    """One way to encode an answer, and a reader of it that knows nothing of ours."""
+
+    encode: Callable[[dict[str, Any]], Encoded]
+    decode: Callable[[bytes, Encoded], dict[str, Any]]
+
+
+def by_codec(media_type: str, **options: Any) -> Format:
+    def encode(answer: dict[str, Any]) -> Encoded:
+        return CODECS[media_type].encode(answer, **options)
+
+    def decode(content: bytes, encoded: Encoded) -> dict[str, Any]:
+        found: dict[str, Any] = untyped(read(content, media_type))
+        return found
+
+    return Format(encode, decode)
+
+
+def by_inference(*binary: str, all_binary: bool = False) -> Format:
+    def encode(answer: dict[str, Any]) -> Encoded:
+        return oip.encode(answer, Wish("1", (), dict.fromkeys(binary, True), all_binary), "attention", "1")
+
+    def decode(content: bytes, encoded: Encoded) -> dict[str, Any]:
+        at = len(content) if encoded.json_length is None else encoded.json_length
+        found: dict[str, Any] = {}
+        for output in json.loads(content[:at])["outputs"]:
+            kind = np.dtype(TYPES[output["datatype"]])
+            if "data" in output:
+                array = np.array(output["data"], kind)
+            else:
+                size = output["parameters"]["binary_data_size"]
+                array, at = np.frombuffer(content[at : at + size], kind), at + size
+            found[output["name"]] = array.reshape(output["shape"])
+        assert at == len(content)
+        return found
+
+    return Format(encode, decode)
+
+
+def untyped(value: Any) -> Any:
+    """An answer with its arrays in base64 as arrays."""
+    if not isinstance(value, dict):
+        return value
+    if value.keys() != {"dtype", "shape", "data"}:
+        return {name: untyped(item) for name, item in value.items()}
+    kind = np.dtype(ml_dtypes.bfloat16 if value["dtype"] == "bfloat16" else value["dtype"])
+    return np.frombuffer(base64.b64decode(value["data"], validate=True), kind).reshape(value["shape"])
+
+
+FORMATS = {
+    "JSON": by_codec(JSON),
+    "JSON with base64": by_codec(JSON, base64=True),
+    "npz": by_codec(NPZ),
+    "safetensors": by_codec(SAFETENSORS),
+    "inference in JSON": by_inference(),
+    "inference in binary": by_inference(all_binary=True),
+    "inference in both": by_inference("attention_weights"),
+}
+
+random = np.random.default_rng(0)
+square = random.random((500, 700))
+ARRAYS: dict[str, np.ndarray] = {
+    "rows": square,
+    "columns": square.T,
+    "every other": square[::2, 1::2],
+    "one row": square.reshape(1, -1),
+    "one number a row": square.reshape(-1, 1, 1, 1)[:60_000],
+    "long rows": random.random((3, 100_001)),
+    "long columns": random.random((100_001, 3)).T,
+    "heads behind tokens": random.random((2, 300, 5, 77)).transpose(0, 2, 1, 3),
+    "float32": square.astype(np.float32),
+    "float16": square.astype(np.float16).T,
+    "bfloat16": square.astype(ml_dtypes.bfloat16),
+    "bfloat16 columns": square.astype(ml_dtypes.bfloat16).T,
+    "indices": random.integers(-(2**63), 2**63 - 1, (400, 333)),
+    "longest numbers": np.full((40_000, 1), WORST),
+    "one byte more": np.arange(MAX_CHUNK + 1, dtype=np.uint8).view(np.int8)[:, None] > 0,
+    "small": np.array([[0.5, 0.25]]),
+    "small columns": square[:3, :4].T,
+    "empty": np.zeros((0, 3)),
+    "scalar": np.array(1.5),
+}
+
+
+def answer_of(array: np.ndarray) -> dict[str, Any]:
+    top = {"indices": np.arange(array.size).reshape(array.shape), "values": array}
+    return {"output": array[:1] if array.ndim else array, "attention_weights": array, "top_weights": top}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_array_comes_in_small_chunks_and_is_the_same(form: str, name: str) -> None:
+    array, (encode, decode) = ARRAYS[name], FORMATS[form]
+    answer = answer_of(array)
+    if form == "npz" and array.dtype == ml_dtypes.bfloat16:
+        with pytest.raises(NotAcceptable):
+            encode(answer | {"metadata": METADATA})
+        return
+    encoded = encode(answer | {"metadata": METADATA})
+    chunks = list(encoded.chunks)
+    content = b"".join(chunks)
+    assert max(map(len, chunks)) <= MAX_CHUNK
+    assert len(content) // len(chunks) >= min(WORTH_SENDING, len(content)) // 2
+    assert encoded.length in (None, len(content))
+    assert (encoded.length is None) == (form in ("JSON", "JSON with base64", "inference in JSON") and len(chunks) > 1)
+    found = decode(content, encoded)
+    for got, sent in pairs(found, answer):
+        typed = np.array(got, sent.dtype)  # JSON lists have no type
+        assert typed.tobytes() == sent.tobytes()
+        assert typed.shape == sent.shape or sent.size < 2  # lists of none or of no axes say less
+
+
+def pairs(found: dict[str, Any], answer: dict[str, Any], prefix: str = "") -> Iterator[tuple[Any, np.ndarray]]:
+    """What was found, under nested or dotted names, beside what was sent."""
+    for name, value in answer.items():
+        if isinstance(value, dict):
+            yield from pairs(found.get(name, found), value, "" if name in found else f"{name}.")
+        else:
+            yield found[prefix + name], value
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "nested"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_encoding_takes_little_memory_whatever_the_size(form: str, layout: str) -> None:
+    """About that of a few chunks: neither the array nor its text exists a second time."""
+    array = np.full((2000, 2000), 0.1, np.float32)
+    array = array.T if layout == "columns" else array
+    answer: dict[str, Any] = {"output": array, "attention_weights": array}
+    if layout == "nested":
+        answer = {"output": array, "top_weights": {"values": array}, "attention_weights": array[:2]}
+    tracemalloc.start()
+    try:
+        for _ in FORMATS[form].encode(answer | {"metadata": METADATA}).chunks:
+            pass
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20 + 2**18
+
+
+LABELS: dict[str, list[Any]] = {
+    "many": ["ab"] * 100_000,
+    "many in rows": [["ab", "é"]] * 50_000,
+    "one is long": ["x", "\u20ac\x01\U0001f600" * 200_000, "y"],
+    "one in a row is long": [["x", '"\\' * 300_000], ["z", "y"]],
+    "long ones": ["\x01" * 5000] * 100,
+    "few": ["The", "cat"],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("media_type", [JSON, NPZ, SAFETENSORS])
+def test_labels_of_any_number_and_length(media_type: str, name: str) -> None:
+    labels = tuple(tuple(item) if isinstance(item, list) else item for item in LABELS[name])
+    answer = {"output": np.array([[0.5]]), "query_tokens": labels, "key_tokens": ("a",), "metadata": METADATA}
+    encoded = CODECS[media_type].encode(answer)
+    chunks = list(encoded.chunks)
+    assert max(map(len, chunks)) <= MAX_CHUNK
+    assert encoded.length in (None, sum(map(len, chunks)))
+    found = read(b"".join(chunks), media_type)
+    assert (found["query_tokens"], found["key_tokens"], found["output"]) == (LABELS[name], ["a"], [[0.5]])
+
+
+def test_an_id_of_any_length_comes_back() -> None:
+    name = '"\u20ac' * 200_000
+    for binary in (False, True):
+        wish = Wish(name, ("output",), {}, binary)
+        encoded = oip.encode({"output": np.array([[0.5]]), "metadata": METADATA}, wish, "attention", "1")
+        chunks = list(encoded.chunks)
+        assert max(map(len, chunks)) <= MAX_CHUNK
+        assert json.loads(b"".join(chunks)[: encoded.json_length])["id"] == name
+
+
+def test_the_length_of_an_archive_beyond_two_gigabytes_is_not_announced() -> None:
+    """Its directory has longer entries then. Nothing is made of the array here."""
+    large = np.broadcast_to(np.float64(1), (2**14, 2**14))
+    assert CODECS[NPZ].encode({"output": large, "metadata": METADATA}).length is None
+    assert CODECS[SAFETENSORS].encode({"output": large, "metadata": METADATA}).length is not None
+
+
+def test_an_archive_needs_no_reader_that_knows_fortran_s_order() -> None:
+    content = b"".join(CODECS[NPZ].encode({"output": np.arange(6.0).reshape(2, 3).T, "metadata": METADATA}).chunks)
+    with np.load(io.BytesIO(content)) as archive:
+        assert archive["output"].flags.c_contiguous
+
+
+def joined(chunks: Iterable[bytes]) -> list[Chunk]:
+    return list(coalesce(chunks))
+
+
+def test_small_chunks_are_joined_and_large_ones_pass_as_they_are() -> None:
+    few, enough, large = b"a" * 10, b"b" * WORTH_SENDING, b"c" * MAX_CHUNK
+    assert joined([few, few]) == [few + few]
+    assert joined([few, enough, few]) == [few + enough, few]
+    assert joined([few, large, large, few]) == [few, large, large, few]
+    assert joined([enough, few, large]) == [enough, few, large]
+    assert joined([]) == []
+    assert next(chunk for chunk in coalesce([few, large]) if len(chunk) == MAX_CHUNK) is large
+
+
+# Prepared in a process of its own, so that it may run out of memory.
+COMPUTE = """
+import resource, sys
+from pathlib import Path
+import service.cli, service.codecs, service.pipeline.engine, service.schemas.response
+from service.backends import choose
+choose("numpy", "cpu")
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+limit = pages * resource.getpagesize() + int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+sys.exit(service.cli.main(["compute", sys.argv[2]]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_answer_in_base64_needs_no_memory_for_its_text(tmp_path: Path) -> None:
+    """3000² weights take 69 MiB, their text a third more. Where orjson gets no memory the process dies."""
+    request, answer = tmp_path / "request.json", tmp_path / "answer.json"
+    request.write_text(json.dumps({"input": [[0, 0, 0, 0]] * 3000, "encoding": "base64"}))
+    with answer.open("wb") as file:
+        done = subprocess.run([sys.executable, "-c", COMPUTE, str(220 * 2**20), str(request)], stdout=file,
+                              stderr=subprocess.PIPE, env={"ATTENTION_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                              text=True, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    weights = untyped(json.loads(answer.read_bytes()))["attention_weights"]
+    assert weights.shape == (3000, 3000)
+    assert np.allclose(weights, 1 / 3000, rtol=1e-12)

@@ -14,21 +14,24 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.middleware import Middleware
 
 from service import openapi
-from service.engine import Engine
 from service.errors import ServiceError
 from service.http.auth import Guard, has_keys
-from service.http.browsers import SecurityHeaders, cors
+from service.http.browsers import cors
+from service.http.connection import ReportProgress
+from service.http.discard import DiscardUnreadBody
+from service.http.head import CheckHead
 from service.http.middleware import RequestContext
-from service.http.problems import on_defect, on_http_exception, on_service_error
+from service.http.problems import on_defect, on_http_exception, on_memory_error, on_service_error
 from service.metrics import Shared, Tally
+from service.pipeline.engine import Engine
 from service.process import end_with_parent, tune, when_told_to_stop
 from service.routes import attention, health, inference, metrics, pages, problems
-from service.routes.tensors import StraightToTensors
-from service.settings import Settings
-from service.tracing import traced
+from service.routes.tensors import TensorRoute
+from service.settings import Settings, load_settings
+from service.tracing import tracing
 from service.version import __version__
 
 logger = logging.getLogger("attention")
@@ -46,24 +49,6 @@ TAGS = [
     {"name": "inference protocol", "description": "Compute as model servers do: the Open Inference Protocol (v2)."},
     {"name": "operations", "description": "Watch, and understand answers."},
 ]
-
-
-class Application:
-    """FastAPI with layers around all of it, as those within it take longer than a small attention does."""
-
-    def __init__(self, api: FastAPI, entry: ASGIApp, settings: Settings) -> None:
-        self.api = api
-        self.read_timeout = settings.read_timeout  # the protocol asks for it
-        self._entry = entry
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        scope["app"] = self.api
-        await self._entry(scope, receive, send)
-
-    def openapi(self) -> dict[str, Any]:
-        """The API document."""
-        return self.api.openapi()
 
 
 @asynccontextmanager
@@ -127,16 +112,24 @@ def grpc_server() -> Any:
     return RPC
 
 
-def from_environment() -> Application:
-    """The service as the environment sets it: what each of several workers runs."""
-    app = create_app(Settings())
+def from_environment() -> FastAPI:
+    """The service as the environment configures it: the factory for any ASGI server.
+
+    Errors: SystemExit with status 2 where a setting is wrong, as load_settings says on standard error.
+    """
+    app = create_app(load_settings())
     tune()
     end_with_parent()
     return app
 
 
-def create_app(settings: Settings) -> Application:
-    """The service with these settings. Nothing is read from the environment here, and nothing is started."""
+def worker() -> ReportProgress:
+    """What each of several workers of `attention-service serve` runs."""
+    return ReportProgress(from_environment())
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service with these settings. It reads nothing from the environment and starts nothing."""
     app = FastAPIOffline(
         title="Attention service",
         version=__version__,
@@ -159,28 +152,40 @@ def create_app(settings: Settings) -> Application:
     app.state.rpc = None
     if settings.grpc_port is not None:
         app.state.rpc = grpc_server()(settings, app.state.engine, app.state.tally)
+    add_routes(app)
+    app.user_middleware = middleware(settings, app.state.tally)
+    app.add_exception_handler(ServiceError, on_service_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(MemoryError, on_memory_error)
+    app.add_exception_handler(Exception, on_defect)
+    app.openapi = partial(openapi.build, app)  # type: ignore[method-assign]  # as FastAPI documents it
+    return app
 
-    app.include_router(attention.router)
+
+def add_routes(app: FastAPI) -> None:
+    """All operations, those on tensors first, as routes are tried in order."""
+    attention.add_routes(app)
+    inference.add_routes(app)
+    app.router.routes.sort(key=lambda route: not isinstance(route, TensorRoute))
     app.include_router(health.router)
     app.include_router(inference.router)
-    app.include_router(inference.tensors)
     app.include_router(problems.router)
-    if settings.metrics:
+    if app.state.settings.metrics:
         app.include_router(metrics.router)
     app.include_router(pages.router)
 
-    app.add_exception_handler(ServiceError, on_service_error)
-    app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(Exception, on_defect)
 
-    app.openapi = partial(openapi.build, app)  # type: ignore[method-assign]  # as FastAPI documents it
-    straight = [*attention.router.routes, *inference.tensors.routes]
-    entry: ASGIApp = StraightToTensors(SecurityHeaders(app), straight)
-    if has_keys(settings):
-        entry = Guard(entry, settings)
-    if settings.cors_origins:
-        entry = cors(entry, settings.cors_origins)
-    entry = RequestContext(entry, app.state.tally)
+def middleware(settings: Settings, tally: Tally | None) -> list[Middleware]:
+    """Everything around the routes, from the outside in."""
+    found = [
+        Middleware(DiscardUnreadBody, seconds=settings.read_timeout),
+        Middleware(RequestContext, tally=tally),
+        Middleware(CheckHead),
+    ]
     if settings.tracing:
-        entry = traced(entry)
-    return Application(app, entry, settings)
+        found.insert(0, tracing())
+    if settings.cors_origins:
+        found.append(cors(settings.cors_origins))
+    if has_keys(settings):
+        found.append(Middleware(Guard, settings=settings))
+    return found

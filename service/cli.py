@@ -6,13 +6,14 @@ Each command imports what it runs: `health` runs every few seconds and is to cos
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -22,6 +23,8 @@ from service.version import __version__
 if TYPE_CHECKING:
     from service.settings import Settings
 
+# Seconds that a connection may stay open without a request.
+KEEP_ALIVE = 5
 # Flags of serve that stand for a setting of the same name.
 FLAGS = ("host", "port", "grpc_port", "workers", "threads")
 
@@ -29,7 +32,14 @@ FLAGS = ("host", "port", "grpc_port", "workers", "threads")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, or 1 for a request that is wrong, or 2 for wrong usage."""
     options = parser().parse_args(arguments)
-    return int(options.run(options))
+    try:
+        status = int(options.run(options))
+        print(end="", flush=True)
+    except BrokenPipeError:  # as in https://docs.python.org/3/library/signal.html#note-on-sigpipe
+        # Python flushes standard output once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,42 +83,31 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _configured(**flags: object) -> Settings:
-    """The settings of the environment, and these. Exits, as for any wrong usage, where one is wrong."""
-    from pydantic import ValidationError
-
-    from service.settings import Settings
-
-    try:
-        return Settings(**flags)  # type: ignore[arg-type]  # what pydantic is there to find out
-    except ValidationError as error:
-        for found in error.errors():
-            name = "_".join(str(step) for step in found["loc"]).upper()
-            print(f"ATTENTION_{name}: {found['msg']}", file=sys.stderr)
-        sys.exit(2)
-
-
 def _serve(options: argparse.Namespace) -> int:
     # uvicorn finishes what runs, then raises the signal again: being asked to stop, and having stopped, is success.
     # Before all imports, as the first process of a container has no other way to be stopped while they run.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
 
+    from service.settings import load_settings
+
+    flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
+    settings = load_settings(**flags)
+    _check_port("PORT", settings.host, settings.port)
+
     import uvicorn
 
     from service.app import create_app, grpc_server
-    from service.http.protocol import PatientProtocol
+    from service.http.connection import ReportProgress
+    from service.http.head import MAX_HEAD
     from service.logs import log_config
     from service.process import tune
+    from service.server.protocol import Limits, http_protocol
 
-    flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
-    settings = _configured(**flags)
-    if settings.backend == "torch" and not all(map(find_spec, ("torch", "array_api_compat"))):
-        print("ATTENTION_BACKEND: torch is not there; install attention-service[torch]", file=sys.stderr)
-        return 2
     if settings.grpc_port is not None:
         grpc_server()  # before workers are started, which would be again and again
         flags["grpc_port"] = _port_for_grpc(settings)
-        settings = _configured(**flags)
+        settings = load_settings(**flags)
+    limits = Limits(KEEP_ALIVE, settings.read_timeout, MAX_HEAD, settings.write_timeout)
     run = partial(
         uvicorn.run,
         host=settings.host,
@@ -118,8 +117,10 @@ def _serve(options: argparse.Namespace) -> int:
         access_log=False,  # requests are logged by the service
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
-        http=PatientProtocol,
+        http=http_protocol(settings.http_parser, limits),
         ws="none",
+        h11_max_incomplete_event_size=MAX_HEAD,
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=settings.grace,
         server_header=False,
         proxy_headers=False,  # nothing asks for the client's address
@@ -127,30 +128,40 @@ def _serve(options: argparse.Namespace) -> int:
     if settings.workers == 1:
         app = create_app(settings)
         tune()
-        run(app)
+        run(ReportProgress(app))
     else:  # each worker makes its own, from the environment, where the flags go for it
         os.environ.update({f"ATTENTION_{name.upper()}": str(value) for name, value in flags.items()})
         from tempfile import TemporaryDirectory
 
         with TemporaryDirectory(prefix="attention-") as folder:
             os.environ.setdefault("ATTENTION_METRICS_FOLDER", folder)
-            run("service.app:from_environment", factory=True, workers=settings.workers)
+            run("service.app:worker", factory=True, workers=settings.workers)
     return 0
 
 
 def _port_for_grpc(settings: Settings) -> int:
     """The port for gRPC: one for all workers, and free, as several would share it with whoever has it."""
+    port = settings.grpc_port or 0
+    if port and port == settings.port:
+        print(f"ATTENTION_GRPC_PORT: {settings.host}:{port}: HTTP has it", file=sys.stderr)
+        sys.exit(2)
+    return _check_port("GRPC_PORT", settings.host, port)
+
+
+def _check_port(name: str, host: str, port: int) -> int:
+    """The port, or a free one for 0. Exits with one line if the service cannot listen there."""
     from service.process import free_port
 
-    port = settings.grpc_port or 0
     try:
-        if port and port == settings.port:
-            raise OSError("HTTP has it")
-        return free_port(settings.host, port)
+        return free_port(host, port)
+    except (socket.gaierror, UnicodeError) as error:
+        line = f"ATTENTION_HOST: {host}: {error.strerror if isinstance(error, OSError) else 'no host has this name'}"
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error
-        print(f"ATTENTION_GRPC_PORT: {settings.host}:{port}: {reason}", file=sys.stderr)
-        sys.exit(1)
+        reason = os.strerror(error.errno or 0)
+        at_host = error.errno == errno.EADDRNOTAVAIL
+        line = f"ATTENTION_HOST: {host}: {reason}" if at_host else f"ATTENTION_{name}: {host}:{port}: {reason}"
+    print(line, file=sys.stderr)
+    sys.exit(2)
 
 
 def _key(_: argparse.Namespace) -> int:
@@ -164,7 +175,12 @@ def _key(_: argparse.Namespace) -> int:
 def _health(_: argparse.Namespace) -> int:
     from service import health
 
-    failure = health.check(*health.address(os.environ), encrypted=bool(os.environ.get("ATTENTION_TLS_CERTIFICATE")))
+    try:
+        address = health.address(os.environ)
+    except ValueError:
+        print("ATTENTION_PORT: expected a number", file=sys.stderr)
+        return 2
+    failure = health.check(*address, encrypted=bool(os.environ.get("ATTENTION_TLS_CERTIFICATE")))
     if failure:
         print(failure, file=sys.stderr)
     return 1 if failure else 0
@@ -172,11 +188,12 @@ def _health(_: argparse.Namespace) -> int:
 
 def _compute(options: argparse.Namespace) -> int:
     from service.codecs import CODECS
-    from service.engine import Engine
     from service.errors import ServiceError
-    from service.jobs import make_job
+    from service.pipeline.engine import Engine
+    from service.pipeline.preparation import prepare
     from service.schemas.request import AttentionRequest
     from service.schemas.response import answer
+    from service.settings import load_settings
 
     codec = CODECS["application/json"]
     try:
@@ -185,13 +202,14 @@ def _compute(options: argparse.Namespace) -> int:
         print(f"{options.request}: {error.strerror}", file=sys.stderr)
         return 2
     try:
-        job = make_job(AttentionRequest, codec.decode(body, len(body)))
-        result = Engine(_configured()).compute(job)
+        prepared = prepare(AttentionRequest, codec.decode(body, len(body)))
+        result = Engine(load_settings()).compute(prepared)
     except ServiceError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    parts = codec.encode(answer(job.spec, result, uuid4().hex), base64=job.body.encoding == "base64")
-    sys.stdout.buffer.write(b"".join(parts) + b"\n")
+    fields = answer(prepared.spec, result, uuid4().hex)
+    sys.stdout.buffer.writelines(codec.encode(fields, base64=prepared.body.encoding == "base64").chunks)
+    sys.stdout.buffer.write(b"\n")
     return 0
 
 

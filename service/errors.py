@@ -16,6 +16,7 @@ ServiceError
 │   └── MemoryLimit       413
 ├── UnsupportedMediaType  415
 │   └── UnsupportedEncoding 415
+├── HeadTooLarge          431
 ├── InvalidRequest        422  the body parses and is wrong
 │   ├── MissingField      422
 │   ├── UnknownField      422
@@ -147,7 +148,7 @@ class NotAcceptable(ServiceError):
 
 
 class TooSlow(ServiceError):
-    """The request did not arrive within `ATTENTION_READ_TIMEOUT`."""
+    """The body did not arrive within `ATTENTION_READ_TIMEOUT`, nor with `ATTENTION_READ_RATE`."""
 
     status, code, title = 408, "too_slow", "The request took too long to arrive"
 
@@ -186,6 +187,12 @@ class UnsupportedEncoding(UnsupportedMediaType):
     """The body is compressed, or encoded in any other way, by its `Content-Encoding`; the service reads it as it is."""
 
     code, title = "unsupported_encoding", "This encoding cannot be read"
+
+
+class HeadTooLarge(ServiceError):
+    """Target and headers of the request are larger than this server admits."""
+
+    status, code, title = 431, "head_too_large", "The head of the request is too large"
 
 
 class InvalidRequest(ServiceError):

@@ -7,7 +7,7 @@ from typing import Any
 from service.attention.plan import make_plan
 from service.attention.result import Result
 from service.backends import choose
-from service.engine import run
+from service.pipeline.engine import run
 from service.schemas.request import AttentionRequest
 from service.schemas.validate import validate
 

@@ -44,11 +44,11 @@ METRICS = {
     "attention_batches": Metric("counter", "Batches of more than one small request that were computed as one."),
     "attention_batched_requests": Metric("counter", "Small requests that were computed in such batches."),
     "attention_requests_in_flight": Metric("gauge", "Requests that are not answered yet."),
-    "attention_places_taken": Metric("gauge", "Large requests at work."),
-    "attention_places": Metric("gauge", "Large requests that may be at work at once."),
-    "attention_requests_waiting": Metric("gauge", "Large requests that wait for a place or for memory."),
-    "attention_memory_bytes": Metric("gauge", "Memory taken by requests, by estimates.", ("pool",)),
-    "attention_memory_limit_bytes": Metric("gauge", "Memory that requests may take.", ("pool",)),
+    "attention_places_taken": Metric("gauge", "Large requests that are decoded or computed."),
+    "attention_places": Metric("gauge", "Large requests that may be decoded or computed at once."),
+    "attention_requests_waiting": Metric("gauge", "Large requests that wait for one of these, or for memory."),
+    "attention_memory_bytes": Metric("gauge", "Memory held by requests, until they are answered."),
+    "attention_memory_limit_bytes": Metric("gauge", "Memory that requests may hold."),
     "attention_workers": Metric("gauge", "Processes that answer."),
 }  # fmt: skip
 

@@ -13,9 +13,9 @@ from fastapi.openapi.utils import get_openapi
 from service.attention import spec
 from service.http.auth import OPEN
 from service.schemas.arrays import ElementType
-from service.schemas.inference import Datatype, InferenceError
+from service.schemas.inference import Datatype, InferenceError, InferenceRequest
 from service.schemas.problem import Problem
-from service.schemas.request import Encoding
+from service.schemas.request import AttentionRequest, Encoding
 
 REFERENCE = "#/components/schemas/{model}"
 # FastAPI's own description of errors that this service answers as problems.
@@ -49,7 +49,7 @@ def build(app: FastAPI) -> dict[str, Any]:
             separate_input_output_schemas=False,
         )
         _add_security(document)
-        _add_errors(document)
+        _add_models(document)
         _name_enums(document)
         _drop_titles(document)
         app.openapi_schema = document
@@ -66,10 +66,10 @@ def _add_security(document: dict[str, Any]) -> None:
     }
 
 
-def _add_errors(document: dict[str, Any]) -> None:
-    """Describe errors once, and drop FastAPI's validation errors, which no operation answers with."""
+def _add_models(document: dict[str, Any]) -> None:
+    """Add models that FastAPI does not see, and drop its validation errors, which no operation answers with."""
     schemas = document["components"]["schemas"]
-    for model in (Problem, InferenceError):
+    for model in (Problem, InferenceError, AttentionRequest, InferenceRequest):
         described = model.model_json_schema(ref_template=REFERENCE)
         schemas.update(described.pop("$defs", {}))
         schemas[model.__name__] = described
@@ -111,6 +111,8 @@ def _drop_titles(document: dict[str, Any]) -> None:
         schema.pop("title", None)
         for field in schema.get("properties", {}).values():
             field.pop("title", None)
+            if field.get("default", "") is None:  # it means absent; generators would want a value
+                del field["default"]
     for path in document["paths"].values():
         for operation in path.values():
             for parameter in operation.get("parameters", ()):

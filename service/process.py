@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import gc
 import multiprocessing
 import os
@@ -11,12 +13,16 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from threading import Thread
 from types import FrameType
 
 # Seconds after which a thread that computes in Python lets another run; the event loop is to have its turn soon.
 SWITCH = 0.001
+# Bytes of blocks that go back at once, and of free memory that is kept for smaller ones.
+RETURNED = 4 * 2**20
+KEPT = 8 * 2**20
+# The names of these in malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def tune() -> None:
@@ -25,6 +31,21 @@ def tune() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
     sys.setswitchinterval(SWITCH)
+    return_memory()
+
+
+def return_memory() -> None:
+    """Have the C library give blocks of some size back to the system as soon as they are freed.
+
+    glibc by itself raises the size from which it does with each block that is freed, up to 32 MiB, and keeps up to
+    twice as much: what one request took would stay taken, and nobody's estimate holds.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return
+    mallopt(M_MMAP_THRESHOLD, RETURNED)
+    mallopt(M_TRIM_THRESHOLD, KEPT)
 
 
 def end_with_parent() -> None:
@@ -63,23 +84,22 @@ def when_told_to_stop(do: Callable[[], object]) -> None:
 
 
 def free_port(host: str, port: int) -> int:
-    """The port, if nobody has it; any, for 0. Errors: OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as server:
-        return int(server.getsockname()[1])
+    """The port, if no process listens on it at any address of the host; a free one, for 0.
 
-
-def memory_left() -> int | None:
-    """Bytes that this process could still take, by the machine's memory and its own limit; None where nobody tells."""
-    try:
-        import resource  # not on every system
-
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        left = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    except (ImportError, OSError, StopIteration):
-        return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return left
-    return min(left, max(0, limit - pages * resource.getpagesize()))
+    Errors: OSError, also (EADDRNOTAVAIL, socket.gaierror) where the host is none of this machine's; UnicodeError for
+    what is no host name.
+    """
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    refusal: OSError | None = None
+    found = 0
+    for family, _, _, _, (name, _, *rest) in addresses:
+        try:
+            with socket.create_server((name, found or port, *rest), family=family) as server:
+                found = int(server.getsockname()[1])
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:  # of several families one may be switched off
+                raise
+            refusal = error
+    if not found and refusal is not None:
+        raise refusal
+    return found

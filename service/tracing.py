@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.types import ASGIApp
+from starlette.middleware import Middleware
 
 
-def traced(app: ASGIApp) -> ASGIApp:
-    """The application with a span for each request, sent to where OTEL_EXPORTER_OTLP_ENDPOINT says.
+def tracing() -> Middleware:
+    """A span for each request, sent to where OTEL_EXPORTER_OTLP_ENDPOINT says.
 
     A tracer provider that the process has set already is left as it is. Errors: SystemExit that names the extra,
     where OpenTelemetry is not installed.
@@ -21,9 +21,7 @@ def traced(app: ASGIApp) -> ASGIApp:
         raise SystemExit(f"ATTENTION_TRACING: install attention-service[otel] ({error})") from None
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
         trace.set_tracer_provider(_provider())
-    middleware: Any = OpenTelemetryMiddleware(app, exclude_spans=["receive", "send"])
-    traced_app: ASGIApp = middleware
-    return traced_app
+    return Middleware(OpenTelemetryMiddleware, exclude_spans=["receive", "send"])
 
 
 def _provider() -> Any:

@@ -14,16 +14,21 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from service.app import Application, create_app
-from service.http.protocol import PatientProtocol
+from service.app import create_app
+from service.http.connection import ReportProgress
+from service.http.head import MAX_HEAD
+from service.server.protocol import Limits, http_protocol
 from service.settings import Settings
 
 
 @contextmanager
-def serving(app: Application | FastAPI | Callable[..., Any], **options: Any) -> Iterator[httpx.Client]:
+def serving(app: FastAPI | Callable[..., Any], **options: Any) -> Iterator[httpx.Client]:
     """A client of a server that runs the application in a thread on a free port. options: more of uvicorn's."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", http=PatientProtocol, ws="none",
-                            proxy_headers=False, **options)  # fmt: skip
+    settings = app.state.settings if isinstance(app, FastAPI) and hasattr(app.state, "settings") else Settings()
+    limits = Limits(5, settings.read_timeout, MAX_HEAD, settings.write_timeout)
+    http = http_protocol(settings.http_parser, limits)
+    config = uvicorn.Config(ReportProgress(app), host="127.0.0.1", port=0, log_level="warning", http=http, ws="none",
+                            proxy_headers=False, h11_max_incomplete_event_size=MAX_HEAD, **options)  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -42,7 +47,7 @@ def serving(app: Application | FastAPI | Callable[..., Any], **options: Any) -> 
         thread.join()
 
 
-def app(**settings: Any) -> Application:
+def app(**settings: Any) -> FastAPI:
     """The service with these settings, whatever the environment says, and defaults for the rest."""
     return create_app(Settings.model_construct(**settings))
 

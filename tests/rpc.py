@@ -15,12 +15,12 @@ from tests.messages import read
 
 
 class Remote:
-    """A server, asked over gRPC. http: the same over HTTP; api: what it runs."""
+    """A server, asked over gRPC. http: the same over HTTP; app: what it runs."""
 
-    def __init__(self, channel: grpc.Channel, http: httpx.Client, api: Any) -> None:
+    def __init__(self, channel: grpc.Channel, http: httpx.Client, app: Any) -> None:
         self.channel = channel
         self.http = http
-        self.api = api
+        self.app = app
         self.trailers: dict[str, Any] = {}
 
     def send(self, method: str, data: bytes = b"", **more: Any) -> bytes:
@@ -50,8 +50,8 @@ class Remote:
 def remote(credentials: grpc.ChannelCredentials | None = None, **settings: Any) -> Iterator[Remote]:
     """A server with these settings, and gRPC on a free port."""
     application = app(grpc_port=0, **settings)
-    with serving(application) as http, connected(application.api.state.rpc.port, credentials) as channel:
-        yield Remote(channel, http, application.api)
+    with serving(application) as http, connected(application.state.rpc.port, credentials) as channel:
+        yield Remote(channel, http, application)
 
 
 @contextmanager

@@ -21,9 +21,9 @@ from service.attention.plan import make_plan
 from service.attention.spec import AttentionSpec, Output
 from service.backends import numpy
 from service.backends.room import NoRoom, Room
-from service.engine import Engine, memory_limit
 from service.errors import UnknownBackend
-from service.process import memory_left
+from service.pipeline.engine import Engine, memory_limit
+from service.runtime.memory import memory_left
 from service.settings import Settings
 from tests import wire
 from tests.backends import BACKENDS, HAS_TORCH
@@ -125,7 +125,7 @@ def test_a_service_is_ready_when_the_first_request_is_quick(monkeypatch: pytest.
     warm = threading.Event()
     monkeypatch.setattr(numpy, "warm_up", lambda device: warm.wait(60))
     service = app()
-    service.api.state.engine.ready = False  # as where torch is to be loaded
+    service.state.engine.ready = False  # as where torch is to be loaded
     with serving(service) as client:
         assert client.get("/health/live").status_code == 200
         for path in READY:
@@ -146,7 +146,7 @@ def test_a_service_that_cannot_warm_up_never_becomes_ready(
 
     monkeypatch.setattr(numpy, "warm_up", fail)
     service = app()
-    service.api.state.engine.ready = False
+    service.state.engine.ready = False
     with serving(service) as client:
         until(lambda: "the driver is too old" in caplog.text)
         assert client.get("/health/ready").status_code == 503

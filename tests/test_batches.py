@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPResponse
 from typing import Any, NamedTuple
 
 import httpx
@@ -20,12 +21,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.attention.result import Result
 from service.codecs.decoded import Decoded
 from service.codecs.encoded import decode, encode
-from service.engine import Call, Engine
 from service.errors import Busy, InvalidArray, Overflow, TimeLimit
-from service.jobs import Job, make_job
+from service.pipeline.admission import AdmissionController, Lease
+from service.pipeline.deadline import Cancelled, Deadline
+from service.pipeline.engine import Engine
+from service.pipeline.execution import Execution
+from service.pipeline.preparation import PreparedRequest, prepare
 from service.schemas.request import AttentionRequest
 from service.settings import Settings
-from service.stop import Abandoned
 from tests.backends import BACKENDS
 from tests.conftest import app, serving
 from tests.test_watching import samples
@@ -52,10 +55,10 @@ class Answer:
     """One answer, read to its end."""
 
     def __init__(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as file:
-            self.status = int(file.readline().split()[1])
-            self.headers = dict(line.decode().lower().rstrip().split(": ", 1) for line in iter(file.readline, b"\r\n"))
-            self.body: dict[str, Any] = json.loads(file.read(int(self.headers["content-length"])))
+        with connection, HTTPResponse(connection, method="POST") as response:
+            response.begin()
+            self.status, self.headers = response.status, response.headers
+            self.body: dict[str, Any] = json.loads(response.read())
 
     @property
     def batch(self) -> int:
@@ -296,29 +299,38 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def fresh(seconds: float = 60) -> Call:
-    call = Call(seconds)
+def fresh(seconds: float = 60) -> Execution:
+    call = Execution(AdmissionController(1, 2**30, 0), seconds)
     call.timings.begin()
     return call
 
 
-def job(seed: int, tokens: int = 5, **options: Any) -> Job:
+async def occupy(engine: Engine) -> Lease:
+    """Take a slot."""
+    lease = engine.admission.admit(1)
+    await lease.grow(1, Deadline(60), slot=True)
+    return lease
+
+
+def job(seed: int, tokens: int = 5, **options: Any) -> PreparedRequest:
     random = np.random.default_rng(seed)
     fields = {name: random.normal(size=(tokens, 4)) for name in ("query", "key", "value")}
-    return make_job(AttentionRequest, Decoded(fields | {"is_causal": True} | options, frozenset()))
+    return prepare(AttentionRequest, Decoded(fields | {"is_causal": True} | options, frozenset()))
 
 
 def engine(**settings: Any) -> Engine:
     return Engine(Settings.model_construct(**{"batch_window": 60.0} | settings))
 
 
-async def attend(engine: Engine, jobs: list[Job], calls: list[Call] | None = None) -> list[Result | BaseException]:
+async def attend(
+    engine: Engine, jobs: list[PreparedRequest], calls: list[Execution] | None = None
+) -> list[Result | BaseException]:
     calls = [fresh() for _ in jobs] if calls is None else calls
     tasks = (engine.attend(job, call) for job, call in zip(jobs, calls, strict=True))
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def assert_right(results: list[Result | BaseException], jobs: list[Job]) -> None:
+def assert_right(results: list[Result | BaseException], jobs: list[PreparedRequest]) -> None:
     alone = engine(batch_window=0.0)
     for result, job in zip(results, jobs, strict=True):
         assert isinstance(result, Result)
@@ -332,15 +344,15 @@ async def test_who_comes_in_one_turn_goes_together(inline_flops: int) -> None:
     with_batches = engine(inline_flops=inline_flops)
     assert_right(await attend(with_batches, jobs, calls), jobs)
     assert [call.timings.batch for call in calls] == [9] * 9
-    assert with_batches.batches is not None
-    assert (with_batches.batches.batches, with_batches.batches.requests) == (1, 9)
-    assert (with_batches.work.taken, with_batches.work.free) == (0, with_batches.work.memory)
+    assert with_batches.batcher is not None
+    assert (with_batches.batcher.batches, with_batches.batcher.requests) == (1, 9)
+    assert (with_batches.admission.slots_taken, with_batches.admission.free) == (0, with_batches.admission.memory)
 
 
 @anyio
 async def test_who_comes_while_others_are_at_work_waits_for_them_or_the_window() -> None:
     with_batches = engine(inline_flops=1000, concurrency=1)
-    permit = await with_batches.work.enter(1, fresh().stop)
+    permit = await occupy(with_batches)
     calls = [fresh() for _ in range(4)]
     first = asyncio.create_task(attend(with_batches, [job(0), job(1)], calls[:2]))
     await asyncio.sleep(0.01)  # they wait for the place, and so are at work
@@ -349,22 +361,22 @@ async def test_who_comes_while_others_are_at_work_waits_for_them_or_the_window()
     third = asyncio.create_task(attend(with_batches, [job(3)], calls[3:]))
     await asyncio.sleep(0.05)
     assert not any(task.done() for task in (first, second, third))
-    permit.leave()
+    permit.release()
     assert_right([*await first, *await second, *await third], [job(seed) for seed in range(4)])
     assert [call.timings.batch for call in calls] == [2, 2, 2, 2]
 
     hurried = engine(inline_flops=1000, concurrency=1, batch_window=0.02)
-    permit = await hurried.work.enter(1, fresh().stop)
+    permit = await occupy(hurried)
     calls = [fresh() for _ in range(4)]
     first = asyncio.create_task(attend(hurried, [job(0), job(1)], calls[:2]))
     await asyncio.sleep(0.01)
     second = asyncio.create_task(attend(hurried, [job(2), job(3)], calls[2:]))
     await asyncio.sleep(0.1)
-    assert hurried.work.waiting == 2  # the second have waited for the window, and ask for a place by themselves
+    assert hurried.admission.waiting == 2  # the second have waited for the window, and ask for a place by themselves
     third = asyncio.create_task(attend(hurried, [job(4)]))
     await asyncio.sleep(0.1)
     assert third.done()  # by itself it is too small to need one
-    permit.leave()
+    permit.release()
     assert_right([*await first, *await second, *await third], [job(seed) for seed in range(5)])
 
 
@@ -376,26 +388,26 @@ async def test_each_has_its_own_error(inline_flops: int) -> None:
     jobs[2].sources["value"][1, 3] = np.nan
     calls = [fresh() for _ in range(6)]
     calls[3], calls[4] = fresh(0), fresh()
-    assert calls[3].stop.left == 0
-    calls[4].stop.abandoned = True
+    assert calls[3].deadline.left == 0
+    calls[4].deadline.cancelled = True
     results = await attend(engine(inline_flops=inline_flops), jobs, calls)
     kinds = [type(result) for result in results]
-    assert kinds == [Result, Overflow, InvalidArray, TimeLimit, Abandoned, Result]
+    assert kinds == [Result, Overflow, InvalidArray, TimeLimit, Cancelled, Result]
     assert_right([results[0], results[5]], [jobs[0], jobs[5]])
 
 
 @anyio
 async def test_who_leaves_before_it_begins_is_not_computed() -> None:
     with_batches = engine(inline_flops=1000, concurrency=1)
-    permit = await with_batches.work.enter(1, fresh().stop)
+    permit = await occupy(with_batches)
     jobs, calls = [job(seed) for seed in range(3)], [fresh() for _ in range(3)]
     waiting = asyncio.create_task(attend(with_batches, jobs, calls))
     await asyncio.sleep(0.01)
-    calls[1].stop.abandon()
+    calls[1].deadline.cancel()
     await asyncio.sleep(0.01)
-    permit.leave()
+    permit.release()
     results = await waiting
-    assert isinstance(results[1], Abandoned)
+    assert isinstance(results[1], Cancelled)
     assert_right([results[0], results[2]], [jobs[0], jobs[2]])
     assert [call.timings.batch for call in calls] == [2, 1, 2]
 
@@ -403,22 +415,22 @@ async def test_who_leaves_before_it_begins_is_not_computed() -> None:
 @anyio
 async def test_all_who_leave_leave_nothing() -> None:
     with_batches = engine(inline_flops=1000, concurrency=1)
-    permit = await with_batches.work.enter(1, fresh().stop)
+    permit = await occupy(with_batches)
     calls = [fresh() for _ in range(3)]
     waiting = asyncio.create_task(attend(with_batches, [job(seed) for seed in range(3)], calls))
     await asyncio.sleep(0.01)
     for call in calls:
-        call.stop.abandon()
-    permit.leave()
-    assert [type(result) for result in await waiting] == [Abandoned] * 3
+        call.deadline.cancel()
+    permit.release()
+    assert [type(result) for result in await waiting] == [Cancelled] * 3
     assert_right(await attend(with_batches, [job(7)]), [job(7)])
-    assert with_batches.work.taken == 0
+    assert with_batches.admission.slots_taken == 0
 
 
 @anyio
 async def test_a_task_that_is_cancelled_is_cancelled() -> None:
     with_batches = engine(inline_flops=1000, concurrency=1)
-    with await with_batches.work.enter(1, fresh().stop):
+    with await occupy(with_batches):
         task, other = (asyncio.create_task(with_batches.attend(job(seed), fresh())) for seed in range(2))
         await asyncio.sleep(0.01)
         task.cancel()
@@ -430,7 +442,7 @@ async def test_a_task_that_is_cancelled_is_cancelled() -> None:
 @anyio
 async def test_no_place_is_no_place_for_all_of_them() -> None:
     with_batches = engine(inline_flops=1000, concurrency=1, queue=0)
-    with await with_batches.work.enter(1, fresh().stop):
+    with await occupy(with_batches):
         results = await attend(with_batches, [job(seed) for seed in range(3)])
     assert [type(result) for result in results] == [Busy] * 3
 
@@ -438,15 +450,15 @@ async def test_no_place_is_no_place_for_all_of_them() -> None:
 @anyio
 async def test_a_batch_takes_no_more_memory_than_there_is() -> None:
     jobs, calls = [job(seed) for seed in range(30)], [fresh() for _ in range(30)]
-    limit = jobs[0].plan.peak_bytes * 8 * 4 // 3 + 1
+    limit = jobs[0].plan.peak_bytes * 8 + 1
     for inline_flops in (1000, 10**9):
         small = engine(inline_flops=inline_flops, memory_limit=limit)
         assert_right(await attend(small, jobs, calls), jobs)
         assert {call.timings.batch for call in calls} == {8, 6}
-        assert small.work.free == small.work.memory
+        assert small.admission.free == small.admission.memory
 
 
-def of_one_kind(seed: int) -> list[Job]:
+def of_one_kind(seed: int) -> list[PreparedRequest]:
     """Twelve of any layout, batch sizes and lengths, each hiding what it likes."""
     random = np.random.default_rng(seed)
     layout, groups = str(random.choice(["ld", "dl", "bld", "bhld", "hld"])), int(random.integers(1, 3))
@@ -459,7 +471,7 @@ def of_one_kind(seed: int) -> list[Job]:
         common |= {"average_heads": bool(random.random() < 0.3)}
         common |= {"top_k": 2} if random.random() < 0.3 else {}
 
-    def one() -> Job:
+    def one() -> PreparedRequest:
         q, k = (int(random.integers(most // 2 + 1, most + 1)) for most in (most_q, most_k))
         b, hiding = int(random.integers(1, 4)), dict[str, Any]()
         if random.random() < 0.4:
@@ -472,7 +484,7 @@ def of_one_kind(seed: int) -> list[Job]:
             return random.normal(size=[sizes[axis] for axis in layout])
 
         arrays = {"query": array(heads, q, d), "key": array(groups, k, d), "value": array(groups, k, e)}
-        return make_job(AttentionRequest, Decoded(arrays | common | hiding, frozenset()))
+        return prepare(AttentionRequest, Decoded(arrays | common | hiding, frozenset()))
 
     return [one() for _ in range(12)]
 
@@ -505,20 +517,20 @@ async def test_who_would_make_all_others_too_long_begins_anew(
     tokens = [5] * 8 + [8] * 3 + [5] * 3
     jobs, calls = [job(seed, length) for seed, length in enumerate(tokens)], [fresh() for _ in tokens]
     short, long = jobs[0].plan.peak_bytes, jobs[8].plan.peak_bytes
-    small = engine(inline_flops=inline_flops, memory_limit=long * 8 * 4 // 3 + 1)
-    assert 10 * short < small.work.memory < 9 * long
+    small = engine(inline_flops=inline_flops, memory_limit=long * 8 + 1)
+    assert 10 * short < small.admission.memory < 9 * long
     entered: list[int] = []
-    enter = small.work.enter
+    admit = small.admission.admit
 
-    def noted(memory: int, stop: Any) -> Any:
-        entered.append(memory)
-        return enter(memory, stop)
+    def noted(bound: int) -> Lease:
+        entered.append(bound)
+        return admit(bound)
 
-    monkeypatch.setattr(small.work, "enter", noted)
+    monkeypatch.setattr(small.admission, "admit", noted)
     assert_right(await attend(small, jobs, calls), jobs)
     assert [call.timings.batch for call in calls] == [8] * 8 + [6] * 6
     assert entered == ([8 * short, 6 * long] if inline_flops == 2000 else [])
-    assert small.work.free == small.work.memory
+    assert small.admission.free == small.admission.memory
 
 
 @anyio
@@ -535,8 +547,8 @@ async def test_what_does_not_fit_together_may_fit_alone(monkeypatch: pytest.Monk
     monkeypatch.setattr(numpy, "execute", short_of_memory)
     jobs, with_batches = [job(seed) for seed in range(4)], engine()
     assert_right(await attend(with_batches, jobs), jobs)
-    assert with_batches.batches is not None
-    assert with_batches.batches.batches == 0
+    assert with_batches.batcher is not None
+    assert with_batches.batcher.batches == 0
 
 
 @anyio
@@ -548,19 +560,19 @@ async def test_who_leaves_while_it_is_computed(gone: int, monkeypatch: pytest.Mo
     execute, loop = numpy.execute, asyncio.get_running_loop()
     jobs, calls = [job(seed) for seed in range(3)], [fresh() for _ in range(3)]
 
-    def leave(call: Call) -> None:
-        call.stop.abandon()
+    def leave(call: Execution) -> None:
+        call.deadline.cancel()
 
     def slow(plan: Any, operands: Any, device: str, check: Any) -> Any:
         for call in calls[:gone]:
             loop.call_soon_threadsafe(leave, call)
-        while not all(call.stop.abandoned for call in calls[:gone]):
+        while not all(call.deadline.cancelled for call in calls[:gone]):
             time.sleep(0.001)
         check()
         return execute(plan, operands, device, check)
 
     monkeypatch.setattr(numpy, "execute", slow)
     results = await attend(engine(inline_flops=1000), jobs, calls)
-    assert [isinstance(result, Abandoned) for result in results] == [True] * gone + [False] * (3 - gone)
+    assert [isinstance(result, Cancelled) for result in results] == [True] * gone + [False] * (3 - gone)
     monkeypatch.undo()
     assert_right(results[gone:], jobs[gone:])

@@ -54,7 +54,9 @@ def test_compute_says_what_is_wrong() -> None:
     missing = run("compute", str(FOLDER / "no-such-file.json"))
     assert missing.returncode == 2
     assert "No such file" in missing.stderr
-    limited = run("compute", "-", stdin='{"input": [[1], [2]]}', ATTENTION_MEMORY_LIMIT="1")
+    limits = {"ATTENTION_MEMORY_LIMIT": "16MiB", "ATTENTION_MAX_BODY_BYTES": "1MiB"}
+    weights_of_72_megabytes = json.dumps({"input": [[1]] * 3000})
+    limited = run("compute", "-", stdin=weights_of_72_megabytes, **limits)
     assert (limited.returncode, limited.stderr.split(":")[0]) == (1, "MemoryLimit")
 
 
@@ -76,6 +78,18 @@ def test_version_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
 def test_openapi_and_settings_do_not_depend_on_the_environment() -> None:
     assert run("openapi").stdout == run("openapi", ATTENTION_PORT="9").stdout
     assert run("settings").stdout == run("settings", ATTENTION_PORT="9").stdout
+
+
+@pytest.mark.parametrize("command", ["settings", "openapi"])
+def test_a_reader_that_stops_early_is_no_error(command: str) -> None:
+    """As in `attention-service settings | head -1`, but with a reader that has certainly stopped."""
+    call = [sys.executable, "-m", "service", command]
+    with subprocess.Popen(call, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (1, b"")
 
 
 def test_serve_by_several_workers() -> None:
@@ -121,6 +135,11 @@ def test_health_asks_where_the_settings_say() -> None:
     defaults = Settings.model_construct()
     assert health.address({}) == (defaults.host, defaults.port)
     assert health.address({"ATTENTION_HOST": "::", "ATTENTION_PORT": "9"}) == ("::1", 9)
+
+
+def test_health_says_what_is_wrong_with_its_port() -> None:
+    wrong = run("health", ATTENTION_PORT="tcp://10.0.0.1:8000")
+    assert (wrong.returncode, wrong.stderr) == (2, "ATTENTION_PORT: expected a number\n")
 
 
 def test_health_imports_next_to_nothing() -> None:

@@ -20,7 +20,7 @@ async def ask(service: Any, body: bytes, content_type: bytes = b"application/jso
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "method": "POST",
         "path": "/attention", "raw_path": b"/attention", "root_path": "", "query_string": b"", "state": {},
-        "headers": [(b"content-type", content_type), (b"content-length", str(len(body)).encode())],
+        "headers": [(b"host", b"x"), (b"content-type", content_type), (b"content-length", str(len(body)).encode())],
     }  # fmt: skip
     messages = iter([{"type": "http.request", "body": body}])
 

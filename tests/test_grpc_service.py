@@ -22,7 +22,7 @@ import grpc
 import numpy as np
 import pytest
 
-from service.engine import Engine
+from service.pipeline.engine import Engine
 from service.process import when_told_to_stop
 from service.rpc import inference
 from tests.conftest import free_port
@@ -57,8 +57,8 @@ def refused(code: str, text: str | None = None) -> Iterator[pytest.ExceptionInfo
 
 def at_rest(engine: Engine) -> bool:
     """Whether everything has been given back."""
-    gates = engine.work, engine.bodies
-    return all((gate.taken, gate.waiting, gate.free) == (0, 0, gate.memory) for gate in gates)
+    found = engine.admission
+    return (found.slots_taken, found.waiting, found.free) == (0, 0, found.memory)
 
 
 def later(server: Remote, message: Any, **more: Any) -> Any:
@@ -138,7 +138,7 @@ def test_a_message_too_large_is_refused() -> None:
         with refused("RESOURCE_EXHAUSTED", "larger than max"):
             server.infer(request({"input": np.ones((60, 64), np.float32)}))
         assert server.infer(request({"input": np.ones((30, 64), np.float32)}, outputs=("output",)))
-        assert until(lambda: at_rest(server.api.state.engine))
+        assert until(lambda: at_rest(server.app.state.engine))
 
 
 def test_compressed_messages_are_refused() -> None:
@@ -156,14 +156,14 @@ def test_an_answer_larger_than_any_message(monkeypatch: pytest.MonkeyPatch) -> N
     with remote() as server:
         with refused("RESOURCE_EXHAUSTED", "at most 16384 bytes in an answer"):
             server.infer(request({"input": np.ones((100, 2), np.float32)}))
-        assert until(lambda: at_rest(server.api.state.engine))
+        assert until(lambda: at_rest(server.app.state.engine))
 
 
 def test_a_computation_over_its_time() -> None:
     with remote(time_limit=0.2) as server:
         with refused("DEADLINE_EXCEEDED", "takes at most 0.2 s"):
             server.infer(LONG)
-        assert until(lambda: at_rest(server.api.state.engine))
+        assert until(lambda: at_rest(server.app.state.engine))
 
 
 def test_a_sender_who_is_slow() -> None:
@@ -175,7 +175,7 @@ def test_a_sender_who_is_slow() -> None:
         with refused("DEADLINE_EXCEEDED", "arrives within 0.2 s"):
             call: Any = server.channel.stream_unary(OPERATION)
             call(messages(), timeout=30)
-        assert until(lambda: at_rest(server.api.state.engine))
+        assert until(lambda: at_rest(server.app.state.engine))
 
 
 def ready(server: Remote) -> list[Any]:
@@ -186,15 +186,15 @@ def ready(server: Remote) -> list[Any]:
 
 def test_when_there_is_no_room_large_requests_are_refused_and_small_ones_are_not() -> None:
     with remote(concurrency=1, queue=0) as server:
-        engine = server.api.state.engine
+        engine = server.app.state.engine
         assert ready(server) == [True, True, 200, 200, 200, 200]
         running = later(server, LONG)
-        assert until(lambda: engine.work.taken == 1)
-        with refused("UNAVAILABLE", "room for this request") as error:
+        assert until(lambda: engine.admission.slots_taken == 1)
+        with refused("UNAVAILABLE", "capacity for this request") as error:
             server.infer(LONG)
         assert dict(error.value.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
         assert ready(server) == [False, False, 503, 503, 503, 503]
-        assert server.http.get("/v2/health/ready").json()["error"].startswith("expected a server with room")
+        assert server.http.get("/v2/health/ready").json()["error"].startswith("expected a server with capacity")
         assert server.ask("ServerLive").live
         server.infer(SMALL)
         running.cancel()
@@ -204,7 +204,7 @@ def test_when_there_is_no_room_large_requests_are_refused_and_small_ones_are_not
 
 def test_who_is_told_to_stop_is_not_ready() -> None:
     with remote() as server:
-        server.api.state.engine.stopping = True
+        server.app.state.engine.stopping = True
         assert ready(server) == [False, False, 503, 503, 503, 503]
 
 
@@ -212,19 +212,19 @@ def test_who_is_told_to_stop_is_not_ready() -> None:
 def test_what_a_client_gave_up_is_stopped(how: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "attention")
     with remote(concurrency=1) as server:
-        engine = server.api.state.engine
+        engine = server.app.state.engine
         first = later(server, LONGER) if how == "while waiting" else None
-        assert first is None or until(lambda: engine.work.taken == 1)
+        assert first is None or until(lambda: engine.admission.slots_taken == 1)
         call = later(server, LONG, timeout=0.5 if how == "deadline" else None)
-        assert until(lambda: engine.work.waiting == 1 if first else engine.work.taken == 1)
+        assert until(lambda: engine.admission.waiting == 1 if first else engine.admission.slots_taken == 1)
         if how != "deadline":
             call.cancel()
-        assert until(lambda: engine.work.waiting == 0 if first else at_rest(engine), 5), "it goes on"
+        assert until(lambda: engine.admission.waiting == 0 if first else at_rest(engine), 5), "it goes on"
         if first:
-            assert engine.work.taken == 1
+            assert engine.admission.slots_taken == 1
             first.cancel()
         assert until(lambda: at_rest(engine))
-        assert until(lambda: server.api.state.tally.in_flight == 0)
+        assert until(lambda: server.app.state.tally.in_flight == 0)
     statuses = [record.__dict__["status"] for record in caplog.records if record.name == "attention.access"]
     assert statuses == [499] * (2 if first else 1)
 
@@ -250,7 +250,7 @@ def test_a_client_that_takes_nothing_is_cut_off() -> None:
 
     cut_off: list[bool] = []
     with remote(write_timeout=2) as server, socket.create_server(("127.0.0.1", 0)) as listener:
-        state = server.api.state
+        state = server.app.state
         thread = threading.Thread(target=relay)
         thread.start()
         with connected(listener.getsockname()[1]) as channel, refused("UNAVAILABLE"):
@@ -293,10 +293,10 @@ def test_a_port_that_is_taken_is_named(host: str) -> None:
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "service", "serve", "--host", host, "--port", "0", "--grpc-port", str(port)]
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, f"ATTENTION_GRPC_PORT: {host}:{port}: Address already in use\n")
+    assert (done.returncode, done.stderr) == (2, f"ATTENTION_GRPC_PORT: {host}:{port}: Address already in use\n")
     command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--grpc-port", str(port)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, f"ATTENTION_GRPC_PORT: 127.0.0.1:{port}: HTTP has it\n")
+    assert (done.returncode, done.stderr) == (2, f"ATTENTION_GRPC_PORT: 127.0.0.1:{port}: HTTP has it\n")
 
 
 @contextmanager
@@ -354,7 +354,7 @@ def test_several_workers_share_the_port() -> None:
 
 def test_port_0_is_any() -> None:
     with remote() as server, remote() as other:
-        assert server.api.state.rpc.port != other.api.state.rpc.port
+        assert server.app.state.rpc.port != other.app.state.rpc.port
         assert server.infer(SMALL)["output"].tolist() == other.infer(SMALL)["output"].tolist()
 
 

@@ -15,18 +15,17 @@ import numpy as np
 import pytest
 
 from service.codecs.decoded import Decoded
-from service.engine import Call
-from service.jobs import Job
-from service.routes.tensors import TensorRequest
+from service.pipeline.execution import Execution
+from service.pipeline.preparation import PreparedRequest
 from tests.conftest import app, serving
 from tests.messages import request
+from tests.raw import connect
 from tests.rpc import remote
-from tests.test_linger import connect
 
 JSON = {"Content-Type": "application/json"}
 LARGE = [[0.5] * 64] * 3000
 MANY = b"1," * 1_500_000  # more than is read at once, so that a thread does
-KINDS = {Decoded, Call, Job, TensorRequest}
+KINDS = {Decoded, Execution, PreparedRequest}
 
 
 def body(**fields: Any) -> bytes:

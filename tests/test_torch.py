@@ -142,7 +142,7 @@ plan, operands = prepared(length, **options)
 Path("/proc/self/clear_refs").write_text("5")
 before = memory("VmRSS")
 kept = torch.execute(plan, operands, "cpu")
-print(memory("VmHWM") - before, torch.peak_bytes(plan, "cpu"))
+print(memory("VmHWM") - before, torch.peak_bytes(plan, "cpu", copied=0))
 """
 
 
@@ -150,7 +150,7 @@ print(memory("VmHWM") - before, torch.peak_bytes(plan, "cpu"))
 def test_no_more_memory_is_taken_than_was_estimated(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE, name], capture_output=True, text=True, check=True)
     taken, estimated = map(int, done.stdout.split())
-    assert 20 * 2**20 < taken <= estimated < 6 * taken
+    assert 20 * 2**20 < taken <= estimated < 7 * taken  # three tiles, which a fused kernel does without
 
 
 # Which kernel.

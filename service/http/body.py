@@ -1,50 +1,89 @@
-"""Reading a body no further than the limit."""
+"""Receiving a request body: no more bytes than allowed, no slower than allowed, into memory that was granted."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from service.codecs.decoded import Body
-from service.errors import BodyTooLarge, Fault
+from service.errors import BodyTooLarge, Fault, TooSlow
+from service.pipeline.execution import UNCOUNTED, Execution
+
+# Bytes by which the lease of a body grows.
+STEP: Final = 2**20
 
 
-def announced(headers: Mapping[bytes, bytes], limit: int) -> int | None:
-    """What Content-Length says; None if it says nothing. Errors: BodyTooLarge."""
+class BodyLimits(NamedTuple):
+    """size: bytes of a body; grace: seconds until a body must keep up with `rate`, in bytes a second."""
+
+    size: int
+    grace: float
+    rate: float
+
+    def too_large(self, got: str) -> BodyTooLarge:
+        """The error. The rest of the body is not read, so that the connection cannot carry another request."""
+        return BodyTooLarge(Fault("", f"at most {self.size} bytes", got), headers={"Connection": "close"})
+
+    def too_slow(self, received: int) -> TooSlow:
+        """The error. The rest of the body is not read."""
+        expected = f"a body that arrives within {self.grace:g} s, or at {self.rate:g} bytes a second"
+        return TooSlow(Fault("", expected, f"{received} bytes"), headers={"Connection": "close"})
+
+
+def content_length(headers: Mapping[bytes, bytes], limits: BodyLimits) -> int | None:
+    """The Content-Length; None if there is none. Errors: BodyTooLarge."""
     length = headers.get(b"content-length", b"")
     if not length.isdigit():
         return None
-    if len(length) > 18 or int(length) > limit:
-        raise _too_large(limit, f"Content-Length {length[:30].decode('ascii')}")
+    if len(length) > 18 or int(length) > limits.size:
+        raise limits.too_large(f"Content-Length {length[:30].decode('ascii')}")
     return int(length)
 
 
-async def read_body(receive: Receive, limit: int, take: Callable[[int], None] | None = None) -> Body:
-    """The whole body. Errors: BodyTooLarge, as soon as it passes the limit; ClientDisconnect; what `take` raises.
+async def receive_body(
+    receive: Receive, length: int | None, limits: BodyLimits, execution: Execution, bound: Callable[[int], int]
+) -> Body:
+    """The whole body. The lease of the execution grows as it arrives; the sender's time stands still meanwhile.
 
-    take: told of the bytes that came, before more are read
+    length: as announced; bound: bytes that a request with a body of so many bytes needs until it is prepared
+
+    Errors: BodyTooLarge as soon as it passes the limit, TooSlow, Busy, ClientDisconnect.
     """
-    body: Body = b""
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect()
-        chunk = message.get("body", b"")
-        more = message.get("more_body", False)
-        if len(body) + len(chunk) > limit:
-            raise _too_large(limit, "more")
-        if take is not None:
-            take(len(chunk))
-        if not body:
-            body = bytearray(chunk) if more else chunk
-        else:
-            body += chunk  # while the next is on its way: joining all in the end would keep the client waiting
+    most = limits.size if length is None else length
+    if length is not None and length > UNCOUNTED:
+        execution.receive(bound(length))
+    now = asyncio.get_running_loop().time
+    start = now()
+    body = bytearray()
+    try:
+        async with asyncio.timeout_at(start + limits.grace) as timeout:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                chunk: bytes = message.get("body", b"")
+                size = len(body) + len(chunk)
+                if size > limits.size:
+                    raise limits.too_large("more")
+                if size > UNCOUNTED and size > execution.receive(bound(most)).memory:
+                    timeout.reschedule(None)
+                    start -= now()
+                    await execution.grow(min(size + STEP, most))
+                    execution.restart_time_limit()
+                    start += now()
+                if not message.get("more_body", False):
+                    break
+                body += chunk
+                timeout.reschedule(start + limits.grace + size / limits.rate)
+    except TimeoutError:
+        raise limits.too_slow(len(body)) from None
+    if execution.lease is not None:
+        execution.lease.receiving = False
+    if not body:
+        return chunk
+    body += chunk
     return body
-
-
-def _too_large(limit: int, got: str) -> BodyTooLarge:
-    # The rest of the body stays unread, so this connection cannot carry another request.
-    return BodyTooLarge(Fault("", f"at most {limit} bytes", got), headers={"Connection": "close"})

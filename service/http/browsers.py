@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # The pages hold their scripts and styles, or load them from here. Nobody frames them, nothing is loaded from elsewhere.
 PAGE = [
@@ -14,33 +16,22 @@ PAGE = [
 ]  # fmt: skip
 
 
-# No browser is to guess at what an answer is. Tensors are left out: they are of types that none guesses at.
+# No browser is to guess at what a response is.
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
 
-class SecurityHeaders:
-    """Adds to pages what they may do."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-
-        async def send_with_policy(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = message["headers"] = [*message["headers"], NO_SNIFFING]
-                if any(name == b"content-type" and value.startswith(b"text/html") for name, value in headers):
-                    message["headers"] = [*headers, *PAGE]
-            await send(message)
-
-        await self._app(scope, receive, send_with_policy)
+def security_headers(headers: Iterable[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
+    """What browsers are told beside the headers of a response."""
+    for name, value in headers:
+        if name == b"content-type":
+            return (NO_SNIFFING, *PAGE) if value.startswith(b"text/html") else (NO_SNIFFING,)
+    return (NO_SNIFFING,)
 
 
-def cors(app: ASGIApp, origins: str) -> ASGIApp:
+def cors(origins: str) -> Middleware:
     """Lets pages of these origins call, with a key if they have one; cookies are never used."""
-    return CORSMiddleware(
-        app,
+    return Middleware(
+        CORSMiddleware,
         allow_origins=[origin.strip() for origin in origins.split(",") if origin.strip()],
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type", "X-Request-ID"],

@@ -1,25 +1,25 @@
-"""The outermost layer: every request gets an id, is counted and logged, and every failure has an answer."""
+"""Every request gets an id, is counted and logged, and every failure has a response."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import settle
+from service.http.browsers import security_headers
 from service.http.problems import internal_error
 from service.http.request_id import LOWER, assign_request_id
 from service.metrics import Tally
-from service.stop import Abandoned
+from service.pipeline.deadline import Cancelled
 
 access = logging.getLogger("attention.access")
 
-# Who gave up before an answer is counted with this status, as others do.
-HUNG_UP = 499
+# Status under which a client that disconnected is counted, as nginx does.
+DISCONNECTED = 499
 
 
 class RequestContext:
@@ -39,22 +39,23 @@ class RequestContext:
         status = 0
         complete = False
 
-        def send_with_id(message: Message) -> Awaitable[None]:
+        async def send_with_id(message: Message) -> None:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], header]
+                headers = message["headers"]
+                message["headers"] = [*headers, header, *security_headers(headers)]
             else:
                 complete = not message.get("more_body", False)
-            return send(message)
+            await send(message)
 
         if self._tally is not None:
             self._tally.in_flight += 1
         try:
             await self._app(scope, receive, send_with_id)
-        except (ClientDisconnect, Abandoned) as error:
+        except (ClientDisconnect, Cancelled) as error:
             settle(error)
-            status = status or HUNG_UP  # nobody is left to answer
+            status = status or DISCONNECTED
         except Exception:
             if complete:
                 return  # FastAPI raises once more what it has answered

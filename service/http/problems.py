@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.errors import Fault, InternalError, MethodNotAllowed, NotFound, ServiceError, kind_of
+from service.errors import Fault, InternalError, MemoryLimit, MethodNotAllowed, NotFound, ServiceError, kind_of, settle
 from service.http.request_id import request_id
 
 MEDIA_TYPE = "application/problem+json"
@@ -59,7 +59,14 @@ def _fault(fault: Fault) -> dict[str, str]:
 async def on_service_error(request: Request, error: Exception) -> Response:
     """What the service raises by itself."""
     assert isinstance(error, ServiceError)
+    settle(error)
     return problem(error, request)
+
+
+async def on_memory_error(request: Request, error: Exception) -> Response:
+    """What failed although its estimate fitted into the memory that there is."""
+    settle(error)
+    return problem(MemoryLimit.failed(), request)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

@@ -6,6 +6,8 @@ import json
 from importlib.resources import files
 from typing import Any
 
+from pydantic import BaseModel
+
 from service.codecs import CODECS
 from service.errors import error_classes
 from service.http.problems import MEDIA_TYPE
@@ -48,15 +50,20 @@ INFERENCE_EXAMPLE = {
     ],
     "outputs": [{"name": "output"}, {"name": "attention_weights"}],
 }
-PROBLEMS = problems(400, 401, 406, 408, 413, 415, 422, 500, 503, 504)
+PROBLEMS = problems(400, 401, 406, 408, 413, 415, 422, 431, 500, 503, 504)
 
 
-def tensor_body() -> dict[str, Any]:
+def _json(model: type[BaseModel], examples: Any) -> dict[str, Any]:
+    """JSON content with the schema of a model."""
+    return {JSON: {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}, "examples": examples}}
+
+
+def tensor_body(model: type[BaseModel]) -> dict[str, Any]:
     """The request body of an operation on tensors, beside what FastAPI says of it.
 
     The examples are taken from the notebooks that the tests hold the service to.
     """
-    return {"requestBody": {"content": {JSON: {"examples": _file(EXAMPLES)}} | _binary("request")}}
+    return {"requestBody": {"content": _json(model, _file(EXAMPLES)) | _binary("request"), "required": True}}
 
 
 def tensor_answer() -> Responses:
@@ -68,17 +75,11 @@ def _file(name: str) -> Any:
     return json.loads(files("service.routes").joinpath(name).read_text(encoding="utf-8"))
 
 
-def inference_body() -> dict[str, Any]:
+def inference_body(model: type[BaseModel]) -> dict[str, Any]:
     """The request body of an inference, beside what FastAPI says of it."""
     summary = "Two queries, three keys, causal: the second query sees the first two"
-    return {
-        "requestBody": {
-            "content": {
-                JSON: {"examples": {"causal": {"summary": summary, "value": INFERENCE_EXAMPLE}}},
-                OCTETS: _octets(),
-            }
-        }
-    }
+    examples = {"causal": {"summary": summary, "value": INFERENCE_EXAMPLE}}
+    return {"requestBody": {"content": _json(model, examples) | {OCTETS: _octets()}, "required": True}}
 
 
 def inference_answer() -> Responses:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, FastAPI, Path, Request, Response
 
+from service.http.inference import inference_formats
 from service.http.problems import INFERENCE
-from service.http.request_id import request_id
 from service.routes.documented import inference_answer, inference_body, inference_errors
-from service.routes.inference_exchange import begin
-from service.routes.tensors import TensorRequest, TensorRoute, handler
+from service.routes.tensors import TensorRoute, respond
 from service.schemas.inference import (
     MODEL,
     MODEL_METADATA,
     SERVER_METADATA,
-    VERSION,
     InferenceRequest,
     InferenceResponse,
     ModelMetadata,
@@ -27,35 +24,12 @@ from service.schemas.inference import (
     ServerReady,
     check_model,
 )
-from service.schemas.request import AttentionRequest
-from service.schemas.response import answer
 
 ModelName = Annotated[str, Path(description="The model: attention.")]
 ModelVersion = Annotated[str, Path(description="The version of the model: 1.")]
 
 
-class InferenceRoute(TensorRoute):
-    """Reads and writes as the protocol wants, and takes the same options as POST /attention."""
-
-    @property
-    def straight_paths(self) -> Collection[str]:
-        """The path with the names that there are."""
-        return (self.path.format(model_name=MODEL, model_version=VERSION),)
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler that FastAPI calls in place of its own."""
-        names = {"model_name": MODEL, "model_version": VERSION}  # `begin` has seen to it that they are
-        given = {name: names[name] for name in self.param_convertors}
-        return handler(begin, AttentionRequest, partial(self.endpoint, **given))
-
-
 router = APIRouter(prefix=INFERENCE, tags=["inference protocol"], responses=inference_errors(401, 404, 500))
-tensors = APIRouter(
-    prefix=INFERENCE,
-    tags=["inference protocol"],
-    responses=inference_errors(400, 401, 404, 408, 413, 415, 422, 500, 503, 504),
-    route_class=InferenceRoute,
-)
 
 
 @router.get("", operation_id="getServerMetadata", summary="What is this server?", response_description="What it is.")
@@ -137,32 +111,35 @@ async def model_version_ready(request: Request, model_name: ModelName, model_ver
     return ModelReady(name=MODEL, ready=True)
 
 
-@tensors.post(
-    "/models/{model_name}/infer",
-    operation_id="infer",
-    summary="Compute attention by the inference protocol",
-    response_model=InferenceResponse,
-    response_description="The outputs asked for.",
-    responses=inference_answer(),
-    openapi_extra=inference_body(),
-)
-async def infer(body: InferenceRequest, request: TensorRequest, model_name: ModelName) -> dict[str, Any]:
+async def infer(request: Request, model_name: ModelName) -> Response:
     """What POST /attention computes. Arrays are inputs, all other fields parameters, requested outputs `include`."""
-    result = await request.engine.attend(request.job, request.call)
-    return answer(request.job.spec, result, request_id(request.scope))
+    check_model(model_name)
+    return await respond(request, inference_formats)
 
 
-@tensors.post(
-    "/models/{model_name}/versions/{model_version}/infer",
-    operation_id="inferVersion",
-    summary="Compute attention by a version of the model",
-    response_model=InferenceResponse,
-    response_description="The outputs asked for.",
-    responses=inference_answer(),
-    openapi_extra=inference_body(),
-)
-async def infer_version(
-    body: InferenceRequest, request: TensorRequest, model_name: ModelName, model_version: ModelVersion
-) -> dict[str, Any]:
+async def infer_version(request: Request, model_name: ModelName, model_version: ModelVersion) -> Response:
     """The same by a version; there is one."""
-    return await infer(body, request, model_name)
+    check_model(model_name, model_version)
+    return await respond(request, inference_formats)
+
+
+def add_routes(app: FastAPI) -> None:
+    """Add the operations on tensors to the application itself, as POST /attention is."""
+    add = partial(
+        app.router.add_api_route,
+        methods=["POST"],
+        route_class_override=TensorRoute,
+        tags=["inference protocol"],
+        response_model=InferenceResponse,
+        response_description="The outputs asked for.",
+        responses=inference_errors(400, 401, 404, 408, 413, 415, 422, 431, 500, 503, 504) | inference_answer(),
+        openapi_extra=inference_body(InferenceRequest),
+    )
+    model = f"{INFERENCE}/models/{{model_name}}"
+    add(f"{model}/infer", infer, operation_id="infer", summary="Compute attention by the inference protocol")
+    add(
+        f"{model}/versions/{{model_version}}/infer",
+        infer_version,
+        operation_id="inferVersion",
+        summary="Compute attention by a version of the model",
+    )

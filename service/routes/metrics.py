@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from service.engine import Engine
 from service.metrics import BUCKETS, METRICS, Cells, Shared, Tally, total
+from service.pipeline.engine import Engine
 from service.version import __version__
 
 router = APIRouter(tags=["operations"])
@@ -38,27 +38,25 @@ def get_metrics(request: Request) -> Response:
 
 def counted(tally: Tally, engine: Engine) -> Cells:
     """What a worker has counted."""
-    if engine.batches is None:
+    if engine.batcher is None:
         return tally.cells
     batches: Cells = {
-        ("attention_batches", ()): engine.batches.batches,
-        ("attention_batched_requests", ()): engine.batches.requests,
+        ("attention_batches", ()): engine.batcher.batches,
+        ("attention_batched_requests", ()): engine.batcher.requests,
     }
     return tally.cells | batches
 
 
 def own_counts(tally: Tally, engine: Engine) -> Cells:
     """The same, and its gauges as they stand."""
-    work, bodies = engine.work, engine.bodies
+    admission = engine.admission
     gauges: Cells = {
         ("attention_requests_in_flight", ()): tally.in_flight,
-        ("attention_places_taken", ()): work.taken,
-        ("attention_places", ()): work.places,
-        ("attention_requests_waiting", ()): work.waiting + bodies.waiting,
-        ("attention_memory_bytes", ("work",)): work.memory - work.free,
-        ("attention_memory_bytes", ("bodies",)): bodies.memory - bodies.free,
-        ("attention_memory_limit_bytes", ("work",)): work.memory,
-        ("attention_memory_limit_bytes", ("bodies",)): bodies.memory,
+        ("attention_places_taken", ()): admission.slots_taken,
+        ("attention_places", ()): admission.slots,
+        ("attention_requests_waiting", ()): admission.waiting,
+        ("attention_memory_bytes", ()): admission.memory - admission.free,
+        ("attention_memory_limit_bytes", ()): admission.memory,
         ("attention_workers", ()): 1,
     }
     return counted(tally, engine) | gauges

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import grpc
 
-from service.engine import Call
 from service.errors import Fault, InternalError, MemoryLimit, ServiceError, Unauthorized, kind_of, settle
 from service.http.auth import Keys, has_keys
-from service.http.middleware import HUNG_UP
+from service.http.middleware import DISCONNECTED
 from service.http.request_id import ACCEPTABLE, LOWER, new_id
 from service.metrics import Tally
+from service.pipeline.engine import Engine
 from service.rpc.statuses import STATUSES
 from service.settings import Settings
 
@@ -29,13 +29,13 @@ logger = logging.getLogger("attention")
 
 
 class Exchange:
-    """A call and what came to be known of it. noted: of an inference, for its line in the log."""
+    """One call. execution: its way through the pipeline; noted: of an inference, for its line in the log"""
 
-    __slots__ = ("call", "context", "metadata", "noted", "request_id")
+    __slots__ = ("context", "execution", "metadata", "noted", "request_id")
 
-    def __init__(self, context: Any, seconds: float) -> None:
+    def __init__(self, context: Any, engine: Engine) -> None:
         self.context = context
-        self.call = Call(seconds)
+        self.execution = engine.start()
         self.metadata = {name: _bytes(value) for name, value in context.invocation_metadata()}
         chosen = self.metadata.get(REQUEST_ID, b"")
         self.request_id = str(chosen, "ascii") if ACCEPTABLE.fullmatch(chosen) else new_id()
@@ -44,8 +44,8 @@ class Exchange:
     def trailers(self, error: ServiceError | None = None) -> list[tuple[str, str]]:
         """What is sent after the answer, or in its place."""
         found = [(REQUEST_ID, self.request_id)]
-        if self.call.timings.decode:
-            found.append(("server-timing", str(self.call.timings.header(), "ascii")))
+        if self.execution.timings.decode:
+            found.append(("server-timing", str(self.execution.timings.header(), "ascii")))
         if error is not None and "Retry-After" in error.headers:  # as gRPC's clients understand it
             found.append(("grpc-retry-pushback-ms", str(1000 * int(error.headers["Retry-After"]))))
         return found
@@ -58,8 +58,8 @@ Method = Callable[[Exchange], Awaitable[bytes]]
 class Calls:
     """Answers calls, whatever happens inside."""
 
-    def __init__(self, settings: Settings, tally: Tally | None) -> None:
-        self._seconds = settings.time_limit
+    def __init__(self, settings: Settings, engine: Engine, tally: Tally | None) -> None:
+        self._engine = engine
         self._keys = Keys(settings.api_keys, settings.api_keys_file) if has_keys(settings) else None
         self._tally = tally
 
@@ -69,8 +69,8 @@ class Calls:
         path, operation: what was asked for, and how it is counted; requests: of a stream, of which there is only one
         """
         start = time.perf_counter()
-        exchange = Exchange(context, self._seconds)
-        status, problem = HUNG_UP, None
+        exchange = Exchange(context, self._engine)
+        status, problem = DISCONNECTED, None
         if self._tally is not None:
             self._tally.in_flight += 1
         try:
@@ -91,7 +91,7 @@ class Calls:
             logger.exception("request %s failed: a defect of the service", exchange.request_id)
             status, problem = _refuse(exchange, InternalError())
         finally:
-            exchange.call.leave()
+            exchange.execution.release()
             self._note(exchange, path, operation, status, problem, time.perf_counter() - start)
 
     def _admit(self, exchange: Exchange) -> None:

@@ -8,23 +8,21 @@ from functools import partial
 from typing import Any, Final
 
 import grpc
-from anyio import to_thread
 from google.protobuf.json_format import ParseDict
 
 from service.codecs import never, oip_grpc
 from service.codecs.decoded import Body, Decoded
 from service.codecs.oip_messages import MESSAGES
 from service.codecs.oip_outputs import Wish
-from service.engine import Engine
 from service.errors import BadRequest, Busy, Fault, MethodNotAllowed, TooSlow, settle
 from service.metrics import Tally, note_computed
-from service.reading import read, read_in_thread
+from service.pipeline.deadline import Deadline
+from service.pipeline.engine import Engine, in_thread
 from service.rpc.calls import Exchange, Method
 from service.schemas.inference import MODEL, MODEL_METADATA, SERVER_METADATA, VERSION, check_model
 from service.schemas.request import AttentionRequest
 from service.schemas.response import answer
 from service.settings import Settings
-from service.stop import Stop
 
 MEDIA_TYPE: Final = "application/grpc"
 # Bytes of a message without its raw tensors that are read in about a millisecond, and of these, which are copied once.
@@ -32,15 +30,14 @@ SMALL_HEAD: Final = 2**15
 SMALL_BODY: Final = 2**22
 # How many times the memory of a message it takes: as it came, and its tensors.
 COPIES: Final = 2
-# A byte in a typed field makes an integer of eight; while it is read, a few times so much is taken.
-GROWTH: Final = 8
-EFFORT: Final = 32
+# Part of the memory that messages may take while they are received: one in so many.
+RECEIVING_SHARE: Final = 4
 # Bytes of an answer that are written in a thread.
 LARGE_ANSWER: Final = 2**20
 
 
-class Reader:
-    """Reads one inference, and remembers how its answer is wanted. Errors: InvalidTensors, if it is no message."""
+class MessageDecoder:
+    """Decodes one inference, and keeps which outputs it wants. Errors: InvalidTensors, if it is no message."""
 
     packed = False
     quick = staticmethod(never)
@@ -55,14 +52,13 @@ class Reader:
         """Up to which length a body is read at once."""
         return SMALL_BODY if self._is_small else SMALL_HEAD
 
-    @property
-    def effort(self) -> int:
-        """How many times the memory of a body is used while it is read."""
-        return COPIES if self._is_small else EFFORT
+    def decode_bound(self, length: int, limit: int) -> int:
+        """Bytes that a message of this length, and decoding it, take at most."""
+        return oip_grpc.decode_bound(length)
 
-    def memory(self, length: int, limit: int) -> int:
-        """Bytes for a body of this length and its arrays."""
-        return COPIES * length + GROWTH * len(self._message.head)
+    def decode_bytes(self, body: Body, limit: int) -> int:
+        """The same for this message."""
+        return oip_grpc.decode_bytes(self._message, len(body))
 
     def decode(self, body: Body, limit: int) -> Decoded:
         """The fields of the request. Errors: NotFound besides those of the codec."""
@@ -79,6 +75,8 @@ class Inference:
         self._settings = settings
         self._engine = engine
         self._tally = tally
+        largest = COPIES * settings.max_body_bytes
+        self._receiving = asyncio.Semaphore(max(1, engine.admission.memory // (RECEIVING_SHARE * largest)))
         self.methods: dict[str, Method] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -122,56 +120,61 @@ class Inference:
         check_model(request.name, request.version or VERSION)
 
     async def _receive(self, exchange: Exchange) -> bytes:
-        """The message of a call, which is read no sooner than there is memory for the largest: none says its length.
+        """The message of a call.
+
+        gRPC tells no length before the message is complete, and receives it by itself. So a bounded number of calls
+        receive at a time, each with memory for the largest message.
 
         Errors: Busy, TooSlow, BadRequest.
         """
-        call, seconds = exchange.call, self._settings.read_timeout
-        call.hold(await self._engine.bodies.enter(COPIES * self._settings.max_body_bytes, call.stop))
+        execution, seconds = exchange.execution, self._settings.read_timeout
+        most = min(COPIES * self._settings.max_body_bytes, self._engine.admission.memory)
+        execution.admit(most)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds), self._receiving:
+                await execution.grow(most)
                 message = await exchange.context.read()
         except TimeoutError:
             raise TooSlow(Fault("", f"a request that arrives within {seconds:g} s", "only a part of it")) from None
         if message is grpc.aio.EOF:  # or one that was too long, which gRPC has refused by itself
             raise BadRequest.at("", f"one message of at most {self._settings.max_body_bytes} bytes", "none")
         body: bytes = message
+        execution.shrink(COPIES * len(body))
+        execution.restart_time_limit()
         return body
 
     async def _infer(self, exchange: Exchange) -> bytes:
         body = await self._receive(exchange)
-        return await to_its_end(self._computed(exchange, body), exchange.call.stop)
+        return await run_to_end(self._computed(exchange, body), exchange.execution.deadline)
 
     async def _computed(self, exchange: Exchange, body: bytes) -> bytes:
-        """The answer to a request. Errors: ServiceError of every kind, Abandoned."""
-        call, engine, limit = exchange.call, self._engine, self._settings.max_body_bytes
-        call.timings.begin()
-        reader = Reader(body)
-        call.resize(min(reader.memory(len(body), limit), engine.bodies.memory))
-        if len(body) <= reader.inline:
-            job, _ = read(AttentionRequest, reader, body, call, limit)
-        else:
-            job = await read_in_thread(AttentionRequest, reader, body, call, engine, limit)
-        result = await engine.attend(job, call, job.plan.returned_bytes)
-        fields = answer(job.spec, result, exchange.request_id)
-        assert reader.wish is not None
-        write = partial(oip_grpc.encode, fields, reader.wish, MODEL, VERSION)
-        written = write() if job.plan.returned_bytes < LARGE_ANSWER else await to_thread.run_sync(write)
-        call.timings.step("encode")
-        call.resize(COPIES * len(written) if engine.is_quick(job) else 0)  # others have memory for their answers
+        """The answer to a request. Errors: ServiceError of every kind, Cancelled."""
+        execution, engine = exchange.execution, self._engine
+        execution.timings.begin()
+        decoder = MessageDecoder(body)
+        request = await engine.prepare(AttentionRequest, decoder, body, execution)
+        returned = request.plan.returned_bytes
+        assert decoder.wish is not None
+        encoding = oip_grpc.encode_bytes(returned, raw=decoder.wish.default)
+        result = await engine.attend(request, execution, encoding)
+        fields = answer(request.spec, result, exchange.request_id)
+        write = partial(oip_grpc.encode, fields, decoder.wish, MODEL, VERSION)
+        written = write() if returned < LARGE_ANSWER else await in_thread(execution.deadline, write)
+        execution.timings.step("encode")
+        execution.shrink(COPIES * len(written))
         exchange.noted = note_computed(
-            self._tally, (MEDIA_TYPE, MEDIA_TYPE), fields["metadata"], len(body), len(written), call.timings
+            self._tally, (MEDIA_TYPE, MEDIA_TYPE), fields["metadata"], len(body), len(written), execution.timings
         )
         return written
 
 
-async def to_its_end(work: Coroutine[Any, Any, bytes], stop: Stop) -> bytes:
-    """The result of work that is not cancelled with its caller, as threads are not, but told to end early."""
+async def run_to_end(work: Coroutine[Any, Any, bytes], deadline: Deadline) -> bytes:
+    """The result of a coroutine that is not cancelled with its caller, as threads cannot be: its deadline ends."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        stop.abandon()
+        deadline.cancel()
         await asyncio.wait([task])
         if not task.cancelled():
             settle(task.exception())  # which would be logged, too, as if it had been forgotten

@@ -13,8 +13,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else its library logs what cl
 import grpc
 
 from service.codecs.oip_messages import SERVICE
-from service.engine import Engine
 from service.metrics import Tally
+from service.pipeline.engine import Engine
 from service.rpc.calls import Calls
 from service.rpc.inference import Inference
 from service.settings import Settings
@@ -35,7 +35,7 @@ class RPC(grpc.GenericRpcHandler):
     def __init__(self, settings: Settings, engine: Engine, tally: Tally | None) -> None:
         self._settings = settings
         self._inference = Inference(settings, engine, tally)
-        self._calls = Calls(settings, tally)
+        self._calls = Calls(settings, engine, tally)
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None
         self.port = 0

@@ -27,7 +27,7 @@ EYE = np.eye(2, dtype=np.float32)
 @pytest.fixture(scope="module")
 def server() -> Iterator[triton.InferenceServerClient]:
     application = app(grpc_port=0)
-    with serving(application), triton.InferenceServerClient(f"127.0.0.1:{application.api.state.rpc.port}") as found:
+    with serving(application), triton.InferenceServerClient(f"127.0.0.1:{application.state.rpc.port}") as found:
         yield found
 
 
@@ -198,7 +198,7 @@ def test_errors_can_be_read(name: str, server: triton.InferenceServerClient) -> 
 def test_keys_are_headers() -> None:
     hashed = f"sha256:{hashlib.sha256(b'secret').hexdigest()}"
     application = app(grpc_port=0, api_keys=hashed)
-    with serving(application), triton.InferenceServerClient(f"127.0.0.1:{application.api.state.rpc.port}") as server:
+    with serving(application), triton.InferenceServerClient(f"127.0.0.1:{application.state.rpc.port}") as server:
         with pytest.raises(InferenceServerException, match="UNAUTHENTICATED"):
             server.is_server_live()
         assert server.is_server_live(headers={"authorization": "Bearer secret"})
@@ -206,9 +206,9 @@ def test_keys_are_headers() -> None:
 
 def test_a_client_s_own_deadline_stops_the_work() -> None:
     application = app(grpc_port=0)
-    engine = application.api.state.engine
-    with serving(application), triton.InferenceServerClient(f"127.0.0.1:{application.api.state.rpc.port}") as server:
+    engine = application.state.engine
+    with serving(application), triton.InferenceServerClient(f"127.0.0.1:{application.state.rpc.port}") as server:
         large = tensor("input", np.ones((40_000, 64), np.float32))
         with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
             server.infer("attention", [large], outputs=[triton.InferRequestedOutput("output")], client_timeout=0.5)
-        assert until(lambda: engine.work.taken == 0, 5)
+        assert until(lambda: engine.admission.slots_taken == 0, 5)

@@ -1,11 +1,10 @@
-"""Small requests of one kind that are at hand together, computed as one.
+"""Dynamic batching: small requests with the same options are computed in one launch.
 
-A GPU takes as long for one small attention as for a hundred, and so does what stands around it. Requests of one kind
-differ in their numbers and in how many tokens they have, so that each is one more entry on the batch axis of all,
-filled up where it is shorter: none changes another's.
+A GPU takes as long for one small attention as for a hundred. Requests of a group differ in their numbers and lengths
+only: each becomes one more entry of the batch axis, padded where it is shorter, and none changes another's result.
 
-Who comes while nothing is at work goes at once, with those that came in the same turn of the event loop. Who comes
-while others are at work waits until these are done, or for the window: nobody waits where waiting gains nothing.
+While no batch is being computed, a request is computed at once, with those that arrived in the same turn of the event
+loop. Otherwise it waits until the batch before it is done, but no longer than the window.
 """
 
 from __future__ import annotations
@@ -24,32 +23,33 @@ from service.attention.plan import Plan
 from service.attention.result import Result, make_result
 from service.backends import Executor
 from service.errors import ServiceError
-from service.gate import Gate
-from service.jobs import Job
-from service.stop import Abandoned, Stop
+from service.pipeline.admission import AdmissionController
+from service.pipeline.deadline import Cancelled, Deadline
+from service.pipeline.execution import Execution
+from service.pipeline.preparation import PreparedRequest
 
-# Members of a batch: what is left of the time around a launch is then nothing to that of a request on its way.
+# Requests of a batch: with so many, the time around a launch is small beside that of the requests themselves.
 MOST: Final = 256
 
 Outcome = Result | Exception
 # What computes one request by itself.
-Alone = Callable[[Job, Executor, Stop], Result]
+Alone = Callable[[PreparedRequest, Executor, Deadline], Result]
 
 
 class Member(NamedTuple):
-    """One request of a batch, and who waits for its outcome. begin: told how many there are when computing begins"""
+    """One request of a batch. begin: called with the size of the batch when computing begins; turn: its outcome"""
 
-    job: Job
-    stop: Stop
+    request: PreparedRequest
+    deadline: Deadline
     begin: Callable[[int], None]
     turn: asyncio.Future[Result]
 
 
 class Group:
-    """Requests of one kind.
+    """Requests that will be computed in one batch.
 
-    kind: under which they are gathered; executor, device: which compute them
-    entry: a plan with the lengths that all of them are filled up to; memory: of one of them then, at most
+    kind: key of the options that they share; entry: a plan with the lengths that all of them are padded to
+    memory: bytes that one of them takes then, at most
     """
 
     def __init__(self, kind: Hashable, executor: Executor, device: str, entry: Plan, memory: int) -> None:
@@ -82,18 +82,19 @@ class Group:
         return members
 
 
-class Batches:
-    """Gathers small requests, and computes them together.
+class Batcher:
+    """Computes small requests in batches.
 
-    window: seconds that one waits for others; work: the gate to places and memory
-    inline_flops: operations that are computed in the event loop; more of them in a thread, and those on a GPU
+    window: seconds that a request waits for others; admission: grants a slot and memory to each batch
+    inline_flops: operations of a batch that is computed in the event loop; larger ones, and a GPU's, in a worker thread
+    alone: computes one request by itself
 
-    Belongs to one event loop, in whose thread all of this runs but for the computing.
+    Belongs to one event loop; all methods but `_compute` run in its thread.
     """
 
-    def __init__(self, window: float, work: Gate, inline_flops: int, alone: Alone) -> None:
+    def __init__(self, window: float, admission: AdmissionController, inline_flops: int, alone: Alone) -> None:
         self._window = window
-        self._work = work
+        self._admission = admission
         self._inline_flops = inline_flops
         self._alone = alone
         self._gathering: dict[Hashable, Group] = {}
@@ -101,40 +102,39 @@ class Batches:
         self.batches = 0  # of more than one request
         self.requests = 0  # in these
 
-    def takes(self, job: Job, executor: Executor) -> bool:
-        """Whether a small request may wait for others: there may be some, and it would not be answered at once.
+    def takes(self, request: PreparedRequest, executor: Executor) -> bool:
+        """True if a small request may be batched: others can have the same plan, and it is not answered at once.
 
-        Not where one request may be told of something that another one is not.
+        Not with `sum`, whose warnings are of one request.
         """
-        shared = job.shared and job.plan.normalization == "softmax"
-        return shared and not executor.is_quick(job.plan, job.spec.device)
+        shared = request.shared and request.plan.normalization == "softmax"
+        return shared and not executor.is_quick(request.plan, request.spec.device)
 
-    async def attend(
-        self, job: Job, executor: Executor, memory: int, stop: Stop, begin: Callable[[int], None]
-    ) -> Result:
-        """Compute, with others if there are some; memory: what one takes; begin: told how many when computing begins.
+    async def attend(self, request: PreparedRequest, executor: Executor, memory: int, execution: Execution) -> Result:
+        """Compute a request, in a batch if there are others of its kind. memory: bytes that computing it takes
 
-        Errors: those of the request; Busy, Abandoned, TimeLimit.
+        Errors: those of the request; Busy, Cancelled, TimeLimit.
         """
         turn: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._join(executor, memory, Member(job, stop, begin, turn))
-        stop.on_abandon = turn.cancel
+        deadline = execution.deadline
+        self._join(executor, memory, Member(request, deadline, execution.timings.begin_batch, turn))
+        deadline.on_cancel = turn.cancel
         try:
             return await turn
         except asyncio.CancelledError:
-            if stop.abandoned:
-                raise Abandoned from None
+            if deadline.cancelled:
+                raise Cancelled from None
             raise
         finally:
-            stop.on_abandon = bool
+            deadline.on_cancel = bool
 
     def _join(self, executor: Executor, memory: int, member: Member) -> None:
-        plan, device = member.job.plan, member.job.spec.device
+        plan, device = member.request.plan, member.request.spec.device
         kind = id(executor), device, together.kind(plan)
         group = self._gathering.get(kind)
         if group is not None:
             entry, needed = group.with_another(plan, memory)
-            if needed * (len(group.members) + 1) <= self._work.memory:
+            if needed * (len(group.members) + 1) <= self._admission.memory:
                 group.entry, group.memory = entry, needed
             else:  # the others would be too long for all
                 self._begin(group)
@@ -146,7 +146,7 @@ class Batches:
             group.timer = loop.call_later(wait, self._begin, group) if wait else loop.call_soon(self._begin, group)
         group.members.append(member)
         count = len(group.members)
-        if count == MOST or (count + 1) * group.memory > self._work.memory:
+        if count == MOST or (count + 1) * group.memory > self._admission.memory:
             self._begin(group)
 
     def _begin(self, group: Group) -> None:
@@ -169,9 +169,11 @@ class Batches:
                 self._begin(group)
 
     async def _run(self, group: Group) -> None:
-        """Compute in a thread, when there is a place and memory."""
+        """Compute in a worker thread, when a slot and memory are granted."""
+        memory = group.memory * len(group.members)
         try:
-            with await self._work.enter(group.memory * len(group.members), _Longest(group.members)):
+            with self._admission.admit(memory) as lease:
+                await lease.grow(memory, _Longest(group.members), slot=True, compute=True)
                 members = group.begin()
                 self._tell(members, *await to_thread.run_sync(self._compute, group, members))
         except Exception as error:
@@ -198,7 +200,7 @@ class Batches:
         prepared = [_prepare(member) for member in members]
         good = [(member, one) for member, one in zip(members, prepared, strict=True) if isinstance(one, Operands)]
         if len(good) > 1:
-            with suppress(ServiceError, MemoryError, Abandoned):  # whose fault it was is found below
+            with suppress(ServiceError, MemoryError, Cancelled):  # whose fault it was is found below
                 results = iter(_together(group, *zip(*good, strict=True)))
                 return [next(results) if isinstance(one, Operands) else one for one in prepared], len(good)
         return [
@@ -208,42 +210,42 @@ class Batches:
 
     def _by_itself(self, member: Member, executor: Executor) -> Outcome:
         try:
-            return self._alone(member.job, executor, member.stop)
+            return self._alone(member.request, executor, member.deadline)
         except Exception as error:
             return error
 
 
-class _Longest(Stop):
+class _Longest(Deadline):
     """Ends when every member has ended."""
 
     def __init__(self, members: Sequence[Member]) -> None:
-        super().__init__(max((member.stop.left for member in members), default=0.0))
+        super().__init__(max((member.deadline.left for member in members), default=0.0))
         self._members = members
 
     def check(self) -> None:
-        """Errors: Abandoned, whatever ended them."""
+        """Errors: Cancelled, whatever ended them."""
         for member in self._members:
             try:
-                member.stop.check()
-            except (Abandoned, ServiceError):
+                member.deadline.check()
+            except (Cancelled, ServiceError):
                 continue
             return
-        raise Abandoned
+        raise Cancelled
 
 
 def _prepare(member: Member) -> Operands | Exception:
     """The numbers of one request, or what is wrong with it."""
-    job = member.job
+    request = member.request
     try:
-        member.stop.check()
-        return make_operands(job.spec, job.plan, job.sources)
+        member.deadline.check()
+        return make_operands(request.spec, request.plan, request.sources)
     except Exception as error:
         return error
 
 
 def _together(group: Group, members: Sequence[Member], operands: Sequence[Operands]) -> list[Result]:
     """The result of each, computed as one. Errors: those of any of them."""
-    plans = [member.job.plan for member in members]
+    plans = [member.request.plan for member in members]
     plan = together.merge(plans)
     merged = together.merge_operands(plan, operands)
     computed = group.executor.execute(plan, merged, group.device, _Longest(members).check)

@@ -1,0 +1,43 @@
+"""Telling the server's connection how far a request is."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.http.discard import has_body
+
+
+class ReportProgress:
+    """Reports to `scope["state"]["connection"]`, which service.server puts there; does nothing under other servers.
+
+    It goes around the whole application, whatever middleware that has.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        connection = scope["state"].get("connection") if scope["type"] == "http" else None
+        if connection is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def receive_and_report() -> Message:
+            message = await receive()
+            connection.body_taken(last and not message.get("more_body", False))
+            return message
+
+        async def send_and_report(message: Message) -> None:
+            if connection.is_closing():
+                return  # the server gave up the connection, and would not take a response any more
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                connection.response_complete()
+
+        headers = scope["headers"]
+        last = scope["http_version"] == "1.0" or any(
+            name == b"connection" and value.lower() == b"close" for name, value in headers
+        )
+        connection.request_started(last and not has_body(headers))
+        await self._app(scope, receive_and_report, send_and_report)

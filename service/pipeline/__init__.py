@@ -1,0 +1,1 @@
+"""The one path of every request: decode, prepare, admit, compute, encode."""

@@ -1,0 +1,273 @@
+"""Admission control: one budget of memory and a number of slots for computing, shared by all requests of a worker.
+
+A request holds one `Lease` from the first byte of its body to the last byte of its response. The lease grows as the
+body arrives, and again when the request is prepared and its computation is estimated. Requests that must wait are
+served by age, the oldest first.
+
+No request can block another for ever:
+
+- A lease has a bound, what it will need at most as far as is known. It may grow only if afterwards all older leases
+  could still reach their bounds one after the other, each with what the ones before it release (Dijkstra's banker's
+  algorithm, in order of age). So bodies that are half received can always be completed.
+- Requests that do not compute yet share a quarter of the memory, so that they do not take it from those that could.
+- A request turns out to need more when it is prepared. If then every lease that holds memory waits, the youngest of
+  them is refused with 503, and what it holds goes to the others.
+
+An AdmissionController belongs to one event loop; all methods run in its thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, NamedTuple
+
+from pydantic import ByteSize
+
+from service.errors import Busy, Fault, MemoryLimit
+from service.pipeline.deadline import Cancelled, Deadline
+
+# Seconds that a slot is held, until there is a measurement.
+INITIAL_HOLD: Final = 0.1
+# Weight of the newest measurement in the average (as for round trips in RFC 6298).
+SMOOTHING: Final = 1 / 8
+# Retry-After is at most so many seconds.
+MAX_RETRY_AFTER: Final = 60
+# Part of the memory for requests that do not compute yet, one in so many; the oldest of them may have more.
+PREPARING_SHARE: Final = 4
+# Seconds for which a request whose body is still arriving counts as one that will want a slot.
+EXPECTED: Final = 1.0
+
+
+class Growth(NamedTuple):
+    """What a lease asks for. memory: bytes in all"""
+
+    memory: int
+    slot: bool = False
+    compute: bool = False
+
+
+class Lease:
+    """The memory and the slot of one request. A context manager that releases both.
+
+    memory: bytes held; bound: bytes that it will need at most, as far as is known
+    receiving: True until the body is complete; preparing: True until it was granted what it needs to compute
+    """
+
+    __slots__ = (
+        "_controller",
+        "bound",
+        "has_slot",
+        "memory",
+        "preparing",
+        "receiving",
+        "since",
+        "started",
+        "turn",
+        "wanted",
+    )
+
+    def __init__(self, controller: AdmissionController, bound: int, started: float) -> None:
+        self._controller = controller
+        self.started = started
+        self.since = 0.0  # when the slot was granted
+        self.turn: asyncio.Future[None] | None = None
+        self.wanted = Growth(0)  # that `turn` waits for
+        self.memory = 0
+        self.bound = bound
+        self.has_slot = False
+        self.receiving = True
+        self.preparing = True
+
+    async def grow(self, memory: int, deadline: Deadline, *, slot: bool = False, compute: bool = False) -> None:
+        """Hold this much memory, and a slot if asked; waits for both together. compute: True for the computation
+
+        Errors: MemoryLimit if there will never be so much; Busy if the queue is full, if the deadline passes while
+        waiting, or to end a deadlock; Cancelled.
+        """
+        await self._controller.acquire(self, Growth(memory, slot and not self.has_slot, compute), deadline)
+
+    def shrink(self, memory: int) -> None:
+        """Release the memory above this, which is also the new bound."""
+        self.bound = memory
+        self._controller.release(self, max(0, self.memory - memory), slot=False)
+
+    def release_slot(self) -> None:
+        """Release the slot and keep the memory."""
+        self._controller.release(self, 0, slot=True)
+
+    def release(self) -> None:
+        """Release everything. Safe to call twice."""
+        self._controller.remove(self)
+
+    @property
+    def waits(self) -> bool:
+        """True while it waits to grow."""
+        return self.turn is not None and not self.turn.done()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
+
+
+class AdmissionController:
+    """Grants leases.
+
+    slots: computations at once; memory: bytes for all leases; queue: requests that may wait; clock: seconds
+    """
+
+    def __init__(self, slots: int, memory: int, queue: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.slots = slots
+        self.memory = memory
+        self.free = memory
+        self.slots_taken = 0
+        self._queue = queue
+        self._leases: dict[Lease, None] = {}  # by age
+        self._clock = clock
+        self._granted = clock()
+        self._hold = INITIAL_HOLD
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for memory or a slot."""
+        return sum(1 for lease in self._leases if lease.waits)
+
+    @property
+    def at_work(self) -> int:
+        """Large requests of all kinds: those that arrive, wait, compute, or are being answered."""
+        return len(self._leases)
+
+    @property
+    def full(self) -> bool:
+        """True if all slots are taken and no other request may wait."""
+        return self.slots_taken >= self.slots and self.waiting >= self._queue
+
+    def check_capacity(self) -> None:
+        """Errors: Busy if the requests that compute, wait, or have just begun to arrive leave no place in the queue."""
+        now = self._clock()
+        expected = sum(1 for lease in self._leases if not lease.receiving or now - lease.started < EXPECTED)
+        if expected >= self.slots + self._queue:
+            raise self.busy()
+
+    def admit(self, bound: int) -> Lease:
+        """A lease without memory yet. bound: bytes that the request needs until it is prepared, at most"""
+        lease = Lease(self, min(bound, self.memory), self._clock())
+        self._leases[lease] = None
+        return lease
+
+    async def acquire(self, lease: Lease, growth: Growth, deadline: Deadline) -> None:
+        """See `Lease.grow`."""
+        if deadline.cancelled:  # while the request was decoded in a thread, say
+            raise Cancelled
+        if growth.memory > self.memory:
+            expected = f"a request that needs at most {ByteSize(self.memory).human_readable()}"
+            raise MemoryLimit.at("", expected, f"one that needs about {ByteSize(growth.memory).human_readable()}")
+        lease.bound = max(lease.bound, growth.memory)
+        if self._fits(lease, growth) and not (growth.slot and self._waiting_for_slot()):
+            self._grant(lease, growth)
+            if growth.compute:
+                self._serve()  # the share of those that do not compute has become free
+            return
+        if self.waiting >= self._queue and (growth.slot or not lease.memory):
+            raise self.busy()
+        lease.wanted = growth
+        await self._wait(lease, deadline)
+
+    def release(self, lease: Lease, memory: int, *, slot: bool) -> None:
+        """Take memory, and the slot if asked, back from a lease, and serve those that wait."""
+        lease.memory -= memory
+        self.free += memory
+        if slot and lease.has_slot:
+            lease.has_slot = False
+            self.slots_taken -= 1
+            self._hold += (self._clock() - lease.since - self._hold) * SMOOTHING
+        self._serve()
+
+    def remove(self, lease: Lease) -> None:
+        """End a lease. Does nothing the second time."""
+        if lease in self._leases:
+            del self._leases[lease]
+            self.release(lease, lease.memory, slot=True)
+
+    def busy(self) -> Busy:
+        """The refusal. Retry-After: when all that are here will be done, by how long slots were held lately."""
+        here = self.waiting + self.slots_taken
+        hold = max(self._hold, self._clock() - self._granted)
+        after = min(MAX_RETRY_AFTER, max(1, math.ceil(hold * here / max(1, min(self.slots, here)))))
+        fault = Fault(
+            "", "a server with capacity for this request", f"{self.slots_taken} at work, {self.waiting} waiting"
+        )
+        return Busy(fault, headers={"Retry-After": str(after)})
+
+    async def _wait(self, lease: Lease, deadline: Deadline) -> None:
+        turn = lease.turn = asyncio.get_running_loop().create_future()
+        deadline.on_cancel = turn.cancel
+        self._serve()
+        try:
+            async with asyncio.timeout(deadline.left):
+                await turn
+        except TimeoutError:
+            raise self.busy() from None
+        except asyncio.CancelledError:
+            if deadline.cancelled:
+                raise Cancelled from None
+            raise
+        finally:
+            lease.turn = None
+            deadline.on_cancel = bool
+            self._serve()
+
+    def _serve(self) -> None:
+        """Grant what fits, by age. If every lease waits, refuse the youngest that holds memory."""
+        slots_free = True
+        for lease in [lease for lease in self._leases if lease.waits]:
+            if self._fits(lease, lease.wanted) and (slots_free or not lease.wanted.slot):
+                self._grant(lease, lease.wanted)
+                assert lease.turn is not None
+                lease.turn.set_result(None)
+            elif lease.wanted.slot:
+                slots_free = False  # no younger request passes one that waits for a slot
+        if self._leases and all(lease.waits or not (lease.memory or lease.has_slot) for lease in self._leases):
+            self._break_deadlock()
+
+    def _break_deadlock(self) -> None:
+        waiting = [lease for lease in self._leases if lease.waits]
+        victim = next((lease for lease in reversed(waiting[1:]) if lease.memory), None)
+        if victim is not None and victim.turn is not None:
+            victim.turn.set_exception(self.busy())
+
+    def _waiting_for_slot(self) -> bool:
+        return any(lease.waits and lease.wanted.slot for lease in self._leases)
+
+    def _fits(self, lease: Lease, growth: Growth) -> bool:
+        """True if the lease can grow and all older ones could still reach their bounds."""
+        available = self.free - (growth.memory - lease.memory)
+        if available < 0 or (growth.slot and self.slots_taken >= self.slots):
+            return False
+        oldest = True  # of those that do not compute
+        for older in self._leases:
+            if older is lease:
+                break
+            if older.bound - older.memory > available:
+                return False
+            available += older.memory
+            oldest = oldest and not older.preparing
+        if growth.compute or oldest or not lease.preparing:
+            return True
+        others = sum(other.memory for other in self._leases if other.preparing and other is not lease)
+        return others + growth.memory <= self.memory // PREPARING_SHARE
+
+    def _grant(self, lease: Lease, growth: Growth) -> None:
+        extra = max(0, growth.memory - lease.memory)
+        lease.memory += extra
+        self.free -= extra
+        lease.preparing = lease.preparing and not growth.compute
+        if growth.slot:
+            lease.has_slot = True
+            self.slots_taken += 1
+            lease.since = self._granted = self._clock()

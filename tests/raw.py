@@ -1,0 +1,40 @@
+"""Raw connections to a server, for what no HTTP library would send."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+
+import httpx
+
+HEAD = b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+HEALTH = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def connect(client: httpx.Client) -> socket.socket:
+    """A connection to the server of a client."""
+    return socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=30)
+
+
+def with_length(length: int, more: bytes = b"") -> bytes:
+    """The head of a request whose body has this length."""
+    return HEAD + more + b"Content-Length: %d\r\n\r\n" % length
+
+
+def receive_all(connection: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    parts = []
+    while part := connection.recv(2**16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def problem_of(response: bytes) -> tuple[int, str]:
+    """Status and code of the one response that this is, as long as its Content-Length says."""
+    head, _, body = response.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    assert length is not None
+    assert len(body) == int(length[1])
+    return int(head.split(b" ")[1]), json.loads(body)["code"]

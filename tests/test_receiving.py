@@ -1,0 +1,255 @@
+"""Receiving bodies, checking heads, discarding what nobody reads: ASGI, in virtual time, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+from service.errors import BodyTooLarge, Busy, TooSlow
+from service.http.body import STEP, BodyLimits, content_length, receive_body
+from service.http.discard import ANNOUNCED, UNKNOWN, DiscardUnreadBody, discarded_bytes
+from service.http.head import MAX_HEAD, check
+from service.pipeline.admission import AdmissionController
+from service.pipeline.deadline import Deadline
+from service.pipeline.execution import Execution
+from tests.virtual_time import run
+
+MB = 2**20
+LIMITS = BodyLimits(size=64 * MB, grace=30, rate=MB)
+
+
+class Sender:
+    """A client that sends a chunk after so many seconds, again and again, and may disconnect before the last.
+
+    sent: bytes of chunks that were received
+    """
+
+    def __init__(self, chunk: int, count: int, every: float = 0, *, disconnects: bool = False) -> None:
+        self._chunks = self._make(chunk, count, every, disconnects)
+        self.sent = 0
+
+    async def _make(self, chunk: int, count: int, every: float, disconnects: bool) -> AsyncIterator[dict[str, Any]]:
+        for number in range(count):
+            await asyncio.sleep(every)
+            self.sent += chunk
+            yield {
+                "type": "http.request",
+                "body": bytes([number % 256]) * chunk,
+                "more_body": disconnects or number < count - 1,
+            }
+        if disconnects:
+            yield {"type": "http.disconnect"}
+        await asyncio.get_running_loop().create_future()
+
+    async def receive(self) -> Any:
+        return await anext(self._chunks)
+
+
+def execution(memory: int = 256 * MB, queue: int = 9) -> Execution:
+    return Execution(AdmissionController(2, memory, queue, asyncio.get_running_loop().time), 1000)
+
+
+def received(sender: Sender, length: int | None = None, limits: BodyLimits = LIMITS) -> tuple[bytes, int, float]:
+    """The body, the memory that is held for it, and how long it took."""
+
+    async def main() -> tuple[bytes, int, float]:
+        running = execution()
+        body = await receive_body(sender.receive, length, limits, running, lambda size: 3 * size)
+        held = 0 if running.lease is None else running.lease.memory
+        return bytes(body), held, asyncio.get_running_loop().time()
+
+    return run(main())
+
+
+@pytest.mark.parametrize("length", [None, 5 * MB])
+def test_a_body_is_held_as_it_arrives(length: int | None) -> None:
+    body, held, _ = received(Sender(MB, 5), length)
+    assert body == b"".join(bytes([number]) * MB for number in range(5))
+    assert 5 * MB <= held <= 5 * MB + STEP
+
+
+def test_a_small_body_is_not_counted() -> None:
+    assert received(Sender(1000, 3)) == (b"\0" * 1000 + b"\1" * 1000 + b"\2" * 1000, 0, 0)
+
+
+@pytest.mark.parametrize(("chunk", "length"), [(MB, None), (60 * MB, 64 * MB)])
+def test_a_body_beyond_the_limit_is_not_read_further(chunk: int, length: int | None) -> None:
+    sender = Sender(chunk, 100)
+    with pytest.raises(BodyTooLarge):
+        received(sender, length)
+    assert sender.sent <= LIMITS.size + chunk
+
+
+def test_what_announces_too_much_is_not_read_at_all() -> None:
+    for text in (b"%d" % (LIMITS.size + 1), b"9" * 30):
+        with pytest.raises(BodyTooLarge):
+            content_length({b"content-length": text}, LIMITS)
+    assert content_length({b"content-length": b"17"}, LIMITS) == 17
+    assert content_length({}, LIMITS) is None
+
+
+def test_a_slow_but_steady_body_is_received() -> None:
+    """Sixty megabytes at the least rate, which takes twice the grace."""
+    body, _, took = received(Sender(MB, 60, every=1))
+    assert (len(body), took) == (60 * MB, 60)
+
+
+@pytest.mark.parametrize(
+    ("sender", "after"), [(Sender(1, 0), 30), (Sender(1, 1000, every=1), 30), (Sender(MB, 60, every=3), 45)]
+)
+def test_a_body_below_the_least_rate_is_refused(sender: Sender, after: float) -> None:
+    async def main() -> float:
+        with pytest.raises(TooSlow, match="within 30 s, or at"):
+            await receive_body(sender.receive, None, LIMITS, execution(), lambda size: size)
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) == pytest.approx(after, abs=1)
+
+
+def test_the_time_of_a_sender_stands_still_while_it_waits_for_memory() -> None:
+    async def main() -> None:
+        waiting = execution(4 * MB)
+        holder = waiting._admission.admit(4 * MB)
+        await holder.grow(4 * MB, Deadline(1000), compute=True)
+        asyncio.get_running_loop().call_later(500, holder.release)
+        sender = Sender(MB, 3, every=1)
+        assert len(await receive_body(sender.receive, 3 * MB, LIMITS, waiting, lambda size: size)) == 3 * MB
+        assert asyncio.get_running_loop().time() == pytest.approx(502)
+
+    run(main())
+
+
+def test_a_client_that_disconnects_is_noticed() -> None:
+    with pytest.raises(ClientDisconnect):
+        received(Sender(1000, 3, disconnects=True))
+
+
+def test_a_large_body_is_refused_before_it_is_read_where_no_place_is_left() -> None:
+    async def main() -> int:
+        running = execution(queue=0)
+        others = [running._admission.admit(1) for _ in range(2)]
+        sender = Sender(MB, 5)
+        with pytest.raises(Busy):
+            await receive_body(sender.receive, 5 * MB, LIMITS, running, lambda size: size)
+        assert len(others) == 2
+        return sender.sent
+
+    assert run(main()) == 0
+
+
+def scope(*headers: tuple[bytes, bytes], **more: Any) -> dict[str, Any]:
+    return {
+        "type": "http", "http_version": "1.1", "raw_path": b"/", "query_string": b"", "headers": list(headers)
+    } | more  # fmt: skip
+
+
+HOST = (b"host", b"x")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (scope(HOST), None),
+        (scope(http_version="1.0"), None),
+        (scope(http_version="2"), None),
+        (scope(HOST, (b"transfer-encoding", b"chunked")), None),
+        (scope(HOST, (b"transfer-encoding", b"Chunked ")), None),
+        (scope(HOST, (b"content-length", b"5")), None),
+        (scope(HOST, (b"a", b"b" * (MAX_HEAD - 100))), None),
+        (scope(), 400),
+        (scope(HOST, http_version="9.9"), 400),
+        (scope(HOST, HOST), 400),
+        (scope(HOST, (b"transfer-encoding", b"gzip, chunked")), 400),
+        (scope(HOST, (b"transfer-encoding", b"gzip"), (b"transfer-encoding", b"chunked")), 400),
+        (scope(HOST, (b"transfer-encoding", b"identity")), 400),
+        (scope(HOST, (b"content-length", b"5"), (b"content-length", b"5")), 400),
+        (scope(HOST, (b"content-length", b"5"), (b"transfer-encoding", b"chunked")), 400),
+        (scope(HOST, (b"a", b"b" * MAX_HEAD)), 431),
+        (scope(HOST, *[(b"a", b"b")] * (MAX_HEAD // 6)), 431),
+        (scope(HOST, raw_path=b"/" * MAX_HEAD), 431),
+        (scope(HOST, query_string=b"a" * MAX_HEAD), 431),
+    ],
+)
+def test_heads_are_checked(request_: dict[str, Any], status: int | None) -> None:
+    error = check(request_)
+    assert (None if error is None else error.status) == status
+    assert error is None or error.headers == {"Connection": "close"}
+
+
+async def refuse(scope: Any, receive: Any, send: Any) -> None:
+    """Answer without reading."""
+    await send({"type": "http.response.start", "status": 413, "headers": []})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
+async def read_all(scope: Any, receive: Any, send: Any) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    await refuse(scope, receive, send)
+
+
+def answered(
+    app: Callable[[Any, Any, Any], Coroutine[Any, Any, None]], sender: Sender, *headers: tuple[bytes, bytes]
+) -> tuple[list[Any], float]:
+    """What is sent, and when the response ends."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def main() -> float:
+        await DiscardUnreadBody(app, seconds=30)(scope(HOST, *headers), sender.receive, send)
+        return asyncio.get_running_loop().time()
+
+    return sent, run(main())
+
+
+START = {"type": "http.response.start", "status": 413, "headers": []}
+LENGTH = (b"content-length", b"%d" % (10 * MB))
+CHUNKED = (b"transfer-encoding", b"chunked")
+
+
+@pytest.mark.parametrize("framing", [LENGTH, CHUNKED])
+def test_the_rest_of_a_body_is_discarded_between_the_response_and_its_end(framing: tuple[bytes, bytes]) -> None:
+    sender = Sender(MB, 10, every=1)
+    sent, ended = answered(refuse, sender, framing)
+    assert sent == [
+        START,
+        {"type": "http.response.body", "body": b"no", "more_body": True},
+        {"type": "http.response.body", "body": b""},
+    ]
+    assert sender.sent == 10 * MB
+    assert ended == pytest.approx(10, abs=0.1)
+
+
+@pytest.mark.parametrize("app", [refuse, read_all])
+def test_nothing_is_discarded_where_nothing_is_left(app: Any) -> None:
+    framing = [LENGTH] if app is read_all else []
+    sent, _ = answered(app, Sender(MB, 10), *framing)
+    assert sent == [START, {"type": "http.response.body", "body": b"no"}]
+
+
+@pytest.mark.parametrize(
+    ("sender", "framing", "bytes_", "seconds"),
+    [
+        (Sender(MB, 1000), CHUNKED, UNKNOWN, 0),
+        (Sender(MB, 1000), (b"content-length", b"%d" % 2**40), UNKNOWN, 0),
+        (Sender(1, 1000, every=1), CHUNKED, 30, 30),
+    ],
+)
+def test_what_is_discarded_has_limits(sender: Sender, framing: tuple[bytes, bytes], bytes_: int, seconds: int) -> None:
+    sent, ended = answered(refuse, sender, framing)
+    assert len(sent) == 3
+    assert sender.sent == pytest.approx(bytes_, abs=MB)
+    assert ended == pytest.approx(seconds, abs=0.1)
+
+
+def test_discarded_bytes() -> None:
+    assert discarded_bytes([(b"content-length", b"5000000")]) == 5_000_000
+    for length in (b"%d" % ANNOUNCED, b"9" * 30, b"x"):
+        assert discarded_bytes([(b"content-length", length)]) == UNKNOWN
+    assert discarded_bytes([]) == UNKNOWN

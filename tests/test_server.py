@@ -1,0 +1,280 @@
+"""The limits around uvicorn's protocol, with either parser, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from service.http.connection import ReportProgress
+from service.server.protocol import MAX_UNTAKEN, Limits, http_protocol
+from tests.virtual_time import run
+
+LIMITS = Limits(idle=5, head=30, head_bytes=1000, write=20)
+INTERVAL = 1.0  # of the protocol's looks at its limits
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+PARSERS = pytest.mark.parametrize("parser", ["h11", "httptools"])
+
+App = Callable[[Any, Any, Any], Any]
+
+
+class Client:
+    """The other end of a connection."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._loop = asyncio.get_running_loop()
+
+    async def send(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self._end, data)
+
+    async def receive(self, size: int = 2**16) -> bytes:
+        """Some bytes; none where the connection is closed, or reset."""
+        try:
+            return await self._loop.sock_recv(self._end, size)
+        except ConnectionResetError:
+            return b""
+
+    async def closed(self) -> float:
+        """The time at which the server closes the connection, all that it sends before discarded."""
+        while await self.receive():
+            pass
+        return self._loop.time()
+
+
+@asynccontextmanager
+async def connection(app: App, parser: str, limits: Limits = LIMITS) -> AsyncIterator[Client]:
+    """A client of an application on a connection of its own."""
+    config = uvicorn.Config(ReportProgress(app), http=parser, ws="none", lifespan="off", access_log=False,
+                            log_config=None, timeout_keep_alive=5)  # fmt: skip
+    config.load()
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    factory = http_protocol(parser, limits)
+    transport, _ = await loop.connect_accepted_socket(
+        lambda: factory(config=config, server_state=ServerState(), app_state={}), ours
+    )
+    try:
+        yield Client(theirs)
+    finally:
+        theirs.close()
+        transport.abort()
+        await asyncio.sleep(0)
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with the body."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@PARSERS
+def test_a_connection_without_a_byte_is_closed_after_the_idle_time(parser: str) -> None:
+    async def main() -> float:
+        async with connection(echo, parser) as client:
+            return await client.closed()
+
+    assert 5 <= run(main()) <= 5 + INTERVAL
+
+
+@PARSERS
+def test_a_head_that_is_not_complete_in_time_is_closed_without_an_answer(parser: str) -> None:
+    async def main() -> tuple[bytes, float]:
+        async with connection(echo, parser) as client:
+            for at in range(len(GET) - 1):
+                await client.send(GET[at : at + 1])
+                await asyncio.sleep(1)
+            return await client.receive(), asyncio.get_running_loop().time()
+
+    answer, closed = run(main())
+    assert answer == b""
+    assert 30 <= closed <= 30 + INTERVAL
+
+
+@PARSERS
+def test_each_request_of_a_connection_has_the_time_of_its_own(parser: str) -> None:
+    async def main() -> tuple[list[bytes], float]:
+        answers = []
+        async with connection(echo, parser) as client:
+            for _ in range(4):
+                for part in (GET[:5], GET[5:]):
+                    await client.send(part)
+                    await asyncio.sleep(4)
+                answers.append(await client.receive())
+            await client.send(GET[:-1])
+            return answers, await client.closed()
+
+    answers, closed = run(main())
+    assert [answer[:15] for answer in answers] == [b"HTTP/1.1 200 OK"] * 4
+    assert 32 + 30 <= closed <= 32 + 30 + INTERVAL
+
+
+@PARSERS
+def test_part_of_the_next_head_that_came_before_the_response_has_a_time_too(parser: str) -> None:
+    async def main() -> tuple[bytes, float]:
+        async with connection(slow, parser) as client:
+            await client.send(GET + GET[:10])
+            answer = await client.receive()
+            for _ in range(100):  # keep the connection from being idle
+                await asyncio.sleep(1)
+                try:
+                    await client.send(b"a")
+                except ConnectionError:
+                    break
+            return answer, asyncio.get_running_loop().time()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(3)
+        await echo(scope, receive, send)
+
+    answer, closed = run(main())
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert closed <= 3 + 30 + 2 * INTERVAL
+
+
+@PARSERS
+@pytest.mark.parametrize(
+    "head", [GET[:-2] + b"A: " + b"a" * 3000, GET[:-2] + b"A: b\r\n" * 500, b"GET /" + b"a" * 3000]
+)
+def test_a_head_that_is_too_large_is_closed(parser: str, head: bytes) -> None:
+    async def main() -> int:
+        sent = 0
+        async with connection(echo, parser) as client:
+            try:
+                for at in range(0, len(head), 100):
+                    await client.send(head[at : at + 100])
+                    await asyncio.sleep(0.01)
+                    sent += 100
+            except ConnectionError:
+                pass
+        return sent
+
+    assert 1000 <= run(main()) <= 1300
+
+
+def test_trailers_and_chunk_extensions_have_a_limit() -> None:
+    """h11 has one of its own; httptools keeps all trailers in memory."""
+
+    async def main(endless: bytes) -> int:
+        sent = 0
+        async with connection(echo, "httptools") as client:
+            await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
+            try:
+                await client.send(endless[:1])
+                while sent < 2**24:
+                    await client.send(endless[1:])
+                    await asyncio.sleep(0.001)
+                    sent += len(endless)
+            except ConnectionError:
+                pass
+        return sent
+
+    for endless in (b"0\r\n" + b"A: b\r\n" * 1000, b"2;" + b"a" * 6000):
+        assert run(main(endless)) < 2 * MAX_UNTAKEN
+
+
+@PARSERS
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_long_body_is_no_head(parser: str, chunked: bool) -> None:
+    body = b"x" * 3_000_000
+
+    async def main() -> int:
+        async with connection(echo, parser) as client:
+            if chunked:
+                head = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body)
+                data = head + body + b"\r\n0\r\n\r\n"
+            else:
+                data = b"Content-Length: %d\r\n\r\n" % len(body) + body
+            sending = asyncio.create_task(client.send(b"POST / HTTP/1.1\r\nHost: x\r\n" + data))
+            received = len((await client.receive()).partition(b"\r\n\r\n")[2])
+            while received < len(body):
+                received += len(await client.receive())
+            await sending
+        return received
+
+    assert run(main()) == len(body)
+
+
+async def endless(scope: Any, receive: Any, send: Any) -> None:
+    """Answer for ever."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while (scope["state"]["connection"]) is not None and scope.get("sent", 0) < 2**28:
+        await send({"type": "http.response.body", "body": b"x" * 2**16, "more_body": True})
+        scope["sent"] = scope.get("sent", 0) + 2**16
+
+
+@PARSERS
+def test_a_client_that_reads_nothing_is_closed(parser: str) -> None:
+    async def main() -> float:
+        async with connection(endless, parser) as client:
+            await client.send(GET)
+            await asyncio.sleep(20 + 3 * INTERVAL)
+            return await client.closed()
+
+    assert run(main()) == 20 + 3 * INTERVAL  # it was closed when somebody looked
+
+
+@PARSERS
+def test_a_client_that_reads_slowly_is_not_closed(parser: str) -> None:
+    """Much less than one write in the write timeout."""
+
+    async def main() -> int:
+        received = 0
+        async with connection(endless, parser) as client:
+            await client.send(GET)
+            for _ in range(100):
+                await asyncio.sleep(10)
+                received += len(await client.receive(100))
+        return received
+
+    assert run(main()) == 100 * 100
+
+
+@PARSERS
+def test_head_and_body_leave_in_one_write(parser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[bytes] = []
+
+    async def main() -> bytes:
+        async with connection(echo, parser) as client:
+            await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
+            return await client.receive()
+
+    send = socket.socket.send
+
+    def noted(self: socket.socket, data: bytes) -> int:
+        writes.append(bytes(data))
+        return send(self, data)
+
+    monkeypatch.setattr(socket.socket, "send", noted)
+    answer = run(main())
+    assert answer.endswith(b"\r\n\r\nabc")
+    assert answer in writes
+
+
+def test_the_state_of_the_application_is_kept() -> None:
+    """What the lifespan put there comes with every request, and goes with the connection."""
+    found: list[dict[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found.append(scope["state"])
+        await echo(scope, receive, send)
+
+    async def main() -> None:
+        async with connection(app, "h11") as client:
+            await client.send(GET)
+            await client.receive()
+
+    run(main())
+    assert [set(state) for state in found] == [{"connection"}]

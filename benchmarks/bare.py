@@ -1,4 +1,4 @@
-"""What a service cannot do without, called directly: parse the request, compute, write the answer."""
+"""The library calls that any service needs, without a service: parse a request, compute, write the answer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ PARTS = ("parse", "kernel", "write")
 
 
 class Bare:
-    """The three calls for one workload, with all weights."""
+    """The three calls for one workload with all weights."""
 
     def __init__(self, load: Workload, body: bytes) -> None:
         use_all_processors()
         self._body = body
         self._shapes = {name: array.shape for name, array in load.arrays.items()}
-        # Of what was parsed, to see that it was parsed rightly.
         query, key, value = self._parse().values()
         self._attention = Attention(query, key, value, include=("attention_weights",))
         result = self._attention.result()
@@ -31,7 +30,7 @@ class Bare:
         load.check(self._answer)
 
     def milliseconds(self, times: int) -> dict[str, float]:
-        """The median of each part."""
+        """Return the median milliseconds of each call."""
         calls: dict[str, Callable[[], object]] = {
             "parse": self._parse,
             "kernel": self._attention.compute,
@@ -46,7 +45,7 @@ class Bare:
         return {name: statistics.median(values) * 1e3 for name, values in found.items()}
 
     def _parse(self) -> dict[str, np.ndarray]:
-        """Three arrays, through simdjson's typed buffers: the numbers never become Python objects."""
+        """Return query, key and value, read through simdjson's typed buffers without Python floats."""
         document = simdjson.Parser().parse(self._body)
         assert isinstance(document, simdjson.Object)
         found = {}

@@ -1,4 +1,4 @@
-"""How long small requests wait while large ones keep all processors busy."""
+"""Latency of small requests while large requests keep all processors busy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.client import Connection, throughput
 from benchmarks.forms import fetch
 from benchmarks.ratios import Ratio, rows
 from benchmarks.serving import Others, Running
-from benchmarks.table import FLOOR, OURS, SERVERS, Server
+from benchmarks.table import FLOORS, OURS, SERVERS, Server
 from benchmarks.workloads import workloads
 
 CLIENTS = 4
-# Between small requests, so that they are guests and no load of their own.
+# Seconds between small requests, so that they add little load.
 PAUSE = 0.005
 WARM_UP = 1.0
 TARGET = 20.0
@@ -24,7 +24,11 @@ TARGET = 20.0
 
 @dataclass(frozen=True)
 class Found:
-    """Milliseconds of small requests, large ones a second, processors kept busy by the server, and with the clients."""
+    """Results of one measurement.
+
+    small: latencies of the small requests in milliseconds; rate: large requests answered per second; server, together:
+    processors that the server used, and server and clients together
+    """
 
     small: list[float]
     rate: float
@@ -32,17 +36,17 @@ class Found:
     together: float
 
     def percentile(self, percent: int) -> float:
-        """The least that so many percent do not exceed."""
+        """Return a percentile of the latencies."""
         return sorted(self.small)[-(-len(self.small) * percent // 100) - 1]
 
 
 def ask_often(port: int, request: bytes, seconds: float, clients: int, rates: multiprocessing.Queue[float]) -> None:
-    """Run in a process of its own: ask by several clients, and tell how many answers came a second."""
+    """Run in a process: send large requests from several clients, and put the answers per second into a queue."""
     rates.put(throughput(port, request, seconds, clients))
 
 
 def measure(running: Running, small: bytes, large: bytes, clients: int, seconds: float) -> Found:
-    """Small requests one after the other, beside clients that ask for large ones."""
+    """Measure small requests, one after the other, while other clients send large ones."""
     context = multiprocessing.get_context("spawn")
     rates: multiprocessing.Queue[float] = context.Queue()
     arguments = (running.port, large, seconds + 2 * WARM_UP, clients, rates)
@@ -50,7 +54,7 @@ def measure(running: Running, small: bytes, large: bytes, clients: int, seconds:
     process.start()
     time.sleep(WARM_UP)
     connection = Connection(running.port)
-    everybody = Running(os.getpid(), running.port)  # who has started them all
+    everybody = Running(os.getpid(), running.port)  # the parent of server and clients
     server, together = running.processor_seconds(), everybody.processor_seconds()
     start, found = time.monotonic(), []
     while time.monotonic() - start < seconds:
@@ -65,12 +69,12 @@ def measure(running: Running, small: bytes, large: bytes, clients: int, seconds:
 
 
 def report(server: Server, seconds: float) -> list[Ratio]:
-    """Print a line for each company, and give the ratios that have a target."""
+    """Print a line for each kind of large request, and return the ratios that have a bound."""
     loads = workloads()
     found = []
     with server.started() as running:
         small = server.json.encode(loads["W1"]).message()
-        _print(server, "nothing", measure(running, small, small, 0, seconds))
+        _print(server, "none", measure(running, small, small, 0, seconds))
         for name in ("W3", "W4"):
             if (form := server.form(loads[name].binary)) is None:
                 continue
@@ -82,21 +86,21 @@ def report(server: Server, seconds: float) -> list[Ratio]:
     return found if server is OURS else []
 
 
-def _print(server: Server, company: str, found: Found) -> None:
+def _print(server: Server, large: str, found: Found) -> None:
     times = f"{found.percentile(50):.2f} | {found.percentile(99):.2f} | {max(found.small):.2f}"
     busy = f"{found.server:.2f} | {found.together:.2f}"
-    print(f"| {server.name} | {company} | {times} | {found.rate:.1f} | {busy} |", flush=True)
+    print(f"| {server.name} | {large} | {times} | {found.rate:.1f} | {busy} |", flush=True)
 
 
 def main() -> None:
-    """Measure each server by itself."""
+    """Measure the servers one after the other."""
     parser = argparse.ArgumentParser(description=__doc__)
-    names = [server.name for server in SERVERS if server is not FLOOR]
+    names = [server.name for server in SERVERS if server not in FLOORS.values()]
     parser.add_argument("--servers", nargs="+", metavar="NAME", choices=names, default=[OURS.name])
-    parser.add_argument("--seconds", type=float, default=15.0, help="for each company")
+    parser.add_argument("--seconds", type=float, default=15.0, help="per measurement")
     options = parser.parse_args()
-    print(f"W1 by one client, beside {CLIENTS} clients that ask for more, on {os.cpu_count()} processors\n")
-    print("| | beside | W1 p50 ms | p99 ms | most ms | of these a second | processors: server | with clients |")
+    print(f"W1 from one client, beside {CLIENTS} clients with large requests, on {os.cpu_count()} processors\n")
+    print("| | large requests | W1 p50 ms | p99 ms | max ms | large rps | processors: server | with clients |")
     print("|---|---|---|---|---|---|---|---|")
     found: list[Ratio] = []
     others = Others()

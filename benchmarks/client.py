@@ -1,4 +1,4 @@
-"""A client that costs little, as it shares the processors with the server: it counts bytes, and parses none."""
+"""A cheap HTTP client, since it shares the processors with the server: it counts the bytes of bodies, unparsed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Protocol
 
 CLIENTS = 32
 TIMEOUT = 60.0
-# A slow server gets fewer requests a round, so that the rounds stay short.
-SECONDS = 1.5
-FEWEST = 3
+# Limits on the repetitions of one request, so that slow servers do not prolong the run.
+MAX_SECONDS = 0.75
+MIN_TIMES = 3
 
 
 class Body(Protocol):
-    """Knows when the body of an answer is complete."""
+    """The body of an answer, which knows its end."""
 
     def feed(self, data: bytes | memoryview) -> bool:
-        """Whether it is with these bytes."""
+        """Count these bytes; return True once the body is complete."""
         ...
 
 
 class Counted:
-    """A body as long as Content-Length says."""
+    """A body with Content-Length."""
 
     def __init__(self, length: int) -> None:
         self._missing = length
@@ -60,14 +60,14 @@ class Chunked:
 
 
 def read_head(head: bytes) -> Body:
-    """The body that a head announces. Errors: ConnectionError for any status but 200."""
+    """Return the body of an answer with status 200, given its head. Errors: ConnectionError for any other status."""
     if not head.startswith(b"HTTP/1.1 200"):
         raise ConnectionError(head[:500].decode())
     return body_of(head)
 
 
 def body_of(head: bytes) -> Body:
-    """The same for any status. Errors: ConnectionError."""
+    """Return the body of an answer, given its head. Errors: ConnectionError without a length."""
     for line in head.lower().split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name == b"content-length":
@@ -78,7 +78,7 @@ def body_of(head: bytes) -> Body:
 
 
 class Connection:
-    """One client, which waits for an answer before it sends again."""
+    """One keep-alive connection that sends a request after the answer to the previous one."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT)
@@ -88,15 +88,15 @@ class Connection:
         self._body: Body | None = None
 
     def send(self, request: bytes) -> None:
-        """Ask without waiting."""
+        """Send a request without waiting for the answer."""
         self._head, self._body = b"", None
         self.socket.sendall(request)
 
     def receive(self) -> bool:
-        """Take what has come. Whether the answer is complete now."""
+        """Receive once; return True once the answer is complete. Errors: ConnectionError."""
         got = self.socket.recv_into(self._buffer)
         if not got:
-            raise ConnectionError("the server hung up")
+            raise ConnectionError("the server closed the connection")
         if self._body is not None:
             return self._body.feed(memoryview(self._buffer)[:got])
         self._head += bytes(self._buffer[:got])
@@ -107,7 +107,7 @@ class Connection:
         return self._body.feed(rest)
 
     def ask(self, request: bytes) -> float:
-        """Send and wait; the seconds that it took."""
+        """Send a request, wait for its answer, and return the seconds in between."""
         start = time.perf_counter()
         self.send(request)
         while not self.receive():
@@ -119,18 +119,18 @@ class Connection:
 
 
 def latency(port: int, request: bytes, times: int) -> float:
-    """Median milliseconds of one client."""
+    """Return the median latency of one client in milliseconds."""
     connection = Connection(port)
     connection.ask(request)
     found: list[float] = []
-    while len(found) < FEWEST or (len(found) < times and sum(found) < SECONDS):
+    while len(found) < MIN_TIMES or (len(found) < times and sum(found) < MAX_SECONDS):
         found.append(connection.ask(request))
     connection.close()
     return statistics.median(found) * 1e3
 
 
 def throughput(port: int, request: bytes, seconds: float, clients: int = CLIENTS) -> float:
-    """Answers a second to clients that each send again at once."""
+    """Return the answers per second to clients that send the next request at once."""
     selector = selectors.DefaultSelector()
     for _ in range(clients):
         connection = Connection(port)
@@ -147,7 +147,7 @@ def throughput(port: int, request: bytes, seconds: float, clients: int = CLIENTS
 
 
 def _drain(selector: selectors.BaseSelector) -> None:
-    """Wait for what is still under way, which would slow down whoever is measured next."""
+    """Wait for the answers to all requests that were sent, which would slow down the next measurement."""
     while selector.get_map():
         for key, _ in selector.select():
             if key.data.receive():

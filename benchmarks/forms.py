@@ -1,4 +1,4 @@
-"""How a workload is sent, and how its answer is read: JSON, the v2 protocol of Triton and KServe, safetensors."""
+"""Request formats: how to encode a workload, and decode its answer, in JSON, OIP (v2 protocol) and safetensors."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from benchmarks.workloads import Workload
 from service.http.auth import new_key
 
 JSON, OCTETS, SAFETENSORS = "application/json", "application/octet-stream", "application/vnd.safetensors"
-# Of the v2 protocol with binary tensors: where the JSON ends and they begin.
+# In the v2 protocol with binary tensors: the length of the JSON before them.
 HEADER_LENGTH = "Inference-Header-Content-Length"
-# Sent to all servers, so that all read as much; this service asks for it, as it would where strangers can reach it.
+# This service checks the key. All servers get the header, so that all requests have the same length.
 KEY, KEY_HASH = new_key()
 AUTHORIZATION = {"Authorization": f"Bearer {KEY}"}
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to send."""
+    """A POST request."""
 
     path: str
     headers: Mapping[str, str]
     body: bytes
 
     def message(self) -> bytes:
-        """All bytes of it."""
+        """Return the request line, headers and body as bytes."""
         fields = {"Host": "localhost", **AUTHORIZATION, **self.headers, "Content-Length": str(len(self.body))}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         return f"POST {self.path} HTTP/1.1\r\n{head}\r\n".encode() + self.body
@@ -40,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back."""
+    """An answer with status 200."""
 
     headers: Mapping[str, str]
     body: bytes
@@ -48,14 +48,14 @@ class Reply:
 
 @dataclass(frozen=True)
 class Form:
-    """A way to write a request and to read its answer."""
+    """A request format: encodes a workload, decodes its answer."""
 
     encode: Callable[[Workload], Request]
     decode: Callable[[Reply], dict[str, np.ndarray]]
 
 
 def fetch(port: int, request: Request) -> Reply:
-    """Ask once, by a client that understands all of HTTP. Errors: ConnectionError for any status but 200."""
+    """Send a request with http.client, and return the answer. Errors: ConnectionError for any status but 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("POST", request.path, request.body, AUTHORIZATION | dict(request.headers))
     answer = connection.getresponse()
@@ -67,7 +67,7 @@ def fetch(port: int, request: Request) -> Reply:
 
 
 def lists(path: str, **extra: Any) -> Form:
-    """JSON: matrices as lists of lists."""
+    """Return the format with matrices as nested lists in JSON."""
 
     def encode(load: Workload) -> Request:
         fields = {name: array.tolist() for name, array in load.arrays.items()}
@@ -81,17 +81,17 @@ def lists(path: str, **extra: Any) -> Form:
 
 
 def tensors(path: str, media_type: str = OCTETS) -> Form:
-    """safetensors, for peers that take any bytes: a tensor more says that no weights are wanted."""
+    """Return the safetensors format of the peers, where a tensor `no_weights` leaves the weights out."""
 
     def encode(load: Workload) -> Request:
-        wish = {} if load.weights else {"no_weights": np.ones(1, np.uint8)}
-        return Request(path, {"Content-Type": media_type}, save(load.arrays | wish))
+        option = {} if load.weights else {"no_weights": np.ones(1, np.uint8)}
+        return Request(path, {"Content-Type": media_type}, save(load.arrays | option))
 
     return Form(encode, lambda reply: load(reply.body))
 
 
 def our_tensors() -> Form:
-    """safetensors as this service reads them."""
+    """Return the safetensors format of this service."""
 
     def encode(load: Workload) -> Request:
         heads = {"layout": "hld"} if load.query.ndim == 3 else {}
@@ -104,17 +104,17 @@ def our_tensors() -> Form:
 V2 = "/v2/models/attention/infer"
 
 
-def _v2(load: Workload, tensor: Callable[[np.ndarray], dict[str, Any]], **wish: Any) -> bytes:
-    """The JSON of a v2 request. Arrays have three axes, as a model is declared with a number of them."""
+def _v2(load: Workload, tensor: Callable[[np.ndarray], dict[str, Any]], **option: Any) -> bytes:
+    """Return the JSON of a v2 request. All arrays have three axes, since models declare a fixed number of them."""
     inputs = []
     for name, array in load.arrays.items():
         shape = [1] * (3 - array.ndim) + list(array.shape)
         inputs.append({"name": name, "shape": shape, "datatype": "FP32"} | tensor(array))
-    return json.dumps({"inputs": inputs, "outputs": [{"name": name} | wish for name in load.answers]}).encode()
+    return json.dumps({"inputs": inputs, "outputs": [{"name": name} | option for name in load.answers]}).encode()
 
 
 def v2_json() -> Form:
-    """v2: arrays as flat lists."""
+    """Return the v2 format with arrays as flat lists in JSON."""
 
     def encode(load: Workload) -> Request:
         return Request(V2, {"Content-Type": JSON}, _v2(load, lambda array: {"data": array.ravel().tolist()}))
@@ -126,7 +126,7 @@ def v2_json() -> Form:
 
 
 def v2_binary() -> Form:
-    """v2 with its binary extension: arrays as bytes after the JSON."""
+    """Return the v2 format with the binary tensor data extension: arrays as bytes after the JSON."""
 
     def encode(load: Workload) -> Request:
         def sized(array: np.ndarray) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def v2_binary() -> Form:
 
 
 def v2_base64() -> Form:
-    """v2 where it has no binary extension: one string of base64 for each array."""
+    """Return the v2 format for servers without that extension: each array as a base64 string."""
 
     def encode(load: Workload) -> Request:
         def text(array: np.ndarray) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="import-not-found"
-"""The torch backend on a GPU, beside what its hardware and its kernels take by themselves.
+"""The torch backend on a GPU, beside torch's kernels, the copies and the HTTP floor by themselves.
 
     python -m benchmarks.gpu [--step kernel|end-to-end|batches]
 
-Each step takes well under eight minutes; without --step all are run. --device cpu runs them small, to see that they do:
-its numbers mean nothing.
+Each step takes under eight minutes; without --step all run. --device cpu runs them with small sizes as a test that they
+run: its numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from service.backends.torch import devices, fused
 from service.settings import cpu_count
 
 JSON = "application/json"
-# Sets of operands that are used in turn, so that none lies in the GPU's cache when its turn comes.
+# Sets of operands, used in turn, so that none is still in the GPU's cache when it is used again.
 SETS = 3
-# Cycles that a GPU is kept waiting, some 2 ms, so that it knows all of a call when it begins: what is measured is its
-# work, not how soon it is told.
-ASLEEP = 4 * 10**6
+# Cycles (about 2 ms) that the GPU sleeps before a call, so that all kernels are queued when the first one starts, and
+# launch overhead is not measured.
+SLEEP_CYCLES = 4 * 10**6
 
 
 @dataclass(frozen=True)
 class Size:
-    """heads x tokens x features in bfloat16, repeated so often; clients that ask at once, so many times."""
+    """The shape of a large request in bfloat16 and its repetitions; the number of clients and their rounds."""
 
     heads: int
     tokens: int
@@ -68,7 +68,7 @@ class Size:
 
     @property
     def operations(self) -> int:
-        """Of the two products."""
+        """The floating-point operations of the two products."""
         return 4 * self.heads * self.tokens**2 * self.features
 
 
@@ -77,7 +77,7 @@ SMOKE = Size(2, 128, 32, times=3, clients=20, rounds=10)
 
 
 class Table:
-    """Rows of a Markdown table."""
+    """A Markdown table."""
 
     def __init__(self, *heads: str) -> None:
         self._rows = [heads, tuple("---" for _ in heads)]
@@ -90,7 +90,7 @@ class Table:
 
 
 def median_ms(device: str, call: Callable[[int], object], times: int) -> float:
-    """Milliseconds of a call, which gets the number of its turn; by the clock of the GPU, if there is one."""
+    """Return the median milliseconds of a call with its turn as argument, by the GPU's clock if there is one."""
     for turn in range(SETS):
         call(turn)
     found = []
@@ -102,7 +102,7 @@ def median_ms(device: str, call: Callable[[int], object], times: int) -> float:
             continue
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
-        torch.cuda._sleep(ASLEEP)
+        torch.cuda._sleep(SLEEP_CYCLES)
         begin.record()
         call(turn)
         end.record()
@@ -112,7 +112,7 @@ def median_ms(device: str, call: Callable[[int], object], times: int) -> float:
 
 
 def bare_kernels(device: str, size: Size) -> dict[str, float]:
-    """Milliseconds of torch's fused kernels, each by itself, on operands that lie on the device."""
+    """Return the milliseconds of each of torch's fused kernels, on operands on the device."""
     sets = [[torch.randn(1, *size.shape, dtype=torch.bfloat16, device=device) for _ in range(3)] for _ in range(SETS)]
     found: dict[str, float] = {}
     for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
@@ -121,12 +121,12 @@ def bare_kernels(device: str, size: Size) -> dict[str, float]:
                 call = lambda turn: scaled_dot_product_attention(*sets[turn % SETS])  # noqa: E731
                 found[backend.name.lower()] = median_ms(device, call, size.times)
         except RuntimeError as error:
-            print(f"{backend.name.lower()} is not there: {str(error).splitlines()[0]}", file=sys.stderr)
+            print(f"{backend.name.lower()} is not available: {str(error).splitlines()[0]}", file=sys.stderr)
     return found
 
 
 def pinned_copies(device: str, size: Size) -> float:
-    """Milliseconds to copy query, key and value to the device, and an output back, from and to pinned memory."""
+    """Return the milliseconds to copy query, key and value to the device and an output back, in pinned memory."""
     pinned = device != "cpu"
     here = [torch.empty(3, *size.shape, dtype=torch.bfloat16, pin_memory=pinned) for _ in range(SETS)]
     there = torch.empty(3, *size.shape, dtype=torch.bfloat16, device=device)
@@ -145,14 +145,14 @@ def arrays(size: Size) -> dict[str, np.ndarray]:
 
 
 def planned(size: Size) -> tuple[AttentionSpec, Plan]:
-    """The same as a request without weights, and its plan."""
+    """Return a request without weights, and its plan."""
     given = arrays(size)
     spec = AttentionSpec(query=given["query"], key=given["key"], value=given["value"], layout="hld", include=())
     return spec, make_plan(spec)
 
 
 def in_process(device: str, size: Size) -> tuple[float, str]:
-    """Milliseconds from arrays in NumPy to the output there, by the backend alone; and the kernel that ran."""
+    """Return the milliseconds of the backend from NumPy arrays to NumPy output, and the kernel that ran."""
     use_threads(cpu_count())
     backend = choose("torch", device)
     spec, plan = planned(size)
@@ -167,7 +167,7 @@ def in_process(device: str, size: Size) -> tuple[float, str]:
 
 
 def on_the_device(device: str, size: Size) -> float:
-    """Milliseconds of all that the backend asks of the device between the copies there and back."""
+    """Return the milliseconds of the backend's work on the device, without the copies there and back."""
     spec, plan = planned(size)
     where = devices.resolve(device)
     lib = replace(torch_backend.library(plan, where), store=lambda tensors: dict.fromkeys(tensors, np.empty(0)))
@@ -177,13 +177,13 @@ def on_the_device(device: str, size: Size) -> float:
         def call(turn: int) -> None:
             torch_backend.attend(plan, lib, sets[turn % SETS], lambda: None)
 
-        for turn in range(2 * fused.OFTEN):  # until it has the kernel that it keeps
+        for turn in range(2 * fused.OFTEN):  # until it has compiled its kernel
             call(turn)
         return median_ms(device, call, size.times)
 
 
 def large_request(size: Size) -> Request:
-    """The same as safetensors, without weights."""
+    """Return a request without weights in safetensors."""
     halves = {name: torch.from_numpy(array.view(np.int16)) for name, array in arrays(size).items()}
     fields = {"request": '{"layout": "hld", "include": []}'}
     body = save({name: tensor.view(torch.bfloat16) for name, tensor in halves.items()}, fields)
@@ -192,7 +192,10 @@ def large_request(size: Size) -> Request:
 
 @contextmanager
 def service(device: str, **settings: str) -> Iterator[Running]:
-    """The service, ready, computing with torch on the device unless settings say otherwise."""
+    """Run the service with the torch backend on the device, and yield once it is ready.
+
+    settings: setting names without their prefix, which replace these defaults
+    """
     backend = {"ATTENTION_BACKEND": "torch" if device == "cpu" else "auto"}
     chosen = backend | {f"ATTENTION_{name.upper()}": value for name, value in settings.items()}
     before = {name: os.environ.get(name) for name in chosen}
@@ -216,7 +219,7 @@ def service(device: str, **settings: str) -> Iterator[Running]:
 
 
 def asked(port: int, request: Request, times: int) -> tuple[float, dict[str, float], Mapping[str, str]]:
-    """Median milliseconds of one client; of each step, as the server says; and what the last answer's head said."""
+    """Return one client's median milliseconds, those of each step from Server-Timing, and the last answer's headers."""
     found: list[float] = []
     steps: dict[str, list[float]] = {}
     headers: Mapping[str, str] = {}
@@ -239,7 +242,7 @@ def asked(port: int, request: Request, times: int) -> tuple[float, dict[str, flo
 
 
 def kernel_step(device: str, size: Size) -> None:
-    """What computing takes in the server, beside the kernels by themselves."""
+    """Print the compute step of the server beside the kernels by themselves."""
     bare = bare_kernels(device, size)
     best = min(bare.values(), default=float("nan"))
     copies = pinned_copies(device, size)
@@ -264,7 +267,7 @@ def kernel_step(device: str, size: Size) -> None:
 
 
 def end_to_end_step(device: str, size: Size) -> None:
-    """A request in binary from end to end, beside the sum of what it cannot do without."""
+    """Print a binary request from end to end, beside the sum of kernel, copies and HTTP floor."""
     best = min(bare_kernels(device, size).values(), default=float("nan"))
     copies, request = pinned_copies(device, size), large_request(size)
     with service(device) as running:
@@ -285,7 +288,7 @@ def end_to_end_step(device: str, size: Size) -> None:
 
 
 def burst(port: int, messages: list[bytes]) -> tuple[float, list[float]]:
-    """Seconds until all clients, one a message, who ask at once, have their answers; and of each."""
+    """Send all messages at once, each by its own client; return the seconds until the last answer, and until each."""
     connections = [Connection(port) for _ in messages]
     selector = selectors.DefaultSelector()
     start = time.perf_counter()
@@ -305,7 +308,7 @@ def burst(port: int, messages: list[bytes]) -> tuple[float, list[float]]:
 
 
 def batched(port: int) -> float:
-    """Requests of a batch, on average, as the server's metrics say; 1 without batches."""
+    """Return the mean number of requests per batch from the server's metrics, 1 without batches."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
@@ -316,7 +319,7 @@ def batched(port: int) -> float:
 
 
 def small_requests(count: int, lengths: range) -> list[bytes]:
-    """JSON of so many requests, whose lengths go round."""
+    """Return so many requests in JSON, whose lengths repeat in turn."""
     load, form = workloads()["W1"], lists("/attention", dtype="float32")
     random = np.random.default_rng(0)
     found = []
@@ -328,11 +331,11 @@ def small_requests(count: int, lengths: range) -> list[bytes]:
 
 
 def batches_step(device: str, size: Size) -> None:
-    """Many small requests at once, with batches and without."""
+    """Print many concurrent small requests, with dynamic batching and without."""
     table = Table(
         f"{size.clients} requests at once, JSON, with weights", "requests/s", "p50 ms", "p99 ms", "in a batch"
     )
-    window = "0.002" if device == "cpu" else None  # a GPU has it by default
+    window = "0.002" if device == "cpu" else None  # the default on a GPU
     for name, settings in (
         ("NumPy, in the event loop", {"backend": "numpy"}),
         ("torch, each by itself", {"batch_window": "0"}),
@@ -358,16 +361,16 @@ STEPS = {"kernel": kernel_step, "end-to-end": end_to_end_step, "batches": batche
 
 
 def main() -> int:
-    """Print what runs, then the table of each step."""
+    """Print the versions, then the table of each step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--step", choices=STEPS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
-        print(f"torch {torch.__version__} sees no GPU, so that there is nothing to measure.", file=sys.stderr)
-        print("--device cpu runs all of this small, to see that it runs.", file=sys.stderr)
+        print(f"torch {torch.__version__} sees no GPU: nothing to measure.", file=sys.stderr)
+        print("--device cpu runs everything with small sizes, as a test.", file=sys.stderr)
         return 1
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a connection takes one of these
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # one per connection
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(soft, 65536), hard))
     name = "the CPU" if options.device == "cpu" else torch.cuda.get_device_name()
     cuda = "" if torch.version.cuda is None else f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found"
-"""The NumPy kernel beside torch's, plain and fused, and beside onnxruntime's. Runs where these are installed."""
+"""The NumPy backend beside torch, fused and unfused, and onnxruntime. Needs torch and onnxruntime."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from service.settings import cpu_count
 
 HEADS, SHORT, LONG = (8, 1024, 64), (1, 2048, 64), (1, 8192, 64)
 SHAPES = (HEADS, SHORT, LONG)
-# Beyond this, matrices of all weights are not made: they would measure memory only.
+# Longest sequence measured with all weights: longer ones would only measure memory.
 LONGEST_WEIGHTS = 2048
-# Seconds that processors need to become quick again after others had their turn.
-WAKING = 0.1
+# Seconds of calls before each measurement, as caches and clock rates recover after the other processes ran.
+WARM_UP = 0.1
 
 OURS, CAUSAL, WEIGHTS = "ours", "ours, causal", "ours, all weights"
 FUSED, BY_HAND, ONNX = "torch SDPA", "torch by hand, all weights", "onnxruntime, all weights"
 
 
 def by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Products and softmax, all weights returned."""
+    """Return output and weights, from two products and a softmax."""
     weights = torch.softmax(query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5, dim=-1)
     return weights @ value, weights
 
 
 def plain_numpy(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What most people write."""
+    """Return output and weights as most people would compute them."""
     scores = query @ key.swapaxes(-1, -2) / np.float32(np.sqrt(query.shape[-1]))
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
@@ -51,7 +51,7 @@ def plain_numpy(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> tuple[
 
 
 def onnx(*arrays: np.ndarray) -> Callable[[], list[np.ndarray]]:
-    """The Attention node of ONNX, with what its softmax gives as second result."""
+    """Return a call of ONNX's Attention node, which returns output and weights."""
     shape, names = list(arrays[0].shape), ("query", "key", "value")
     node = helper.make_node("Attention", names, ["output", "", "", "weights"], qk_matmul_output_mode=3)
 
@@ -74,7 +74,7 @@ def onnx(*arrays: np.ndarray) -> Callable[[], list[np.ndarray]]:
 
 
 def functions(heads: int, length: int, dim: int) -> dict[str, Callable[[], Callable[[], object]]]:
-    """What to measure for a shape, each made when it is needed."""
+    """Return the implementations to measure for a shape, each as a factory of the call."""
     random = np.random.default_rng(0)
     arrays = [random.normal(size=(1, heads, length, dim)).astype(np.float32) for _ in range(3)]
     query, key, value = arrays
@@ -97,27 +97,27 @@ def functions(heads: int, length: int, dim: int) -> dict[str, Callable[[], Calla
 
 
 def _checked(attention: Attention, tensors: list[torch.Tensor]) -> Callable[[], object]:
-    """Ours, held against torch."""
+    """Return our call, after comparing its results with torch's. Errors: AssertionError."""
     result = attention.result()
     _right(lambda: (result.output, result["attention_weights"]), tensors)
     return attention.compute
 
 
 def _right(call: Callable[[], Iterable[Any]], tensors: list[torch.Tensor]) -> Callable[[], object]:
-    """A call whose results are held against torch's. Errors: AssertionError."""
+    """Return the call, after comparing its results with torch's. Errors: AssertionError."""
     for one, theirs in zip(call(), by_hand(*tensors), strict=True):
         np.testing.assert_allclose(one, theirs.numpy(), rtol=1e-4, atol=1e-5)
     return call
 
 
 def work(pipe: Connection, shape: tuple[int, int, int], name: str) -> None:
-    """Call one function whenever asked to, until all is near and awake, and tell how long the last call took."""
+    """Run in a process: for each message of the pipe, warm up, then send back the milliseconds of one call."""
     torch.set_num_threads(use_all_processors())
     call = functions(*shape)[name]()
     pipe.send(0.0)
     while pipe.recv():
         began = start = time.perf_counter()
-        while start - began < WAKING:
+        while start - began < WARM_UP:
             call()
             start = time.perf_counter()
         call()
@@ -125,10 +125,10 @@ def work(pipe: Connection, shape: tuple[int, int, int], name: str) -> None:
 
 
 def medians(shape: tuple[int, int, int], rounds: int) -> dict[str, float]:
-    """Milliseconds, measured in turns, each in a process of its own.
+    """Return the median milliseconds of each implementation, measured in turns.
 
-    In one process threads of one would spin in the time of another, and memory that one gives back would spare another
-    the page faults that it has by itself.
+    Each has its own process: in one process, idle threads of one library spin while another computes, and memory that
+    one frees spares another its page faults.
     """
     context = get_context("spawn")
     found: dict[str, list[float]] = {name: [] for name in functions(*shape)}
@@ -139,7 +139,7 @@ def medians(shape: tuple[int, int, int], rounds: int) -> dict[str, float]:
             process = context.Process(target=work, args=(end, shape, name), daemon=True)
             process.start()
             stack.callback(process.terminate)
-            pipes[name].recv()  # it is ready
+            pipes[name].recv()  # ready
         for _ in range(rounds):
             for name, pipe in pipes.items():
                 pipe.send(True)
@@ -148,7 +148,7 @@ def medians(shape: tuple[int, int, int], rounds: int) -> dict[str, float]:
 
 
 def ratios(found: dict[tuple[int, int, int], dict[str, float]]) -> list[Ratio]:
-    """Every ratio that has a target."""
+    """Return every ratio that has a bound."""
 
     def ratio(shape: tuple[int, int, int], ours: str, theirs: str, bound: float) -> Ratio:
         name = f"{ours} / {theirs}, {'×'.join(map(str, shape))}"
@@ -164,7 +164,7 @@ def ratios(found: dict[tuple[int, int, int], dict[str, float]]) -> list[Ratio]:
 
 
 def main() -> None:
-    """Print a table for each shape, and the ratios."""
+    """Print the times for each shape, and the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds

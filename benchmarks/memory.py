@@ -1,4 +1,4 @@
-"""What a very long sequence takes: 65,536 tokens x 64 features, causal, without weights, in safetensors over HTTP."""
+"""Time and memory of a long sequence: 65,536 tokens × 64 features, causal, no weights, safetensors over HTTP."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from benchmarks.table import OURS
 
 LENGTH, FEATURES = 65_536, 64
 BOUND = 6.0
-# Queries to compare: a row by itself costs little.
+# Queries whose outputs are compared with NumPy.
 SAMPLE = (0, 1, 1000, LENGTH // 2, LENGTH - 1)
 
 
 def row(arrays: dict[str, np.ndarray], query: int) -> np.ndarray:
-    """The output of one query, which sees no later key, in float64."""
+    """Return the output of one query in float64, with a causal mask."""
     seen = slice(0, query + 1)
     scores = arrays["key"][0, seen].astype(np.float64) @ arrays["query"][0, query] / math.sqrt(FEATURES)
     weights = np.exp(scores - scores.max())
@@ -29,7 +29,7 @@ def row(arrays: dict[str, np.ndarray], query: int) -> np.ndarray:
 
 
 def main() -> None:
-    """One request to a fresh server."""
+    """Send one request to a fresh server."""
     random = np.random.default_rng(0)
     arrays = {name: random.normal(size=(1, LENGTH, FEATURES)).astype(np.float32) for name in ("query", "key", "value")}
     fields = json.dumps({"layout": "hld", "is_causal": True, "include": []})
@@ -45,7 +45,7 @@ def main() -> None:
     for query in SAMPLE:
         np.testing.assert_allclose(output[query], row(arrays, query), rtol=1e-4, atol=1e-5)
     given = sum(array.nbytes for array in arrays.values()) / 2**20
-    print(f"{seconds:.1f} s, {growth:.0f} MB over idle at the peak, for {given:.0f} MB of query, key and value\n")
+    print(f"{seconds:.1f} s, {growth:.0f} MB peak memory over idle, for {given:.0f} MB of query, key and value\n")
     print(rows([Ratio("peak / input", growth / given, BOUND)]))
 
 

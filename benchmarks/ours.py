@@ -1,4 +1,4 @@
-"""The service's own kernel, called without the service around it."""
+"""The service's NumPy backend, called directly."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from service.settings import cpu_count
 
 
 def use_all_processors() -> int:
-    """Compute by as many threads as the service would; how many."""
+    """Let the backend use one thread per processor, as the service does, and return their number."""
     kernel.use_threads(cpu_count())
     return cpu_count()
 
 
 class Attention:
-    """Attention that is planned once, to be computed often."""
+    """One planned computation, which can be executed repeatedly."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class Attention:
         self._operands = make_operands(spec, self._plan, spec.sources)
 
     def compute(self) -> object:
-        """What a request costs in the kernel alone."""
+        """Execute the plan."""
         return kernel.execute(self._plan, self._operands, "cpu")
 
     def result(self) -> Result:
-        """The arrays as they are returned."""
+        """Execute the plan, and return the arrays of the answer."""
         return make_result(self._plan, kernel.execute(self._plan, self._operands, "cpu"))

@@ -1,4 +1,4 @@
-"""What the measurements should come to, as ratios within one run."""
+"""Ratios of measured values within one run, with the bounds that they have to meet."""
 
 from __future__ import annotations
 
@@ -7,82 +7,108 @@ import statistics
 from dataclasses import dataclass, field
 
 from benchmarks.bare import PARTS
-from benchmarks.table import BY_HAND, FLOOR, MLSERVER, OURS, OURS_OIP, PEERS, TRITON, Server
+from benchmarks.table import BY_HAND, MLSERVER, OURS_BY_PARSER, PARSERS, PEERS, TRITON, Server
 
 BARE = "bare calls"
 
 
 @dataclass
 class Results:
-    """Values of each server and column, one a round; and the bytes of request and answer that the peak belongs to."""
+    """Measured values per server and column, and the size of a W3 request with its answer in MB."""
 
     values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     megabytes: float = math.nan
 
     def add(self, server: str, column: str, value: float) -> None:
+        """Add one value."""
         self.values.setdefault((server, column), []).append(value)
 
     def median(self, server: str, column: str) -> float:
-        """NaN where nothing was measured."""
+        """Return the median of the values, NaN if there are none."""
         return statistics.median(self.values.get((server, column), [math.nan]))
 
     def columns(self) -> list[str]:
+        """Return the columns that any server has a value in."""
         return list(dict.fromkeys(column for server, column in self.values if server != BARE))
 
     def best_peer(self, column: str) -> tuple[float, str]:
-        """The least of the peers, and whose it is."""
+        """Return the least median of all peers, and the name of that peer; NaN without peers."""
         found = [(self.median(peer.name, column), peer.name) for peer in PEERS]
         return min((item for item in found if not math.isnan(item[0])), default=(math.nan, "none"))
 
-    def bare(self) -> float:
-        """Milliseconds of the bare calls of W3."""
-        return sum(self.median(BARE, part) for part in PARTS)
+    def bare(self) -> dict[str, float]:
+        """Return the milliseconds of each bare call of W3."""
+        return {part: self.median(BARE, part) for part in PARTS}
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio and its bound: at most, unless at_least."""
+    """A ratio and its bound: an upper bound, unless at_least.
+
+    missing: why there is no value, when it is NaN
+    """
 
     name: str
     value: float
     bound: float
     at_least: bool = False
+    missing: str = "absent"
+
+    @property
+    def met(self) -> bool:
+        """True if the value is within the bound."""
+        return self.value >= self.bound if self.at_least else self.value <= self.bound
 
     def row(self) -> str:
-        sign = "≥" if self.at_least else "≤"
+        """Return the row of a Markdown table."""
+        target = f"{'≥' if self.at_least else '≤'} {self.bound:g}"
         if math.isnan(self.value):
-            return f"| {self.name} | absent | {sign} {self.bound:g} | |"
-        met = self.value >= self.bound if self.at_least else self.value <= self.bound
-        return f"| {self.name} | {self.value:.2f} | {sign} {self.bound:g} | {'met' if met else 'missed'} |"
+            return f"| {self.name} | {self.missing} | {target} | |"
+        return f"| {self.name} | {self.value:.2f} | {target} | {'met' if self.met else 'missed'} |"
 
 
 def rows(ratios: list[Ratio]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table of ratios."""
     return "\n".join(["| ratio | value | target | |", "|---|---|---|---|", *(ratio.row() for ratio in ratios)])
 
 
-def ratios(results: Results) -> list[Ratio]:
-    """Every ratio that has a target."""
+def _over(results: Results, column: str, parser: str, other: Server) -> float:
+    """Return the median of the service on a parser, divided by that of another server."""
+    return results.median(OURS_BY_PARSER[parser].name, column) / results.median(other.name, column)
 
-    def over(column: str, server: Server, ours: Server = OURS) -> float:
-        return results.median(ours.name, column) / results.median(server.name, column)
 
-    def over_best(column: str) -> tuple[float, str]:
-        best, name = results.best_peer(column)
-        return results.median(OURS.name, column) / best, name
+def _over_best(results: Results, column: str, parser: str, bound: float) -> Ratio:
+    """Return the ratio of the service on a parser to the fastest peer."""
+    best, name = results.best_peer(column)
+    value = results.median(OURS_BY_PARSER[parser].name, column) / best
+    return Ratio(f"{parser}: {column.removesuffix(' ms')} / best peer ({name})", value, bound)
 
-    third, fourth = over_best("W3 p50 ms"), over_best("W4 p50 ms")
-    least = results.median(FLOOR.name, "W3 p50 ms") + results.bare()
-    return [
-        Ratio("W1 p50 / floor", over("W1 p50 ms", FLOOR), 2.5),
-        Ratio("W1 rps / MLServer", over("W1 rps", MLSERVER), 3, at_least=True),
-        Ratio("W1 rps / FastAPI by hand", over("W1 rps", BY_HAND), 0.95, at_least=True),
-        Ratio("W2 p50 / MLServer", over("W2 p50 ms", MLSERVER), 0.45),
-        Ratio(f"W3 p50 / best peer ({third[1]})", third[0], 0.33),
-        Ratio("W3 p50 / (floor + bare codec + bare kernel)", results.median(OURS.name, "W3 p50 ms") / least, 1.3),
-        Ratio("W3 binary p50 / Triton", over("W3 binary p50 ms", TRITON), 0.6),
-        Ratio("W3 OIP binary p50 / Triton", over("W3 binary p50 ms", TRITON, OURS_OIP), 0.6),
-        Ratio("W4 OIP binary p50 / Triton", over("W4 p50 ms", TRITON, OURS_OIP), 0.6),
-        Ratio(f"W4 p50 / best peer ({fourth[1]})", fourth[0], 0.5),
-        Ratio("W3 peak / (request + answer)", results.median(OURS.name, "W3 peak MB") / results.megabytes, 4),
-    ]
+
+def to_by_hand(results: Results, missing: str) -> list[Ratio]:
+    """Return the ratios of the service to FastAPI by hand, each on the same HTTP parser.
+
+    missing: why there are no measurements by wrk, if there are none
+    """
+    found = []
+    for parser, other in BY_HAND.items():
+        p50, rps = (_over(results, column, parser, other) for column in ("W1 p50 ms", "W1 wrk rps"))
+        found += [
+            Ratio(f"{parser}: W1 p50 / FastAPI by hand", p50, 1.1),
+            Ratio(f"{parser}: W1 wrk rps / FastAPI by hand", rps, 1.2, at_least=True, missing=missing),
+        ]
+    return found
+
+
+def to_peers(results: Results) -> list[Ratio]:
+    """Return the ratios of the service on each HTTP parser to the peers."""
+    found = []
+    for parser in PARSERS:
+        rps = _over(results, "W1 rps", parser, MLSERVER)
+        found += [
+            Ratio(f"{parser}: W1 rps / MLServer", rps, 3, at_least=True),
+            Ratio(f"{parser}: W2 p50 / MLServer", _over(results, "W2 p50 ms", parser, MLSERVER), 0.45),
+            _over_best(results, "W3 p50 ms", parser, 0.4),
+            _over_best(results, "W4 p50 ms", parser, 0.5),
+            Ratio(f"{parser}: W3 binary p50 / Triton", _over(results, "W3 binary p50 ms", parser, TRITON), 0.6),
+        ]
+    return found

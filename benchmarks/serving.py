@@ -1,4 +1,4 @@
-"""Processes of servers: starting and ending them, their memory, their processor time. Linux only, as it reads /proc."""
+"""Server processes: start, stop, memory and processor time. Linux only, as it reads /proc."""
 
 from __future__ import annotations
 
@@ -17,55 +17,54 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
-# Processors that others may use before the numbers mean little.
+# Processors that other processes may use before a run counts as disturbed.
 OTHERS = 0.1
-# Seconds to start and to end.
-STARTING, ENDING = 90.0, 10.0
+START_TIMEOUT, STOP_TIMEOUT = 90.0, 10.0
 
 
 class NotStarted(Exception):
-    """A server that did not come up."""
+    """A server did not answer in time, or ended."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """A server that runs, with all processes that it has started."""
+    """A running server with its child processes."""
 
     pid: int
     port: int
 
     def tree(self) -> list[int]:
-        """The process and its descendants."""
+        """Return the ids of the process and its descendants."""
         children: dict[int, list[int]] = {}
         for entry in PROC.iterdir():
             if entry.name.isdigit():
                 with suppress(OSError):
                     children.setdefault(int(_stat(int(entry.name))[1]), []).append(int(entry.name))
         found = [self.pid]
-        for pid in found:  # which grows meanwhile
+        for pid in found:  # grows during the loop
             found += children.get(pid, [])
         return found
 
     def processor_seconds(self) -> float:
-        """What all processes have used so far."""
+        """Return the processor time of all its processes so far."""
         return sum(int(stat[11]) + int(stat[12]) for stat in map(_stat, self.tree())) / TICKS
 
     def resident(self) -> float:
-        """Megabytes in memory now; what processes share counts for each."""
+        """Return the resident memory in MB; pages that processes share count for each."""
         return sum(_status(pid, "VmRSS") for pid in self.tree()) / 1024
 
     def peak(self) -> float:
-        """Megabytes at the peak of each process since `forget_peak`."""
+        """Return the peak resident memory in MB since `forget_peak`, summed over the processes."""
         return sum(_status(pid, "VmHWM") for pid in self.tree()) / 1024
 
     def forget_peak(self) -> None:
-        """Let the peak start from what is resident now."""
+        """Reset the peak to the present resident memory."""
         for pid in self.tree():
             (PROC / str(pid) / "clear_refs").write_text("5")
 
 
 class Others:
-    """How busy everybody else is while this process and its children measure: they take what is measured from it."""
+    """The load that other processes put on the machine during a run, which distorts its numbers."""
 
     def __init__(self) -> None:
         self._start, self._before = time.monotonic(), self._seconds()
@@ -77,14 +76,14 @@ class Others:
         return (user + nice + system + sum(rest)) / TICKS - Running(os.getpid(), 0).processor_seconds() - ended
 
     def line(self) -> str:
-        """For below a table."""
+        """Return the load in processors, and whether it is too high."""
         busy = (self._seconds() - self._before) / (time.monotonic() - self._start)
-        verdict = ": measure again when they rest" if busy > OTHERS else ""
-        return f"Others kept {busy:.2f} of {os.cpu_count()} processors busy meanwhile{verdict}."
+        verdict = ": too much, measure again" if busy > OTHERS else ""
+        return f"Other processes used {busy:.2f} of {os.cpu_count()} processors during the run{verdict}."
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of proc(5)'s stat after the name, which may hold anything."""
+    """Return the fields of /proc/PID/stat after the name, which can contain spaces."""
     return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
 
 
@@ -95,9 +94,9 @@ def _status(pid: int, name: str) -> int:
 
 @contextmanager
 def serving(command: list[str], ask: Callable[[int], object], **variables: str) -> Iterator[Running]:
-    """Start a server, `ask` its port for something until there is an answer, and end it in the end.
+    """Run a server: yield once `ask(port)` succeeds, and stop the server at the end.
 
-    variables: more of its environment
+    variables: additional environment variables
 
     Errors: NotStarted.
     """
@@ -121,13 +120,13 @@ def serving(command: list[str], ask: Callable[[int], object], **variables: str) 
 
 
 def _wait(process: subprocess.Popen[bytes], ask: Callable[[], object]) -> None:
-    """Ask until there is an answer. Errors: NotStarted."""
-    give_up = time.monotonic() + STARTING
+    """Call `ask` until it succeeds. Errors: NotStarted."""
+    deadline = time.monotonic() + START_TIMEOUT
     while process.poll() is None:
         try:
             ask()
         except (OSError, http.client.HTTPException) as error:
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise NotStarted(str(error)) from error
             time.sleep(0.1)
         else:
@@ -136,10 +135,10 @@ def _wait(process: subprocess.Popen[bytes], ask: Callable[[], object]) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], tree: list[int]) -> None:
-    """Ask the server to end, then make sure of every process of its tree: not all see to their children."""
+    """Terminate the server, then kill the rest of its process tree, as some servers leave children behind."""
     process.terminate()
     try:
-        process.wait(ENDING)
+        process.wait(STOP_TIMEOUT)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -1,7 +1,6 @@
-"""Hours in short: valid, invalid and aborted requests in all formats, every answer checked.
+"""Soak test: valid, invalid and aborted requests in all formats, with every answer, memory and descriptors checked.
 
-Memory and descriptors are watched. Expected numbers are NumPy's, in float64, computed before the server starts. Exit
-status 1 where anything is not as it should be.
+Expected numbers come from NumPy in float64, computed before the server starts. Exit status 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from benchmarks.serving import Others, Running, serving
 
 NPZ: Final = "application/x-npz"
 CLIENTS: Final = 4
-# Seconds between looks at the server.
+# Seconds between samples of memory and descriptors.
 PAUSE: Final = 1.0
-# Part of the run after which memory is to stay as it is, as caches and arenas are full: minute 3 of 15.
+# Part of the run after which memory must not grow, as caches and arenas are full: minute 3 of 15.
 SETTLED: Final = 0.2
 GROWTH: Final = 0.02
-# Below so many seconds a run is too short to say anything about growth.
+# Shorter runs, in seconds, do not check the growth of memory.
 SHORTEST: Final = 600.0
 
 Arrays = dict[str, np.ndarray]
@@ -45,9 +44,9 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Question:
-    """A request, and what it must be answered with.
+    """A request, with the expected status and arrays.
 
-    answer: the arrays, None for a refusal
+    answer: None for an error
     """
 
     name: str
@@ -58,7 +57,7 @@ class Question:
 
 
 def attended(query: np.ndarray, key: np.ndarray, value: np.ndarray, *, causal: bool) -> Arrays:
-    """softmax(q kᵀ / √d) v by the definition, in float64."""
+    """Return output and weights of softmax(q kᵀ / √d) v by the definition, in float64."""
     query, key, value = (array.astype(np.float64) for array in (query, key, value))
     scores = query @ key.T / np.sqrt(query.shape[-1])
     if causal:
@@ -69,7 +68,7 @@ def attended(query: np.ndarray, key: np.ndarray, value: np.ndarray, *, causal: b
 
 
 def encode(media_type: str, arrays: Arrays, rest: dict[str, Any]) -> bytes:
-    """A request in a wire format."""
+    """Return the body of a request in a wire format."""
     if media_type == JSON:
         return orjson.dumps({**arrays, **rest}, option=orjson.OPT_SERIALIZE_NUMPY)
     if media_type == SAFETENSORS:
@@ -80,7 +79,7 @@ def encode(media_type: str, arrays: Arrays, rest: dict[str, Any]) -> bytes:
 
 
 def decode(media_type: str, body: bytes) -> Arrays:
-    """The arrays of an answer."""
+    """Return the arrays of an answer."""
     if media_type == JSON:
         fields = orjson.loads(body)
         return {name: np.array(fields[name]) for name in ("output", "attention_weights")}
@@ -91,7 +90,7 @@ def decode(media_type: str, body: bytes) -> Arrays:
 
 
 def questions() -> list[Question]:
-    """Good ones of several sizes and types in every format, and bad ones."""
+    """Return valid requests of several sizes and dtypes in every format, and invalid ones."""
     generator = np.random.default_rng(0)
     found: list[Question] = []
     for media_type in (JSON, NPZ, SAFETENSORS):
@@ -123,14 +122,14 @@ def questions() -> list[Question]:
 
 @dataclass
 class Findings:
-    """What clients saw."""
+    """Numbers of answers by status, and descriptions of wrong ones."""
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
 
 class Client(threading.Thread):
-    """Asks one question after the other, and now and then hangs up."""
+    """Sends one question after the other, and disconnects during some of them."""
 
     def __init__(self, port: int, asked: list[Question], end: float, seed: int, findings: Findings) -> None:
         super().__init__()
@@ -146,7 +145,7 @@ class Client(threading.Thread):
                     self._abort(question)
                 else:
                     self._ask(question)
-            except Exception as error:  # whatever it is, the run is to tell of it in the end
+            except Exception as error:  # reported at the end of the run
                 self._findings.wrong.append(f"{question.name}: {error!r}"[:300])
                 self._connection.close()
                 self._connection = self._connect()
@@ -156,7 +155,7 @@ class Client(threading.Thread):
         return http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
 
     def _abort(self, question: Question) -> None:
-        """Send a part, or all, and hang up."""
+        """Send a part of a request, or all of it, and disconnect."""
         connection = self._connect()
         connection.putrequest("POST", "/attention")
         connection.putheader("Content-Type", question.media_type)
@@ -182,61 +181,61 @@ class Client(threading.Thread):
 
 
 @dataclass(frozen=True)
-class Look:
-    """Megabytes in memory and open descriptors at a time."""
+class Sample:
+    """Resident memory in MB and open descriptors at a time."""
 
     at: float
     resident: float
     descriptors: int
 
 
-def look(running: Running, start: float) -> Look:
-    """As it is now."""
+def sample(running: Running, start: float) -> Sample:
+    """Return the present memory and descriptors."""
     descriptors = sum(len(os.listdir(Path("/proc") / str(pid) / "fd")) for pid in running.tree())
-    return Look(time.monotonic() - start, running.resident(), descriptors)
+    return Sample(time.monotonic() - start, running.resident(), descriptors)
 
 
-def growth(looks: list[Look], seconds: float) -> tuple[float, float]:
-    """Megabytes once settled, and in the end: medians over a tenth of the run each."""
+def growth(samples: list[Sample], seconds: float) -> tuple[float, float]:
+    """Return the memory in MB once settled and at the end: medians over a tenth of the run each."""
 
     def between(first: float, last: float) -> float:
-        return statistics.median(each.resident for each in looks if first <= each.at / seconds <= last)
+        return statistics.median(each.resident for each in samples if first <= each.at / seconds <= last)
 
     return between(SETTLED, SETTLED + 0.1), between(0.9, 1.1)
 
 
 def soak(
     running: Running, asked: list[Question], seconds: float, pause: Callable[[float], None]
-) -> tuple[Findings, list[Look]]:
-    """Let the clients ask for so long."""
+) -> tuple[Findings, list[Sample]]:
+    """Run the clients for some seconds; return their findings, and the samples taken meanwhile."""
     findings, start = Findings(), time.monotonic()
-    looks = [look(running, start)]
+    samples = [sample(running, start)]
     clients = [Client(running.port, asked, start + seconds, seed, findings) for seed in range(CLIENTS)]
     for client in clients:
         client.start()
     while any(client.is_alive() for client in clients):
         pause(PAUSE)
-        looks.append(look(running, start))
-    return findings, looks
+        samples.append(sample(running, start))
+    return findings, samples
 
 
-def report(findings: Findings, looks: list[Look], rest: Look, seconds: float) -> bool:
-    """Print what was found; whether all is as it should be."""
-    settled, end = growth(looks, seconds)
+def report(findings: Findings, samples: list[Sample], last: Sample, seconds: float) -> bool:
+    """Print the findings; return True if everything is right."""
+    settled, end = growth(samples, seconds)
     grown = end / settled - 1
     print(f"{dict(sorted(findings.counts.items()))}, {len(findings.wrong)} wrong", *findings.wrong[:5], sep="\n  ")
     print(
-        f"memory {settled:.1f} MB after {SETTLED * seconds:.0f} s, {end:.1f} MB in the end: "
+        f"memory {settled:.1f} MB after {SETTLED * seconds:.0f} s, {end:.1f} MB at the end: "
         f"{grown:+.2%} (at most {GROWTH:.0%})"
     )
-    most = max(each.descriptors for each in looks)
-    print(f"descriptors: {looks[0].descriptors} before, {most} at most, {rest.descriptors} after")
+    most = max(each.descriptors for each in samples)
+    print(f"descriptors: {samples[0].descriptors} before, {most} at most, {last.descriptors} after")
     steady = grown < GROWTH or seconds < SHORTEST
-    return steady and not findings.wrong and rest.descriptors <= looks[0].descriptors
+    return steady and not findings.wrong and last.descriptors <= samples[0].descriptors
 
 
 def main() -> None:
-    """One server, for as long as asked."""
+    """Run one server and its clients for --seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=900)
     options = parser.parse_args()
@@ -250,10 +249,10 @@ def main() -> None:
         connection.close()
 
     with serving([sys.executable, "-m", "service", "serve"], once) as running:
-        time.sleep(1)  # for the first connection to be gone
-        findings, looks = soak(running, asked, options.seconds, time.sleep)
-        time.sleep(6)  # connections that are kept alive end after 5
-        good = report(findings, looks, look(running, 0), options.seconds)
+        time.sleep(1)  # until the first connection is closed
+        findings, samples = soak(running, asked, options.seconds, time.sleep)
+        time.sleep(6)  # the keep-alive timeout is 5 s
+        good = report(findings, samples, sample(running, 0), options.seconds)
     print(others.line())
     sys.exit(not good)
 

@@ -1,11 +1,11 @@
-"""The servers that are measured, each with its command and its forms."""
+"""The servers that are measured, each with its command, its environment and its request formats."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.forms import KEY_HASH, Form, fetch, lists, our_tensors, tensors, v2_base64, v2_binary, v2_json
@@ -17,10 +17,10 @@ PEER_FOLDER = Path(__file__).resolve().parent / "peers"
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """How to start a server and what to send it.
+    """How to start a server, and the formats of its requests.
 
-    command: it takes --port; json, binary: the forms that it is asked in, the latter None where it has none;
-    package: of a peer, the distribution that its folder's requirements pin
+    command: takes --port PORT; json, binary: request formats (binary is None if the server is not measured in one);
+    package: for a peer, the distribution that its requirements.txt pins; environment: more variables of its process
     """
 
     name: str
@@ -28,32 +28,52 @@ class Server:
     json: Form
     binary: Form | None = None
     package: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def installed(self) -> bool:
-        """Whether its interpreter is there: that of a peer is made by `make bench-peers`."""
+        """True if the server's Python interpreter exists; `make bench-peers` creates those of the peers."""
         return Path(self.command[0]).exists()
 
-    def form(self, binary: bool) -> Form | None:
-        return self.binary if binary else self.json
-
-    def version(self) -> str:
-        """Of a peer, as it is pinned."""
+    @property
+    def title(self) -> str:
+        """The name, with the version for a peer."""
+        if self.package is None:
+            return self.name
         pins = (Path(self.command[0]).parents[2] / "requirements.txt").read_text().splitlines()
-        return next(version for name, _, version in (pin.partition("==") for pin in pins) if name == self.package)
+        versions = (version for name, _, version in (pin.partition("==") for pin in pins) if name == self.package)
+        return f"{self.name} {next(versions)}"
+
+    def form(self, binary: bool) -> Form | None:
+        """Return the binary or the JSON format."""
+        return self.binary if binary else self.json
 
     @contextmanager
     def started(self) -> Iterator[Running]:
-        """The server while it runs, once it has answered the smallest request. Errors: NotStarted."""
+        """Run the server, and yield once it has answered W1. Errors: NotStarted."""
         request = self.json.encode(workloads()["W1"])
-        with serving(self.command, lambda port: fetch(port, request), ATTENTION_API_KEYS=KEY_HASH) as running:
+        variables = {"ATTENTION_API_KEYS": KEY_HASH, **self.environment}
+        with serving(self.command, lambda port: fetch(port, request), **variables) as running:
             yield running
 
 
-def _uvicorn(name: str, application: str, form: Form) -> Server:
-    return Server(
-        name, [sys.executable, "-m", "uvicorn", "--no-access-log", "--log-level", "warning", application], form
-    )
+def _uvicorn(name: str, application: str, parser: str, form: Form) -> Server:
+    options = ["--http", parser, "--no-access-log", "--log-level", "warning"]
+    return Server(name, [sys.executable, "-m", "uvicorn", *options, application], form)
+
+
+def _floor(parser: str) -> Server:
+    # The path of a request says how many bytes to answer with.
+    return _uvicorn(f"bare uvicorn, {parser}", "benchmarks.servers.floor:app", parser, lists("/0"))
+
+
+def _by_hand(parser: str) -> Server:
+    return _uvicorn(f"FastAPI by hand, {parser}", "benchmarks.servers.by_hand:app", parser, lists("/attention"))
+
+
+def _ours(name: str, parser: str, json: Form, binary: Form) -> Server:
+    command = [sys.executable, "-m", "service", "serve"]
+    return Server(name, command, json, binary, environment={"ATTENTION_HTTP_PARSER": parser})
 
 
 def _peer(name: str, folder: str, package: str, json: Form, binary: Form) -> Server:
@@ -61,15 +81,18 @@ def _peer(name: str, folder: str, package: str, json: Form, binary: Form) -> Ser
     return Server(name, command, json, binary, package)
 
 
-# Its path says how many bytes it answers with.
-FLOOR = _uvicorn("bare uvicorn, canned answer", "benchmarks.servers.floor:app", lists("/0"))
-NAIVE = _uvicorn("FastAPI, lists of lists", "benchmarks.servers.naive:app", lists("/attention"))
-BY_HAND = _uvicorn("FastAPI by hand", "benchmarks.servers.by_hand:app", lists("/attention"))
-OURS = Server(
-    "this service", [sys.executable, "-m", "service", "serve"], lists("/attention", dtype="float32"), our_tensors()
-)
-# The same server once more, asked as Triton is.
-OURS_OIP = Server("this service, OIP binary", OURS.command, v2_json(), v2_binary())
+# uvicorn's HTTP parsers. The service uses the first one by default.
+PARSERS = ("h11", "httptools")
+FLOORS = {parser: _floor(parser) for parser in PARSERS}
+FLOOR = FLOORS["h11"]
+NAIVE = _uvicorn("FastAPI, lists of lists", "benchmarks.servers.naive:app", "auto", lists("/attention"))
+BY_HAND = {parser: _by_hand(parser) for parser in PARSERS}
+OURS_BY_PARSER = {
+    parser: _ours(f"this service, {parser}", parser, lists("/attention", dtype="float32"), our_tensors())
+    for parser in PARSERS
+}
+OURS = OURS_BY_PARSER["h11"]
+OURS_OIP = _ours("this service, h11, OIP", "h11", v2_json(), v2_binary())
 MLSERVER = _peer("MLServer", "mlserver", "mlserver", v2_json(), v2_base64())
 BENTOML = _peer("BentoML", "bentoml", "bentoml", lists("/attention"), tensors("/tensors"))
 KSERVE = _peer("KServe", "kserve", "kserve", v2_json(), v2_binary())
@@ -78,4 +101,6 @@ RAY = _peer("Ray Serve", "ray", "ray", lists("/"), tensors("/"))
 TRITON = _peer("Triton", "triton", "nvidia-pytriton", v2_json(), v2_binary())
 
 PEERS = (MLSERVER, BENTOML, KSERVE, LITSERVE, RAY, TRITON)
-SERVERS = (FLOOR, NAIVE, BY_HAND, *PEERS, OURS, OURS_OIP)
+# Compared with each other in every run, --quick included.
+CORE = (*BY_HAND.values(), *OURS_BY_PARSER.values())
+SERVERS = (*FLOORS.values(), NAIVE, *CORE, OURS_OIP, *PEERS)

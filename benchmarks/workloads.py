@@ -1,4 +1,4 @@
-"""What is asked of every server: the same numbers, and the answer that they must give."""
+"""The workloads: the same arrays for every server, and the expected answer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Workload:
-    """Arrays to attend with.
+    """Query, key and value, and how to measure a server with them.
 
-    weights: whether they are asked for; binary: whether the server's best binary form is measured, or its JSON;
-    times: requests in a row, to measure their latency; bursts: how often, in a round: the less time a request takes,
-    the more depends on which processors the server and the client happen to be on meanwhile; busy: whether many clients
-    at once are measured, too
+    weights: True if the request asks for the attention weights; binary: True for the server's best binary format,
+    False for JSON; times: requests per measurement of latency; bursts: measurements of latency per round (short
+    requests need several, as their latency depends on which processors the scheduler gives to server and client)
     """
 
     name: str
@@ -25,7 +24,6 @@ class Workload:
     binary: bool
     times: int
     bursts: int = 1
-    busy: bool = False
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -33,11 +31,11 @@ class Workload:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The names of what is asked for."""
+        """The names of the requested arrays."""
         return ("output", "attention_weights") if self.weights else ("output",)
 
     def check(self, found: dict[str, np.ndarray]) -> None:
-        """Hold an answer against plain NumPy in float64. Errors: ValueError."""
+        """Compare an answer with plain NumPy in float64. Errors: ValueError."""
         query, key, value = (array.astype(np.float64) for array in self.arrays.values())
         scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -50,11 +48,11 @@ class Workload:
             if not np.allclose(found[name].reshape(right.shape), right, rtol=1e-4, atol=1e-5):
                 raise ValueError(f"{self.name}: wrong {name}")
         if "attention_weights" in found and not self.weights:
-            raise ValueError(f"{self.name}: weights that nobody asked for")
+            raise ValueError(f"{self.name}: weights that were not requested")
 
 
 def workloads() -> dict[str, Workload]:
-    """W1 to W4, by their names."""
+    """Return W1 to W4 by name."""
     random = np.random.default_rng(0)
 
     def arrays(*shape: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -63,8 +61,8 @@ def workloads() -> dict[str, Workload]:
 
     third = arrays(512, 64)
     loads = [
-        Workload("W1", *arrays(6, 4), weights=True, binary=False, times=400, bursts=2, busy=True),
-        Workload("W2", *arrays(128, 64), weights=True, binary=False, times=100, busy=True),
+        Workload("W1", *arrays(6, 4), weights=True, binary=False, times=200, bursts=4),
+        Workload("W2", *arrays(128, 64), weights=True, binary=False, times=100),
         Workload("W3", *third, weights=True, binary=False, times=25),
         Workload("W3 binary", *third, weights=True, binary=True, times=25),
         Workload("W4", *arrays(8, 1024, 64), weights=False, binary=True, times=15),

@@ -1,1 +1,1 @@
-"""Other people's servers, each in its own folder with its pinned requirements; `make bench-peers` installs them."""
+"""Third-party servers, each in a folder with pinned requirements; `make bench-peers` installs them."""

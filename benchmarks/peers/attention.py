@@ -1,4 +1,4 @@
-"""What each peer computes, so that they differ in serving only."""
+"""The computation that all peers share, so that they differ in serving only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def attention(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Output and weights of softmax attention over the last two axes, in float32."""
+    """Return output and weights of softmax attention over the last two axes, in float32."""
     scores = query @ key.swapaxes(-1, -2)
     scores *= np.float32(query.shape[-1] ** -0.5)
     scores -= scores.max(axis=-1, keepdims=True)
@@ -18,7 +18,7 @@ def attention(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> tuple[np
 
 
 def port() -> int:
-    """The port that a server is told to listen on."""
+    """Return the value of --port."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     return int(parser.parse_args().port)

@@ -1,1 +1,1 @@
-"""Servers to compare with, each an ASGI application for uvicorn."""
+"""ASGI applications to compare with, run by uvicorn."""

@@ -1,4 +1,4 @@
-"""FastAPI tuned by hand: orjson both ways, the body read raw, no validation at all."""
+"""FastAPI tuned by hand: the raw body, orjson in both directions, no validation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ app = FastAPI()
 
 @app.post("/attention")
 async def attention(request: Request) -> Response:
-    """Softmax attention."""
+    """Return output and weights of softmax attention."""
     body = orjson.loads(await request.body())
     query, key, value = (np.array(body[name], np.float32) for name in ("query", "key", "value"))
     scores = query @ key.T / np.float32(np.sqrt(query.shape[-1]))

@@ -1,4 +1,4 @@
-"""The floor: reads the body, and answers with as many bytes as the service would."""
+"""The floor: bare ASGI that reads the body and answers with a fixed number of bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ANSWERS: dict[int, bytes] = {}
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Bare ASGI. The path says how many bytes to answer with: /123."""
+    """Answer with as many bytes as the path says: 123 for /123."""
     if scope["type"] != "http":
         return
     more = True

@@ -1,4 +1,4 @@
-"""FastAPI as most people write it: lists of lists, validated number by number."""
+"""FastAPI as most people write it: nested lists, validated by pydantic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Answer(BaseModel):
 
 @app.post("/attention")
 async def attention(request: Request) -> Answer:
-    """Softmax attention."""
+    """Return output and weights of softmax attention."""
     query, key, value = np.array(request.query), np.array(request.key), np.array(request.value)
     scores = query @ key.T / np.sqrt(query.shape[-1])
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

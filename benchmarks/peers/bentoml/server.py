@@ -16,7 +16,7 @@ Array = Annotated[np.ndarray, DType("float32")]
 
 
 class Answer(bentoml.IODescriptor):
-    """What JSON is written from."""
+    """The JSON answer."""
 
     output: Array
     attention_weights: Array
@@ -24,7 +24,7 @@ class Answer(bentoml.IODescriptor):
 
 @bentoml.service(workers=1, metrics={"enabled": False}, logging={"access": {"enabled": False}})
 class Attention:
-    """One method for each form."""
+    """One method per request format."""
 
     @bentoml.api
     def attention(self, query: Array, key: Array, value: Array) -> Answer:
@@ -39,7 +39,7 @@ class Attention:
 
 
 if __name__ == "__main__":
-    # It keeps its files beside itself, not in the home directory, and reports to nobody.
+    # Keep its files out of the home directory, and its telemetry off.
     os.environ |= {"BENTOML_HOME": f"{sys.prefix}/home", "BENTOML_DO_NOT_TRACK": "True"}
     serve = ["-m", "bentoml", "serve", "benchmarks.peers.bentoml.server:Attention", "--host", "127.0.0.1"]
     os.execv(sys.executable, [sys.executable, *serve, "--port", str(port())])

@@ -13,7 +13,7 @@ from benchmarks.peers.attention import attention, port
 
 
 class Attention(Model):
-    """Answers with the outputs that are asked for."""
+    """Returns the requested outputs."""
 
     def __init__(self) -> None:
         super().__init__("attention")
@@ -32,7 +32,7 @@ class Attention(Model):
 
 
 def tensor(name: str, array: np.ndarray, binary: bool) -> InferOutput:
-    """A tensor of the answer: bytes after the JSON, or a list of numbers in it."""
+    """Return a tensor of the answer: bytes after the JSON if binary, else a list in it."""
     found = InferOutput(name=name, shape=list(array.shape), datatype="FP32")
     if binary:
         found.set_data_from_numpy(array, binary_data=True)
@@ -43,5 +43,5 @@ def tensor(name: str, array: np.ndarray, binary: bool) -> InferOutput:
 
 if __name__ == "__main__":
     server_port = port()
-    del sys.argv[1:]  # KServe reads them, too
+    del sys.argv[1:]  # KServe parses them, too
     ModelServer(http_port=server_port, workers=1, enable_grpc=False, enable_latency_logging=False).start([Attention()])

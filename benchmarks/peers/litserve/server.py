@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found,misc,no-any-unimported"
-"""LitServe: JSON as it reads and writes it itself; safetensors as raw bytes."""
+"""LitServe: JSON by its own encoder; safetensors as raw bytes."""
 
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ NAMES = ("query", "key", "value")
 
 
 class Attention(litserve.LitAPI):
-    """FastAPI gives it a dict where the request is JSON, and bytes where it is not."""
+    """Receives a dict from FastAPI if the request is JSON, else bytes."""
 
     def setup(self, device: str) -> None:
         """Nothing to load."""

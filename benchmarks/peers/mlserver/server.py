@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found,misc,no-any-unimported"
-"""MLServer: the v2 protocol in JSON; arrays as lists of numbers, or as base64 where BYTES come."""
+"""MLServer: the v2 protocol in JSON; arrays as lists, or as base64 with datatype BYTES."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.peers.attention import attention, port
 
 
 class Attention(MLModel):
-    """Answers with the outputs that are asked for, in the form that the inputs came in."""
+    """Returns the requested outputs in the encoding of the inputs."""
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
         output, weights = attention(*map(decode, payload.inputs))
@@ -26,7 +26,7 @@ class Attention(MLModel):
 
 
 def decode(given: RequestInput) -> np.ndarray:
-    """An array. MLServer has no tensors after the JSON; base64 of the numbers is the best that it takes."""
+    """Return an input as an array. MLServer has no binary tensors; base64 is the fastest encoding that it reads."""
     if given.datatype != "BYTES":
         array: np.ndarray = NumpyCodec.decode_input(given)
         return array
@@ -35,12 +35,12 @@ def decode(given: RequestInput) -> np.ndarray:
 
 
 def encode(name: str, array: np.ndarray, binary: bool) -> ResponseOutput:
-    """A tensor of the answer."""
+    """Return a tensor of the answer."""
     return Base64Codec.encode_output(name, [array.tobytes()]) if binary else NumpyCodec.encode_output(name, array)
 
 
 async def main() -> None:
-    """One process, which also computes: without the queue to a worker small requests are quicker."""
+    """Serve and compute in one process: small requests are faster without the queue to a worker."""
     settings = Settings(
         host="127.0.0.1", http_port=port(), grpc_port=0, parallel_workers=0, metrics_endpoint=None, debug=False
     )

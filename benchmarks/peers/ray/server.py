@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found,misc,no-any-unimported,attr-defined"
-"""Ray Serve: JSON as it writes it itself; safetensors as raw bytes."""
+"""Ray Serve: JSON by its own encoder; safetensors as raw bytes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from benchmarks.peers.attention import attention, port
 NAMES = ("query", "key", "value")
 
 
-# Without num_cpus a replica computes by one thread.
+# Without num_cpus a replica computes with one thread.
 @serve.deployment(num_replicas=1, max_ongoing_requests=64, ray_actor_options={"num_cpus": os.cpu_count()})
 class Attention:
-    """One replica. The proxy that Ray puts before it is another process."""
+    """One replica, behind Ray's proxy in another process."""
 
     async def __call__(self, request: Request) -> Any:
         if request.headers["content-type"] == "application/json":
@@ -35,7 +35,7 @@ class Attention:
 
 
 if __name__ == "__main__":
-    # On this machine only, which needs no token in the home directory.
+    # Served on this machine only, so no token in the home directory is needed.
     os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     ray.init(include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
     serve.start(http_options={"host": "127.0.0.1", "port": port()}, logging_config={"enable_access_log": False})

@@ -13,25 +13,25 @@ from pytriton.triton import Triton, TritonConfig
 
 from benchmarks.peers.attention import attention, port
 
-# Triton starts a Python of its own, which looks for libpython where the linker does.
+# Triton starts another Python, which finds libpython on the path of the dynamic linker.
 LIBRARIES = "LD_LIBRARY_PATH"
 THREE_AXES = (-1, -1, -1)
 
 
 def infer(requests: list[Request]) -> list[dict[str, np.ndarray]]:
-    """Answers with the outputs that are asked for: what is not returned need not be copied between processes."""
+    """Return the requested outputs only, as all that is returned is copied between processes."""
     return [answer(request) for request in requests]
 
 
 def answer(request: Request) -> dict[str, np.ndarray]:
-    """The outputs that one request asks for."""
+    """Return the outputs that one request asks for."""
     output, weights = attention(*(request[name] for name in ("query", "key", "value")))
     found = {"output": output, "attention_weights": weights}
     return {name: found[name] for name in request.requested_output_names or found}
 
 
 def main() -> None:
-    """One instance of the model."""
+    """Serve one instance of the model."""
     config = TritonConfig(
         http_address="127.0.0.1", http_port=port(), allow_grpc=False, allow_metrics=False, allow_gpu_metrics=False
     )

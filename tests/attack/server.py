@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -13,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -31,6 +34,7 @@ class Live:
     process: subprocess.Popen[bytes]
     port: int
     log: IO[bytes]
+    tls: bool = False
 
     @property
     def running(self) -> Running:
@@ -39,7 +43,7 @@ class Live:
     def connect(self, timeout: float = PATIENCE) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self.port), timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
+        return unverified().wrap_socket(connection) if self.tls else connection
 
     def ask(self, request: bytes, timeout: float = PATIENCE) -> tuple[int, bytes]:
         """Status and body of the answer to a request on a connection of its own."""
@@ -72,6 +76,15 @@ class Live:
         return self.process.wait(90)
 
 
+@cache
+def unverified() -> ssl.SSLContext:
+    """A client's context that accepts any certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 def within(seconds: float, condition: Any) -> bool:
     """Whether a condition comes true in time."""
     end = time.monotonic() + seconds
@@ -87,11 +100,17 @@ def free_port() -> int:
 
 
 @contextmanager
-def live(port: int = 0, **settings: object) -> Iterator[Live]:
-    """A server with these settings, ended in the end; it must not have logged a defect."""
+def live(port: int = 0, address_space: int | None = None, **settings: object) -> Iterator[Live]:
+    """A server with these settings, ended in the end; it must not have logged a defect.
+
+    address_space: bytes that it may take, as by `ulimit -v`
+    """
     port = port or free_port()
     values = {"port": port, "log_level": "warning"} | settings
-    environment = os.environ | {f"ATTENTION_{name.upper()}": str(value) for name, value in values.items()}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")
+    }  # it is killed
+    environment |= {f"ATTENTION_{name.upper()}": str(value) for name, value in values.items()}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "service", "serve"],
@@ -99,8 +118,9 @@ def live(port: int = 0, **settings: object) -> Iterator[Live]:
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
+            preexec_fn=None if address_space is None else partial(_limit, address_space),
         )
-        server = Live(process, port, log)
+        server = Live(process, port, log, tls="tls_certificate" in settings)
         try:
             assert within(STARTING, lambda: _answers(server)), server.logged()
             yield server
@@ -112,6 +132,10 @@ def live(port: int = 0, **settings: object) -> Iterator[Live]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         assert "Traceback" not in server.logged(), server.logged()
+
+
+def _limit(address_space: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
 
 
 def _answers(server: Live) -> bool:
@@ -153,7 +177,12 @@ class Answers:
             raise Half(f"no answer begins with {head[:80]!r}")
         if length := re.search(rb"(?im)^content-length: (\d+)\r?$", head):
             return int(found[1]), self._take(int(length[1]))
-        assert re.search(rb"(?i)transfer-encoding: chunked", head), head
+        if not re.search(rb"(?i)transfer-encoding: chunked", head):  # it ends with the connection
+            assert re.search(rb"(?i)connection: close", head), head
+            while self._more():
+                pass
+            body, self._buffer = self._buffer, b""
+            return int(found[1]), body
         parts = []
         while size := int(self._line(), 16):
             parts.append(self._take(size))

@@ -1,0 +1,242 @@
+"""Clients that do not read, senders that do not send, requests at the limit of the memory: all limits hold."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from tests.attack.server import HEALTH, Answers, Live, live, post, read_answer, within
+from tests.oip import INFER
+from tests.wire import JSON, NPZ, SAFETENSORS, write
+
+MB = 2**20
+WRITE_TIMEOUT = 4.0
+LIMIT = 512
+# More of them by `make test-deep`.
+REQUESTS = int(os.environ.get("ATTACK_CASES", "40"))
+
+
+def gauge(server: Live, name: str) -> float:
+    status, text = server.ask(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert status == 200
+    return next(float(line.split()[1]) for line in text.decode().splitlines() if line.startswith(name + " "))
+
+
+def large(tokens: int, media_type: str = JSON, **fields: Any) -> bytes:
+    """A request of some kilobytes with an answer of many megabytes."""
+    return post(write({"input": np.ones((tokens, 2)) * 0.5, **fields}, media_type), media_type)
+
+
+def test_clients_that_read_nothing_are_closed_and_hold_what_is_accounted_for() -> None:
+    """Sixty of them, each asking for 32 MB. Meanwhile the gauge tells what they hold."""
+    request = large(2000, SAFETENSORS)
+    with live(memory_limit=f"{LIMIT}MiB", write_timeout=WRITE_TIMEOUT, grace=20, log_level="error") as server:
+        server.ask(large(300))
+        idle, start = server.running.resident(), time.monotonic()
+        server.running.forget_peak()
+        with ExitStack() as stack:
+            clients = [stack.enter_context(server.connect()) for _ in range(60)]
+            for client in clients:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+                client.sendall(request)
+            assert within(30, lambda: gauge(server, "attention_memory_bytes") > 200 * MB)
+            held = gauge(server, "attention_memory_bytes") / MB
+            grown = server.running.resident() - idle
+            print(f"{held:.0f} MB accounted for, {grown:.0f} MB resident")
+            assert grown < held * 1.25 + 40
+            # Batch after batch is given memory, computed, and cut off.
+            assert within(300, lambda: gauge(server, "attention_memory_bytes") == 0)
+            assert server.running.peak() <= (LIMIT + idle) * 1.1
+            print(
+                f"peak {server.running.peak():.0f} MB of {LIMIT} + {idle:.0f}, after {time.monotonic() - start:.1f} s"
+            )
+            for client in clients[:3]:
+                with suppress(ConnectionError):
+                    while client.recv(MB):
+                        pass
+        server.healthy()
+
+
+def test_a_client_that_reads_nothing_is_closed_after_the_write_timeout() -> None:
+    with live(memory_limit=f"{LIMIT}MiB", write_timeout=WRITE_TIMEOUT) as server, server.connect() as client:
+        client.sendall(large(2000, SAFETENSORS))
+        assert within(20, lambda: gauge(server, "attention_memory_bytes") > 0)
+        start = time.monotonic()
+        assert within(WRITE_TIMEOUT + 20, lambda: gauge(server, "attention_memory_bytes") == 0)
+        took = time.monotonic() - start
+    assert WRITE_TIMEOUT - 2 < took < WRITE_TIMEOUT + 2
+
+
+def test_a_slow_but_steady_reader_gets_its_whole_answer() -> None:
+    """At a rate that takes longer for a chunk of the answer than the write timeout."""
+    with live(write_timeout=1) as server, server.connect(120) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+        client.sendall(large(700, SAFETENSORS))
+        received, end = 0, time.monotonic() + 12
+        while time.monotonic() < end:
+            received += len(client.recv(2**13))
+            time.sleep(0.05)
+        while part := client.recv(MB):
+            received += len(part)
+            if received > 700 * 700 * 8:
+                break
+    assert received > 700 * 700 * 8
+
+
+def test_a_server_that_is_told_to_stop_does_not_wait_for_clients_that_read_nothing() -> None:
+    with live(write_timeout=60, grace=3, log_level="critical") as server, ExitStack() as stack:
+        for _ in range(4):
+            client = stack.enter_context(server.connect())
+            client.sendall(large(2000, SAFETENSORS))
+        assert within(20, lambda: gauge(server, "attention_memory_bytes") > 0)
+        start = time.monotonic()
+        server.stop()
+        assert time.monotonic() - start < 3 + 7
+
+
+def test_senders_that_stop_halfway_keep_nobody_out() -> None:
+    """Dozens announce the largest body and send a few bytes: others are answered."""
+    with live(memory_limit="256MiB", max_body_bytes="64MiB", read_timeout=15) as server, ExitStack() as stack:
+        head = (
+            b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 60000000\r\n\r\n"
+        )
+        for _ in range(100):
+            stack.enter_context(server.connect()).sendall(head + b'{"input": [')
+        server.healthy()
+        time.sleep(1.5)  # requests that have just begun to arrive count as such for a second
+        body = json.dumps({"input": np.ones((600, 64)).tolist(), "include": []}).encode()
+        assert len(body) > 2**17
+        for _ in range(5):
+            assert server.ask(post(body))[0] == 200
+
+
+def test_half_sent_bodies_that_fill_the_memory_are_all_completed() -> None:
+    array = np.random.default_rng(0).normal(size=(20_000, 64)).astype(np.float32)
+    arrays = {"query": array, "key": array[:4], "value": array[:4]}
+    request = post(save(arrays, {"request": '{"include": []}'}), SAFETENSORS)
+    with live(memory_limit="48MiB", max_body_bytes="16MiB", queue=64) as server, ExitStack() as stack:
+        clients = [stack.enter_context(server.connect(120)) for _ in range(24)]
+        half = len(request) // 2
+
+        def first(client: socket.socket) -> None:
+            client.sendall(request[:half])
+
+        def second(client: socket.socket) -> int:
+            client.sendall(request[half:])
+            return read_answer(client)[0]
+
+        with ThreadPoolExecutor(24) as pool:
+            list(pool.map(first, clients))
+            statuses = list(pool.map(second, reversed(clients)))
+    assert statuses == [200] * 24
+
+
+# Seconds that the event loop may stand still.
+STALL: Final = 0.05
+PERIOD: Final = 0.005
+
+
+def longest_wait(port: int, pipe: Any) -> None:
+    """In a process of its own: ask for health again and again until told to end; the latencies, by time."""
+    found = []
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
+        answers = Answers(connection)
+        while not pipe.poll():
+            start = time.monotonic()
+            connection.sendall(HEALTH)
+            assert answers.next()[0] == 200
+            found.append((start, time.monotonic() - start))
+            time.sleep(PERIOD)
+    pipe.send(found)
+
+
+def longest_nap(port: int, pipe: Any) -> None:
+    """The control: how late a process wakes that does nothing but sleep."""
+    found = []
+    while not pipe.poll():
+        start = time.monotonic()
+        time.sleep(PERIOD)
+        found.append((start, time.monotonic() - start - PERIOD))
+    pipe.send(found)
+
+
+SQUARE = np.random.default_rng(0).normal(size=(2000, 2))
+OIP_BODY = json.dumps(
+    {"inputs": [{"name": "input", "shape": [2000, 2], "datatype": "FP64", "data": SQUARE.ravel().tolist()}]}
+).encode()
+ANSWERS: Final = {
+    "lists": post(write({"input": SQUARE}, JSON)),
+    "base64": post(write({"input": SQUARE, "encoding": "base64"}, JSON)),
+    "every stage in base64": post(
+        write({"input": SQUARE, "encoding": "base64", "include": ["scores", "masked_scores", "entropy"]}, JSON)
+    ),
+    "top_k": post(write({"input": SQUARE, "top_k": 1000}, JSON)),
+    "top_k in base64": post(write({"input": SQUARE, "top_k": 1000, "encoding": "base64"}, JSON)),
+    "columns": post(write({"input": SQUARE.T, "layout": "dl"}, JSON)),
+    "npz": post(write({"input": SQUARE}, NPZ), NPZ),
+    "safetensors": post(write({"input": SQUARE}, SAFETENSORS), SAFETENSORS),
+    "inference protocol": post(OIP_BODY, JSON, INFER),
+}
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Any:
+    with live(memory_limit="1GiB") as server:
+        yield server
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_the_event_loop_does_not_stand_still_while_a_large_answer_is_encoded(roomy: Live, answer: str) -> None:
+    """Four at a time. A wait counts unless the control process waited as well at that time."""
+    processes, pipes = [], []
+    for target in (longest_wait, longest_nap):
+        ours, theirs = multiprocessing.Pipe()
+        processes.append(multiprocessing.get_context("spawn").Process(target=target, args=(roomy.port, theirs)))
+        pipes.append(ours)
+        processes[-1].start()
+    time.sleep(1)
+    with ThreadPoolExecutor(4) as pool:
+        statuses = [status for status, _ in pool.map(lambda _: roomy.ask(ANSWERS[answer], 120), range(4))]
+    for pipe in pipes:
+        pipe.send(None)
+    waits, naps = (pipe.recv() for pipe in pipes)
+    for process in processes:
+        process.join(30)
+    late = [(start, start + nap + PERIOD) for start, nap in naps if nap > STALL / 2]
+    stalls = [wait for start, wait in waits if not any(start < end and start + wait > begin for begin, end in late)]
+    print(f"{answer}: longest wait {max(stalls) * 1e3:.1f} ms of {len(waits)}; {len(late)} of the machine's own")
+    assert statuses == [200] * 4
+    assert len(waits) > 20
+    assert max(stalls) < STALL
+
+
+def test_large_requests_in_little_memory_end_in_an_answer_or_a_refusal() -> None:
+    """A thousand of them where the process may take 4 GB, at random: it lives, and each gets 200, 413 or 503."""
+    chance = random.Random(0)
+
+    def one(number: int) -> int:
+        tokens, kind = chance.choice([500, 2000, 5000, 7500]), chance.random()
+        fields: dict[str, Any] = {"encoding": "base64"} if kind < 0.5 else {"top_k": 20} if kind < 0.7 else {}
+        return server.ask(large(tokens, chance.choice([JSON, JSON, SAFETENSORS, NPZ]), **fields), 300)[0]
+
+    with live(address_space=4_000_000 * 1024, log_level="error") as server:
+        first = server.ask(large(7500, encoding="base64"), 300)[0]
+        with ThreadPoolExecutor(6) as pool:
+            statuses = list(pool.map(one, range(REQUESTS)))
+        assert server.process.poll() is None
+        server.healthy()
+    print({status: statuses.count(status) for status in {*statuses}})
+    assert first in (200, 413)
+    assert {*statuses} <= {200, 413, 503}
+    assert statuses.count(200) > REQUESTS / 4

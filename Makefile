@@ -68,7 +68,18 @@ $(ATTACK_VENV)/.attack: requirements/build.txt requirements/core.txt requirement
 	$(ATTACK_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# A fourth holds clients that nobody here wrote.
+# A fourth holds ASGI servers other than the service's own.
+SERVERS_VENV ?= .venv-servers
+SERVERS_BIN := $(SERVERS_VENV)/bin
+
+$(SERVERS_VENV)/.servers: requirements/build.txt requirements/core.txt requirements/test.txt requirements/servers.txt pyproject.toml
+	test -x $(SERVERS_BIN)/python || $(PYTHON) -m venv $(SERVERS_VENV)
+	$(SERVERS_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/test.txt -r requirements/core.txt
+	$(SERVERS_BIN)/python -m pip install --quiet --require-hashes -r requirements/servers.txt
+	$(SERVERS_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# A fifth holds clients that nobody here wrote.
 CLIENTS_VENV ?= .venv-clients
 CLIENTS_BIN := $(CLIENTS_VENV)/bin
 
@@ -115,15 +126,20 @@ test-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU, where torch sees o
 	$(TORCH_BIN)/python -m pytest tests/test_gpu.py
 
 .PHONY: test-deep
-test-deep: $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## 5,000 requests made from the API document, 10,000 configurations for each peer
+test-deep: $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## 5,000 requests made from the API document, 10,000 configurations for each peer, connections cut anywhere
 	ATTACK_CASES=5000 $(ATTACK_BIN)/python -m pytest tests/attack/test_api.py
 	$(TORCH_BIN)/python -m tests.peers.deep
+	$(ATTACK_BIN)/python -m tests.framing.deep
 
 .PHONY: test-attack
 test-attack: $(ATTACK_VENV)/.attack ## hostile requests and clients, for ten minutes at most
 	$(ATTACK_BIN)/python -m pytest tests/attack
 	$(ATTACK_BIN)/python -m benchmarks.overload --seconds 10
 	$(ATTACK_BIN)/python -m benchmarks.soak --seconds 60
+
+.PHONY: test-servers
+test-servers: $(SERVERS_VENV)/.servers ## the same answers under uvicorn, hypercorn and granian
+	$(SERVERS_BIN)/python -m pytest tests/servers
 
 .PHONY: fuzz
 fuzz: $(ATTACK_VENV)/.attack ## 1,000,000 mutated bodies for each wire format
@@ -200,10 +216,10 @@ test-clients: clients lint-openapi ## ask a running service by clients that nobo
 	$(CLIENTS_BIN)/python -m pytest tests/clients/alone
 
 .PHONY: bench
-bench: $(VENV)/.test ## the service beside other servers over HTTP: those of bench-peers that are installed
+bench: $(VENV)/.test ## compare the service with other servers over HTTP: those of bench-peers that are installed
 	$(BIN)/python -m benchmarks.http
 
-# Each peer has an environment of its own, as their requirements contradict each other.
+# Each peer has its own environment, as their requirements conflict.
 PEERS := mlserver bentoml kserve litserve ray triton
 PEER_STAMPS := $(PEERS:%=benchmarks/peers/%/.venv/.installed)
 
@@ -213,15 +229,15 @@ $(PEER_STAMPS): benchmarks/peers/%/.venv/.installed: benchmarks/peers/%/requirem
 	@touch $@
 
 .PHONY: bench-peers
-bench-peers: ## install the servers to compare with; one that fails does not stop the others
+bench-peers: ## install the servers to compare with; a failed installation does not stop the others
 	@$(MAKE) --no-print-directory --keep-going $(PEER_STAMPS)
 
 .PHONY: bench-beside
-bench-beside: $(VENV)/.test ## how long small requests wait beside large ones
+bench-beside: $(VENV)/.test ## latency of small requests beside large ones
 	$(BIN)/python -m benchmarks.beside
 
 .PHONY: overload
-overload: $(VENV)/.test ## far more clients than can be answered, for a minute
+overload: $(VENV)/.test ## 200 clients for a minute, more than can be answered: throughput, latency, memory
 	$(BIN)/python -m benchmarks.overload
 
 .PHONY: soak
@@ -229,7 +245,7 @@ soak: $(VENV)/.test ## valid, invalid and aborted requests for 15 minutes: answe
 	$(BIN)/python -m benchmarks.soak
 
 .PHONY: bench-memory
-bench-memory: $(VENV)/.test ## memory and time of 65,536 tokens
+bench-memory: $(VENV)/.test ## time and memory of 65,536 tokens
 	$(BIN)/python -m benchmarks.memory
 
 $(TORCH_VENV)/.kernel: benchmarks/requirements-kernel.txt $(TORCH_VENV)/.torch
@@ -237,11 +253,11 @@ $(TORCH_VENV)/.kernel: benchmarks/requirements-kernel.txt $(TORCH_VENV)/.torch
 	@touch $@
 
 .PHONY: bench-kernel
-bench-kernel: $(TORCH_VENV)/.kernel ## the NumPy kernel beside torch's and onnxruntime's
+bench-kernel: $(TORCH_VENV)/.kernel ## the NumPy backend beside torch and onnxruntime
 	$(TORCH_BIN)/python -m benchmarks.kernel
 
 .PHONY: bench-gpu
-bench-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU beside its kernels, its copies and the HTTP floor
+bench-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU beside torch's kernels, the copies and the HTTP floor
 	$(TORCH_BIN)/python -m benchmarks.gpu
 
 .PHONY: openapi
@@ -251,7 +267,7 @@ openapi: $(VENV)/.test ## regenerate what is generated: API document, examples, 
 # In folder $(1): the core by the package's own metadata, the rest by their .in; with $(2), to the newest versions.
 define compile-locks
 cd $(1) && $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/core.txt pyproject.toml && \
-for name in build test grpc peers attack cuda deploy docs; do \
+for name in build test grpc peers attack servers cuda deploy docs; do \
 	$(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/$$name.txt requirements/$$name.in || exit; \
 done && \
 $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/clients.txt pyproject.toml requirements/clients.in
@@ -288,4 +304,4 @@ docs: $(DOCS_VENV)/.docs ## the documentation as a site, in build/site; fails fo
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) $(ATTACK_VENV) $(CLIENTS_VENV) $(NODE)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist
+	rm -rf $(VENV) $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) $(ATTACK_VENV) $(SERVERS_VENV) $(CLIENTS_VENV) $(NODE)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist

@@ -1,6 +1,7 @@
-"""What uvicorn's httptools protocol gets wrong: requests that a proxy which parses HTTP itself never forwards.
+"""What uvicorn's httptools protocol gets wrong; with h11 nothing is left out.
 
-Only these are left out of the sequences for httptools. With h11 nothing is left out.
+In these cases bytes of one request become part of another, or of its answer. So httptools is only for servers behind a
+proxy that forwards no offers to upgrade, no trailers, and nothing malformed.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def test_from_environment_raises_system_exit(
 )
 def test_every_number_of_seconds_is_finite_and_not_negative(name: str, value: str) -> None:
     with pytest.raises(ValidationError) as error:
-        Settings(**{name: value})  # type: ignore[arg-type]
+        Settings(**{name: value})  # type: ignore[arg-type]  # pydantic checks them
     assert [found["loc"] for found in error.value.errors()] == [(name,)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from service.codecs import json, npz, safetensors
-from service.codecs.chunks import ENCODE_BYTES, Encoded
+from service.codecs.chunks import Encoded
 from service.codecs.decoded import Body, Decoded
 
 
@@ -45,7 +45,6 @@ class Codec:
 
     decode_bound: upper bound of the memory for decoding, from the length of a body and the limit that it may unpack to
     decode_bytes: a closer upper bound, from the complete body
-    encode_bytes: memory that encoding takes beyond the arrays of the answer
     inline: bytes of a body that is read in well below a millisecond, and whose faults are found in a few
     quick: reads a longer one at once, if that takes as long as a thread would keep others waiting; else gives None
     packed: whether a body is unpacked, no further than a limit
@@ -58,7 +57,6 @@ class Codec:
     inline: int
     packed: bool = False
     quick: Callable[[Body], Decoded | None] = never
-    encode_bytes: int = ENCODE_BYTES
 
 
 CODECS: Final[dict[str, Codec]] = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -50,12 +49,15 @@ class DiscardUnreadBody:
             await send({**message, "more_body": True})
             left = discarded_bytes(scope["headers"])
             self._discarding += 1
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(self._seconds):
                     while not complete and left >= 0:
                         left -= len((await receive_and_note()).get("body", b""))
                         await asyncio.sleep(PAUSE * self._discarding)
-            self._discarding -= 1
+            except TimeoutError:
+                pass
+            finally:  # also if the request is cancelled, or later bodies would be discarded ever more slowly
+                self._discarding -= 1
             await send({"type": "http.response.body", "body": b""})
 
         await self._app(scope, receive_and_note, send_and_discard)

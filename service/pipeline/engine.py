@@ -150,7 +150,8 @@ class Engine:
         strategy = self._strategy(request)
         held = memory = 0
         if execution.lease is not None or strategy.memory > UNCOUNTED:
-            held, memory = request.nbytes, self._memory(request, strategy.executor, encoding)
+            held = request.nbytes
+            memory = self._memory(request, held, strategy.executor, encoding)
         if strategy.batched and self.batcher is not None:
             if memory:  # of its own; the batch has a lease for computing
                 await execution.grow(held + request.plan.returned_bytes + encoding, compute=True)
@@ -171,7 +172,7 @@ class Engine:
     def compute(self, request: PreparedRequest) -> Result:
         """The same without an event loop. Errors: InvalidRequest, MemoryLimit."""
         strategy = self._strategy(request)
-        self._memory(request, strategy.executor, ENCODE_BYTES)
+        self._memory(request, request.nbytes, strategy.executor, ENCODE_BYTES)
         return execute(request, strategy.executor)
 
     def _strategy(self, request: PreparedRequest) -> Strategy:
@@ -195,10 +196,13 @@ class Engine:
     def _executor(self, backend: Backend, device: str) -> Executor:
         return backends.choose(backend, device, self._preferred)
 
-    def _memory(self, request: PreparedRequest, executor: Executor, encoding: int) -> int:
-        """Bytes that a request takes from now on. Errors: MemoryLimit if that is more than there is."""
+    def _memory(self, request: PreparedRequest, held: int, executor: Executor, encoding: int) -> int:
+        """Bytes that a request takes from now on. held: by its arrays
+
+        Errors: MemoryLimit if that is more than there is.
+        """
         plan, spec, sources = request.plan, request.spec, request.sources
-        memory = estimate(plan, spec, sources, executor, request.nbytes, decode=0, encode=encoding).peak
+        memory = estimate(plan, spec, sources, executor, held, decode=0, encode=encoding).peak
         if memory > self.admission.memory:
             raise memory_limit(plan, memory, self.admission.memory)
         return memory
@@ -208,8 +212,8 @@ async def in_thread(deadline: Deadline, function: Callable[..., T], *arguments: 
     """Call a function in a worker thread. If this task is cancelled, the deadline ends, and with it the function."""
     try:
         return await to_thread.run_sync(function, *arguments)
-    except BaseException:
-        deadline.cancelled = True
+    except asyncio.CancelledError:
+        deadline.cancel()
         raise
 
 

@@ -28,7 +28,7 @@ def estimate(
 
     sources: the fields that query, key and value come from
     decoded: the decoded body, or the memory that it keeps
-    decode: the estimate of `Codec.decode_bytes`; encode: that of `Codec.encode_bytes`
+    decode: the estimate of `Codec.decode_bytes`; encode: `chunks.ENCODE_BYTES`, or more where a format is encoded whole
     """
     copied = cost.copied_bytes(plan, spec, sources)
     return Memory(

@@ -53,7 +53,7 @@ class LimitedProtocol(asyncio.Protocol):
         self._unsent = (0, 0)  # as seen last, and when it changed
         self._progressed = 0.0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
         """Start to wait for the first byte."""
         self._loop = asyncio.get_running_loop()
         self._transport = JoiningTransport(transport, self._loop)

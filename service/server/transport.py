@@ -10,7 +10,7 @@ try:
     import fcntl
     import termios
 except ImportError:  # Windows
-    fcntl = termios = None  # type: ignore[assignment]
+    fcntl = termios = None  # type: ignore[assignment]  # asked for before use
 
 # Bytes that are written at once, without waiting for the end of the turn, so that flow control works as ever.
 JOINED: Final = 2**16

@@ -55,6 +55,15 @@ def count(body: Body, character: bytes) -> int:
     return sum(int(np.count_nonzero(found)) for found in _places(body, character))
 
 
+def list_count(shape: tuple[int, ...]) -> int:
+    """The number of nested lists, and so of opening brackets, of an array of this shape."""
+    total = count = 1
+    for length in shape[:-1]:
+        count *= length
+        total += count
+    return total
+
+
 def _places(body: Body, character: bytes) -> Iterator[np.ndarray]:
     """Where a byte occurs, as booleans; a part at a time, which stays in the cache and takes no memory."""
     octets = np.frombuffer(body, np.uint8)

@@ -29,6 +29,7 @@ from service.codecs.json.limits import (
     MAX_PLAIN,
     count,
     holds,
+    list_count,
     too_many,
     too_plain,
 )
@@ -142,7 +143,7 @@ def _read_simple(document: Any, body: Body) -> Decoded | None:
                 return None
             fields[key] = found
             listed.append(key)
-            brackets += 1 if isinstance(found, list) else _brackets(found.shape)
+            brackets += 1 if isinstance(found, list) else list_count(found.shape)
         elif kind in PLAIN:
             fields[key] = value
         else:
@@ -185,15 +186,6 @@ def _deeper(found: Any) -> np.ndarray | None:
     if isinstance(first, bool) or not isinstance(first, int | float) or not _rectangular(found, sizes):
         return None
     return _numbers(found, sizes, first)
-
-
-def _brackets(shape: tuple[int, ...]) -> int:
-    """How many opening ones an array of this shape has."""
-    total = count = 1
-    for length in shape[:-1]:
-        count *= length
-        total += count
-    return total
 
 
 def _read(document: simdjson.Object, body: Body) -> Decoded:
@@ -275,13 +267,13 @@ class _Reader:
                 return [self.object(item, child(place, i), depth + 1) for i, item in enumerate(items)]
         array = None
         rectangular = isinstance(first, bool | int | float) and _rectangular(found, sizes)
-        if rectangular and (not self._careful or count(_text(found), b"[") == _brackets(sizes)):
+        if rectangular and (not self._careful or count(_text(found), b"[") == list_count(sizes)):
             array = _booleans(found, sizes) if isinstance(first, bool) else _numbers(found, sizes, first)
         if array is None:
             plain = self._plain(found, pointer, key)
             self.brackets += _count_brackets(plain, child(pointer, key))
             return plain
-        self.brackets += _brackets(sizes)
+        self.brackets += list_count(sizes)
         return array
 
     @cached_property

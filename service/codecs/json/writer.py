@@ -12,6 +12,7 @@ from orjson import OPT_SERIALIZE_NUMPY as NUMPY
 
 from service.codecs import encoded
 from service.codecs.chunks import Chunk, Encoded, coalesce, contiguous
+from service.codecs.json.limits import list_count
 
 # Numbers and characters that orjson gets at once: less than a millisecond of work, and less than a chunk of text, as
 # a number takes at most 24 bytes and its brackets and comma 7. orjson aborts the process where it gets no memory.
@@ -59,7 +60,7 @@ def weight(value: Any) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, np.ndarray):
-        return value.size + LIST * _lists(value.shape)
+        return value.size + LIST * list_count(value.shape)
     if not isinstance(value, Mapping | list | tuple):
         return 1
     total = EACH * len(value)
@@ -125,15 +126,6 @@ def nested(array: np.ndarray) -> Iterator[Chunk]:
             yield memoryview(dumps(array[start : start + step]))[1:-1]  # without its own brackets
             before = b","
     yield b"]"
-
-
-def _lists(shape: tuple[int, ...]) -> int:
-    """The number of nested lists that an array of this shape becomes."""
-    total = count = 1
-    for length in shape[:-1]:
-        count *= length
-        total += count
-    return total
 
 
 def flat(array: np.ndarray) -> Iterator[Chunk]:

@@ -180,7 +180,7 @@ def middleware(settings: Settings, tally: Tally | None) -> list[Middleware]:
     found = [
         Middleware(DiscardUnreadBody, seconds=settings.read_timeout),
         Middleware(RequestContext, tally=tally),
-        Middleware(CheckHead),
+        Middleware(CheckHead, close_after_offers=settings.http_parser == "httptools"),
     ]
     if settings.tracing:
         found.insert(0, tracing())

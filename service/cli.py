@@ -12,10 +12,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from service.version import __version__
@@ -98,33 +98,13 @@ def _serve(options: argparse.Namespace) -> int:
 
     from service.app import create_app, grpc_server
     from service.http.connection import ReportProgress
-    from service.http.head import MAX_HEAD
-    from service.logs import log_config
     from service.process import tune
-    from service.server.protocol import Limits, http_protocol
 
     if settings.grpc_port is not None:
         grpc_server()  # before workers are started, which would be again and again
         flags["grpc_port"] = _port_for_grpc(settings)
         settings = load_settings(**flags)
-    limits = Limits(KEEP_ALIVE, settings.read_timeout, MAX_HEAD, settings.write_timeout)
-    run = partial(
-        uvicorn.run,
-        host=settings.host,
-        port=settings.port,
-        log_level=settings.log_level,
-        log_config=log_config(settings),
-        access_log=False,  # requests are logged by the service
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
-        http=http_protocol(settings.http_parser, limits),
-        ws="none",
-        h11_max_incomplete_event_size=MAX_HEAD,
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=settings.grace,
-        server_header=False,
-        proxy_headers=False,  # nothing asks for the client's address
-    )
+    run: Callable[..., None] = partial(uvicorn.run, **uvicorn_options(settings))
     if settings.workers == 1:
         app = create_app(settings)
         tune()
@@ -137,6 +117,34 @@ def _serve(options: argparse.Namespace) -> int:
             os.environ.setdefault("ATTENTION_METRICS_FOLDER", folder)
             run("service.app:worker", factory=True, workers=settings.workers)
     return 0
+
+
+def uvicorn_options(settings: Settings) -> dict[str, Any]:
+    """The arguments of `uvicorn.run`, other than the application."""
+    from uvicorn.config import HTTP_PROTOCOLS
+    from uvicorn.importer import import_from_string
+
+    from service.http.head import MAX_HEAD
+    from service.logs import log_config
+    from service.server.protocol import LimitedProtocol, Limits
+
+    limits = Limits(KEEP_ALIVE, settings.read_timeout, MAX_HEAD, settings.write_timeout)
+    return {
+        "host": settings.host,
+        "port": settings.port,
+        "log_level": settings.log_level,
+        "log_config": log_config(settings),
+        "access_log": False,  # requests are logged by the service
+        "ssl_certfile": settings.tls_certificate,
+        "ssl_keyfile": settings.tls_key,
+        "http": partial(LimitedProtocol, import_from_string(HTTP_PROTOCOLS[settings.http_parser]), limits),
+        "ws": "none",
+        "h11_max_incomplete_event_size": MAX_HEAD,
+        "timeout_keep_alive": KEEP_ALIVE,
+        "timeout_graceful_shutdown": settings.grace,
+        "server_header": False,
+        "proxy_headers": False,  # nothing asks for the client's address
+    }
 
 
 def _port_for_grpc(settings: Settings) -> int:

@@ -13,11 +13,11 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import LOGGING_CONFIG
 
 from service.app import create_app
+from service.cli import uvicorn_options
 from service.http.connection import ReportProgress
-from service.http.head import MAX_HEAD
-from service.server.protocol import Limits, http_protocol
 from service.settings import Settings
 
 
@@ -25,10 +25,8 @@ from service.settings import Settings
 def serving(app: FastAPI | Callable[..., Any], **options: Any) -> Iterator[httpx.Client]:
     """A client of a server that runs the application in a thread on a free port. options: more of uvicorn's."""
     settings = app.state.settings if isinstance(app, FastAPI) and hasattr(app.state, "settings") else Settings()
-    limits = Limits(5, settings.read_timeout, MAX_HEAD, settings.write_timeout)
-    http = http_protocol(settings.http_parser, limits)
-    config = uvicorn.Config(ReportProgress(app), host="127.0.0.1", port=0, log_level="warning", http=http, ws="none",
-                            proxy_headers=False, h11_max_incomplete_event_size=MAX_HEAD, **options)  # fmt: skip
+    ours = {**uvicorn_options(settings), "port": 0, "log_level": "warning", "log_config": LOGGING_CONFIG}
+    config = uvicorn.Config(ReportProgress(app), **{**ours, **options})
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

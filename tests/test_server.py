@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from service.http.connection import ReportProgress
-from service.server.protocol import MAX_UNTAKEN, Limits, http_protocol
+from service.server.protocol import MAX_UNTAKEN, LimitedProtocol, Limits
 from tests.virtual_time import run
 
 LIMITS = Limits(idle=5, head=30, head_bytes=1000, write=20)
@@ -57,9 +57,11 @@ async def connection(app: App, parser: str, limits: Limits = LIMITS) -> AsyncIte
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    factory = http_protocol(parser, limits)
     transport, _ = await loop.connect_accepted_socket(
-        lambda: factory(config=config, server_state=ServerState(), app_state={}), ours
+        lambda: LimitedProtocol(  # type: ignore[type-var]  # it acts as an asyncio.Protocol
+            config.http_protocol_class, limits, config=config, server_state=ServerState(), app_state={}
+        ),
+        ours,
     )
     try:
         yield Client(theirs)
@@ -240,6 +242,85 @@ def test_a_client_that_reads_slowly_is_not_closed(parser: str) -> None:
         return received
 
     assert run(main()) == 100 * 100
+
+
+@PARSERS
+@pytest.mark.parametrize("more", [b"", GET, b"\0 malformed", GET[:10]])
+def test_nothing_that_follows_the_last_request_reaches_the_parser(parser: str, more: bytes) -> None:
+    async def main() -> tuple[bytes, float]:
+        async with connection(slow_echo, parser) as client:
+            await client.send(GET[:-2] + b"Connection: close\r\n\r\n")
+            await client.send(more)
+            await asyncio.sleep(0.5)
+            await client.send(more)
+            answer = await client.receive()
+            return answer, await client.closed()
+
+    answer, closed = run(main())
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert closed == 1
+
+
+async def slow_echo(scope: Any, receive: Any, send: Any) -> None:
+    await asyncio.sleep(1)
+    await echo(scope, receive, send)
+
+
+@PARSERS
+def test_what_comes_after_a_connection_is_closed_is_discarded_for_a_while(parser: str) -> None:
+    """Else it would reset the connection, and the client would lose the answer."""
+
+    async def main() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        async with connection(echo, parser) as client:
+            await client.send(b"malformed\r\n\r\n")
+            assert (await client.receive()).startswith(b"HTTP/1.1 400 Bad Request")
+            ended = loop.time()
+            try:
+                while True:
+                    await client.send(b"x" * 1000)
+                    await asyncio.sleep(0.1)
+            except ConnectionError:
+                pass
+            return ended, loop.time()
+
+    ended, lost = run(main())
+    assert 2 <= lost - ended <= 2 + 2 * INTERVAL
+
+
+@PARSERS
+def test_an_idle_connection_is_closed_at_once(parser: str) -> None:
+    async def main() -> list[float]:
+        async with connection(echo, parser) as client:
+            await client.send(GET)
+            assert (await client.receive()).startswith(b"HTTP/1.1 200 OK")
+            closed = await client.closed()
+            with pytest.raises(ConnectionError):
+                await client.send(GET)
+            return [closed]
+
+    assert run(main()) == [5]  # after the keep-alive time
+
+
+def test_an_error_of_the_parser_within_a_response_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn would answer a second time, which h11 refuses; what the application has sent is not lost."""
+
+    async def early(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"4")]})
+        await send({"type": "http.response.body", "body": b"none", "more_body": True})
+        assert (await receive())["type"] == "http.disconnect"
+
+    async def main() -> bytes:
+        async with connection(early, "h11") as client:
+            await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            await asyncio.sleep(0.1)
+            await client.send(b"zz\r\n")
+            return b"".join([await client.receive(), await client.receive()])
+
+    answer = run(main())
+    assert answer.startswith(b"HTTP/1.1 404")
+    assert answer.endswith(b"\r\n\r\nnone")
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 @PARSERS

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.http.discard import has_body
-
 
 class ReportProgress:
     """Reports to `scope["state"]["connection"]`, which service.server puts there; does nothing under other servers.
@@ -25,19 +23,15 @@ class ReportProgress:
 
         async def receive_and_report() -> Message:
             message = await receive()
-            connection.body_taken(last and not message.get("more_body", False))
+            connection.body_taken()
             return message
 
         async def send_and_report(message: Message) -> None:
-            if connection.is_closing():
+            if connection.transport.is_closing():
                 return  # the server gave up the connection, and would not take a response any more
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body", False):
                 connection.response_complete()
 
-        headers = scope["headers"]
-        last = scope["http_version"] == "1.0" or any(
-            name == b"connection" and value.lower() == b"close" for name, value in headers
-        )
-        connection.request_started(last and not has_body(headers))
+        connection.request_started()
         await self._app(scope, receive_and_report, send_and_report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import BadRequest, Fault, HeadTooLarge, ServiceError, quote
 from service.http.problems import problem
@@ -16,18 +16,26 @@ VERSIONS: Final = ("1.0", "1.1", "2", "3")
 
 
 class CheckHead:
-    """Refuses requests whose head is too large, names no host or several, or frames its body in a doubtful way."""
+    """Refuses requests whose head is too large, names no host or several, or frames its body in a doubtful way.
 
-    def __init__(self, app: ASGIApp) -> None:
+    close_after_offers: whether the response to an offer to upgrade ends its connection. The offer is ignored (RFC 9110,
+    section 7.8), but httptools takes what follows the head for the other protocol, and uvicorn the next part of that
+    for a request.
+    """
+
+    def __init__(self, app: ASGIApp, close_after_offers: bool) -> None:
         self._app = app
+        self._close_after_offers = close_after_offers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         error = check(scope) if scope["type"] == "http" else None
-        if error is None:
-            await self._app(scope, receive, send)
-        else:
+        if error is not None:
             await problem(error, Request(scope))(scope, receive, send)
+        elif self._close_after_offers and any(name == b"upgrade" for name, _ in scope.get("headers", ())):
+            await self._app(scope, receive, with_close(send))
+        else:
+            await self._app(scope, receive, send)
 
 
 def check(scope: Scope) -> ServiceError | None:
@@ -56,3 +64,14 @@ def check(scope: Scope) -> ServiceError | None:
     if lengths > (codings is None):
         return BadRequest(Fault("", "one Content-Length, or chunked", "both, or several"), headers=closing)
     return None
+
+
+def with_close(send: Send) -> Send:
+    """A function that adds `Connection: close` to the response."""
+
+    async def send_with_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return send_with_close

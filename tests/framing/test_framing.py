@@ -6,9 +6,11 @@ This is a sample: `python -m tests.framing.deep` tries many more.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 from random import Random
 from typing import Final
@@ -18,6 +20,7 @@ import pytest
 from tests.attack.server import PATIENCE, post, read_answer, unverified
 from tests.framing.client import Server
 from tests.framing.run import PARSERS, Case, check, every_byte, random_cases, serving
+from tests.framing.sequences import SMUGGLED, sequence
 
 # A body in chunks before another request, and a malformed chunk after an offer to upgrade.
 SHORT: Final = ("chunked+live", "h2c+bad-chunk")
@@ -57,6 +60,25 @@ def test_a_cut_at_any_byte_changes_no_answer(server: Server, name: str) -> None:
 @pytest.mark.parametrize("name", LONG)
 def test_random_cuts_of_long_sequences_change_no_answer(server: Server, name: str) -> None:
     verify(server, name, random_cases(server, name, Random(name), 4))
+
+
+def test_no_part_of_a_body_is_a_request_after_an_offer_to_upgrade(server: Server) -> None:
+    """httptools takes the body for another protocol, so that it is lost, and the connection is closed."""
+    offer = sequence("h2c", "h11")[0].data
+    head, _, _ = offer.partition(b"\r\n\r\n")
+    head = re.sub(rb"Content-Length: \d+", b"Content-Length: %d" % len(SMUGGLED), head)
+    with connect(server) as connection:
+        connection.sendall(head + b"\r\n\r\n")
+        connection.sendall(SMUGGLED)
+        assert read_answer(connection)[0] == 400
+        with suppress(ConnectionError):  # it may be closed already
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        rest = b""
+        with suppress(ConnectionError):
+            while part := connection.recv(2**16):
+                rest += part
+    assert b"smuggled" not in rest
+    assert rest.count(b"HTTP/1.1") == (server.parser == "h11")
 
 
 def connect(server: Server) -> socket.socket:

@@ -27,11 +27,17 @@ class ReportProgress:
             return message
 
         async def send_and_report(message: Message) -> None:
-            if connection.transport.is_closing():
+            if transport.is_closing():
                 return  # the server gave up the connection, and would not take a response any more
+            if message["type"] == "http.response.start":
+                transport.cork()
+                await send(message)
+                return
             await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body", False):
+            transport.uncork()
+            if not message.get("more_body", False):
                 connection.response_complete()
 
+        transport = connection.transport
         connection.request_started()
         await self._app(scope, receive_and_report, send_and_report)

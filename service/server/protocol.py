@@ -12,16 +12,12 @@ import logging
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from service.server.transport import JoiningTransport
-
-logger = logging.getLogger("attention")
+from service.server.transport import CorkedTransport
 
 # Bytes after a head that the application has not taken: more than uvicorn buffers, also of what TLS decrypts at once.
 MAX_UNTAKEN: Final = 2**22
 # Seconds that a client has to close its end once it has got everything.
 CLOSING: Final = 2.0
-# Seconds between two looks at the limits of a connection.
-INTERVAL: Final = 1.0
 
 
 class Limits(NamedTuple):
@@ -40,9 +36,10 @@ class LimitedProtocol:
         self._state = {**app_state, "connection": self}
         self._protocol = protocol(app_state=self._state, **options)
         self._limits = limits
-        self._interval = min(INTERVAL, limits.head / 4, limits.write / 4)
+        self._interval = min(1.0, limits.head / 4, limits.write / 4)  # seconds between two looks at the time limits
         self._in_request = False
-        self._untaken = 0  # bytes received since the application last reported
+        self._reports = 0  # of the application
+        self._untaken = 0  # bytes received since the last of them
         self._deadline = inf  # of the head
         self._progress: tuple[int, ...] = ()  # of sending, as seen last, and since when
         self._progressed = 0.0
@@ -53,7 +50,7 @@ class LimitedProtocol:
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start to wait for the first byte."""
         self._loop = asyncio.get_running_loop()
-        self._transport = JoiningTransport(transport, self._is_idle)
+        self._transport = CorkedTransport(transport, self._is_idle)
         self._protocol.connection_made(self._transport)
         self._deadline = self._loop.time() + self._limits.idle
         self._timer = self._loop.call_later(self._interval, self._check)
@@ -68,23 +65,25 @@ class LimitedProtocol:
         try:
             self._protocol.data_received(data)
         except Exception as error:  # uvicorn refuses a malformed body even if the response to it has begun
-            logger.info("connection closed: %s", error)
+            logging.getLogger("attention").info("connection closed: %s", error)
             self._transport.close()
         self._limit_size()
 
     def request_started(self) -> None:
         """Called by the application: the head of a request is complete."""
         self._in_request = True
-        self._untaken = 0
         self._deadline = inf
+        self.body_taken()
 
     def body_taken(self) -> None:
         """Called by the application: it took what came of the body."""
+        self._reports += 1
         self._untaken = 0
 
     def response_complete(self) -> None:
         """Called by the application, right after it sent the last bytes: the next request may come."""
         self._in_request = False
+        self._reports += 1
         if self._untaken:  # part of it is here already
             self._deadline = self._loop.time() + self._limits.head
             self._limit_size()
@@ -109,11 +108,11 @@ class LimitedProtocol:
     def _limit_size(self) -> None:
         """Check the size once the application has begun with a complete head, for which a task is scheduled already."""
         if self._untaken > self._limits.head_bytes:
-            self._loop.call_soon(self._check_size, self._in_request, self._untaken)
+            self._loop.call_soon(self._check_size, self._reports)
 
-    def _check_size(self, in_request: bool, size: int) -> None:
-        limit = MAX_UNTAKEN if in_request else self._limits.head_bytes
-        if limit < size <= self._untaken and self._in_request is in_request:
+    def _check_size(self, reports: int) -> None:
+        limit = MAX_UNTAKEN if self._in_request else self._limits.head_bytes
+        if self._untaken > limit and self._reports == reports:
             self._transport.abort()
 
     def _check(self) -> None:

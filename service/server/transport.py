@@ -1,53 +1,54 @@
-"""The transport that uvicorn writes to: it joins the writes of one turn of the event loop, and tells their progress."""
+"""The transport that uvicorn writes to: it joins head and body of a response, and tells the progress of sending."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 with suppress(ImportError):  # on Windows, where `unsent` tells only what the operating system has not taken
     import fcntl
     import termios
 
-# Bytes that are written at once, without waiting for the end of the turn, so that flow control works as ever.
-JOINED: Final = 2**16
 
-
-class JoiningTransport:
-    """A transport that writes at the end of a turn of the loop: head and body of a response take one system call."""
+class CorkedTransport:
+    """A transport that holds what is written while it is corked: head and body of a response take one system call."""
 
     def __init__(self, transport: asyncio.Transport, is_idle: Callable[[], bool]) -> None:
         self._transport = transport
         self._is_idle = is_idle
-        self._pending: list[Any] = []
-        self._size = 0
+        self._held: list[Any] = []
+        self._corked = False
         self._closing = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write the data, in order, at the latest at the end of this turn of the loop."""
-        if not self._pending:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._pending.append(data)
-        self._size += len(data)
-        if self._size >= JOINED:
-            self._flush()
+        """Write the data, in order; while corked, hold it."""
+        if self._corked:
+            self._held.append(data)
+        elif data and not self.is_closing():
+            self._transport.write(data)
 
-    def _flush(self) -> None:
-        pending, self._pending, self._size = self._pending, [], 0
-        if pending and not self.is_closing():
-            self._transport.writelines(pending)
+    def cork(self) -> None:
+        """Hold what is written from now on."""
+        self._corked = True
+
+    def uncork(self) -> None:
+        """Write all that was held."""
+        self._corked = False
+        held, self._held = self._held, []
+        if held and not self.is_closing():
+            self._transport.writelines(held)
 
     def close(self) -> None:
         """Close after everything is sent; within a request, when the client has closed, too.
 
         Else what it still sends would reset the connection, and take its response from it (RFC 9112, section 9.6).
         """
-        self._flush()
+        self.uncork()
         if self._is_idle() or self.is_closing() or not self._transport.can_write_eof():  # TLS does it by itself
             self._transport.close()
             return
@@ -67,4 +68,4 @@ class JoiningTransport:
         undelivered = b""
         with suppress(OSError, NameError):  # not every kind of socket tells
             undelivered = fcntl.ioctl(self.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-        return self._size + self._transport.get_write_buffer_size(), int.from_bytes(undelivered, "little")
+        return self._transport.get_write_buffer_size(), int.from_bytes(undelivered, "little")

@@ -169,22 +169,22 @@ def test_a_head_that_is_too_large_is_closed(parser: str, head: bytes) -> None:
 def test_trailers_and_chunk_extensions_have_a_limit() -> None:
     """h11 has one of its own; httptools keeps all trailers in memory."""
 
-    async def main(endless: bytes) -> int:
+    async def main(start: bytes, endless: bytes) -> int:
         sent = 0
         async with connection(echo, "httptools") as client:
             await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
             try:
-                await client.send(endless[:1])
+                await client.send(start)
                 while sent < 2**24:
-                    await client.send(endless[1:])
+                    await client.send(endless)
                     await asyncio.sleep(0.001)
                     sent += len(endless)
             except ConnectionError:
                 pass
         return sent
 
-    for endless in (b"0\r\n" + b"A: b\r\n" * 1000, b"2;" + b"a" * 6000):
-        assert run(main(endless)) < 2 * MAX_UNTAKEN
+    for start, endless in ((b"0\r\n", b"A: b\r\n" * 1000), (b"2;", b"a" * 6000)):
+        assert run(main(start, endless)) < 2 * MAX_UNTAKEN
 
 
 @PARSERS
@@ -321,6 +321,28 @@ def test_an_error_of_the_parser_within_a_response_closes_the_connection(caplog: 
     assert answer.startswith(b"HTTP/1.1 404")
     assert answer.endswith(b"\r\n\r\nnone")
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+@PARSERS
+@pytest.mark.parametrize("sent", [False, True])
+def test_what_is_sent_to_a_connection_that_was_given_up_is_no_error(
+    parser: str, sent: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvicorn calls it one if a response is not complete before it learns that the client is disconnected."""
+
+    async def aborted(scope: Any, receive: Any, send: Any) -> None:
+        if sent:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
+        scope["state"]["connection"].transport.abort()
+        await echo(scope, receive, send)
+
+    async def main() -> bytes:
+        async with connection(aborted, parser) as client:
+            await client.send(GET)
+            return await client.receive()
+
+    assert run(main()) == b""
+    assert caplog.records == []
 
 
 @PARSERS

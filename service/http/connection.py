@@ -27,8 +27,10 @@ class ReportProgress:
             return message
 
         async def send_and_report(message: Message) -> None:
-            if transport.is_closing():
-                return  # the server gave up the connection, and would not take a response any more
+            if transport.is_closing():  # the server has given up the connection, and takes no response any more
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                return
             if message["type"] == "http.response.start":
                 transport.cork()
                 await send(message)

@@ -18,7 +18,7 @@ UNKNOWN: Final = 2**24
 ANNOUNCED: Final = 2**27
 # Seconds to wait after each chunk, for each body that is discarded: what is refused must not take the processor from
 # what is not, and under overload its senders come back later.
-PAUSE: Final = 0.001
+PAUSE: Final = 0.003
 
 
 class DiscardUnreadBody:

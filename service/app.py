@@ -11,6 +11,7 @@ from typing import Any
 
 from anyio import to_thread
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
@@ -24,7 +25,7 @@ from service.http.connection import ReportProgress
 from service.http.discard import DiscardUnreadBody
 from service.http.head import CheckHead
 from service.http.middleware import RequestContext
-from service.http.problems import on_defect, on_http_exception, on_memory_error, on_service_error
+from service.http.problems import on_http_exception, on_memory_error, on_service_error, on_validation_error
 from service.metrics import Shared, Tally
 from service.pipeline.engine import Engine
 from service.process import end_with_parent, tune, when_told_to_stop
@@ -157,7 +158,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(MemoryError, on_memory_error)
-    app.add_exception_handler(Exception, on_defect)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
     app.openapi = partial(openapi.build, app)  # type: ignore[method-assign]  # as FastAPI documents it
     return app
 

@@ -68,7 +68,8 @@ class Settings(BaseSettings):
     time_limit: float = Field(
         60,
         gt=0,
-        description="Seconds that a request may take until it is computed; then it is stopped, 504.",
+        description="Seconds that a request may take until it is computed; then it is stopped, 504, or 503 if it "
+        "still waits.",
     )
     read_timeout: float = Field(
         30,

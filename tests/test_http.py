@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Response
 from pydantic import ByteSize
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 
 from service.codecs import CODECS
@@ -245,20 +246,50 @@ def broken() -> FastAPI:
     async def defect() -> None:
         raise ZeroDivisionError("secret")
 
-    @service.get("/teapot")
-    async def teapot() -> None:
-        raise HTTPException(418)
+    @service.get("/late", response_model=None)
+    async def late() -> Response:
+        def fail() -> None:
+            raise ZeroDivisionError("secret")
+
+        return Response("done", background=BackgroundTask(fail))
 
     return service
 
 
-@pytest.mark.parametrize("path", ["/defect", "/teapot"])
-def test_a_defect_is_a_problem_too_and_is_logged(path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_is_a_problem_too_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with serving(broken()) as client:
-        response = client.get(path, headers={"X-Request-ID": "find-me"})
+        response = client.get("/defect", headers={"X-Request-ID": "find-me"})
     assert (response.status_code, response.json()["code"]) == (500, "internal_error")
     assert "secret" not in response.text
     assert "find-me" in caplog.text
+
+
+def test_a_defect_after_the_response_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(broken()) as client:
+        response = client.get("/late", headers={"X-Request-ID": "find-me"})
+    assert (response.status_code, response.text) == (200, "done")
+    assert "find-me" in caplog.text
+
+
+def test_what_a_dependency_raises_is_a_problem() -> None:
+    """As an organisation adds its own checks to the application."""
+
+    def forbid(number: int = 0) -> None:
+        if number:
+            raise HTTPException(403, "not on Sundays", headers={"X-Reason": "Sunday"})
+
+    service = app()
+    service.get("/checked", dependencies=[Depends(forbid)])(lambda: "fine")
+    with serving(service) as client:
+        assert client.get("/checked").json() == "fine"
+        forbidden = client.get("/checked?number=1")
+        assert (forbidden.status_code, forbidden.headers["X-Reason"]) == (403, "Sunday")
+        assert forbidden.headers["content-type"] == "application/problem+json"
+        found = forbidden.json()
+        assert (found["status"], found["code"], found["detail"]) == (403, "forbidden", "not on Sundays")
+        wrong = client.get("/checked?number=x").json()
+        assert (wrong["status"], wrong["code"]) == (422, "invalid_value")
+        assert [fault["pointer"] for fault in wrong["errors"]] == ["/query/number"]
 
 
 def test_an_answer_without_a_body_is_not_kept(client: httpx.Client) -> None:

@@ -21,13 +21,16 @@ class ReportProgress:
             await self._app(scope, receive, send)
             return
 
+        transport = connection.transport  # service.server's, which uvicorn's protocol has under this name
+
         async def receive_and_report() -> Message:
             message = await receive()
             connection.body_taken()
             return message
 
         async def send_and_report(message: Message) -> None:
-            if transport.is_closing():  # the server has given up the connection, and takes no response any more
+            if transport.is_closing():
+                # Return when uvicorn knows: it logs an error if a response is incomplete before that.
                 while (await receive())["type"] != "http.disconnect":
                     pass
                 return
@@ -40,6 +43,5 @@ class ReportProgress:
             if not message.get("more_body", False):
                 connection.response_complete()
 
-        transport = connection.transport
         connection.request_started()
         await self._app(scope, receive_and_report, send_and_report)

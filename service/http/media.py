@@ -8,7 +8,7 @@ from service.errors import Fault, NotAcceptable, UnsupportedEncoding, Unsupporte
 
 
 def request_type(content_type: str, known: Collection[str]) -> str:
-    """The media type of a body, parameters dropped; "" where nothing is said. Errors: UnsupportedMediaType."""
+    """The media type of a body, parameters dropped. Errors: UnsupportedMediaType."""
     if content_type in known:
         return content_type
     media_type = content_type.partition(";")[0].strip().lower()

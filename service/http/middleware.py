@@ -9,13 +9,14 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import settle
+from service.errors import InternalError, settle
 from service.http.browsers import security_headers
-from service.http.problems import internal_error
+from service.http.problems import problem
 from service.http.request_id import LOWER, assign_request_id
 from service.metrics import Tally
 from service.pipeline.deadline import Cancelled
 
+logger = logging.getLogger("attention")
 access = logging.getLogger("attention.access")
 
 # Status under which a client that disconnected is counted, as nginx does.
@@ -23,7 +24,10 @@ DISCONNECTED = 499
 
 
 class RequestContext:
-    """Pure ASGI, so that large answers pass without being copied or wrapped."""
+    """Assigns the request id, adds security headers, counts and logs requests, and answers what fails inside with 500.
+
+    Pure ASGI, so that large responses pass without being copied.
+    """
 
     def __init__(self, app: ASGIApp, tally: Tally | None) -> None:
         self._app = app
@@ -38,15 +42,17 @@ class RequestContext:
         header = (LOWER, assign_request_id(scope).encode())
         status = 0
         complete = False
+        end = 0.0
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status, complete
+            nonlocal status, complete, end
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = message["headers"]
                 message["headers"] = [*headers, header, *security_headers(headers)]
-            else:
-                complete = not message.get("more_body", False)
+            elif not message.get("more_body", False):
+                complete = True
+                end = time.perf_counter()  # the rest of a refused body is discarded before `send` returns
             await send(message)
 
         if self._tally is not None:
@@ -57,14 +63,13 @@ class RequestContext:
             settle(error)
             status = status or DISCONNECTED
         except Exception:
-            if complete:
-                return  # FastAPI raises once more what it has answered
-            response = internal_error(Request(scope))
-            if status:
-                raise  # the answer is under way: breaking the connection is all that still tells
-            await response(scope, receive, send_with_id)
+            logger.exception("request %s failed: a defect of the service", scope["state"]["request_id"])
+            if not status:
+                await problem(InternalError(), Request(scope))(scope, receive, send_with_id)
+            elif not complete:
+                raise  # the response has begun: the client only notices if the connection breaks
         finally:
-            self._note(scope, status, time.perf_counter() - start)
+            self._note(scope, status, (end or time.perf_counter()) - start)
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         """Count and log a request that has been answered."""

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 from http import HTTPStatus
 
 import orjson
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.errors import Fault, InternalError, MemoryLimit, MethodNotAllowed, NotFound, ServiceError, kind_of, settle
+from service.errors import (
+    Fault,
+    InvalidRequest,
+    InvalidValue,
+    MemoryLimit,
+    MethodNotAllowed,
+    NotFound,
+    ServiceError,
+    describe,
+    kind_of,
+    settle,
+)
 from service.http.request_id import request_id
 
 MEDIA_TYPE = "application/problem+json"
 # The Open Inference Protocol, whose errors have a form of their own.
 INFERENCE = "/v2"
-
-logger = logging.getLogger("attention")
 
 
 def problem(error: ServiceError, request: Request) -> Response:
@@ -70,23 +79,33 @@ async def on_memory_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """What the router itself raises: no such path, or no such method on it."""
+    """What the router raises where no route matches, or what a dependency raises."""
     assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "")
-        fault = Fault("", f"{allowed} at {request.url.path[:100]}", request.method[:20])
-        return problem(MethodNotAllowed(fault, headers={"Allow": allowed}), request)
+        fault = Fault("", f"{headers.get('Allow', '')} at {request.url.path[:100]}", request.method[:20])
+        return problem(MethodNotAllowed(fault, headers=headers), request)
     if error.status_code == HTTPStatus.NOT_FOUND:
         return problem(NotFound(Fault("", "a path that exists", request.url.path[:100])), request)
-    raise error
+    title = HTTPStatus(error.status_code).phrase
+    body = {
+        "type": "about:blank",
+        "title": title,
+        "status": error.status_code,
+        "detail": str(error.detail),
+        "code": title.lower().replace(" ", "_"),
+        "instance": request.scope["path"][:200],
+        "request_id": request_id(request.scope),
+        "errors": [],
+    }
+    return Response(orjson.dumps(body), error.status_code, headers, MEDIA_TYPE)
 
 
-async def on_defect(request: Request, error: Exception) -> Response:
-    """Anything else that an operation raises."""
-    return internal_error(request)
-
-
-def internal_error(request: Request) -> Response:
-    """The answer where the service itself failed; call it while the exception is being handled."""
-    logger.exception("request %s failed: a defect of the service", request_id(request.scope))
-    return problem(InternalError(), request)
+async def on_validation_error(request: Request, error: Exception) -> Response:
+    """What FastAPI finds wrong with the parameters of an operation or a dependency."""
+    assert isinstance(error, RequestValidationError)
+    faults = []
+    for found in error.errors():
+        pointer = "".join(f"/{step}" for step in found["loc"])
+        faults.append(Fault(pointer, found["msg"], describe(found["input"]), code=InvalidValue.code))
+    return problem(InvalidRequest(*faults), request)

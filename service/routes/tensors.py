@@ -25,8 +25,8 @@ from service.settings import Settings
 class TensorRoute(APIRoute):
     """A route whose endpoint takes the request and returns the response.
 
-    FastAPI's own handler would make a Python object of every number in a body. What else it does, it does for
-    dependencies; it is left out where the application has none, as it takes as long as a small attention.
+    FastAPI's own handler resolves dependencies, which takes as long as a small attention. It is left out where the
+    application has none.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -44,12 +44,12 @@ class CorkedTransport:
             self._transport.writelines(held)
 
     def close(self) -> None:
-        """Close after everything is sent; within a request, when the client has closed, too.
+        """Close when everything is sent. Within a request, half-close, and read on until the client closes.
 
-        Else what it still sends would reset the connection, and take its response from it (RFC 9112, section 9.6).
+        Closing with unread bytes resets the connection: the client may lose the response (RFC 9112, section 9.6).
         """
         self.uncork()
-        if self._is_idle() or self.is_closing() or not self._transport.can_write_eof():  # TLS does it by itself
+        if self._is_idle() or self.is_closing() or not self._transport.can_write_eof():  # TLS reads on by itself
             self._transport.close()
             return
         self._closing = True

@@ -18,7 +18,7 @@ MAX_CHUNK: Final = 2**18
 # Memory that encoding takes beside the answer, whatever its size: chunks on their way from step to step.
 ENCODE_BYTES: Final = 2**21
 # Bytes of a chunk that is worth sending by itself.
-WORTH_SENDING: Final = 2**16
+WORTH_SENDING: Final = 2**17
 
 
 class Encoded:

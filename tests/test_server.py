@@ -345,6 +345,31 @@ def test_what_is_sent_to_a_connection_that_was_given_up_is_no_error(
 
 
 @PARSERS
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_request_that_is_cancelled_ends_its_connection(
+    parser: str, sent: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As uvicorn does when the time to stop is over; it would answer 500, and log an error with a traceback."""
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        if sent:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)  # type: ignore[union-attr]  # it is one
+        await asyncio.sleep(1000)
+
+    async def main() -> bytes:
+        async with connection(endless, parser) as client:
+            await client.send(GET)
+            received = await client.receive()
+            assert await client.receive() == b""
+            return received
+
+    assert (b"part" in run(main())) is sent
+    assert caplog.records == []
+
+
+@PARSERS
 def test_head_and_body_leave_in_one_write(parser: str, monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[bytes] = []
 

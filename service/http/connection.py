@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
@@ -30,9 +32,7 @@ class ReportProgress:
 
         async def send_and_report(message: Message) -> None:
             if transport.is_closing():
-                # Return when uvicorn knows: it logs an error if a response is incomplete before that.
-                while (await receive())["type"] != "http.disconnect":
-                    pass
+                await disconnected()
                 return
             if message["type"] == "http.response.start":
                 transport.cork()
@@ -43,5 +43,14 @@ class ReportProgress:
             if not message.get("more_body", False):
                 connection.response_complete()
 
+        async def disconnected() -> None:
+            """Wait until uvicorn knows, which logs an error for an application that returns without a response."""
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
         connection.request_started()
-        await self._app(scope, receive_and_report, send_and_report)
+        try:
+            await self._app(scope, receive_and_report, send_and_report)
+        except asyncio.CancelledError:  # by uvicorn, as the time to stop is over
+            transport.abort()
+            await disconnected()

@@ -19,7 +19,7 @@ from service.pipeline.deadline import Cancelled
 logger = logging.getLogger("attention")
 access = logging.getLogger("attention.access")
 
-# Status under which a client that disconnected is counted, as nginx does.
+# Status of a request without a response, as its client disconnected or the server stops; as nginx has it.
 DISCONNECTED = 499
 
 
@@ -61,7 +61,6 @@ class RequestContext:
             await self._app(scope, receive, send_with_id)
         except (ClientDisconnect, Cancelled) as error:
             settle(error)
-            status = status or DISCONNECTED
         except Exception:
             logger.exception("request %s failed: a defect of the service", scope["state"]["request_id"])
             if not status:
@@ -69,7 +68,7 @@ class RequestContext:
             elif not complete:
                 raise  # the response has begun: the client only notices if the connection breaks
         finally:
-            self._note(scope, status, (end or time.perf_counter()) - start)
+            self._note(scope, status or DISCONNECTED, (end or time.perf_counter()) - start)
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         """Count and log a request that has been answered."""

@@ -60,7 +60,7 @@ class Settings(BaseSettings):
         2,
         ge=1,
         le=1024,
-        description="Large requests that a worker reads or computes at once; small ones need no place.",
+        description="Large requests that a worker reads or computes at once; small ones need no slot.",
     )
     queue: int = Field(
         64, ge=0, description="Large requests that wait, in all workers together; others are refused with 503."

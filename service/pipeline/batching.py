@@ -184,7 +184,7 @@ class Batcher:
         self.batches += gathered > 0
         self.requests += gathered
         for member, outcome in zip(members, outcomes, strict=True):
-            if member.turn.done():  # its client has hung up
+            if member.turn.done():  # its client has disconnected
                 continue
             if isinstance(outcome, Exception):
                 member.turn.set_exception(outcome)

@@ -52,8 +52,8 @@ def own_counts(tally: Tally, engine: Engine) -> Cells:
     admission = engine.admission
     gauges: Cells = {
         ("attention_requests_in_flight", ()): tally.in_flight,
-        ("attention_places_taken", ()): admission.slots_taken,
-        ("attention_places", ()): admission.slots,
+        ("attention_slots_in_use", ()): admission.slots_taken,
+        ("attention_slots", ()): admission.slots,
         ("attention_requests_waiting", ()): admission.waiting,
         ("attention_memory_bytes", ()): admission.memory - admission.free,
         ("attention_memory_limit_bytes", ()): admission.memory,

@@ -345,6 +345,29 @@ def test_what_is_sent_to_a_connection_that_was_given_up_is_no_error(
 
 
 @PARSERS
+def test_a_request_ends_although_its_client_disconnects_with_another_one_waiting(
+    parser: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With httptools, uvicorn tells only the last of several requests that the client is disconnected."""
+    ended: list[float] = []
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(1)
+        await echo(scope, receive, send)
+        ended.append(asyncio.get_running_loop().time())
+
+    async def main() -> None:
+        async with connection(slow, parser) as client:
+            await client.send(GET + GET)
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(10)
+
+    run(main())
+    assert ended[0] <= 3
+    assert caplog.records == []
+
+
+@PARSERS
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_request_that_is_cancelled_ends_its_connection(
     parser: str, sent: bool, caplog: pytest.LogCaptureFixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,34 +25,53 @@ class ReportProgress:
             await self._app(scope, receive, send)
             return
 
-        transport = connection.transport  # service.server's, which uvicorn's protocol has under this name
-
-        async def receive_and_report() -> Message:
-            message = await receive()
-            connection.body_taken()
-            return message
-
-        async def send_and_report(message: Message) -> None:
-            if transport.is_closing():
-                await disconnected()
-                return
-            if message["type"] == "http.response.start":
-                transport.cork()
-                await send(message)
-                return
-            await send(message)
-            transport.uncork()
-            if not message.get("more_body", False):
-                connection.response_complete()
-
-        async def disconnected() -> None:
-            """Wait until uvicorn knows, which logs an error for an application that returns without a response."""
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
+        progress = Progress(connection, receive, send)
         connection.request_started()
         try:
-            await self._app(scope, receive_and_report, send_and_report)
+            await self._app(scope, progress.receive, progress.send)
         except asyncio.CancelledError:  # by uvicorn, as the time to stop is over
-            transport.abort()
-            await disconnected()
+            connection.transport.abort()
+            await progress.disconnected()
+
+
+class Progress:
+    """`receive` and `send` of one request, which report to its connection."""
+
+    def __init__(self, connection: Any, receive: Receive, send: Send) -> None:
+        self._connection = connection
+        self._transport = connection.transport  # service.server's, which uvicorn's protocol has under this name
+        self._receive = receive
+        self._send = send
+
+    async def receive(self) -> Message:
+        """Receive the next message, and report that what came of the body is taken."""
+        message = await self._receive()
+        self._connection.body_taken()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a message: the head together with the first part of the body. Report the end of the response."""
+        starts = message["type"] == "http.response.start"
+        if starts:
+            self._transport.cork()
+        try:
+            await self._send(message)
+        except Exception:
+            if not self._transport.is_closing():
+                raise
+            await self.disconnected()  # uvicorn has answered the malformed body, and h11 takes no second response
+            return
+        if not starts:
+            self._transport.uncork()
+            if not message.get("more_body", False):
+                self._connection.response_complete()
+
+    async def disconnected(self) -> None:
+        """Wait until uvicorn knows: it logs an error for an application that returns before its response is complete.
+
+        With httptools it learns of it only for the last of several pipelined requests.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                while (await self._receive())["type"] != "http.disconnect":
+                    pass

@@ -68,7 +68,8 @@ class ChunkedResponse(Response):
                 await asyncio.sleep(0)
             if chunk is None:
                 break
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            # A copy: a transport holds a view of an array until the last byte is sent, when the lease has ended.
+            await send({"type": "http.response.body", "body": bytes(chunk), "more_body": True})
             if self._execution.deadline.cancelled:
                 raise Cancelled
             self.sent += len(chunk)

@@ -26,7 +26,6 @@ class ReportProgress:
             return
 
         progress = Progress(connection, receive, send)
-        connection.request_started()
         try:
             await self._app(scope, progress.receive, progress.send)
         except asyncio.CancelledError:  # by uvicorn, as the time to stop is over
@@ -39,7 +38,7 @@ class Progress:
 
     def __init__(self, connection: Any, receive: Receive, send: Send) -> None:
         self._connection = connection
-        self._transport = connection.transport  # service.server's, which uvicorn's protocol has under this name
+        self._transport = connection.transport
         self._receive = receive
         self._send = send
 
@@ -50,7 +49,7 @@ class Progress:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send a message: the head together with the first part of the body. Report the end of the response."""
+        """Send a message: the head together with the first part of the body."""
         starts = message["type"] == "http.response.start"
         if starts:
             self._transport.cork()
@@ -63,8 +62,6 @@ class Progress:
             return
         if not starts:
             self._transport.uncork()
-            if not message.get("more_body", False):
-                self._connection.response_complete()
 
     async def disconnected(self) -> None:
         """Wait until uvicorn knows: it logs an error for an application that returns before its response is complete.

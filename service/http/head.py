@@ -66,6 +66,14 @@ def check(scope: Scope) -> ServiceError | None:
     return None
 
 
+def closes(scope: Scope) -> bool:
+    """True if no request may follow this one on its connection (RFC 9112, section 9.6)."""
+    if scope["http_version"] == "1.0":
+        return True
+    options = b",".join(value for name, value in scope["headers"] if name == b"connection").lower()
+    return b"close" in map(bytes.strip, options.split(b","))
+
+
 def with_close(send: Send) -> Send:
     """A function that adds `Connection: close` to the response."""
 

@@ -1,7 +1,7 @@
 """The protocol of a connection: uvicorn's, with limits around it.
 
 It looks at no bytes, and writes none. It measures time, counts bytes, aborts the connection where a limit is passed,
-and discards what follows the last request, which it knows by `cycle` of uvicorn 0.54. The application reports to it.
+and discards what follows the last request. How far a request is, it sees in `cycle` of uvicorn 0.54.
 """
 
 from __future__ import annotations
@@ -9,83 +9,87 @@ from __future__ import annotations
 import asyncio
 import logging
 from math import inf
+from time import perf_counter
 from typing import Any, Final, NamedTuple
 
+from service.http.head import closes
 from service.server.transport import CorkedTransport
 
+# Bytes that are received at once: of a body of known length, and of all else, which can be slow to parse.
+PIECE, SMALL_PIECE = 2**17, 2**13
+# Seconds of parsing after which other connections have their turn.
+TURN: Final = 0.002
 # Bytes after a head that the application has not taken: more than uvicorn buffers, also of what TLS decrypts at once.
 MAX_UNTAKEN: Final = 2**22
-# Seconds that a client has to close its end once it has got everything.
-CLOSING: Final = 2.0
 
 
 class Limits(NamedTuple):
     """Limits of a connection, in seconds and bytes."""
 
-    idle: float  # until the first byte
+    idle: float  # until the first byte, and in the end until the client has closed
     head: float  # from the first byte of a request until its head is complete
     head_bytes: int
     write: float  # without progress of a response
 
 
-class LimitedProtocol:
+class LimitedProtocol(asyncio.BufferedProtocol):
     """uvicorn's HTTP protocol with a timeout and a size limit for heads and a timeout for stalled responses."""
 
     def __init__(self, protocol: type, limits: Limits, *, app_state: dict[str, Any], **options: Any) -> None:
         self._state = {**app_state, "connection": self}
         self._protocol = protocol(app_state=self._state, **options)
+        for name in ("eof_received", "pause_writing", "resume_writing"):
+            setattr(self, name, getattr(self._protocol, name))
         self._limits = limits
         self._interval = min(1.0, limits.head / 4, limits.write / 4)  # seconds between two looks at the time limits
-        self._in_request = False
-        self._reports = 0  # how often the application reported
-        self._untaken = 0  # bytes received since the last report
-        self._deadline = inf  # of the head
+        self._buffer = bytearray(SMALL_PIECE)
+        self._cycle: Any = None  # of the last request whose head is complete
+        self._left = 0  # bytes of its body, at most
+        self._untaken = 0  # bytes received since that head, or since the application took a part of the body
+        self._deadline = inf  # of the next head
         self._progress: tuple[int, ...] = ()  # bytes buffered and undelivered, and whether closing, as seen last
         self._progressed = 0.0  # when that changed
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._protocol, name)
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
         """Start to wait for the first byte."""
         self._loop = asyncio.get_running_loop()
-        self._transport = CorkedTransport(transport, self._is_idle)
-        self._protocol.connection_made(self._transport)
+        self.transport = CorkedTransport(transport, self._is_idle)
+        self._protocol.connection_made(self.transport)
         self._deadline = self._loop.time() + self._limits.idle
         self._timer = self._loop.call_later(self._interval, self._check)
 
-    def data_received(self, data: bytes) -> None:
-        """Pass the data on; abort where too much comes without a complete head, or beside a body."""
-        if self._transport.is_closing() or self._received_last_request():
-            return  # uvicorn would parse it as part of the last request, and send a second response
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """The memory for what is received next."""
+        size = max(SMALL_PIECE, min(self._left, PIECE))
+        if size != len(self._buffer):
+            self._buffer = bytearray(size)
+        return memoryview(self._buffer)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass on what was received; abort where too much comes without a complete head, or beside a body."""
         if self._is_idle():
             self._deadline = self._loop.time() + self._limits.head
-        self._untaken += len(data)
+        self._untaken += nbytes
+        self._left = max(0, self._left - nbytes)
+        if self.transport.is_closing() or self._received_last_request():
+            return  # uvicorn would parse it as part of the last request, and send a second response
+        start = perf_counter()
         try:
-            self._protocol.data_received(data)
+            self._protocol.data_received(bytes(memoryview(self._buffer)[:nbytes]))
         except Exception as error:  # uvicorn refuses a malformed body even if the response to it has begun
             logging.getLogger("attention").warning("connection closed: %s", error)
-            self._transport.close()
-        self._limit_size()
-
-    def request_started(self) -> None:
-        """Called by the application: the head of a request is complete."""
-        self._in_request = True
-        self._deadline = inf
-        self.body_taken()
+            self.transport.close()
+        if perf_counter() - start > TURN and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._loop.call_soon(self._resume_reading)
+        if self._protocol.cycle is not self._cycle:
+            self._begin_request()
+        elif self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
+            self.transport.abort()
 
     def body_taken(self) -> None:
         """Called by the application: it took what came of the body."""
-        self._reports += 1
         self._untaken = 0
-
-    def response_complete(self) -> None:
-        """Called by the application, right after it sent the last bytes: the next request may come."""
-        self._in_request = False
-        self._reports += 1
-        if self._untaken:  # part of it is here already
-            self._deadline = self._loop.time() + self._limits.head
-            self._limit_size()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Pass it on, and break the reference cycle with the state that requests get."""
@@ -93,36 +97,40 @@ class LimitedProtocol:
         self._protocol.connection_lost(exc)
         self._state.clear()
 
+    def _begin_request(self) -> None:
+        self._cycle = self._protocol.cycle
+        self._left = int(dict(self._cycle.scope["headers"]).get(b"content-length", 0))
+        self._untaken = 0
+        self._deadline = inf
+
+    def _resume_reading(self) -> None:
+        if not self._protocol.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _is_in_request(self) -> bool:
+        cycle = self._protocol.cycle
+        return cycle is not None and not cycle.response_complete
+
     def _is_idle(self) -> bool:
-        return not self._in_request and not self._untaken
+        return not self._untaken and not self._is_in_request()
 
     def _received_last_request(self) -> bool:
         """True if no request may follow the current one (Connection: close, HTTP/1.0), which has been received."""
-        cycle = getattr(self._protocol, "cycle", None)
-        if cycle is None or cycle.more_body:
-            return False
-        named = (value.lower().split(b",") for name, value in cycle.scope["headers"] if name == b"connection")
-        close = any(option.strip() == b"close" for options in named for option in options)
-        return close or cycle.scope["http_version"] == "1.0" or not cycle.keep_alive
-
-    def _limit_size(self) -> None:
-        """Check the size once the application has begun with a complete head, for which a task is scheduled already."""
-        if self._untaken > self._limits.head_bytes:
-            self._loop.call_soon(self._check_size, self._reports)
-
-    def _check_size(self, reports: int) -> None:
-        limit = MAX_UNTAKEN if self._in_request else self._limits.head_bytes
-        if self._untaken > limit and self._reports == reports:
-            self._transport.abort()
+        cycle = self._protocol.cycle
+        return cycle is not None and not cycle.more_body and (not cycle.keep_alive or closes(cycle.scope))
 
     def _check(self) -> None:
         """Abort the connection where time is over."""
         self._timer = self._loop.call_later(self._interval, self._check)
-        now, closing = self._loop.time(), self._transport.is_closing()
-        progress = (*self._transport.unsent(), closing)
+        now, closing = self._loop.time(), self.transport.is_closing()
+        if self._untaken and self._deadline == inf and not self._is_in_request():
+            self._deadline = (
+                now + self._limits.head
+            )  # of a head that came in part before the last response was complete
+        progress = (*self.transport.unsent(), closing)
         if progress != self._progress:
             self._progress, self._progressed = progress, now
         buffered, undelivered, _ = progress
-        stalled = now - self._progressed >= (self._limits.write if buffered or undelivered else CLOSING)
+        stalled = now - self._progressed >= (self._limits.write if buffered or undelivered else self._limits.idle)
         if now >= self._deadline or (stalled and (buffered or closing)):
-            self._transport.abort()
+            self.transport.abort()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-with suppress(ImportError):  # on Windows, where `unsent` tells only what the operating system has not taken
-    import fcntl
-    import termios
+from service.runtime.sockets import undelivered_bytes
 
 
 class CorkedTransport:
@@ -51,21 +48,15 @@ class CorkedTransport:
         self.uncork()
         if self._is_idle() or self.is_closing() or not self._transport.can_write_eof():  # TLS reads on by itself
             self._transport.close()
-            return
-        self._closing = True
-        self._transport.write_eof()
-        self._transport.resume_reading()
+        else:
+            self._closing = True
+            self._transport.write_eof()
+            self._transport.resume_reading()
 
     def is_closing(self) -> bool:
         """True once `close` was called, or the connection is lost."""
         return self._closing or self._transport.is_closing()
 
     def unsent(self) -> tuple[int, int]:
-        """Bytes that the operating system has not taken yet, and those that it has not delivered.
-
-        They change whenever the client takes a byte, the latter long before there is room for the next write.
-        """
-        undelivered = b""
-        with suppress(OSError, NameError):  # not every kind of socket tells
-            undelivered = fcntl.ioctl(self.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-        return self._transport.get_write_buffer_size(), int.from_bytes(undelivered, "little")
+        """Bytes that the system has not taken, and those that it has not delivered, which tell of a slow reader."""
+        return self._transport.get_write_buffer_size(), undelivered_bytes(self.get_extra_info("socket"))

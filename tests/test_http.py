@@ -308,3 +308,17 @@ def test_a_client_that_waits_to_be_told_is_told(client: httpx.Client) -> None:
         assert connection.recv(2**16) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(body)
         assert connection.recv(2**16).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_long_list_of_names_is_refused_before_each_is_compared(client: httpx.Client) -> None:
+    answer = client.post("/attention", json=GOOD | {"include": [f"name {number}" for number in range(1000)]}).json()
+    assert [(fault["pointer"], fault["expected"]) for fault in answer["errors"]] == [
+        ("/include", "a list of at most 64 names")
+    ]
+
+
+def test_the_first_media_ranges_of_many_are_considered(client: httpx.Client) -> None:
+    many = ", ".join(["text/html"] * 1000)
+    found = client.post("/attention", json=GOOD, headers={"Accept": f"application/json, {many}"})
+    assert found.headers["content-type"] == "application/json"
+    assert client.post("/attention", json=GOOD, headers={"Accept": many}).status_code == 406

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from service.errors import Fault, NotAcceptable, UnsupportedEncoding, UnsupportedMediaType, quote
+
+# Media ranges of an Accept header that are considered; more take longer than a small request.
+MAX_RANGES: Final = 64
 
 
 def request_type(content_type: str, known: Collection[str]) -> str:
@@ -33,7 +37,7 @@ def answer_type(accept: str, own: str, known: Collection[str]) -> str:
     """
     if not accept.strip():
         return own
-    ranges = [_range(part) for part in accept.split(",")]
+    ranges = [_range(part) for part in accept.split(",")[:MAX_RANGES]]
     candidates = [own, *(name for name in known if name != own)]
     quality = {name: _quality(name, ranges) for name in candidates}
     best = max(candidates, key=lambda name: quality[name])  # the first of equals, so `own` before others

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from service.attention import spec
 from service.schemas.arrays import (
@@ -19,6 +20,17 @@ from service.schemas.arrays import (
 )
 
 Encoding = Literal["list", "base64"]
+
+
+# Names in a list; more take long to compare with those that are known.
+MAX_NAMES = 64
+
+
+def few(names: object) -> object:
+    """The same, if it is no list of more than `MAX_NAMES`."""
+    if isinstance(names, list) and len(names) > MAX_NAMES:
+        raise PydanticCustomError("too_many", f"a list of at most {MAX_NAMES} names")
+    return names
 
 
 class Closed(BaseModel):
@@ -244,7 +256,7 @@ class AttentionRequest(Closed):
         "auto",
         description="Where: auto, cpu, cuda or cuda:N. CUDA needs torch, whose auto is CUDA where it sees one.",
     )
-    include: list[spec.Output] | None = Field(  # type: ignore[assignment]  # a list would be copied each time
+    include: Annotated[list[spec.Output] | None, BeforeValidator(few)] = Field(  # type: ignore[assignment]  # a list would be copied each time
         spec.DEFAULT_INCLUDE,
         description="What to return beside output and metadata; the answer describes each.",
     )

@@ -72,6 +72,8 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._untaken += nbytes
         self._left = max(0, self._left - nbytes)
         if self.transport.is_closing() or self._received_last_request():
+            if self._untaken > 4 * MAX_UNTAKEN:
+                self.transport.abort()
             return  # uvicorn would parse it as part of the last request, and send a second response
         start = perf_counter()
         try:
@@ -83,7 +85,9 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             self.transport.pause_reading()
             self._loop.call_soon(self._resume_reading)
         if self._protocol.cycle is not self._cycle:
-            self._begin_request()
+            self._cycle = self._protocol.cycle
+            self._left = int(dict(self._cycle.scope["headers"]).get(b"content-length", 0))
+            self._untaken, self._deadline = 0, inf
         elif self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
             self.transport.abort()
 
@@ -96,12 +100,6 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._timer.cancel()
         self._protocol.connection_lost(exc)
         self._state.clear()
-
-    def _begin_request(self) -> None:
-        self._cycle = self._protocol.cycle
-        self._left = int(dict(self._cycle.scope["headers"]).get(b"content-length", 0))
-        self._untaken = 0
-        self._deadline = inf
 
     def _resume_reading(self) -> None:
         if not self._protocol.flow.read_paused and not self.transport.is_closing():

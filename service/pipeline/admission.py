@@ -206,20 +206,14 @@ class AdmissionController:
 
     async def _wait(self, lease: Lease, deadline: Deadline) -> None:
         turn = lease.turn = asyncio.get_running_loop().create_future()
-        deadline.on_cancel = turn.cancel
         self._serve()
         try:
             async with asyncio.timeout(deadline.left):
-                await turn
+                await deadline.wait(turn)
         except TimeoutError:
             raise self.busy() from None
-        except asyncio.CancelledError:
-            if deadline.cancelled:
-                raise Cancelled from None
-            raise
         finally:
             lease.turn = None
-            deadline.on_cancel = bool
             self._serve()
 
     def _serve(self) -> None:

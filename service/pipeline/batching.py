@@ -118,15 +118,7 @@ class Batcher:
         turn: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         deadline = execution.deadline
         self._join(executor, memory, Member(request, deadline, execution.timings.begin_batch, turn))
-        deadline.on_cancel = turn.cancel
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if deadline.cancelled:
-                raise Cancelled from None
-            raise
-        finally:
-            deadline.on_cancel = bool
+        return await deadline.wait(turn)
 
     def _join(self, executor: Executor, memory: int, member: Member) -> None:
         plan, device = member.request.plan, member.request.spec.device

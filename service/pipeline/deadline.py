@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from typing import Any, TypeVar
 
 from service.errors import Fault, TimeLimit
+
+T = TypeVar("T")
 
 
 class Cancelled(Exception):
@@ -19,7 +22,7 @@ class Deadline:
         self._seconds = seconds
         self._end = time.monotonic() + seconds
         self.cancelled = False
-        self.on_cancel: Callable[[], object] = bool  # called once by `cancel`; does nothing by default
+        self._waits_for: asyncio.Future[Any] | None = None
 
     @property
     def left(self) -> float:
@@ -29,7 +32,20 @@ class Deadline:
     def cancel(self) -> None:
         """End it now."""
         self.cancelled = True
-        self.on_cancel()
+        if self._waits_for is not None:
+            self._waits_for.cancel()
+
+    async def wait(self, future: asyncio.Future[T]) -> T:
+        """The result of a future, which `cancel` cancels. Errors: those of the future; Cancelled."""
+        self._waits_for = future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self.cancelled:
+                raise Cancelled from None
+            raise
+        finally:
+            self._waits_for = None
 
     def check(self) -> None:
         """Errors: Cancelled, TimeLimit."""

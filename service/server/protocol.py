@@ -122,9 +122,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._timer = self._loop.call_later(self._interval, self._check)
         now, closing = self._loop.time(), self.transport.is_closing()
         if self._untaken and self._deadline == inf and not self._is_in_request():
-            self._deadline = (
-                now + self._limits.head
-            )  # of a head that came in part before the last response was complete
+            self._deadline = now + self._limits.head  # of a head that began to arrive before the response ended
         progress = (*self.transport.unsent(), closing)
         if progress != self._progress:
             self._progress, self._progressed = progress, now

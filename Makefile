@@ -57,29 +57,31 @@ $(DEPLOY_VENV)/.deploy: requirements/build.txt requirements/deploy.txt
 .PHONY: install-torch
 install-torch: $(TORCH_VENV)/.torch ## make .venv-torch with torch (TORCH=...) and the implementations we compare with
 
-# A third one holds what attacks the service.
+# An environment with the service, its tests, and one more lock.
+define install-tests-with
+test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/test.txt -r requirements/core.txt
+$(1)/bin/python -m pip install --quiet --require-hashes -r $(2)
+$(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+endef
+
+# A fourth holds what attacks the service.
 ATTACK_VENV ?= .venv-attack
 ATTACK_BIN := $(ATTACK_VENV)/bin
 
 $(ATTACK_VENV)/.attack: requirements/build.txt requirements/core.txt requirements/test.txt requirements/attack.txt pyproject.toml
-	test -x $(ATTACK_BIN)/python || $(PYTHON) -m venv $(ATTACK_VENV)
-	$(ATTACK_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/test.txt -r requirements/core.txt
-	$(ATTACK_BIN)/python -m pip install --quiet --require-hashes -r requirements/attack.txt
-	$(ATTACK_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(call install-tests-with,$(ATTACK_VENV),requirements/attack.txt)
 	@touch $@
 
-# A fourth holds ASGI servers other than the service's own.
+# A fifth holds ASGI servers other than the service's own.
 SERVERS_VENV ?= .venv-servers
 SERVERS_BIN := $(SERVERS_VENV)/bin
 
 $(SERVERS_VENV)/.servers: requirements/build.txt requirements/core.txt requirements/test.txt requirements/servers.txt pyproject.toml
-	test -x $(SERVERS_BIN)/python || $(PYTHON) -m venv $(SERVERS_VENV)
-	$(SERVERS_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/test.txt -r requirements/core.txt
-	$(SERVERS_BIN)/python -m pip install --quiet --require-hashes -r requirements/servers.txt
-	$(SERVERS_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(call install-tests-with,$(SERVERS_VENV),requirements/servers.txt)
 	@touch $@
 
-# A fifth holds clients that nobody here wrote.
+# A sixth holds clients that nobody here wrote.
 CLIENTS_VENV ?= .venv-clients
 CLIENTS_BIN := $(CLIENTS_VENV)/bin
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from http import HTTPStatus
 
 import orjson
@@ -43,14 +44,21 @@ def problem(error: ServiceError, request: Request) -> Response:
 def details(error: ServiceError, **request: str) -> bytes:
     """An error as problem details; request: what is known of whose it is."""
     kind = kind_of(error)
+    detail = str(error) if error.faults else f"{kind.title}."
+    return _render(f"/problems/{kind.code}", kind.title, kind.status, detail, kind.code, error.faults, **request)
+
+
+def _render(
+    uri: str, title: str, status: int, detail: str, code: str, faults: Iterable[Fault] = (), **request: str
+) -> bytes:
     found = {
-        "type": f"/problems/{kind.code}",
-        "title": kind.title,
-        "status": kind.status,
-        "detail": str(error) if error.faults else f"{kind.title}.",
-        "code": kind.code,
+        "type": uri,
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "code": code,
         **request,
-        "errors": [_fault(fault) for fault in error.faults],
+        "errors": [_fault(fault) for fault in faults],
     }
     return orjson.dumps(found)
 
@@ -88,17 +96,16 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.NOT_FOUND:
         return problem(NotFound(Fault("", "a path that exists", request.url.path[:100])), request)
     title = HTTPStatus(error.status_code).phrase
-    body = {
-        "type": "about:blank",
-        "title": title,
-        "status": error.status_code,
-        "detail": str(error.detail),
-        "code": title.lower().replace(" ", "_"),
-        "instance": request.scope["path"][:200],
-        "request_id": request_id(request.scope),
-        "errors": [],
-    }
-    return Response(orjson.dumps(body), error.status_code, headers, MEDIA_TYPE)
+    body = _render(
+        "about:blank",
+        title,
+        error.status_code,
+        str(error.detail),
+        title.lower().replace(" ", "_"),
+        instance=request.scope["path"][:200],
+        request_id=request_id(request.scope),
+    )
+    return Response(body, error.status_code, headers, MEDIA_TYPE)
 
 
 async def on_validation_error(request: Request, error: Exception) -> Response:

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from benchmarks.workloads import Workload
-from service.http.auth import new_key
+from service.settings.keys import new_key
 
 JSON, OCTETS, SAFETENSORS = "application/json", "application/octet-stream", "application/vnd.safetensors"
 # In the v2 protocol with binary tensors: the length of the JSON before them.

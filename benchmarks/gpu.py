@@ -41,7 +41,7 @@ from service.attention.spec import AttentionSpec
 from service.backends import choose, use_threads
 from service.backends import torch as torch_backend
 from service.backends.torch import devices, fused
-from service.settings import cpu_count
+from service.runtime.machine import cpu_count
 
 JSON = "application/json"
 # Sets of operands, used in turn, so that none is still in the GPU's cache when it is used again.

@@ -23,7 +23,7 @@ from onnx import TensorProto, helper
 from benchmarks.ours import Attention, use_all_processors
 from benchmarks.ratios import Ratio, rows
 from benchmarks.serving import Others
-from service.settings import cpu_count
+from service.runtime.machine import cpu_count
 
 HEADS, SHORT, LONG = (8, 1024, 64), (1, 2048, 64), (1, 8192, 64)
 SHAPES = (HEADS, SHORT, LONG)

@@ -9,7 +9,7 @@ from service.attention.plan import make_plan
 from service.attention.result import Result, make_result
 from service.attention.spec import AttentionSpec, Output
 from service.backends import numpy as kernel
-from service.settings import cpu_count
+from service.runtime.machine import cpu_count
 
 
 def use_all_processors() -> int:

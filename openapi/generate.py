@@ -19,7 +19,7 @@ from promises import promises
 from service.cli import parser
 from service.codecs import CODECS
 from service.errors import error_classes
-from service.metrics import METRICS
+from service.observability.metrics import METRICS
 from service.pipeline.engine import Engine
 from service.pipeline.preparation import prepare
 from service.rpc.statuses import STATUSES
@@ -29,7 +29,7 @@ from service.settings import Settings, table
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "cases"
-INFERENCE = ROOT / "service" / "codecs"
+INFERENCE = ROOT / "service" / "codecs" / "oip"
 # The cases that the API document shows, by what they demonstrate; of the first with its answer.
 EXAMPLES = ("animals_two_queries", "causal", "self_attention_scaled", "multihead", "six_tokens_trained")
 

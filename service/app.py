@@ -17,22 +17,20 @@ from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from service import openapi
 from service.errors import ServiceError
-from service.http.auth import Guard, has_keys
+from service.http.auth import Guard
 from service.http.browsers import cors
-from service.http.connection import ReportProgress
 from service.http.discard import DiscardUnreadBody
 from service.http.head import CheckHead
-from service.http.middleware import RequestContext
 from service.http.problems import on_http_exception, on_memory_error, on_service_error, on_validation_error
-from service.metrics import Shared, Tally
+from service.http.request_context import RequestContext
+from service.observability.metrics import Shared, Tally
+from service.observability.tracing import tracing
 from service.pipeline.engine import Engine
-from service.process import end_with_parent, tune, when_told_to_stop
-from service.routes import attention, health, inference, metrics, pages, problems
+from service.routes import attention, health, inference, metrics, openapi, pages, problems
 from service.routes.tensors import TensorRoute
+from service.runtime.process import end_with_parent, tune, when_told_to_stop
 from service.settings import Settings, load_settings
-from service.tracing import tracing
 from service.version import __version__
 
 logger = logging.getLogger("attention")
@@ -124,11 +122,6 @@ def from_environment() -> FastAPI:
     return app
 
 
-def worker() -> ReportProgress:
-    """What each of several workers of `attention-service serve` runs."""
-    return ReportProgress(from_environment())
-
-
 def create_app(settings: Settings) -> FastAPI:
     """The service with these settings. It reads nothing from the environment and starts nothing."""
     app = FastAPIOffline(
@@ -187,6 +180,6 @@ def middleware(settings: Settings, tally: Tally | None) -> list[Middleware]:
         found.insert(0, tracing())
     if settings.cors_origins:
         found.append(cors(settings.cors_origins))
-    if has_keys(settings):
+    if settings.has_keys:
         found.append(Middleware(Guard, settings=settings))
     return found

@@ -6,26 +6,17 @@ Each command imports what it runs: `health` runs every few seconds and is to cos
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import os
 import signal
-import socket
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from service.version import __version__
 
-if TYPE_CHECKING:
-    from service.settings import Settings
-
-# Seconds that a connection may stay open without a request.
-KEEP_ALIVE = 5
-# Flags of serve that stand for a setting of the same name.
+# Flags of `serve`, each named as the setting that it replaces.
 FLAGS = ("host", "port", "grpc_port", "workers", "threads")
 
 
@@ -84,96 +75,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    # uvicorn finishes what runs, then raises the signal again: being asked to stop, and having stopped, is success.
-    # Before all imports, as the first process of a container has no other way to be stopped while they run.
+    # uvicorn finishes running requests, then raises the signal again: after a graceful stop the exit status is 0.
+    # Set before all imports: the first process of a container ignores SIGTERM until it has a handler.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
 
-    from service.settings import load_settings
+    from service.server.run import serve
 
-    flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name) is not None}
-    settings = load_settings(**flags)
-    _check_port("PORT", settings.host, settings.port)
-
-    import uvicorn
-
-    from service.app import create_app, grpc_server
-    from service.http.connection import ReportProgress
-    from service.process import tune
-
-    if settings.grpc_port is not None:
-        grpc_server()  # before workers are started, which would be again and again
-        flags["grpc_port"] = _port_for_grpc(settings)
-        settings = load_settings(**flags)
-    run: Callable[..., None] = partial(uvicorn.run, **uvicorn_options(settings))
-    if settings.workers == 1:
-        app = create_app(settings)
-        tune()
-        run(ReportProgress(app))
-    else:  # each worker makes its own, from the environment, where the flags go for it
-        os.environ.update({f"ATTENTION_{name.upper()}": str(value) for name, value in flags.items()})
-        from tempfile import TemporaryDirectory
-
-        with TemporaryDirectory(prefix="attention-") as folder:
-            os.environ.setdefault("ATTENTION_METRICS_FOLDER", folder)
-            run("service.app:worker", factory=True, workers=settings.workers)
+    serve({name: value for name in FLAGS if (value := getattr(options, name)) is not None})
     return 0
 
 
-def uvicorn_options(settings: Settings) -> dict[str, Any]:
-    """The arguments of `uvicorn.run`, other than the application."""
-    from uvicorn.config import HTTP_PROTOCOLS
-    from uvicorn.importer import import_from_string
-
-    from service.http.head import MAX_HEAD
-    from service.logs import log_config
-    from service.server.protocol import LimitedProtocol, Limits
-
-    limits = Limits(KEEP_ALIVE, settings.read_timeout, MAX_HEAD, settings.write_timeout)
-    return {
-        "host": settings.host,
-        "port": settings.port,
-        "log_level": settings.log_level,
-        "log_config": log_config(settings),
-        "access_log": False,  # requests are logged by the service
-        "ssl_certfile": settings.tls_certificate,
-        "ssl_keyfile": settings.tls_key,
-        "http": partial(LimitedProtocol, import_from_string(HTTP_PROTOCOLS[settings.http_parser]), limits),
-        "ws": "none",
-        "h11_max_incomplete_event_size": MAX_HEAD,
-        "timeout_keep_alive": KEEP_ALIVE,
-        "timeout_graceful_shutdown": settings.grace,
-        "server_header": False,
-        "proxy_headers": False,  # nothing asks for the client's address
-    }
-
-
-def _port_for_grpc(settings: Settings) -> int:
-    """The port for gRPC: one for all workers, and free, as several would share it with whoever has it."""
-    port = settings.grpc_port or 0
-    if port and port == settings.port:
-        print(f"ATTENTION_GRPC_PORT: {settings.host}:{port}: HTTP has it", file=sys.stderr)
-        sys.exit(2)
-    return _check_port("GRPC_PORT", settings.host, port)
-
-
-def _check_port(name: str, host: str, port: int) -> int:
-    """The port, or a free one for 0. Exits with one line if the service cannot listen there."""
-    from service.process import free_port
-
-    try:
-        return free_port(host, port)
-    except (socket.gaierror, UnicodeError) as error:
-        line = f"ATTENTION_HOST: {host}: {error.strerror if isinstance(error, OSError) else 'no host has this name'}"
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        at_host = error.errno == errno.EADDRNOTAVAIL
-        line = f"ATTENTION_HOST: {host}: {reason}" if at_host else f"ATTENTION_{name}: {host}:{port}: {reason}"
-    print(line, file=sys.stderr)
-    sys.exit(2)
-
-
 def _key(_: argparse.Namespace) -> int:
-    from service.http.auth import new_key
+    from service.settings.keys import new_key
 
     key, hashed = new_key()
     print(f"key, for the caller, kept nowhere else: {key}\nhash, for ATTENTION_API_KEYS or its file:  {hashed}")
@@ -181,7 +94,7 @@ def _key(_: argparse.Namespace) -> int:
 
 
 def _health(_: argparse.Namespace) -> int:
-    from service import health
+    from service.runtime import health
 
     try:
         address = health.address(os.environ)

@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from uvicorn.config import LOGGING_CONFIG
 
 from service.app import create_app
-from service.cli import uvicorn_options
-from service.http.connection import ReportProgress
+from service.server.progress import ReportProgress
+from service.server.run import uvicorn_options
 from service.settings import Settings
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from service.codecs.oip_messages import MESSAGES
+from service.codecs.oip.messages import MESSAGES
 from tests.oip import NAMES, TYPES
 
 FIELDS: dict[str, str] = {

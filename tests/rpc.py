@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import httpx
 
-from service.codecs.oip_messages import MESSAGES, SERVICE
+from service.codecs.oip.messages import MESSAGES, SERVICE
 from tests.conftest import app, serving
 from tests.messages import read
 

@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.http import auth
-from service.http.auth import OPEN, Keys, new_key
-from service.keys import parse_hashes, read_hashes
+from service.http.auth import OPEN
+from service.settings.keys import Keys, new_key, parse_hashes, read_hashes
 from tests.conftest import app, serving
 
 GOOD: dict[str, Any] = {"query": [[1.0]], "key": [[1.0]], "value": [[2.0]]}
@@ -81,11 +80,10 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
         assert compared == [(32, 32)] * 5
 
 
-def test_a_file_of_keys_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "RELOAD", 0.0)
+def test_a_file_of_keys_is_read_again(tmp_path: Path) -> None:
     file, (key, hashed) = tmp_path / "keys", new_key()
     file.write_text(f"# people\n{HASH}  # Ada\n\n")
-    keys = Keys("", file)
+    keys = Keys("", file, reload=0)
     assert keys.admit(f"Bearer {KEY}".encode())
     assert not keys.admit(f"Bearer {key}".encode())
     file.write_text(hashed)

@@ -23,7 +23,7 @@ from service.backends import numpy
 from service.backends.room import NoRoom, Room
 from service.errors import UnknownBackend
 from service.pipeline.engine import Engine, memory_limit
-from service.runtime.memory import memory_left
+from service.runtime.machine import memory_left
 from service.settings import Settings
 from tests import wire
 from tests.backends import BACKENDS, HAS_TORCH

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.attention.result import Result
 from service.codecs.decoded import Decoded
-from service.codecs.encoded import decode, encode
+from service.codecs.typed_arrays import decode, encode
 from service.errors import Busy, InvalidArray, Overflow, TimeLimit
 from service.pipeline.admission import AdmissionController, Lease
 from service.pipeline.deadline import Cancelled, Deadline

@@ -14,8 +14,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service import __version__, health
+from service import __version__
 from service.cli import main
+from service.runtime import health
 from service.settings import Settings
 from tests.cases import CASES, FOLDER
 from tests.conftest import free_port, serving

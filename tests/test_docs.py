@@ -139,10 +139,10 @@ def test_the_overlay_is_of_this_version() -> None:
     assert f"newTag: {__version__}\n" in one("docs/deployment.md", "yaml").text
 
 
-def test_the_rooms_are_there() -> None:
-    rooms = re.findall(r"^  (\S+) ", one("CONTRIBUTING.md", "", "service/").text, re.MULTILINE)
-    assert len(rooms) > 10
-    assert [name for name in rooms if not (ROOT / "service" / name).exists()] == []
+def test_the_tree_is_as_described() -> None:
+    names = re.findall(r"^  (\S+) ", one("CONTRIBUTING.md", "", "service/").text, re.MULTILINE)
+    assert len(names) > 10
+    assert [name for name in names if not (ROOT / "service" / name).exists()] == []
 
 
 def test_every_field_is_documented_with_what_it_means() -> None:

@@ -16,9 +16,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from service.codecs import CODECS, oip
+from service.codecs import CODECS
 from service.codecs.chunks import ENCODE_BYTES, MAX_CHUNK, WORTH_SENDING, Chunk, Encoded, coalesce
-from service.codecs.oip_outputs import Wish
+from service.codecs.oip import http as oip
+from service.codecs.oip.outputs import Wish
 from service.errors import NotAcceptable
 from tests.oip import TYPES
 from tests.wire import JSON, NPZ, SAFETENSORS, read

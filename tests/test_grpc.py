@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.codecs import oip_grpc
-from service.codecs.oip_messages import MESSAGES
+from service.codecs.oip import grpc as oip_grpc
+from service.codecs.oip.messages import MESSAGES
 from service.errors import ServiceError, error_classes
 from service.rpc.statuses import STATUSES
 from service.version import __version__

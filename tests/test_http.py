@@ -19,7 +19,8 @@ from starlette.exceptions import HTTPException
 from service.codecs import CODECS
 from service.errors import error_classes
 from service.http.media import answer_type
-from service.settings import Settings, cpu_count
+from service.runtime.machine import cpu_count
+from service.settings import Settings
 from tests.conftest import app, serving
 
 GOOD = {"query": [[1, 0]], "key": [[1, 0], [0, 1]], "value": [[1, 2], [3, 4]]}

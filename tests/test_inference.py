@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.codecs import oip as codec
-from service.codecs.oip_outputs import OUTPUTS
+from service.codecs.oip import http as codec
+from service.codecs.oip.outputs import OUTPUTS
 from service.errors import ServiceError
 from service.schemas.inference import MODEL_METADATA
 from service.schemas.request import AttentionRequest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.runtime.memory import memory_left, memory_total
+from service.runtime.machine import memory_left, memory_total
 
 MIB = 2**20
 V2 = "0::/kubepods/pod/box\n"

@@ -52,7 +52,7 @@ def test_every_reference_is_generated(tmp_path: Path) -> None:
         marked |= dict.fromkeys(re.findall(r"<!-- (\w+): generated -->", text), page)
         page.write_text(re.sub(r"(<!-- \w+: generated -->\n).*?(\n<!-- end -->)", r"\1\2", text, flags=re.DOTALL))
     assert marked.keys() == {"settings", "commands", "metrics", "errors", "statuses"}
-    compiled = tmp_path / "service" / "codecs" / "inference.binpb"
+    compiled = tmp_path / "service" / "codecs" / "oip" / "inference.binpb"
     compiled.write_bytes(b"")
     command = [sys.executable, str(tmp_path / "openapi" / "generate.py")]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

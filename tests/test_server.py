@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from service.http.connection import ReportProgress
+from service.server.progress import ReportProgress
 from service.server.protocol import MAX_UNTAKEN, LimitedProtocol, Limits
 from tests.virtual_time import run
 

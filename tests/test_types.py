@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
-from service.codecs.encoded import DTYPES, decode, encode
 from service.codecs.json import decode as decode_json
+from service.codecs.typed_arrays import DTYPES, decode, encode
 from tests.test_layouts import post
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -22,8 +22,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.logs import FIELDS, HumanFormatter, JsonFormatter
-from service.metrics import METRICS, Shared, Tally, total
+from service.observability.logs import FIELDS, HumanFormatter, JsonFormatter
+from service.observability.metrics import METRICS, Shared, Tally, total
 from tests.conftest import app, serving
 
 GOOD: dict[str, Any] = {"query": [[1.0, 2.0]], "key": [[1.0, 2.0]], "value": [[2.0]]}

@@ -18,7 +18,17 @@ import orjson
 from service.codecs import json
 from service.codecs.chunks import WORTH_SENDING, Chunk, Encoded, coalesce, in_one, memory
 from service.codecs.decoded import Body, Decoded
-from service.codecs.members import MAX_MEMBERS, MAX_TEXT, REQUEST, RESPONSE, Rest, booleans, flattened, nested, too_many
+from service.codecs.named_tensors import (
+    MAX_MEMBERS,
+    MAX_TEXT,
+    REQUEST,
+    RESPONSE,
+    Rest,
+    booleans,
+    flattened,
+    nested,
+    too_many,
+)
 from service.codecs.sizes import MAX_RANK, is_shape
 from service.errors import DuplicateKey, InvalidTensors, TooDeep, describe, quote
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from service.codecs import never, oip
+from service.codecs import never
 from service.codecs.chunks import Encoded
 from service.codecs.decoded import Body, Decoded
-from service.codecs.oip_outputs import Wish
+from service.codecs.oip import http as oip
+from service.codecs.oip.outputs import Wish
 from service.errors import BadRequest, quote
 from service.http.media import refuse_encoding
 from service.pipeline.preparation import PreparedRequest

@@ -23,7 +23,7 @@ from service.errors import (
     kind_of,
     settle,
 )
-from service.http.request_id import request_id
+from service.observability.request_id import request_id
 
 MEDIA_TYPE = "application/problem+json"
 # The Open Inference Protocol, whose errors have a form of their own.

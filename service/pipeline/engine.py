@@ -28,7 +28,7 @@ from service.pipeline.deadline import Deadline
 from service.pipeline.estimate import estimate
 from service.pipeline.execution import UNCOUNTED, Execution
 from service.pipeline.preparation import Decoder, PreparedRequest, decode, plan
-from service.runtime.memory import memory_left
+from service.runtime.machine import memory_left
 from service.schemas.request import AttentionRequest
 from service.settings import Settings
 

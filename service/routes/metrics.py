@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from service.metrics import BUCKETS, METRICS, Cells, Shared, Tally, total
+from service.observability.metrics import BUCKETS, METRICS, Cells, Shared, Tally, total
 from service.pipeline.engine import Engine
 from service.version import __version__
 

@@ -12,9 +12,9 @@ from fastapi.routing import APIRoute
 from service.http.body import BodyLimits, content_length, receive_body
 from service.http.disconnect import CancelOnDisconnect
 from service.http.negotiation import Formats
-from service.http.request_id import request_id
 from service.http.streaming import ChunkedResponse
-from service.metrics import Tally, note_computed
+from service.observability.metrics import Tally, note_computed
+from service.observability.request_id import request_id
 from service.pipeline.engine import Engine
 from service.pipeline.execution import Execution
 from service.schemas.request import AttentionRequest

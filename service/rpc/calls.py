@@ -11,13 +11,12 @@ from typing import Any, Final
 import grpc
 
 from service.errors import Fault, InternalError, MemoryLimit, ServiceError, Unauthorized, kind_of, settle
-from service.http.auth import Keys, has_keys
-from service.http.middleware import DISCONNECTED
-from service.http.request_id import ACCEPTABLE, LOWER, new_id
-from service.metrics import Tally
+from service.observability.metrics import DISCONNECTED, Tally
+from service.observability.request_id import ACCEPTABLE, LOWER, new_id
 from service.pipeline.engine import Engine
 from service.rpc.statuses import STATUSES
 from service.settings import Settings
+from service.settings.keys import Keys
 
 # Characters of a message. It goes into trailers, of which clients take 8 KiB, encoded with up to nine for each.
 MAX_DETAILS: Final = 800
@@ -60,7 +59,7 @@ class Calls:
 
     def __init__(self, settings: Settings, engine: Engine, tally: Tally | None) -> None:
         self._engine = engine
-        self._keys = Keys(settings.api_keys, settings.api_keys_file) if has_keys(settings) else None
+        self._keys = Keys(settings.api_keys, settings.api_keys_file) if settings.has_keys else None
         self._tally = tally
 
     async def answer(self, path: str, operation: str, method: Method, requests: object, context: Any) -> None:

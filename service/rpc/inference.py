@@ -10,12 +10,13 @@ from typing import Any, Final
 import grpc
 from google.protobuf.json_format import ParseDict
 
-from service.codecs import never, oip_grpc
+from service.codecs import never
 from service.codecs.decoded import Body, Decoded
-from service.codecs.oip_messages import MESSAGES
-from service.codecs.oip_outputs import Wish
+from service.codecs.oip import grpc as oip_grpc
+from service.codecs.oip.messages import MESSAGES
+from service.codecs.oip.outputs import Wish
 from service.errors import BadRequest, Busy, Fault, MethodNotAllowed, TooSlow, settle
-from service.metrics import Tally, note_computed
+from service.observability.metrics import Tally, note_computed
 from service.pipeline.deadline import Deadline
 from service.pipeline.engine import Engine, in_thread
 from service.rpc.calls import Exchange, Method

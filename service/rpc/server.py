@@ -12,8 +12,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else its library logs what cl
 
 import grpc
 
-from service.codecs.oip_messages import SERVICE
-from service.metrics import Tally
+from service.codecs.oip.messages import SERVICE
+from service.observability.metrics import Tally
 from service.pipeline.engine import Engine
 from service.rpc.calls import Calls
 from service.rpc.inference import Inference

@@ -13,9 +13,12 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from service.codecs import CODECS, Codec, encoded, oip, oip_grpc
+from service.codecs import CODECS, Codec
+from service.codecs import typed_arrays as encoded
 from service.codecs.decoded import Body, Decoded
-from service.codecs.oip_outputs import OUTPUTS
+from service.codecs.oip import grpc as oip_grpc
+from service.codecs.oip import http as oip
+from service.codecs.oip.outputs import OUTPUTS
 from tests import oip as requests_of_protocol
 from tests.cases import CASES
 from tests.messages import request as message_of

@@ -15,7 +15,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["service.codecs", "zipfile", "numpy.lib.format"]):
-    import service.codecs.oip_grpc  # noqa: F401  # and with it all others
+    import service.codecs.oip.grpc  # noqa: F401  # and with it all others
 
 from tests.attack.bounds import address_space, memory_bound, parse
 from tests.attack.corpus import OIP, TARGETS, nasty, seeds

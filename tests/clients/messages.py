@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.codecs.oip_messages import MESSAGES
+from service.codecs.oip.messages import MESSAGES
 
 # Which KServe's has not: older.
 TRITON_ONLY = {"double_param", "uint64_param"}

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import safetensors.numpy
 
-from service.codecs.encoded import encode as typed
+from service.codecs.typed_arrays import encode as typed
 from tests.oip import body as inference
 from tests.oip import tensor
 from tests.wire import JSON, NPZ, SAFETENSORS, split, write

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from service.attention.cost import Memory
-from service.codecs import CODECS, oip, oip_grpc
+from service.codecs import CODECS
+from service.codecs.oip import grpc as oip_grpc
+from service.codecs.oip import http as oip
 from service.errors import ServiceError
-from service.process import return_memory
+from service.runtime.process import return_memory
 from tests.attack.corpus import elements
 from tests.memory.measure import LIMIT, measured
 from tests.wire import JSON, NPZ, SAFETENSORS

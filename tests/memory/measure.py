@@ -25,12 +25,13 @@ import numpy as np
 
 from service import backends
 from service.attention.cost import Memory
-from service.codecs import CODECS, oip
+from service.codecs import CODECS
 from service.codecs.chunks import ENCODE_BYTES
+from service.codecs.oip import http as oip
 from service.pipeline.engine import run
 from service.pipeline.estimate import estimate
 from service.pipeline.preparation import prepare
-from service.process import return_memory
+from service.runtime.process import return_memory
 from service.schemas.request import AttentionRequest
 from service.schemas.response import answer
 from tests.memory.cases import CASES, INFERENCE, Case, write_case

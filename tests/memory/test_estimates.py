@@ -15,7 +15,7 @@ from tests.memory.cases import CASES
 MB = 2**20
 # What a process takes once and not for a request, but here in the first request of each process: OpenBLAS's buffers of
 # two or three megabytes for each thread, stacks, pages of code, and up to 8 MiB that the C library keeps of what is
-# freed (see service.process).
+# freed (see service.runtime.process).
 SLACK = 8 * MB
 # Estimates below this may be loose.
 LARGE = 32 * MB

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from service.codecs.encoded import encode
+from service.codecs.typed_arrays import encode
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import simdjson
 
-from service.codecs import encoded
+from service.codecs import typed_arrays as encoded
 from service.codecs.decoded import Body, Decoded
 from service.codecs.json import limits
 from service.codecs.json.faults import explain

@@ -10,7 +10,7 @@ import orjson
 from numpy import ndarray
 from orjson import OPT_SERIALIZE_NUMPY as NUMPY
 
-from service.codecs import encoded
+from service.codecs import typed_arrays as encoded
 from service.codecs.chunks import Chunk, Encoded, coalesce, contiguous
 from service.codecs.json.limits import list_count
 

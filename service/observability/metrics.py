@@ -19,6 +19,9 @@ import orjson
 # Seconds; each bucket holds what is at most this long.
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
+# Status of a request without a response, as its client disconnected or the server stops; as nginx has it.
+DISCONNECTED = 499
+
 
 class Metric(NamedTuple):
     """A metric: its kind (counter, gauge, histogram), what it tells, the names of its labels."""

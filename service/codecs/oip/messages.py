@@ -20,7 +20,7 @@ SERVICE: Final = f"{PACKAGE}.GRPCInferenceService"
 
 def _messages() -> dict[str, Any]:
     """All classes by their names."""
-    (file,) = FileDescriptorSet.FromString(files("service.codecs").joinpath(COMPILED).read_bytes()).file
+    (file,) = FileDescriptorSet.FromString(files("service.codecs.oip").joinpath(COMPILED).read_bytes()).file
     pool = DescriptorPool()
     pool.Add(file)
     classes = GetMessageClassesForFiles([file.name], pool)

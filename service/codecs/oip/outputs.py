@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, get_args
 
 from service.attention.spec import Output
-from service.codecs.oip_tensors import parameters_of
+from service.codecs.oip.tensors import parameters_of
 from service.errors import FieldConflict, InvalidTensors, InvalidValue, child
 
 BINARY_OUTPUT: Final = "binary_data_output"

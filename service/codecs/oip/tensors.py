@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from service.attention.arrays import cast
-from service.codecs.members import booleans
+from service.codecs.named_tensors import booleans
 from service.codecs.sizes import MAX_RANK, is_shape
 from service.errors import InvalidTensors, Overflow, child, describe, quote, shape
 

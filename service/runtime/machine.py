@@ -1,12 +1,23 @@
-"""Memory that this process may use, and how much of it is left."""
+"""Processors and memory that this process may use, and how much memory is left."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
+
+
+def cpu_count() -> int:
+    """Processors that this process may use: by its affinity, and by the quota of its control group."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        count = min(count, math.ceil(int(quota) / int(period)))
+    return max(1, count)
 
 
 def memory_total(root: Path = ROOT) -> int | None:

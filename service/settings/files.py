@@ -6,7 +6,7 @@ import ssl
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from service.keys import read_hashes
+from service.settings.keys import read_hashes
 
 # What OpenSSL says of a key that is of another certificate: of the same type, and of another type.
 MISMATCH = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})

@@ -12,15 +12,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.errors import InternalError, settle
 from service.http.browsers import security_headers
 from service.http.problems import problem
-from service.http.request_id import LOWER, assign_request_id
-from service.metrics import Tally
+from service.observability.metrics import DISCONNECTED, Tally
+from service.observability.request_id import LOWER, assign_request_id
 from service.pipeline.deadline import Cancelled
 
 logger = logging.getLogger("attention")
 access = logging.getLogger("attention.access")
-
-# Status of a request without a response, as its client disconnected or the server stops; as nginx has it.
-DISCONNECTED = 499
 
 
 class RequestContext:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import os
 import sys
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
@@ -13,9 +10,9 @@ from typing import Any, Final, Literal, get_args, get_origin
 from pydantic import ByteSize, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.checks import check_certificate, check_folder, check_key, check_keys_file
-from service.keys import parse_hashes
-from service.runtime.memory import memory_total
+from service.runtime.machine import cpu_count, memory_total
+from service.settings.files import check_certificate, check_folder, check_key, check_keys_file
+from service.settings.keys import parse_hashes
 
 # 1,000 tokens with their scores and weights in float64 take 16 MB: with less, ordinary requests are refused.
 LEAST_MEMORY: Final = ByteSize(16 * 2**20)
@@ -205,6 +202,11 @@ class Settings(BaseSettings):
         return backend
 
     @property
+    def has_keys(self) -> bool:
+        """True if requests need an API key."""
+        return bool(self.api_keys.strip(" ,")) or self.api_keys_file is not None
+
+    @property
     def memory_per_worker(self) -> int:
         """Bytes of a worker for the data of all its requests."""
         return self.memory_limit // self.workers
@@ -218,15 +220,6 @@ class Settings(BaseSettings):
     def compute_threads(self) -> int:
         """Threads of a worker, the default worked out."""
         return self.threads or max(1, cpu_count() // self.workers)
-
-
-def cpu_count() -> int:
-    """Processors that this process may use: by its affinity, and by the quota of its control group."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        count = min(count, math.ceil(int(quota) / int(period)))
-    return max(1, count)
 
 
 def load_settings(**flags: object) -> Settings:

@@ -17,9 +17,9 @@ import orjson
 from service.codecs import json
 from service.codecs.chunks import MAX_CHUNK, WORTH_SENDING, Chunk, Encoded, coalesce, in_one, memory
 from service.codecs.decoded import Body, Decoded
-from service.codecs.members import MAX_MEMBERS, flattened, place, too_many
-from service.codecs.oip_outputs import ALWAYS, BINARY_OUTPUT, Wish, set_include, wish_of
-from service.codecs.oip_tensors import BINARY_SIZE, DATATYPES, MAX_STRINGS, Strings, Tail, parameters_of, read
+from service.codecs.named_tensors import MAX_MEMBERS, flattened, place, too_many
+from service.codecs.oip.outputs import ALWAYS, BINARY_OUTPUT, Wish, set_include, wish_of
+from service.codecs.oip.tensors import BINARY_SIZE, DATATYPES, MAX_STRINGS, Strings, Tail, parameters_of, read
 from service.errors import FieldConflict, InvalidTensors, UnknownField
 
 # Parameters are scalars, so that lists of names come as one string.

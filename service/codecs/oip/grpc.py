@@ -14,11 +14,11 @@ from google.protobuf.message import DecodeError
 
 from service.codecs.chunks import ENCODE_BYTES, Chunk
 from service.codecs.decoded import Decoded
-from service.codecs.members import MAX_MEMBERS
-from service.codecs.oip import STRING, STRINGS, assembled, once, outputs_of, scalars
-from service.codecs.oip_messages import MESSAGES
-from service.codecs.oip_outputs import Wish
-from service.codecs.oip_tensors import (
+from service.codecs.named_tensors import MAX_MEMBERS
+from service.codecs.oip.http import STRING, STRINGS, assembled, once, outputs_of, scalars
+from service.codecs.oip.messages import MESSAGES
+from service.codecs.oip.outputs import Wish
+from service.codecs.oip.tensors import (
     BYTES,
     DATATYPES,
     DTYPES,

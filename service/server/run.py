@@ -1,0 +1,108 @@
+"""Run the application with uvicorn, in one process or several."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.config import HTTP_PROTOCOLS
+from uvicorn.importer import import_from_string
+
+from service.app import create_app, from_environment, grpc_server
+from service.http.head import MAX_HEAD
+from service.observability.logs import log_config
+from service.runtime.process import tune
+from service.runtime.sockets import free_port
+from service.server.progress import ReportProgress
+from service.server.protocol import LimitedProtocol, Limits
+from service.settings import Settings, load_settings
+
+# Seconds that a connection may stay open without a request.
+KEEP_ALIVE: Final = 5
+
+
+def serve(flags: Mapping[str, Any]) -> None:
+    """Run the service until it is stopped. flags: settings that replace those of the environment
+
+    Errors: SystemExit with status 2, after one line on standard error, for a wrong setting or a port that is taken.
+    """
+    settings = load_settings(**flags)
+    check_port("PORT", settings.host, settings.port)
+    flags = dict(flags)
+    if settings.grpc_port is not None:
+        grpc_server()  # fail now if the extra is missing: uvicorn would start failing workers again and again
+        flags["grpc_port"] = grpc_port(settings)
+        settings = load_settings(**flags)
+    run: Callable[..., None] = partial(uvicorn.run, **uvicorn_options(settings))
+    if settings.workers == 1:
+        app = create_app(settings)
+        tune()
+        run(ReportProgress(app))
+        return
+    # Each worker loads its settings from the environment.
+    os.environ.update({f"ATTENTION_{name.upper()}": str(value) for name, value in flags.items()})
+    with TemporaryDirectory(prefix="attention-") as folder:
+        os.environ.setdefault("ATTENTION_METRICS_FOLDER", folder)
+        run("service.server.run:worker", factory=True, workers=settings.workers)
+
+
+def worker() -> ReportProgress:
+    """The application of one of several workers."""
+    return ReportProgress(from_environment())
+
+
+def uvicorn_options(settings: Settings) -> dict[str, Any]:
+    """The arguments of `uvicorn.run`, other than the application."""
+    limits = Limits(KEEP_ALIVE, settings.read_timeout, MAX_HEAD, settings.write_timeout)
+    return {
+        "host": settings.host,
+        "port": settings.port,
+        "log_level": settings.log_level,
+        "log_config": log_config(settings),
+        "access_log": False,  # RequestContext logs requests
+        "ssl_certfile": settings.tls_certificate,
+        "ssl_keyfile": settings.tls_key,
+        "http": partial(LimitedProtocol, import_from_string(HTTP_PROTOCOLS[settings.http_parser]), limits),
+        "ws": "none",
+        "h11_max_incomplete_event_size": MAX_HEAD,
+        "timeout_keep_alive": KEEP_ALIVE,
+        "timeout_graceful_shutdown": settings.grace,
+        "server_header": False,
+        "proxy_headers": False,  # the address of the client is not used
+    }
+
+
+def grpc_port(settings: Settings) -> int:
+    """The port for gRPC, the same for all workers.
+
+    gRPC itself would share a port that another process listens on, so it must be free.
+    """
+    port = settings.grpc_port or 0
+    if port and port == settings.port:
+        print(f"ATTENTION_GRPC_PORT: {settings.host}:{port}: HTTP has it", file=sys.stderr)
+        sys.exit(2)
+    return check_port("GRPC_PORT", settings.host, port)
+
+
+def check_port(name: str, host: str, port: int) -> int:
+    """The port, or a free one for 0. Exits with one line on standard error if the service cannot listen there.
+
+    name: of the setting, without its prefix
+    """
+    try:
+        return free_port(host, port)
+    except (socket.gaierror, UnicodeError) as error:
+        line = f"ATTENTION_HOST: {host}: {error.strerror if isinstance(error, OSError) else 'no host has this name'}"
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        at_host = error.errno == errno.EADDRNOTAVAIL
+        line = f"ATTENTION_HOST: {host}: {reason}" if at_host else f"ATTENTION_{name}: {host}:{port}: {reason}"
+    print(line, file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,102 @@
+"""API keys, known to the service by their SHA-256 hashes: `sha256:` and 64 hexadecimal digits."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+HASH = re.compile(r"sha256:([0-9a-f]{64})")
+
+logger = logging.getLogger("attention")
+
+
+def parse_hashes(text: str) -> frozenset[bytes]:
+    """The hashes in a comma-separated text; empty items are skipped.
+
+    Errors: ValueError, which does not quote the text, as it might be a key.
+    """
+    hashes = _parse(text.split(","), "hash")
+    if text.strip() and not hashes:
+        raise ValueError("there is no hash between the commas")
+    return hashes
+
+
+def read_hashes(file: Path) -> frozenset[bytes]:
+    """The hashes in a file, one a line; `#` begins a comment. Errors: OSError, and ValueError as above."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError("the file is not UTF-8 text") from None
+    return _parse((line.partition("#")[0] for line in lines), "line")
+
+
+def _parse(items: Iterable[str], kind: str) -> frozenset[bytes]:
+    found = set()
+    for number, item in enumerate(items, 1):
+        if item.strip():
+            match = HASH.fullmatch(item.strip())
+            if match is None:
+                expected = "sha256: and 64 hexadecimal digits, as `attention-service key` prints"
+                raise ValueError(f"{kind} {number} is not the hash of a key ({expected})")
+            found.add(bytes.fromhex(match[1]))
+    return frozenset(found)
+
+
+def new_key() -> tuple[str, str]:
+    """A random key of 256 bits, and its hash to be given to the service.
+
+    Keys are random, not chosen by people, so that one round of SHA-256 is enough: there is nothing to guess from.
+    """
+    key = secrets.token_urlsafe(32)
+    return key, f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+class Keys:
+    """The hashes of all keys; those of a file are read again when it changes. Errors: ValueError for a wrong hash.
+
+    reload: seconds between two looks at the file
+    """
+
+    def __init__(self, hashes: str, file: Path | None, reload: float = 1.0) -> None:
+        self._interval = reload
+        self._given = parse_hashes(hashes)
+        self._file = file
+        self._changed: float | None = None
+        self._looked = time.monotonic()
+        self._hashes = self._given
+        if file is not None:
+            self._read(file)
+
+    def admit(self, authorization: bytes) -> bool:
+        """Whether an Authorization header holds one of the keys.
+
+        The time that this takes depends on the number of keys only: hashes are compared, each as a whole, all of them.
+        """
+        self._reload()
+        scheme, _, key = authorization.partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        found = scheme.lower() == b"bearer"
+        matches = [hmac.compare_digest(digest, known) for known in self._hashes]
+        return found and any(matches)
+
+    def _reload(self) -> None:
+        now = time.monotonic()
+        if self._file is None or now - self._looked < self._interval:
+            return
+        self._looked = now
+        try:
+            self._read(self._file)
+        except (OSError, ValueError):
+            logger.exception("the keys cannot be read again; those known go on to be valid")
+
+    def _read(self, file: Path) -> None:
+        changed = file.stat().st_mtime
+        if changed != self._changed:
+            self._hashes = self._given | read_hashes(file)
+            self._changed = changed

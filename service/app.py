@@ -36,17 +36,17 @@ from service.version import __version__
 logger = logging.getLogger("attention")
 
 DESCRIPTION = """\
-Computes attention exactly and shows its work: send matrices, get the output, the attention weights and, if asked for,
-every number on the way.
+Computes scaled dot-product attention exactly: send matrices, get the output, the attention weights and, if you ask for
+them, all intermediate results.
 
 Axes are named by letters: `b` batch, `h` heads, `l` tokens (`q` in the query, `k` in key and value), `d` features.
 Errors are problem details (RFC 9457) with a stable `code` and a JSON pointer to each fault. On an optional field
 `null` means absent.
 """
 TAGS = [
-    {"name": "attention", "description": "Compute."},
-    {"name": "inference protocol", "description": "Compute as model servers do: the Open Inference Protocol (v2)."},
-    {"name": "operations", "description": "Watch, and understand answers."},
+    {"name": "attention", "description": "Compute attention."},
+    {"name": "inference protocol", "description": "Compute attention with clients of Triton, KServe and others (v2)."},
+    {"name": "operations", "description": "Health, metrics, and what problem codes mean."},
 ]
 
 
@@ -112,9 +112,12 @@ def grpc_server() -> Any:
 
 
 def from_environment() -> FastAPI:
-    """The service as the environment configures it: the factory for any ASGI server.
+    """The application with the settings of the environment: the factory for any ASGI server.
 
-    Errors: SystemExit with status 2 where a setting is wrong, as load_settings says on standard error.
+    It also tunes the process that it runs in: garbage collection, malloc and the switch interval of threads (see
+    `service.runtime.process.tune`), and ends a worker process when its parent dies. `create_app` does none of this.
+
+    Errors: SystemExit with status 2, after one line on standard error for each invalid setting.
     """
     app = create_app(load_settings())
     tune()

@@ -21,13 +21,13 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 @router.get(
     "/metrics",
     operation_id="getMetrics",
-    summary="What has been counted",
+    summary="Metrics for Prometheus",
     response_class=Response,
-    response_description="Metrics in the text format of Prometheus, those of all workers added up.",
+    response_description="Metrics in the text format of Prometheus, summed over all workers.",
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 def get_metrics(request: Request) -> Response:
-    """Counters and histograms since the start, and what is at work now. See docs/operations.md for each of them."""
+    """Returns counters and histograms since the start, and gauges of the current state (docs/operations.md)."""
     state = request.app.state
     registry = CollectorRegistry()
     registry.register(_Counted(counts(state.tally, state.engine, state.shared)))

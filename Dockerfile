@@ -54,7 +54,7 @@ CMD ["serve"]
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Attention service" \
-      org.opencontainers.image.description="Exact attention over HTTP: the output, the weights, and every number on the way." \
+      org.opencontainers.image.description="Exact attention over HTTP: the output, the weights, and all intermediate results." \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"

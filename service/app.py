@@ -130,7 +130,7 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPIOffline(
         title="Attention service",
         version=__version__,
-        summary="Exact attention over HTTP: the output, the weights, and every number on the way.",
+        summary="Exact attention over HTTP: the output, the weights, and all intermediate results.",
         description=DESCRIPTION,
         openapi_tags=TAGS,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},

@@ -109,8 +109,8 @@ class Settings(BaseSettings):
     metrics: bool = Field(True, description="Whether to count requests, for /metrics.")
     metrics_folder: Path | None = Field(
         None,
-        description="Where several workers write what they counted, so that each can tell it all. Default: a temporary "
-        "folder, if there are several.",
+        description="Where several workers write their metrics, so that each can expose those of all; nothing else may "
+        "be in it. Default: a temporary folder, if there are several.",
     )
     tracing: bool = Field(
         False, description="Whether to send OpenTelemetry traces; OTEL_* say where. Needs attention-service[otel]."

@@ -88,6 +88,7 @@ class Batcher:
     window: seconds that a request waits for others; admission: grants a slot and memory to each batch
     inline_flops: operations of a batch that is computed in the event loop; larger ones, and a GPU's, in a worker thread
     alone: computes one request by itself
+    on_batch: called with the number of requests of each batch of more than one
 
     Belongs to one event loop; all methods but `_compute` run in its thread.
     """
@@ -99,8 +100,7 @@ class Batcher:
         self._alone = alone
         self._gathering: dict[Hashable, Group] = {}
         self._at_work: set[asyncio.Task[None]] = set()
-        self.batches = 0  # of more than one request
-        self.requests = 0  # in these
+        self.on_batch: Callable[[int], object] | None = None
 
     def takes(self, request: PreparedRequest, executor: Executor) -> bool:
         """True if a small request may be batched: others can have the same plan, and it is not answered at once.
@@ -173,8 +173,8 @@ class Batcher:
 
     def _tell(self, members: list[Member], outcomes: list[Outcome], gathered: int) -> None:
         """Let all go on who are still there."""
-        self.batches += gathered > 0
-        self.requests += gathered
+        if gathered and self.on_batch is not None:
+            self.on_batch(gathered)
         for member, outcome in zip(members, outcomes, strict=True):
             if member.turn.done():  # its client has disconnected
                 continue

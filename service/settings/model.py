@@ -124,8 +124,8 @@ class Settings(BaseSettings):
     metrics: bool = Field(True, description="Whether to collect metrics and serve them at /metrics.")
     metrics_folder: Path | None = Field(
         None,
-        description="Directory in which several workers share their metrics, so that each reports the sum of all. "
-        "Default: a temporary directory, if there are several workers.",
+        description="Directory in which several workers share their metrics, so that each reports the sum of all. It "
+        "must hold nothing else. Default: a temporary directory, if there are several workers.",
     )
     tracing: bool = Field(
         False,

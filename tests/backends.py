@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def compute_like_large_ones(patch: pytest.MonkeyPatch, tile: int = 1) -> None:
     """
     numpy = backends().choose("numpy", "cpu")
     assert isinstance(numpy, NumpyBackend)
-    small = {"scores": 2 * tile, "fast_rows": 1, "fast_columns": 2, "many": 0}
+    small: dict[str, Any] = {"scores": 2 * tile, "fast_rows": 1, "fast_columns": 2, "many": 0}
     patch.setattr(numpy, "small_scores", 0)
     patch.setattr(numpy, "tiling", replace(numpy.tiling, **small))
     if HAS_TORCH:

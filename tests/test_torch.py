@@ -22,7 +22,6 @@ from service import attend
 from service.attention.operands import make_operands
 from service.attention.plan import Plan, make_plan
 from service.attention.spec import AttentionSpec, SegmentIds, Window
-from service.attention.tiles import whole
 from service.backends.base import OutOfMemory
 from tests.backends import HAS_TORCH
 from tests.by_flex import OPTIONS, compare, random_request
@@ -34,7 +33,6 @@ if HAS_TORCH:
 
     from service.backends.dense.compute import compute
     from service.backends.dense.operands import load_operands
-    from service.backends.dense.scores import visible
     from service.backends.torch import devices, flex, sdpa, staging
     from service.backends.torch.backend import TorchBackend, keeps_halves
 
@@ -286,33 +284,6 @@ def test_flex_attention_means_what_the_plan_does(name: str) -> None:
         np.testing.assert_allclose(ours.arrays[key], array, rtol=1e-5, atol=2e-6)
     assert ours.fully_masked_rows == definition.fully_masked_rows
     assert flex.agree(ours, definition, torch.float32)
-
-
-@pytest.mark.parametrize("name", FLEX)
-def test_blocks_hold_all_that_is_seen(name: str) -> None:
-    """Those looked at whole hold nothing that is hidden, those left out nothing that is seen."""
-    plan, lib, _ = prepared(FLEX[name])
-    seen = visible(plan, lib, whole(plan))
-    all_seen = np.broadcast_to(np.ones((), bool) if seen is None else seen.numpy(), (2, 4, 300, 280))[:, 0]
-    blocks, size = flex.Hiding.of(plan).blocks(), flex.BLOCK
-    for b in range(2):
-        for n in range(3):
-            rows = all_seen[b, n * size : (n + 1) * size]
-            part = set(blocks.part_indices[b, 0, n, : blocks.part_counts[b, 0, n]].tolist())
-            full = set(blocks.full_indices[b, 0, n, : blocks.full_counts[b, 0, n]].tolist())
-            assert not part & full
-            for m in range(3):
-                columns = rows[:, m * size : (m + 1) * size]
-                assert m in part | full or not columns.any()
-                assert m not in full or (columns.all() and columns.shape == (size, size))
-
-
-def test_blocks_leave_out_what_is_far() -> None:
-    spec = AttentionSpec(input=normal(2048, 1), window=Window(100, 0), include=())
-    blocks = flex.Hiding.of(make_plan(spec)).blocks()
-    assert (blocks.part_counts + blocks.full_counts).tolist() == [[[1] + [2] * 15]]
-    everything = flex.Hiding.of(make_plan(AttentionSpec(input=normal(2048, 1), include=(), softcap=1.0))).blocks()
-    assert everything.full_counts.tolist() == [[[16] * 16]]
 
 
 def test_flex_attention_is_compiled_for_many_kinds() -> None:

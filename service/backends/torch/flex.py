@@ -4,7 +4,7 @@ hidden blocks, compiled for a GPU.
 Compiling takes seconds, so no request waits for it: the first request of a kind is computed by another kernel while
 FlexAttention is compiled and tried on random numbers. It is used afterwards if it agreed with the dense computation.
 
-Shapes in comments: b batch, h heads, q queries, k keys, n blocks of queries, m blocks of keys.
+Shapes in comments: b batch, h heads, q queries, k keys.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from functools import cache, partial
 from threading import Lock, Thread
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from service.attention.features import ALWAYS
 from service.attention.plan import Plan
@@ -126,24 +125,10 @@ def can_express(plan: Plan, loaded: LoadedOperands) -> bool:
     return plan.features <= KNOWN and loaded.bad_values is None and known_bounds(plan, loaded).exclude_overflow(plan)
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """The blocks of keys that each block of queries sees: `part` with some scores hidden, `full` with none.
-
-    counts (b, 1, n) and indices (b, 1, n, m), int32; only the first `counts` indices of a row are valid
-    """
-
-    part_counts: np.ndarray
-    part_indices: np.ndarray
-    full_counts: np.ndarray
-    full_indices: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class Hiding:
+class Hiding(NamedTuple):
     """What hides scores: query i sees key j if low <= j - i <= high and both have the same id.
 
-    low, high: (b,); queries (b, q) and keys (b, k): ids
+    low, high: (b,); queries (b, q) and keys (b, k): ids; int32
     """
 
     low: np.ndarray
@@ -171,111 +156,60 @@ class Hiding:
             keys[np.broadcast_to(~mask.keys, (b, k))] = NO_KEY
         return Hiding(low.astype(np.int32), high.astype(np.int32), queries, keys)
 
-    def blocks(self) -> Blocks:
-        """Which blocks must be computed, and which of these without a mask."""
-        i, j = _extent(self.queries.shape[1]), _extent(self.keys.shape[1])  # first and last of each block
-        first_query, last_query, first_key, last_key = i[0][:, None], i[1][:, None], j[0][None], j[1][None]
-        low, high = self.low[:, None, None], self.high[:, None, None]
-        some = (last_key - first_query >= low) & (first_key - last_query <= high)  # b n m
-        every = (first_key - last_query >= low) & (last_key - first_query <= high)
-        every &= (last_query - first_query == BLOCK - 1) & (last_key - first_key == BLOCK - 1)
-        least_query, most_query = (ids[:, :, None] for ids in _ids(self.queries, NO_QUERY))
-        least_key, most_key = (ids[:, None, :] for ids in _ids(self.keys, NO_KEY))
-        some &= (least_query <= most_key) & (least_key <= most_query)
-        every &= (least_query == most_key) & (least_key == most_query)
-        every &= (self._whole(self.queries, NO_QUERY)[:, :, None]) & (self._whole(self.keys, NO_KEY)[:, None, :])
-        return Blocks(*_listed(some & ~every), *_listed(every))
 
-    @staticmethod
-    def _whole(ids: np.ndarray, hidden: int) -> np.ndarray:
-        """True for each block without hidden tokens."""
-        return ~np.logical_or.reduceat(ids == hidden, range(0, ids.shape[1], BLOCK), axis=1)
+def mask_mod(plan: Plan, lib: TorchLibrary) -> Callable[..., torch.Tensor]:
+    """The function of batch entry, head, query and key that tells whether the key is visible."""
+    low, high, queries, keys = map(lib.load, Hiding.of(plan))
+
+    def sees(b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
+        return (j - i >= low[b]) & (j - i <= high[b]) & (queries[b, i] == keys[b, j])
+
+    return sees
 
 
-def _extent(length: int) -> tuple[np.ndarray, np.ndarray]:
-    first = np.arange(0, length, BLOCK)
-    return first, np.minimum(first + BLOCK, length) - 1
+def score_mod(plan: Plan, lib: TorchLibrary) -> Callable[..., torch.Tensor] | None:
+    """The function that caps scores and adds ALiBi; None if the plan has neither."""
+    softcap = slopes = offset = None
+    if plan.softcap is not None:
+        softcap = lib.load(np.full(plan.sizes.num_heads, plan.softcap, plan.compute_dtype))
+    for alibi in _terms(plan, Alibi):
+        slopes = lib.load(alibi.slopes)
+        offset = lib.load(np.broadcast_to(alibi.offset, (plan.sizes.batch_size,)))
 
-
-def _ids(ids: np.ndarray, hidden: int) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the largest id of each block, without hidden tokens: an empty interval if all are hidden."""
-    starts = range(0, ids.shape[1], BLOCK)
-    least = np.minimum.reduceat(np.where(ids == hidden, np.iinfo(np.int32).max, ids), starts, axis=1)
-    most = np.maximum.reduceat(np.where(ids == hidden, np.iinfo(np.int32).min, ids), starts, axis=1)
-    return least, most
-
-
-def _listed(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Booleans (b, n, m) as their count in each row, and the indices of the row, those of True first."""
-    order = np.argsort(~blocks, axis=-1, kind="stable").astype(np.int32)
-    return blocks.sum(axis=-1, dtype=np.int32)[:, None], np.ascontiguousarray(order[:, None])
-
-
-def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    hiding: tuple[torch.Tensor, ...],
-    blocks: tuple[torch.Tensor, ...],
-    added: tuple[torch.Tensor | None, ...],
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs (b, h, q, e) and logsumexp (b, h, q); the function that is compiled.
-
-    hiding, blocks: as in the classes of these names; added: softcap and slopes (h,) and offset (b,), None where absent
-    """
-    low, high, queries, keys = hiding
-    softcap, slopes, offset = added
-
-    def score(score: torch.Tensor, b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
+    def change(score: torch.Tensor, b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
         if softcap is not None:
             score = softcap[h] * torch.tanh(score / softcap[h])
         if slopes is not None and offset is not None:
             score = score - slopes[h] * torch.abs(i + offset[b] - j)
         return score
 
-    def sees(b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
-        return (j - i >= low[b]) & (j - i <= high[b]) & (queries[b, i] == keys[b, j])
-
-    lengths = query.shape[2], key.shape[2]
-    mask = BlockMask.from_kv_blocks(*blocks, BLOCK, sees, seq_lengths=lengths, compute_q_blocks=False)
-    outputs, aux = flex_attention(
-        query,
-        key,
-        value,
-        score_mod=None if softcap is None and slopes is None else score,
-        block_mask=mask,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-        return_aux=AuxRequest(lse=True),
-    )
-    return outputs, aux.lse
+    return None if softcap is None and slopes is None else change
 
 
 @cache
-def _compiled(backend: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """`attend`, compiled. torch makes lengths that change from call to call dynamic by itself."""
-    found: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.compile(attend, fullgraph=True, backend=backend)
+def _compiled(backend: str) -> Callable[..., Any]:
+    """flex_attention, compiled. torch makes lengths that change from call to call dynamic by itself."""
+    found: Callable[..., Any] = torch.compile(flex_attention, fullgraph=True, backend=backend)
     return found
 
 
 def compute(plan: Plan, lib: TorchLibrary, loaded: LoadedOperands) -> Computed:
     """Compute a plan that `can_express` accepts."""
-    hiding, sizes = Hiding.of(plan), plan.sizes
-    blocks = hiding.blocks()
-    softcap = None if plan.softcap is None else np.full(sizes.num_heads, plan.softcap, plan.compute_dtype)
-    slopes = offset = None
-    for alibi in _terms(plan, Alibi):
-        slopes, offset = alibi.slopes, np.broadcast_to(alibi.offset, (sizes.batch_size,))
+    sizes = plan.sizes
     run = _compiled("inductor" if lib.is_asynchronous else "eager")  # which only traces: this is no kernel for the CPU
+    mask = create_block_mask(
+        mask_mod(plan, lib), sizes.batch_size, None, sizes.query_length, sizes.key_length, lib.device, BLOCK
+    )
     with torch._dynamo.config.patch(recompile_limit=MAX_COMPILED):  # for this thread; by default 8
-        outputs, logsumexp = run(
+        outputs, aux = run(
             *(tensor.contiguous() for tensor in (loaded.query, loaded.key, loaded.value)),  # as in the trial
-            tuple(map(lib.load, (hiding.low, hiding.high, hiding.queries, hiding.keys))),
-            tuple(map(lib.load, (blocks.part_counts, blocks.part_indices, blocks.full_counts, blocks.full_indices))),
-            tuple(None if array is None else lib.load(array) for array in (softcap, slopes, offset)),
-            plan.scale,
+            score_mod=score_mod(plan, lib),
+            block_mask=mask,
+            scale=plan.scale,
+            enable_gqa=sizes.num_heads != sizes.num_kv_heads,
+            return_aux=AuxRequest(lse=True),
         )
+    logsumexp = aux.lse
     unseen = logsumexp == -math.inf
     masked = count_rows(plan, lib, unseen, whole(plan))
     if plan.sinks is not None:  # the part of the weight that the sink does not take

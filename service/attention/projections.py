@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,9 +20,9 @@ class DenseMap:
     """
 
     weight: np.ndarray
-    bias: np.ndarray | None
-    heads: int | None
     pointer: str
+    bias: np.ndarray | None = None
+    heads: int | None = None
 
     @property
     def features(self) -> int:
@@ -56,7 +56,7 @@ def dense(linear: LinearMap, name: str, in_features: int | None, dtype: np.dtype
         raise ShapeMismatch.of(pointer, shape(leading + wanted), matrix, f"{in_features} features go in")
     heads = matrix.shape[0] if matrix.ndim == 3 else None
     flat = cast(oriented, dtype, pointer).reshape(-1, oriented.shape[-1])
-    return DenseMap(flat, linear.bias, heads, pointer)
+    return DenseMap(flat, pointer, linear.bias, heads)
 
 
 def with_bias(found: DenseMap, heads: int | None, dtype: np.dtype) -> DenseMap:
@@ -73,4 +73,4 @@ def with_bias(found: DenseMap, heads: int | None, dtype: np.dtype) -> DenseMap:
     pointer = found.pointer.rpartition("/")[0] + "/bias"
     if found.bias.shape not in shapes:
         raise ShapeMismatch.of(pointer, " or ".join(map(shape, dict.fromkeys(shapes))), found.bias)
-    return DenseMap(found.weight, cast(found.bias, dtype, pointer).reshape(out), found.heads, found.pointer)
+    return replace(found, bias=cast(found.bias, dtype, pointer).reshape(out))

@@ -39,8 +39,7 @@ class Role:
 
     field: str
     view: View
-    map: DenseMap | None
-    heads: int
+    map: DenseMap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +52,9 @@ class Roles:
     query: Role
     key: Role
     value: Role
-    output_map: DenseMap | None
-    past_length: int
     sizes: Sizes
+    output_map: DenseMap | None = None
+    past_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +152,9 @@ def _role(role: _Given, heads: int, dtype: np.dtype) -> Role:
     lengths = {"b": role.size("b"), "h": heads, "l": role.size("l")}
     if role.map is not None:
         view = shapes.to_canonical(role.layout, "bld", lengths | {"d": role.size("d")})
-        return Role(role.field, view, with_bias(role.map, heads, dtype), heads)
+        return Role(role.field, view, with_bias(role.map, heads, dtype))
     view = shapes.to_canonical(role.layout, "bhld", lengths | {"d": role.per_head(heads)})
-    return Role(role.field, view, None, heads)
+    return Role(role.field, view)
 
 
 def _past_length(spec: AttentionSpec, layout: Layout, sizes: tuple[int, int, int, int]) -> int:

@@ -32,13 +32,6 @@ Output = Literal[
 ]
 DEFAULT_INCLUDE: Final[tuple[Output, ...]] = ("attention_weights",)
 
-# Scores on their way to weights. They are returned in the type that is computed in.
-STAGES: Final = ("scores", "scaled_scores", "capped_scores", "masked_scores")
-# Axes (q, k) last, swapped together when the layout holds tokens in columns.
-SCORE_MATRICES: Final = frozenset({"attention_weights", *STAGES})
-# One number a row of the score matrices.
-ROW_STATISTICS: Final = frozenset({"logsumexp", "entropy"})
-
 
 @dataclass(frozen=True, slots=True)
 class LinearMap:

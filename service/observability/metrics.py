@@ -105,7 +105,7 @@ class Metrics:
         )
         for code in error_classes():  # from 0 on, as increase() does not see the first sample of a series
             self._problems(code)
-        seconds = "From head of request to end of answer."
+        seconds = "Time from the request head to the end of the response."
         self._seconds = cache(
             Histogram("attention_request_seconds", seconds, ("operation",), registry=registry, buckets=BUCKETS).labels
         )
@@ -114,13 +114,13 @@ class Metrics:
         self._computed = counters("attention_computed", "Requests that were computed.", "backend", "kernel")
         self._compute = counters("attention_compute_seconds", "Time spent computing.", "backend", "kernel")
         self._decode = counters("attention_decode_seconds", "Time spent decoding bodies.", "media_type")
-        encode = "Time of writing answers before they are sent."
+        encode = "Time spent encoding responses before they are sent."
         self._encode = counters("attention_encode_seconds", encode, "media_type")
-        queue = "Time of waiting for a slot and memory."
+        queue = "Time spent waiting for a slot or memory."
         self._queue = Counter("attention_queue_seconds", queue, registry=registry)
-        batches = "Batches of more than one small request that were computed as one."
+        batches = "Batches of more than one request."
         self._batches = Counter("attention_batches", batches, registry=registry)
-        batched = "Small requests that were computed in such batches."
+        batched = "Requests that were computed in such batches."
         self._batched = Counter("attention_batched_requests", batched, registry=registry)
         self._gauges = _gauges(self, admission)
         self._folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")

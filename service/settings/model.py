@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic import ByteSize, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.runtime.machine import cpu_count, memory_total
 from service.settings.files import check_certificate, check_folder, check_key, check_keys_file
@@ -168,6 +168,18 @@ class Settings(BaseSettings):
         "worker thread.",
     )
 
+    experimental: Annotated[frozenset[Literal["padding", "flex_attention", "cudnn_first"]], NoDecode] = Field(
+        frozenset(),
+        description="Fast paths for GPUs that were not measured yet, comma-separated: `padding` (requests of unequal "
+        "lengths in one batch), `flex_attention` (FlexAttention for masks by position), `cudnn_first` (the kernel of "
+        "cuDNN before others). Default: none.",
+    )
+
+    @field_validator("experimental", mode="before")
+    @classmethod
+    def _split_experimental(cls, names: object) -> object:
+        return {name.strip() for name in names.split(",") if name.strip()} if isinstance(names, str) else names
+
     @field_validator("memory_limit")
     @classmethod
     def _check_memory_limit(cls, limit: ByteSize, info: ValidationInfo) -> ByteSize:
@@ -273,6 +285,6 @@ def table() -> str:
 
 
 def _shown(default: Any) -> str:
-    if default in ("", None):
+    if default in ("", None, frozenset()):
         return ""
     return f"`{default.human_readable() if isinstance(default, ByteSize) else default}`"

@@ -1,4 +1,4 @@
-"""Masks and biases: which axes they have, and how they meet the scores (b, h, q, k)."""
+"""The axes of score matrices: which a request shows, and how masks and biases broadcast to (b, h, q, k)."""
 
 from __future__ import annotations
 

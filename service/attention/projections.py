@@ -1,4 +1,4 @@
-"""Linear maps of a projection, brought to one form: weight (out, in), bias (out,)."""
+"""The linear maps of a projection in one form: weight (out, in), bias (out,)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from service.errors import FieldConflict, MissingField, ShapeMismatch, shape
 class DenseMap:
     """y = x Wᵀ + bias, all heads stacked in `out`.
 
-    weight: (out, in)    bias: (out,) or None    heads: given by a weight of rank 3, else None
-    pointer: where in the request it stands
+    weight: (out, in)    bias: (out,) or None    heads: of a weight of rank 3, else None
+    pointer: the place in the request
     """
 
     weight: np.ndarray
@@ -31,7 +31,7 @@ class DenseMap:
 
 
 def dense(linear: LinearMap, name: str, in_features: int | None, dtype: np.dtype) -> DenseMap:
-    """Check one map against the features that go in, and bring it to the form above (the bias still as given).
+    """A map of a request as a DenseMap, its bias still unchecked. in_features: that it must take, None for any
 
     Errors: MissingField, FieldConflict (not exactly one of weight and kernel), ShapeMismatch.
     """
@@ -60,9 +60,11 @@ def dense(linear: LinearMap, name: str, in_features: int | None, dtype: np.dtype
 
 
 def with_bias(found: DenseMap, heads: int | None, dtype: np.dtype) -> DenseMap:
-    """Check the bias against the number of features out, and flatten it to (out,).
+    """The map with its bias checked and flattened to (out,).
 
-    heads: how the features split; None for the output map, whose bias has no per-head form.
+    heads: that the features are split into; None for the output map, whose bias has no form per head
+
+    Errors: ShapeMismatch, InvalidArray, Overflow.
     """
     if found.bias is None:
         return found

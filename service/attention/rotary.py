@@ -15,7 +15,7 @@ from service.errors import FieldConflict, InvalidArray, InvalidValue, MissingFie
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What turns the first 2·cos.shape[-1] features of query or key. cos, sin: (b or 1, l, dim/2)."""
+    """The angles that turn the first 2·cos.shape[-1] features of query or key. cos, sin: (b or 1, l, dim/2)."""
 
     cos: np.ndarray
     sin: np.ndarray
@@ -57,7 +57,7 @@ def rotations(
 
 
 def _positions(rotary: Rotary, role: str, batch: int, length: int, past: int) -> np.ndarray:
-    """The positions of the tokens of a role, (b or 1, l): as given, else counted on from the past."""
+    """The positions of the tokens of a role, (b or 1, l): those given, else counting on from the past."""
     given = rotary.query_positions if role == "query" else rotary.key_positions
     if given is None:
         return past + np.arange(length)[None]

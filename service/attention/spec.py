@@ -1,6 +1,6 @@
-"""What a caller asks for: the fields of the API as plain values, arrays as ndarrays.
+"""The request as plain values: the fields of the API, arrays as ndarrays.
 
-Field names and meanings are those of the API, so that an error found here points at the place in the request.
+Names and meanings are those of the API, so that an error found here points at the place in the request.
 """
 
 from __future__ import annotations

@@ -9,6 +9,6 @@ Letters, here and everywhere:
     e  the same in value (value_dim)
 
 Inside this package heads always stand before tokens: query (b, h, q, d), key (b, g, k, d), value (b, g, k, e), scores
-(b, h, q, k). The layouts of requests are converted when operands are made and results returned. This package imports the standard
-library and NumPy, nothing else.
+(b, h, q, k). The layouts of requests are converted when operands are made and results returned. This package imports
+the standard library and NumPy, nothing else.
 """

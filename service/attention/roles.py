@@ -179,7 +179,7 @@ def _past_length(spec: AttentionSpec, layout: Layout, sizes: tuple[int, int, int
 
 
 def _heads(spec: AttentionSpec, query: _Given, key: _Given, value: _Given) -> tuple[int, int]:
-    """num_heads and num_kv_heads: those asked for, else of the arrays and maps, else 1 and num_heads. All must agree."""
+    """num_heads and num_kv_heads: as asked for, else of the arrays and maps, else 1 and num_heads. All must agree."""
     h = _agree("num_heads", spec.num_heads, query) or 1
     g = _agree("num_kv_heads", spec.num_kv_heads, key)
     g_value = _agree("num_kv_heads", spec.num_kv_heads, value)

@@ -28,7 +28,6 @@ from service.observability.metrics import Shared, Tally
 from service.observability.tracing import tracing
 from service.pipeline.engine import Engine
 from service.routes import attention, health, inference, metrics, openapi, pages, problems
-from service.routes.tensors import TensorRoute
 from service.runtime.process import end_with_parent, tune, when_told_to_stop
 from service.settings import Settings, load_settings
 from service.version import __version__
@@ -124,6 +123,7 @@ def from_environment() -> FastAPI:
 
 def create_app(settings: Settings) -> FastAPI:
     """The service with these settings. It reads nothing from the environment and starts nothing."""
+    tally = Tally() if settings.metrics else None
     app = FastAPIOffline(
         title="Attention service",
         version=__version__,
@@ -137,30 +137,31 @@ def create_app(settings: Settings) -> FastAPI:
         swagger_ui_parameters={"validatorUrl": None},  # the validator badge would be fetched from elsewhere
         redirect_slashes=False,
         lifespan=lifespan,
+        middleware=middleware(settings, tally),
+        exception_handlers={
+            ServiceError: on_service_error,
+            HTTPException: on_http_exception,
+            MemoryError: on_memory_error,
+            RequestValidationError: on_validation_error,
+        },
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.settings = settings
     app.state.engine = Engine(settings)
-    app.state.tally = Tally() if settings.metrics else None
+    app.state.tally = tally
     app.state.shared = Shared(settings.metrics_folder) if settings.metrics_folder else None
     app.state.rpc = None
     if settings.grpc_port is not None:
         app.state.rpc = grpc_server()(settings, app.state.engine, app.state.tally)
     add_routes(app)
-    app.user_middleware = middleware(settings, app.state.tally)
-    app.add_exception_handler(ServiceError, on_service_error)
-    app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(MemoryError, on_memory_error)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
     app.openapi = partial(openapi.build, app)  # type: ignore[method-assign]  # as FastAPI documents it
     return app
 
 
 def add_routes(app: FastAPI) -> None:
     """All operations, those on tensors first, as routes are tried in order."""
-    attention.add_routes(app)
-    inference.add_routes(app)
-    app.router.routes.sort(key=lambda route: not isinstance(route, TensorRoute))
+    app.include_router(attention.router)
+    app.include_router(inference.tensor_router)
     app.include_router(health.router)
     app.include_router(inference.router)
     app.include_router(problems.router)
@@ -174,7 +175,7 @@ def middleware(settings: Settings, tally: Tally | None) -> list[Middleware]:
     found = [
         Middleware(DiscardUnreadBody, seconds=settings.read_timeout),
         Middleware(RequestContext, tally=tally),
-        Middleware(CheckHead, close_after_offers=settings.http_parser == "httptools"),
+        Middleware(CheckHead, close_after_upgrade=settings.http_parser == "httptools"),
     ]
     if settings.tracing:
         found.insert(0, tracing())

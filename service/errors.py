@@ -283,11 +283,11 @@ def kind_of(error: ServiceError) -> type[ServiceError]:
     return error_classes().get(codes.pop(), type(error)) if len(codes) == 1 else type(error)
 
 
-def settle(error: BaseException | None) -> None:
-    """Let go of the way that an error came, and those before it, once it is answered.
+def drop_tracebacks(error: BaseException | None) -> None:
+    """Drop the tracebacks of a handled error so that the frames, which hold the body, are freed at once.
 
-    Futures hold the errors that threads raise, these the frames that they passed, and frames the futures: a body that a
-    frame has seen would stay until somebody looks for cycles.
+    Futures hold the errors that threads raise, errors the frames that they passed, and frames the futures: a body would
+    stay in this cycle until the garbage collector runs.
     """
     while error is not None:
         error.__traceback__ = None

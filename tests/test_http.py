@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from service.codecs import CODECS
 from service.errors import error_classes
-from service.http.media import answer_type
+from service.http.negotiation import response_type
 from service.runtime.machine import cpu_count
 from service.settings import Settings
 from tests.conftest import app, serving
@@ -160,7 +160,7 @@ def test_accept(client: httpx.Client, accept: str, status: int) -> None:
     ],
 )
 def test_accept_among_several(accept: str, chosen: str) -> None:
-    assert answer_type(accept, "a/own", ["a/other", "a/own"]) == chosen
+    assert response_type(accept, "a/own", ["a/other", "a/own"]) == chosen
 
 
 @pytest.fixture(scope="module")

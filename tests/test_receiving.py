@@ -58,7 +58,7 @@ def received(sender: Sender, length: int | None = None, limits: BodyLimits = LIM
 
     async def main() -> tuple[bytes, int, float]:
         running = execution()
-        body = await receive_body(sender.receive, length, limits, running, lambda size: 3 * size)
+        body = await receive_body(sender.receive, length, limits, running, lambda size, limit: 3 * size)
         held = 0 if running.lease is None else running.lease.memory
         return bytes(body), held, asyncio.get_running_loop().time()
 
@@ -104,7 +104,7 @@ def test_a_slow_but_steady_body_is_received() -> None:
 def test_a_body_below_the_least_rate_is_refused(sender: Sender, after: float) -> None:
     async def main() -> float:
         with pytest.raises(TooSlow, match="within 30 s, or at"):
-            await receive_body(sender.receive, None, LIMITS, execution(), lambda size: size)
+            await receive_body(sender.receive, None, LIMITS, execution(), lambda size, limit: size)
         return asyncio.get_running_loop().time()
 
     assert run(main()) == pytest.approx(after, abs=1)
@@ -117,7 +117,7 @@ def test_the_time_of_a_sender_stands_still_while_it_waits_for_memory() -> None:
         await holder.grow(4 * MB, Deadline(1000), compute=True)
         asyncio.get_running_loop().call_later(500, holder.release)
         sender = Sender(MB, 3, every=1)
-        assert len(await receive_body(sender.receive, 3 * MB, LIMITS, waiting, lambda size: size)) == 3 * MB
+        assert len(await receive_body(sender.receive, 3 * MB, LIMITS, waiting, lambda size, limit: size)) == 3 * MB
         assert asyncio.get_running_loop().time() == pytest.approx(502)
 
     run(main())
@@ -134,7 +134,7 @@ def test_a_large_body_is_refused_before_it_is_read_where_no_place_is_left() -> N
         others = [running._admission.admit(1) for _ in range(2)]
         sender = Sender(MB, 5)
         with pytest.raises(Busy):
-            await receive_body(sender.receive, 5 * MB, LIMITS, running, lambda size: size)
+            await receive_body(sender.receive, 5 * MB, LIMITS, running, lambda size, limit: size)
         assert len(others) == 2
         return sender.sent
 

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import InternalError, settle
+from service.errors import InternalError, drop_tracebacks
 from service.http.browsers import security_headers
 from service.http.problems import problem
 from service.observability.metrics import DISCONNECTED, Tally
@@ -57,7 +57,7 @@ class RequestContext:
         try:
             await self._app(scope, receive, send_with_id)
         except (ClientDisconnect, Cancelled) as error:
-            settle(error)
+            drop_tracebacks(error)
         except Exception:
             logger.exception("request %s failed: a defect of the service", scope["state"]["request_id"])
             if not status:

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import grpc
 
-from service.errors import Fault, InternalError, MemoryLimit, ServiceError, Unauthorized, kind_of, settle
+from service.errors import Fault, InternalError, MemoryLimit, ServiceError, Unauthorized, drop_tracebacks, kind_of
 from service.observability.metrics import DISCONNECTED, Tally
 from service.observability.request_id import ACCEPTABLE, LOWER, new_id
 from service.pipeline.engine import Engine
+from service.pipeline.execution import Execution
 from service.rpc.statuses import STATUSES
 from service.settings import Settings
 from service.settings.keys import Keys
@@ -27,21 +28,21 @@ access = logging.getLogger("attention.access")
 logger = logging.getLogger("attention")
 
 
-class Exchange:
-    """One call. execution: its way through the pipeline; noted: of an inference, for its line in the log"""
+class Call:
+    """One call. execution: what it holds; log_fields: of an inference, for its line in the log"""
 
-    __slots__ = ("context", "execution", "metadata", "noted", "request_id")
+    __slots__ = ("context", "execution", "log_fields", "metadata", "request_id")
 
-    def __init__(self, context: Any, engine: Engine) -> None:
+    def __init__(self, context: Any, execution: Execution) -> None:
         self.context = context
-        self.execution = engine.start()
+        self.execution = execution
         self.metadata = {name: _bytes(value) for name, value in context.invocation_metadata()}
         chosen = self.metadata.get(REQUEST_ID, b"")
         self.request_id = str(chosen, "ascii") if ACCEPTABLE.fullmatch(chosen) else new_id()
-        self.noted: Mapping[str, Any] = {}
+        self.log_fields: Mapping[str, Any] = {}
 
     def trailers(self, error: ServiceError | None = None) -> list[tuple[str, str]]:
-        """What is sent after the answer, or in its place."""
+        """The trailing metadata of the answer, or of the error."""
         found = [(REQUEST_ID, self.request_id)]
         if self.execution.timings.decode:
             found.append(("server-timing", str(self.execution.timings.header(), "ascii")))
@@ -50,12 +51,12 @@ class Exchange:
         return found
 
 
-# Takes an exchange and returns the message of the answer.
-Method = Callable[[Exchange], Awaitable[bytes]]
+# Takes a call and returns the message of the answer.
+Method = Callable[[Call], Awaitable[bytes]]
 
 
 class Calls:
-    """Answers calls, whatever happens inside."""
+    """Answers calls: authenticates, counts and logs them, and gives every error a status."""
 
     def __init__(self, settings: Settings, engine: Engine, tally: Tally | None) -> None:
         self._engine = engine
@@ -68,64 +69,68 @@ class Calls:
         path, operation: what was asked for, and how it is counted; requests: of a stream, of which there is only one
         """
         start = time.perf_counter()
-        exchange = Exchange(context, self._engine)
-        status, problem = DISCONNECTED, None
         if self._tally is not None:
             self._tally.in_flight += 1
-        try:
-            self._admit(exchange)
-            message = await method(exchange)
-            context.set_trailing_metadata(exchange.trailers())
-            await context.write(message)  # until it is on its way: a client that is slow to take it holds its memory
-            status = 200
-        except ServiceError as error:
-            settle(error)
-            status, problem = _refuse(exchange, error)
-        except MemoryError as error:
-            settle(error)
-            status, problem = _refuse(exchange, MemoryLimit.failed())
-        except (asyncio.CancelledError, grpc.aio.InternalError):
-            raise  # nobody is left to answer
-        except Exception:
-            logger.exception("request %s failed: a defect of the service", exchange.request_id)
-            status, problem = _refuse(exchange, InternalError())
-        finally:
-            exchange.execution.release()
-            self._note(exchange, path, operation, status, problem, time.perf_counter() - start)
+        status, problem = DISCONNECTED, None
+        with self._engine.start() as execution:
+            call = Call(context, execution)
+            try:
+                status, problem = await self._answer(call, method)
+            finally:
+                self._note(call, path, operation, status, problem, time.perf_counter() - start)
 
-    def _admit(self, exchange: Exchange) -> None:
+    async def _answer(self, call: Call, method: Method) -> tuple[int, str | None]:
+        """Send the answer or the error of a call; its status over HTTP, and the code of the error."""
+        try:
+            self._authenticate(call)
+            message = await method(call)
+            call.context.set_trailing_metadata(call.trailers())
+            # Until it is on its way: a client that is slow to take it holds its memory.
+            await call.context.write(message)
+        except ServiceError as error:
+            drop_tracebacks(error)
+            return _set_error(call, error)
+        except MemoryError as error:
+            drop_tracebacks(error)
+            return _set_error(call, MemoryLimit.failed())
+        except (asyncio.CancelledError, grpc.aio.InternalError):
+            raise  # the client is disconnected
+        except Exception:
+            logger.exception("request %s failed: a defect of the service", call.request_id)
+            return _set_error(call, InternalError())
+        return 200, None
+
+    def _authenticate(self, call: Call) -> None:
         """Errors: Unauthorized."""
-        authorization = exchange.metadata.get("authorization", b"")
+        authorization = call.metadata.get("authorization", b"")
         if self._keys is not None and not self._keys.admit(authorization):
             got = "another key" if authorization else "none"
             raise Unauthorized(Fault("", "metadata authorization: Bearer and a key", got))
 
-    def _note(
-        self, exchange: Exchange, path: str, operation: str, status: int, problem: str | None, seconds: float
-    ) -> None:
+    def _note(self, call: Call, path: str, operation: str, status: int, problem: str | None, seconds: float) -> None:
         """Count and log a call that has been answered."""
         if self._tally is not None:
             self._tally.in_flight -= 1
             self._tally.answered(operation, status, seconds, problem, protocol="grpc")
         if access.isEnabledFor(logging.INFO):
             fields = {
-                "request_id": exchange.request_id,
+                "request_id": call.request_id,
                 "method": "gRPC",
                 "path": path[:100],
                 "status": status,
                 "milliseconds": round(seconds * 1e3, 2),
                 "code": problem,
             }
-            access.info("request", extra=fields | dict(exchange.noted))
+            access.info("request", extra=fields | dict(call.log_fields))
 
 
-def _refuse(exchange: Exchange, error: ServiceError) -> tuple[int, str]:
-    """Let the call end with an error; its status over HTTP, and its code."""
+def _set_error(call: Call, error: ServiceError) -> tuple[int, str]:
+    """End a call with an error; returns its status over HTTP, and its code."""
     kind = kind_of(error)
     text = str(error)
-    exchange.context.set_trailing_metadata(exchange.trailers(error))
-    exchange.context.set_code(grpc.StatusCode[STATUSES[kind.status]])
-    exchange.context.set_details(text if len(text) <= MAX_DETAILS else f"{text[:MAX_DETAILS]}…")
+    call.context.set_trailing_metadata(call.trailers(error))
+    call.context.set_code(grpc.StatusCode[STATUSES[kind.status]])
+    call.context.set_details(text if len(text) <= MAX_DETAILS else f"{text[:MAX_DETAILS]}…")
     return kind.status, kind.code
 
 

@@ -160,8 +160,8 @@ def create_app(settings: Settings) -> FastAPI:
 
 def add_routes(app: FastAPI) -> None:
     """All operations, those on tensors first, as routes are tried in order."""
-    app.include_router(attention.router)
-    app.include_router(inference.tensor_router)
+    attention.add_routes(app)
+    inference.add_routes(app)
     app.include_router(health.router)
     app.include_router(inference.router)
     app.include_router(problems.router)

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from service.errors import BodyTooLarge, Busy, TooSlow
 from service.http.body import STEP, BodyLimits, content_length, receive_body
 from service.http.discard import ANNOUNCED, UNKNOWN, DiscardUnreadBody, discarded_bytes
-from service.http.head import MAX_HEAD, check
+from service.http.head import MAX_HEAD, check, parse_length
 from service.pipeline.admission import AdmissionController
 from service.pipeline.deadline import Deadline
 from service.pipeline.execution import Execution
@@ -253,3 +253,14 @@ def test_discarded_bytes() -> None:
     for length in (b"%d" % ANNOUNCED, b"9" * 30, b"x"):
         assert discarded_bytes([(b"content-length", length)]) == UNKNOWN
     assert discarded_bytes([]) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("value", "length"),
+    [
+        (b"0", 0), (b"0017", 17), (b"9" * 18, 10**18 - 1), (b"1" + b"0" * 18, 10**18), (b"9" * 60_000, 10**18),
+        (b"", None), (b"-1", None), (b"+1", None), (b"1_0", None), (b"1, 1", None), ("\u0663".encode(), None),
+    ],
+)  # fmt: skip
+def test_lengths_are_parsed_alike_everywhere(value: bytes, length: int | None) -> None:
+    assert parse_length(value) == length

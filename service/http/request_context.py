@@ -1,4 +1,4 @@
-"""Every request gets an id, is counted and logged, and every failure has a response."""
+"""Middleware: every request gets an id, is counted and logged, and every defect has a response."""
 
 from __future__ import annotations
 
@@ -90,6 +90,6 @@ class RequestContext:
 
 
 def operation_of(scope: Scope) -> str:
-    """The path of an operation as it is declared; not what was asked for, which may be anything."""
+    """The path template of the matched route, or "other": as a label, the requested path could be anything."""
     route = scope.get("route")
     return getattr(route, "path", "other") if route is not None else "other"

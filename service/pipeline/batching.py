@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from anyio import to_thread
@@ -88,11 +88,14 @@ class Batch:
         if self.timer is not None:
             self.timer.cancel()
         self.deadline = Deadline(max(member.deadline.left for member in self.members))
+        self._pending = len(self.members)
         for member in self.members:
-            member.result.add_done_callback(self._cancel_if_all_are_done)
+            member.result.add_done_callback(self._count_down)
 
-    def _cancel_if_all_are_done(self, _: asyncio.Future[Any]) -> None:
-        if all(member.result.done() for member in self.members):
+    def _count_down(self, _: asyncio.Future[Result]) -> None:
+        """Cancel the deadline when no request waits for its result any more."""
+        self._pending -= 1
+        if not self._pending:
             self.deadline.cancel()
 
     def begin(self) -> list[Member]:

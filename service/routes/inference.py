@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, FastAPI, Path, Request, Response
 
 from service.http.negotiation import negotiate_inference
 from service.http.problems import INFERENCE
@@ -28,7 +28,7 @@ from service.schemas.inference import (
 ModelName = Annotated[str, Path(description="The model: attention.")]
 ModelVersion = Annotated[str, Path(description="The version of the model: 1.")]
 
-tensor_router = APIRouter(prefix=INFERENCE, tags=["inference protocol"])
+
 router = APIRouter(prefix=INFERENCE, tags=["inference protocol"], responses=inference_errors(401, 404, 500))
 
 
@@ -111,28 +111,34 @@ async def model_version_ready(request: Request, model_name: ModelName, model_ver
     return ModelReady(name=MODEL, ready=True)
 
 
-_infer = partial(
-    tensor_router.post,
-    response_model=InferenceResponse,
-    response_description="The outputs asked for.",
-    responses=inference_errors(400, 401, 404, 408, 413, 415, 422, 431, 500, 503, 504) | inference_answer(),
-    openapi_extra=inference_body(InferenceRequest),
-)
-
-
-@_infer("/models/{model_name}/infer", operation_id="infer", summary="Compute attention by the inference protocol")
 async def infer(request: Request, model_name: ModelName) -> Response:
     """What POST /attention computes. Arrays are inputs, all other fields parameters, requested outputs `include`."""
     check_model(model_name)
     return await respond(request, negotiate_inference)
 
 
-@_infer(
-    "/models/{model_name}/versions/{model_version}/infer",
-    operation_id="inferVersion",
-    summary="Compute attention by a version of the model",
-)
 async def infer_version(request: Request, model_name: ModelName, model_version: ModelVersion) -> Response:
     """The same by a version; there is one."""
     check_model(model_name, model_version)
     return await respond(request, negotiate_inference)
+
+
+def add_routes(app: FastAPI) -> None:
+    """Add the operations on tensors to the application itself, as POST /attention is."""
+    add = partial(
+        app.add_api_route,
+        methods=["POST"],
+        tags=["inference protocol"],
+        response_model=InferenceResponse,
+        response_description="The outputs asked for.",
+        responses=inference_errors(400, 401, 404, 408, 413, 415, 422, 431, 500, 503, 504) | inference_answer(),
+        openapi_extra=inference_body(InferenceRequest),
+    )
+    model = f"{INFERENCE}/models/{{model_name}}"
+    add(f"{model}/infer", infer, operation_id="infer", summary="Compute attention by the inference protocol")
+    add(
+        f"{model}/versions/{{model_version}}/infer",
+        infer_version,
+        operation_id="inferVersion",
+        summary="Compute attention by a version of the model",
+    )

@@ -1,4 +1,4 @@
-"""One call over gRPC: it gets an id, needs a key, is counted and logged, and every failure has a status."""
+"""Calls over gRPC: each gets a request id, is authenticated, counted and logged, and every error has a status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The methods of the protocol: health, metadata, inference, each from one message to another."""
+"""The methods of the protocol: health, metadata, inference. Each takes a call and returns the message of its answer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from service.rpc.calls import Call, Method
 from service.schemas.inference import MODEL, MODEL_METADATA, SERVER_METADATA, VERSION, check_model
 from service.settings import Settings
 
-# How many times the memory of a message it takes: as it came, and its tensors.
+# Copies of a message in memory: as it was received, and its tensors.
 COPIES: Final = 2
 # Part of the memory that messages may take while they are received: one in so many.
 RECEIVING_SHARE: Final = 4
 
 
 class Inference:
-    """What the service answers. methods: by their names, those that need nothing but their name read no message."""
+    """The methods by their names. Those without parameters receive no message."""
 
     def __init__(self, settings: Settings, engine: Engine, tally: Tally | None) -> None:
         self._settings = settings
@@ -45,7 +45,7 @@ class Inference:
         }
 
     async def unknown(self, call: Call) -> bytes:
-        """Errors: MethodNotAllowed."""
+        """Refuse a method that does not exist. Errors: MethodNotAllowed."""
         raise MethodNotAllowed(Fault("", f"a method among {', '.join(self.methods)}", "another"))
 
     async def _server_live(self, call: Call) -> bytes:
@@ -58,11 +58,11 @@ class Inference:
         return _written("ServerMetadataResponse", **SERVER_METADATA.model_dump())
 
     async def _model_ready(self, call: Call) -> bytes:
-        await self._named("ModelReadyRequest", call)
+        await self._check_model("ModelReadyRequest", call)
         return _written("ModelReadyResponse", ready=self._is_ready())
 
     async def _model_metadata(self, call: Call) -> bytes:
-        await self._named("ModelMetadataRequest", call)
+        await self._check_model("ModelMetadataRequest", call)
         return _written("ModelMetadataResponse", **MODEL_METADATA.model_dump())
 
     def _is_ready(self) -> bool:
@@ -72,8 +72,8 @@ class Inference:
             return False
         return True
 
-    async def _named(self, name: str, call: Call) -> None:
-        """Errors: NotFound for a message that names another model."""
+    async def _check_model(self, name: str, call: Call) -> None:
+        """Check the model that a message names. Errors: NotFound for any other."""
         request = oip_grpc.parse(name, await self._receive(call))
         check_model(request.name, request.version or VERSION)
 
@@ -119,7 +119,7 @@ class Inference:
 
 
 async def run_to_end(work: Coroutine[Any, Any, bytes], deadline: Deadline) -> bytes:
-    """The result of a coroutine that is not cancelled with its caller, as threads cannot be: its deadline ends."""
+    """The result of a coroutine. If the caller is cancelled, the deadline is: the coroutine may wait for a thread."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)
@@ -127,11 +127,11 @@ async def run_to_end(work: Coroutine[Any, Any, bytes], deadline: Deadline) -> by
         deadline.cancel()
         await asyncio.wait([task])
         if not task.cancelled():
-            drop_tracebacks(task.exception())  # which would be logged, too, as if it had been forgotten
+            drop_tracebacks(task.exception())  # an exception that is never retrieved would be logged
         raise
 
 
 def _written(name: str, /, **fields: Any) -> bytes:
-    """A message in bytes."""
+    """A message of this name, serialized."""
     message: bytes = ParseDict(fields, MESSAGES[name]()).SerializeToString()
     return message

@@ -284,10 +284,6 @@ class AttentionRequest(Closed):
         "list", description="How a JSON answer holds arrays: as nested lists, or as objects with base64 data."
     )
 
-    def without_sources(self) -> AttentionRequest:
-        """The same without the sources."""
-        return self.model_copy(update=dict.fromkeys(spec.SOURCES))
-
     def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
         """The same request as a plain value, defaults filled in.
 

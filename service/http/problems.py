@@ -82,20 +82,20 @@ def _fault(fault: Fault) -> dict[str, str]:
 
 
 async def on_service_error(request: Request, error: Exception) -> Response:
-    """What the service raises by itself."""
+    """The response to an error that the service raises."""
     assert isinstance(error, ServiceError)
     drop_tracebacks(error)
     return problem(error, request)
 
 
 async def on_memory_error(request: Request, error: Exception) -> Response:
-    """What failed although its estimate fitted into the memory that there is."""
+    """The response where an allocation failed although the estimate of the request fitted into memory."""
     drop_tracebacks(error)
     return problem(MemoryLimit.failed(), request)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """What the router raises where no route matches, or what a dependency raises."""
+    """The response where no route matches, or to what a dependency or an added route raises."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -110,7 +110,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def on_validation_error(request: Request, error: Exception) -> Response:
-    """What FastAPI finds wrong with the parameters of an operation or a dependency."""
+    """The response to parameters of an operation or a dependency that FastAPI finds invalid."""
     assert isinstance(error, RequestValidationError)
     faults = []
     for found in error.errors():

@@ -26,7 +26,7 @@ class Exchange(NamedTuple):
 
 
 async def run(engine: Engine, exchange: Exchange, body: Body) -> Encoded:
-    """The encoded answer to a request. The caller must not keep the body: its memory is released once it is decoded.
+    """The encoded answer to a request. The caller should not keep the body: once decoded, its memory counts as free.
 
     Errors: ServiceError of every kind, Cancelled.
     """

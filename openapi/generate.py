@@ -21,9 +21,8 @@ from service.codecs import CODECS
 from service.errors import error_classes
 from service.observability.metrics import ComputedRequest, Metrics
 from service.pipeline.engine import Engine
-from service.pipeline.preparation import prepare
+from service.pipeline.execute import execute
 from service.rpc.statuses import STATUSES
-from service.schemas.request import AttentionRequest
 from service.schemas.response import answer
 from service.settings import Settings, table
 
@@ -44,8 +43,9 @@ def examples() -> str:
 def example_answer() -> str:
     """The answer to the first of them, to eight decimals: the last ones differ from machine to machine."""
     request = json.loads((CASES / f"{EXAMPLES[0]}.json").read_text(encoding="utf-8"))["request"]
-    prepared = prepare(AttentionRequest, CODECS["application/json"].decode(json.dumps(request).encode(), 2**20))
-    result = Engine(Settings.model_construct()).compute(prepared)
+    decoded = CODECS["application/json"].decode(json.dumps(request).encode(), 2**20)
+    prepared = Engine(Settings.model_construct()).plans.prepare(decoded)
+    result = execute(prepared)
     fields = answer(prepared.spec, result, request_id="5f0c2a9e7d1b4e6f8a3c0d9b7e5f1a2c")
     return json.dumps(fields, indent=1, default=lambda array: array.round(8).tolist()) + "\n"
 

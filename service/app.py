@@ -27,7 +27,6 @@ from service.observability.metrics import Metrics
 from service.observability.tracing import tracing
 from service.pipeline.engine import Engine
 from service.routes import attention, health, inference, metrics, openapi, pages, problems
-from service.routes.tensors import TensorRoute
 from service.runtime.process import end_with_parent, tune, when_told_to_stop
 from service.settings import Settings, load_settings
 from service.version import __version__
@@ -83,7 +82,7 @@ async def warm_up(engine: Engine) -> None:
 
 
 def grpc_server() -> Any:
-    """What serves gRPC, imported only now. Errors: SystemExit that names the extra, where gRPC is missing."""
+    """The class of the gRPC server. Errors: SystemExit that names the extra, if gRPC is not installed."""
     try:
         from service.rpc.server import RPC
     except ImportError as error:
@@ -106,7 +105,11 @@ def from_environment() -> FastAPI:
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service with these settings. It reads nothing from the environment and starts nothing."""
+    """The application with these settings. It reads nothing from the environment and starts nothing."""
+    engine = Engine(settings)
+    service_metrics = Metrics(engine.admission) if settings.metrics else None
+    if service_metrics is not None and engine.batcher is not None:
+        engine.batcher.on_batch = service_metrics.batch_computed
     app = FastAPIOffline(
         title="Attention service",
         version=__version__,
@@ -120,22 +123,22 @@ def create_app(settings: Settings) -> FastAPI:
         swagger_ui_parameters={"validatorUrl": None},  # the validator badge would be fetched from elsewhere
         redirect_slashes=False,
         lifespan=lifespan,
+        middleware=middleware(settings, service_metrics),
+        exception_handlers={
+            ServiceError: on_service_error,
+            HTTPException: on_http_exception,
+            MemoryError: on_memory_error,
+            RequestValidationError: on_validation_error,
+        },
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.settings = settings
-    app.state.engine = engine = Engine(settings)
-    app.state.metrics = Metrics(engine.admission) if settings.metrics else None
-    if app.state.metrics is not None and engine.batcher is not None:
-        engine.batcher.on_batch = app.state.metrics.batch_computed
+    app.state.engine = engine
+    app.state.metrics = service_metrics
     app.state.rpc = None
     if settings.grpc_port is not None:
-        app.state.rpc = grpc_server()(settings, engine, app.state.metrics)
+        app.state.rpc = grpc_server()(settings, engine, service_metrics)
     add_routes(app)
-    app.user_middleware = middleware(settings, app.state.metrics)
-    app.add_exception_handler(ServiceError, on_service_error)
-    app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(MemoryError, on_memory_error)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
     app.openapi = partial(openapi.build, app)  # type: ignore[method-assign]  # as FastAPI documents it
     return app
 
@@ -144,7 +147,6 @@ def add_routes(app: FastAPI) -> None:
     """All operations, those on tensors first, as routes are tried in order."""
     attention.add_routes(app)
     inference.add_routes(app)
-    app.router.routes.sort(key=lambda route: not isinstance(route, TensorRoute))
     app.include_router(health.router)
     app.include_router(inference.router)
     app.include_router(problems.router)
@@ -154,11 +156,11 @@ def add_routes(app: FastAPI) -> None:
 
 
 def middleware(settings: Settings, service_metrics: Metrics | None) -> list[Middleware]:
-    """Everything around the routes, from the outside in."""
+    """The middleware around the routes, from the outside in."""
     found = [
         Middleware(DiscardUnreadBody, seconds=settings.read_timeout),
         Middleware(RequestContext, metrics=service_metrics),
-        Middleware(CheckHead, close_after_offers=settings.http_parser == "httptools"),
+        Middleware(CheckHead, close_after_upgrade=settings.http_parser == "httptools"),
     ]
     if settings.tracing:
         found.insert(0, tracing())

@@ -6,7 +6,9 @@ Each subcommand imports the modules that it needs itself: `health` runs every fe
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import math
 import os
 import signal
 import sys
@@ -116,25 +118,26 @@ def _compute(options: argparse.Namespace) -> int:
     from service.codecs import CODECS
     from service.errors import ServiceError
     from service.pipeline.engine import Engine
-    from service.pipeline.preparation import prepare
-    from service.schemas.request import AttentionRequest
-    from service.schemas.response import answer
+    from service.pipeline.execution import Execution
+    from service.pipeline.run import Exchange, run
     from service.settings import load_settings
 
-    codec = CODECS["application/json"]
+    async def write(body: bytes) -> None:
+        engine, codec = Engine(load_settings()), CODECS["application/json"]
+        with Execution(engine.admission, math.inf) as execution:
+            encoded = await run(engine, Exchange(codec, codec, uuid4().hex, execution), body)
+            sys.stdout.buffer.writelines(encoded.chunks)
+
     try:
         body = sys.stdin.buffer.read() if options.request == "-" else Path(options.request).read_bytes()
     except OSError as error:
         print(f"{options.request}: {error.strerror}", file=sys.stderr)
         return 2
     try:
-        prepared = prepare(AttentionRequest, codec.decode(body, len(body)))
-        result = Engine(load_settings()).compute(prepared)
+        asyncio.run(write(body))
     except ServiceError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    fields = answer(prepared.spec, result, uuid4().hex)
-    sys.stdout.buffer.writelines(codec.encode(fields, base64=prepared.body.encoding == "base64").chunks)
     sys.stdout.buffer.write(b"\n")
     return 0
 

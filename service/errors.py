@@ -290,7 +290,7 @@ def kind_of(error: ServiceError) -> type[ServiceError]:
     return error_classes().get(codes.pop(), type(error)) if len(codes) == 1 else type(error)
 
 
-def settle(error: BaseException | None) -> None:
+def drop_tracebacks(error: BaseException | None) -> None:
     """Drop the tracebacks of a handled error and of its causes, so that their frames are freed at once.
 
     The future of a worker thread refers to its error, the error to the frames of its traceback, and a frame to the

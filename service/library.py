@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from service.attention.plan import make_plan
 from service.attention.result import Result
 from service.backends.registry import Backends
-from service.schemas.request import AttentionRequest
-from service.schemas.validate import validate
+from service.codecs.decoded import Decoded
+from service.pipeline.prepare import make_spec_and_plan
 
 
 def attend(query: Any = None, key: Any = None, value: Any = None, **fields: Any) -> Result:
@@ -27,10 +26,10 @@ def attend(query: Any = None, key: Any = None, value: Any = None, **fields: Any)
     Errors: service.errors.InvalidRequest, with a pointer to each field at fault.
     """
     given = {name: array for name, array in (("query", query), ("key", key), ("value", value)) if array is not None}
-    untyped = {name for name, value in (given | fields).items() if isinstance(value, list)}
-    request = validate(AttentionRequest, given | fields)
-    spec = request.attention_spec(untyped, allow_non_finite=True)
-    return backends().choose(spec.backend, spec.device).run(make_plan(spec), spec, spec.sources)
+    given |= fields
+    untyped = frozenset(name for name, field in given.items() if isinstance(field, list))
+    spec, plan = make_spec_and_plan(Decoded(given, untyped), allow_non_finite=True)
+    return backends().choose(spec.backend, spec.device).run(plan, spec, spec.sources)
 
 
 @cache

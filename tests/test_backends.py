@@ -24,7 +24,8 @@ from service.backends.numpy.backend import NumpyBackend
 from service.backends.registry import Backends
 from service.backends.torch.memory import DeviceMemory
 from service.errors import UnknownBackend
-from service.pipeline.engine import Engine, memory_limit
+from service.pipeline.admit import memory_limit_error
+from service.pipeline.engine import Engine
 from service.runtime.machine import memory_left
 from service.settings import Settings
 from tests import wire
@@ -281,7 +282,7 @@ def test_nobody_tells_how_much_memory_is_left(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Path, "read_text", no_file)
     assert memory_left() is None
-    refusal = memory_limit(make_plan(AttentionSpec(input=np.ones((1, 1)))), 5 * 2**20, None)
+    refusal = memory_limit_error(make_plan(AttentionSpec(input=np.ones((1, 1)))), 5 * 2**20, None)
     assert "expected a request whose memory can be had, got one that needs about 5.0MiB" in str(refusal)
 
 
@@ -295,7 +296,7 @@ def test_nobody_tells_how_much_memory_is_left(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_a_refusal_says_what_would_need_less(include: tuple[Output, ...], hint: str) -> None:
     plan = make_plan(AttentionSpec(input=np.ones((1, 1)), include=include))
-    assert hint in str(memory_limit(plan, 2, 1))
+    assert hint in str(memory_limit_error(plan, 2, 1))
 
 
 def test_a_device_without_room_is_a_413_that_says_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

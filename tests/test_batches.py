@@ -18,17 +18,21 @@ import numpy as np
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.attention.plan import Plan
 from service.attention.result import Result
 from service.backends.numpy.backend import NumpyBackend
+from service.codecs import CODECS
 from service.codecs.decoded import Decoded
 from service.codecs.typed_arrays import decode, encode
 from service.errors import Busy, InvalidArray, Overflow, TimeLimit
 from service.pipeline.admission import AdmissionController, Lease
+from service.pipeline.admit import admit
+from service.pipeline.compute import compute
 from service.pipeline.deadline import Cancelled, Deadline
 from service.pipeline.engine import Engine
+from service.pipeline.execute import execute
 from service.pipeline.execution import Execution
-from service.pipeline.preparation import PreparedRequest, prepare
-from service.schemas.request import AttentionRequest
+from service.pipeline.prepare import make_spec_and_plan
 from service.settings import Settings
 from tests.backends import BACKENDS
 from tests.conftest import app, serving
@@ -313,10 +317,14 @@ async def occupy(engine: Engine) -> Lease:
     return lease
 
 
-def job(seed: int, tokens: int = 5, **options: Any) -> PreparedRequest:
+def job(seed: int, tokens: int = 5, **options: Any) -> Decoded:
     random = np.random.default_rng(seed)
     fields = {name: random.normal(size=(tokens, 4)) for name in ("query", "key", "value")}
-    return prepare(AttentionRequest, Decoded(fields | {"is_causal": True} | options, frozenset()))
+    return Decoded(fields | {"is_causal": True} | options, frozenset())
+
+
+def plan_of(job: Decoded) -> Plan:
+    return make_spec_and_plan(job)[1]
 
 
 def engine(**settings: Any) -> Engine:
@@ -324,24 +332,32 @@ def engine(**settings: Any) -> Engine:
     return Engine(Settings.model_construct(**defaults | settings))
 
 
-def peak_bytes(request: PreparedRequest) -> int:
+def peak_bytes(job: Decoded) -> int:
     """What computing a request by NumPy takes, of memory."""
-    return NumpyBackend().peak_bytes(request.plan, "cpu")
+    return NumpyBackend().peak_bytes(plan_of(job), "cpu")
+
+
+async def attend_one(engine: Engine, job: Decoded, call: Execution) -> Result:
+    request = engine.plans.prepare(job)
+    return await compute(request, await admit(request, CODECS["application/json"], call), engine.batcher, call)
+
+
+def attend_alone(job: Decoded) -> Result:
+    return execute(engine(batch_window=0.0).plans.prepare(job))
 
 
 async def attend(
-    engine: Engine, jobs: list[PreparedRequest], calls: list[Execution] | None = None
+    engine: Engine, jobs: list[Decoded], calls: list[Execution] | None = None
 ) -> list[Result | BaseException]:
     calls = [fresh() for _ in jobs] if calls is None else calls
-    tasks = (engine.attend(job, call) for job, call in zip(jobs, calls, strict=True))
+    tasks = (attend_one(engine, job, call) for job, call in zip(jobs, calls, strict=True))
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def assert_right(results: list[Result | BaseException], jobs: list[PreparedRequest]) -> None:
-    alone = engine(batch_window=0.0)
+def assert_right(results: list[Result | BaseException], jobs: list[Decoded]) -> None:
     for result, job in zip(results, jobs, strict=True):
         assert isinstance(result, Result)
-        np.testing.assert_allclose(result.output, alone.compute(job).output, rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(result.output, attend_alone(job).output, rtol=1e-13, atol=1e-15)
 
 
 @anyio
@@ -392,8 +408,8 @@ async def test_who_comes_while_others_are_at_work_waits_for_them_or_the_window()
 @pytest.mark.parametrize("inline_flops", [1000, 10**9], ids=["beside", "inline"])
 async def test_each_has_its_own_error(inline_flops: int) -> None:
     jobs = [job(seed) for seed in range(6)]
-    jobs[1].sources["query"][:], jobs[1].sources["key"][:] = 1e200, 1e200
-    jobs[2].sources["value"][1, 3] = np.nan
+    jobs[1].fields["query"][:], jobs[1].fields["key"][:] = 1e200, 1e200
+    jobs[2].fields["value"][1, 3] = np.nan
     calls = [fresh() for _ in range(6)]
     calls[3], calls[4] = fresh(0), fresh()
     assert calls[3].deadline.left == 0
@@ -439,7 +455,7 @@ async def test_all_who_leave_leave_nothing() -> None:
 async def test_a_task_that_is_cancelled_is_cancelled() -> None:
     with_batches = engine(inline_flops=1000, concurrency=1)
     with await occupy(with_batches):
-        task, other = (asyncio.create_task(with_batches.attend(job(seed), fresh())) for seed in range(2))
+        task, other = (asyncio.create_task(attend_one(with_batches, job(seed), fresh())) for seed in range(2))
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -466,7 +482,7 @@ async def test_a_batch_takes_no_more_memory_than_there_is() -> None:
         assert small.admission.free == small.admission.memory
 
 
-def of_one_kind(seed: int) -> list[PreparedRequest]:
+def of_one_kind(seed: int) -> list[Decoded]:
     """Twelve of any layout, batch sizes and lengths, each hiding what it likes."""
     random = np.random.default_rng(seed)
     layout, groups = str(random.choice(["ld", "dl", "bld", "bhld", "hld"])), int(random.integers(1, 3))
@@ -479,7 +495,7 @@ def of_one_kind(seed: int) -> list[PreparedRequest]:
         common |= {"average_heads": bool(random.random() < 0.3)}
         common |= {"top_k": 2} if random.random() < 0.3 else {}
 
-    def one() -> PreparedRequest:
+    def one() -> Decoded:
         q, k = (int(random.integers(most // 2 + 1, most + 1)) for most in (most_q, most_k))
         b, hiding = int(random.integers(1, 4)), dict[str, Any]()
         if random.random() < 0.4:
@@ -492,7 +508,7 @@ def of_one_kind(seed: int) -> list[PreparedRequest]:
             return random.normal(size=[sizes[axis] for axis in layout])
 
         arrays = {"query": array(heads, q, d), "key": array(groups, k, d), "value": array(groups, k, e)}
-        return prepare(AttentionRequest, Decoded(arrays | common | hiding, frozenset()))
+        return Decoded(arrays | common | hiding, frozenset())
 
     return [one() for _ in range(12)]
 
@@ -506,7 +522,7 @@ async def test_nobody_sees_what_others_are_filled_up_with() -> None:
         together += sum(call.timings.batch > 1 for call in calls)
         for job, result in zip(jobs, results, strict=True):
             assert isinstance(result, Result)
-            alone = engine(batch_window=0.0).compute(job)
+            alone = attend_alone(job)
             ours, theirs = flat(result.arrays), flat(alone.arrays)
             assert ours.keys() == theirs.keys()
             for name, array in theirs.items():

@@ -23,7 +23,7 @@ from service.errors import ServiceError, TooLarge
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
 from tests.test_bad_requests import BAD, Bad
-from tests.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, read, split, write
+from tests.wire import JSON, MEDIA_TYPES, NO_OPTIONS, NPZ, SAFETENSORS, read, split, write
 
 EYE = np.eye(2)
 LIMIT = 10**6
@@ -111,7 +111,9 @@ def test_codecs_are_exact_for_every_type_and_shape(media_type: str, kind: type) 
         "e": np.array(1, kind),
     }
     nested_arrays = {"a": arrays["a"], "b": {"c": arrays["b.c"]}, "d": arrays["d"], "e": arrays["e"]}
-    content = b"".join(CODECS[media_type].encode(nested_arrays | {"metadata": {"x": 1}, "tokens": ["é"]}).chunks)
+    content = b"".join(
+        CODECS[media_type].encode(nested_arrays | {"metadata": {"x": 1}, "tokens": ["é"]}, NO_OPTIONS).chunks
+    )
     theirs = read(content, media_type)
     assert (theirs["metadata"], theirs["tokens"]) == ({"x": 1}, ["é"])
     if media_type == NPZ:

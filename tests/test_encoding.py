@@ -18,11 +18,11 @@ import pytest
 
 from service.codecs import CODECS
 from service.codecs.chunks import ENCODE_BYTES, MAX_CHUNK, WORTH_SENDING, Chunk, Encoded, coalesce
+from service.codecs.decoded import Decoded, RequestedOutputs
 from service.codecs.oip import http as oip
-from service.codecs.oip.outputs import Wish
 from service.errors import NotAcceptable
 from tests.oip import TYPES
-from tests.wire import JSON, NPZ, SAFETENSORS, read
+from tests.wire import JSON, NO_OPTIONS, NPZ, SAFETENSORS, read
 
 METADATA: dict[str, Any] = {"backend": "numpy", "scale": 0.5, "warnings": ()}
 WORST = -2.2250738585072014e-308  # as many digits as a number can have
@@ -35,9 +35,19 @@ class Format(NamedTuple):
     decode: Callable[[bytes, Encoded], dict[str, Any]]
 
 
+def header(encoded: Encoded, name: bytes) -> int | None:
+    """The number that a header tells, None if there is none."""
+    value = dict(encoded.headers).get(name)
+    return None if value is None else int(value)
+
+
+def length_of(encoded: Encoded) -> int | None:
+    return header(encoded, b"content-length")
+
+
 def by_codec(media_type: str, **options: Any) -> Format:
     def encode(answer: dict[str, Any]) -> Encoded:
-        return CODECS[media_type].encode(answer, **options)
+        return CODECS[media_type].encode(answer, Decoded(options, frozenset()))
 
     def decode(content: bytes, encoded: Encoded) -> dict[str, Any]:
         found: dict[str, Any] = untyped(read(content, media_type))
@@ -48,10 +58,11 @@ def by_codec(media_type: str, **options: Any) -> Format:
 
 def by_inference(*binary: str, all_binary: bool = False) -> Format:
     def encode(answer: dict[str, Any]) -> Encoded:
-        return oip.encode(answer, Wish("1", (), dict.fromkeys(binary, True), all_binary), "attention", "1")
+        return oip.encode(answer, RequestedOutputs("1", (), dict.fromkeys(binary, True), all_binary), "attention", "1")
 
     def decode(content: bytes, encoded: Encoded) -> dict[str, Any]:
-        at = len(content) if encoded.json_length is None else encoded.json_length
+        head = header(encoded, oip.HEADER)
+        at = len(content) if head is None else head
         found: dict[str, Any] = {}
         for output in json.loads(content[:at])["outputs"]:
             kind = np.dtype(TYPES[output["datatype"]])
@@ -79,7 +90,7 @@ def untyped(value: Any) -> Any:
 
 FORMATS = {
     "JSON": by_codec(JSON),
-    "JSON with base64": by_codec(JSON, base64=True),
+    "JSON with base64": by_codec(JSON, encoding="base64"),
     "npz": by_codec(NPZ),
     "safetensors": by_codec(SAFETENSORS),
     "inference in JSON": by_inference(),
@@ -131,8 +142,10 @@ def test_every_array_comes_in_small_chunks_and_is_the_same(form: str, name: str)
     content = b"".join(chunks)
     assert max(map(len, chunks)) <= MAX_CHUNK
     assert len(content) // len(chunks) >= min(WORTH_SENDING, len(content)) // 2
-    assert encoded.length in (None, len(content))
-    assert (encoded.length is None) == (form in ("JSON", "JSON with base64", "inference in JSON") and len(chunks) > 1)
+    assert length_of(encoded) in (None, len(content))
+    assert (length_of(encoded) is None) == (
+        form in ("JSON", "JSON with base64", "inference in JSON") and len(chunks) > 1
+    )
     found = decode(content, encoded)
     for got, sent in pairs(found, answer):
         typed = np.array(got, sent.dtype)  # JSON lists have no type
@@ -184,10 +197,10 @@ LABELS: dict[str, list[Any]] = {
 def test_labels_of_any_number_and_length(media_type: str, name: str) -> None:
     labels = tuple(tuple(item) if isinstance(item, list) else item for item in LABELS[name])
     answer = {"output": np.array([[0.5]]), "query_tokens": labels, "key_tokens": ("a",), "metadata": METADATA}
-    encoded = CODECS[media_type].encode(answer)
+    encoded = CODECS[media_type].encode(answer, NO_OPTIONS)
     chunks = list(encoded.chunks)
     assert max(map(len, chunks)) <= MAX_CHUNK
-    assert encoded.length in (None, sum(map(len, chunks)))
+    assert length_of(encoded) in (None, sum(map(len, chunks)))
     found = read(b"".join(chunks), media_type)
     assert (found["query_tokens"], found["key_tokens"], found["output"]) == (LABELS[name], ["a"], [[0.5]])
 
@@ -195,22 +208,23 @@ def test_labels_of_any_number_and_length(media_type: str, name: str) -> None:
 def test_an_id_of_any_length_comes_back() -> None:
     name = '"\u20ac' * 200_000
     for binary in (False, True):
-        wish = Wish(name, ("output",), {}, binary)
-        encoded = oip.encode({"output": np.array([[0.5]]), "metadata": METADATA}, wish, "attention", "1")
+        outputs = RequestedOutputs(name, ("output",), {}, binary)
+        encoded = oip.encode({"output": np.array([[0.5]]), "metadata": METADATA}, outputs, "attention", "1")
         chunks = list(encoded.chunks)
         assert max(map(len, chunks)) <= MAX_CHUNK
-        assert json.loads(b"".join(chunks)[: encoded.json_length])["id"] == name
+        assert json.loads(b"".join(chunks)[: header(encoded, oip.HEADER)])["id"] == name
 
 
 def test_the_length_of_an_archive_beyond_two_gigabytes_is_not_announced() -> None:
     """Its directory has longer entries then. Nothing is made of the array here."""
     large = np.broadcast_to(np.float64(1), (2**14, 2**14))
-    assert CODECS[NPZ].encode({"output": large, "metadata": METADATA}).length is None
-    assert CODECS[SAFETENSORS].encode({"output": large, "metadata": METADATA}).length is not None
+    assert length_of(CODECS[NPZ].encode({"output": large, "metadata": METADATA}, NO_OPTIONS)) is None
+    assert length_of(CODECS[SAFETENSORS].encode({"output": large, "metadata": METADATA}, NO_OPTIONS)) is not None
 
 
 def test_an_archive_needs_no_reader_that_knows_fortran_s_order() -> None:
-    content = b"".join(CODECS[NPZ].encode({"output": np.arange(6.0).reshape(2, 3).T, "metadata": METADATA}).chunks)
+    answer = {"output": np.arange(6.0).reshape(2, 3).T, "metadata": METADATA}
+    content = b"".join(CODECS[NPZ].encode(answer, NO_OPTIONS).chunks)
     with np.load(io.BytesIO(content)) as archive:
         assert archive["output"].flags.c_contiguous
 

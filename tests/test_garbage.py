@@ -65,4 +65,6 @@ def test_no_cycles(request_: dict[str, Any], status: int) -> None:
         finally:
             gc.enable()
 
-    assert asyncio.run(count()) <= 20  # a few of asyncio's own; each request of ours would leave dozens
+    # A few are asyncio's own, each request of ours would leave dozens. The least of three, as another server in this
+    # process may have closed a connection meanwhile.
+    assert min(asyncio.run(count()) for _ in range(3)) <= 20

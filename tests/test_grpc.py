@@ -353,7 +353,7 @@ def test_garbage_parses_or_raises_our_own_error(data: st.DataObject) -> None:
         content[place : place + data.draw(st.integers(0, 6))] = data.draw(st.binary(max_size=4))
     try:
         message = oip_grpc.split(bytes(content))
-        fields = oip_grpc.decode(oip_grpc.parse("ModelInferRequest", message.head), message.raw)[0].fields
+        fields = oip_grpc.decode(oip_grpc.parse("ModelInferRequest", message.head), message.raw).fields
     except ServiceError as error:
         assert error.status in (400, 422)
         assert len(str(error)) < 2000

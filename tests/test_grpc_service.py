@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 
 from service.pipeline.engine import Engine
-from service.rpc import inference
 from service.runtime.process import when_told_to_stop
 from tests.conftest import free_port
 from tests.messages import request
@@ -125,7 +124,7 @@ def test_calls_have_ids_and_are_logged(caplog: pytest.LogCaptureFixture) -> None
 
 def test_a_defect_is_logged_and_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is none known; whatever it is, it must not break the connection, or tell how."""
-    monkeypatch.setattr(inference, "answer", lambda *given: 1 / 0)
+    monkeypatch.setattr("service.pipeline.encode.answer", lambda *given: 1 / 0)
     with remote() as server:
         with refused("INTERNAL", "The service failed"):
             server.infer(SMALL)

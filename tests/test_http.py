@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import re
 import socket
@@ -18,10 +19,11 @@ from starlette.exceptions import HTTPException
 
 from service.codecs import CODECS
 from service.errors import error_classes
-from service.http.media import answer_type
+from service.http.negotiation import response_type
 from service.runtime.machine import cpu_count
 from service.settings import Settings
 from tests.conftest import app, serving
+from tests.raw import connect, receive_all
 
 GOOD = {"query": [[1, 0]], "key": [[1, 0], [0, 1]], "value": [[1, 2], [3, 4]]}
 
@@ -160,7 +162,7 @@ def test_accept(client: httpx.Client, accept: str, status: int) -> None:
     ],
 )
 def test_accept_among_several(accept: str, chosen: str) -> None:
-    assert answer_type(accept, "a/own", ["a/other", "a/own"]) == chosen
+    assert response_type(accept, "a/own", ["a/other", "a/own"]) == chosen
 
 
 @pytest.fixture(scope="module")
@@ -291,6 +293,34 @@ def test_what_a_dependency_raises_is_a_problem() -> None:
         wrong = client.get("/checked?number=x").json()
         assert (wrong["status"], wrong["code"]) == (422, "invalid_value")
         assert [fault["pointer"] for fault in wrong["errors"]] == ["/query/number"]
+
+
+def test_every_error_below_v2_has_the_form_of_its_protocol() -> None:
+    """Also of paths without a route, and of requests that are refused before one is looked for."""
+    # h11 would refuse two Host headers by itself.
+    service = app(api_keys=f"sha256:{hashlib.sha256(b'key').hexdigest()}", http_parser="httptools")
+
+    @service.get("/v2/closed")
+    async def closed() -> None:
+        raise HTTPException(403, "not on Sundays")
+
+    key = {"Authorization": "Bearer key"}
+    with serving(service) as client:
+        for method, path, headers, status in (
+            ("GET", "/v2/health/live", {}, 401),
+            ("GET", "/v2/closed", key, 403),
+            ("GET", "/v2/nothing", key, 404),
+            ("DELETE", "/v2", key, 405),
+            ("POST", "/v2/models/attention/infer", key | {"Content-Encoding": "gzip"}, 415),
+        ):
+            response = client.request(method, path, headers=headers)
+            assert (response.status_code, list(response.json())) == (status, ["error"])
+            assert response.headers["content-type"] == "application/json"
+        with connect(client) as connection:
+            connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
+            assert receive_all(connection).endswith(b'\r\n\r\n{"error":"expected one Host header, got 2"}')
+        assert client.get("/v20", headers=key).json()["code"] == "not_found"
+        assert 'attention_problems_total{code="forbidden"} 1.0' in client.get("/metrics", headers=key).text
 
 
 def test_an_answer_without_a_body_is_not_kept(client: httpx.Client) -> None:

@@ -214,7 +214,7 @@ def test_large_requests_and_answers() -> None:
 def test_views_where_they_lie_well() -> None:
     for shift in range(8):
         content, headers = body([tensor("query", np.arange(1000.0), True)], id="x" * shift)
-        decoded, _ = codec.decode(content, int(headers[HEADER]))
+        decoded = codec.decode(content, int(headers[HEADER]))
         assert decoded.fields["query"].flags.aligned
         assert decoded.fields["query"].tolist() == np.arange(1000.0).tolist()
 
@@ -300,7 +300,7 @@ LIES: dict[str, tuple[Callable[[], tuple[bytes, dict[str, str]]], int, str]] = {
     "header too long": (lambda: shifted(4), 400, "expected JSON"),
     "header beyond the body": (lambda: shifted(100), 400, "as long as the body is"),
     "header that is no number": (lambda: lie(sized(8), header="-1"), 400, "to be a number, got '-1'"),
-    "header of 30 digits": (lambda: lie(sized(8), header="9" * 30), 400, "to be a number"),
+    "header of 30 digits": (lambda: lie(sized(8), header="9" * 30), 400, "as long as the body is"),
     "header of zero": (lambda: lie(sized(8), header="0"), 400, "an empty body"),
     "an input twice": (lambda: lie(entry(), entry()), 422, "/inputs/1/name: expected each input once"),
     "input and parameter": (lambda: lie(entry(name="scale"), parameters={"scale": 1}), 422, "each field once"),
@@ -364,7 +364,7 @@ def test_garbage_parses_or_raises_our_own_error(data: st.DataObject) -> None:
         content[place : place + data.draw(st.integers(0, 6))] = data.draw(st.binary(max_size=4))
     head = int(headers[HEADER]) + data.draw(st.integers(-3, 3))
     try:
-        fields = codec.decode(bytes(content), head)[0].fields
+        fields = codec.decode(bytes(content), head).fields
     except ServiceError as error:
         assert error.status in (400, 422)
         assert len(str(error)) < 2000

@@ -18,8 +18,8 @@ from service.codecs.json import decode as decode_with_types
 from service.codecs.json import encode as encode_in_chunks
 from service.codecs.json import reader as json_reader
 from service.errors import InvalidArray, InvalidJSON, ServiceError, TooLarge
-from service.pipeline.preparation import prepare
-from service.schemas.request import AttentionRequest
+from service.pipeline.prepare import make_spec_and_plan
+from tests.wire import NO_OPTIONS
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def encode(answer: dict[str, Any]) -> bytes:
-    return b"".join(encode_in_chunks(answer).chunks)
+    return b"".join(encode_in_chunks(answer, NO_OPTIONS).chunks)
 
 
 @pytest.fixture(scope="module", autouse=True, params=["small", "large"])
@@ -141,7 +141,7 @@ def test_writes_large_arrays_in_chunks(shape: tuple[int, ...]) -> None:
     for view in (array, array.T):
         expected = view.astype(object)
         expected[~np.isfinite(view)] = None
-        chunks = list(encode_in_chunks({"a": 1, "b": view, "c": {"d": [2]}}).chunks)
+        chunks = list(encode_in_chunks({"a": 1, "b": view, "c": {"d": [2]}}, NO_OPTIONS).chunks)
         assert max(map(len, chunks)) <= 2**18
         assert json.loads(b"".join(chunks), parse_float=np.float32) == {"a": 1, "b": expected.tolist(), "c": {"d": [2]}}
 
@@ -179,7 +179,7 @@ def test_the_search_for_what_is_wrong_ends(number: str, monkeypatch: pytest.Monk
     row = ",".join([number] * 99)
     for wrong, error in (("NaN", InvalidJSON), ("null", InvalidArray), ("[1]", InvalidArray)):
         with pytest.raises(ServiceError) as found:
-            prepare(AttentionRequest, decode_with_types(f'{{"query": [{row}, {wrong}]}}'.encode()))
+            make_spec_and_plan(decode_with_types(f'{{"query": [{row}, {wrong}]}}'.encode()))
         assert found.value.faults[0].pointer == "/query/99"
         with pytest.raises(error) as found:
             decode(f'{{"query": [{row}, {number}, {wrong}]}}'.encode())

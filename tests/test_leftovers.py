@@ -16,7 +16,7 @@ import pytest
 
 from service.codecs.decoded import Decoded
 from service.pipeline.execution import Execution
-from service.pipeline.preparation import PreparedRequest
+from service.pipeline.prepare import PreparedRequest
 from tests.conftest import app, serving
 from tests.messages import request
 from tests.raw import connect

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 
@@ -35,6 +36,13 @@ def test_arrays_keep_their_type_and_lists_have_none() -> None:
     assert attend(single, single, single).output.dtype == np.float32
     assert attend(single, [[1, 0], [0, 1]], single).output.dtype == np.float32
     assert attend([[1, 0]], [[1, 0]], [[1, 0]]).output.dtype == np.float64
+
+
+def test_within_a_running_event_loop() -> None:
+    async def main() -> float:
+        return float(attend([[1.0]], [[1.0]], [[2.5]]).output[0, 0])
+
+    assert asyncio.run(main()) == 2.5
 
 
 def test_errors_point_at_the_field() -> None:

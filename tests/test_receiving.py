@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from service.errors import BodyTooLarge, Busy, TooSlow
 from service.http.body import STEP, BodyLimits, content_length, receive_body
 from service.http.discard import ANNOUNCED, UNKNOWN, DiscardUnreadBody, discarded_bytes
-from service.http.head import MAX_HEAD, check
+from service.http.head import MAX_HEAD, check, parse_length
 from service.pipeline.admission import AdmissionController
 from service.pipeline.deadline import Deadline
 from service.pipeline.execution import Execution
@@ -58,7 +58,7 @@ def received(sender: Sender, length: int | None = None, limits: BodyLimits = LIM
 
     async def main() -> tuple[bytes, int, float]:
         running = execution()
-        body = await receive_body(sender.receive, length, limits, running, lambda size: 3 * size)
+        body = await receive_body(sender.receive, length, limits, running, lambda size, limit: 3 * size)
         held = 0 if running.lease is None else running.lease.memory
         return bytes(body), held, asyncio.get_running_loop().time()
 
@@ -104,7 +104,7 @@ def test_a_slow_but_steady_body_is_received() -> None:
 def test_a_body_below_the_least_rate_is_refused(sender: Sender, after: float) -> None:
     async def main() -> float:
         with pytest.raises(TooSlow, match="within 30 s, or at"):
-            await receive_body(sender.receive, None, LIMITS, execution(), lambda size: size)
+            await receive_body(sender.receive, None, LIMITS, execution(), lambda size, limit: size)
         return asyncio.get_running_loop().time()
 
     assert run(main()) == pytest.approx(after, abs=1)
@@ -117,7 +117,7 @@ def test_the_time_of_a_sender_stands_still_while_it_waits_for_memory() -> None:
         await holder.grow(4 * MB, Deadline(1000), compute=True)
         asyncio.get_running_loop().call_later(500, holder.release)
         sender = Sender(MB, 3, every=1)
-        assert len(await receive_body(sender.receive, 3 * MB, LIMITS, waiting, lambda size: size)) == 3 * MB
+        assert len(await receive_body(sender.receive, 3 * MB, LIMITS, waiting, lambda size, limit: size)) == 3 * MB
         assert asyncio.get_running_loop().time() == pytest.approx(502)
 
     run(main())
@@ -134,7 +134,7 @@ def test_a_large_body_is_refused_before_it_is_read_where_no_place_is_left() -> N
         others = [running._admission.admit(1) for _ in range(2)]
         sender = Sender(MB, 5)
         with pytest.raises(Busy):
-            await receive_body(sender.receive, 5 * MB, LIMITS, running, lambda size: size)
+            await receive_body(sender.receive, 5 * MB, LIMITS, running, lambda size, limit: size)
         assert len(others) == 2
         return sender.sent
 
@@ -253,3 +253,14 @@ def test_discarded_bytes() -> None:
     for length in (b"%d" % ANNOUNCED, b"9" * 30, b"x"):
         assert discarded_bytes([(b"content-length", length)]) == UNKNOWN
     assert discarded_bytes([]) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("value", "length"),
+    [
+        (b"0", 0), (b"0017", 17), (b"9" * 18, 10**18 - 1), (b"1" + b"0" * 18, 10**18), (b"9" * 60_000, 10**18),
+        (b"", None), (b"-1", None), (b"+1", None), (b"1_0", None), (b"1, 1", None), ("\u0663".encode(), None),
+    ],
+)  # fmt: skip
+def test_lengths_are_parsed_alike_everywhere(value: bytes, length: int | None) -> None:
+    assert parse_length(value) == length

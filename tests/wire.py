@@ -12,7 +12,11 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from service.codecs.decoded import Decoded
+
 JSON, NPZ, SAFETENSORS = "application/json", "application/x-npz", "application/vnd.safetensors"
+# A request that says nothing of its answer.
+NO_OPTIONS = Decoded({}, frozenset())
 MEDIA_TYPES = (JSON, NPZ, SAFETENSORS)
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "BOOL": "?", "BF16": ml_dtypes.bfloat16}
 

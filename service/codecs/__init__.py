@@ -2,85 +2,79 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from service.codecs import json, npz, safetensors
-from service.codecs.chunks import Encoded
+from service.codecs.chunks import ENCODE_BYTES, Encoded
 from service.codecs.decoded import Body, Decoded
 
 
-class Decode(Protocol):
-    """From bytes to values."""
-
-    def __call__(self, body: Body, limit: int) -> Decoded:
-        """The fields of a request, arrays of numbers or booleans as ndarrays, all else plain.
-
-        limit: to how many bytes it may unpack
-        Errors: BadRequest, InvalidRequest, TooLarge.
-        """
-        ...
-
-
-class Encode(Protocol):
-    """From values to bytes."""
-
-    def __call__(self, answer: Mapping[str, Any], *, base64: bool = False) -> Encoded:
-        """An answer, in chunks that are made when they are asked for.
-
-        base64: whether a text format holds arrays so
-        """
-        ...
-
-
-def never(body: Body) -> Decoded | None:
-    """Nothing is quick."""
+def _decode_nothing_quickly(body: Body) -> Decoded | None:
     return None
+
+
+def _encode_bytes(answer: int, request: Decoded) -> int:
+    return ENCODE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """One media type.
+    """One wire format, as the pipeline uses it.
 
+    media_type: of the bodies that it decodes
+    decode: returns the fields of a body that unpacks to at most so many bytes: arrays of numbers or booleans as
+            ndarrays, all else plain. Errors: BadRequest, InvalidRequest, TooLarge
+    encode: returns the headers and chunks of an answer to a request. Errors: NotAcceptable, MemoryLimit
     decode_bound: upper bound of the memory for decoding, from the length of a body and the limit that it may unpack to
     decode_bytes: a closer upper bound, from the complete body
-    inline: bytes of a body that is read in well below a millisecond, and whose faults are found in a few
-    quick: reads a longer one at once, if that takes as long as a thread would keep others waiting; else gives None
-    packed: whether a body is unpacked, no further than a limit
+    decode_inline: bytes of a body that is decoded in well below a millisecond, and whose faults are found in a few
+    decode_quickly: decodes a longer body if that takes no longer than handing it to a thread; else returns None
+    may_be_compressed: True if a body may unpack to more bytes than it has
+    encode_bytes: memory for encoding an answer of so many bytes, beside the answer
+    encode_inline: bytes of an answer that is encoded in the event loop; unlimited if chunks are made one by one
     """
 
-    decode: Decode
-    encode: Encode
+    media_type: str
+    decode: Callable[[Body, int], Decoded]
+    encode: Callable[[Mapping[str, Any], Decoded], Encoded]
     decode_bound: Callable[[int, int], int]
     decode_bytes: Callable[[Body, int], int]
-    inline: int
-    packed: bool = False
-    quick: Callable[[Body], Decoded | None] = never
+    decode_inline: int
+    decode_quickly: Callable[[Body], Decoded | None] = _decode_nothing_quickly
+    may_be_compressed: bool = False
+    encode_bytes: Callable[[int, Decoded], int] = _encode_bytes
+    encode_inline: float = math.inf
 
 
-CODECS: Final[dict[str, Codec]] = {
-    "application/json": Codec(
+_TABLE = (
+    Codec(
+        json.MEDIA_TYPE,
         json.decode,
         json.encode,
         json.decode_bound,
         json.decode_bytes,
-        inline=2**16,
-        quick=json.decode_quickly,
+        decode_inline=2**16,
+        decode_quickly=json.decode_quickly,
     ),
-    "application/x-npz": Codec(
+    Codec(
+        npz.MEDIA_TYPE,
         npz.decode,
         npz.encode,
         npz.decode_bound,
         npz.decode_bytes,
-        inline=2**14,
-        packed=True,
+        decode_inline=2**14,
+        may_be_compressed=True,
     ),
-    "application/vnd.safetensors": Codec(
+    Codec(
+        safetensors.MEDIA_TYPE,
         safetensors.decode,
         safetensors.encode,
         safetensors.decode_bound,
         safetensors.decode_bytes,
-        inline=2**22,
+        decode_inline=2**22,
     ),
-}
+)
+CODECS: Final[dict[str, Codec]] = {codec.media_type: codec for codec in _TABLE}

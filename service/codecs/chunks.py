@@ -7,7 +7,7 @@ and does not block the event loop. Binary formats send arrays from their own mem
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,26 +21,29 @@ ENCODE_BYTES: Final = 2**21
 WORTH_SENDING: Final = 2**17
 
 
-class Encoded:
+class Encoded(NamedTuple):
     """An encoded answer.
 
-    chunks: the bytes to send; a generator may make them, so iterate only once
-    length: total bytes of the chunks; None if it is unknown before they are made
-    json_length: bytes of JSON before the binary tensors of the Open Inference Protocol; None without such tensors
+    headers: Content-Type, Content-Length unless it is unknown before the chunks are made, and those of the format
+    chunks: the bytes to send; a list if all are made, else an iterable that makes them, so iterate only once
     """
 
-    __slots__ = ("chunks", "json_length", "length")
-
-    def __init__(self, chunks: Iterable[Chunk], length: int | None, json_length: int | None = None) -> None:
-        self.chunks = chunks
-        self.length = length
-        self.json_length = json_length
+    headers: list[tuple[bytes, bytes]]
+    chunks: Iterable[Chunk]
 
 
-def in_one(chunks: Iterable[Chunk]) -> Encoded:
-    """Join the chunks of a small answer into one."""
+def streamed(media_type: str, chunks: Iterable[Chunk], length: int | None = None) -> Encoded:
+    """An answer whose chunks, of so many bytes in total, are made while it is sent."""
+    headers = [(b"content-type", media_type.encode("ascii"))]
+    if length is not None:
+        headers.append((b"content-length", b"%d" % length))
+    return Encoded(headers, coalesce(chunks))
+
+
+def in_one(media_type: str, chunks: Iterable[Chunk]) -> Encoded:
+    """A small answer, its chunks joined into one."""
     content = b"".join(chunks)
-    return Encoded([content], len(content))
+    return Encoded(streamed(media_type, (), len(content)).headers, [content])
 
 
 def coalesce(chunks: Iterable[Chunk]) -> Iterator[Chunk]:

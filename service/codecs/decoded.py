@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,11 +16,33 @@ LIST: Final = 96
 STRING: Final = 56
 
 
+class RequestedOutputs(NamedTuple):
+    """The outputs that a request of the Open Inference Protocol names.
+
+    id: returned with the answer; names: all outputs that there are if none is named
+    binary: True for each name whose output comes as bytes; for other outputs `default` holds
+    """
+
+    id: str | None
+    names: tuple[str, ...]
+    binary: Mapping[str, bool]
+    default: bool
+
+    def is_binary(self, name: str) -> bool:
+        """True if an output comes as bytes after the JSON."""
+        return self.binary.get(name, self.default)
+
+
 class Decoded(NamedTuple):
-    """fields: the request, arrays as ndarrays; untyped: top-level fields whose numbers came without a type."""
+    """A decoded body.
+
+    fields: the request, arrays as ndarrays; untyped: top-level fields whose numbers came without a type
+    outputs: None in formats that do not name them
+    """
 
     fields: dict[str, Any]
     untyped: frozenset[str]
+    outputs: RequestedOutputs | None = None
 
     @property
     def nbytes(self) -> int:

@@ -28,9 +28,9 @@ def nested(tensors: Mapping[str, np.ndarray], request: bytes | None) -> Decoded:
     """
     if request is not None and len(request) > MAX_TEXT:
         raise TooLarge.at("", f"{REQUEST} of at most {MAX_TEXT} bytes", str(len(request)))
-    fields, untyped = json.decode(request) if request else Decoded({}, frozenset())
-    place(fields, tensors)
-    return Decoded(fields, untyped)
+    decoded = json.decode(request) if request else Decoded({}, frozenset())
+    place(decoded.fields, tensors)
+    return decoded
 
 
 def place(fields: dict[str, Any], values: Mapping[str, Any]) -> None:

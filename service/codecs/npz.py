@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from service.codecs import json
-from service.codecs.chunks import WORTH_SENDING, Chunk, Encoded, coalesce, in_one, memory, sliced
+from service.codecs.chunks import WORTH_SENDING, Chunk, Encoded, in_one, memory, sliced, streamed
 from service.codecs.decoded import Body, Decoded
 from service.codecs.named_tensors import (
     MAX_MEMBERS,
@@ -44,6 +44,7 @@ from service.errors import (
     quote,
 )
 
+MEDIA_TYPE: Final = "application/x-npz"
 SUFFIX: Final = ".npy"
 DTYPES: Final = tuple(np.dtype(kind) for kind in (np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
 # Bytes of the JSON text: these and as many times the length of the body, but reading it takes many times its own.
@@ -164,7 +165,7 @@ class _File:
         return bytes(content)
 
 
-def encode(answer: Mapping[str, Any], *, base64: bool = False) -> Encoded:
+def encode(answer: Mapping[str, Any], request: Decoded) -> Encoded:
     """An answer as numpy.savez would write it: the memory of each array as it is.
 
     Errors: NotAcceptable for bfloat16, which npy files do not know.
@@ -176,8 +177,8 @@ def encode(answer: Mapping[str, Any], *, base64: bool = False) -> Encoded:
     members = [_text_member(Rest(answer)), *(_member(name, tensor) for name, tensor in tensors.items())]
     length = END + sum(EACH + 2 * len(member.name) + len(member.header) + member.nbytes for member in members)
     if length <= WORTH_SENDING:
-        return in_one(_archive(members))
-    return Encoded(coalesce(_archive(members)), length if length < ZIP64 else None)
+        return in_one(MEDIA_TYPE, _archive(members))
+    return streamed(MEDIA_TYPE, _archive(members), length if length < ZIP64 else None)
 
 
 class _Member(NamedTuple):

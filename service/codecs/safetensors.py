@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from service.codecs import json
-from service.codecs.chunks import WORTH_SENDING, Chunk, Encoded, coalesce, in_one, memory
+from service.codecs.chunks import WORTH_SENDING, Chunk, Encoded, in_one, memory, streamed
 from service.codecs.decoded import Body, Decoded
 from service.codecs.named_tensors import (
     MAX_MEMBERS,
@@ -32,6 +32,7 @@ from service.codecs.named_tensors import (
 from service.codecs.sizes import MAX_RANK, is_shape
 from service.errors import DuplicateKey, InvalidTensors, TooDeep, describe, quote
 
+MEDIA_TYPE: Final = "application/vnd.safetensors"
 DTYPES: Final[dict[str, np.dtype]] = {
     "BOOL": np.dtype(np.bool_),
     "I32": np.dtype("<i4"),
@@ -85,7 +86,7 @@ def _header_bytes(length: int) -> int:
     return json.decode_bound(length) + json.decode_bound(min(length, MAX_TEXT))
 
 
-def encode(answer: Mapping[str, Any], *, base64: bool = False) -> Encoded:
+def encode(answer: Mapping[str, Any], request: Decoded) -> Encoded:
     """An answer: the header, then the memory of each array as it is."""
     tensors = dict(flattened(answer))
     entries: dict[str, Any] = {}
@@ -101,8 +102,8 @@ def encode(answer: Mapping[str, Any], *, base64: bool = False) -> Encoded:
     length += padding
     header = chain([length.to_bytes(8, "little") + OPENING], _escaped(rest), [after + b" " * padding])
     if 8 + length + offset <= WORTH_SENDING:
-        return in_one([*header, *(tensor.tobytes() for tensor in tensors.values())])
-    return Encoded(coalesce(chain(header, *map(memory, tensors.values()))), 8 + length + offset)
+        return in_one(MEDIA_TYPE, [*header, *(tensor.tobytes() for tensor in tensors.values())])
+    return streamed(MEDIA_TYPE, chain(header, *map(memory, tensors.values())), 8 + length + offset)
 
 
 def _escaped(text: Iterable[Chunk]) -> Iterator[Chunk]:

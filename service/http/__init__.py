@@ -1,1 +1,1 @@
-"""HTTP itself: bodies, media types, problems, request ids."""
+"""ASGI: middleware, request bodies, content negotiation, problem details, streaming."""

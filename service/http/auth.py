@@ -1,4 +1,4 @@
-"""Keys: who may call. Only their hashes are known here."""
+"""Authentication by API keys. The service knows only their hashes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from service.http.problems import problem
 from service.settings import Settings
 from service.settings.keys import Keys
 
-# Whoever watches over the service has no key.
+# Paths that need no key: orchestrators that ask for health have none.
 OPEN = frozenset({"/health/live", "/health/ready"})
 METRICS = "/metrics"
 
 
 class Guard:
-    """Lets pass who has a key, and anybody to what is open."""
+    """Refuses requests without a valid key, except those to open paths."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Receiving a request body: no more bytes than allowed, no slower than allowed, into memory that was granted."""
+"""Receiving a request body: up to a size limit, at a minimum rate, into memory that admission control granted."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.types import Receive
 
 from service.codecs.decoded import Body
 from service.errors import BodyTooLarge, Fault, TooSlow
+from service.http.head import parse_length
 from service.pipeline.execution import UNCOUNTED, Execution
 
 # Bytes by which the lease of a body grows.
@@ -18,7 +19,7 @@ STEP: Final = 2**20
 
 
 class BodyLimits(NamedTuple):
-    """size: bytes of a body; grace: seconds until a body must keep up with `rate`, in bytes a second."""
+    """Limits of a body. size: bytes; grace: seconds after which it must have arrived at `rate`, in bytes a second"""
 
     size: int
     grace: float
@@ -36,26 +37,31 @@ class BodyLimits(NamedTuple):
 
 def content_length(headers: Mapping[bytes, bytes], limits: BodyLimits) -> int | None:
     """The Content-Length; None if there is none. Errors: BodyTooLarge."""
-    length = headers.get(b"content-length", b"")
-    if not length.isdigit():
-        return None
-    if len(length) > 18 or int(length) > limits.size:
-        raise limits.too_large(f"Content-Length {length[:30].decode('ascii')}")
-    return int(length)
+    value = headers.get(b"content-length", b"")
+    length = parse_length(value)
+    if length is not None and length > limits.size:
+        raise limits.too_large(f"Content-Length {value[:30].decode('ascii')}")
+    return length
+
+
+async def receive_disconnect(receive: Receive) -> None:
+    """Return when the client is disconnected. Its body must have been received whole."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def receive_body(
-    receive: Receive, length: int | None, limits: BodyLimits, execution: Execution, bound: Callable[[int], int]
+    receive: Receive, length: int | None, limits: BodyLimits, execution: Execution, bound: Callable[[int, int], int]
 ) -> Body:
-    """The whole body. The lease of the execution grows as it arrives; the sender's time stands still meanwhile.
+    """The whole body. The lease of the execution grows as it arrives; while it waits to grow, the sender's time stops.
 
-    length: as announced; bound: bytes that a request with a body of so many bytes needs until it is prepared
+    length: as announced; bound: `decode_bound` of the codec
 
     Errors: BodyTooLarge as soon as it passes the limit, TooSlow, Busy, ClientDisconnect.
     """
     most = limits.size if length is None else length
     if length is not None and length > UNCOUNTED:
-        execution.receive(bound(length))
+        execution.admit_body(bound(length, limits.size))
     now = asyncio.get_running_loop().time
     start = now()
     body = bytearray()
@@ -69,7 +75,7 @@ async def receive_body(
                 size = len(body) + len(chunk)
                 if size > limits.size:
                     raise limits.too_large("more")
-                if size > UNCOUNTED and size > execution.receive(bound(most)).memory:
+                if size > UNCOUNTED and size > execution.admit_body(bound(most, limits.size)).memory:
                     timeout.reschedule(None)
                     start -= now()
                     await execution.grow(min(size + STEP, most))

@@ -1,4 +1,4 @@
-"""What browsers are told: which pages may call, and what the service's own pages may do."""
+"""Headers for browsers: which origins may call (CORS), and what the pages of the service may load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-# The pages hold their scripts and styles, or load them from here. Nobody frames them, nothing is loaded from elsewhere.
+# The pages hold their scripts and styles, or load them from this server. They cannot be framed.
 PAGE = [
     (b"content-security-policy",
      b"default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
@@ -16,12 +16,12 @@ PAGE = [
 ]  # fmt: skip
 
 
-# No browser is to guess at what a response is.
+# Browsers must not guess the media type of a response.
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
 
 def security_headers(headers: Iterable[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
-    """What browsers are told beside the headers of a response."""
+    """The security headers that a response with these headers gets."""
     for name, value in headers:
         if name == b"content-type":
             return (NO_SNIFFING, *PAGE) if value.startswith(b"text/html") else (NO_SNIFFING,)
@@ -29,7 +29,7 @@ def security_headers(headers: Iterable[tuple[bytes, bytes]]) -> Sequence[tuple[b
 
 
 def cors(origins: str) -> Middleware:
-    """Lets pages of these origins call, with a key if they have one; cookies are never used."""
+    """CORS for pages of these origins, comma-separated. They may send a key; cookies are never used."""
     return Middleware(
         CORSMiddleware,
         allow_origins=[origin.strip() for origin in origins.split(",") if origin.strip()],

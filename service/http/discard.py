@@ -12,12 +12,14 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.http.head import parse_length
+
 # Bytes that are discarded of a body of unknown length, or one that is longer than `ANNOUNCED`.
 UNKNOWN: Final = 2**24
 # Bytes that are discarded of a body whose length was announced.
 ANNOUNCED: Final = 2**27
-# Seconds to wait after each chunk, for each body that is discarded: what is refused must not take the processor from
-# what is not, and under overload its senders come back later.
+# Seconds to wait after each chunk, times the bodies that are being discarded: refused requests must not take the
+# processor from others, and under overload their senders come back later.
 PAUSE: Final = 0.003
 
 
@@ -36,7 +38,7 @@ class DiscardUnreadBody:
             return
         complete = False
 
-        async def receive_and_note() -> Message:
+        async def receive_and_check() -> Message:
             nonlocal complete
             message = await receive()
             complete = not message.get("more_body", False)  # as does a disconnected client
@@ -52,7 +54,7 @@ class DiscardUnreadBody:
             try:
                 async with asyncio.timeout(self._seconds):
                     while not complete and left >= 0:
-                        left -= len((await receive_and_note()).get("body", b""))
+                        left -= len((await receive_and_check()).get("body", b""))
                         await asyncio.sleep(PAUSE * self._discarding)
             except TimeoutError:
                 pass
@@ -60,7 +62,7 @@ class DiscardUnreadBody:
                 self._discarding -= 1
             await send({"type": "http.response.body", "body": b""})
 
-        await self._app(scope, receive_and_note, send_and_discard)
+        await self._app(scope, receive_and_check, send_and_discard)
 
 
 def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -70,6 +72,5 @@ def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 def discarded_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
     """How many bytes are discarded of the body that these headers, in lower case, announce."""
-    length = dict(headers).get(b"content-length", b"")
-    announced = int(length) if length.isdigit() and len(length) <= 18 else ANNOUNCED
-    return UNKNOWN if announced >= ANNOUNCED else announced
+    length = parse_length(dict(headers).get(b"content-length", b""))
+    return UNKNOWN if length is None or length >= ANNOUNCED else length

@@ -12,27 +12,29 @@ from service.http.problems import problem
 
 # Bytes of a head: names and values of its headers, and its target. More than any client sends.
 MAX_HEAD: Final = 2**16
+MAX_LENGTH_DIGITS: Final = 18
+MAX_LENGTH: Final = 10**MAX_LENGTH_DIGITS
 VERSIONS: Final = ("1.0", "1.1", "2", "3")
 
 
 class CheckHead:
     """Refuses requests whose head is too large, names no host or several, or frames its body in a doubtful way.
 
-    close_after_offers: whether the response to an offer to upgrade ends its connection. The offer is ignored (RFC 9110,
+    close_after_upgrade: close the connection after a request with an Upgrade header. The header is ignored (RFC 9110,
     section 7.8), but httptools takes what follows the head for the other protocol, and uvicorn the next part of that
     for a request.
     """
 
-    def __init__(self, app: ASGIApp, close_after_offers: bool) -> None:
+    def __init__(self, app: ASGIApp, close_after_upgrade: bool) -> None:
         self._app = app
-        self._close_after_offers = close_after_offers
+        self._close_after_upgrade = close_after_upgrade
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         error = check(scope) if scope["type"] == "http" else None
         if error is not None:
             await problem(error, Request(scope))(scope, receive, send)
-        elif self._close_after_offers and any(name == b"upgrade" for name, _ in scope.get("headers", ())):
+        elif self._close_after_upgrade and any(name == b"upgrade" for name, _ in scope.get("headers", ())):
             await self._app(scope, receive, with_close(send))
         else:
             await self._app(scope, receive, send)
@@ -61,9 +63,19 @@ def check(scope: Scope) -> ServiceError | None:
     if codings is not None and codings.strip().lower() != b"chunked":
         got = quote(codings.decode("latin-1"))
         return BadRequest(Fault("", "no Transfer-Encoding but chunked", got), headers=closing)
-    if lengths > (codings is None):
+    if lengths > 1 or (lengths and codings is not None):
         return BadRequest(Fault("", "one Content-Length, or chunked", "both, or several"), headers=closing)
     return None
+
+
+def parse_length(value: bytes) -> int | None:
+    """The number of a Content-Length header, or of one like it; None if it is no number.
+
+    One of more than 18 digits counts as MAX_LENGTH, so that it is above every limit, and quickly parsed.
+    """
+    if not value.isdigit():
+        return None
+    return int(value) if len(value) <= MAX_LENGTH_DIGITS else MAX_LENGTH
 
 
 def closes(scope: Scope) -> bool:

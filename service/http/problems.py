@@ -1,15 +1,17 @@
-"""Errors as problem details (RFC 9457): one renderer for all of them."""
+"""Errors as responses: problem details (RFC 9457), or what the protocol of a path has in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Final, NamedTuple
 
 import orjson
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from service.errors import (
     Fault,
@@ -20,52 +22,58 @@ from service.errors import (
     NotFound,
     ServiceError,
     describe,
+    drop_tracebacks,
     kind_of,
-    settle,
 )
 from service.observability.request_id import request_id
 
 MEDIA_TYPE = "application/problem+json"
-# The Open Inference Protocol, whose errors have a form of their own.
+# The Open Inference Protocol.
 INFERENCE = "/v2"
 
 
+class Failure(NamedTuple):
+    """Why a request failed, as it is rendered. type: a URI that identifies the code; headers: of the response"""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    faults: Sequence[Fault]
+    headers: Mapping[str, str]
+
+
 def problem(error: ServiceError, request: Request) -> Response:
-    """The answer to a request that failed."""
-    kind = kind_of(error)
-    path = request.scope["path"]
-    request.scope["state"]["problem"] = kind.code  # to be counted
-    if is_inference(path):
-        return Response(orjson.dumps({"error": str(error)}), kind.status, error.headers, "application/json")
-    body = details(error, instance=path[:200], request_id=request_id(request.scope))
-    return Response(body, kind.status, error.headers, MEDIA_TYPE)
-
-
-def details(error: ServiceError, **request: str) -> bytes:
-    """An error as problem details; request: what is known of whose it is."""
+    """The response to a request that failed with an error of the service."""
     kind = kind_of(error)
     detail = str(error) if error.faults else f"{kind.title}."
-    return _render(f"/problems/{kind.code}", kind.title, kind.status, detail, kind.code, error.faults, **request)
+    uri = f"/problems/{kind.code}"
+    return _respond(Failure(uri, kind.title, kind.status, detail, kind.code, error.faults, error.headers), request)
 
 
-def _render(
-    uri: str, title: str, status: int, detail: str, code: str, faults: Iterable[Fault] = (), **request: str
-) -> bytes:
-    found = {
-        "type": uri,
-        "title": title,
-        "status": status,
-        "detail": detail,
-        "code": code,
-        **request,
-        "errors": [_fault(fault) for fault in faults],
-    }
-    return orjson.dumps(found)
+def _respond(failure: Failure, request: Request) -> Response:
+    """The response in the error format of the path, whether or not it has a route. The code is kept, to be counted."""
+    request.scope["state"]["problem"] = failure.code
+    prefix = "/" + request.scope["path"][1:].partition("/")[0]
+    media_type, render = FORMATS.get(prefix, (MEDIA_TYPE, problem_details))
+    return Response(render(failure, request.scope), failure.status, failure.headers, media_type)
 
 
-def is_inference(path: str) -> bool:
-    """Whether a path belongs to the Open Inference Protocol."""
-    return path == INFERENCE or path.startswith(f"{INFERENCE}/")
+def problem_details(failure: Failure, scope: Scope) -> bytes:
+    """Problem details (RFC 9457)."""
+    fields = {name: getattr(failure, name) for name in ("type", "title", "status", "detail", "code")}
+    fields |= {"instance": scope["path"][:200], "request_id": request_id(scope)}
+    return orjson.dumps(fields | {"errors": [_fault(fault) for fault in failure.faults]})
+
+
+def inference_error(failure: Failure, scope: Scope) -> bytes:
+    """An error of the Open Inference Protocol."""
+    return orjson.dumps({"error": failure.detail})
+
+
+# The error format of all paths below a prefix, where it is not problem details: media type and renderer.
+FORMATS: Final = {INFERENCE: ("application/json", inference_error)}
 
 
 def _fault(fault: Fault) -> dict[str, str]:
@@ -74,20 +82,20 @@ def _fault(fault: Fault) -> dict[str, str]:
 
 
 async def on_service_error(request: Request, error: Exception) -> Response:
-    """What the service raises by itself."""
+    """The response to an error that the service raises."""
     assert isinstance(error, ServiceError)
-    settle(error)
+    drop_tracebacks(error)
     return problem(error, request)
 
 
 async def on_memory_error(request: Request, error: Exception) -> Response:
-    """What failed although its estimate fitted into the memory that there is."""
-    settle(error)
+    """The response where an allocation failed although the estimate of the request fitted into memory."""
+    drop_tracebacks(error)
     return problem(MemoryLimit.failed(), request)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """What the router raises where no route matches, or what a dependency raises."""
+    """The response where no route matches, or to what a dependency or an added route raises."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -96,20 +104,13 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.NOT_FOUND:
         return problem(NotFound(Fault("", "a path that exists", request.url.path[:100])), request)
     title = HTTPStatus(error.status_code).phrase
-    body = _render(
-        "about:blank",
-        title,
-        error.status_code,
-        str(error.detail),
-        title.lower().replace(" ", "_"),
-        instance=request.scope["path"][:200],
-        request_id=request_id(request.scope),
-    )
-    return Response(body, error.status_code, headers, MEDIA_TYPE)
+    code = title.lower().replace(" ", "_")
+    failure = Failure("about:blank", title, error.status_code, str(error.detail), code, (), headers)
+    return _respond(failure, request)
 
 
 async def on_validation_error(request: Request, error: Exception) -> Response:
-    """What FastAPI finds wrong with the parameters of an operation or a dependency."""
+    """The response to parameters of an operation or a dependency that FastAPI finds invalid."""
     assert isinstance(error, RequestValidationError)
     faults = []
     for found in error.errors():

@@ -1,4 +1,4 @@
-"""Every request gets an id, is counted and logged, and every failure has a response."""
+"""Middleware: every request gets an id, is counted and logged, and every defect has a response."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import InternalError, settle
+from service.errors import InternalError, drop_tracebacks
 from service.http.browsers import security_headers
 from service.http.problems import problem
 from service.observability.metrics import DISCONNECTED, ComputedRequest, Metrics
@@ -58,7 +58,7 @@ class RequestContext:
         try:
             await self._app(scope, receive, send_with_id)
         except (ClientDisconnect, Cancelled) as error:
-            settle(error)
+            drop_tracebacks(error)
         except Exception:
             logger.exception("request %s failed: a defect of the service", scope["state"]["request_id"])
             if not status:
@@ -89,6 +89,6 @@ class RequestContext:
 
 
 def operation_of(scope: Scope) -> str:
-    """The path of an operation as it is declared; not what was asked for, which may be anything."""
+    """The path template of the matched route, or "other": as a label, the requested path could be anything."""
     route = scope.get("route")
     return getattr(route, "path", "other") if route is not None else "other"

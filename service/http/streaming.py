@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from contextlib import ExitStack
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.codecs.chunks import Encoded
-from service.http.disconnect import CancelOnDisconnect
 from service.pipeline.deadline import Cancelled
 from service.pipeline.execution import UNCOUNTED, Execution
 
@@ -17,44 +16,29 @@ from service.pipeline.execution import UNCOUNTED, Execution
 class ChunkedResponse(Response):
     """A body in chunks, which are encoded while it is sent.
 
-    headers: more of them
-    lock: held while a chunk is encoded, so that each turn of the event loop encodes one, however many are sent
+    resources: closed when the body is sent; lock: held while a chunk is encoded, so that each turn of the event loop
+    encodes one, however many responses are sent; sent: bytes so far
     """
 
-    def __init__(
-        self,
-        encoded: Encoded,
-        media_type: str,
-        execution: Execution,
-        lock: asyncio.Lock,
-        headers: Iterable[tuple[bytes, bytes]] = (),
-    ) -> None:
+    def __init__(self, encoded: Encoded, execution: Execution, resources: ExitStack, lock: asyncio.Lock) -> None:
         # Response's own constructor is left out: it would copy and encode what is encoded already.
         self.status_code = 200
         self.background = None
-        self.raw_headers = [
-            (b"content-type", media_type.encode("latin-1")),
-            (b"server-timing", execution.timings.header()),
-            *headers,
-        ]
-        if encoded.length is not None:
-            self.raw_headers.append((b"content-length", b"%d" % encoded.length))
+        self.raw_headers = [*encoded.headers, (b"server-timing", execution.timings.header())]
         self._chunks = encoded.chunks
-        self._length = encoded.length
         self._execution = execution
+        self._resources = resources
         self._lock = lock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the head and each chunk, then release what the request held."""
-        try:
+        """Send the head and each chunk, then release what the request holds."""
+        with self._resources:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            if self._length is not None and self._length <= UNCOUNTED:
+            if isinstance(self._chunks, list) and sum(map(len, self._chunks)) <= UNCOUNTED:
                 await send({"type": "http.response.body", "body": b"".join(self._chunks)})
             else:
-                async with CancelOnDisconnect(receive, self._execution):
+                async with self._execution.cancel_on_disconnect():
                     await self._send_chunks(send)
-        finally:
-            self._execution.release()
 
     async def _send_chunks(self, send: Send) -> None:
         """Errors: Cancelled."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 # prometheus_client chooses its mode by PROMETHEUS_MULTIPROC_DIR when it is imported.
 if folder := os.environ.get("ATTENTION_METRICS_FOLDER"):
@@ -64,6 +64,17 @@ class Seconds(Protocol):
     encode: float
 
 
+class Computation(Protocol):
+    """What a request leaves for the metrics. received: bytes of its body; facts: metadata of its result"""
+
+    received: int
+    facts: Mapping[str, Any]
+
+    @property
+    def timings(self) -> Seconds:
+        """Seconds that its steps took."""
+
+
 class ComputedRequest(NamedTuple):
     """A request whose attention was computed, for the metrics and the access log. received: bytes of its body."""
 
@@ -73,6 +84,12 @@ class ComputedRequest(NamedTuple):
     kernel: str
     received: int
     seconds: Seconds
+
+    @classmethod
+    def of(cls, execution: Computation, request_type: str, response_type: str) -> ComputedRequest:
+        """What is counted of a request that was computed. request_type, response_type: media types"""
+        backend, kernel = execution.facts["backend"], execution.facts["kernel"]
+        return cls(request_type, response_type, backend, kernel, execution.received, execution.timings)
 
     def log_fields(self, sent: int) -> dict[str, object]:
         """The fields that only such a request has in the access log. sent: bytes of its response"""

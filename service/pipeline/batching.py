@@ -1,7 +1,8 @@
 """Dynamic batching: small requests with the same options are computed in one launch.
 
-A GPU takes as long for one small attention as for a hundred. Requests of a group differ in their numbers and lengths
-only: each becomes one more entry of the batch axis, padded where it is shorter, and none changes another's result.
+A GPU takes as long for one small attention as for a hundred. Requests of a bucket have the same plan and
+differ in their numbers; with padding also in their lengths. Each becomes more entries of the batch axis, and none
+changes the result of another.
 
 While no batch is being computed, a request is computed at once, with those that arrived in the same turn of the event
 loop. Otherwise it waits until the batch before it is done, but no longer than the window.
@@ -25,58 +26,79 @@ from service.backends.base import Backend
 from service.errors import ServiceError
 from service.pipeline.admission import AdmissionController
 from service.pipeline.deadline import Cancelled, Deadline
+from service.pipeline.execute import execute
 from service.pipeline.execution import Execution
-from service.pipeline.preparation import PreparedRequest
+from service.pipeline.prepare import PreparedRequest
 
 # Requests of a batch: with so many, the time around a launch is small beside that of the requests themselves.
-MOST: Final = 256
+MAX_BATCH: Final = 256
 
 Outcome = Result | Exception
-# What computes one request by itself.
-Alone = Callable[[PreparedRequest, Backend, Deadline], Result]
+
+
+def can_batch(plan: Plan, backend: Backend, device: str) -> bool:
+    """True if requests that share this plan may be batched, and gain from it."""
+    return merging.can_be_merged(plan) and backend.gains_from_batching(plan, device)
 
 
 class Member(NamedTuple):
-    """One request of a batch. begin: called with the size of the batch when computing begins; turn: its outcome"""
+    """One request of a batch. begin: called with the size of the batch when computing begins; result: set at its end"""
 
     request: PreparedRequest
     deadline: Deadline
     begin: Callable[[int], None]
-    turn: asyncio.Future[Result]
+    result: asyncio.Future[Result]
 
 
-class Group:
-    """Requests that will be computed in one batch.
+class Batch:
+    """Requests that will be computed in one launch.
 
-    kind: key of the options that they share; entry: a plan with the lengths that all of them are padded to
-    memory: bytes that one of them takes then, at most
+    bucket: key of what they have in common: the plan, or all of it but the lengths, if they are padded
+    plan: of one of them, with the lengths that all of them are padded to; memory: bytes that one takes then, at most
+    deadline: made when the batch is closed; the last time limit of the requests, cancelled when all of them are
     """
 
-    def __init__(self, kind: Hashable, executor: Backend, device: str, entry: Plan, memory: int) -> None:
-        self.kind = kind
-        self.executor = executor
-        self.device = device
-        self.entry = entry
-        self.memory = memory
+    def __init__(self, bucket: Hashable, request: PreparedRequest) -> None:
+        self.bucket = bucket
+        self.plan = request.plan
+        self.backend, self.memory, _ = request.strategy
+        self.device = request.spec.device
         self.members: list[Member] = []
         self.timer: asyncio.Handle | None = None
+        self.deadline = Deadline(0)
 
     @property
     def flops(self) -> int:
-        """Operations of all of them."""
-        return self.entry.flops * len(self.members)
+        """Operations of all requests."""
+        return self.plan.flops * len(self.members)
 
-    def with_another(self, plan: Plan, memory: int) -> tuple[Plan, int]:
-        """What entry and memory would be with a request of this plan, and this memory."""
-        if plan is self.entry:
+    def padded_for(self, request: PreparedRequest) -> tuple[Plan, int]:
+        """What `plan` and `memory` would be with one more request."""
+        plan, memory = request.plan, request.strategy.memory
+        if plan is self.plan:
             return plan, max(self.memory, memory)
-        entry = merging.padded(self.entry, plan)
-        before, alone, after = (self.executor.peak_bytes(one, self.device) for one in (self.entry, plan, entry))
-        return entry, after + max(self.memory - before, memory - alone)
+        padded = merging.padded(self.plan, plan)
+        before, alone, after = (self.backend.peak_bytes(one, self.device) for one in (self.plan, plan, padded))
+        return padded, after + max(self.memory - before, memory - alone)
+
+    def close(self) -> None:
+        """Accept no more requests."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.deadline = Deadline(max(member.deadline.left for member in self.members))
+        self._pending = len(self.members)
+        for member in self.members:
+            member.result.add_done_callback(self._count_down)
+
+    def _count_down(self, _: asyncio.Future[Result]) -> None:
+        """Cancel the deadline when no request waits for its result any more."""
+        self._pending -= 1
+        if not self._pending:
+            self.deadline.cancel()
 
     def begin(self) -> list[Member]:
-        """Those who still wait, told that it begins."""
-        members = [member for member in self.members if not member.turn.done()]
+        """The requests that still wait, after noting that computing begins."""
+        members = [member for member in self.members if not member.result.done()]
         for member in members:
             member.begin(len(members))
         return members
@@ -86,149 +108,125 @@ class Batcher:
     """Computes small requests in batches.
 
     window: seconds that a request waits for others; admission: grants a slot and memory to each batch
+    padding: True to pad requests of different lengths to common lengths
     inline_flops: operations of a batch that is computed in the event loop; larger ones, and a GPU's, in a worker thread
-    alone: computes one request by itself
-    on_batch: called with the number of requests of each batch of more than one
 
     Belongs to one event loop; all methods but `_compute` run in its thread.
     """
 
-    def __init__(
-        self, window: float, admission: AdmissionController, inline_flops: int, alone: Alone, *, padding: bool
-    ) -> None:
-        self._padding = padding
+    def __init__(self, window: float, admission: AdmissionController, inline_flops: int, *, padding: bool) -> None:
         self._window = window
+        self._padding = padding
         self._admission = admission
         self._inline_flops = inline_flops
-        self._alone = alone
-        self._gathering: dict[Hashable, Group] = {}
-        self._at_work: set[asyncio.Task[None]] = set()
-        self.on_batch: Callable[[int], object] | None = None
+        self._open: dict[Hashable, Batch] = {}  # by bucket
+        self._running: set[asyncio.Task[None]] = set()
+        self.on_batch: Callable[[int], None] = _ignore  # called with the size of each batch of more than one request
 
-    def takes(self, request: PreparedRequest, executor: Backend) -> bool:
-        """True if a small request may be batched: others can have the same plan, and it is not answered at once.
-
-        Not with `sum`, whose warnings are of one request.
-        """
-        shared = request.shared and merging.can_be_merged(request.plan)
-        return shared and executor.gains_from_batching(request.plan, request.spec.device)
-
-    async def attend(self, request: PreparedRequest, executor: Backend, memory: int, execution: Execution) -> Result:
-        """Compute a request, in a batch if there are others of its kind. memory: bytes that computing it takes
+    async def compute(self, request: PreparedRequest, execution: Execution) -> Result:
+        """The result of a request, computed in a batch with others of its bucket.
 
         Errors: those of the request; Busy, Cancelled, TimeLimit.
         """
-        turn: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         deadline = execution.deadline
-        self._join(executor, memory, Member(request, deadline, execution.timings.begin_batch, turn))
-        return await deadline.wait(turn)
+        self._add(Member(request, deadline, execution.timings.begin_batch, result))
+        return await deadline.wait(result)
 
-    def _join(self, executor: Backend, memory: int, member: Member) -> None:
-        plan, device = member.request.plan, member.request.spec.device
-        kind = id(executor), device, merging.padding_key(plan) if self._padding else id(plan)
-        group = self._gathering.get(kind)
-        if group is not None:
-            entry, needed = group.with_another(plan, memory)
-            if needed * (len(group.members) + 1) <= self._admission.memory:
-                group.entry, group.memory = entry, needed
-            else:  # the others would be too long for all
-                self._begin(group)
-                group = None
-        if group is None:
+    def _add(self, member: Member) -> None:
+        """Add a request to the open batch of its bucket, or to a new one."""
+        request = member.request
+        plan_key = merging.padding_key(request.plan) if self._padding else id(request.plan)
+        bucket = id(request.strategy.backend), request.spec.device, plan_key
+        batch = self._open.get(bucket)
+        if batch is not None:
+            plan, memory = batch.padded_for(request)
+            if memory * (len(batch.members) + 1) <= self._admission.memory:
+                batch.plan, batch.memory = plan, memory
+            else:  # padded to this length, the requests would not fit
+                self._start(batch)
+                batch = None
+        if batch is None:
             loop = asyncio.get_running_loop()
-            group = self._gathering[kind] = Group(kind, executor, device, plan, memory)
-            wait = self._window if self._at_work else 0
-            group.timer = loop.call_later(wait, self._begin, group) if wait else loop.call_soon(self._begin, group)
-        group.members.append(member)
-        count = len(group.members)
-        if count == MOST or (count + 1) * group.memory > self._admission.memory:
-            self._begin(group)
+            batch = self._open[bucket] = Batch(bucket, request)
+            wait = self._window if self._running else 0
+            batch.timer = loop.call_later(wait, self._start, batch) if wait else loop.call_soon(self._start, batch)
+        batch.members.append(member)
+        count = len(batch.members)
+        if count == MAX_BATCH or (count + 1) * batch.memory > self._admission.memory:
+            self._start(batch)
 
-    def _begin(self, group: Group) -> None:
-        """Nobody joins from now on."""
-        del self._gathering[group.kind]
-        assert group.timer is not None
-        group.timer.cancel()
-        if not group.executor.is_gpu(group.device) and group.flops <= self._inline_flops:
-            members = group.begin()
-            self._tell(members, *self._compute(group, members))
+    def _start(self, batch: Batch) -> None:
+        """Close a batch and compute it."""
+        del self._open[batch.bucket]
+        batch.close()
+        if not batch.backend.is_gpu(batch.device) and batch.flops <= self._inline_flops:
+            members = batch.begin()
+            self._set_outcomes(members, *self._compute(batch, members))
             return
-        task = asyncio.create_task(self._run(group))
-        self._at_work.add(task)
-        task.add_done_callback(self._done)
+        task = asyncio.create_task(self._run_in_thread(batch))
+        self._running.add(task)
+        task.add_done_callback(self._end)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._at_work.discard(task)
-        if not self._at_work:  # nobody is left to wait for
-            for group in list(self._gathering.values()):
-                self._begin(group)
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not self._running:  # open batches have no other to wait for
+            for batch in list(self._open.values()):
+                self._start(batch)
 
-    async def _run(self, group: Group) -> None:
+    async def _run_in_thread(self, batch: Batch) -> None:
         """Compute in a worker thread, when a slot and memory are granted."""
-        memory = group.memory * len(group.members)
+        memory = batch.memory * len(batch.members)
         try:
             with self._admission.admit(memory) as lease:
-                await lease.grow(memory, _Longest(group.members), slot=True, compute=True)
-                members = group.begin()
-                self._tell(members, *await to_thread.run_sync(self._compute, group, members))
+                await lease.grow(memory, batch.deadline, slot=True, compute=True)
+                members = batch.begin()
+                self._set_outcomes(members, *await to_thread.run_sync(self._compute, batch, members))
         except Exception as error:
-            self._tell(group.members, [error] * len(group.members), 0)
+            self._set_outcomes(batch.members, [error] * len(batch.members), 0)
 
-    def _tell(self, members: list[Member], outcomes: list[Outcome], gathered: int) -> None:
-        """Let all go on who are still there."""
-        if gathered and self.on_batch is not None:
-            self.on_batch(gathered)
+    def _set_outcomes(self, members: list[Member], outcomes: list[Outcome], batched: int) -> None:
+        """Set the results of all requests that were not cancelled. batched: how many were computed in one launch"""
+        if batched:
+            self.on_batch(batched)
         for member, outcome in zip(members, outcomes, strict=True):
-            if member.turn.done():  # its client has disconnected
+            if member.result.done():  # its client has disconnected
                 continue
             if isinstance(outcome, Exception):
-                member.turn.set_exception(outcome)
+                member.result.set_exception(outcome)
             else:
-                member.turn.set_result(outcome)
+                member.result.set_result(outcome)
 
     # Overflow is found by looking at the numbers, as where one request is computed by itself.
     @np.errstate(all="ignore")
-    def _compute(self, group: Group, members: list[Member]) -> tuple[list[Outcome], int]:
-        """The outcome of each, and how many were computed as one. May run in a thread."""
+    def _compute(self, batch: Batch, members: list[Member]) -> tuple[list[Outcome], int]:
+        """The outcome of each request, and how many were computed in one launch. May run in a thread."""
         if len(members) == 1:
-            return [self._by_itself(members[0], group.executor)], 0
-        prepared = [_prepare(member) for member in members]
+            return [_compute_alone(members[0])], 0
+        prepared = [_operands(member) for member in members]
         good = [(member, one) for member, one in zip(members, prepared, strict=True) if isinstance(one, Operands)]
         if len(good) > 1:
-            with suppress(ServiceError, MemoryError, Cancelled):  # whose fault it was is found below
-                results = iter(_together(group, *zip(*good, strict=True)))
+            with suppress(ServiceError, MemoryError, Cancelled):  # which request caused it is found below
+                results = iter(_compute_batch(batch, *zip(*good, strict=True)))
                 return [next(results) if isinstance(one, Operands) else one for one in prepared], len(good)
         return [
-            self._by_itself(member, group.executor) if isinstance(one, Operands) else one
+            _compute_alone(member) if isinstance(one, Operands) else one
             for member, one in zip(members, prepared, strict=True)
         ], 0
 
-    def _by_itself(self, member: Member, executor: Backend) -> Outcome:
-        try:
-            return self._alone(member.request, executor, member.deadline)
-        except Exception as error:
-            return error
+
+def _ignore(size: int) -> None:
+    """Do nothing."""
 
 
-class _Longest(Deadline):
-    """Ends when every member has ended."""
-
-    def __init__(self, members: Sequence[Member]) -> None:
-        super().__init__(max((member.deadline.left for member in members), default=0.0))
-        self._members = members
-
-    def check(self) -> None:
-        """Errors: Cancelled, whatever ended them."""
-        for member in self._members:
-            try:
-                member.deadline.check()
-            except (Cancelled, ServiceError):
-                continue
-            return
-        raise Cancelled
+def _compute_alone(member: Member) -> Outcome:
+    try:
+        return execute(member.request, member.deadline)
+    except Exception as error:
+        return error
 
 
-def _prepare(member: Member) -> Operands | Exception:
+def _operands(member: Member) -> Operands | Exception:
     """The numbers of one request, or what is wrong with it."""
     request = member.request
     try:
@@ -238,10 +236,10 @@ def _prepare(member: Member) -> Operands | Exception:
         return error
 
 
-def _together(group: Group, members: Sequence[Member], operands: Sequence[Operands]) -> list[Result]:
-    """The result of each, computed as one. Errors: those of any of them."""
+def _compute_batch(batch: Batch, members: Sequence[Member], operands: Sequence[Operands]) -> list[Result]:
+    """The result of each request, computed in one launch. Errors: those of any of them."""
     plans = [member.request.plan for member in members]
     plan = merging.merge(plans)
     merged = merging.merge_operands(plan, operands)
-    computed = group.executor.execute(plan, merged, group.device, _Longest(members).check)
+    computed = batch.backend.execute(plan, merged, batch.device, batch.deadline.check)
     return [make_result(plan, part) for plan, part in zip(plans, merging.split(plans, computed), strict=True)]

@@ -1,4 +1,4 @@
-"""The end of a request's time, which a computation checks between tiles."""
+"""The deadline of a request: its time limit, or earlier its cancellation. Computations check it between tiles."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class Cancelled(Exception):
-    """The client is disconnected, so that nobody reads the response."""
+    """Raised when a request is cancelled because its client is disconnected."""
 
 
 class Deadline:
-    """The time limit of one request, which ends sooner if its client disconnects."""
+    """The time limit of one request, in seconds from now; cancelled if its client disconnects."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -30,7 +30,7 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
     def cancel(self) -> None:
-        """End it now."""
+        """End the request now."""
         self.cancelled = True
         if self._waits_for is not None:
             self._waits_for.cancel()
@@ -48,7 +48,7 @@ class Deadline:
             self._waits_for = None
 
     def check(self) -> None:
-        """Errors: Cancelled, TimeLimit."""
+        """Raise if the request has ended. Errors: Cancelled, TimeLimit."""
         if self.cancelled:
             raise Cancelled
         if time.monotonic() > self._end:

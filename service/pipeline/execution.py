@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import Final, Literal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeVar
+
+from anyio import to_thread
 
 from service.pipeline.admission import AdmissionController, Lease
 from service.pipeline.deadline import Deadline
+
+T = TypeVar("T")
 
 # Bytes of a request that are not worth a lease: about what a server buffers of any connection.
 UNCOUNTED: Final = 2**16
@@ -34,7 +42,7 @@ class Timings:
         self._since = now
 
     def begin_batch(self, size: int) -> None:
-        """Add the time since the last step to the queue, and note the size of the batch."""
+        """Add the time since the last step to the queue, and keep the size of the batch."""
         self.step("queue")
         self.batch = size
 
@@ -46,19 +54,29 @@ class Timings:
 
 
 class Execution:
-    """One request on its way through the pipeline.
+    """One request on its way through the pipeline. A context manager that releases what the request holds.
 
+    disconnected: returns when the client is disconnected; None where the transport tells it otherwise
     lease: None as long as the request needs no more memory than `UNCOUNTED`
+    received: bytes of the body; facts: metadata of the result, once it is computed
     """
 
-    __slots__ = ("_admission", "_deadline", "_seconds", "lease", "timings")
+    __slots__ = ("_admission", "_deadline", "_disconnected", "_seconds", "facts", "lease", "received", "timings")
 
-    def __init__(self, admission: AdmissionController, seconds: float) -> None:
+    def __init__(
+        self,
+        admission: AdmissionController,
+        seconds: float,
+        disconnected: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._admission = admission
         self._seconds = seconds
+        self._disconnected = disconnected
         self._deadline: Deadline | None = None
         self.timings = Timings()
         self.lease: Lease | None = None
+        self.received = 0
+        self.facts: Mapping[str, Any] = {}
 
     @property
     def deadline(self) -> Deadline:
@@ -71,14 +89,24 @@ class Execution:
         """Start the time limit anew: the time that a client takes to send its body does not count."""
         self._deadline = None
 
+    @property
+    def memory_limit(self) -> int:
+        """Bytes that all requests may hold together."""
+        return self._admission.memory
+
+    @property
+    def is_only_one(self) -> bool:
+        """True if no other large request is at work."""
+        return self._admission.at_work <= 1
+
     def admit(self, bound: int) -> Lease:
         """The lease, made by the first call. bound: bytes that are needed until the request is prepared, at most"""
         if self.lease is None:
             self.lease = self._admission.admit(bound)
         return self.lease
 
-    def receive(self, bound: int) -> Lease:
-        """The same before a large body is received. Errors: Busy where it would hardly be computed."""
+    def admit_body(self, bound: int) -> Lease:
+        """The lease, before a large body is received. Errors: Busy where it would hardly be computed."""
         if self.lease is None:
             self._admission.check_capacity()
         return self.admit(bound)
@@ -102,12 +130,44 @@ class Execution:
         if self.lease is not None:
             self.lease.shrink(memory)
 
+    @property
+    def has_slot(self) -> bool:
+        """True while the request holds a slot."""
+        return self.lease is not None and self.lease.has_slot
+
     def release_slot(self) -> None:
         """Let another request compute."""
         if self.lease is not None:
             self.lease.release_slot()
 
-    def release(self) -> None:
-        """Give everything back. Safe to call twice."""
+    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in a worker thread. If this task is cancelled, the deadline is, which ends the function."""
+        try:
+            return await to_thread.run_sync(function, *arguments)
+        except asyncio.CancelledError:
+            self.deadline.cancel()
+            raise
+
+    @asynccontextmanager
+    async def cancel_on_disconnect(self) -> AsyncIterator[None]:
+        """Inside, the deadline is cancelled when the client disconnects. The body must have been received whole."""
+        if self._disconnected is None:
+            yield
+            return
+        task = asyncio.create_task(_cancel_after(self._disconnected, self.deadline))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.lease is not None:
             self.lease.release()
+
+
+async def _cancel_after(disconnected: Callable[[], Awaitable[None]], deadline: Deadline) -> None:
+    await disconnected()
+    deadline.cancel()

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Path, Request, Response
 
-from service.http.inference import inference_formats
+from service.http.negotiation import negotiate_inference
 from service.http.problems import INFERENCE
 from service.routes.documented import inference_answer, inference_body, inference_errors
-from service.routes.tensors import TensorRoute, respond
+from service.routes.tensors import respond
 from service.schemas.inference import (
     MODEL,
     MODEL_METADATA,
@@ -119,21 +119,20 @@ async def model_version_ready(request: Request, model_name: ModelName, model_ver
 async def infer(request: Request, model_name: ModelName) -> Response:
     """Computes the same as POST /attention. Arrays are inputs, other fields parameters; outputs replace `include`."""
     check_model(model_name)
-    return await respond(request, inference_formats)
+    return await respond(request, negotiate_inference)
 
 
 async def infer_version(request: Request, model_name: ModelName, model_version: ModelVersion) -> Response:
     """Computes the same as without a version: there is one version."""
     check_model(model_name, model_version)
-    return await respond(request, inference_formats)
+    return await respond(request, negotiate_inference)
 
 
 def add_routes(app: FastAPI) -> None:
     """Add the inference operations to the application itself, like POST /attention."""
     add = partial(
-        app.router.add_api_route,
+        app.add_api_route,
         methods=["POST"],
-        route_class_override=TensorRoute,
         tags=["inference protocol"],
         response_model=InferenceResponse,
         response_description="The requested outputs.",

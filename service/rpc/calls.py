@@ -1,4 +1,4 @@
-"""One call over gRPC: it gets an id, needs a key, is counted and logged, and every failure has a status."""
+"""Calls over gRPC: each gets a request id, is authenticated, counted and logged, and every error has a status."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import grpc
 
-from service.errors import Fault, InternalError, MemoryLimit, ServiceError, Unauthorized, kind_of, settle
+from service.errors import Fault, InternalError, MemoryLimit, ServiceError, Unauthorized, drop_tracebacks, kind_of
 from service.observability.metrics import DISCONNECTED, ComputedRequest, Metrics
 from service.observability.request_id import ACCEPTABLE, LOWER, new_id
 from service.pipeline.engine import Engine
+from service.pipeline.execution import Execution
 from service.rpc.statuses import STATUSES
 from service.settings import Settings
 from service.settings.keys import Keys
@@ -27,28 +28,22 @@ access = logging.getLogger("attention.access")
 logger = logging.getLogger("attention")
 
 
-class Exchange:
-    """One call, and for the metrics and the log how it was answered.
+class Call:
+    """One call. execution: what it holds; computed: set by an inference; sent: bytes of the answer"""
 
-    execution: its way through the pipeline; status: over HTTP; code: of an error; computed: set by an inference
-    sent: bytes of the answer
-    """
+    __slots__ = ("computed", "context", "execution", "metadata", "request_id", "sent")
 
-    __slots__ = ("code", "computed", "context", "execution", "metadata", "request_id", "sent", "status")
-
-    def __init__(self, context: Any, engine: Engine) -> None:
+    def __init__(self, context: Any, execution: Execution) -> None:
         self.context = context
-        self.execution = engine.start()
+        self.execution = execution
         self.metadata = {name: _bytes(value) for name, value in context.invocation_metadata()}
         chosen = self.metadata.get(REQUEST_ID, b"")
         self.request_id = str(chosen, "ascii") if ACCEPTABLE.fullmatch(chosen) else new_id()
-        self.status = DISCONNECTED
-        self.code: str | None = None
         self.computed: ComputedRequest | None = None
         self.sent = 0
 
     def trailers(self, error: ServiceError | None = None) -> list[tuple[str, str]]:
-        """What is sent after the answer, or in its place."""
+        """The trailing metadata of the answer, or of the error."""
         found = [(REQUEST_ID, self.request_id)]
         if self.execution.timings.decode:
             found.append(("server-timing", str(self.execution.timings.header(), "ascii")))
@@ -57,12 +52,12 @@ class Exchange:
         return found
 
 
-# Takes an exchange and returns the message of the answer.
-Method = Callable[[Exchange], Awaitable[bytes]]
+# Takes a call and returns the message of the answer.
+Method = Callable[[Call], Awaitable[bytes]]
 
 
 class Calls:
-    """Answers calls, whatever happens inside."""
+    """Answers calls: authenticates, counts and logs them, and gives every error a status."""
 
     def __init__(self, settings: Settings, engine: Engine, metrics: Metrics | None) -> None:
         self._engine = engine
@@ -75,63 +70,73 @@ class Calls:
         path, operation: what was asked for, and how it is counted; requests: of a stream, of which there is only one
         """
         start = time.perf_counter()
-        exchange = Exchange(context, self._engine)
         if self._metrics is not None:
             self._metrics.request_started()
-        try:
-            self._admit(exchange)
-            message = await method(exchange)
-            context.set_trailing_metadata(exchange.trailers())
-            await context.write(message)  # until it is on its way: a client that is slow to take it holds its memory
-            exchange.status, exchange.sent = 200, len(message)
-        except ServiceError as error:
-            settle(error)
-            _refuse(exchange, error)
-        except MemoryError as error:
-            settle(error)
-            _refuse(exchange, MemoryLimit.failed())
-        except (asyncio.CancelledError, grpc.aio.InternalError):
-            raise  # nobody is left to answer
-        except Exception:
-            logger.exception("request %s failed: a defect of the service", exchange.request_id)
-            _refuse(exchange, InternalError())
-        finally:
-            exchange.execution.release()
-            self._count_and_log(exchange, path, operation, time.perf_counter() - start)
+        status, problem = DISCONNECTED, None
+        with self._engine.start() as execution:
+            call = Call(context, execution)
+            try:
+                status, problem = await self._answer(call, method)
+            finally:
+                self._count_and_log(call, path, operation, status, problem, time.perf_counter() - start)
 
-    def _admit(self, exchange: Exchange) -> None:
+    async def _answer(self, call: Call, method: Method) -> tuple[int, str | None]:
+        """Send the answer or the error of a call; its status over HTTP, and the code of the error."""
+        try:
+            self._authenticate(call)
+            message = await method(call)
+            call.context.set_trailing_metadata(call.trailers())
+            # Until it is on its way: a client that is slow to take it holds its memory.
+            await call.context.write(message)
+            call.sent = len(message)
+        except ServiceError as error:
+            drop_tracebacks(error)
+            return _set_error(call, error)
+        except MemoryError as error:
+            drop_tracebacks(error)
+            return _set_error(call, MemoryLimit.failed())
+        except (asyncio.CancelledError, grpc.aio.InternalError):
+            raise  # the client is disconnected
+        except Exception:
+            logger.exception("request %s failed: a defect of the service", call.request_id)
+            return _set_error(call, InternalError())
+        return 200, None
+
+    def _authenticate(self, call: Call) -> None:
         """Errors: Unauthorized."""
-        authorization = exchange.metadata.get("authorization", b"")
+        authorization = call.metadata.get("authorization", b"")
         if self._keys is not None and not self._keys.admit(authorization):
             got = "another key" if authorization else "none"
             raise Unauthorized(Fault("", "metadata authorization: Bearer and a key", got))
 
-    def _count_and_log(self, exchange: Exchange, path: str, operation: str, seconds: float) -> None:
-        computed = exchange.computed
+    def _count_and_log(
+        self, call: Call, path: str, operation: str, status: int, problem: str | None, seconds: float
+    ) -> None:
+        """Count and log a call that has been answered."""
         if self._metrics is not None:
-            self._metrics.request_answered("grpc", operation, exchange.status, seconds, exchange.code)
-            if computed is not None:
-                self._metrics.tensors_computed(computed, exchange.sent)
+            self._metrics.request_answered("grpc", operation, status, seconds, problem)
+            if call.computed is not None:
+                self._metrics.tensors_computed(call.computed, call.sent)
         if access.isEnabledFor(logging.INFO):
             fields = {
-                "request_id": exchange.request_id,
+                "request_id": call.request_id,
                 "method": "gRPC",
                 "path": path[:100],
-                "status": exchange.status,
+                "status": status,
                 "milliseconds": round(seconds * 1e3, 2),
-                "code": exchange.code,
+                "code": problem,
             }
-            access.info("request", extra=fields | (computed.log_fields(exchange.sent) if computed else {}))
+            access.info("request", extra=fields | (call.computed.log_fields(call.sent) if call.computed else {}))
 
 
-def _refuse(exchange: Exchange, error: ServiceError) -> None:
-    """Let the call end with an error."""
+def _set_error(call: Call, error: ServiceError) -> tuple[int, str]:
+    """End a call with an error; returns its status over HTTP, and its code."""
     kind = kind_of(error)
     text = str(error)
-    exchange.context.set_trailing_metadata(exchange.trailers(error))
-    exchange.context.set_code(grpc.StatusCode[STATUSES[kind.status]])
-    exchange.context.set_details(text if len(text) <= MAX_DETAILS else f"{text[:MAX_DETAILS]}…")
-    exchange.status, exchange.code = kind.status, kind.code
+    call.context.set_trailing_metadata(call.trailers(error))
+    call.context.set_code(grpc.StatusCode[STATUSES[kind.status]])
+    call.context.set_details(text if len(text) <= MAX_DETAILS else f"{text[:MAX_DETAILS]}…")
+    return kind.status, kind.code
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -1,76 +1,33 @@
-"""The methods of the protocol: health, metadata, inference, each from one message to another."""
+"""The methods of the protocol: health, metadata, inference. Each takes a call and returns the message of its answer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any, Final
 
 import grpc
 from google.protobuf.json_format import ParseDict
 
-from service.codecs import never
-from service.codecs.decoded import Body, Decoded
 from service.codecs.oip import grpc as oip_grpc
 from service.codecs.oip.messages import MESSAGES
-from service.codecs.oip.outputs import Wish
-from service.errors import BadRequest, Busy, Fault, MethodNotAllowed, TooSlow, settle
+from service.errors import BadRequest, Busy, Fault, MethodNotAllowed, TooSlow, drop_tracebacks
 from service.observability.metrics import ComputedRequest
 from service.pipeline.deadline import Deadline
-from service.pipeline.engine import Engine, in_thread
-from service.rpc.calls import Exchange, Method
+from service.pipeline.engine import Engine
+from service.pipeline.run import Exchange, run
+from service.rpc.calls import Call, Method
 from service.schemas.inference import MODEL, MODEL_METADATA, SERVER_METADATA, VERSION, check_model
-from service.schemas.request import AttentionRequest
-from service.schemas.response import answer
 from service.settings import Settings
 
-MEDIA_TYPE: Final = "application/grpc"
-# Bytes of a message without its raw tensors that are read in about a millisecond, and of these, which are copied once.
-SMALL_HEAD: Final = 2**15
-SMALL_BODY: Final = 2**22
-# How many times the memory of a message it takes: as it came, and its tensors.
+# Copies of a message in memory: as it was received, and its tensors.
 COPIES: Final = 2
 # Part of the memory that messages may take while they are received: one in so many.
 RECEIVING_SHARE: Final = 4
-# Bytes of an answer that are written in a thread.
-LARGE_ANSWER: Final = 2**20
-
-
-class MessageDecoder:
-    """Decodes one inference, and keeps which outputs it wants. Errors: InvalidTensors, if it is no message."""
-
-    packed = False
-    quick = staticmethod(never)
-
-    def __init__(self, body: bytes) -> None:
-        self._message = oip_grpc.split(body)
-        self._is_small = len(self._message.head) <= SMALL_HEAD
-        self.wish: Wish | None = None
-
-    @property
-    def inline(self) -> int:
-        """Up to which length a body is read at once."""
-        return SMALL_BODY if self._is_small else SMALL_HEAD
-
-    def decode_bound(self, length: int, limit: int) -> int:
-        """Bytes that a message of this length, and decoding it, take at most."""
-        return oip_grpc.decode_bound(length)
-
-    def decode_bytes(self, body: Body, limit: int) -> int:
-        """The same for this message."""
-        return oip_grpc.decode_bytes(self._message, len(body))
-
-    def decode(self, body: Body, limit: int) -> Decoded:
-        """The fields of the request. Errors: NotFound besides those of the codec."""
-        request = oip_grpc.parse("ModelInferRequest", self._message.head)
-        check_model(request.model_name, request.model_version or VERSION)
-        decoded, self.wish = oip_grpc.decode(request, self._message.raw)
-        return decoded
 
 
 class Inference:
-    """What the service answers. methods: by their names, those that need nothing but their name read no message."""
+    """The methods by their names. Those without parameters receive no message."""
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
         self._settings = settings
@@ -86,25 +43,25 @@ class Inference:
             "ModelInfer": self._infer,
         }
 
-    async def unknown(self, exchange: Exchange) -> bytes:
-        """Errors: MethodNotAllowed."""
+    async def unknown(self, call: Call) -> bytes:
+        """Refuse a method that does not exist. Errors: MethodNotAllowed."""
         raise MethodNotAllowed(Fault("", f"a method among {', '.join(self.methods)}", "another"))
 
-    async def _server_live(self, exchange: Exchange) -> bytes:
+    async def _server_live(self, call: Call) -> bytes:
         return _written("ServerLiveResponse", live=True)
 
-    async def _server_ready(self, exchange: Exchange) -> bytes:
+    async def _server_ready(self, call: Call) -> bytes:
         return _written("ServerReadyResponse", ready=self._is_ready())
 
-    async def _server_metadata(self, exchange: Exchange) -> bytes:
+    async def _server_metadata(self, call: Call) -> bytes:
         return _written("ServerMetadataResponse", **SERVER_METADATA.model_dump())
 
-    async def _model_ready(self, exchange: Exchange) -> bytes:
-        await self._named("ModelReadyRequest", exchange)
+    async def _model_ready(self, call: Call) -> bytes:
+        await self._check_model("ModelReadyRequest", call)
         return _written("ModelReadyResponse", ready=self._is_ready())
 
-    async def _model_metadata(self, exchange: Exchange) -> bytes:
-        await self._named("ModelMetadataRequest", exchange)
+    async def _model_metadata(self, call: Call) -> bytes:
+        await self._check_model("ModelMetadataRequest", call)
         return _written("ModelMetadataResponse", **MODEL_METADATA.model_dump())
 
     def _is_ready(self) -> bool:
@@ -114,12 +71,12 @@ class Inference:
             return False
         return True
 
-    async def _named(self, name: str, exchange: Exchange) -> None:
-        """Errors: NotFound for a message that names another model."""
-        request = oip_grpc.parse(name, await self._receive(exchange))
+    async def _check_model(self, name: str, call: Call) -> None:
+        """Check the model that a message names. Errors: NotFound for any other."""
+        request = oip_grpc.parse(name, await self._receive(call))
         check_model(request.name, request.version or VERSION)
 
-    async def _receive(self, exchange: Exchange) -> bytes:
+    async def _receive(self, call: Call) -> bytes:
         """The message of a call.
 
         gRPC tells no length before the message is complete, and receives it by itself. So a bounded number of calls
@@ -127,13 +84,13 @@ class Inference:
 
         Errors: Busy, TooSlow, BadRequest.
         """
-        execution, seconds = exchange.execution, self._settings.read_timeout
+        execution, seconds = call.execution, self._settings.read_timeout
         most = min(COPIES * self._settings.max_body_bytes, self._engine.admission.memory)
         execution.admit(most)
         try:
             async with asyncio.timeout(seconds), self._receiving:
                 await execution.grow(most)
-                message = await exchange.context.read()
+                message = await call.context.read()
         except TimeoutError:
             raise TooSlow(Fault("", f"a request that arrives within {seconds:g} s", "only a part of it")) from None
         if message is grpc.aio.EOF:  # or one that was too long, which gRPC has refused by itself
@@ -143,32 +100,23 @@ class Inference:
         execution.restart_time_limit()
         return body
 
-    async def _infer(self, exchange: Exchange) -> bytes:
-        body = await self._receive(exchange)
-        return await run_to_end(self._computed(exchange, body), exchange.execution.deadline)
+    async def _infer(self, call: Call) -> bytes:
+        body = await self._receive(call)
+        return await run_to_end(self._compute(call, body), call.execution.deadline)
 
-    async def _computed(self, exchange: Exchange, body: bytes) -> bytes:
+    async def _compute(self, call: Call, body: bytes) -> bytes:
         """The answer to a request. Errors: ServiceError of every kind, Cancelled."""
-        execution, engine = exchange.execution, self._engine
-        execution.timings.begin()
-        decoder = MessageDecoder(body)
-        request = await engine.prepare(AttentionRequest, decoder, body, execution)
-        returned = request.plan.returned_bytes
-        assert decoder.wish is not None
-        encoding = oip_grpc.encode_bytes(returned, raw=decoder.wish.default)
-        result = await engine.attend(request, execution, encoding)
-        fields = answer(request.spec, result, exchange.request_id)
-        write = partial(oip_grpc.encode, fields, decoder.wish, MODEL, VERSION)
-        written = write() if returned < LARGE_ANSWER else await in_thread(execution.deadline, write)
-        execution.timings.step("encode")
-        execution.shrink(COPIES * len(written))
-        backend, kernel = fields["metadata"]["backend"], fields["metadata"]["kernel"]
-        exchange.computed = ComputedRequest(MEDIA_TYPE, MEDIA_TYPE, backend, kernel, len(body), execution.timings)
-        return written
+        execution = call.execution
+        codec = oip_grpc.codec(body, MODEL, VERSION, check_model)
+        encoded = await run(self._engine, Exchange(codec, codec, call.request_id, execution), body)
+        message = b"".join(encoded.chunks)
+        execution.shrink(COPIES * len(message))
+        call.computed = ComputedRequest.of(execution, codec.media_type, codec.media_type)
+        return message
 
 
 async def run_to_end(work: Coroutine[Any, Any, bytes], deadline: Deadline) -> bytes:
-    """The result of a coroutine that is not cancelled with its caller, as threads cannot be: its deadline ends."""
+    """The result of a coroutine. If the caller is cancelled, the deadline is: the coroutine may wait for a thread."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)
@@ -176,11 +124,11 @@ async def run_to_end(work: Coroutine[Any, Any, bytes], deadline: Deadline) -> by
         deadline.cancel()
         await asyncio.wait([task])
         if not task.cancelled():
-            settle(task.exception())  # which would be logged, too, as if it had been forgotten
+            drop_tracebacks(task.exception())  # an exception that is never retrieved would be logged
         raise
 
 
 def _written(name: str, /, **fields: Any) -> bytes:
-    """A message in bytes."""
+    """A message of this name, serialized."""
     message: bytes = ParseDict(fields, MESSAGES[name]()).SerializeToString()
     return message

@@ -1,4 +1,4 @@
-"""The server of gRPC: where it listens, what it bounds, how it starts and stops. Imports the extra grpc."""
+"""The gRPC server: its port, its limits, start and stop. Imports the extra grpc."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from service.rpc.calls import Calls
 from service.rpc.inference import Inference
 from service.settings import Settings
 
-# Calls of one connection at a time: each may have 64 KiB of a message that nobody reads yet.
+# Concurrent calls of one connection: each may buffer 64 KiB of a message before its method receives it.
 MAX_STREAMS: Final = 100
-# Seconds after which a connection without calls is closed, and after which one makes room for another, which may come
-# to another worker.
+# Seconds after which a connection without calls is closed, and after which any is, so that the client's next connection
+# may go to another worker.
 IDLE: Final = 300.0
 AGE: Final = 600.0
 
@@ -30,7 +30,7 @@ logger = logging.getLogger("attention")
 
 
 class RPC(grpc.GenericRpcHandler):
-    """The protocol on a port of its own. port: where, once it is started."""
+    """The gRPC server on a port of its own. port: the port, once it is started"""
 
     def __init__(self, settings: Settings, engine: Engine, metrics: Metrics | None) -> None:
         self._settings = settings
@@ -55,21 +55,21 @@ class RPC(grpc.GenericRpcHandler):
         logger.info("gRPC running on %s:%d", host, self.port)
 
     def begin_stop(self) -> None:
-        """Take no new calls, and give those at work time to end."""
+        """Accept no new calls; running calls may take until the grace period ends."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._server.stop(self._settings.grace))
 
     async def stop(self) -> None:
-        """Wait until all have ended."""
+        """Stop, and wait until all calls have ended."""
         self.begin_stop()
         assert self._stopping is not None
         await self._stopping
 
     def service(self, handler_call_details: Any) -> Any:
-        """What answers a call.
+        """The handler of a call: a stream in both directions, so that the method itself reads and writes the message.
 
-        A call is read and written by its method: gRPC would read a message of any length before anybody looks at it,
-        and answer what cannot be parsed with INTERNAL. On the wire one message of a stream is one message.
+        As a unary call, gRPC would receive a message of any length before admission control, and answer one that cannot
+        be parsed with INTERNAL. On the wire a stream of one message is the same.
         """
         path = handler_call_details.method
         name = path.removeprefix(f"/{SERVICE}/")
@@ -98,7 +98,7 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.max_connection_idle_ms", _milliseconds(IDLE)),
         ("grpc.max_connection_age_ms", _milliseconds(AGE)),
         ("grpc.max_connection_age_grace_ms", _milliseconds(longest)),
-        # Who takes nothing from the connection does not answer a ping either.
+        # A client that reads nothing from the connection does not answer a ping either.
         ("grpc.keepalive_time_ms", _milliseconds(settings.write_timeout / 2)),
         ("grpc.keepalive_timeout_ms", _milliseconds(settings.write_timeout / 2)),
     ]

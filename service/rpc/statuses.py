@@ -1,4 +1,4 @@
-"""Which status of gRPC an error has, from the status that it has over HTTP; no codes besides exist here."""
+"""The gRPC status of an error, by its status over HTTP."""
 
 from __future__ import annotations
 

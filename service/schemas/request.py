@@ -293,10 +293,6 @@ class AttentionRequest(Closed):
         "list", description="Arrays of a JSON response: nested lists, or objects with base64 data."
     )
 
-    def without_sources(self) -> AttentionRequest:
-        """A copy without the sources."""
-        return self.model_copy(update=dict.fromkeys(spec.SOURCES))
-
     def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
         """This request as an AttentionSpec, with defaults.
 

@@ -12,7 +12,7 @@ from math import inf
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
-from service.http.head import closes
+from service.http.head import closes, parse_length
 from service.server.transport import CorkedTransport
 
 # Bytes that are received at once: of a body of known length, and of all else, which can be slow to parse.
@@ -86,7 +86,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             self._loop.call_soon(self._resume_reading)
         if self._protocol.cycle is not self._cycle:
             self._cycle = self._protocol.cycle
-            self._left = int(dict(self._cycle.scope["headers"]).get(b"content-length", 0))
+            self._left = parse_length(dict(self._cycle.scope["headers"]).get(b"content-length", b"")) or 0
             self._untaken, self._deadline = 0, inf
         elif self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
             self.transport.abort()

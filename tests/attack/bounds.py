@@ -28,7 +28,7 @@ class BoundBroken(Exception):
 
 def memory_bound(codec: Codec, length: int, limit: int = LIMIT) -> int:
     """Bytes for a body of this length, and what it unpacks to."""
-    return 20 * length + 64 * MB + (limit if codec.packed else 0)
+    return 20 * length + 64 * MB + (limit if codec.may_be_compressed else 0)
 
 
 def time_bound(length: int) -> float:

@@ -55,19 +55,21 @@ ANSWER: Final[dict[str, Any]] = {
 def infer(body: Body, limit: int) -> Decoded:
     """Reads an inference after eight bytes that stand for its header, and writes an answer as it wishes."""
     head = int.from_bytes(body[:8], "little")
-    decoded, wish = oip.decode(body[8:], None if head == NO_HEAD else head)
-    written = oip.encode(ANSWER, wish, "attention", "1")
-    length = sum(map(len, written.chunks))
-    assert written.json_length is None or written.json_length <= length
-    assert written.length in (None, length)
+    codec = oip.codec(None if head == NO_HEAD else head, "attention", "1")
+    decoded = codec.decode(body[8:], limit)
+    encoded = codec.encode(ANSWER, decoded)
+    headers, length = dict(encoded.headers), sum(map(len, encoded.chunks))
+    assert int(headers.get(oip.HEADER, 0)) <= length
+    assert int(headers.get(b"content-length", length)) == length
     return decoded
 
 
 def call(body: Body, limit: int) -> Decoded:
     """Reads a message of gRPC, and writes an answer as it wishes."""
     message = oip_grpc.split(bytes(body))
-    decoded, wish = oip_grpc.decode(oip_grpc.parse("ModelInferRequest", message.head), message.raw)
-    assert oip_grpc.encode(ANSWER, wish, "attention", "1")
+    decoded = oip_grpc.decode(oip_grpc.parse("ModelInferRequest", message.head), message.raw)
+    assert decoded.outputs is not None
+    assert oip_grpc.encode(ANSWER, decoded.outputs, "attention", "1")
     return decoded
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from service.http.inference import OCTETS
+from service.codecs.oip.http import OCTETS
 from tests.attack.corpus import GRPC, NO_HEAD, OIP, TARGETS, nasty
 from tests.attack.server import HEALTH, Answers, Live, live, post, read_answer, within
 from tests.oip import HEADER, INFER

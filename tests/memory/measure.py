@@ -29,10 +29,9 @@ from service.backends.registry import Backends
 from service.codecs import CODECS
 from service.codecs.chunks import ENCODE_BYTES
 from service.codecs.oip import http as oip
-from service.pipeline.estimate import estimate
-from service.pipeline.preparation import prepare
+from service.pipeline.admit import estimate
+from service.pipeline.prepare import make_spec_and_plan
 from service.runtime.process import return_memory
-from service.schemas.request import AttentionRequest
 from service.schemas.response import answer
 from tests.memory.cases import CASES, INFERENCE, Case, write_case
 
@@ -67,25 +66,21 @@ def request(case: Case, bodies: list[np.ndarray], head: int | None, executor: Ba
     body = bodies.pop().data
     size = len(body)
     if case.media_type == INFERENCE:
-        decode = oip.decode_bytes(body, head)
-        decoded, wish = oip.decode(body, head)
+        decoder = encoder = oip.codec(head, "attention", "1")
     else:
-        decode = CODECS[case.media_type].decode_bytes(body, LIMIT)
-        decoded = CODECS[case.media_type].decode(body, LIMIT)
+        decoder, encoder = CODECS[case.media_type], CODECS[case.answer]
+    decode = decoder.decode_bytes(body, LIMIT)
+    decoded = decoder.decode(body, LIMIT)
     del body
     if size > 2**16:  # no warm-up
         executor = Backends(threads=THREADS).choose(executor.name, "cpu")  # type: ignore[arg-type]
     kept = decoded.nbytes
-    job = prepare(AttentionRequest, decoded)
-    del decoded
-    expected = estimate(job.plan, job.spec, job.sources, executor, kept, decode=decode, encode=ENCODE_BYTES)
-    result = executor.run(job.plan, job.spec, job.sources)
-    fields = answer(job.spec, result, "id")
+    spec, plan = make_spec_and_plan(decoded)
+    expected = estimate(plan, spec, spec.sources, executor, kept, decode=decode, encode=ENCODE_BYTES)
+    result = executor.run(plan, spec, spec.sources)
+    fields = answer(spec, result, "id")
     del result
-    if case.media_type == INFERENCE:
-        chunks = oip.encode(fields, wish, "attention", "1").chunks
-    else:
-        chunks = CODECS[case.answer].encode(fields, base64=job.body.encoding == "base64").chunks
+    chunks = encoder.encode(fields, decoded).chunks
     del fields
     with open(os.devnull, "wb") as nowhere:
         for chunk in chunks:

@@ -13,10 +13,10 @@ from service.backends.registry import Backends
 from service.codecs import CODECS
 from service.codecs.chunks import ENCODE_BYTES
 from service.codecs.decoded import Decoded
+from service.pipeline.admit import estimate
 from service.pipeline.engine import Engine
-from service.pipeline.estimate import estimate
-from service.pipeline.preparation import prepare
-from service.schemas.request import AttentionRequest
+from service.pipeline.execute import execute
+from service.pipeline.prepare import make_spec_and_plan
 from service.settings import Settings
 from tests.cases import CASES, Case
 from tests.wire import JSON, NPZ, SAFETENSORS, write
@@ -32,9 +32,8 @@ def nbytes(value: Any) -> int:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_is_returned_is_known_to_the_byte(case: Case, dtype: DType) -> None:
     fields = CODECS[JSON].decode(write({**case.request, "dtype": dtype}, JSON), LIMIT)
-    job = prepare(AttentionRequest, fields)
-    result = Engine(Settings.model_construct()).compute(job)
-    assert nbytes(result.arrays) == job.plan.returned_bytes
+    request = Engine(Settings.model_construct()).plans.prepare(fields)
+    assert nbytes(execute(request).arrays) == request.plan.returned_bytes
 
 
 BODY: dict[str, Any] = {"query": np.ones((50, 4)), "key": np.ones((60, 4)), "value": np.ones((60, 4))}
@@ -65,9 +64,10 @@ def test_lists_count_what_python_takes() -> None:
 def test_the_peak_is_that_of_the_dearest_phase() -> None:
     body = write(BODY, SAFETENSORS)
     decoded = CODECS[SAFETENSORS].decode(body, LIMIT)
-    job = prepare(AttentionRequest, decoded)
-    executor = Backends().choose("numpy", "cpu")
-    found = estimate(job.plan, job.spec, job.sources, executor, decoded, decode=10**9, encode=ENCODE_BYTES)
+    spec, plan = make_spec_and_plan(decoded)
+    found = estimate(
+        plan, spec, spec.sources, Backends().choose("numpy", "cpu"), decoded, decode=10**9, encode=ENCODE_BYTES
+    )
     assert found.results == (50 * 4 + 50 * 60) * 8
     assert found.decoded == len(body)
     assert found.peak >= 10**9

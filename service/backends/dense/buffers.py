@@ -54,8 +54,9 @@ class ResultBuffers:
         sizes = plan.sizes
         self._heads = np.arange(sizes.num_heads) if chosen.heads is None else chosen.heads
         self._queries = np.arange(sizes.query_length) if chosen.queries is None else chosen.queries
-        for name in sorted(include & outputs_of("scores", "row_sums", "weights")):
-            self.arrays[name] = self._buffer(plan, name)
+        for name, row in OUTPUTS.items():
+            if name in include and row.is_selected:
+                self.arrays[name] = self._buffer(plan, name)
         if chosen.top_k is not None:
             self.arrays[TOP_INDICES] = lib.zeros(self.arrays[WEIGHTS].shape, np.dtype(np.int64))
         selected = {name for name in plan.features if name.startswith("selection.")}

@@ -11,9 +11,11 @@ from numpy import ndarray
 from orjson import OPT_SERIALIZE_NUMPY as NUMPY
 
 from service.codecs import typed_arrays as encoded
-from service.codecs.chunks import Chunk, Encoded, coalesce, contiguous
+from service.codecs.chunks import Chunk, Encoded, contiguous, in_one, streamed
+from service.codecs.decoded import Decoded
 from service.codecs.json.limits import list_count
 
+MEDIA_TYPE: Final = "application/json"
 # Numbers and characters that orjson gets at once: less than a millisecond of work, and less than a chunk of text, as
 # a number takes at most 24 bytes and its brackets and comma 7. orjson aborts the process where it gets no memory.
 AT_ONCE: Final = 2**13
@@ -28,15 +30,15 @@ GROUP: Final = AT_ONCE // EACH // 2
 LONGEST: Final = {8: 25, 4: 20, 2: 20, 1: 6}
 
 
-def encode(answer: Mapping[str, Any], *, base64: bool = False) -> Encoded:
+def encode(answer: Mapping[str, Any], request: Decoded) -> Encoded:
     """The answer as JSON: one chunk if it is small.
 
-    base64: encode arrays as typed arrays (dtype, shape, data) instead of nested lists
+    Arrays are nested lists, or typed arrays (dtype, shape, data) if the `encoding` of the request is base64.
     """
+    base64 = request.fields.get("encoding") == "base64"
     if not is_small(answer):
-        return Encoded(coalesce(chunks(answer, base64=base64)), None)
-    content = orjson.dumps(_typed(answer) if base64 else answer, _contiguous, NUMPY)
-    return Encoded([content], len(content))
+        return streamed(MEDIA_TYPE, chunks(answer, base64=base64))
+    return in_one(MEDIA_TYPE, [orjson.dumps(_typed(answer) if base64 else answer, _contiguous, NUMPY)])
 
 
 def is_small(answer: Mapping[str, Any]) -> bool:

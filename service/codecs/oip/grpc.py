@@ -6,18 +6,18 @@ tensors stay where they lie, and the rest is small, or is looked at before it be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from service.codecs.chunks import ENCODE_BYTES, Chunk
-from service.codecs.decoded import Decoded
+from service.codecs import Codec
+from service.codecs.chunks import ENCODE_BYTES, Chunk, Encoded
+from service.codecs.decoded import Body, Decoded, RequestedOutputs
 from service.codecs.named_tensors import MAX_MEMBERS
 from service.codecs.oip.http import STRING, STRINGS, assembled, once, outputs_of, scalars
 from service.codecs.oip.messages import MESSAGES
-from service.codecs.oip.outputs import Wish
 from service.codecs.oip.tensors import (
     BYTES,
     DATATYPES,
@@ -36,6 +36,7 @@ from service.codecs.oip.tensors import (
 from service.codecs.sizes import MAX_RANK
 from service.errors import InvalidTensors, MemoryLimit
 
+MEDIA_TYPE: Final = "application/grpc"
 # Of ModelInferRequest and of ModelInferResponse.
 RAW_INPUTS: Final = 7
 RAW_OUTPUTS: Final = 6
@@ -63,6 +64,12 @@ EFFORT: Final = 32
 # An answer is joined into one message, which gRPC copies; typed fields are made before.
 RAW_COPIES: Final = 2
 TYPED_COPIES: Final = 5
+# Bytes of a message without its raw tensors that are decoded in about a millisecond, and of one with them: raw tensors
+# are copied once.
+INLINE_HEAD: Final = 2**15
+INLINE_BODY: Final = 2**22
+# Bytes of an answer that are encoded in a worker thread.
+LARGE_ANSWER: Final = 2**20
 # Wire types of protobuf: what stands after a field's key.
 VARINT, EIGHT, DELIMITED, FOUR = 0, 1, 2, 5
 
@@ -72,6 +79,37 @@ class Message(NamedTuple):
 
     head: bytes
     raw: list[memoryview]
+
+
+def codec(body: bytes, model: str, version: str, check_model: Callable[[str, str], None]) -> Codec:
+    """The codec of one ModelInferRequest. model, version: for its answer; check_model: raises NotFound for any other
+
+    Errors: InvalidTensors if the body is no message.
+    """
+    message = split(body)
+
+    def decode_message(body: Body, limit: int) -> Decoded:
+        request = parse("ModelInferRequest", message.head)
+        check_model(request.model_name, request.model_version or version)
+        return decode(request, message.raw)
+
+    def encode_answer(answer: Mapping[str, Any], request: Decoded) -> Encoded:
+        assert request.outputs is not None
+        return Encoded([(b"content-type", MEDIA_TYPE.encode())], [encode(answer, request.outputs, model, version)])
+
+    def encode_memory(answer: int, request: Decoded) -> int:
+        return encode_bytes(answer, raw=request.outputs is not None and request.outputs.default)
+
+    return Codec(
+        media_type=MEDIA_TYPE,
+        decode=decode_message,
+        encode=encode_answer,
+        decode_bound=lambda length, limit: decode_bound(length),
+        decode_bytes=lambda body, limit: decode_bytes(message, len(body)),
+        decode_inline=INLINE_BODY if len(message.head) <= INLINE_HEAD else INLINE_HEAD,
+        encode_bytes=encode_memory,
+        encode_inline=LARGE_ANSWER,
+    )
 
 
 def decode_bound(length: int) -> int:
@@ -151,7 +189,7 @@ def parse(name: str, data: bytes) -> Any:
         raise _no_message() from None
 
 
-def decode(request: Any, raw: list[memoryview]) -> tuple[Decoded, Wish]:
+def decode(request: Any, raw: list[memoryview]) -> Decoded:
     """The fields of a ModelInferRequest beside its raw tensors.
 
     Errors: InvalidTensors, InvalidRequest, FieldConflict, Overflow.
@@ -213,14 +251,17 @@ def _typed(contents: Any, filled: list[str], head: Head, pointer: str) -> Any:
     return np.fromiter(elements, dtype, len(elements)).reshape(head.sizes)
 
 
-def encode(answer: Mapping[str, Any], wish: Wish, model: str, version: str) -> bytes:
-    """The ModelInferResponse that a request wants: all tensors raw, or all in typed fields. Errors: MemoryLimit."""
-    outputs = {name: np.asarray(array, order="C") for name, array in outputs_of(answer, wish).items()}
+def encode(answer: Mapping[str, Any], requested: RequestedOutputs, model: str, version: str) -> bytes:
+    """The ModelInferResponse with the outputs that were requested: all tensors raw, or all in typed fields.
+
+    Errors: MemoryLimit.
+    """
+    outputs = {name: np.asarray(array, order="C") for name, array in outputs_of(answer, requested).items()}
     size = sum(array.nbytes for array in outputs.values())
     if size > MAX_TENSORS:
         raise MemoryLimit.at("", f"at most {MAX_TENSORS} bytes in an answer, as gRPC has no larger ones", str(size))
-    raw = any(wish.is_binary(name) or DATATYPES[array.dtype] not in CONTENTS for name, array in outputs.items())
-    response = MESSAGES["ModelInferResponse"](model_name=model, model_version=version, id=wish.id or "")
+    raw = any(requested.is_binary(name) or DATATYPES[array.dtype] not in CONTENTS for name, array in outputs.items())
+    response = MESSAGES["ModelInferResponse"](model_name=model, model_version=version, id=requested.id or "")
     for name, scalar in scalars(answer["metadata"]).items():
         setattr(response.parameters[name], PARAMETERS[type(scalar)], scalar)
     for name, array in outputs.items():

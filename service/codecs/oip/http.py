@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import orjson
 
-from service.codecs import json
-from service.codecs.chunks import MAX_CHUNK, WORTH_SENDING, Chunk, Encoded, coalesce, in_one, memory
-from service.codecs.decoded import Body, Decoded
+from service.codecs import Codec, json
+from service.codecs.chunks import MAX_CHUNK, WORTH_SENDING, Chunk, Encoded, in_one, memory, streamed
+from service.codecs.decoded import Body, Decoded, RequestedOutputs
 from service.codecs.named_tensors import MAX_MEMBERS, flattened, place, too_many
-from service.codecs.oip.outputs import ALWAYS, BINARY_OUTPUT, Wish, set_include, wish_of
+from service.codecs.oip.outputs import ALWAYS, BINARY_OUTPUT, requested_outputs, set_include
 from service.codecs.oip.tensors import BINARY_SIZE, DATATYPES, MAX_STRINGS, Strings, Tail, parameters_of, read
 from service.errors import FieldConflict, InvalidTensors, UnknownField
 
+OCTETS: Final = "application/octet-stream"
+# The header that says how many bytes of a body are JSON.
+HEADER: Final = b"inference-header-content-length"
+# Bytes of JSON that are decoded in well below a millisecond, and of tensors after it, which are not copied.
+INLINE_JSON: Final = 2**18
+INLINE_BODY: Final = 2**22
 # Parameters are scalars, so that lists of names come as one string.
 NAME_LISTS: Final = ("include", "query_tokens", "key_tokens")
 # What clients and gateways say to schedulers, batchers and decoders, of which there are none here.
@@ -39,7 +46,24 @@ SEARCHED: Final = 2**16
 HOLDS_STRINGS: Final = re.compile(rb"BYTES|\\\\")
 
 
-def decode(body: Body, head: int | None) -> tuple[Decoded, Wish]:
+def codec(head: int | None, model: str, version: str) -> Codec:
+    """The codec of one request. head: bytes of its body that are JSON, all if None; model, version: for its answer"""
+
+    def encode_answer(answer: Mapping[str, Any], request: Decoded) -> Encoded:
+        assert request.outputs is not None
+        return encode(answer, request.outputs, model, version)
+
+    return Codec(
+        media_type=json.MEDIA_TYPE if head is None else OCTETS,
+        decode=lambda body, limit: decode(body, head),
+        encode=encode_answer,
+        decode_bound=lambda length, limit: decode_bound(length, head),
+        decode_bytes=lambda body, limit: decode_bytes(body, head),
+        decode_inline=INLINE_JSON if head is None or head > INLINE_JSON else INLINE_BODY,
+    )
+
+
+def decode(body: Body, head: int | None) -> Decoded:
     """The fields of a request whose JSON is the first `head` bytes, all of it if None.
 
     Errors: InvalidTensors, InvalidRequest, FieldConflict, and those of JSON.
@@ -70,7 +94,7 @@ def decode_bytes(body: Body, head: int | None) -> int:
     return memory
 
 
-def assembled(request: Mapping[str, Any], tensors: Mapping[str, Any], *, binary: bool = False) -> tuple[Decoded, Wish]:
+def assembled(request: Mapping[str, Any], tensors: Mapping[str, Any], *, binary: bool = False) -> Decoded:
     """The fields of a request from its tensors and all else.
 
     binary: whether outputs come as bytes where the request does not say
@@ -80,48 +104,45 @@ def assembled(request: Mapping[str, Any], tensors: Mapping[str, Any], *, binary:
     fields: dict[str, Any] = {}
     place(fields, tensors)
     place(fields, _options(parameters))
-    wish = wish_of(request, parameters, binary)
-    if wish.names:
-        set_include(fields, wish.names)
-    return Decoded(fields, frozenset()), wish
+    outputs = requested_outputs(request, parameters, binary)
+    if outputs.names:
+        set_include(fields, outputs.names)
+    return Decoded(fields, frozenset(), outputs)
 
 
-def encode(answer: Mapping[str, Any], wish: Wish, model: str, version: str) -> Encoded:
-    """The answer that a request wants."""
-    chosen = outputs_of(answer, wish)
+def encode(answer: Mapping[str, Any], outputs: RequestedOutputs, model: str, version: str) -> Encoded:
+    """The answer with the outputs that were requested: JSON, and after it the bytes of binary outputs."""
+    tensors = outputs_of(answer, outputs)
     opening: dict[str, Any] = {"model_name": model, "model_version": version}
-    if wish.id is not None:
-        opening["id"] = wish.id
+    if outputs.id is not None:
+        opening["id"] = outputs.id
     opening["parameters"] = scalars(answer["metadata"])
-    binary = [tensor for name, tensor in chosen.items() if wish.is_binary(name)]
-    listed = sum(tensor.size for name, tensor in chosen.items() if not wish.is_binary(name))
-    if listed > json.AT_ONCE or len(wish.id or "") > json.AT_ONCE:
-        return _large(opening, chosen, wish, binary)
-    text = list(_text(_json(opening, chosen, wish)))
-    length = sum(map(len, text))
-    if not binary:
-        return in_one(text) if length <= WORTH_SENDING else Encoded(coalesce(text), length)
-    tail = sum(tensor.nbytes for tensor in binary)
-    return Encoded(coalesce(chain(text, *map(memory, binary))), length + tail, length)
+    pieces = partial(_json, opening, tensors, outputs)
+    binary = [tensor for name, tensor in tensors.items() if outputs.is_binary(name)]
+    listed = sum(tensor.size for name, tensor in tensors.items() if not outputs.is_binary(name))
+    text: Iterable[Chunk] = _text(pieces())
+    if listed > json.AT_ONCE or len(outputs.id or "") > json.AT_ONCE:
+        if not binary:
+            return streamed(json.MEDIA_TYPE, text)
+        # The length of the JSON is announced before it is made.
+        head = sum(json.longest(piece) if isinstance(piece, np.ndarray) else len(piece) for piece in pieces())
+        text = _padded(text, head)
+    else:
+        text = list(text)
+        head = sum(map(len, text))
+    length = head + sum(tensor.nbytes for tensor in binary)
+    chunks = chain(text, *map(memory, binary))
+    media_type = OCTETS if binary else json.MEDIA_TYPE
+    encoded = in_one(media_type, chunks) if length <= WORTH_SENDING else streamed(media_type, chunks, length)
+    if binary:
+        encoded.headers.append((HEADER, b"%d" % head))
+    return encoded
 
 
-def _large(
-    opening: Mapping[str, Any], tensors: Mapping[str, np.ndarray], wish: Wish, binary: list[np.ndarray]
-) -> Encoded:
-    """An answer with long JSON. If binary tensors follow, the length of the JSON is fixed before it is made."""
-    text = _text(_json(opening, tensors, wish))
-    if not binary:
-        return Encoded(coalesce(text), None)
-    pieces = _json(opening, tensors, wish)
-    length = sum(json.longest(piece) if isinstance(piece, np.ndarray) else len(piece) for piece in pieces)
-    chunks = chain(_padded(text, length), *map(memory, binary))
-    return Encoded(coalesce(chunks), length + sum(tensor.nbytes for tensor in binary), length)
-
-
-def outputs_of(answer: Mapping[str, Any], wish: Wish) -> dict[str, np.ndarray]:
-    """The tensors that a request wants."""
+def outputs_of(answer: Mapping[str, Any], outputs: RequestedOutputs) -> dict[str, np.ndarray]:
+    """The tensors of an answer that were requested."""
     tensors = dict(flattened(answer))
-    return {name: tensors[name] for name in wish.names or dict.fromkeys((ALWAYS, *tensors))}
+    return {name: tensors[name] for name in outputs.names or dict.fromkeys((ALWAYS, *tensors))}
 
 
 def scalars(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,13 +185,15 @@ def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _json(opening: Mapping[str, Any], tensors: Mapping[str, np.ndarray], wish: Wish) -> Iterator[Chunk | np.ndarray]:
+def _json(
+    opening: Mapping[str, Any], tensors: Mapping[str, np.ndarray], outputs: RequestedOutputs
+) -> Iterator[Chunk | np.ndarray]:
     """The JSON in pieces. A tensor among them stands for its data in one list; binary ones are only described."""
     yield from json.members(opening)
     before = b',"outputs":['
     for name, tensor in tensors.items():
         entry: dict[str, Any] = {"name": name, "datatype": DATATYPES[tensor.dtype], "shape": list(tensor.shape)}
-        if wish.is_binary(name):
+        if outputs.is_binary(name):
             yield before + orjson.dumps(entry | {"parameters": {BINARY_SIZE: tensor.nbytes}})
         else:
             yield before + orjson.dumps(entry)[:-1] + b',"data":'

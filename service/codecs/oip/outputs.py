@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, get_args
 
 from service.attention.spec import Output
+from service.codecs.decoded import RequestedOutputs
 from service.codecs.oip.tensors import parameters_of
 from service.errors import FieldConflict, InvalidTensors, InvalidValue, child
 
@@ -17,25 +18,10 @@ TOP: Final = ("top_weights.indices", "top_weights.values")
 OUTPUTS: Final = (ALWAYS, *get_args(Output), *TOP)
 
 
-class Wish(NamedTuple):
-    """How a request wants its answer.
-
-    names: the outputs asked for, all that there are if none
-    binary: whether each of them comes as bytes; others as `default` says
-    """
-
-    id: str | None
-    names: tuple[str, ...]
-    binary: Mapping[str, bool]
-    default: bool
-
-    def is_binary(self, name: str) -> bool:
-        """Whether an output comes as bytes after the JSON."""
-        return self.binary.get(name, self.default)
-
-
-def wish_of(request: Mapping[str, Any], parameters: Mapping[str, Any], otherwise: bool) -> Wish:
-    """What is asked for; otherwise: whether outputs come as bytes where nothing is said of it.
+def requested_outputs(
+    request: Mapping[str, Any], parameters: Mapping[str, Any], default_binary: bool
+) -> RequestedOutputs:
+    """The outputs that a request asks for. default_binary: True if they come as bytes unless the request says otherwise
 
     Errors: InvalidTensors, InvalidValue, FieldConflict.
     """
@@ -46,7 +32,7 @@ def wish_of(request: Mapping[str, Any], parameters: Mapping[str, Any], otherwise
         raise InvalidTensors.of("/outputs", "an array of outputs", outputs)
     binary: dict[str, bool] = {}
     names = []
-    default = _flag(parameters, BINARY_OUTPUT, otherwise, "")
+    default = _flag(parameters, BINARY_OUTPUT, default_binary, "")
     for i, entry in enumerate(outputs or ()):
         pointer = f"/outputs/{i}"
         name = _name(entry, pointer)
@@ -58,7 +44,7 @@ def wish_of(request: Mapping[str, Any], parameters: Mapping[str, Any], otherwise
                 raise InvalidTensors.at(child(f"{pointer}/parameters", unknown), "an output as it is", unknown)
         binary[name] = _flag(wanted, "binary_data", default, pointer)
         names.append(name)
-    return Wish(given, tuple(names), binary, default)
+    return RequestedOutputs(given, tuple(names), binary, default)
 
 
 def _name(entry: Any, pointer: str) -> str:

@@ -1,0 +1,110 @@
+"""Admit: grant a prepared request the memory and the slot that computing it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from pydantic import ByteSize
+
+from service.attention import cost
+from service.attention.cost import Memory
+from service.attention.outputs import OUTPUTS
+from service.attention.plan import Plan
+from service.attention.spec import AttentionSpec
+from service.backends.base import Backend
+from service.codecs import Codec
+from service.codecs.decoded import Decoded
+from service.errors import MemoryLimit
+from service.pipeline.execution import UNCOUNTED, Execution
+from service.pipeline.prepare import PreparedRequest
+
+Place = Literal["inline", "thread", "batch"]
+
+
+async def admit(request: PreparedRequest, encoder: Codec, execution: Execution) -> Place:
+    """Where a request is computed, when it was granted the memory and the slot for that.
+
+    A request in a batch gets memory for its arrays and its answer only: the batch asks for what computing takes.
+
+    Errors: MemoryLimit, Busy, Cancelled.
+    """
+    strategy = request.strategy
+    place: Place = "thread" if strategy.place == "inline if idle" else strategy.place
+    # For large requests, too, that is quicker than a thread, as threads need time to wake each other.
+    if strategy.place == "inline if idle" and execution.is_only_one:
+        place = "inline"
+    memory = 0
+    if execution.lease is not None or strategy.memory > UNCOUNTED:
+        memory = _needed(request, encoder, execution.memory_limit)
+    if place == "batch" and memory:
+        memory = answer_bytes(request, request.plan.returned_bytes, encoder)
+    if place != "thread":
+        await execution.grow(memory, compute=True)
+        return place
+    async with execution.cancel_on_disconnect():
+        await execution.grow(memory, slot=True, compute=True)
+    execution.timings.step("queue")
+    return place
+
+
+def answer_bytes(request: PreparedRequest, returned: int, encoder: Codec) -> int:
+    """Memory of a request while an answer of so many bytes is encoded."""
+    return request.nbytes + returned + encoder.encode_bytes(request.plan.returned_bytes, request.decoded)
+
+
+def _needed(request: PreparedRequest, encoder: Codec, limit: int) -> int:
+    """Bytes that a request takes from now on. Errors: MemoryLimit if they are more than the limit."""
+    spec, plan, sources, decoded, strategy = request
+    encode = encoder.encode_bytes(plan.returned_bytes, decoded)
+    memory = estimate(plan, spec, sources, strategy.backend, decoded, decode=0, encode=encode).peak
+    if memory > limit:
+        raise memory_limit_error(plan, memory, limit)
+    return memory
+
+
+def estimate(
+    plan: Plan,
+    spec: AttentionSpec,
+    sources: Mapping[str, np.ndarray],
+    backend: Backend,
+    decoded: Decoded | int,
+    *,
+    decode: int,
+    encode: int,
+) -> Memory:
+    """Upper bounds of the memory of a prepared request in each phase.
+
+    sources: the fields that query, key and value come from
+    decoded: the decoded body, or the memory that it keeps
+    decode: the estimate of `Codec.decode_bytes`; encode: that of `Codec.encode_bytes`
+    """
+    copied = cost.copied_bytes(plan, spec, sources)
+    return Memory(
+        decode=decode,
+        decoded=decoded if isinstance(decoded, int) else decoded.nbytes,
+        compute=backend.peak_bytes(plan, spec.device, copied),
+        results=plan.returned_bytes,
+        encode=encode,
+    )
+
+
+def memory_limit_error(plan: Plan, needed: int, available: int | None) -> MemoryLimit:
+    """The error for a plan that needs more memory than there is, by its estimate or because allocation failed."""
+    about = f"one that needs about {ByteSize(needed).human_readable()}"
+    if available is None or needed <= available:  # it failed all the same, so that only this much is known
+        left = "" if available is None else f", of {ByteSize(available).human_readable()} that are free"
+        return MemoryLimit.at("", "a request whose memory can be had", f"{about}{left}", _advice(plan))
+    limit = f"a request that needs at most {ByteSize(available).human_readable()}"
+    return MemoryLimit.at("", limit, about, _advice(plan))
+
+
+def _advice(plan: Plan) -> str:
+    """What would make a plan smaller."""
+    returned = {name for name in plan.selection.include if OUTPUTS[name].is_score_matrix}
+    if not returned:
+        return "fewer queries or keys at a time need less"
+    if returned == {"attention_weights"} and plan.selection.top_k is None:
+        return "top_k, select_queries, select_heads, or include without attention_weights need less"
+    return f"include without {', '.join(sorted(returned))} needs less"

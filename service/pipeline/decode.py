@@ -1,0 +1,44 @@
+"""Decode: from a body to the fields of a request."""
+
+from __future__ import annotations
+
+from pydantic import ByteSize
+
+from service.codecs import Codec
+from service.codecs.decoded import Body, Decoded
+from service.errors import MemoryLimit
+from service.pipeline.execution import Execution
+
+
+async def decode(codec: Codec, body: Body, limit: int, execution: Execution) -> Decoded:
+    """The fields of a body: decoded in the event loop where that is quick, else in a worker thread.
+
+    limit: bytes that the body may unpack to. A slot that a thread needed is kept, to prepare the request.
+
+    Errors: ServiceError of every kind; Cancelled.
+    """
+    if execution.lease is None and not codec.may_be_compressed:
+        decoded = codec.decode(body, limit)
+    else:
+        decoded = await _decode_counted(codec, body, limit, execution)
+    execution.timings.step("decode")
+    return decoded
+
+
+async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execution) -> Decoded:
+    """The same with memory from admission control."""
+    needed = codec.decode_bytes(body, limit)
+    if needed > execution.memory_limit:
+        expected = f"a body that takes at most {ByteSize(execution.memory_limit).human_readable()} while it is decoded"
+        raise MemoryLimit.at("", expected, f"one that takes about {ByteSize(needed).human_readable()}")
+    if len(body) <= codec.decode_inline:
+        await execution.grow(needed)
+        return codec.decode(body, limit)
+    async with execution.cancel_on_disconnect():
+        await execution.grow(needed)
+        decoded = codec.decode_quickly(body)
+        if decoded is None:
+            await execution.grow(needed, slot=True)
+            execution.timings.step("queue")
+            decoded = await execution.in_thread(codec.decode, body, limit)
+        return decoded

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from flow import flow
 from plain import plain
 from promises import promises
 
@@ -168,6 +169,7 @@ def main() -> None:
         (docs / "operations.md", lambda: filled(docs / "operations.md", "metrics", metrics())),
         (docs / "errors.md", lambda: filled(docs / "errors.md", "errors", errors())),
         (protocol, lambda: filled(protocol, "statuses", statuses())),
+        (ROOT / "CONTRIBUTING.md", lambda: filled(ROOT / "CONTRIBUTING.md", "flow", flow())),
     )
     for path, make in made:
         if not write(path, make()):

@@ -64,10 +64,8 @@ class Rest:
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
         self._plain = {name: value for name, value in answer.items() if not _has_tensors(value)}
-        self._whole = [json.dumps(self._plain)] if json.is_small(self._plain) else None
-
     def __iter__(self) -> Iterator[Chunk]:
-        return iter(self._whole or json.chunks(self._plain))
+        return json.chunks(self._plain)
 
 
 def booleans(data: memoryview, name: str) -> np.ndarray:

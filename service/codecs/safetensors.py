@@ -120,8 +120,8 @@ def _split(body: Body) -> tuple[dict[str, Any], memoryview]:
         expected = f"a header of at most {min(len(body) - 8, MAX_HEADER)} bytes"
         raise InvalidTensors.at("", expected, f"one of {length}")
     text = memoryview(body)[8 : 8 + length]
-    if json.too_plain(text):
-        raise InvalidTensors.at("", f"a header of at most {json.MAX_PLAIN} arrays and objects", "more")
+    if json.has_too_many_lists(text):
+        raise InvalidTensors.at("", f"a header of at most {json.MAX_LISTS} arrays and objects", "more")
     try:
         header = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -25,8 +25,8 @@ BASE64: Final = MAX_CHUNK // 4 * 3
 KEYS: Final = {"dtype", "shape", "data"}
 
 
-def is_one(fields: dict[str, Any]) -> bool:
-    """Whether an object has the keys of a typed array."""
+def is_typed_array(fields: dict[str, Any]) -> bool:
+    """True if an object has the keys of a typed array."""
     return fields.keys() == KEYS
 
 

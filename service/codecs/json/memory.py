@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from service.codecs.decoded import Body
-from service.codecs.json.limits import AT_ONCE, MAX_PLAIN, MAX_SEARCHED
+from service.codecs.json.limits import MAX_LISTS, MAX_SEARCHED, SLICE
 
 # Bytes of memory. simdjson copies the body, and notes where each value and each punctuation mark stands; on its tape a
 # value takes two words, and a key one.
@@ -33,7 +33,7 @@ ROUNDING: Final = 32
 # The dearest bodies per byte: numbers `1,` and once more their text; `"\u0100",`, `[[]],` with what the limits allow.
 BOUND: Final = 19
 BOUND_OF_STRINGS: Final = 6, 27 * MAX_SEARCHED
-BOUND_OF_LISTS: Final = 31, 112 * MAX_PLAIN
+BOUND_OF_LISTS: Final = 31, 112 * MAX_LISTS
 
 
 def decode_bound(length: int, limit: int | None = None) -> int:
@@ -56,7 +56,7 @@ def decode_bytes(body: Body, limit: int | None = None) -> int:
     memory += (KEY + STRING) * found.strings + (TEXT + found.width) * found.text
     if found.commas < MAX_SEARCHED:
         memory += NUMBER * min(values, len(body) // SHORTEST)
-        memory += LIST * min(lists, MAX_PLAIN)
+        memory += LIST * min(lists, MAX_LISTS)
     memory = max(memory, (REFUSED + found.width) * len(body))
     return min(memory + memory // ROUNDING, decode_bound(len(body)))
 
@@ -74,11 +74,11 @@ class _Survey(NamedTuple):
 
 def _survey(body: Body) -> _Survey:
     octets = np.frombuffer(body, np.uint8)
-    found = np.empty(min(len(octets), AT_ONCE), np.bool_)
+    found = np.empty(min(len(octets), SLICE), np.bool_)
     counts = dict.fromkeys(b',[{\\"', 0)
     text = 0
-    for start in range(0, len(octets), AT_ONCE):
-        part = octets[start : start + AT_ONCE]
+    for start in range(0, len(octets), SLICE):
+        part = octets[start : start + SLICE]
         quotes = counts[ord('"')]
         for character in counts:
             np.equal(part, character, out=found[: len(part)])

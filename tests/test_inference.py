@@ -304,7 +304,7 @@ LIES: dict[str, tuple[Callable[[], tuple[bytes, dict[str, str]]], int, str]] = {
     "header of zero": (lambda: lie(sized(8), header="0"), 400, "an empty body"),
     "an input twice": (lambda: lie(entry(), entry()), 422, "/inputs/1/name: expected each input once"),
     "input and parameter": (lambda: lie(entry(name="scale"), parameters={"scale": 1}), 422, "each field once"),
-    "too many": (lambda: (json.dumps({"inputs": [{}] * 201}).encode(), {}), 422, "200 members"),
+    "too many": (lambda: (json.dumps({"inputs": [{}] * 201}).encode(), {}), 422, "200 tensors"),
     "an id that is none": (lambda: lie(entry(), id=3), 400, "/id: expected a string, got number 3"),
     "outputs that are none": (lambda: lie(entry(), outputs={}), 400, "/outputs: expected an array"),
     "an output that is none": (lambda: lie(entry(), outputs=[None]), 400, "/outputs/0: expected an object"),

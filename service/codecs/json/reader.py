@@ -144,7 +144,7 @@ class _Reader:
             if key in fields:
                 raise DuplicateKey.at(child(pointer, key), "each key once", "the same key again")
             try:
-                value = found[key]
+                value: Any = found[key]
             except KeyError:  # simdjson does not find a key that holds a NUL character
                 raise InvalidJSON.at(child(pointer, key), "keys without NUL characters", quote(key)) from None
             if type(value) is simdjson.Array:

@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 
 from service.codecs.chunks import ENCODE_BYTES, Chunk
 from service.codecs.decoded import Decoded
-from service.codecs.named_tensors import MAX_MEMBERS
-from service.codecs.oip.http import STRING, STRINGS, assembled, once, outputs_of, scalars
+from service.codecs.named_tensors import MAX_TENSORS
+from service.codecs.oip.http import STRING, STRINGS, assembled, outputs_of, scalars
 from service.codecs.oip.messages import MESSAGES
 from service.codecs.oip.outputs import Wish
 from service.codecs.oip.tensors import (
@@ -24,25 +24,21 @@ from service.codecs.oip.tensors import (
     DTYPES,
     MAX_STRINGS,
     Head,
-    Strings,
-    check_count,
-    check_own,
-    from_bytes,
+    Input,
     head_of,
-    nested,
+    tensors_of,
     text,
-    typed,
 )
-from service.codecs.sizes import MAX_RANK
+from service.codecs.shapes import MAX_RANK
 from service.errors import InvalidTensors, MemoryLimit
 
 # Of ModelInferRequest and of ModelInferResponse.
 RAW_INPUTS: Final = 7
 RAW_OUTPUTS: Final = 6
 # Inputs and their bytes, outputs, parameters.
-MAX_FIELDS: Final = 3 * MAX_MEMBERS
+MAX_FIELDS: Final = 3 * MAX_TENSORS
 # Messages of protobuf are smaller than 2 GiB, the rest of an answer is smaller than this.
-MAX_TENSORS: Final = 2**31 - 2**20
+MAX_ANSWER: Final = 2**31 - 2**20
 # Where the elements of a datatype stand when they are not raw: a field, and its number in InferTensorContents.
 CONTENTS: Final[dict[str, tuple[str, int]]] = {
     "BOOL": ("bool_contents", 1),
@@ -63,8 +59,10 @@ EFFORT: Final = 32
 # An answer is joined into one message, which gRPC copies; typed fields are made before.
 RAW_COPIES: Final = 2
 TYPED_COPIES: Final = 5
-# Wire types of protobuf: what stands after a field's key.
-VARINT, EIGHT, DELIMITED, FOUR = 0, 1, 2, 5
+# Wire types of protobuf, the lowest bits of a field's key: what follows. FIXED: so many bytes
+VARINT: Final = 0
+DELIMITED: Final = 2
+FIXED: Final = {1: 8, 5: 4}
 
 
 class Message(NamedTuple):
@@ -93,40 +91,34 @@ def encode_bytes(answer: int, *, raw: bool) -> int:
 
 
 def split(body: bytes) -> Message:
-    """A message taken apart. Errors: InvalidTensors."""
+    """The fields of a message, raw tensors apart from all others. Errors: InvalidTensors.
+
+    protobuf copies all that it reads, and its memory cannot be told before: a byte may become an object.
+    """
     view = memoryview(body)
-    head, raw = [], []
-    for number, start, value, end in _fields(body):
-        if number == RAW_INPUTS:
-            raw.append(view[value:end])
-        else:
-            head.append(view[start:end])
-    return Message(b"".join(head), raw)
-
-
-def _fields(body: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Number of each field of a message, and where it, its value and what is next begin. A raw tensor is delimited."""
-    at = count = 0
+    head: list[memoryview] = []
+    raw: list[memoryview] = []
+    at = 0
     while at < len(body):
-        count += 1
-        if count > MAX_FIELDS:
-            raise InvalidTensors.at("", f"a message of at most {MAX_FIELDS} fields", "more")
         start = at
         key, at = _varint(body, at)
         kind = key & 7
-        value = at
         if kind == VARINT:
             _, at = _varint(body, at)
         elif kind == DELIMITED:
-            size, value = _varint(body, at)
-            at = value + size
-        elif kind in (EIGHT, FOUR):
-            at += 8 if kind == EIGHT else 4
+            size, at = _varint(body, at)
+            value, at = at, at + size
         else:
-            raise _no_message()
+            at += FIXED.get(kind, len(body))  # a group is no part of any message here
         if at > len(body):
             raise _no_message()
-        yield (key >> 3 if kind == DELIMITED else 0), start, value, at
+        if key == RAW_INPUTS << 3 | DELIMITED:
+            raw.append(view[value:at])
+        else:
+            head.append(view[start:at])
+        if len(head) + len(raw) > MAX_FIELDS:
+            raise InvalidTensors.at("", f"a message of at most {MAX_FIELDS} fields", "more")
+    return Message(b"".join(head), raw)
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
@@ -159,8 +151,7 @@ def decode(request: Any, raw: list[memoryview]) -> tuple[Decoded, Wish]:
     inputs = request.inputs
     if raw and len(raw) != len(inputs):
         raise InvalidTensors.at("/raw_input_contents", f"{len(inputs)}, one for each input", str(len(raw)))
-    strings = Strings()
-    tensors = once(_input(tensor, i, raw[i] if raw else None, strings) for i, tensor in enumerate(inputs))
+    tensors = tensors_of(_inputs(inputs, raw))
     outputs = [{"name": output.name, "parameters": _said(output)} for output in request.outputs]
     parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
     plain = {"id": request.id or None, "outputs": outputs, "parameters": parameters}
@@ -177,48 +168,46 @@ def _value(parameter: Any) -> Any:
     return None if choice is None else getattr(parameter, choice)
 
 
-def _input(tensor: Any, i: int, raw: memoryview | None, strings: Strings) -> tuple[str, Any]:
-    """Name and value of an input."""
-    pointer = f"/inputs/{i}"
-    head = head_of(tensor.name, tensor.datatype, tensor.shape[: MAX_RANK + 1], pointer)
-    strings.count(head, f"{pointer}/shape")
-    check_own(tensor.parameters, pointer)
-    filled = [field.name for field, _ in tensor.contents.ListFields()]
-    if raw is None:
-        return head.name, _typed(tensor.contents, filled, head, f"{pointer}/contents")
-    if filled:
-        raise InvalidTensors.at(f"{pointer}/contents", "contents or raw_input_contents", "both")
-    return head.name, from_bytes(raw, head, f"/raw_input_contents/{i}")
+def _inputs(tensors: Any, raw: list[memoryview]) -> Iterator[Input]:
+    """The inputs of a request, all with raw data or all with data in typed fields."""
+    for i, tensor in enumerate(tensors):
+        pointer = f"/inputs/{i}"
+        lengths = list(tensor.shape[: MAX_RANK + 1])
+        head = head_of(tensor.name, tensor.datatype, lengths, tensor.parameters, pointer)
+        filled = [field.name for field, _ in tensor.contents.ListFields()]
+        if not raw:
+            yield _typed(tensor.contents, filled, head)
+        elif filled:
+            raise InvalidTensors.at(f"{pointer}/contents", "contents or raw_input_contents", "both")
+        else:
+            yield Input(head, raw[i], f"/raw_input_contents/{i}")
 
 
-def _typed(contents: Any, filled: list[str], head: Head, pointer: str) -> Any:
-    """A tensor from the field for its type."""
+def _typed(contents: Any, filled: list[str], head: Head) -> Input:
+    """An input from the field for its datatype. filled: the fields with elements"""
+    pointer = f"{head.pointer}/contents"
     if head.datatype not in CONTENTS:
-        raise InvalidTensors.at(
-            pointer, f"raw_input_contents for {head.datatype}, which has no field of its own", "none"
-        )
+        expected = f"raw_input_contents for {head.datatype}, which has no field of its own"
+        raise InvalidTensors.at(pointer, expected, "none")
     field, _ = CONTENTS[head.datatype]
     others = [name for name in filled if name != field]
     if others:
         raise InvalidTensors.at(pointer, f"{field} for {head.datatype}", others[0])
     elements = getattr(contents, field)
     pointer = f"{pointer}/{field}"
-    check_count(len(elements), head, pointer)
     if head.datatype == BYTES:
-        return nested([text(element, pointer) for element in elements], head)
+        return Input(head, [text(element, pointer) for element in elements], pointer)
     dtype = DTYPES[head.datatype]
-    if dtype.kind in "iu":
-        whole = np.fromiter(elements, np.int64, len(elements))
-        return typed(whole, dtype, pointer).reshape(head.sizes)
-    return np.fromiter(elements, dtype, len(elements)).reshape(head.sizes)
+    plain = np.dtype(np.int64) if dtype.kind in "iu" else dtype  # whose overflow is found later
+    return Input(head, np.fromiter(elements, plain, len(elements)), pointer)
 
 
 def encode(answer: Mapping[str, Any], wish: Wish, model: str, version: str) -> bytes:
     """The ModelInferResponse that a request wants: all tensors raw, or all in typed fields. Errors: MemoryLimit."""
     outputs = {name: np.asarray(array, order="C") for name, array in outputs_of(answer, wish).items()}
     size = sum(array.nbytes for array in outputs.values())
-    if size > MAX_TENSORS:
-        raise MemoryLimit.at("", f"at most {MAX_TENSORS} bytes in an answer, as gRPC has no larger ones", str(size))
+    if size > MAX_ANSWER:
+        raise MemoryLimit.at("", f"at most {MAX_ANSWER} bytes in an answer, as gRPC has no larger ones", str(size))
     raw = any(wish.is_binary(name) or DATATYPES[array.dtype] not in CONTENTS for name, array in outputs.items())
     response = MESSAGES["ModelInferResponse"](model_name=model, model_version=version, id=wish.id or "")
     for name, scalar in scalars(answer["metadata"]).items():

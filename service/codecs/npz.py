@@ -211,10 +211,9 @@ def _array(content: memoryview, name: str, *, is_text: bool = False) -> np.ndarr
         lengths, fortran, dtype = read(start, max_header_size=MAX_HEADER)
     except NO_HEADER:
         raise InvalidTensors.at("", f"{quote(name)} to be an npy file", "something else") from None
+    native = NATIVE.get(dtype)
     if is_text:
         native = dtype if dtype.kind == "U" or dtype == np.uint8 else None
-    else:
-        native = NATIVE.get(dtype)
     if native is None or dtype.itemsize == 0:
         wanted = "a string, or bytes" if is_text else ", ".join(kind.name for kind in DTYPES)
         raise InvalidTensors.at("", f"{quote(name)} to be of {wanted}", quote(dtype.str))

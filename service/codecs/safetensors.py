@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from json import JSONDecoder
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -56,11 +56,11 @@ def decode(body: Body, limit: int) -> Decoded:
     header, data = _split(body)
     text = _text(header.pop(METADATA, {}))
     check_count(len(header))
-    entries = {name: _entry(name, entry, len(data)) for name, entry in header.items()}
-    _check_offsets(entries.values(), len(data))
+    entries = sorted(_entry(name, entry, len(data)) for name, entry in header.items())
+    _check_offsets(entries, len(data))
     tensors = {}
-    for name, (begin, end, dtype, shape) in entries.items():
-        content = data[begin:end]
+    for begin, end, name, code, shape in entries:
+        content, dtype = data[begin:end], DTYPES[code]
         flat = booleans(content, name) if dtype == np.bool_ else np.frombuffer(content, dtype)
         tensors[name] = flat.reshape(shape)
     return request_fields(tensors, text)
@@ -129,17 +129,8 @@ def _text(metadata: Any) -> bytes | None:
     return metadata[REQUEST].encode() if REQUEST in metadata else None
 
 
-class _Entry(NamedTuple):
-    """What the header says of one tensor, whose bytes are data[begin:end]."""
-
-    begin: int
-    end: int
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-
-def _entry(name: str, entry: Any, available: int) -> _Entry:
-    """An entry of the header, its parts checked against each other. Errors: InvalidTensors."""
+def _entry(name: str, entry: Any, available: int) -> tuple[int, int, str, str, tuple[int, ...]]:
+    """Where a tensor begins and ends, its name, dtype and shape, checked against each other. Errors: InvalidTensors."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise InvalidTensors.at("", f"dtype, shape and data_offsets of {quote(name)}", describe(entry))
     code, shape, offsets = entry["dtype"], shape_of(entry["shape"]), entry["data_offsets"]
@@ -151,22 +142,22 @@ def _entry(name: str, entry: Any, available: int) -> _Entry:
     match offsets:
         case [begin, end] if type(begin) is type(end) is int and 0 <= begin <= end <= available:
             if end - begin == needed:
-                return _Entry(begin, end, DTYPES[code], shape)
+                return begin, end, name, code, shape
     raise InvalidTensors.of("", f"{needed} bytes of {quote(name)} within {available}", offsets)
 
 
-def _check_offsets(entries: Iterable[_Entry], available: int) -> None:
+def _check_offsets(entries: list[tuple[int, int, str, str, tuple[int, ...]]], available: int) -> None:
     """Refuse tensors that do not lie side by side, as the format has it: nothing is hidden or shared.
 
     Errors: InvalidTensors.
     """
-    end = 0
-    for entry in sorted(entries, key=lambda entry: entry[:2]):
-        if entry.begin != end:
-            raise InvalidTensors.at("", f"a tensor that begins at byte {end}", f"one at {entry.begin}")
-        end = entry.end
-    if end != available:
-        raise InvalidTensors.at("", f"{end} bytes of data, as the header says", f"{available} bytes")
+    at = 0
+    for begin, end, *_ in entries:
+        if begin != at:
+            raise InvalidTensors.at("", f"a tensor that begins at byte {at}", f"one at {begin}")
+        at = end
+    if at != available:
+        raise InvalidTensors.at("", f"{at} bytes of data, as the header says", f"{available} bytes")
 
 
 def encode(answer: Mapping[str, Any], *, base64: bool = False) -> Encoded:

@@ -131,8 +131,6 @@ class _Reader:
     def object(self, found: simdjson.Object, pointer: str, depth: int) -> dict[str, Any]:
         """The keys and values of an object. Errors: those of `decode`, _TakesLong."""
         self._objects += 1
-        if self._quick and depth > 1:
-            raise _TakesLong
         if self._objects > MAX_OBJECTS:
             raise TooLarge.at(pointer, f"at most {MAX_OBJECTS} objects", "more")
         if len(found) > MAX_KEYS:
@@ -148,23 +146,28 @@ class _Reader:
             except KeyError:  # simdjson does not find a key that holds a NUL character
                 raise InvalidJSON.at(child(pointer, key), "keys without NUL characters", quote(key)) from None
             if type(value) is simdjson.Array:
-                value = self._array(value, child(pointer, key), depth)
+                fields[key] = self._array(value, child(pointer, key), depth)
                 if depth == 1:
                     self.untyped.append(key)
             elif type(value) is simdjson.Object:
-                inside = child(pointer, key)
-                value = self.object(value, inside, depth + 1)
-                if typed_arrays.is_typed_array(value):
-                    value = typed_arrays.decode(value, inside)
-            fields[key] = value
+                fields[key] = self._typed_or_object(value, child(pointer, key), depth + 1)
+            else:
+                fields[key] = value
         return fields
+
+    def _typed_or_object(self, found: simdjson.Object, pointer: str, depth: int) -> np.ndarray | dict[str, Any]:
+        """An object inside the document; an array if it is a typed one."""
+        if self._quick:
+            raise _TakesLong
+        fields = self.object(found, pointer, depth)
+        return typed_arrays.decode(fields, pointer) if typed_arrays.is_typed_array(fields) else fields
 
     def _array(self, found: simdjson.Array, pointer: str, depth: int) -> np.ndarray | list[Any]:
         """An array of JSON: an ndarray if it is a rectangle of numbers or booleans, else a list."""
         shape, first = _shape(found, pointer)
         if type(first) is simdjson.Object and len(shape) == 1 and shape[0] <= MAX_KEYS:
             items = [item for item in found if isinstance(item, simdjson.Object)]
-            if len(items) == shape[0]:
+            if len(items) == shape[0] and not self._quick:
                 self.brackets += 1
                 return [self.object(item, child(pointer, i), depth + 1) for i, item in enumerate(items)]
         array = self._rectangle(found, shape, first) if isinstance(first, bool | int | float) else None

@@ -76,17 +76,12 @@ class AnswerText:
     """
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
-        self._fields = {name: value for name, value in answer.items() if not _has_tensors(value)}
+        tensors = {name.partition(".")[0] for name, _ in answer_tensors(answer)}
+        self._fields = {name: value for name, value in answer.items() if name not in tensors}
         self._start = list(islice(json.chunks(self._fields), 2))
 
     def __iter__(self) -> Iterator[Chunk]:
         return iter(self._start) if len(self._start) == 1 else json.chunks(self._fields)
-
-
-def _has_tensors(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or (
-        isinstance(value, Mapping) and any(isinstance(item, np.ndarray) for item in value.values())
-    )
 
 
 def booleans(data: memoryview, name: str) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The Open Inference Protocol (v2) over gRPC: one message of protobuf, its tensors as raw bytes or in typed fields.
 
-Fields, options and outputs are those of the protocol over HTTP. A message is taken apart before protobuf sees it: raw
-tensors stay where they lie, and the rest is small, or is looked at before it becomes objects many times its size.
+Fields, options and outputs are those of the protocol over HTTP. A message is split before protobuf parses it: raw
+tensors become views of it, not copies, and the length of all other fields bounds the memory that parsing takes.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ CONTENTS: Final[dict[str, tuple[str, int]]] = {
 }
 # Where a scalar stands in InferParameter.
 PARAMETERS: Final = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
-# What an output may say of itself.
-OF_OUTPUTS: Final = ("binary_data", "classification", "shared_memory_region")
 # A message is kept, and of it what lies across words is copied; protobuf makes many times its length of the rest.
 COPIES: Final = 2
 EFFORT: Final = 32
@@ -66,7 +64,7 @@ FIXED: Final = {1: 8, 5: 4}
 
 
 class Message(NamedTuple):
-    """A ModelInferRequest. head: all of it but the raw tensors; raw: these, views of where they lie."""
+    """A ModelInferRequest. head: all fields but the raw tensors; raw: views of these, not copied"""
 
     head: bytes
     raw: list[memoryview]
@@ -91,10 +89,7 @@ def encode_bytes(answer: int, *, raw: bool) -> int:
 
 
 def split(body: bytes) -> Message:
-    """The fields of a message, raw tensors apart from all others. Errors: InvalidTensors.
-
-    protobuf copies all that it reads, and its memory cannot be told before: a byte may become an object.
-    """
+    """The fields of a message, raw tensors apart from all others. Errors: InvalidTensors."""
     view = memoryview(body)
     head: list[memoryview] = []
     raw: list[memoryview] = []
@@ -122,7 +117,7 @@ def split(body: bytes) -> Message:
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """A number, seven bits in each byte, the lowest first, and where it ends."""
+    """The number at an offset, seven bits in each byte, the lowest first, and the offset after it."""
     number = 0
     for shift, byte in enumerate(body[at : at + 10]):
         number |= (byte & 0x7F) << 7 * shift
@@ -136,7 +131,7 @@ def _no_message() -> InvalidTensors:
 
 
 def parse(name: str, data: bytes) -> Any:
-    """A message of this name. Errors: InvalidTensors."""
+    """The message of this name that the bytes hold. Errors: InvalidTensors."""
     try:
         return MESSAGES[name].FromString(data)
     except DecodeError:
@@ -152,20 +147,15 @@ def decode(request: Any, raw: list[memoryview]) -> tuple[Decoded, Wish]:
     if raw and len(raw) != len(inputs):
         raise InvalidTensors.at("/raw_input_contents", f"{len(inputs)}, one for each input", str(len(raw)))
     tensors = tensors_of(_inputs(inputs, raw))
-    outputs = [{"name": output.name, "parameters": _said(output)} for output in request.outputs]
-    parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
-    plain = {"id": request.id or None, "outputs": outputs, "parameters": parameters}
+    outputs = [{"name": output.name, "parameters": _scalars(output.parameters)} for output in request.outputs]
+    plain = {"id": request.id or None, "outputs": outputs, "parameters": _scalars(request.parameters)}
     return assembled(plain, tensors, binary=bool(raw))
 
 
-def _said(output: Any) -> dict[str, Any]:
-    return {name: _value(output.parameters[name]) for name in OF_OUTPUTS if name in output.parameters}
-
-
-def _value(parameter: Any) -> Any:
-    """A parameter as what it holds; None for nothing."""
-    choice = parameter.WhichOneof("parameter_choice")
-    return None if choice is None else getattr(parameter, choice)
+def _scalars(parameters: Any) -> dict[str, Any]:
+    """Parameters as the scalars that they hold; None for a parameter that holds nothing."""
+    chosen = {name: parameter.WhichOneof("parameter_choice") for name, parameter in parameters.items()}
+    return {name: choice and getattr(parameters[name], choice) for name, choice in chosen.items()}
 
 
 def _inputs(tensors: Any, raw: list[memoryview]) -> Iterator[Input]:

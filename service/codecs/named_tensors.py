@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -70,14 +70,14 @@ def answer_tensors(answer: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
 
 
 class AnswerText:
-    """The JSON text of an answer with all that is no tensor, in chunks. Labels make it long, so it is never joined.
+    """The JSON text of an answer without its tensors, in chunks. Labels make it long, so it is never joined.
 
     It may be iterated several times: formats say its length before they write it.
     """
 
-    def __init__(self, answer: Mapping[str, Any]) -> None:
-        tensors = {name.partition(".")[0] for name, _ in answer_tensors(answer)}
-        self._fields = {name: value for name, value in answer.items() if name not in tensors}
+    def __init__(self, answer: Mapping[str, Any], tensors: Iterable[str]) -> None:
+        without = {name.partition(".")[0] for name in tensors}
+        self._fields = {name: value for name, value in answer.items() if name not in without}
         self._start = list(islice(json.chunks(self._fields), 2))
 
     def __iter__(self) -> Iterator[Chunk]:

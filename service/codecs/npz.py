@@ -259,7 +259,7 @@ def encode(answer: Mapping[str, Any], *, base64: bool = False) -> Encoded:
     for name, tensor in tensors.items():
         if tensor.dtype.kind == "V":
             raise NotAcceptable.at("", "another media type than npz for bfloat16", f"{name} in bfloat16")
-    files = [_text_file(AnswerText(answer)), *(_tensor_file(name, tensor) for name, tensor in tensors.items())]
+    files = [_text_file(AnswerText(answer, tensors)), *(_tensor_file(name, tensor) for name, tensor in tensors.items())]
     length = END + sum(PER_FILE + 2 * len(file.name) + len(file.header) + file.nbytes for file in files)
     if length <= WORTH_SENDING:
         return in_one(_archive(files))

@@ -31,7 +31,7 @@ def is_typed_array(fields: dict[str, Any]) -> bool:
 
 
 def decode(fields: dict[str, Any], pointer: str) -> np.ndarray:
-    """The array that an object describes, read-only. Errors: InvalidValue, InvalidArray."""
+    """The array that a typed array describes, read-only. Errors: InvalidValue, InvalidArray."""
     name, lengths, data = fields["dtype"], shape_of(fields["shape"]), fields["data"]
     if lengths is None:
         raise InvalidValue.of(f"{pointer}/shape", f"at most {MAX_RANK} lengths of axes", fields["shape"])
@@ -53,14 +53,14 @@ def decode(fields: dict[str, Any], pointer: str) -> np.ndarray:
 
 
 def encode(array: np.ndarray) -> dict[str, Any]:
-    """The object for a small array."""
+    """A small array as a typed array."""
     array = _little_endian(array)
     content = binascii.b2a_base64(array.tobytes(), newline=False)
     return {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data": content.decode("ascii")}
 
 
 def chunks(array: np.ndarray) -> Iterator[Chunk]:
-    """The object for an array of any size as JSON, without a copy of the whole."""
+    """An array of any size as a typed array in JSON, in chunks."""
     array = _little_endian(array)
     opening = orjson.dumps({"dtype": NAMES[array.dtype], "shape": list(array.shape)})
     yield opening[:-1] + b',"data":"'

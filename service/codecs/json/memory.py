@@ -9,7 +9,7 @@ import numpy as np
 from service.codecs.decoded import Body
 from service.codecs.json.limits import MAX_LISTS, MAX_SEARCHED, SLICE, count
 
-# Bytes of memory. simdjson copies the body, and notes where each value and each punctuation mark stands; on its tape a
+# Bytes of memory: simdjson copies the body, and notes where each value and each punctuation mark stands; on its tape a
 # value takes two words, and a key one.
 COPIES: Final = 2
 MARK: Final = 4
@@ -30,7 +30,7 @@ REFUSED: Final = 3
 # What allocators add.
 ROUNDING: Final = 32
 
-# The dearest bodies per byte: numbers `1,` and once more their text; `"\u0100",`, `[[]],` with what the limits allow.
+# The bodies that take most per byte: numbers `1,` and once more their text; `"\u0100",`, `[[]],` with what the limits allow.
 BOUND: Final = 19
 BOUND_OF_STRINGS: Final = 6, 27 * MAX_SEARCHED
 BOUND_OF_LISTS: Final = 31, 112 * MAX_LISTS

@@ -43,19 +43,20 @@ def encode(answer: Mapping[str, Any], *, base64: bool = False) -> Encoded:
 
 def cost(value: Any) -> int:
     """The number of numbers and characters in a value, roughly; counting stops above `AT_ONCE`."""
-    if type(value) in SCALARS:
-        return 1
     if isinstance(value, np.ndarray):
         return value.size + LIST * list_count(value.shape)
     if isinstance(value, str):
         return len(value)
-    if not isinstance(value, Mapping | list | tuple):
+    if not isinstance(value, dict | list | tuple):
         return 1
     total = ELEMENT * len(value)
-    for item in value.values() if isinstance(value, Mapping) else value:
+    for item in value.values() if isinstance(value, dict) else value:
         if total > AT_ONCE:
             break
-        total += len(item) if type(item) is str else cost(item)
+        if type(item) is str:
+            total += len(item)
+        elif type(item) not in SCALARS:
+            total += cost(item)
     return total
 
 
@@ -63,9 +64,9 @@ def chunks(value: Any, *, base64: bool = False) -> Iterator[Chunk]:
     """A value of any size as JSON, in chunks of at most `MAX_CHUNK` bytes."""
     if base64 and isinstance(value, np.ndarray):
         yield from typed_arrays.chunks(value)
-    elif cost(value) <= AT_ONCE and not (base64 and isinstance(value, Mapping)):
+    elif cost(value) <= AT_ONCE and not (base64 and isinstance(value, dict)):
         yield _dumps(value)
-    elif isinstance(value, Mapping):
+    elif isinstance(value, dict):
         yield from unclosed(value, base64=base64)
         yield b"}"
     elif isinstance(value, np.ndarray):
@@ -145,6 +146,6 @@ def _native(value: Any) -> Any:
 
 def _typed(value: Any) -> Any:
     """A small answer with typed arrays in the place of its arrays."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {name: _typed(item) for name, item in value.items()}
     return typed_arrays.encode(value) if isinstance(value, np.ndarray) else value

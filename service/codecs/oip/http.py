@@ -111,7 +111,7 @@ def _checked_size(size: Any, available: int, taken: int, pointer: str) -> int:
 
 
 def assembled(request: Mapping[str, Any], tensors: Mapping[str, Any], *, binary: bool = False) -> tuple[Decoded, Wish]:
-    """The fields of a request from its tensors and its other members, and which outputs it wants.
+    """The fields of a request from its tensors and all its other parts, and which outputs it wants.
 
     binary: whether outputs come as bytes where the request does not say
     Errors: InvalidTensors, InvalidValue, FieldConflict, UnknownField.

@@ -30,7 +30,8 @@ REFUSED: Final = 3
 # What allocators add.
 ROUNDING: Final = 32
 
-# The bodies that take most per byte: numbers `1,` and once more their text; `"\u0100",`, `[[]],` with what the limits allow.
+# The bodies that take most per byte: numbers `1,` and once more their text; `"\u0100",` and `[[]],` as far as the
+# limits allow them.
 BOUND: Final = 19
 BOUND_OF_STRINGS: Final = 6, 27 * MAX_SEARCHED
 BOUND_OF_LISTS: Final = 31, 112 * MAX_LISTS

@@ -193,24 +193,21 @@ class _Reader:
             return items
         if self._quick:
             raise _TakesLong
-        if self._has_too_many_values:
+        too_many_values, too_many_lists = self._exceeded
+        if too_many_values:
             hint = f"the place is looked for in bodies of at most {limits.MAX_SEARCHED} values"
             raise InvalidArray.at(pointer, "a rectangle of numbers or booleans", "another array", hint)
-        if self._has_too_many_lists:
+        if too_many_lists:
             expected = f"at most {MAX_LISTS} arrays and objects around anything but a rectangle of numbers or booleans"
             raise TooLarge.at(pointer, expected, "more", "typed arrays have no such limit")
         items = found.as_list()
         self.brackets += _count_lists(items, pointer)
         return items
 
-    # Once for a body, as it is looked at from end to end, and may hold very many lists.
     @cached_property
-    def _has_too_many_values(self) -> bool:
-        return has_too_many_values(self._body)
-
-    @cached_property
-    def _has_too_many_lists(self) -> bool:
-        return has_too_many_lists(self._body)
+    def _exceeded(self) -> tuple[bool, bool]:
+        """Which limits the body exceeds: counted once, as it may be long, and hold very many lists."""
+        return has_too_many_values(self._body), has_too_many_lists(self._body)
 
 
 def _shape(found: simdjson.Array, pointer: str) -> tuple[tuple[int, ...], Any]:

@@ -224,7 +224,7 @@ def test_what_a_client_gave_up_is_stopped(how: str, caplog: pytest.LogCaptureFix
             assert engine.admission.slots_taken == 1
             first.cancel()
         assert until(lambda: at_rest(engine))
-        assert until(lambda: server.app.state.tally.in_flight == 0)
+        assert until(lambda: server.app.state.metrics.in_flight == 0)
     statuses = [record.__dict__["status"] for record in caplog.records if record.name == "attention.access"]
     assert statuses == [499] * (2 if first else 1)
 
@@ -244,7 +244,7 @@ def test_a_client_that_takes_nothing_is_cut_off() -> None:
             there.start()
             for _ in range(8):
                 client.sendall(upstream.recv(2**14))
-            cut_off.append(until(lambda: state.tally.in_flight == 0))
+            cut_off.append(until(lambda: state.metrics.in_flight == 0))
             client.shutdown(socket.SHUT_RDWR)
             there.join()
 

@@ -27,7 +27,7 @@ ElementType = Literal["bool", "int32", "int64", "float16", "bfloat16", "float32"
 class EncodedArray(BaseModel):
     """A typed array: the bytes of its elements in base64."""
 
-    dtype: ElementType = Field(description="Type of the elements; one byte each for bool.")
+    dtype: ElementType = Field(description="Type of the elements. bool takes one byte per element.")
     shape: list[Annotated[int, Field(ge=0)]] = Field(description="Length of each axis.")
     data: str = Field(
         description="Base64 of the elements, little-endian and row-major, exactly as many bytes as the shape needs.",
@@ -41,7 +41,7 @@ class NestedArray(RootModel[list[Any]]):
 
 # How the API document describes arrays.
 Array = TypeAliasType(
-    "Array", Annotated[EncodedArray | NestedArray, Field(description="An array. Rank and axes: see the field.")]
+    "Array", Annotated[EncodedArray | NestedArray, Field(description="An array. The field describes its axes.")]
 )
 IntegerOrArray = TypeAliasType(
     "IntegerOrArray",
@@ -49,7 +49,7 @@ IntegerOrArray = TypeAliasType(
 )
 Labels = TypeAliasType(
     "Labels",
-    Annotated[list[Any], Field(description="One string for each token, or such a list for each batch entry.")],
+    Annotated[list[Any], Field(description="One string per token, or one list of strings per batch entry.")],
 )
 
 

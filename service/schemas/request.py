@@ -1,4 +1,4 @@
-"""The request: one flat model. What is exactly-one-of is said in descriptions and checked when planning."""
+"""The request: one flat model. Rules between fields are in the descriptions, and are checked when planning."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from service.schemas.arrays import Bias, IntegerOrIntegers, Integers, KeyMask, M
 Encoding = Literal["list", "base64"]
 
 
-# Names in a list; more take long to compare with those that are known.
+# Names in a list: longer lists take long to validate.
 MAX_NAMES = 64
 
 
 def _check_length(names: object) -> object:
-    """Names that need not be compared with the known ones if they are too many."""
+    """`names`. Errors: PydanticCustomError for a list of more than `MAX_NAMES`."""
     if isinstance(names, list) and len(names) > MAX_NAMES:
         raise PydanticCustomError("too_many", f"a list of at most {MAX_NAMES} names")
     return names
 
 
 def _unwrapped(schema: dict[str, Any]) -> None:
-    """Join the lines of descriptions, which are docstrings, in a schema of the API document."""
+    """Join the lines of the descriptions of fields, which are docstrings, in a schema of the API document."""
     for field in schema.get("properties", {}).values():
         field["description"] = " ".join(field["description"].split())
 
 
 class Closed(BaseModel):
-    """A model that refuses what it does not know, and takes no number for a string."""
+    """A model that refuses unknown fields and converts no types: a number is not a string."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -44,7 +44,7 @@ class Closed(BaseModel):
     )
 
     def given(self) -> dict[str, object]:
-        """The fields that were sent and are not null, as the engine takes them: null means absent."""
+        """The fields that were sent and are not null, by name; nested models as values of `spec`."""
         fields = self.__dict__
         return {
             name: value.to_spec() if isinstance(value, Part) else value
@@ -57,12 +57,12 @@ class Part(Closed):
     """An object within a request."""
 
     def to_spec(self) -> object:
-        """The object as the engine takes it: as the class of this name in `spec`, which has the same fields."""
+        """This object as the class of the same name in `spec`, which has the same fields."""
         return getattr(spec, type(self).__name__)(**self.given())
 
 
 class LinearMap(Part):
-    """One learned map. Exactly one of `weight` and `kernel`."""
+    """A linear map: exactly one of `weight` and `kernel`, and optionally `bias`."""
 
     weight: Matrix | None = None
     """(out, in): y = x Wᵀ, as in torch.nn.Linear and in column notation. (heads, out, in): one matrix per head.
@@ -70,12 +70,12 @@ class LinearMap(Part):
     kernel: Matrix | None = None
     """(in, out): y = x W, as in Keras and Flax Dense. (heads, in, out): one matrix per head. Default: none."""
     bias: Vector | None = None
-    """Added after the product: (out,), (out, 1), (heads, out/heads) or (heads, out/heads, 1), the same numbers in the
-    same order. Default: none."""
+    """Added to the product. The shapes (out,), (out, 1), (heads, out/heads) and (heads, out/heads, 1) are equivalent.
+    Default: none."""
 
 
 class Projection(Part):
-    """Linear maps applied to the source before attention, and to the output after it. One left out is the identity."""
+    """Linear maps of the source before attention, and of the output after it. An absent map is the identity."""
 
     query: LinearMap | None = None
     """Maps the query tokens to num_heads x head_dim features. Default: the identity."""
@@ -102,22 +102,21 @@ class Rotary(Part):
     base: float | None = None
     """Pair n turns by position · base^(-2n/dim). Not with cos and sin. Default: 10000."""
     cos: Matrix | None = None
-    """(positions, dim/2), looked up by position; or (b, l, dim/2) for each new token as it stands. Default: from
-    base."""
+    """(positions, dim/2): one row per position; or (b, l, dim/2): one row per new token. Default: from base."""
     sin: Matrix | None = None
-    """As cos. Default: from base."""
+    """Like cos. Default: from base."""
     dim: int | None = None
-    """How many features turn, the first ones; even. Default: head_dim, or as cos says."""
+    """How many of the first features are rotated; even. Default: head_dim, or as cos has them."""
     interleaved: bool | None = False
-    """Pairs are neighbours (0, 1), (2, 3), … if true, else first half with second half."""
+    """Pairs are adjacent features (0, 1), (2, 3), … if true, else one of each half of the features."""
     query_positions: Integers | None = None
-    """(q,) or (b, q) integers. Default: counted on from the length of the past."""
+    """Positions of the queries, (q,) or (b, q). Default: length of the past + index."""
     key_positions: Integers | None = None
-    """The same for the new keys; past keys are turned. Default: as query_positions."""
+    """Positions of the new keys; past keys are rotated already. Default: length of the past + index."""
 
 
 class Window(Part):
-    """How far queries see: from i + query_offset - left to i + query_offset + right, both inclusive."""
+    """Query i attends to keys from i + query_offset - left to i + query_offset + right, both inclusive."""
 
     left: int | None = None
     """At least 0. Default: unbounded."""
@@ -126,44 +125,44 @@ class Window(Part):
 
 
 class SegmentIds(Part):
-    """Only tokens with equal ids see each other."""
+    """A query attends only to keys with the same segment id."""
 
     query: Integers | None = None
     """(q,) for all rows, or (b, q). Default: none."""
     key: Integers | None = None
-    """(k,) for all rows, or (b, k), the past counted. Default: none."""
+    """(k,) for all rows, or (b, k), including the past. Default: none."""
 
 
 class AttentionRequest(Closed):
-    """What to compute. The source is exactly one of: query, key and value; input alone; input and context."""
+    """A request. The source is exactly one of: query, key and value; input alone; input and context."""
 
     query: Matrix | None = None
-    """Queries, axes as `layout` says. A vector (rank 1) is one token, in layouts ld and dl; its axis is then dropped
-    from output and score matrices. Default: none."""
+    """Queries, with the axes of `layout`. A vector (rank 1) is one token, in layouts ld and dl; output and score
+    matrices then have no query axis. Default: none."""
     key: Matrix | None = None
-    """Keys, in the same layout, with the same features per head. Default: none."""
+    """Keys, in the same layout, with as many features per head as the queries. Default: none."""
     value: Matrix | None = None
-    """Values, in the same layout, as many tokens as the key has. Default: none."""
+    """Values, in the same layout, with as many tokens as the key. Default: none."""
     input: Matrix | None = None
-    """Self-attention: stands for query, key and value. With `context`: for the query only. Default: none."""
+    """Self-attention: used as query, key and value. With `context`: used as query only. Default: none."""
     context: Matrix | None = None
-    """Cross-attention beside `input`: stands for key and value. Default: none."""
+    """Cross-attention, with `input`: used as key and value. Default: none."""
     projection: Projection | None = None
-    """Linear maps for the source and the output. Not with a layout that has h. Default: none."""
+    """Linear maps of the source and the output. Not allowed in layouts with h. Default: none."""
     layout: spec.Layout | None = None
-    """The axes of query, key, value, input, context and output: b batch, h heads, l tokens, d features. Without h the
-    heads are packed in d. dl and bdl hold tokens in columns; score matrices are then swapped, so that their columns sum
-    to one. Default: ld, bld or bhld, by rank."""
+    """The axes of query, key, value, input, context and output: b batch, h heads, l tokens, d features. Without h, the
+    heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed: their columns sum to
+    one. Default: ld, bld or bhld, by rank."""
     num_heads: Annotated[int, Field(ge=1)] | None = None
     """Query heads. Default: the h axis, or the heads of a rank-3 query map, else 1."""
     num_kv_heads: Annotated[int, Field(ge=1)] | None = None
     """Key/value heads, a divisor of num_heads: query head n reads key/value head n // (num_heads // num_kv_heads).
     Default: the key's h axis or the heads of its rank-3 map, else num_heads."""
     past_key: Past | None = None
-    """Cached keys to stand before the new ones, rotated already: [b,] h, l, d in every layout, h being num_kv_heads; l
-    may be 0. The key length counts them. With past_value. Default: none."""
+    """Cached keys, prepended to the new keys and not rotated again: [b,] h, l, d in every layout; h is num_kv_heads; l
+    may be 0. The key length includes them. Needs past_value. Default: none."""
     past_value: Past | None = None
-    """Cached values, likewise. With past_key. Default: none."""
+    """Cached values, in the form of past_key. Needs past_key. Default: none."""
     query_norm: Norm | None = None
     """Normalises the query heads before rotation. Default: none."""
     key_norm: Norm | None = None
@@ -175,44 +174,45 @@ class AttentionRequest(Closed):
     softcap: float | None = None
     """Above 0: scores become softcap · tanh(scaled / softcap), before bias and mask. Default: none."""
     bias: Bias | None = None
-    """Numbers added to the scaled (and capped) scores, axes as for `mask`; null is minus infinity, which hides a key.
-    Default: none."""
+    """Numbers added to the scaled (and capped) scores, with the axes of `mask`. null is minus infinity, which hides a
+    key. Default: none."""
     alibi_slopes: Vector | None = None
     """(num_heads,): adds -slope · |i + query_offset - j| to the score of query i and key j. Default: none."""
     mask: Mask | None = None
-    """Booleans, true = takes part. Axes of the score matrices as returned, broadcast to them; rank 1 is over k, rank 4
-    is b, h first, rank 3 beside b and h is per head. All masks compose by and. Default: none."""
+    """Booleans; true: the query attends to the key. Broadcast to the score matrices as returned: rank 1 is k, rank 4
+    starts with b, h, rank 3 is per head if there are b and h. A key is visible only if every mask allows it. Default:
+    none."""
     key_mask: KeyMask | None = None
-    """Booleans, true = keep: (k,) for all rows, or (b, k). Default: none."""
+    """Booleans; true: the key is visible. (k,) for all rows, or (b, k). Default: none."""
     is_causal: bool | None = False
-    """Query i sees key j only when j <= i + query_offset."""
+    """Query i attends to key j only if j <= i + query_offset."""
     query_offset: IntegerOrIntegers | None = None
     """Position of the first query among the keys, for is_causal, window and alibi_slopes: one integer, or (b,). 0
-    aligns the first query with the first key, k - q the last with the last. Default: the length of the past; where
-    there is none and q is not k, it is required."""
+    aligns the first query with the first key, k - q the last with the last. Default: the length of the past. Required
+    if there is no past and q differs from k."""
     window: Window | None = None
-    """Query i sees only keys near i + query_offset. Default: all."""
+    """Query i attends only to keys near i + query_offset. Default: all."""
     query_lengths: IntegerOrIntegers | None = None
-    """How many queries are real, one integer or (b,): rows beyond are padding, with weights and output 0. Default:
+    """How many queries are not padding: one integer, or (b,). Weights and outputs of the padding are 0. Default:
     all."""
     key_lengths: IntegerOrIntegers | None = None
-    """How many keys are real, one integer or (b,), the past counted. Default: all."""
+    """How many keys, including the past, are not padding: one integer, or (b,). Default: all."""
     segment_ids: SegmentIds | None = None
-    """Keeps packed sequences apart. Default: none."""
+    """Separates packed sequences. Default: none."""
     sinks: Vector | None = None
-    """(num_heads,): a logit for each head that takes part in the softmax and is dropped after it, so that weights sum
-    to less than 1. Default: none."""
+    """(num_heads,): one logit per head that is part of the softmax and dropped after it, so that weights sum to less
+    than 1. Default: none."""
     normalization: spec.Normalization | None = "softmax"
-    """softmax, or sum: the visible scores divided by their sum. sum goes without logsumexp, entropy and sinks."""
+    """softmax, or sum: the visible scores divided by their sum. sum excludes logsumexp, entropy and sinks."""
     dtype: spec.DType | None = None
-    """What numbers are cast to first and returned in. Halves are computed in float32. Default: the widest type among
-    typed arrays of query, key, value, input, context and past; float64 for lists."""
+    """Type that arrays are cast to and results are returned in. float16 and bfloat16 are computed in float32. Default:
+    the widest type among the typed arrays of query, key, value, input, context and past; float64 for lists."""
     backend: spec.Backend | None = "auto"
-    """What computes. auto is what the service is set to, by default numpy, and torch for CUDA."""
+    """auto is the backend of the service (ATTENTION_BACKEND), or torch if the device is CUDA."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] | None = "auto"
-    """Where: auto, cpu, cuda or cuda:N. CUDA needs torch, whose auto is CUDA where it sees one."""
+    """auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any."""
     include: Annotated[list[spec.Output] | None, BeforeValidator(_check_length)] = spec.DEFAULT_INCLUDE  # type: ignore[assignment]  # a list would be copied each time
-    """What to return beside output and metadata; the answer describes each."""
+    """What to return in addition to output and metadata. The response describes each name."""
     select_heads: Integers | None = None
     """Return score matrices, logsumexp, entropy and received of these heads only. Default: all."""
     select_queries: Integers | None = None
@@ -220,23 +220,23 @@ class AttentionRequest(Closed):
     average_heads: bool | None = False
     """Average attention_weights and received over the (selected) heads; their h axis is dropped."""
     top_k: int | None = None
-    """Return only the largest weights of each row, at most k: top_weights takes the place of attention_weights.
-    Default: all."""
+    """Return only the largest weights of each row, at most k of them: top_weights replaces attention_weights. Default:
+    all."""
     query_tokens: TokenLabels | None = None
-    """Labels of the query tokens, echoed: (q,) or (b, q). Default: none."""
+    """Labels of the query tokens, returned unchanged: (q,) or (b, q). Default: none."""
     key_tokens: TokenLabels | None = None
-    """Labels of the key tokens, echoed: (k,) or (b, k). Default: none."""
+    """Labels of the key tokens, returned unchanged: (k,) or (b, k). Default: none."""
     encoding: Encoding | None = "list"
-    """How a JSON answer holds arrays: as nested lists, or as objects with base64 data."""
+    """Arrays of a JSON response: nested lists, or objects with base64 data."""
 
     def without_sources(self) -> AttentionRequest:
-        """The request without the arrays that query, key and value come from."""
+        """A copy without the sources."""
         return self.model_copy(update=dict.fromkeys(spec.SOURCES))
 
     def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
-        """The request as the engine takes it, defaults filled in.
+        """This request as an AttentionSpec, with defaults.
 
-        untyped: the fields whose arrays came as lists, so that their numbers do not choose the dtype
+        untyped: the fields whose arrays came as lists, which have no type of their own
         """
         given = self.given()
         given.pop("encoding", None)

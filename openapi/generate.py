@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from flow import flow
 from plain import plain
@@ -30,6 +31,8 @@ from service.settings import Settings, table
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "cases"
 INFERENCE = ROOT / "service" / "codecs" / "oip"
+# Characters of a line of the examples, unless an array takes more.
+LINE = 120
 # The cases that the API document shows, by what they demonstrate; of the first with its answer.
 EXAMPLES = ("animals_two_queries", "causal", "self_attention_scaled", "multihead", "six_tokens_trained")
 
@@ -38,7 +41,7 @@ def examples() -> str:
     """The requests of some golden cases as OpenAPI examples. They ship with the package, the cases do not."""
     cases = {name: json.loads((CASES / f"{name}.json").read_text(encoding="utf-8")) for name in EXAMPLES}
     shown = {name: {"summary": case["title"], "value": case["request"]} for name, case in cases.items()}
-    return json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
+    return compact(shown) + "\n"
 
 
 def example_answer() -> str:
@@ -48,7 +51,17 @@ def example_answer() -> str:
     prepared = Engine(Settings.model_construct()).plans.prepare(decoded)
     result = execute(prepared)
     fields = answer(prepared.spec, result, request_id="5f0c2a9e7d1b4e6f8a3c0d9b7e5f1a2c")
-    return json.dumps(fields, indent=1, default=lambda array: array.round(8).tolist()) + "\n"
+    return compact(json.loads(json.dumps(fields, default=lambda array: array.round(8).tolist()))) + "\n"
+
+
+def compact(value: Any, indent: str = "") -> str:
+    """JSON with an object's keys on lines of their own, unless the whole object or array fits into one line."""
+    line = json.dumps(value, ensure_ascii=False)
+    if len(indent + line) <= LINE or not isinstance(value, dict):
+        return line
+    inner = indent + " "
+    items = (f"{inner}{json.dumps(key)}: {compact(item, inner)}" for key, item in value.items())
+    return "{\n" + ",\n".join(items) + f"\n{indent}}}"
 
 
 def readme_picture() -> str:

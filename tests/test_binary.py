@@ -224,7 +224,7 @@ LIES: dict[str, tuple[Callable[[], bytes] | bytes, int, str]] = {
     "empty": (b"", 400, "a zip archive"),
     "cut off": (STORED[:-30], 400, "a zip archive"),
     "pickle": (pickled, 400, "to be of bool, int32"),
-    "member twice": (twice, 422, "each member once"),
+    "member twice": (twice, 422, "each tensor once"),
     "not an npy file": (archive(query=b"12345678" * 20), 400, "an npy file"),
     "version 3": (archive(query=npy(HEADER, b"\0" * 8, b"\3\0")), 400, "an npy file"),
     "header of code": (archive(query=npy(b"__import__('os')\n", b"")), 400, "an npy file"),
@@ -244,9 +244,9 @@ LIES: dict[str, tuple[Callable[[], bytes] | bytes, int, str]] = {
     "deep name": (archive(**{"a." * 40 + "a": GOOD_NPY}), 400, "at most 32 levels"),
     "complex numbers": (archive(query=npy(HEADER.replace(b"<f8", b"<c16"), b"\0" * 16)), 400, "to be of bool"),
     "booleans of 2": (archive(mask=npy(HEADER.replace(b"<f8", b"|b1"), b"\2")), 400, "bytes of 0 and 1"),
-    "wrong checksum": (patched(STORED, b"\0" * 8 + b"PK\1\2", b"\1" + b"\0" * 7 + b"PK\1\2"), 400, "checksum"),
-    "wrong deflation": (lambda: _compressed(b"\xff\xff"), 400, "deflated"),
-    "wrong local header": (patched(STORED, b"PK\3\4", b"PK\3\5"), 400, "begin with its header"),
+    "wrong checksum": (patched(STORED, b"\0" * 8 + b"PK\1\2", b"\1" + b"\0" * 7 + b"PK\1\2"), 400, "undamaged"),
+    "wrong deflation": (lambda: _compressed(b"\xff\xff"), 400, "undamaged"),
+    "wrong local header": (patched(STORED, b"PK\3\4", b"PK\3\5"), 400, "undamaged"),
     "request of numbers": (archive(request=GOOD_NPY), 400, "a string, or bytes"),
     "request of two strings": (lambda: _savez(request=np.array(["{}", "{}"])), 400, "one string"),
     "request of half a surrogate": (lambda: _savez(request=np.array("\ud800")), 400, "Unicode"),
@@ -255,10 +255,10 @@ LIES: dict[str, tuple[Callable[[], bytes] | bytes, int, str]] = {
     "request that is no JSON": (lambda: _savez(request=np.array("{")), 400, "JSON"),
     "field twice": (lambda: _savez(request=np.array('{"query": [[1]]}'), query=EYE), 422, "each field once"),
     "field in a field": (lambda: _savez(request=np.array('{"query": [[1]]}'), **{"query.x": EYE}), 422, "an object"),
-    "too many members": (lambda: _savez(**{f"a{i}": EYE for i in range(201)}), 422, "200 members"),
+    "too many members": (lambda: _savez(**{f"a{i}": EYE for i in range(201)}), 422, "200 tensors"),
     "unknown member": (lambda: _savez(**{"projection.query.weigth": EYE}, input=EYE), 422, "a known field"),
     "encrypted": (lambda: patched(patched(STORED, b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"), b"PK\3\4",
-                  b"PK\3\4"), 400, "stored or deflated"),
+                  b"PK\3\4"), 400, "not encrypted"),
 }  # fmt: skip
 
 
@@ -309,7 +309,7 @@ def test_npz_that_unpacks_to_more_than_the_limit() -> None:
     # A size in the directory that is too small does not help: no more than it says is unpacked.
     small = stream.getvalue().replace(struct.pack("<I", 800_128), struct.pack("<I", 1_000))
     with serving(app(max_body_bytes=100_000)) as client:
-        check(post(client, small, NPZ), 400, "1000 bytes of")
+        check(post(client, small, NPZ), 400, "undamaged")
 
 
 def tensors(header: Any, data: bytes = b"") -> bytes:
@@ -340,8 +340,8 @@ TENSOR_LIES: dict[str, tuple[bytes, int, str]] = {
     "9 axes": (tensors(entry(shape=[1] * 9), b"\0" * 8), 400, "at most 8 axes"),
     "shape beyond the offsets": (tensors(entry(shape=[2**62, 4]), b"\0" * 8), 400, "bytes of 'query' within 8"),
     "nothing times a huge shape": (tensors(entry(shape=[0, 2**63, 2**63], data_offsets=[0, 0])), 400, "axes of"),
-    "deep offsets": (tensors(b'{"query": {"dtype": "F64", "shape": [], "data_offsets": ' + b"[" * 1000 + b"]" * 1000
-                             + b"}}", b"\0" * 8), 400, "8 bytes of 'query'"),
+    "deep offsets": (tensors(b'{"query": {"dtype": "F64", "shape": [], "data_offsets": ' + b"[" * 100_000
+                             + b"]" * 100_000 + b"}}", b"\0" * 8), 400, "at most 32 levels"),
     "deep name": (tensors({"a." * 40 + "a": entry()["query"]}, b"\0" * 8), 400, "at most 32 levels"),
     "offsets beyond the data": (tensors(entry(data_offsets=[8, 16]), b"\0" * 8), 400, "8 bytes of 'query' within 8"),
     "offsets the wrong way": (tensors(entry(data_offsets=[8, 0]), b"\0" * 8), 400, "8 bytes of 'query'"),
@@ -351,7 +351,7 @@ TENSOR_LIES: dict[str, tuple[bytes, int, str]] = {
     "shared bytes": (tensors(entry() | {"key": entry()["query"]}, b"\0" * 8), 400, "begins at byte 8"),
     "booleans of 2": (tensors(entry(dtype="BOOL", data_offsets=[0, 1]), b"\2"), 400, "bytes of 0 and 1"),
     "too many": (tensors({f"a{i}": {"dtype": "F64", "shape": [0], "data_offsets": [0, 0]} for i in range(201)}), 422,
-                 "200 members"),
+                 "200 tensors"),
     "field twice": (tensors(entry() | {"__metadata__": {"request": '{"query": 1}'}}, b"\0" * 8), 422, "each field"),
 }  # fmt: skip
 

@@ -90,7 +90,8 @@ def test_what_does_not_run_here_is_still_there_and_runs_elsewhere(page: str, sta
 def test_blocks_are_of_languages_that_are_tested() -> None:
     """One of another language would be neither run nor looked at."""
     others = {(block.page, block.language) for block in BLOCKS if block.language not in (SHELL, PYTHON)}
-    tested = {("README.md", "json"), ("CONTRIBUTING.md", ""), ("CONTRIBUTING.md", "mermaid"), ("docs/attention.md", "json"),
+    tested = {("README.md", "json"), ("CONTRIBUTING.md", ""), ("CONTRIBUTING.md", "mermaid"),
+              ("docs/attention.md", "json"),
               ("docs/deployment.md", "yaml")}  # fmt: skip
     assert {(page, language) for page, language in others if page != "docs/clients.md"} == tested
 

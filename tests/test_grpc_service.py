@@ -151,7 +151,7 @@ def test_an_answer_that_would_need_too_much_memory() -> None:
 
 
 def test_an_answer_larger_than_any_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.codecs.oip.grpc.MAX_TENSORS", 2**14)
+    monkeypatch.setattr("service.codecs.oip.grpc.MAX_ANSWER", 2**14)
     with remote() as server:
         with refused("RESOURCE_EXHAUSTED", "at most 16384 bytes in an answer"):
             server.infer(request({"input": np.ones((100, 2), np.float32)}))

@@ -94,6 +94,16 @@ def test_every_array_is_an_input() -> None:
     assert [entry.name for entry in MODEL_METADATA.outputs] == list(OUTPUTS)
 
 
+def test_inputs_have_the_datatypes_and_axes_of_their_fields() -> None:
+    """Those of the fields as their descriptions say, in layout ld."""
+    expected = {"query": ("FP32", 2), "past_key": ("FP32", 3), "mask": ("BOOL", 2), "key_mask": ("BOOL", 1),
+                "projection.query.weight": ("FP32", 2), "projection.output.bias": ("FP32", 1), "sinks": ("FP32", 1),
+                "rotary.cos": ("FP32", 2), "query_norm.weight": ("FP32", 1), "segment_ids.key": ("INT64", 1),
+                "query_offset": ("INT64", 1), "select_heads": ("INT64", 1), "key_tokens": ("BYTES", 1)}  # fmt: skip
+    found = {entry.name: (entry.datatype, len(entry.shape)) for entry in MODEL_METADATA.inputs}
+    assert {name: found[name] for name in expected} == expected
+
+
 @pytest.mark.parametrize("form", ["binary", "flat", "nested"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_golden_cases(case: Case, form: str, client: httpx.Client) -> None:
@@ -304,7 +314,7 @@ LIES: dict[str, tuple[Callable[[], tuple[bytes, dict[str, str]]], int, str]] = {
     "header of zero": (lambda: lie(sized(8), header="0"), 400, "an empty body"),
     "an input twice": (lambda: lie(entry(), entry()), 422, "/inputs/1/name: expected each input once"),
     "input and parameter": (lambda: lie(entry(name="scale"), parameters={"scale": 1}), 422, "each field once"),
-    "too many": (lambda: (json.dumps({"inputs": [{}] * 201}).encode(), {}), 422, "200 members"),
+    "too many": (lambda: (json.dumps({"inputs": [{}] * 201}).encode(), {}), 422, "200 tensors"),
     "an id that is none": (lambda: lie(entry(), id=3), 400, "/id: expected a string, got number 3"),
     "outputs that are none": (lambda: lie(entry(), outputs={}), 400, "/outputs: expected an array"),
     "an output that is none": (lambda: lie(entry(), outputs=[None]), 400, "/outputs/0: expected an object"),

@@ -51,14 +51,11 @@ def coalesce(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     waiting: list[Chunk] = []
     length = 0
     for chunk in chunks:
-        if length + len(chunk) > MAX_CHUNK and waiting:
+        if waiting and (length >= WORTH_SENDING or length + len(chunk) > MAX_CHUNK):
             yield _joined(waiting)
             waiting, length = [], 0
         waiting.append(chunk)
         length += len(chunk)
-        if length >= WORTH_SENDING:
-            yield _joined(waiting)
-            waiting, length = [], 0
     if waiting:
         yield _joined(waiting)
 
@@ -76,11 +73,8 @@ def sliced(content: Chunk, size: int = MAX_CHUNK) -> Iterator[memoryview]:
 
 def memory(array: np.ndarray, size: int = MAX_CHUNK) -> Iterator[memoryview]:
     """The bytes of an array in row-major order, in chunks of at most `size`. The whole array is never copied."""
-    if array.flags.c_contiguous:
-        yield from sliced(array.reshape(-1).view(np.uint8).data, size)
-    else:
-        for part in contiguous(array, size // array.itemsize):
-            yield part.view(np.uint8).data
+    for part in contiguous(array, size // array.itemsize):
+        yield part.view(np.uint8).data
 
 
 def contiguous(array: np.ndarray, size: int) -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""What a codec makes of a body."""
+"""The fields of a request as a codec decodes them, and the memory that they take."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-# Of a request, as it was read: only what all of these can do may be done with it, which is little beside slices.
+# The body of a request. Codecs do with it only what all three can do, which is little beside slices.
 Body = bytes | bytearray | memoryview
 
-# Bytes of objects of Python: a pointer to one and a number, a list of one element, a string beside its characters.
+# Bytes of Python objects: a number and the pointer to it, a list beside its elements, a string beside its characters.
 ELEMENT: Final = 40
 LIST: Final = 96
 STRING: Final = 56
@@ -48,46 +48,30 @@ class Decoded(NamedTuple):
     def nbytes(self) -> int:
         """Memory that the fields keep alive, in bytes: the whole body if an array is a view of it."""
         owners: dict[int, int] = {}
-        others = _other_bytes(self.fields, owners)
-        return others + sum(owners.values())
+        return _nbytes(self.fields, owners) + sum(owners.values())
 
 
-def _other_bytes(value: Any, owners: dict[int, int]) -> int:
-    """Memory of values that are not arrays. owners: collects the owners of array memory, with their sizes"""
-    kind = type(value)
-    if kind is np.ndarray:
-        _note_owner(value, owners)
+def _nbytes(value: Any, owners: dict[int, int]) -> int:
+    """Memory of a value, without that of arrays, whose owners are added to `owners` with their sizes."""
+    if isinstance(value, np.ndarray):
+        _add_owner(value, owners)
         return 0
-    if kind is dict:
-        return sum([_other_bytes(item, owners) for item in value.values()])
-    if kind is list:
-        return _list_bytes(value)
-    return STRING + len(value) if kind is str else ELEMENT
+    if isinstance(value, dict):
+        return sum([_nbytes(item, owners) for item in value.values()])
+    if isinstance(value, list):
+        inside = value if value and isinstance(value[0], list | str) else ()  # else numbers, counted as elements
+        return LIST + ELEMENT * len(value) + sum([_nbytes(item, owners) for item in inside])
+    return STRING + len(value) if isinstance(value, str) else ELEMENT
 
 
-def _note_owner(array: np.ndarray, owners: dict[int, int]) -> None:
+def _add_owner(array: np.ndarray, owners: dict[int, int]) -> None:
+    """Note the object whose memory an array is a view of, once for all its views."""
     owner: Any = array
     size = 0
-    while type(owner) is np.ndarray or type(owner) is memoryview:
+    while isinstance(owner, np.ndarray | memoryview):
         size = max(size, owner.nbytes)
-        base: Any = owner.base if isinstance(owner, np.ndarray) else owner.obj
+        base = owner.base if isinstance(owner, np.ndarray) else owner.obj
         if base is None:
             break
         owner = base
     owners[id(owner)] = max(size, len(owner)) if isinstance(owner, bytes | bytearray) else size
-
-
-def _list_bytes(value: list[Any]) -> int:
-    """Memory of nested lists of numbers or strings."""
-    total = 0
-    level = [value]
-    while level:
-        total += LIST * len(level) + ELEMENT * sum(map(len, level))
-        inner: list[list[Any]] = []
-        for items in level:
-            if items and isinstance(items[0], str):
-                total += sum(STRING + len(item) for item in items if isinstance(item, str))
-            elif items and isinstance(items[0], list):
-                inner += (item for item in items if isinstance(item, list))
-        level = inner
-    return total

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from service.codecs.chunks import MAX_CHUNK, Chunk, memory
-from service.codecs.sizes import MAX_RANK, is_shape
+from service.codecs.shapes import MAX_RANK, shape_of
 from service.errors import InvalidArray, InvalidValue, quote, shape
 
 DTYPES: Final[dict[str, np.dtype]] = {
@@ -25,14 +25,16 @@ BASE64: Final = MAX_CHUNK // 4 * 3
 KEYS: Final = {"dtype", "shape", "data"}
 
 
-def is_one(fields: dict[str, Any]) -> bool:
-    """Whether an object has the keys of a typed array."""
+def is_typed_array(fields: dict[str, Any]) -> bool:
+    """True if an object has the keys of a typed array."""
     return fields.keys() == KEYS
 
 
 def decode(fields: dict[str, Any], pointer: str) -> np.ndarray:
-    """The array that an object describes, read-only. Errors: InvalidValue, InvalidArray."""
-    name, sizes, data = fields["dtype"], _sizes(fields["shape"], f"{pointer}/shape"), fields["data"]
+    """The array that a typed array describes, read-only. Errors: InvalidValue, InvalidArray."""
+    name, lengths, data = fields["dtype"], shape_of(fields["shape"]), fields["data"]
+    if lengths is None:
+        raise InvalidValue.of(f"{pointer}/shape", f"at most {MAX_RANK} lengths of axes", fields["shape"])
     if not isinstance(name, str) or name not in DTYPES:
         raise InvalidValue.of(f"{pointer}/dtype", f"one of {', '.join(DTYPES)}", name)
     if not isinstance(data, str):
@@ -42,23 +44,23 @@ def decode(fields: dict[str, Any], pointer: str) -> np.ndarray:
     except ValueError as error:  # binascii.Error is one, and so is text beyond ASCII
         raise InvalidArray.at(f"{pointer}/data", "base64", quote(str(error), 60)) from None
     dtype = DTYPES[name]
-    needed = math.prod(sizes) * dtype.itemsize
+    needed = math.prod(lengths) * dtype.itemsize
     if len(content) != needed:
-        raise InvalidArray.at(f"{pointer}/data", f"{needed} bytes of {name} {shape(sizes)}", f"{len(content)} bytes")
+        raise InvalidArray.at(f"{pointer}/data", f"{needed} bytes of {name} {shape(lengths)}", f"{len(content)} bytes")
     if name == "bool" and content.strip(b"\0\1"):
         raise InvalidArray.at(f"{pointer}/data", "bytes of 0 and 1 for bool", "others")
-    return np.frombuffer(content, dtype).reshape(sizes)
+    return np.frombuffer(content, dtype).reshape(lengths)
 
 
 def encode(array: np.ndarray) -> dict[str, Any]:
-    """The object for a small array."""
+    """A small array as a typed array."""
     array = _little_endian(array)
     content = binascii.b2a_base64(array.tobytes(), newline=False)
     return {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data": content.decode("ascii")}
 
 
 def chunks(array: np.ndarray) -> Iterator[Chunk]:
-    """The object for an array of any size as JSON, without a copy of the whole."""
+    """An array of any size as a typed array in JSON, in chunks."""
     array = _little_endian(array)
     opening = orjson.dumps({"dtype": NAMES[array.dtype], "shape": list(array.shape)})
     yield opening[:-1] + b',"data":"'
@@ -73,10 +75,3 @@ def chunks(array: np.ndarray) -> Iterator[Chunk]:
 
 def _little_endian(array: np.ndarray) -> np.ndarray:
     return array.astype(array.dtype.newbyteorder("<"), copy=False)
-
-
-def _sizes(given: Any, pointer: str) -> tuple[int, ...]:
-    sizes = given.tolist() if isinstance(given, np.ndarray) else given
-    if not isinstance(sizes, list) or not is_shape(sizes):
-        raise InvalidValue.of(pointer, f"at most {MAX_RANK} lengths of axes", given)
-    return tuple(sizes)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, Field, RootModel
 from typing_extensions import TypeAliasType
 
-from service.attention.spec import Output
+from service.attention.outputs import OUTPUTS
 from service.errors import NotFound, quote
+from service.schemas.arrays import Tensor
+from service.schemas.request import AttentionRequest, Part
 from service.version import __version__
 
 MODEL: Final = "attention"
@@ -146,33 +149,18 @@ class InferenceError(BaseModel):
     error: str = Field(description="What is wrong: the place, what was expected, and what came instead.")
 
 
-# Name, datatype and axes of everything that can be sent as a tensor.
-_MATRICES = ("query", "key", "value", "input", "context", "bias")
-_INTEGERS = ("query_offset", "query_lengths", "key_lengths", "segment_ids.query", "segment_ids.key")
-_INPUTS: Final[tuple[tuple[tuple[str, ...], str, int], ...]] = (
-    (_MATRICES, "FP32", 2),
-    (("mask",), "BOOL", 2),
-    (("key_mask",), "BOOL", 1),
-    (("past_key", "past_value"), "FP32", 3),
-    (("alibi_slopes", "sinks", "query_norm.weight", "key_norm.weight"), "FP32", 1),
-    (_INTEGERS, "INT64", 1),
-    (("rotary.cos", "rotary.sin"), "FP32", 2),
-    (("rotary.query_positions", "rotary.key_positions", "select_heads", "select_queries"), "INT64", 1),
-    (
-        tuple(
-            f"projection.{role}.{form}" for role in ("query", "key", "value", "output") for form in ("weight", "kernel")
-        ),
-        "FP32",
-        2,
-    ),
-    (tuple(f"projection.{role}.bias" for role in ("query", "key", "value", "output")), "FP32", 1),
-    (("query_tokens", "key_tokens"), "BYTES", 1),
-)
-# Those with one axis less than score matrices, or other axes.
-_ROWS: Final = {"logsumexp": 1, "entropy": 1, "received": 1, "present_key": 3, "present_value": 3}
+def _inputs(model: type[BaseModel], prefix: str = "") -> Iterator[TensorMetadata]:
+    """The fields of a request that are arrays, and those of the objects in it under dotted names."""
+    for name, field in model.model_fields.items():
+        for kind in get_args(field.annotation):  # of `Matrix | None`, `Projection | None`
+            if isinstance(kind, type) and issubclass(kind, Part):
+                yield from _inputs(kind, f"{prefix}{name}.")
+            for tensor in getattr(kind, "__metadata__", ()):
+                if isinstance(tensor, Tensor):
+                    yield _metadata(prefix + name, *tensor)
 
 
-def _tensor(name: str, datatype: str, rank: int) -> TensorMetadata:
+def _metadata(name: str, datatype: str, rank: int) -> TensorMetadata:
     return TensorMetadata.model_validate({"name": name, "datatype": datatype, "shape": [-1] * rank})
 
 
@@ -181,17 +169,19 @@ MODEL_METADATA: Final = ModelMetadata(
     name=MODEL,
     versions=[VERSION],
     platform=SERVER,
-    inputs=[_tensor(name, datatype, rank) for names, datatype, rank in _INPUTS for name in names],
+    inputs=list(_inputs(AttentionRequest)),
     outputs=[
-        *(_tensor(name, "FP32", _ROWS.get(name, 2)) for name in ("output", *get_args(Output))),
-        _tensor("top_weights.indices", "INT64", 2),
-        _tensor("top_weights.values", "FP32", 2),
+        _metadata("output", "FP32", 2),
+        # The simplest layout has no batch, and its single head no axis.
+        *(_metadata(name, "FP32", len(row.axes) - 2 + row.keeps_heads) for name, row in OUTPUTS.items()),
+        _metadata("top_weights.indices", "INT64", 2),
+        _metadata("top_weights.values", "FP32", 2),
     ],
 )
 
 
 def check_model(model_name: str = MODEL, model_version: str = VERSION) -> None:
-    """Errors: NotFound for any other."""
+    """Refuse a request for any other model or version. Errors: NotFound."""
     if model_name != MODEL:
         raise NotFound.at("", f"the model {MODEL}", quote(model_name))
     if model_version != VERSION:

@@ -6,76 +6,45 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final
 
-_EXACT = "attention here is exact and has no dropout; leave it out"
-_MASK = "send booleans as mask (true = takes part), or numbers to be added as bias"
-_INCLUDE = "list attention_weights in include; they are returned by default, include: [] leaves them out"
-_READ = "it is read from the shapes; leave it out"
-_GROUPED = "heads are grouped when num_kv_heads is less than num_heads; leave it out"
-
-# Sources: torch.nn.functional.scaled_dot_product_attention, torch.nn.MultiheadAttention, the ONNX operator Attention,
-# keras.layers.MultiHeadAttention, jax.nn.dot_product_attention, flash_attn_func, Hugging Face configurations.
-FOREIGN: Final[dict[str, str]] = {
-    "attn_mask": _MASK,
-    "attention_mask": _MASK,
-    "key_padding_mask": "use key_mask, inverted: there true = keep",
-    "nonpad_kv_seqlen": "use key_lengths",
-    "kv_seqlen": "use key_lengths",
-    "key_value_seq_lengths": "use key_lengths",
-    "query_seq_lengths": "use query_lengths",
-    "local_window_size": "use window with left and right; leave an unbounded side out",
-    "window_size": "use window with left and right; leave an unbounded side out",
-    "sliding_window": "use window: a sliding window of n is left: n - 1 with is_causal",
-    "logit_cap": "use softcap",
-    "attn_logit_softcapping": "use softcap",
-    "s_aux": "use sinks",
-    "rope_theta": "use rotary with base",
-    "position_ids": "use rotary with query_positions and key_positions",
-    "past_key_values": "use past_key and past_value",
-    "average_attn_weights": "use average_heads",
-    "dropout": _EXACT,
-    "dropout_p": _EXACT,
-    "dropout_rate": _EXACT,
-    "attention_dropout": _EXACT,
-    "enable_gqa": _GROUPED,
-    "need_weights": _INCLUDE,
-    "return_weights": _INCLUDE,
-    "return_attention_scores": _INCLUDE,
-    "return_attn_probs": _INCLUDE,
-    "output_attentions": _INCLUDE,
-    "qk_matmul_output_mode": "in include, 0 is scaled_scores, 1 capped_scores, 2 masked_scores, 3 attention_weights",
-    "causal": "use is_causal",
-    "use_causal_mask": "use is_causal",
-    "embed_dim": _READ,
-    "kdim": _READ,
-    "vdim": _READ,
-    "head_dim": _READ,
-    "key_dim": _READ,
-    "d_model": _READ,
-    "q_num_heads": "use num_heads",
-    "n_heads": "use num_heads",
-    "n_head": "use num_heads",
-    "num_attention_heads": "use num_heads",
-    "kv_num_heads": "use num_kv_heads",
-    "num_key_value_heads": "use num_kv_heads",
-    "softmax_scale": "use scale",
-    "sm_scale": "use scale",
-    "q": "use query",
-    "k": "use key",
-    "v": "use value",
-    "queries": "use query",
-    "keys": "use key",
-    "values": "use value",
-    "x": "use input",
-    "inputs": "use input",
-    "hidden_states": "use input",
-    "encoder_hidden_states": "use context",
-    "w_q": "use projection.query with weight (out, in) or kernel (in, out)",
-    "w_k": "use projection.key with weight (out, in) or kernel (in, out)",
-    "w_v": "use projection.value with weight (out, in) or kernel (in, out)",
-    "w_o": "use projection.output with weight (out, in) or kernel (in, out)",
-    "in_proj_weight": "split it into projection.query, .key and .value, each with a weight (out, in)",
-    "out_proj": "use projection.output with weight (out, in) or kernel (in, out)",
+# What to do, and the names for which. Sources: scaled_dot_product_attention and MultiheadAttention of torch, the ONNX
+# operator Attention, keras.layers.MultiHeadAttention, jax.nn.dot_product_attention, flash_attn_func, Hugging Face
+# configurations.
+ADVICE: Final = {
+    "send booleans as mask (true = takes part), or numbers to be added as bias": "attn_mask attention_mask",
+    "use key_mask, inverted: there true = keep": "key_padding_mask",
+    "use key_lengths": "nonpad_kv_seqlen kv_seqlen key_value_seq_lengths",
+    "use query_lengths": "query_seq_lengths",
+    "use window with left and right; leave an unbounded side out": "local_window_size window_size",
+    "use window: a sliding window of n is left: n - 1 with is_causal": "sliding_window",
+    "use softcap": "logit_cap attn_logit_softcapping",
+    "use sinks": "s_aux",
+    "use rotary with base": "rope_theta",
+    "use rotary with query_positions and key_positions": "position_ids",
+    "use past_key and past_value": "past_key_values",
+    "use average_heads": "average_attn_weights",
+    "attention here is exact and has no dropout; leave it out": "dropout dropout_p dropout_rate attention_dropout",
+    "heads are grouped when num_kv_heads is less than num_heads; leave it out": "enable_gqa",
+    "list attention_weights in include; they are returned by default, include: [] leaves them out": (
+        "need_weights return_weights return_attention_scores return_attn_probs output_attentions"
+    ),
+    "in include, 0 is scaled_scores, 1 capped_scores, 2 masked_scores, 3 attention_weights": "qk_matmul_output_mode",
+    "use is_causal": "causal use_causal_mask",
+    "it is read from the shapes; leave it out": "embed_dim kdim vdim head_dim key_dim d_model",
+    "use num_heads": "q_num_heads n_heads n_head num_attention_heads",
+    "use num_kv_heads": "kv_num_heads num_key_value_heads",
+    "use scale": "softmax_scale sm_scale",
+    "use query": "q queries",
+    "use key": "k keys",
+    "use value": "v values",
+    "use input": "x inputs hidden_states",
+    "use context": "encoder_hidden_states",
+    "use projection.query with weight (out, in) or kernel (in, out)": "w_q",
+    "use projection.key with weight (out, in) or kernel (in, out)": "w_k",
+    "use projection.value with weight (out, in) or kernel (in, out)": "w_v",
+    "use projection.output with weight (out, in) or kernel (in, out)": "w_o out_proj",
+    "split it into projection.query, .key and .value, each with a weight (out, in)": "in_proj_weight",
 }
+FOREIGN: Final = {name: advice for advice, names in ADVICE.items() for name in names.split()}
 
 
 def advice(unknown: str, known: Iterable[str]) -> str:

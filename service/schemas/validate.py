@@ -1,4 +1,4 @@
-"""From pydantic's findings to the faults of this API."""
+"""Fields as pydantic models, and pydantic's errors as errors of this API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_FAULTS = 10
 
 
 def validate(model: type[Model], fields: dict[str, Any]) -> Model:
-    """The fields as a model. Errors: InvalidRequest with one fault for each thing that pydantic found."""
+    """The fields as a model. Errors: InvalidRequest with one fault for each error that pydantic found."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -47,7 +47,7 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
 
 
 def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
-    """The model of the object at a place inside `model`."""
+    """The model of the object at this location inside `model`."""
     for step in loc:
         annotation = model.model_fields[str(step)].annotation
         options = getattr(annotation, "__args__", (annotation,))

@@ -1,4 +1,4 @@
-"""The second look at a body that simdjson refused: what is wrong, and where."""
+"""What is wrong with a body that simdjson refused, and where: Python's own parser reads it once more."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
 from service.codecs.decoded import Body
 from service.codecs.json import limits
-from service.codecs.json.limits import MAX_DEPTH, too_many, too_plain
+from service.codecs.json.limits import MAX_DEPTH, has_too_many_lists, has_too_many_values
 from service.errors import DuplicateKey, Fault, InvalidJSON, Overflow, ServiceError, TooDeep, child, quote
 
 # Faults of one body that are reported together.
@@ -21,87 +20,78 @@ BLANK: Final = re.compile(rb"\s*+\Z")
 
 
 def explain(body: Body, reason: str) -> ServiceError:
-    """The error for a body that simdjson refused with `reason`: what is wrong, and where."""
+    """The error for a body that simdjson refused with `reason`, with a pointer to each fault."""
     if "DEPTH_ERROR" in reason:
         return TooDeep.at("", f"at most {MAX_DEPTH} levels", "more")
     if BLANK.match(body):
         return InvalidJSON.at("", "an object", "an empty body")
-    if too_plain(body) or too_many(body):
-        return _somewhere(reason, f"the place is looked for in bodies of at most {limits.MAX_SEARCHED} values")
-    tokens = _Tokens()
+    if has_too_many_lists(body) or has_too_many_values(body):
+        return _without_pointer(reason, f"the place is looked for in bodies of at most {limits.MAX_SEARCHED} values")
+    hooks = _Hooks()
     try:
-        text = str(body, "utf-8")
         document = json.loads(
-            text,
-            parse_constant=tokens.constant,
-            parse_float=tokens.float,
-            parse_int=tokens.int,
+            str(body, "utf-8"),
+            parse_constant=hooks.constant,
+            parse_float=hooks.float,
+            parse_int=hooks.int,
             object_pairs_hook=_Pairs,
         )
-        strange = list(islice(_find(document, ""), MAX_FAULTS))
+        found = list(islice(_errors(document, ""), MAX_FAULTS))
     except UnicodeDecodeError as error:
         return InvalidJSON.at("", "UTF-8", f"byte 0x{body[error.start]:02x} at offset {error.start}")
     except json.JSONDecodeError as error:
         return InvalidJSON.at("", "JSON", f"{error.msg} at line {error.lineno} column {error.colno}")
     except RecursionError:
         return TooDeep.at("", f"at most {MAX_DEPTH} levels", "more")
-    if not strange:
-        return _somewhere(reason)
-    kind = strange[0][1].kind
-    return kind(*(Fault(place, item.expected, item.got) for place, item in strange if item.kind is kind))
+    if not found:
+        return _without_pointer(reason)
+    kind = type(found[0])
+    return kind(*(fault for error in found if type(error) is kind for fault in error.faults))
 
 
-def _somewhere(reason: str, hint: str = "") -> InvalidJSON:
+def _without_pointer(reason: str, hint: str = "") -> InvalidJSON:
     return InvalidJSON.at("", "JSON as RFC 8259 defines it", quote(reason.partition(":")[0]), hint)
-
-
-@dataclass(frozen=True, slots=True)
-class _Strange:
-    """Stands in the second reading for a value that has no place in a request."""
-
-    kind: type[ServiceError]
-    expected: str
-    got: str
 
 
 class _Pairs(list[tuple[str, Any]]):
     """The keys and values of an object, duplicates kept."""
 
 
-class _Tokens:
-    """Makes nothing of numbers, and marks of the first that are strange: nobody gets to see more of them."""
+class _Hooks:
+    """What Python's parser puts in the place of numbers: None, or an error for the first `MAX_FAULTS` wrong ones."""
 
     def __init__(self) -> None:
         self._left = MAX_FAULTS
 
-    def constant(self, token: str) -> _Strange | None:
-        return self._strange(InvalidJSON, "a finite number", token)
+    def constant(self, token: str) -> ServiceError | None:
+        return self._error(InvalidJSON, "a finite number", token)
 
-    def float(self, token: str) -> _Strange | None:
+    def float(self, token: str) -> ServiceError | None:
         fits = math.isfinite(float(token))
-        return None if fits else self._strange(Overflow, "a number that float64 can hold", token)
+        return None if fits else self._error(Overflow, "a number that float64 can hold", quote(token))
 
-    def int(self, token: str) -> _Strange | None:
+    def int(self, token: str) -> ServiceError | None:
         fits = len(token) < 19 or (len(token) <= 20 and -(2**63) <= int(token) < 2**64)
-        return None if fits else self._strange(Overflow, "an integer of at most 64 bits", token)
+        return None if fits else self._error(Overflow, "an integer of at most 64 bits", quote(token))
 
-    def _strange(self, kind: type[ServiceError], expected: str, token: str) -> _Strange | None:
+    def _error(self, kind: type[ServiceError], expected: str, got: str) -> ServiceError | None:
         self._left -= 1
-        return _Strange(kind, expected, quote(token) if kind is Overflow else token) if self._left >= 0 else None
+        return kind.at("", expected, got) if self._left >= 0 else None
 
 
-def _find(document: Any, place: str) -> Iterator[tuple[str, _Strange]]:
-    """Everything strange in a document, with its pointer."""
-    if isinstance(document, _Strange):
-        yield place, document
-    elif isinstance(document, _Pairs):
+def _errors(value: Any, pointer: str) -> Iterator[ServiceError]:
+    """The errors inside a value, and one for each key that stands twice, all with their pointers."""
+    if isinstance(value, ServiceError):
+        (fault,) = value.faults
+        yield type(value)(Fault(pointer, fault.expected, fault.got))
+    elif isinstance(value, _Pairs):
         seen: set[str] = set()
-        for key, value in document:
+        for key, item in value:
             if key in seen:
-                yield child(place, key), _Strange(DuplicateKey, "each key once", "the same key again")
+                yield DuplicateKey.at(child(pointer, key), "each key once", "the same key again")
             seen.add(key)
-            yield from _find(value, child(place, key))
-    elif isinstance(document, list):
-        for i, value in enumerate(document):
-            if isinstance(value, list | _Strange):
-                yield from _find(value, child(place, i))
+            yield from _errors(item, child(pointer, key))
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            if item is not None:
+                yield from _errors(item, child(pointer, i))

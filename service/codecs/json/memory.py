@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from service.codecs.decoded import Body
-from service.codecs.json.limits import AT_ONCE, MAX_PLAIN, MAX_SEARCHED
+from service.codecs.json.limits import MAX_LISTS, MAX_SEARCHED, SLICE, count
 
-# Bytes of memory. simdjson copies the body, and notes where each value and each punctuation mark stands; on its tape a
+# Bytes of memory: simdjson copies the body, and notes where each value and each punctuation mark stands; on its tape a
 # value takes two words, and a key one.
 COPIES: Final = 2
 MARK: Final = 4
@@ -30,10 +30,11 @@ REFUSED: Final = 3
 # What allocators add.
 ROUNDING: Final = 32
 
-# The dearest bodies per byte: numbers `1,` and once more their text; `"\u0100",`, `[[]],` with what the limits allow.
+# The bodies that take most per byte: numbers `1,` and once more their text; `"\u0100",` and `[[]],` as far as the
+# limits allow them.
 BOUND: Final = 19
 BOUND_OF_STRINGS: Final = 6, 27 * MAX_SEARCHED
-BOUND_OF_LISTS: Final = 31, 112 * MAX_PLAIN
+BOUND_OF_LISTS: Final = 31, 112 * MAX_LISTS
 
 
 def decode_bound(length: int, limit: int | None = None) -> int:
@@ -48,52 +49,29 @@ def decode_bytes(body: Body, limit: int | None = None) -> int:
     Only decoding tells which lists become arrays and which become Python objects, so Python objects are counted as far
     as the limits allow them.
     """
-    found = _survey(body)
-    lists = found.brackets + found.braces
-    values = found.commas + lists + 1
-    marks = values + found.commas + lists + 2 * found.strings
+    commas, lists = count(body, b","), count(body, b"[") + count(body, b"{")
+    strings, text, width = _strings(body)
+    values = commas + lists + 1
+    marks = values + commas + lists + 2 * strings
     memory = COPIES * len(body) + MARK * marks + (VALUE + ELEMENT) * values
-    memory += (KEY + STRING) * found.strings + (TEXT + found.width) * found.text
-    if found.commas < MAX_SEARCHED:
+    memory += (KEY + STRING) * strings + (TEXT + width) * text
+    if commas < MAX_SEARCHED:
         memory += NUMBER * min(values, len(body) // SHORTEST)
-        memory += LIST * min(lists, MAX_PLAIN)
-    memory = max(memory, (REFUSED + found.width) * len(body))
+        memory += LIST * min(lists, MAX_LISTS)
+    memory = max(memory, (REFUSED + width) * len(body))
     return min(memory + memory // ROUNDING, decode_bound(len(body)))
 
 
-class _Survey(NamedTuple):
-    """Upper bounds of what a body holds. text: bytes within quotes; width: bytes per character of a Python string"""
-
-    commas: int
-    brackets: int
-    braces: int
-    strings: int
-    text: int
-    width: int
-
-
-def _survey(body: Body) -> _Survey:
+def _strings(body: Body) -> tuple[int, int, int]:
+    """Upper bounds of the number of strings, the bytes within quotes, and the bytes of a character in Python."""
     octets = np.frombuffer(body, np.uint8)
-    found = np.empty(min(len(octets), AT_ONCE), np.bool_)
-    counts = dict.fromkeys(b',[{\\"', 0)
-    text = 0
-    for start in range(0, len(octets), AT_ONCE):
-        part = octets[start : start + AT_ONCE]
-        quotes = counts[ord('"')]
-        for character in counts:
-            np.equal(part, character, out=found[: len(part)])
-            counts[character] += int(np.count_nonzero(found[: len(part)]))
-        if counts[ord('"')] > quotes:  # which were looked for last
-            places = np.flatnonzero(found[: len(part)])
-            opening, closing = places[quotes % 2 :: 2], places[1 - quotes % 2 :: 2]
-            text += int(closing.sum()) - int(opening.sum()) + start * (len(closing) - len(opening))
-    commas, brackets, braces, escapes, quotes = counts.values()
-    if escapes or quotes % 2:  # which quotes end a string is not known
-        return _Survey(commas, brackets, braces, quotes, len(body), 4)
-    return _Survey(commas, brackets, braces, quotes // 2, text, _width(octets))
-
-
-def _width(octets: np.ndarray) -> int:
-    """Bytes that Python has for each character of a text in UTF-8."""
+    found = text = 0
+    for start in range(0, len(octets), SLICE):
+        quotes = start + np.flatnonzero(octets[start : start + SLICE] == ord('"'))
+        opening, closing = quotes[found % 2 :: 2], quotes[1 - found % 2 :: 2]
+        text += int(closing.sum() - opening.sum())
+        found += len(quotes)
+    if found % 2 or count(body, b"\\"):  # which quotes end a string is not known
+        return found, len(body), 4
     widest = int(octets.max(initial=0))
-    return 1 if widest < 0xC4 else 2 if widest < 0xF0 else 4
+    return found // 2, text, 1 if widest < 0xC4 else 2 if widest < 0xF0 else 4

@@ -1,15 +1,14 @@
-"""Numbers go from the bytes into arrays without becoming Python objects on the way.
+"""JSON bodies as fields. Numbers go from the bytes into arrays without becoming Python objects on the way.
 
-simdjson reads the document and gives every array of numbers as one flat buffer. The buffer forgets nesting, so the
-shape is taken from the document. What simdjson refuses is read a second time, slowly, only to say what is wrong and
-where.
+simdjson reads the document, and copies the numbers of an array, however nested, into one flat buffer. The shape comes
+from the lengths of its lists. A list that hides among numbers, as in [1, [2]], shows in neither, so opening brackets
+are counted: if shapes and lists account for all of the body's, nothing is hidden. Else a string holds a bracket, or a
+list is hidden, and the elements of each array are looked at one by one.
 """
 
 from __future__ import annotations
 
-import math
 import re
-import threading
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final
@@ -17,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import simdjson
 
-from service.codecs import typed_arrays as encoded
+from service.codecs import typed_arrays
 from service.codecs.decoded import Body, Decoded
 from service.codecs.json import limits
 from service.codecs.json.faults import explain
@@ -25,13 +24,12 @@ from service.codecs.json.limits import (
     MAX_DEPTH,
     MAX_KEYS,
     MAX_LENGTH,
+    MAX_LISTS,
     MAX_OBJECTS,
-    MAX_PLAIN,
     count,
-    holds,
+    has_too_many_lists,
+    has_too_many_values,
     list_count,
-    too_many,
-    too_plain,
 )
 from service.errors import (
     DuplicateKey,
@@ -46,337 +44,240 @@ from service.errors import (
     quote,
 )
 
-# The same where others need not wait for the second time.
+# Bytes of a body whose numbers are read within a few milliseconds.
 QUICK: Final = 2**21
-# Of a list of texts.
+# Elements of a list that is read as it is, whatever else the body holds: names of outputs, a few labels.
 FEW: Final = 64
-# Bytes of memory of a parser that is kept for the next body; and what a parser takes, at most for each byte of a body,
-# and for each number beside the body.
-SPARE: Final = 2**23
-PER_BYTE: Final = 13
-PER_VALUE: Final = 24
-# The parser of each thread that nobody uses; not of those who failed, whose errors may still hold the document.
-_spare = threading.local()
-Array: Final = simdjson.Array
 PLAIN: Final = frozenset((str, int, float, bool, type(None)))
-# What makes a NUL character, with which simdjson does not find a key; looking for one byte takes no time.
-ESCAPE: Final = b"\\"
 BYTE_ORDER_MARK: Final = re.compile(rb"\xef\xbb\xbf|\xff\xfe|\xfe\xff")
+# From the text of an array of booleans to a byte of 0 or 1 for each: what is left of `false` and `true` once these
+# characters are gone.
+BITS: Final = bytes.maketrans(b"ft", b"\0\1")
+AROUND_BITS: Final = b"[],alserue"
+
+
+class _TakesLong(Exception):
+    """Raised where a document holds what is not read within a few milliseconds."""
 
 
 def decode(body: Body, limit: int | None = None) -> Decoded:
-    """The object that the body is, with each rectangular array of numbers or booleans as an ndarray.
+    """The fields of the JSON object that a body holds, with each rectangle of numbers or booleans as an ndarray.
 
-    So it is within objects, and within objects in an array, as the Open Inference Protocol has its tensors. Integers
-    give int64, other numbers float64, and typed arrays {dtype, shape, data} what they say. An array that is
-    ragged, empty or mixed stays a list, for whoever knows the field to say what is wrong with it. `limit` is for
-    others: nothing is compressed here.
+    So it is within objects, and within objects in a list, as the Open Inference Protocol has its tensors. Integers
+    give int64, other numbers float64, and typed arrays {dtype, shape, data} what they say. A list that is ragged,
+    empty or mixed stays a list; the schema of its field says what is wrong with it. `limit` is for other codecs:
+    nothing is compressed here.
 
     Errors: InvalidJSON, DuplicateKey, TooDeep, InvalidValue (too many keys), InvalidArray (too long a row), Overflow (a
-    number beyond 64 bits), TooLarge (too much that can become no array).
+    number beyond 64 bits), TooLarge (too many lists that are no rectangles).
     """
-    if len(body) <= limits.SMALL and (decoded := decode_quickly(body)) is not None:
-        return decoded
     if BYTE_ORDER_MARK.match(body):
         raise InvalidJSON.at("", "UTF-8 without a byte-order mark", "a byte-order mark")
-    parser, reason = _take_parser(), ""
+    reason = ""
     try:
-        document = parser.parse(body)
+        document = simdjson.Parser().parse(body)
     except (ValueError, RuntimeError) as error:
         reason = str(error)
-    if reason:
-        del parser  # which takes many times the memory of the body, as the second reading may
+    if reason:  # only now, when the parser is gone: it takes many times the memory of the body
         raise explain(body, reason)
     if not isinstance(document, simdjson.Object):
         kind = "an array" if isinstance(document, simdjson.Array) else describe(document)
         raise InvalidJSON.at("", "an object", kind)
-    decoded = _read(document, body)
-    del document  # of which nothing is left, or the parser could not be used again
-    if len(body) <= SPARE // PER_BYTE:
-        _spare.parser = parser
-    return decoded
+    reader = _Reader(body)
+    fields = reader.object(document, "", 1)
+    if reader.brackets != count(body, b"["):
+        del fields  # before its arrays are made once more
+        reader = _Reader(body, check_elements=True)
+        fields = reader.object(document, "", 1)
+    return Decoded(fields, frozenset(reader.untyped))
 
 
 def decode_quickly(body: Body) -> Decoded | None:
-    """The same within a few milliseconds, where that can be: a body of moderate length, with rectangles of numbers,
-    short lists of texts, and nothing strange. None for any other.
+    """The same fields if that takes at most a few milliseconds; None for any other body, good or bad.
 
-    The parser holds the interpreter, so that in a thread it would keep others waiting just as long.
+    Such a body has a moderate length, rectangles of numbers, short lists of names, and no objects. simdjson holds the
+    interpreter, so that in a thread it would keep the event loop waiting just as long.
     """
-    if len(body) > QUICK or holds(body, ESCAPE) or BYTE_ORDER_MARK.match(body):
+    if len(body) > QUICK or BYTE_ORDER_MARK.match(body):
         return None
-    parser = _take_parser()
     try:
-        document = parser.parse(body)
-    except (ValueError, RuntimeError):
-        return None
-    simple = None
-    if isinstance(document, simdjson.Object) and len(document) <= MAX_KEYS:
-        simple = _read_simple(document, body)
-    del document
-    values = SPARE if simple is None else sum(x.size for x in simple.fields.values() if isinstance(x, np.ndarray))
-    if len(body) <= SPARE // PER_BYTE or len(body) + PER_VALUE * values <= SPARE:
-        _spare.parser = parser
-    return simple
-
-
-def _take_parser() -> simdjson.Parser:
-    """This thread's spare one, or a new one; whoever is done with its document may put it back."""
-    parser, _spare.parser = getattr(_spare, "parser", None), None
-    return parser or simdjson.Parser()
-
-
-def _read_simple(document: Any, body: Body) -> Decoded | None:
-    """The same for a document of plain values, short lists of texts and rectangles of numbers; None for others.
-
-    It is held to the number of opening brackets, as in `_read`.
-    """
-    fields: dict[str, Any] = {}
-    listed = []
-    brackets = 0
-    for key in document.keys():  # noqa: SIM118  (it is no dict)
-        value = document[key]
-        kind = type(value)
-        if kind is Array:
-            found = _simple(value)
-            if found is None:
-                return None
-            fields[key] = found
-            listed.append(key)
-            brackets += 1 if isinstance(found, list) else list_count(found.shape)
-        elif kind in PLAIN:
-            fields[key] = value
-        else:
+        document = simdjson.Parser().parse(body)
+        if not isinstance(document, simdjson.Object):
             return None
-    if brackets != count(body, b"[") or len(fields) != len(document):  # a key twice
-        return None
-    return Decoded(fields, frozenset(listed))
-
-
-def _simple(found: Any) -> np.ndarray | list[Any] | None:
-    """A rectangle of numbers or a short list of texts, unless the brackets around it tell otherwise; else None."""
-    shape: tuple[int, ...] = (len(found),)
-    try:
-        first = found[0]
-        if type(first) is str:
-            texts: list[Any] | None = found.as_list() if len(found) <= FEW else None
-            return texts
-        if type(first) is Array:
-            columns = len(first)
-            shape += (columns,)
-            first = first[0]
-            if type(first) is Array:
-                return _deeper(found)
-            for row in found:
-                if len(row) != columns:
-                    return None
-        if type(first) is float:
-            return np.frombuffer(found.as_buffer(of_type="d")).reshape(shape)
-        return _flat(found, first).reshape(shape) if type(first) is int else None
-    except (IndexError, TypeError, ValueError):  # empty; numbers beside arrays; something else among them
-        return None
-
-
-def _deeper(found: Any) -> np.ndarray | None:
-    """The same for numbers on three axes or more."""
-    try:
-        sizes, first = _probe(found, "", "")
-    except ServiceError:
-        return None
-    if isinstance(first, bool) or not isinstance(first, int | float) or not _rectangular(found, sizes):
-        return None
-    return _numbers(found, sizes, first)
-
-
-def _read(document: simdjson.Object, body: Body) -> Decoded:
-    """The fields of any document.
-
-    An array hidden among numbers, as in `[1, [2]]`, leaves no trace in the flat buffer. It does in the number of
-    opening brackets: the shapes and strings found must account for all of them. If they do not, or could not be told,
-    those of each array by itself are counted.
-    """
-    disguised = holds(body, ESCAPE)  # a bracket may be written as \u005b, and stand for one that is hidden
-    reader = _Reader(body, careful=disguised)
-    fields = reader.object(document, "", 1)
-    if not disguised and reader.brackets != count(body, b"["):
-        del fields  # before all of it is made once more
-        reader = _Reader(body, careful=True)
+        reader = _Reader(body, quick=True)
         fields = reader.object(document, "", 1)
-    return Decoded(fields, frozenset(reader.listed))
+    except (ValueError, RuntimeError, ServiceError, _TakesLong):
+        return None
+    return Decoded(fields, frozenset(reader.untyped)) if reader.brackets == count(body, b"[") else None
 
 
 class _Reader:
-    """Turns simdjson's view of one document into values.
+    """Turns a document of simdjson into fields.
 
-    body: of a large one, lists that are no arrays are refused
-    careful: whether to look for arrays among the numbers of others, where the flat buffer does not show them
-    brackets: how many opening ones the values that were read account for
-    listed: top-level fields whose arrays came as lists
+    check_elements: look for lists among the elements of each array
+    quick: raise _TakesLong for all that is not read within a few milliseconds
+    brackets: how many opening brackets the arrays and lists account for
+    untyped: the top-level fields whose arrays came as lists
     """
 
-    def __init__(self, body: Body, *, careful: bool = False) -> None:
+    def __init__(self, body: Body, *, check_elements: bool = False, quick: bool = False) -> None:
         self._body = body
-        self._careful = careful
-        self.brackets = 0
-        self.listed: list[str] = []
+        self._check_elements = check_elements
+        self._quick = quick
         self._objects = 0
+        self.brackets = 0
+        self.untyped: list[str] = []
 
     def object(self, found: simdjson.Object, pointer: str, depth: int) -> dict[str, Any]:
+        """The keys and values of an object. Errors: those of `decode`, _TakesLong."""
         self._objects += 1
         if self._objects > MAX_OBJECTS:
             raise TooLarge.at(pointer, f"at most {MAX_OBJECTS} objects", "more")
         if len(found) > MAX_KEYS:
             raise InvalidValue.at(pointer, f"at most {MAX_KEYS} keys", str(len(found)))
-        keys = list(found.keys())
         if depth > MAX_DEPTH:
             raise TooDeep.at(pointer, f"at most {MAX_DEPTH} levels", "more")
         fields: dict[str, Any] = {}
-        for key in keys:
+        for key in found.keys():  # noqa: SIM118  (it is no dict)
             if key in fields:
                 raise DuplicateKey.at(child(pointer, key), "each key once", "the same key again")
             try:
-                value = found[key]
+                value: Any = found[key]
             except KeyError:  # simdjson does not find a key that holds a NUL character
                 raise InvalidJSON.at(child(pointer, key), "keys without NUL characters", quote(key)) from None
-            if "[" in key:
-                self.brackets += key.count("[")
-            if depth == 1 and type(value) is simdjson.Array:
-                self.listed.append(key)
-            fields[key] = self._value(value, pointer, key, depth)
+            if type(value) is simdjson.Array:
+                fields[key] = self._array(value, child(pointer, key), depth)
+                if depth == 1:
+                    self.untyped.append(key)
+            elif type(value) is simdjson.Object:
+                fields[key] = self._typed_or_object(value, child(pointer, key), depth + 1)
+            else:
+                fields[key] = value
         return fields
 
-    def _value(self, value: Any, pointer: str, key: str, depth: int) -> Any:
-        kind = type(value)
-        if kind is simdjson.Array:
-            return self._array(value, pointer, key, depth)
-        if kind is str:
-            self.brackets += value.count("[")
-        elif kind is simdjson.Object:
-            place = child(pointer, key)
-            fields = self.object(value, place, depth + 1)
-            return encoded.decode(fields, place) if encoded.is_one(fields) else fields
-        return value
+    def _typed_or_object(self, found: simdjson.Object, pointer: str, depth: int) -> np.ndarray | dict[str, Any]:
+        """An object inside the document; an array if it is a typed one."""
+        if self._quick:
+            raise _TakesLong
+        fields = self.object(found, pointer, depth)
+        return typed_arrays.decode(fields, pointer) if typed_arrays.is_typed_array(fields) else fields
 
-    def _array(self, found: simdjson.Array, pointer: str, key: str, depth: int) -> np.ndarray | list[Any]:
-        sizes, first = _probe(found, pointer, key)
-        if type(first) is simdjson.Object and len(sizes) == 1 and sizes[0] <= MAX_KEYS:
+    def _array(self, found: simdjson.Array, pointer: str, depth: int) -> np.ndarray | list[Any]:
+        """An array of JSON: an ndarray if it is a rectangle of numbers or booleans, else a list."""
+        shape, first = _shape(found, pointer)
+        if type(first) is simdjson.Object and len(shape) == 1 and shape[0] <= MAX_KEYS:
             items = [item for item in found if isinstance(item, simdjson.Object)]
-            if len(items) == sizes[0]:
+            if len(items) == shape[0] and not self._quick:
                 self.brackets += 1
-                place = child(pointer, key)
-                return [self.object(item, child(place, i), depth + 1) for i, item in enumerate(items)]
-        array = None
-        rectangular = isinstance(first, bool | int | float) and _rectangular(found, sizes)
-        if rectangular and (not self._careful or count(_text(found), b"[") == list_count(sizes)):
-            array = _booleans(found, sizes) if isinstance(first, bool) else _numbers(found, sizes, first)
+                return [self.object(item, child(pointer, i), depth + 1) for i, item in enumerate(items)]
+        array = self._rectangle(found, shape, first) if isinstance(first, bool | int | float) else None
         if array is None:
-            plain = self._plain(found, pointer, key)
-            self.brackets += _count_brackets(plain, child(pointer, key))
-            return plain
-        self.brackets += list_count(sizes)
+            return self._list(found, pointer)
+        self.brackets += list_count(shape)
         return array
 
-    @cached_property
-    def _too_many(self) -> bool:
-        """Once for a body, as it is looked at from end to end, and may hold very many lists."""
-        return too_many(self._body)
+    def _rectangle(self, found: simdjson.Array, shape: tuple[int, ...], first: float) -> np.ndarray | None:
+        """The array with this shape; None if a row has another length, or holds anything but numbers or booleans."""
+        if isinstance(first, bool) and self._quick:
+            raise _TakesLong
+        if not _fits(found, shape, self._check_elements):
+            return None
+        return _booleans(found, shape) if isinstance(first, bool) else _numbers(found, shape, first)
 
-    @cached_property
-    def _too_plain(self) -> bool:
-        return too_plain(self._body)
-
-    def _plain(self, found: simdjson.Array, pointer: str, key: str) -> list[Any]:
-        if len(found) <= FEW and all(type(item) in PLAIN for item in found):
-            few: list[Any] = found.as_list()  # as in include, beside any number of others
-            return few
-        if self._too_many:
+    def _list(self, found: simdjson.Array, pointer: str) -> list[Any]:
+        """An array of JSON as a Python list. Errors: InvalidArray, TooLarge, TooDeep, _TakesLong."""
+        items: list[Any]
+        if len(found) <= FEW and PLAIN.issuperset(map(type, found)):
+            self.brackets += 1
+            items = found.as_list()
+            return items
+        if self._quick:
+            raise _TakesLong
+        too_many_values, too_many_lists = self._exceeded
+        if too_many_values:
             hint = f"the place is looked for in bodies of at most {limits.MAX_SEARCHED} values"
-            raise InvalidArray.at(child(pointer, key), "a rectangle of numbers or booleans", "another array", hint)
-        if self._too_plain:
-            expected = f"at most {MAX_PLAIN} arrays and objects around anything but a rectangle of numbers or booleans"
-            raise TooLarge.at(child(pointer, key), expected, "more", "typed arrays have no such limit")
-        plain: list[Any] = found.as_list()
-        return plain
+            raise InvalidArray.at(pointer, "a rectangle of numbers or booleans", "another array", hint)
+        if too_many_lists:
+            expected = f"at most {MAX_LISTS} arrays and objects around anything but a rectangle of numbers or booleans"
+            raise TooLarge.at(pointer, expected, "more", "typed arrays have no such limit")
+        items = found.as_list()
+        self.brackets += _count_lists(items, pointer)
+        return items
+
+    @cached_property
+    def _exceeded(self) -> tuple[bool, bool]:
+        """Which limits the body exceeds: counted once, as it may be long, and hold very many lists."""
+        return has_too_many_values(self._body), has_too_many_lists(self._body)
 
 
-def _probe(found: simdjson.Array, pointer: str, key: str) -> tuple[tuple[int, ...], Any]:
-    """The lengths met on the way down the first elements, and the first value that is no array."""
-    sizes: tuple[int, ...] = ()
+def _shape(found: simdjson.Array, pointer: str) -> tuple[tuple[int, ...], Any]:
+    """The lengths of an array, of its first element, and so on; and the first value that is no array.
+
+    Errors: InvalidArray, TooDeep.
+    """
+    shape: tuple[int, ...] = ()
     value: Any = found
     while type(value) is simdjson.Array:
         length = len(value)
         if length > MAX_LENGTH:
-            raise _too_long(child(pointer, key))
-        sizes += (length,)
-        if len(sizes) > MAX_DEPTH:
-            raise TooDeep.at(child(pointer, key), f"at most {MAX_DEPTH} levels", "more")
+            raise _too_long(pointer)
+        shape += (length,)
+        if len(shape) > MAX_DEPTH:
+            raise TooDeep.at(pointer, f"at most {MAX_DEPTH} levels", "more")
         value = value[0] if length else None
-    return sizes, value
+    return shape, value
 
 
 def _too_long(pointer: str) -> InvalidArray:
     return InvalidArray.at(pointer, f"at most {MAX_LENGTH} elements in one row of JSON", "more")
 
 
-def _rectangular(found: Any, sizes: tuple[int, ...]) -> bool:
-    """Whether every array above the innermost ones holds as many elements as the first of its level.
+def _fits(found: Any, shape: tuple[int, ...], check_elements: bool) -> bool:
+    """True if all rows of an array have the lengths that the shape says.
 
-    These may still be strings or objects, of which no buffer can be made.
+    The innermost rows may still hold strings or objects, which no buffer takes, and lists unless `check_elements`.
     """
-    if len(sizes) == 1:
-        return True
+    if len(shape) == 1:
+        return not check_elements or simdjson.Array not in set(map(type, found))
     try:
-        if set(map(len, found)) != {sizes[1]}:
+        if set(map(len, found)) != {shape[1]}:
             return False
     except TypeError:  # a number has no length
         return False
-    return len(sizes) == 2 or all(_rectangular(row, sizes[1:]) for row in found)
+    if len(shape) == 2 and not check_elements:
+        return True
+    return all(_fits(row, shape[1:], check_elements) for row in found)
 
 
-def _numbers(found: simdjson.Array, sizes: tuple[int, ...], first: float) -> np.ndarray | None:
-    """The array's own copy of its numbers; None where something else is among them."""
-    try:
-        flat = _flat(found, first)
-    except (TypeError, ValueError):
-        return None
-    return flat.reshape(sizes) if flat.size == math.prod(sizes) else None
-
-
-def _flat(found: simdjson.Array, first: float) -> np.ndarray:
-    """All numbers in a row: int64, or float64 where one is no integer of this size. Errors: TypeError, ValueError."""
+def _numbers(found: simdjson.Array, shape: tuple[int, ...], first: float) -> np.ndarray | None:
+    """A copy of the numbers of an array: int64, or float64 if one is no such integer; None if there is no buffer."""
     if isinstance(first, int):
-        with suppress(TypeError, ValueError):
-            return np.frombuffer(found.as_buffer(of_type="i"), np.int64)
-    return np.frombuffer(found.as_buffer(of_type="d"), np.float64)
-
-
-def _text(found: simdjson.Array) -> bytes:
-    text: bytes = found.mini  # type: ignore[assignment]  # its stub says str
-    return text
-
-
-def _booleans(found: simdjson.Array, sizes: tuple[int, ...]) -> np.ndarray | None:
-    """The array's booleans; None where something else is among them.
-
-    Read from its text: there is no buffer of them, and of a list with a long string NumPy would make very many.
-    """
-    text = _text(found)
-    if text.translate(None, b"[],truefals"):
+        with suppress(TypeError, ValueError):  # a number that is no such integer
+            return np.frombuffer(found.as_buffer(of_type="i"), np.int64).reshape(shape)
+    try:
+        return np.frombuffer(found.as_buffer(of_type="d")).reshape(shape)
+    except (TypeError, ValueError):  # another value, or a hidden list
         return None
-    letters = np.frombuffer(text, np.uint8)
-    flat = letters[(letters == ord("t")) | (letters == ord("f"))] == ord("t")  # there is one in each
-    return flat.reshape(sizes) if flat.size == math.prod(sizes) else None
 
 
-def _count_brackets(plain: list[Any], pointer: str) -> int:
-    """Opening brackets of a list, those in its strings included. Errors: TooDeep."""
+def _booleans(found: simdjson.Array, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The booleans of an array, read from its text as simdjson has no buffer of them; None if it holds other values."""
+    text: bytes = found.mini  # type: ignore[assignment]  # its stub says str
+    flat = np.frombuffer(text.translate(BITS, AROUND_BITS), np.uint8)
+    if flat.max() > 1 or text.count(b"[") != list_count(shape):
+        return None
+    return flat.view(np.bool_).reshape(shape)
+
+
+def _count_lists(items: list[Any], pointer: str) -> int:
+    """The number of lists in a list, with itself. Errors: InvalidArray, TooDeep."""
     count = 0
-    level = [plain]
+    level = [items]
     for _ in range(MAX_DEPTH):
-        if any(len(items) > MAX_LENGTH for items in level):
+        if any(len(row) > MAX_LENGTH for row in level):
             raise _too_long(pointer)
-        count += len(level) + sum(item.count("[") for items in level for item in items if isinstance(item, str))
-        level = [item for items in level for item in items if isinstance(item, list)]
+        count += len(level)
+        level = [item for row in level for item in row if isinstance(item, list)]
         if not level:
             return count
     raise TooDeep.at(pointer, f"at most {MAX_DEPTH} levels", "more")

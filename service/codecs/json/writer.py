@@ -1,31 +1,33 @@
-"""JSON from arrays, straight from their memory: as nested lists, null for what is not finite, or in base64."""
+"""Answers as JSON, straight from the memory of their arrays: nested lists with null for what is not finite, or base64.
+
+orjson writes small values whole. Larger ones are cut into pieces that it writes one after the other, so that it neither
+blocks the event loop nor needs memory for the whole text: it aborts the process where it gets none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 import orjson
-from numpy import ndarray
 from orjson import OPT_SERIALIZE_NUMPY as NUMPY
 
-from service.codecs import typed_arrays as encoded
+from service.codecs import typed_arrays
 from service.codecs.chunks import Chunk, Encoded, contiguous, in_one, streamed
 from service.codecs.decoded import Decoded
 from service.codecs.json.limits import list_count
 
 MEDIA_TYPE: Final = "application/json"
 # Numbers and characters that orjson gets at once: less than a millisecond of work, and less than a chunk of text, as
-# a number takes at most 24 bytes and its brackets and comma 7. orjson aborts the process where it gets no memory.
+# a number takes at most 24 bytes and its brackets and comma 7.
 AT_ONCE: Final = 2**13
-# What is small without counting more than numbers.
-SMALL: Final = 2**10
-# What a list of an array counts beside its numbers, an element of another list or of an object, and how many of these
+# What a list of an array, and an element of another list or of an object, adds to the cost; and how many such elements
 # orjson gets at once.
 LIST: Final = 2
-EACH: Final = 8
-GROUP: Final = AT_ONCE // EACH // 2
+ELEMENT: Final = 8
+GROUP: Final = AT_ONCE // ELEMENT // 2
+SCALARS: Final = frozenset((int, float, bool, type(None)))
 # The bytes of the longest number with a comma, by the bytes of its type: -2.2250738585072014e-308, -1234567900000000.0
 LONGEST: Final = {8: 25, 4: 20, 2: 20, 1: 6}
 
@@ -36,70 +38,51 @@ def encode(answer: Mapping[str, Any], request: Decoded) -> Encoded:
     Arrays are nested lists, or typed arrays (dtype, shape, data) if the `encoding` of the request is base64.
     """
     base64 = request.fields.get("encoding") == "base64"
-    if not is_small(answer):
+    if cost(answer) > AT_ONCE:
         return streamed(MEDIA_TYPE, chunks(answer, base64=base64))
-    return in_one(MEDIA_TYPE, [orjson.dumps(_typed(answer) if base64 else answer, _contiguous, NUMPY)])
+    return in_one(MEDIA_TYPE, [_dumps(_typed(answer) if base64 else answer)])
 
 
-def is_small(answer: Mapping[str, Any]) -> bool:
-    """True if one call of orjson may encode the whole answer."""
-    size = 0
-    for name, value in answer.items():
-        if type(value) is ndarray:
-            size += value.size
-        elif name != "metadata":  # always small
-            size += weight(value)
-    return size <= SMALL or weight(answer) <= AT_ONCE
-
-
-def dumps(value: Any) -> bytes:
-    """A small value as JSON."""
-    return orjson.dumps(value, _contiguous, NUMPY)
-
-
-def weight(value: Any) -> int:
+def cost(value: Any) -> int:
     """The number of numbers and characters in a value, roughly; counting stops above `AT_ONCE`."""
-    if isinstance(value, str):
-        return len(value)
     if isinstance(value, np.ndarray):
         return value.size + LIST * list_count(value.shape)
-    if not isinstance(value, Mapping | list | tuple):
+    if isinstance(value, str):
+        return len(value)
+    if not isinstance(value, dict | list | tuple):
         return 1
-    total = EACH * len(value)
-    if total > AT_ONCE:
-        return total
-    items = value.values() if isinstance(value, Mapping) else value
-    if set(map(type, items)) == {str}:
-        return total + sum(map(len, items))
-    for item in items:
-        total += weight(item)
+    total = ELEMENT * len(value)
+    for item in value.values() if isinstance(value, dict) else value:
         if total > AT_ONCE:
             break
+        if type(item) is str:
+            total += len(item)
+        elif type(item) not in SCALARS:
+            total += cost(item)
     return total
 
 
 def chunks(value: Any, *, base64: bool = False) -> Iterator[Chunk]:
-    """A value of any size as JSON."""
+    """A value of any size as JSON, in chunks of at most `MAX_CHUNK` bytes."""
     if base64 and isinstance(value, np.ndarray):
-        yield from encoded.chunks(value)
-    elif base64 and isinstance(value, Mapping):
-        yield from members(value, base64=True)
+        yield from typed_arrays.chunks(value)
+    elif cost(value) <= AT_ONCE and not (base64 and isinstance(value, dict)):
+        yield _dumps(value)
+    elif isinstance(value, dict):
+        yield from unclosed(value, base64=base64)
         yield b"}"
-    elif weight(value) <= AT_ONCE:
-        yield dumps(value)
     elif isinstance(value, np.ndarray):
-        yield from nested(value)
-    elif isinstance(value, Mapping):
-        yield from members(value)
-        yield b"}"
+        yield from _array(value)
     elif isinstance(value, str):
-        yield from _long(value)
+        yield b'"'
+        yield from (_inside(value[start : start + AT_ONCE]) for start in range(0, len(value), AT_ONCE))
+        yield b'"'
     else:
-        yield from _many(value)
+        yield from _joined(_elements(value))
 
 
-def members(value: Mapping[str, Any], *, base64: bool = False) -> Iterator[Chunk]:
-    """An object as JSON, without its closing bracket."""
+def unclosed(value: Mapping[str, Any], *, base64: bool = False) -> Iterator[Chunk]:
+    """An object as JSON without its closing brace, so that more keys can follow."""
     before = b"{"
     for name, item in value.items():
         yield before + orjson.dumps(name) + b":"
@@ -109,35 +92,9 @@ def members(value: Mapping[str, Any], *, base64: bool = False) -> Iterator[Chunk
         yield before
 
 
-def nested(array: np.ndarray) -> Iterator[Chunk]:
-    """An array as nested lists, a few rows at a time."""
-    if weight(array) <= AT_ONCE:
-        yield dumps(array)
-        return
-    row = weight(array[0])
-    before = b"["
-    if row > AT_ONCE:
-        for item in array:
-            yield before
-            yield from nested(item)
-            before = b","
-    else:
-        step = AT_ONCE // row
-        for start in range(0, len(array), step):
-            yield before
-            yield memoryview(dumps(array[start : start + step]))[1:-1]  # without its own brackets
-            before = b","
-    yield b"]"
-
-
 def flat(array: np.ndarray) -> Iterator[Chunk]:
-    """An array as one list of its elements."""
-    before = b"["
-    for part in contiguous(array, AT_ONCE):
-        yield before
-        yield memoryview(dumps(part))[1:-1]
-        before = b","
-    yield b"]" if array.size else b"[]"
+    """An array of any shape as one list of its elements, in row-major order."""
+    return _joined([_inside(part)] for part in contiguous(array, AT_ONCE))
 
 
 def longest(array: np.ndarray) -> int:
@@ -145,42 +102,52 @@ def longest(array: np.ndarray) -> int:
     return LONGEST[array.itemsize] * array.size + 2
 
 
-def _long(text: str) -> Iterator[Chunk]:
-    """A string that is too long for one call of orjson."""
-    before = b'"'
-    for start in range(0, len(text), AT_ONCE):
-        yield before
-        yield memoryview(orjson.dumps(text[start : start + AT_ONCE]))[1:-1]
-        before = b""
-    yield b'"'
+def _array(array: np.ndarray) -> Iterator[Chunk]:
+    """A large array as nested lists, a few rows at a time."""
+    step = AT_ONCE // cost(array[0])
+    if step:
+        return _joined([_inside(array[start : start + step])] for start in range(0, len(array), step))
+    return _joined(map(chunks, array))
 
 
-def _many(items: list[Any] | tuple[Any, ...]) -> Iterator[Chunk]:
-    """A long list, or a list that holds long strings."""
-    before = b"["
+def _elements(items: list[Any] | tuple[Any, ...]) -> Iterator[Iterable[Chunk]]:
+    """The elements of a list: many at a time, or one by one if they are large."""
     for start in range(0, len(items), GROUP):
         group = items[start : start + GROUP]
-        if weight(group) <= AT_ONCE:
-            yield before
-            yield memoryview(dumps(group))[1:-1]
-            before = b","
-            continue
-        for item in group:
-            yield before
-            yield from chunks(item)
-            before = b","
-    yield b"]"
+        if cost(group) <= AT_ONCE:
+            yield [_inside(group)]
+        else:
+            yield from map(chunks, group)
 
 
-def _typed(value: Any) -> Any:
-    """A value of the answer, arrays in it and in its objects as typed ones."""
-    if isinstance(value, Mapping):
-        return {name: _typed(item) for name, item in value.items()}
-    return encoded.encode(value) if isinstance(value, np.ndarray) else value
+def _joined(pieces: Iterable[Iterable[Chunk]]) -> Iterator[Chunk]:
+    """A list as JSON from the text of its elements: several in each piece, or one in each."""
+    before = b"["
+    for piece in pieces:
+        yield before
+        yield from piece
+        before = b","
+    yield b"]" if before == b"," else b"[]"
 
 
-def _contiguous(value: Any) -> Any:
-    """What orjson can write of what it cannot: it knows neither strides nor bfloat16."""
+def _inside(value: Any) -> memoryview:
+    """A string or list as JSON, without the quotes or brackets around it."""
+    return memoryview(_dumps(value))[1:-1]
+
+
+def _dumps(value: Any) -> bytes:
+    return orjson.dumps(value, _native, NUMPY)
+
+
+def _native(value: Any) -> Any:
+    """An array that orjson can write for one that it cannot: it knows neither strides nor bfloat16."""
     if not isinstance(value, np.ndarray):
         raise TypeError(type(value).__name__)
     return np.ascontiguousarray(value if value.dtype.kind != "V" else value.astype(np.float32))  # V: bfloat16
+
+
+def _typed(value: Any) -> Any:
+    """A small answer with typed arrays in the place of its arrays."""
+    if isinstance(value, dict):
+        return {name: _typed(item) for name, item in value.items()}
+    return typed_arrays.encode(value) if isinstance(value, np.ndarray) else value

@@ -1,7 +1,7 @@
 """The Open Inference Protocol (v2) over gRPC: one message of protobuf, its tensors as raw bytes or in typed fields.
 
-Fields, options and outputs are those of the protocol over HTTP. A message is taken apart before protobuf sees it: raw
-tensors stay where they lie, and the rest is small, or is looked at before it becomes objects many times its size.
+Fields, options and outputs are those of the protocol over HTTP. A message is split before protobuf parses it: raw
+tensors become views of it, not copies, and the length of all other fields bounds the memory that parsing takes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 from service.codecs import Codec
 from service.codecs.chunks import ENCODE_BYTES, Chunk, Encoded
 from service.codecs.decoded import Body, Decoded, RequestedOutputs
-from service.codecs.named_tensors import MAX_MEMBERS
-from service.codecs.oip.http import STRING, STRINGS, assembled, once, outputs_of, scalars
+from service.codecs.named_tensors import MAX_TENSORS
+from service.codecs.oip.http import STRING, STRINGS, assembled, outputs_of, scalars
 from service.codecs.oip.messages import MESSAGES
 from service.codecs.oip.tensors import (
     BYTES,
@@ -24,16 +24,12 @@ from service.codecs.oip.tensors import (
     DTYPES,
     MAX_STRINGS,
     Head,
-    Strings,
-    check_count,
-    check_own,
-    from_bytes,
+    Input,
     head_of,
-    nested,
+    tensors_of,
     text,
-    typed,
 )
-from service.codecs.sizes import MAX_RANK
+from service.codecs.shapes import MAX_RANK
 from service.errors import InvalidTensors, MemoryLimit
 
 MEDIA_TYPE: Final = "application/grpc"
@@ -41,9 +37,9 @@ MEDIA_TYPE: Final = "application/grpc"
 RAW_INPUTS: Final = 7
 RAW_OUTPUTS: Final = 6
 # Inputs and their bytes, outputs, parameters.
-MAX_FIELDS: Final = 3 * MAX_MEMBERS
+MAX_FIELDS: Final = 3 * MAX_TENSORS
 # Messages of protobuf are smaller than 2 GiB, the rest of an answer is smaller than this.
-MAX_TENSORS: Final = 2**31 - 2**20
+MAX_ANSWER: Final = 2**31 - 2**20
 # Where the elements of a datatype stand when they are not raw: a field, and its number in InferTensorContents.
 CONTENTS: Final[dict[str, tuple[str, int]]] = {
     "BOOL": ("bool_contents", 1),
@@ -56,8 +52,6 @@ CONTENTS: Final[dict[str, tuple[str, int]]] = {
 }
 # Where a scalar stands in InferParameter.
 PARAMETERS: Final = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
-# What an output may say of itself.
-OF_OUTPUTS: Final = ("binary_data", "classification", "shared_memory_region")
 # A message is kept, and of it what lies across words is copied; protobuf makes many times its length of the rest.
 COPIES: Final = 2
 EFFORT: Final = 32
@@ -70,12 +64,14 @@ INLINE_HEAD: Final = 2**15
 INLINE_BODY: Final = 2**22
 # Bytes of an answer that are encoded in a worker thread.
 LARGE_ANSWER: Final = 2**20
-# Wire types of protobuf: what stands after a field's key.
-VARINT, EIGHT, DELIMITED, FOUR = 0, 1, 2, 5
+# Wire types of protobuf, the lowest bits of a field's key: what follows. FIXED: so many bytes
+VARINT: Final = 0
+DELIMITED: Final = 2
+FIXED: Final = {1: 8, 5: 4}
 
 
 class Message(NamedTuple):
-    """A ModelInferRequest. head: all of it but the raw tensors; raw: these, views of where they lie."""
+    """A ModelInferRequest. head: all fields but the raw tensors; raw: views of these, not copied"""
 
     head: bytes
     raw: list[memoryview]
@@ -131,44 +127,35 @@ def encode_bytes(answer: int, *, raw: bool) -> int:
 
 
 def split(body: bytes) -> Message:
-    """A message taken apart. Errors: InvalidTensors."""
+    """The fields of a message, raw tensors apart from all others. Errors: InvalidTensors."""
     view = memoryview(body)
-    head, raw = [], []
-    for number, start, value, end in _fields(body):
-        if number == RAW_INPUTS:
-            raw.append(view[value:end])
-        else:
-            head.append(view[start:end])
-    return Message(b"".join(head), raw)
-
-
-def _fields(body: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Number of each field of a message, and where it, its value and what is next begin. A raw tensor is delimited."""
-    at = count = 0
+    head: list[memoryview] = []
+    raw: list[memoryview] = []
+    at = 0
     while at < len(body):
-        count += 1
-        if count > MAX_FIELDS:
-            raise InvalidTensors.at("", f"a message of at most {MAX_FIELDS} fields", "more")
         start = at
         key, at = _varint(body, at)
         kind = key & 7
-        value = at
         if kind == VARINT:
             _, at = _varint(body, at)
         elif kind == DELIMITED:
-            size, value = _varint(body, at)
-            at = value + size
-        elif kind in (EIGHT, FOUR):
-            at += 8 if kind == EIGHT else 4
+            size, at = _varint(body, at)
+            value, at = at, at + size
         else:
-            raise _no_message()
+            at += FIXED.get(kind, len(body))  # a group is no part of any message here
         if at > len(body):
             raise _no_message()
-        yield (key >> 3 if kind == DELIMITED else 0), start, value, at
+        if key == RAW_INPUTS << 3 | DELIMITED:
+            raw.append(view[value:at])
+        else:
+            head.append(view[start:at])
+        if len(head) + len(raw) > MAX_FIELDS:
+            raise InvalidTensors.at("", f"a message of at most {MAX_FIELDS} fields", "more")
+    return Message(b"".join(head), raw)
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """A number, seven bits in each byte, the lowest first, and where it ends."""
+    """The number at an offset, seven bits in each byte, the lowest first, and the offset after it."""
     number = 0
     for shift, byte in enumerate(body[at : at + 10]):
         number |= (byte & 0x7F) << 7 * shift
@@ -182,7 +169,7 @@ def _no_message() -> InvalidTensors:
 
 
 def parse(name: str, data: bytes) -> Any:
-    """A message of this name. Errors: InvalidTensors."""
+    """The message of this name that the bytes hold. Errors: InvalidTensors."""
     try:
         return MESSAGES[name].FromString(data)
     except DecodeError:
@@ -197,58 +184,50 @@ def decode(request: Any, raw: list[memoryview]) -> Decoded:
     inputs = request.inputs
     if raw and len(raw) != len(inputs):
         raise InvalidTensors.at("/raw_input_contents", f"{len(inputs)}, one for each input", str(len(raw)))
-    strings = Strings()
-    tensors = once(_input(tensor, i, raw[i] if raw else None, strings) for i, tensor in enumerate(inputs))
-    outputs = [{"name": output.name, "parameters": _said(output)} for output in request.outputs]
-    parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
-    plain = {"id": request.id or None, "outputs": outputs, "parameters": parameters}
+    tensors = tensors_of(_inputs(inputs, raw))
+    outputs = [{"name": output.name, "parameters": _scalars(output.parameters)} for output in request.outputs]
+    plain = {"id": request.id or None, "outputs": outputs, "parameters": _scalars(request.parameters)}
     return assembled(plain, tensors, binary=bool(raw))
 
 
-def _said(output: Any) -> dict[str, Any]:
-    return {name: _value(output.parameters[name]) for name in OF_OUTPUTS if name in output.parameters}
+def _scalars(parameters: Any) -> dict[str, Any]:
+    """Parameters as the scalars that they hold; None for a parameter that holds nothing."""
+    chosen = {name: parameter.WhichOneof("parameter_choice") for name, parameter in parameters.items()}
+    return {name: choice and getattr(parameters[name], choice) for name, choice in chosen.items()}
 
 
-def _value(parameter: Any) -> Any:
-    """A parameter as what it holds; None for nothing."""
-    choice = parameter.WhichOneof("parameter_choice")
-    return None if choice is None else getattr(parameter, choice)
+def _inputs(tensors: Any, raw: list[memoryview]) -> Iterator[Input]:
+    """The inputs of a request, all with raw data or all with data in typed fields."""
+    for i, tensor in enumerate(tensors):
+        pointer = f"/inputs/{i}"
+        lengths = list(tensor.shape[: MAX_RANK + 1])
+        head = head_of(tensor.name, tensor.datatype, lengths, tensor.parameters, pointer)
+        filled = [field.name for field, _ in tensor.contents.ListFields()]
+        if not raw:
+            yield _typed(tensor.contents, filled, head)
+        elif filled:
+            raise InvalidTensors.at(f"{pointer}/contents", "contents or raw_input_contents", "both")
+        else:
+            yield Input(head, raw[i], f"/raw_input_contents/{i}")
 
 
-def _input(tensor: Any, i: int, raw: memoryview | None, strings: Strings) -> tuple[str, Any]:
-    """Name and value of an input."""
-    pointer = f"/inputs/{i}"
-    head = head_of(tensor.name, tensor.datatype, tensor.shape[: MAX_RANK + 1], pointer)
-    strings.count(head, f"{pointer}/shape")
-    check_own(tensor.parameters, pointer)
-    filled = [field.name for field, _ in tensor.contents.ListFields()]
-    if raw is None:
-        return head.name, _typed(tensor.contents, filled, head, f"{pointer}/contents")
-    if filled:
-        raise InvalidTensors.at(f"{pointer}/contents", "contents or raw_input_contents", "both")
-    return head.name, from_bytes(raw, head, f"/raw_input_contents/{i}")
-
-
-def _typed(contents: Any, filled: list[str], head: Head, pointer: str) -> Any:
-    """A tensor from the field for its type."""
+def _typed(contents: Any, filled: list[str], head: Head) -> Input:
+    """An input from the field for its datatype. filled: the fields with elements"""
+    pointer = f"{head.pointer}/contents"
     if head.datatype not in CONTENTS:
-        raise InvalidTensors.at(
-            pointer, f"raw_input_contents for {head.datatype}, which has no field of its own", "none"
-        )
+        expected = f"raw_input_contents for {head.datatype}, which has no field of its own"
+        raise InvalidTensors.at(pointer, expected, "none")
     field, _ = CONTENTS[head.datatype]
     others = [name for name in filled if name != field]
     if others:
         raise InvalidTensors.at(pointer, f"{field} for {head.datatype}", others[0])
     elements = getattr(contents, field)
     pointer = f"{pointer}/{field}"
-    check_count(len(elements), head, pointer)
     if head.datatype == BYTES:
-        return nested([text(element, pointer) for element in elements], head)
+        return Input(head, [text(element, pointer) for element in elements], pointer)
     dtype = DTYPES[head.datatype]
-    if dtype.kind in "iu":
-        whole = np.fromiter(elements, np.int64, len(elements))
-        return typed(whole, dtype, pointer).reshape(head.sizes)
-    return np.fromiter(elements, dtype, len(elements)).reshape(head.sizes)
+    plain = np.dtype(np.int64) if dtype.kind in "iu" else dtype  # whose overflow is found later
+    return Input(head, np.fromiter(elements, plain, len(elements)), pointer)
 
 
 def encode(answer: Mapping[str, Any], requested: RequestedOutputs, model: str, version: str) -> bytes:
@@ -258,8 +237,8 @@ def encode(answer: Mapping[str, Any], requested: RequestedOutputs, model: str, v
     """
     outputs = {name: np.asarray(array, order="C") for name, array in outputs_of(answer, requested).items()}
     size = sum(array.nbytes for array in outputs.values())
-    if size > MAX_TENSORS:
-        raise MemoryLimit.at("", f"at most {MAX_TENSORS} bytes in an answer, as gRPC has no larger ones", str(size))
+    if size > MAX_ANSWER:
+        raise MemoryLimit.at("", f"at most {MAX_ANSWER} bytes in an answer, as gRPC has no larger ones", str(size))
     raw = any(requested.is_binary(name) or DATATYPES[array.dtype] not in CONTENTS for name, array in outputs.items())
     response = MESSAGES["ModelInferResponse"](model_name=model, model_version=version, id=requested.id or "")
     for name, scalar in scalars(answer["metadata"]).items():

@@ -7,8 +7,7 @@ binary tensor data extension is that of Triton: sizes stand in the JSON, the byt
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
 
@@ -18,10 +17,10 @@ import orjson
 from service.codecs import Codec, json
 from service.codecs.chunks import MAX_CHUNK, WORTH_SENDING, Chunk, Encoded, in_one, memory, streamed
 from service.codecs.decoded import Body, Decoded, RequestedOutputs
-from service.codecs.named_tensors import MAX_MEMBERS, flattened, place, too_many
+from service.codecs.named_tensors import add_dotted, answer_tensors, check_count
 from service.codecs.oip.outputs import ALWAYS, BINARY_OUTPUT, requested_outputs, set_include
-from service.codecs.oip.tensors import BINARY_SIZE, DATATYPES, MAX_STRINGS, Strings, Tail, parameters_of, read
-from service.errors import FieldConflict, InvalidTensors, UnknownField
+from service.codecs.oip.tensors import DATATYPES, MAX_STRINGS, Input, head_of, parameters_of, tensors_of
+from service.errors import InvalidTensors, UnknownField
 
 OCTETS: Final = "application/octet-stream"
 # The header that says how many bytes of a body are JSON.
@@ -29,6 +28,8 @@ HEADER: Final = b"inference-header-content-length"
 # Bytes of JSON that are decoded in well below a millisecond, and of tensors after it, which are not copied.
 INLINE_JSON: Final = 2**18
 INLINE_BODY: Final = 2**22
+# The parameter with the number of bytes after the JSON that a tensor takes.
+BINARY_SIZE: Final = "binary_data_size"
 # Parameters are scalars, so that lists of names come as one string.
 NAME_LISTS: Final = ("include", "query_tokens", "key_tokens")
 # What clients and gateways say to schedulers, batchers and decoders, of which there are none here.
@@ -71,10 +72,8 @@ def decode(body: Body, head: int | None) -> Decoded:
     if head is not None and head > len(body):
         raise InvalidTensors.at("", f"at most {len(body)} bytes of JSON, as long as the body is", str(head))
     request = json.decode(body if head is None else body[:head]).fields
-    tail = Tail(memoryview(body)[len(body) if head is None else head :])
-    tensors = _tensors(request.get("inputs"), tail)
-    tail.end()
-    return assembled(request, tensors)
+    tail = memoryview(body)[len(body) if head is None else head :]
+    return assembled(request, tensors_of(_inputs(request.get("inputs"), tail)))
 
 
 def decode_bound(length: int, head: int | None) -> int:
@@ -94,42 +93,95 @@ def decode_bytes(body: Body, head: int | None) -> int:
     return memory
 
 
+def _inputs(entries: Any, tail: memoryview) -> Iterator[Input]:
+    """The inputs of a request. Those with a binary_data_size take the bytes after the JSON, one after the other."""
+    if not isinstance(entries, list):
+        raise InvalidTensors.of("/inputs", "an array of tensors", entries)
+    check_count(len(entries))
+    taken = 0
+    for i, entry in enumerate(entries):
+        pointer = f"/inputs/{i}"
+        if not isinstance(entry, dict):
+            raise InvalidTensors.of(pointer, "an object with name, shape, datatype and data", entry)
+        parameters = parameters_of(entry, pointer)
+        head = head_of(entry.get("name"), entry.get("datatype"), entry.get("shape"), parameters, pointer)
+        data = entry.get("data")
+        if BINARY_SIZE not in parameters:
+            if data is None:
+                expected = f"data, or {BINARY_SIZE} among the parameters"
+                raise InvalidTensors.at(f"{pointer}/data", expected, "neither")
+            yield Input(head, data, f"{pointer}/data")
+            continue
+        if "data" in entry:
+            raise InvalidTensors.at(pointer, f"data or {BINARY_SIZE}", "both")
+        pointer = f"{pointer}/parameters/{BINARY_SIZE}"
+        size = _checked_size(parameters[BINARY_SIZE], len(tail), taken, pointer)
+        yield Input(head, tail[taken : taken + size], pointer)
+        taken += size
+    if taken != len(tail):
+        raise InvalidTensors.at("", f"{taken} bytes after the JSON, as its inputs say", str(len(tail)))
+
+
+def _checked_size(size: Any, available: int, taken: int, pointer: str) -> int:
+    """A binary_data_size. Errors: InvalidTensors for more bytes than are left."""
+    if type(size) is not int or size < 0:
+        raise InvalidTensors.of(pointer, "a number of bytes", size)
+    left = available - taken
+    if size > left:
+        hint = "" if available else "the header Inference-Header-Content-Length says where the JSON ends"
+        raise InvalidTensors.at(pointer, f"at most the {left} bytes that are left after the JSON", str(size), hint)
+    return size
+
+
 def assembled(request: Mapping[str, Any], tensors: Mapping[str, Any], *, binary: bool = False) -> Decoded:
-    """The fields of a request from its tensors and all else.
+    """The fields of a request from its tensors and all its other parts.
 
     binary: whether outputs come as bytes where the request does not say
     Errors: InvalidTensors, InvalidValue, FieldConflict, UnknownField.
     """
     parameters = parameters_of(request, "")
     fields: dict[str, Any] = {}
-    place(fields, tensors)
-    place(fields, _options(parameters))
+    add_dotted(fields, tensors)
+    add_dotted(fields, _options(parameters))
     outputs = requested_outputs(request, parameters, binary)
     if outputs.names:
         set_include(fields, outputs.names)
     return Decoded(fields, frozenset(), outputs)
 
 
+def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that are fields of the request."""
+    if "encoding" in parameters:
+        raise UnknownField.at("/parameters/encoding", f"{BINARY_OUTPUT}, or binary_data of an output", "encoding")
+    found = {name: value for name, value in parameters.items() if value is not None and name not in IGNORED}
+    found.pop(BINARY_OUTPUT, None)
+    for name in NAME_LISTS:
+        if isinstance(found.get(name), str):
+            found[name] = [item.strip() for item in found[name].split(",") if item.strip()]
+    return found
+
+
 def encode(answer: Mapping[str, Any], outputs: RequestedOutputs, model: str, version: str) -> Encoded:
-    """The answer with the outputs that were requested: JSON, and after it the bytes of binary outputs."""
-    tensors = outputs_of(answer, outputs)
+    """The answer with the outputs that were requested: JSON, and after it the bytes of binary outputs.
+
+    The length of the JSON must be known before bytes follow. Long JSON is therefore padded to an upper bound.
+    """
+    chosen = outputs_of(answer, outputs)
     opening: dict[str, Any] = {"model_name": model, "model_version": version}
     if outputs.id is not None:
         opening["id"] = outputs.id
     opening["parameters"] = scalars(answer["metadata"])
-    pieces = partial(_json, opening, tensors, outputs)
-    binary = [tensor for name, tensor in tensors.items() if outputs.is_binary(name)]
-    listed = sum(tensor.size for name, tensor in tensors.items() if not outputs.is_binary(name))
-    text: Iterable[Chunk] = _text(pieces())
-    if listed > json.AT_ONCE or len(outputs.id or "") > json.AT_ONCE:
-        if not binary:
-            return streamed(json.MEDIA_TYPE, text)
-        # The length of the JSON is announced before it is made.
-        head = sum(json.longest(piece) if isinstance(piece, np.ndarray) else len(piece) for piece in pieces())
-        text = _padded(text, head)
-    else:
+    binary = [tensor for name, tensor in chosen.items() if outputs.is_binary(name)]
+    listed = [tensor for name, tensor in chosen.items() if not outputs.is_binary(name)]
+    text: Iterable[Chunk] = _json(opening, chosen, outputs, json.flat)
+    if sum(tensor.size for tensor in listed) <= json.AT_ONCE and len(outputs.id or "") <= json.AT_ONCE:
         text = list(text)
         head = sum(map(len, text))
+    elif binary:
+        head = sum(map(len, _json(opening, chosen, outputs, lambda tensor: ()))) + sum(map(json.longest, listed))
+        text = _padded(text, head)
+    else:
+        return streamed(json.MEDIA_TYPE, text)
     length = head + sum(tensor.nbytes for tensor in binary)
     chunks = chain(text, *map(memory, binary))
     media_type = OCTETS if binary else json.MEDIA_TYPE
@@ -141,7 +193,7 @@ def encode(answer: Mapping[str, Any], outputs: RequestedOutputs, model: str, ver
 
 def outputs_of(answer: Mapping[str, Any], outputs: RequestedOutputs) -> dict[str, np.ndarray]:
     """The tensors of an answer that were requested."""
-    tensors = dict(flattened(answer))
+    tensors = dict(answer_tensors(answer))
     return {name: tensors[name] for name in outputs.names or dict.fromkeys((ALWAYS, *tensors))}
 
 
@@ -153,67 +205,29 @@ def scalars(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def once(found: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Inputs by their names. Errors: FieldConflict for one given twice."""
-    tensors: dict[str, Any] = {}
-    for i, (name, value) in enumerate(found):
-        if name in tensors:
-            raise FieldConflict.at(f"/inputs/{i}/name", "each input once", "the same name again")
-        tensors[name] = value
-    return tensors
-
-
-def _tensors(inputs: Any, tail: Tail) -> dict[str, Any]:
-    """All inputs by their names."""
-    if not isinstance(inputs, list):
-        raise InvalidTensors.of("/inputs", "an array of tensors", inputs)
-    if len(inputs) > MAX_MEMBERS:
-        raise too_many(len(inputs))
-    strings = Strings()
-    return once(read(entry, f"/inputs/{i}", tail, strings) for i, entry in enumerate(inputs))
-
-
-def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that are fields."""
-    if "encoding" in parameters:
-        raise UnknownField.at("/parameters/encoding", f"{BINARY_OUTPUT}, or binary_data of an output", "encoding")
-    found = {name: value for name, value in parameters.items() if value is not None and name not in IGNORED}
-    found.pop(BINARY_OUTPUT, None)
-    for name in NAME_LISTS:
-        if isinstance(found.get(name), str):
-            found[name] = [item.strip() for item in found[name].split(",") if item.strip()]
-    return found
-
-
 def _json(
-    opening: Mapping[str, Any], tensors: Mapping[str, np.ndarray], outputs: RequestedOutputs
-) -> Iterator[Chunk | np.ndarray]:
-    """The JSON in pieces. A tensor among them stands for its data in one list; binary ones are only described."""
-    yield from json.members(opening)
+    opening: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    outputs: RequestedOutputs,
+    data_of: Callable[[np.ndarray], Iterable[Chunk]],
+) -> Iterator[Chunk]:
+    """The JSON of an answer, in chunks. data_of: writes the data of a tensor that does not come as bytes"""
+    yield from json.unclosed(opening)
     before = b',"outputs":['
     for name, tensor in tensors.items():
-        entry: dict[str, Any] = {"name": name, "datatype": DATATYPES[tensor.dtype], "shape": list(tensor.shape)}
+        entry: dict[str, Any] = {"name": name, "datatype": DATATYPES[tensor.dtype], "shape": tensor.shape}
         if outputs.is_binary(name):
             yield before + orjson.dumps(entry | {"parameters": {BINARY_SIZE: tensor.nbytes}})
         else:
             yield before + orjson.dumps(entry)[:-1] + b',"data":'
-            yield tensor
+            yield from data_of(tensor)
             yield b"}"
         before = b","
     yield b"]}"
 
 
-def _text(pieces: Iterable[Chunk | np.ndarray]) -> Iterator[Chunk]:
-    """The JSON in chunks."""
-    for piece in pieces:
-        if isinstance(piece, np.ndarray):
-            yield from json.flat(piece)
-        else:
-            yield piece
-
-
 def _padded(chunks: Iterable[Chunk], length: int) -> Iterator[Chunk]:
-    """Pad JSON text with trailing spaces to a length that was announced before the text was made."""
+    """JSON padded with spaces at its end to this length."""
     for chunk in chunks:
         length -= len(chunk)
         yield chunk

@@ -13,7 +13,7 @@ import pytest
 from service.errors import Busy, MemoryLimit
 from service.pipeline.admission import EXPECTED, AdmissionController, Lease
 from service.pipeline.deadline import Cancelled, Deadline
-from tests.virtual_time import run
+from tests.helpers.virtual_time import run
 
 
 def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -25,10 +25,10 @@ from service.errors import UnknownBackend
 from service.pipeline.engine import Engine, memory_limit
 from service.runtime.machine import memory_left
 from service.settings import Settings
-from tests import wire
-from tests.backends import BACKENDS, HAS_TORCH
 from tests.conftest import app, free_port, serving
-from tests.devices import missing, needs_torch
+from tests.helpers import wire
+from tests.helpers.backends import BACKENDS, HAS_TORCH
+from tests.helpers.devices import missing, needs_torch
 
 
 def nothing() -> None:

@@ -21,8 +21,8 @@ from service.codecs.chunks import ENCODE_BYTES, MAX_CHUNK, WORTH_SENDING, Chunk,
 from service.codecs.oip import http as oip
 from service.codecs.oip.outputs import Wish
 from service.errors import NotAcceptable
-from tests.oip import TYPES
-from tests.wire import JSON, NPZ, SAFETENSORS, read
+from tests.helpers.oip import TYPES
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS, read
 
 METADATA: dict[str, Any] = {"backend": "numpy", "scale": 0.5, "warnings": ()}
 WORST = -2.2250738585072014e-308  # as many digits as a number can have

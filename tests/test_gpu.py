@@ -24,12 +24,12 @@ from service.attention.operands import make_operands
 from service.attention.plan import make_plan
 from service.attention.spec import AttentionSpec, Window
 from service.backends.room import NoRoom
-from tests import wire
-from tests.by_flex import compare, random_request
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
-from tests.devices import missing, needs_gpu
-from tests.test_corners import CORNERS, Corner, finite, include
+from tests.helpers import wire
+from tests.helpers.by_flex import compare, random_request
+from tests.helpers.devices import missing, needs_gpu
+from tests.test_corner_cases import CORNERS, Corner, finite, include
 
 pytestmark = needs_gpu()
 ON_GPU: dict[str, Any] = {"backend": "torch", "device": "cuda"}
@@ -292,7 +292,7 @@ def test_auto_is_the_gpu(service: httpx.Client) -> None:
 
 def test_small_requests_are_computed_together(service: httpx.Client) -> None:
     """By default, where a GPU computes."""
-    from tests.test_batches import Answer, assert_same, connect, request, send
+    from tests.test_batching import Answer, assert_same, connect, request, send
 
     bodies = [request(seed) for seed in range(64)]
     connections = [connect(service) for _ in bodies]

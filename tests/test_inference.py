@@ -21,7 +21,7 @@ from service.schemas.request import AttentionRequest
 from service.version import __version__
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
-from tests.oip import HEADER, INFER, body, read, request_of, tensor
+from tests.helpers.oip import HEADER, INFER, body, read, request_of, tensor
 
 EYE = np.eye(2, dtype=np.float32)
 

@@ -12,8 +12,8 @@ import pytest
 import service
 from service import attend
 from service.errors import InvalidRequest, Overflow, ServiceError
-from tests.backends import BACKENDS, HAS_TORCH
 from tests.cases import CASES, Case, as_array
+from tests.helpers.backends import BACKENDS, HAS_TORCH
 from tests.test_layouts import post
 
 

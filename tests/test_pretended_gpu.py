@@ -17,11 +17,11 @@ from service.attention.operands import make_operands
 from service.attention.plan import make_plan
 from service.schemas.request import AttentionRequest
 from service.schemas.validate import validate
-from tests.backends import HAS_TORCH, compute_like_large_ones
-from tests.by_flex import random_request
 from tests.cases import CASES, Case
-from tests.devices import needs_torch
-from tests.test_corners import CORNERS, Corner, finite, include
+from tests.helpers.backends import HAS_TORCH, compute_like_large_ones
+from tests.helpers.by_flex import random_request
+from tests.helpers.devices import needs_torch
+from tests.test_corner_cases import CORNERS, Corner, finite, include
 
 if HAS_TORCH:
     import torch

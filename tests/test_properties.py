@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service import attend
-from tests.backends import BACKENDS, compute_like_large_ones
+from tests.helpers.backends import BACKENDS, compute_like_large_ones
 
 pytestmark = [pytest.mark.parametrize("backend", BACKENDS)]
 

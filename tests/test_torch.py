@@ -24,9 +24,9 @@ from service.attention.operands import make_operands
 from service.attention.plan import Plan, make_plan
 from service.attention.spec import AttentionSpec, SegmentIds, Window
 from service.backends.room import NoRoom
-from tests.backends import HAS_TORCH
-from tests.by_flex import OPTIONS, compare, random_request
-from tests.devices import missing, needs_torch
+from tests.helpers.backends import HAS_TORCH
+from tests.helpers.by_flex import OPTIONS, compare, random_request
+from tests.helpers.devices import missing, needs_torch
 
 if HAS_TORCH:
     import torch

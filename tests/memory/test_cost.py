@@ -19,7 +19,7 @@ from service.pipeline.preparation import prepare
 from service.schemas.request import AttentionRequest
 from service.settings import Settings
 from tests.cases import CASES, Case
-from tests.wire import JSON, NPZ, SAFETENSORS, write
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS, write
 
 LIMIT = 2**20
 

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests import wire
+from tests.helpers import wire
 
 QUERY, KEY = [[1.0, 0.0], [0.0, 2.0]], [[1.0, 1.0], [0.5, -1.0]]
 

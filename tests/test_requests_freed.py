@@ -18,9 +18,9 @@ from service.codecs.decoded import Decoded
 from service.pipeline.execution import Execution
 from service.pipeline.preparation import PreparedRequest
 from tests.conftest import app, serving
-from tests.messages import request
-from tests.raw import connect
-from tests.rpc import remote
+from tests.helpers.messages import request
+from tests.helpers.raw import connect
+from tests.helpers.rpc import remote
 
 JSON = {"Content-Type": "application/json"}
 LARGE = [[0.5] * 64] * 3000

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends import HAS_TORCH
+from tests.helpers.backends import HAS_TORCH
 
 
 def missing() -> str:

@@ -29,9 +29,9 @@ from service.pipeline.execution import Execution
 from service.pipeline.preparation import PreparedRequest, prepare
 from service.schemas.request import AttentionRequest
 from service.settings import Settings
-from tests.backends import BACKENDS
 from tests.conftest import app, serving
-from tests.test_watching import samples
+from tests.helpers.backends import BACKENDS
+from tests.test_observability import samples
 
 # Requests that NumPy would not answer at once anyway.
 CAUSAL: dict[str, Any] = {"is_causal": True, "encoding": "base64"}

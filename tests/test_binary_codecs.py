@@ -22,8 +22,8 @@ from service.codecs import CODECS
 from service.errors import ServiceError, TooLarge
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
+from tests.helpers.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, read, split, write
 from tests.test_bad_requests import BAD, Bad
-from tests.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, read, split, write
 
 EYE = np.eye(2)
 LIMIT = 10**6

@@ -26,9 +26,9 @@ from service.pipeline.engine import Engine
 from service.rpc import inference
 from service.runtime.process import when_told_to_stop
 from tests.conftest import free_port
-from tests.messages import request
-from tests.oip import INFER
-from tests.rpc import Remote, connected, remote
+from tests.helpers.messages import request
+from tests.helpers.oip import INFER
+from tests.helpers.rpc import Remote, connected, remote
 
 EYE = np.eye(2, dtype=np.float32)
 SMALL = request({"input": EYE}, {"scale": 0})

@@ -21,14 +21,13 @@ from service.attention.plan import make_plan
 from service.attention.spec import AttentionSpec, Output
 from service.backends import numpy
 from service.backends.room import NoRoom, Room
-from service.errors import UnknownBackend
 from service.pipeline.engine import Engine, memory_limit
 from service.runtime.machine import memory_left
 from service.settings import Settings
 from tests.conftest import app, free_port, serving
 from tests.helpers import wire
-from tests.helpers.backends import BACKENDS, HAS_TORCH
-from tests.helpers.devices import missing, needs_torch
+from tests.helpers.backends import BACKENDS
+from tests.helpers.devices import missing_gpu
 
 
 def nothing() -> None:
@@ -75,30 +74,41 @@ def test_what_never_fits_is_refused_and_who_waits_can_give_up() -> None:
 # Which backend computes where a request does not say.
 
 
-@pytest.mark.skipif(HAS_TORCH, reason="torch is installed; make test is the run without it")
-def test_without_torch_auto_is_numpy_and_asking_for_torch_stops_at_once() -> None:
-    assert Engine(Settings.model_construct(backend="auto")).ready
-    with pytest.raises(UnknownBackend, match="install attention-service"):
-        Engine(Settings.model_construct(backend="torch"))
-    command = [sys.executable, "-m", "service", "serve"]
-    for workers in ("1", "2"):
-        environment = os.environ | {"ATTENTION_BACKEND": "torch", "ATTENTION_WORKERS": workers}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr) == (
-            2,
-            "ATTENTION_BACKEND: torch is not there; install attention-service[torch]\n",
-        )
+# Runs as where torch is not installed, whether or not it is.
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from service.cli import main
+from service.pipeline.engine import Engine
+from service.settings import Settings
+assert Engine(Settings.model_construct(backend="auto")).ready
+sys.exit(main(["serve"]))
+"""
 
 
-@needs_torch
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_without_torch_auto_is_numpy_and_asking_for_torch_stops_at_once(workers: str) -> None:
+    environment = os.environ | {"ATTENTION_BACKEND": "torch", "ATTENTION_WORKERS": workers}
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [
+            "ATTENTION_BACKEND=auto: torch is not there, or sees no GPU; NumPy computes",
+            "ATTENTION_BACKEND: torch is not there; install attention-service[torch]",
+        ],
+    )
+
+
+@pytest.mark.torch
 def test_auto_is_torch_only_where_it_sees_a_gpu() -> None:
-    expected = "numpy" if missing() else "torch"
+    expected = "numpy" if missing_gpu() else "torch"
     assert backends.prefer("auto") == expected
     assert backends.prefer("torch") == "torch"
     assert backends.prefer("numpy") == "numpy"
 
 
-@needs_torch
+@pytest.mark.torch
 def test_requests_that_do_not_say_go_where_the_service_is_set_to() -> None:
     def backend(client: httpx.Client, **options: str) -> str:
         answer = client.post("/attention", json={"input": [[1.0]]} | options).json()
@@ -153,7 +163,7 @@ def test_a_service_that_cannot_warm_up_never_becomes_ready(
         assert client.get("/health/live").status_code == 200
 
 
-@needs_torch
+@pytest.mark.torch
 def test_torch_warms_up_by_itself() -> None:
     with serving(app(backend="torch")) as client:
         until(lambda: client.get("/health/ready").status_code == 200)
@@ -229,7 +239,7 @@ def listens(client: httpx.Client, process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-@needs_torch
+@pytest.mark.torch
 @pytest.mark.parametrize("text", ["CUDA out of memory. Tried to allocate 9.00 GiB.", ""])
 def test_a_gpu_s_allocation_that_fails_is_a_413_and_the_service_goes_on(
     text: str, monkeypatch: pytest.MonkeyPatch
@@ -257,7 +267,7 @@ def test_a_gpu_s_allocation_that_fails_is_a_413_and_the_service_goes_on(
     assert given_back == [devices.CPU] * 2
 
 
-@needs_torch
+@pytest.mark.torch
 def test_other_failures_of_torch_are_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from service.backends.torch import staging
 

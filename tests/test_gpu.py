@@ -1,4 +1,4 @@
-"""The torch backend on a GPU: `make test-gpu`. All of it is skipped, with the reason, where torch sees none.
+"""The torch backend on a GPU: `make test-gpu`. Not collected where torch sees none.
 
 What is expected comes from where the tests of the other backends have it: notebooks, hand calculation, torch's
 FlexAttention in float64 on the CPU, onnx.
@@ -28,14 +28,14 @@ from tests.cases import CASES, Case
 from tests.conftest import app, serving
 from tests.helpers import wire
 from tests.helpers.by_flex import compare, random_request
-from tests.helpers.devices import missing, needs_gpu
+from tests.helpers.devices import missing_gpu
 from tests.test_corner_cases import CORNERS, Corner, finite, include
 
-pytestmark = needs_gpu()
+pytestmark = pytest.mark.gpu
 ON_GPU: dict[str, Any] = {"backend": "torch", "device": "cuda"}
 HALVES = ("float16", "bfloat16")
 
-if not missing():
+if not missing_gpu():
     import torch
 
     from service.backends import torch as backend

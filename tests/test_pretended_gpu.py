@@ -20,7 +20,6 @@ from service.schemas.validate import validate
 from tests.cases import CASES, Case
 from tests.helpers.backends import HAS_TORCH, compute_like_large_ones
 from tests.helpers.by_flex import random_request
-from tests.helpers.devices import needs_torch
 from tests.test_corner_cases import CORNERS, Corner, finite, include
 
 if HAS_TORCH:
@@ -32,7 +31,7 @@ if HAS_TORCH:
     from service.backends import torch as backend
     from service.backends.torch import devices, fused, staging
 
-pytestmark = needs_torch
+pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")

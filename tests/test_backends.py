@@ -7,8 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from tests.conftest import app, free_port, serving
 from tests.helpers import wire
 from tests.helpers.backends import BACKENDS
 from tests.helpers.devices import missing_gpu
+from tests.helpers.waiting import PATIENCE, until
 
 
 def nothing() -> None:
@@ -36,18 +35,16 @@ def nothing() -> None:
 
 def test_requests_share_a_device_s_memory() -> None:
     room, order = Room(lambda: 100), list[str]()
-    held = threading.Event()
+    waits = threading.Event()
 
     def second() -> None:
-        held.wait()
-        with room.hold(60, nothing):
+        with room.hold(60, waits.set):
             order.append("second")
 
-    thread = threading.Thread(target=second)
-    thread.start()
     with room.hold(60, nothing), room.hold(40, nothing):
-        held.set()
-        time.sleep(0.02)
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waits.wait(PATIENCE)
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
@@ -124,13 +121,6 @@ def test_requests_that_do_not_say_go_where_the_service_is_set_to() -> None:
 READY = ("/health/ready", "/v2/health/ready", "/v2/models/attention/ready", "/v2/models/attention/versions/1/ready")
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_service_is_ready_when_the_first_request_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     warm = threading.Event()
     monkeypatch.setattr(numpy, "warm_up", lambda device: warm.wait(60))
@@ -178,7 +168,7 @@ if sys.argv[2] == "torch":
     import service.backends.torch
 from pathlib import Path
 pages = int(Path("/proc/self/statm").read_text().split()[0])
-limit = pages * resource.getpagesize() + 2**30
+limit = pages * resource.getpagesize() + int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 from service.cli import main
 sys.exit(main(["serve", "--port", sys.argv[1], "--threads", "1"]))
@@ -198,7 +188,7 @@ def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on(backend: str)
     """The limit on addresses is the operating system's; by the service's own, there would be memory for this."""
     port = free_port()
     environment = os.environ | {"ATTENTION_MEMORY_LIMIT": "64GiB", "ATTENTION_LOG_LEVEL": "error"}
-    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), backend], env=environment)
+    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), backend, str(2**30)], env=environment)
     long = wire.write({"input": np.ones((20_000, 1), np.float32), "backend": backend}, "safetensors")
     headers = {"Content-Type": "application/vnd.safetensors", "Accept": "application/json"}
     try:
@@ -216,9 +206,9 @@ def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on(backend: str)
 def test_a_body_that_does_not_fit_is_a_413_and_the_service_goes_on() -> None:
     """Its parser needs some times as much memory as there is left, of which nobody knows before."""
     port = free_port()
-    limits = {"ATTENTION_MEMORY_LIMIT": "64GiB", "ATTENTION_MAX_BODY_BYTES": "1GiB", "ATTENTION_LOG_LEVEL": "error"}
-    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), "numpy"], env=os.environ | limits)
-    body = b'{"input": [[' + b"1," * (150 * 2**20) + b"1]]}"
+    limits = {"ATTENTION_MEMORY_LIMIT": "64GiB", "ATTENTION_LOG_LEVEL": "error"}
+    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), "numpy", str(2**28)], env=os.environ | limits)
+    body = b'{"input": [[' + b"1," * (12 * 2**20) + b"1]]}"
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             until(lambda: listens(client, process))

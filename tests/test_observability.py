@@ -6,11 +6,10 @@ import json
 import logging
 import os
 import re
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.observability.logs import FIELDS, HumanFormatter, JsonFormatter
 from service.observability.metrics import METRICS, Shared, Tally, total
-from tests.conftest import app, serving
+from tests.conftest import app, free_port, serving
+from tests.helpers.waiting import PATIENCE, until
 
 GOOD: dict[str, Any] = {"query": [[1.0, 2.0]], "key": [[1.0, 2.0]], "value": [[2.0]]}
 
@@ -105,40 +105,37 @@ def test_counts_of_workers_add_up(tmp_path: Path) -> None:
 
 
 def test_two_workers_tell_the_same(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    """Each worker writes its counters for the others every now and then."""
+    port = free_port()
     command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--workers", "2", "--threads", "1"]
     process = subprocess.Popen(command, env=os.environ | {"ATTENTION_LOG_LEVEL": "error"})
+    url = f"http://127.0.0.1:{port}"
+
+    def sample(name: str) -> float:
+        """By a connection of its own, and so by any worker."""
+        with suppress(httpx.TransportError), httpx.Client(base_url=url) as client:
+            return samples(client).get(name, 0)
+        return 0
+
     try:
-        url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                with httpx.Client(base_url=url) as one:
-                    if samples(one).get("attention_workers") == 2:
-                        break
-            except httpx.TransportError:
-                pass
-            time.sleep(0.2)
+        until(lambda: sample("attention_workers") == 2)
         for _ in range(20):  # each on a connection of its own, so that both workers get some
             assert httpx.post(f"{url}/attention", json=GOOD).status_code == 200
-        time.sleep(2.5)
-        for _ in range(4):
-            with httpx.Client(base_url=url) as other:
-                assert samples(other)["attention_requests_total operation=/attention protocol=http status=200"] == 20
+        answered = "attention_requests_total operation=/attention protocol=http status=200"
+        until(lambda: all(sample(answered) == 20 for _ in range(4)))
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
     """The line about the one request; it is written when the answer is on its way."""
-    for _ in range(100):
-        found = [record for record in caplog.records if record.name == "attention.access"]
-        if found:
-            return found[0]
-        time.sleep(0.05)
-    raise AssertionError("nothing was logged")
+
+    def found() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.name == "attention.access"]
+
+    until(found)
+    return found()[0]
 
 
 def test_the_log_holds_no_numbers_and_no_keys(fresh: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:

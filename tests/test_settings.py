@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -13,6 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.app import from_environment
+from service.cli import main
 from service.settings import Settings, table
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
@@ -93,11 +96,30 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.fixture(scope="module")
+def taken() -> Iterator[str]:
+    """A port that is in use, so that a service whose settings are right by mistake ends, too."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield str(server.getsockname()[1])
+
+
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_setting_ends_serve_with_one_line(name: str, folder: Path) -> None:
+def test_a_wrong_setting_ends_serve_with_one_line(
+    name: str, folder: Path, taken: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In this process; the next test starts one, as users do."""
     variables, line = WRONG[name]
-    done = run(SERVE, **{key: value.replace("{folder}", str(folder)) for key, value in variables.items()})
-    assert (done.returncode, done.stderr, done.stdout) == (2, f"ATTENTION_{line}\n", "")
+    for key in os.environ.keys() - ENVIRONMENT.keys():
+        monkeypatch.delenv(key)
+    for key, value in variables.items():
+        monkeypatch.setenv(f"ATTENTION_{key}", value.replace("{folder}", str(folder)))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit, match=r"^2$"):
+            main(["serve", "--port", taken])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capfd.readouterr() == ("", f"ATTENTION_{line}\n")
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

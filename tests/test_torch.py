@@ -7,8 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -27,6 +25,7 @@ from service.attention.spec import AttentionSpec, SegmentIds, Window
 from service.backends.room import NoRoom
 from tests.helpers.backends import HAS_TORCH
 from tests.helpers.by_flex import OPTIONS, compare, random_request
+from tests.helpers.waiting import until
 
 if HAS_TORCH:
     import torch
@@ -346,13 +345,6 @@ def test_flex_attention_is_for_what_is_large_and_hides(monkeypatch: pytest.Monke
     assert not fits({})
     assert not fits({"is_causal": True})
     assert not fits({"softcap": 1.0}, np.float64)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_kernel_is_used_after_it_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:

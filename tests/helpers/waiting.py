@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 # Seconds. Only a test that fails waits as long, so that a busy machine changes no outcome.
-PATIENCE: Final = 120.0
+PATIENCE: Final = 240.0
 
 
 def until(condition: Callable[[], object]) -> None:

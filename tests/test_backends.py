@@ -183,6 +183,7 @@ def assert_refused(response: httpx.Response) -> None:
     assert "top_k" in fault["hint"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on(backend: str) -> None:
     """The limit on addresses is the operating system's; by the service's own, there would be memory for this."""
@@ -203,6 +204,7 @@ def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on(backend: str)
         assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_fit_is_a_413_and_the_service_goes_on() -> None:
     """Its parser needs some times as much memory as there is left, of which nobody knows before."""
     port = free_port()

@@ -200,6 +200,7 @@ def test_what_gateways_add_is_let_through(client: httpx.Client) -> None:
     infer(client, {"input": EYE}, parameters=parameters, model_name="attention")
 
 
+@pytest.mark.slow
 def test_large_requests_and_answers() -> None:
     """Read in a thread, computed in a thread, and written while it is sent."""
     array = np.random.default_rng(1).normal(size=(300, 64)).astype(np.float32)

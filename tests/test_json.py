@@ -105,6 +105,7 @@ def test_types_of_arrays(text: str, dtype: type, shape: tuple[int, ...]) -> None
     assert (array.dtype, array.shape) == (np.dtype(dtype), shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", ["[", "[[", '["a",'])
 def test_a_row_longer_than_simdjson_counts_is_refused(opening: str) -> None:
     """It would lose what lies beyond 2**24 - 1 elements without a word."""

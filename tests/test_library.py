@@ -63,6 +63,7 @@ def test_a_visible_value_that_is_not_finite_is_an_error_even_at_weight_zero(back
         attend([[1.0]], [[0.0], [-1e6]], [[1.0], [np.inf]], scale=1, backend=backend)
 
 
+@pytest.mark.slow
 def test_importing_the_service_does_not_import_torch() -> None:
     code = "import service.app, service.library, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -82,6 +83,7 @@ for options in ({"backend": "torch"}, {"device": "cuda"}, {"device": "cuda:1"}):
 """
 
 
+@pytest.mark.slow
 def test_without_torch_asking_for_it_names_the_extra() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], stdout=subprocess.PIPE, text=True, check=True)
     problems = [json.loads(line) for line in done.stdout.splitlines()]

@@ -104,6 +104,7 @@ def test_counts_of_workers_add_up(tmp_path: Path) -> None:
     assert sum(found["attention_request_seconds", ("/attention",)][1:]) == 6
 
 
+@pytest.mark.slow
 def test_two_workers_tell_the_same(tmp_path: Path) -> None:
     """Each worker writes its counters for the others every now and then."""
     port = free_port()

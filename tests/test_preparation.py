@@ -83,6 +83,7 @@ def test_labels_are_those_of_the_request(client: httpx.Client) -> None:
         assert send(client, query_tokens=tokens).json()["query_tokens"] == tokens
 
 
+@pytest.mark.slow
 def test_more_kinds_than_are_remembered(client: httpx.Client) -> None:
     for n in range(300):
         answer = send(client, scale=1.0 + n, query=QUERY[:1])

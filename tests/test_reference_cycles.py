@@ -17,6 +17,8 @@ import pytest
 
 from tests.conftest import app
 
+pytestmark = pytest.mark.slow
+
 ROWS = [[float(i + j) for j in range(64)] for i in range(200)]
 
 

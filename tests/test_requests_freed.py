@@ -23,6 +23,8 @@ from tests.helpers.raw import connect
 from tests.helpers.rpc import remote
 from tests.helpers.waiting import until
 
+pytestmark = pytest.mark.slow
+
 JSON = {"Content-Type": "application/json"}
 LARGE = [[0.5] * 64] * 3000
 MANY = b"1," * 1_500_000  # more than is read at once, so that a thread does

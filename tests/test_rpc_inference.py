@@ -181,6 +181,7 @@ def test_an_empty_past(server: Remote) -> None:
         server.infer(request({"input": EYE, "past_key": past, "past_value": past}, raw=raw))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raw", [True, False])
 def test_large_requests_and_answers(server: Remote, raw: bool) -> None:
     """Read in a thread, computed in a thread, and written in one."""

@@ -160,6 +160,7 @@ def test_an_answer_larger_than_any_message(monkeypatch: pytest.MonkeyPatch) -> N
         until(lambda: at_rest(server.app.state.engine))
 
 
+@pytest.mark.slow
 def test_a_computation_over_its_time() -> None:
     with remote(time_limit=0.2) as server:
         with refused("DEADLINE_EXCEEDED", "takes at most 0.2 s"):
@@ -212,6 +213,7 @@ def test_who_is_told_to_stop_is_not_ready() -> None:
         assert ready(server) == [False, False, 503, 503, 503, 503]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancel", "deadline", "while waiting"])
 def test_what_a_client_gave_up_is_stopped(how: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "attention")
@@ -235,6 +237,7 @@ def test_what_a_client_gave_up_is_stopped(how: str, caplog: pytest.LogCaptureFix
     assert set(statuses) == {499}
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_nothing_is_cut_off() -> None:
     """Between client and server, somebody stops to hand over what the server sends."""
 
@@ -274,6 +277,7 @@ def test_over_tls() -> None:
         assert server.infer(SMALL)["output"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
+@pytest.mark.slow
 def test_nothing_but_a_port_asks_for_grpc() -> None:
     code = (
         "import sys, service.app, service.library, service.cli; sys.exit(bool({'grpc', 'google'} & set(sys.modules)))"
@@ -281,6 +285,7 @@ def test_nothing_but_a_port_asks_for_grpc() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_without_the_extra_it_is_named(workers: int) -> None:
     code = (
@@ -293,6 +298,7 @@ def test_without_the_extra_it_is_named(workers: int) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_port_that_is_taken_is_named(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -345,6 +351,7 @@ def code_of(call: Any) -> str:
     return "OK"
 
 
+@pytest.mark.slow
 def test_being_told_to_stop_finishes_what_runs_and_refuses_the_rest() -> None:
     port = free_port()
     with served("--port", str(port), "--grpc-port", "0") as (process, log):
@@ -360,12 +367,14 @@ def test_being_told_to_stop_finishes_what_runs_and_refuses_the_rest() -> None:
     assert not any("Traceback" in line for line in log), log
 
 
+@pytest.mark.slow
 def test_a_host_may_be_of_ipv6() -> None:
     arguments = ("--host", "::1", "--port", str(free_port()), "--grpc-port", "0")
     with served(*arguments) as (_, log), grpc.insecure_channel(f"[::1]:{port_of(log)}") as channel:
         assert channel.unary_unary(OPERATION)(SMALL.SerializeToString(), timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_several_workers_share_the_port() -> None:
     with served("--port", "0", "--grpc-port", "0", "--workers", "2", "--threads", "1") as (process, log):
         ports = {int(line.rpartition(":")[2]) for line in log if "gRPC running on" in line}

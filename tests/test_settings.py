@@ -122,6 +122,7 @@ def test_a_wrong_setting_ends_serve_with_one_line(
     assert capfd.readouterr() == ("", f"ATTENTION_{line}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_port_in_use_ends_serve_with_one_line(workers: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -141,6 +142,7 @@ def test_every_wrong_setting_has_its_line() -> None:
     assert SECRET not in done.stderr
 
 
+@pytest.mark.slow
 def test_stock_uvicorn_ends_with_the_same_line() -> None:
     command = [sys.executable, "-m", "uvicorn", "service.app:from_environment", "--factory", "--port", "0"]
     done = run(command, API_KEYS=SECRET)
@@ -200,6 +202,7 @@ def test_the_metrics_folder_is_made(tmp_path: Path) -> None:
         assert list((tmp_path / "metrics").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_memory_limit_is_half_of_the_memory_that_there_is() -> None:
     """Of 1 GiB of address space; and 2 GiB where there are more than 4."""
     code = (
@@ -211,6 +214,7 @@ def test_the_memory_limit_is_half_of_the_memory_that_there_is() -> None:
     assert Settings.model_construct().memory_limit == Settings().memory_limit
 
 
+@pytest.mark.slow
 def test_the_table_shows_every_choice_and_is_alike_on_every_machine() -> None:
     rows = {line.split("`")[1]: line for line in table().splitlines()[2:]}
     literals = [name for name, field in Settings.model_fields.items() if get_origin(field.annotation) is Literal]

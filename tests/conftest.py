@@ -92,6 +92,17 @@ def pytest_report_header() -> list[str]:
     return [f"not collected: tests marked {mark}: {reason}" for mark, reason in unavailable().items()]
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what tests recorded as `deviation`, in whatever process they ran."""
+    reports = terminalreporter.getreports("passed")
+    lines = [str(value) for report in reports for name, value in report.user_properties if name == "deviation"]
+    if lines:
+        title = "deviation from the numbers that the notebooks print, in units of the last digit (0.5 is exact)"
+        terminalreporter.section(title)
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--url", help="a service that runs already, to be tested in place of one of the tests' own")
 

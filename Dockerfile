@@ -1,7 +1,7 @@
 # Images of the service: `cpu` (the default), `torch` (torch's CPU build) and `cuda`. `make image` builds one of them.
 ARG BASE_IMAGE=python:3.13-slim
 
-# Two environments: one to install with, and the one that ships, which has neither pip nor what builds.
+# Two environments: /build has pip and the build tools, /opt/attention is copied into the image.
 FROM ${BASE_IMAGE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_ONLY_BINARY=:all: PIP_QUIET=1 \
     PIP_ROOT_USER_ACTION=ignore
@@ -10,13 +10,13 @@ RUN python -m venv /build && python -m venv --without-pip /opt/attention
 COPY requirements/build.txt requirements/core.txt requirements/
 RUN /build/bin/pip install --require-hashes -r requirements/build.txt \
     && /build/bin/pip --python /opt/attention/bin/python install --require-hashes -r requirements/core.txt
-# For gRPC, where it is asked for: a quarter more.
+# GRPC=yes adds gRPC, which makes the environment a quarter larger.
 ARG GRPC=
 COPY requirements/grpc.txt requirements/
 RUN test -z "${GRPC}" || /build/bin/pip --python /opt/attention/bin/python install --require-hashes -r requirements/grpc.txt
 
-# The package, and away with what only compilers, type checkers and testers read. Nobody can write bytecode later, so it
-# is made here; unchecked, as no source will ever change, and so that no file's time needs to survive being copied.
+# Installs the package, and deletes files that only compilers, type checkers and tests need. Bytecode is compiled here,
+# because the file system is read-only later. It is not checked against the time of its source, which copying may change.
 FROM build AS build-package
 COPY pyproject.toml README.md LICENSE ./
 COPY service service
@@ -25,10 +25,10 @@ RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel . \
     && find /opt/attention/lib -depth -regex '.*/tests\|.*\.\(h\|cpp\|pxd\|pyi\|pyx\)' -exec rm -r {} + \
     && python -m compileall -q --invalidation-mode unchecked-hash /opt/attention/lib
 
-# torch lies beside the environment: what is built for it does not depend on our own code, which changes more often.
-# Some of its files are for other versions of Python and do not compile; nothing imports them.
+# torch has a directory of its own, so that changes of the service do not rebuild its layer. Some of its files are for
+# other versions of Python and do not compile; they are never imported.
 FROM build AS build-torch
-# As in `make install-torch`: what to install, with pip's flags that say where torch's CPU build is.
+# Arguments of pip that name the build of torch and its index, as in `make install-torch`.
 ARG TORCH=
 RUN /build/bin/pip install --target /opt/torch array-api-compat ${TORCH:?names a build of torch} \
     && { python -m compileall -qq --invalidation-mode unchecked-hash /opt/torch || true; }
@@ -39,7 +39,7 @@ RUN /build/bin/pip install --target /opt/torch --require-hashes -r requirements/
     && { python -m compileall -qq --invalidation-mode unchecked-hash /opt/torch || true; }
 
 FROM ${BASE_IMAGE} AS service
-# Layers and whatever else is to last go to /data; the rest of the file system may be read-only, but for /tmp.
+# Persistent files go to /data. The rest of the file system may be read-only, except /tmp.
 RUN useradd --no-log-init --uid 10001 --user-group --home-dir /data --no-create-home --shell /usr/sbin/nologin attention \
     && install --directory --owner attention --group attention /data
 COPY --from=build-package /opt/attention /opt/attention
@@ -54,7 +54,7 @@ CMD ["serve"]
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Attention service" \
-      org.opencontainers.image.description="Exact attention over HTTP: the output, the weights, and every number on the way." \
+      org.opencontainers.image.description="Exact attention over HTTP: the output, the weights, and all intermediate results." \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
@@ -63,8 +63,8 @@ FROM service AS torch
 COPY --from=build-torch /opt/torch /opt/torch
 ENV PYTHONPATH=/opt/torch
 
-# The driver and nothing else comes from the host, whose container runtime reads the variables of NVIDIA. FlexAttention
-# is compiled where it runs, for the GPU that is there, by a compiler of C among others; what comes of it is kept.
+# Only the driver comes from the host, whose container runtime reads the NVIDIA_ variables. FlexAttention is compiled at
+# run time for the GPU of the machine, which needs a C compiler; /data keeps the compiled kernels.
 FROM service AS cuda
 USER 0:0
 # hadolint ignore=DL3008

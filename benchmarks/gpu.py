@@ -38,9 +38,9 @@ from benchmarks.workloads import workloads
 from service.attention.operands import make_operands
 from service.attention.plan import Plan, make_plan
 from service.attention.spec import AttentionSpec
-from service.backends import choose, use_threads
-from service.backends import torch as torch_backend
-from service.backends.torch import devices, fused
+from service.backends.torch import devices
+from service.backends.torch.backend import TorchBackend
+from service.backends.torch.library import TorchLibrary
 from service.runtime.machine import cpu_count
 
 JSON = "application/json"
@@ -153,8 +153,7 @@ def planned(size: Size) -> tuple[AttentionSpec, Plan]:
 
 def in_process(device: str, size: Size) -> tuple[float, str]:
     """Return the milliseconds of the backend from NumPy arrays to NumPy output, and the kernel that ran."""
-    use_threads(cpu_count())
-    backend = choose("torch", device)
+    backend = TorchBackend(cpu_count())
     spec, plan = planned(size)
     found, kernel = [], ""
     for turn in range(SETS + size.times):
@@ -166,19 +165,26 @@ def in_process(device: str, size: Size) -> tuple[float, str]:
     return statistics.median(found), kernel
 
 
+class WithoutCopies(TorchLibrary):
+    """torch, whose results stay on the device."""
+
+    def store(self, arrays: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        """Return an empty array for each."""
+        return dict.fromkeys(arrays, np.empty(0))
+
+
 def on_the_device(device: str, size: Size) -> float:
     """Return the milliseconds of the backend's work on the device, without the copies there and back."""
     spec, plan = planned(size)
     where = devices.resolve(device)
-    lib = replace(torch_backend.library(plan, where), store=lambda tensors: dict.fromkeys(tensors, np.empty(0)))
-    with torch.inference_mode(), devices.at_work(where, 0, lambda: None):
-        sets = [torch_backend.load(plan, make_operands(spec, plan, spec.sources), lib) for _ in range(SETS)]
+    backend = TorchBackend(cpu_count())
+    lib = WithoutCopies(plan, where, backend.tiling)
+    with torch.inference_mode(), devices.reserved(where, 0, lambda: None):
+        sets = [backend.load(plan, make_operands(spec, plan, spec.sources), lib) for _ in range(SETS)]
 
         def call(turn: int) -> None:
-            torch_backend.attend(plan, lib, sets[turn % SETS], lambda: None)
+            backend.attend(plan, lib, sets[turn % SETS], lambda: None)
 
-        for turn in range(2 * fused.OFTEN):  # until it has compiled its kernel
-            call(turn)
         return median_ms(device, call, size.times)
 
 

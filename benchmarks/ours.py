@@ -8,18 +8,20 @@ from service.attention.operands import make_operands
 from service.attention.plan import make_plan
 from service.attention.result import Result, make_result
 from service.attention.spec import AttentionSpec, Output
-from service.backends import numpy as kernel
+from service.backends.numpy.backend import NumpyBackend
 from service.runtime.machine import cpu_count
 
 
 def use_all_processors() -> int:
     """Let the backend use one thread per processor, as the service does, and return their number."""
-    kernel.use_threads(cpu_count())
+    Attention.backend = NumpyBackend(cpu_count())
     return cpu_count()
 
 
 class Attention:
-    """One planned computation, which can be executed repeatedly."""
+    """One planned computation, which can be executed repeatedly. backend: of all of them"""
+
+    backend = NumpyBackend()
 
     def __init__(
         self,
@@ -36,8 +38,8 @@ class Attention:
 
     def compute(self) -> object:
         """Execute the plan."""
-        return kernel.execute(self._plan, self._operands, "cpu")
+        return self.backend.execute(self._plan, self._operands, "cpu")
 
     def result(self) -> Result:
         """Execute the plan, and return the arrays of the answer."""
-        return make_result(self._plan, kernel.execute(self._plan, self._operands, "cpu"))
+        return make_result(self._plan, self.backend.execute(self._plan, self._operands, "cpu"))

@@ -1,4 +1,4 @@
-"""For `make docs`: what is no page of the site, but a file of the project, is named there in place of a link to it."""
+"""A hook of mkdocs: replaces links to files outside docs/, which the site does not contain, by their names."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)\)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """What mkdocs calls with the text of each page."""
+    """The Markdown of a page with these links replaced. mkdocs calls it for each page."""
     return OUTSIDE.sub(r"\1 (`\2`)", markdown)

@@ -19,7 +19,7 @@ from promises import promises
 from service.cli import parser
 from service.codecs import CODECS
 from service.errors import error_classes
-from service.observability.metrics import METRICS
+from service.observability.metrics import ComputedRequest, Metrics
 from service.pipeline.engine import Engine
 from service.pipeline.preparation import prepare
 from service.rpc.statuses import STATUSES
@@ -105,11 +105,17 @@ def errors() -> str:
 
 
 def metrics() -> str:
-    """All metrics as a Markdown table."""
+    """All metrics as a Markdown table, with the names and labels that they have after a request."""
+    engine = Engine(Settings.model_construct())
+    counted = Metrics(engine.admission)
+    counted.request_answered("http", "/attention", 200, seconds=0, code=None)
+    counted.tensors_computed(ComputedRequest("", "", "numpy", "small", 0, engine.start().timings), sent=0)
     rows = ["| metric | kind | labels | what |", "|---|---|---|---|"]
-    for name, metric in METRICS.items():
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        rows.append(f"| `{name}` | {metric.kind} | {labels} | {metric.help} |")
+    for family in counted.registry.collect():
+        name = family.name + "_total" * (family.type == "counter")
+        labels = ", ".join(f"`{label}`" for label in family.samples[0].labels if label != "le")
+        if name.startswith("attention_"):
+            rows.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
     return "\n".join(rows)
 
 

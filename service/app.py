@@ -13,7 +13,6 @@ from anyio import to_thread
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
-from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
@@ -24,7 +23,7 @@ from service.http.discard import DiscardUnreadBody
 from service.http.head import CheckHead
 from service.http.problems import on_http_exception, on_memory_error, on_service_error, on_validation_error
 from service.http.request_context import RequestContext
-from service.observability.metrics import Shared, Tally
+from service.observability.metrics import Metrics
 from service.observability.tracing import tracing
 from service.pipeline.engine import Engine
 from service.routes import attention, health, inference, metrics, openapi, pages, problems
@@ -36,62 +35,43 @@ from service.version import __version__
 logger = logging.getLogger("attention")
 
 DESCRIPTION = """\
-Computes attention exactly and shows its work: send matrices, get the output, the attention weights and, if asked for,
-every number on the way.
+Computes scaled dot-product attention exactly: send matrices, get the output, the attention weights and, if you ask for
+them, all intermediate results.
 
 Axes are named by letters: `b` batch, `h` heads, `l` tokens (`q` in the query, `k` in key and value), `d` features.
 Errors are problem details (RFC 9457) with a stable `code` and a JSON pointer to each fault. On an optional field
 `null` means absent.
 """
 TAGS = [
-    {"name": "attention", "description": "Compute."},
-    {"name": "inference protocol", "description": "Compute as model servers do: the Open Inference Protocol (v2)."},
-    {"name": "operations", "description": "Watch, and understand answers."},
+    {"name": "attention", "description": "Compute attention."},
+    {"name": "inference protocol", "description": "Compute attention with clients of Triton, KServe and others (v2)."},
+    {"name": "operations", "description": "Health, metrics, and what problem codes mean."},
 ]
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """While the service runs: warm up, answer gRPC as well, and let other workers see what this one counts."""
+    """While the service runs: warm up, answer gRPC as well, and keep the gauges set that other workers expose."""
     state = app.state
+    background = [] if state.engine.ready else [asyncio.create_task(warm_up(state.engine))]
+    if state.metrics is not None and state.metrics.shared:
+        background.append(asyncio.create_task(state.metrics.keep_gauges_set()))
 
     def begin_stop() -> None:
         state.engine.stopping = True
         if state.rpc is not None:
             state.rpc.begin_stop()
 
-    async with counts_shared(state):
-        warming = None if state.engine.ready else asyncio.create_task(warm_up(state.engine))
-        if state.rpc is not None:
-            await state.rpc.start()
-        when_told_to_stop(begin_stop)
-        try:
-            yield
-        finally:
-            if warming is not None:
-                warming.cancel()
-            if state.rpc is not None:
-                await state.rpc.stop()
-
-
-@asynccontextmanager
-async def counts_shared(state: State) -> AsyncIterator[None]:
-    """Inside, other workers see what this one counts."""
-    if state.shared is None or state.tally is None:
-        yield
-        return
-
-    async def write() -> None:
-        while True:
-            state.shared.write(metrics.own_counts(state.tally, state.engine))
-            await asyncio.sleep(state.shared.EVERY)
-
-    task = asyncio.create_task(write())
+    if state.rpc is not None:
+        await state.rpc.start()
+    when_told_to_stop(begin_stop)
     try:
         yield
     finally:
-        task.cancel()
-        state.shared.write(metrics.counted(state.tally, state.engine))
+        for task in background:
+            task.cancel()
+        if state.rpc is not None:
+            await state.rpc.stop()
 
 
 async def warm_up(engine: Engine) -> None:
@@ -112,9 +92,12 @@ def grpc_server() -> Any:
 
 
 def from_environment() -> FastAPI:
-    """The service as the environment configures it: the factory for any ASGI server.
+    """The application with the settings of the environment: the factory for any ASGI server.
 
-    Errors: SystemExit with status 2 where a setting is wrong, as load_settings says on standard error.
+    It also tunes the process that it runs in: garbage collection, malloc and the switch interval of threads (see
+    `service.runtime.process.tune`), and ends a worker process when its parent dies. `create_app` does none of this.
+
+    Errors: SystemExit with status 2, after one line on standard error for each invalid setting.
     """
     app = create_app(load_settings())
     tune()
@@ -127,7 +110,7 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPIOffline(
         title="Attention service",
         version=__version__,
-        summary="Exact attention over HTTP: the output, the weights, and every number on the way.",
+        summary="Exact attention over HTTP: the output, the weights, and all intermediate results.",
         description=DESCRIPTION,
         openapi_tags=TAGS,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
@@ -140,14 +123,15 @@ def create_app(settings: Settings) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.settings = settings
-    app.state.engine = Engine(settings)
-    app.state.tally = Tally() if settings.metrics else None
-    app.state.shared = Shared(settings.metrics_folder) if settings.metrics_folder else None
+    app.state.engine = engine = Engine(settings)
+    app.state.metrics = Metrics(engine.admission) if settings.metrics else None
+    if app.state.metrics is not None and engine.batcher is not None:
+        engine.batcher.on_batch = app.state.metrics.batch_computed
     app.state.rpc = None
     if settings.grpc_port is not None:
-        app.state.rpc = grpc_server()(settings, app.state.engine, app.state.tally)
+        app.state.rpc = grpc_server()(settings, engine, app.state.metrics)
     add_routes(app)
-    app.user_middleware = middleware(settings, app.state.tally)
+    app.user_middleware = middleware(settings, app.state.metrics)
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(MemoryError, on_memory_error)
@@ -169,11 +153,11 @@ def add_routes(app: FastAPI) -> None:
     app.include_router(pages.router)
 
 
-def middleware(settings: Settings, tally: Tally | None) -> list[Middleware]:
+def middleware(settings: Settings, service_metrics: Metrics | None) -> list[Middleware]:
     """Everything around the routes, from the outside in."""
     found = [
         Middleware(DiscardUnreadBody, seconds=settings.read_timeout),
-        Middleware(RequestContext, tally=tally),
+        Middleware(RequestContext, metrics=service_metrics),
         Middleware(CheckHead, close_after_offers=settings.http_parser == "httptools"),
     ]
     if settings.tracing:

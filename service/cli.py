@@ -1,6 +1,6 @@
-"""The command line: serve, ask a server for its health, compute without one, print the API document and the settings.
+"""The command `attention-service` and its subcommands.
 
-Each command imports what it runs: `health` runs every few seconds and is to cost next to nothing.
+Each subcommand imports the modules that it needs itself: `health` runs every few seconds and must start quickly.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from uuid import uuid4
 
 from service.version import __version__
 
-# Flags of `serve`, each named as the setting that it replaces.
+# Flags of `serve`. Each has the name of the setting that it replaces.
 FLAGS = ("host", "port", "grpc_port", "workers", "threads")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, or 1 for a request that is wrong, or 2 for wrong usage."""
+    """Run a command and return its exit status: 0, 1 if it failed, or 2 for invalid arguments or settings."""
     options = parser().parse_args(arguments)
     try:
         status = int(options.run(options))
@@ -34,42 +34,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands and flags."""
+    """The parser of all subcommands and their flags."""
     top = argparse.ArgumentParser(prog="attention-service", description="Exact attention over HTTP.")
     top.add_argument("--version", action="version", version=__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    serve = commands.add_parser("serve", help="run the service", description="Run the service until it is stopped.")
-    serve.add_argument("--host", help="address to listen on (default: ATTENTION_HOST, else 127.0.0.1)")
-    serve.add_argument("--port", type=int, help="port to listen on (default: ATTENTION_PORT, else 8000)")
-    serve.add_argument("--grpc-port", type=int, help="port for gRPC (default: ATTENTION_GRPC_PORT, else none)")
-    serve.add_argument("--workers", type=int, help="processes that answer (default: ATTENTION_WORKERS, else 1)")
-    serve.add_argument("--threads", type=int, help="threads of each (default: ATTENTION_THREADS, else as many as fit)")
+    serve = commands.add_parser("serve", help="run the service", description="Run the service until SIGINT or SIGTERM.")
+    serve.add_argument("--host", help="address to listen on (default: ATTENTION_HOST or 127.0.0.1)")
+    serve.add_argument("--port", type=int, help="port to listen on (default: ATTENTION_PORT or 8000)")
+    serve.add_argument("--grpc-port", type=int, help="port for gRPC (default: ATTENTION_GRPC_PORT or no gRPC)")
+    serve.add_argument("--workers", type=int, help="worker processes (default: ATTENTION_WORKERS or 1)")
+    serve.add_argument(
+        "--threads",
+        type=int,
+        help="threads of each worker that compute (default: ATTENTION_THREADS or an equal share of the processors)",
+    )
     serve.set_defaults(run=_serve)
 
     health = commands.add_parser(
         "health",
-        help="ask a running server whether it takes requests",
-        description="Ask the server at ATTENTION_HOST and ATTENTION_PORT for /health/ready. Exit status 1 if it does "
-        "not answer 200.",
+        help="check whether a running server accepts requests",
+        description="Request /health/ready of the server at ATTENTION_HOST and ATTENTION_PORT. Exit status 1 if the "
+        "response is not 200.",
     )
     health.set_defaults(run=_health)
 
     compute = commands.add_parser(
         "compute",
-        help="answer one request without a server",
-        description="Answer one JSON request as POST /attention would. Exit status 1 if the request is wrong.",
+        help="compute one request without a server",
+        description="Compute one JSON request and print the response of POST /attention. Exit status 1 if the request "
+        "is not valid.",
     )
-    compute.add_argument("request", metavar="REQUEST.json", help="the request's file, or - for standard input")
+    compute.add_argument("request", metavar="REQUEST.json", help="file with the request, or - for standard input")
     compute.set_defaults(run=_compute)
 
     document = commands.add_parser("openapi", help="print the OpenAPI document")
     document.set_defaults(run=_openapi)
 
-    key = commands.add_parser("key", help="make a key, and its hash for ATTENTION_API_KEYS")
+    key = commands.add_parser("key", help="make an API key, and its hash for ATTENTION_API_KEYS")
     key.set_defaults(run=_key)
 
-    settings = commands.add_parser("settings", help="print all settings, as a Markdown table")
+    settings = commands.add_parser("settings", help="print all settings as a Markdown table")
     settings.set_defaults(run=_settings)
     return top
 
@@ -89,7 +94,7 @@ def _key(_: argparse.Namespace) -> int:
     from service.settings.keys import new_key
 
     key, hashed = new_key()
-    print(f"key, for the caller, kept nowhere else: {key}\nhash, for ATTENTION_API_KEYS or its file:  {hashed}")
+    print(f"key, for the client (it is not stored):      {key}\nhash, for ATTENTION_API_KEYS or its file:   {hashed}")
     return 0
 
 

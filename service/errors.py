@@ -1,7 +1,7 @@
-"""Every error that a caller can cause, and how it reads on the wire.
+"""The exceptions that become error responses: one class for each problem code.
 
 ServiceError
-├── BadRequest            400  the body cannot be parsed
+├── BadRequest            400  the head or the body cannot be parsed
 │   ├── InvalidJSON       400
 │   ├── DuplicateKey      400
 │   ├── TooDeep           400
@@ -17,7 +17,7 @@ ServiceError
 ├── UnsupportedMediaType  415
 │   └── UnsupportedEncoding 415
 ├── HeadTooLarge          431
-├── InvalidRequest        422  the body parses and is wrong
+├── InvalidRequest        422  the body was parsed, but is not a valid request
 │   ├── MissingField      422
 │   ├── UnknownField      422
 │   ├── FieldConflict     422
@@ -26,12 +26,13 @@ ServiceError
 │   ├── ShapeMismatch     422
 │   ├── Overflow          422
 │   └── UnknownBackend    422
-├── InternalError         500  never meant to be seen: a defect of the service
+├── InternalError         500  a defect of the service
 ├── Busy                  503
 └── TimeLimit             504
 
-`status`, `code` and `title` stand on the class and are part of the API: clients may switch on `code`. What went
-wrong in one request stands in `faults`, each with a JSON pointer, what was expected and what came.
+`status`, `code` and `title` are attributes of the class and part of the API: clients may switch on `code`. The
+docstring of a class describes its code at /problems/{code} and in the API document. `faults` of an instance say what is
+wrong with one request: a JSON pointer, what was expected, and what came instead.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-# Offending values are quoted, never echoed whole: an answer must not grow with the body that caused it.
+# Characters that are quoted of an offending value: a response must not grow with the body that caused it.
 QUOTE_LENGTH = 40
 
 
@@ -51,10 +52,10 @@ class Fault:
     """One thing that is wrong with a request.
 
     pointer:  JSON pointer (RFC 6901) to the place, "" for the body as a whole
-    expected: what would have been right
-    got:      what came, at most a few dozen characters
-    hint:     what to do about it, if that is not plain from the two
-    code:     the code of the error class, so that several faults of several kinds fit into one answer
+    expected: what would have been valid
+    got:      what came instead, at most a few dozen characters
+    hint:     how to correct it, if `expected` and `got` do not say so
+    code:     the code of an error class: one response may hold faults with different codes
     """
 
     pointer: str
@@ -64,14 +65,14 @@ class Fault:
     code: str = ""
 
     def sentence(self) -> str:
-        """The fault in words."""
+        """The fault as one sentence."""
         place = f"{self.pointer}: " if self.pointer else ""
         text = f"{place}expected {self.expected}, got {self.got}"
         return f"{text} ({self.hint})" if self.hint else text
 
 
 class ServiceError(Exception):
-    """Base of all errors with a status; raised with the faults that explain it."""
+    """Base class of all errors that have an HTTP status. faults: what is wrong; headers: added to the response"""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
@@ -84,177 +85,180 @@ class ServiceError(Exception):
 
     @classmethod
     def at(cls, pointer: str, expected: str, got: str, hint: str = "") -> Self:
-        """The common case: one fault. `got` is text of the service; a caller's own goes through `of` or `quote`."""
+        """An error with one fault. `got` is not quoted: for text of the client use `of`, or `quote` it before."""
         return cls(Fault(pointer, expected, got, hint, cls.code))
 
     @classmethod
     def of(cls, pointer: str, expected: str, value: object, hint: str = "") -> Self:
-        """One fault, whose `got` is described from the value that came."""
+        """An error with one fault, whose `got` describes `value`."""
         return cls.at(pointer, expected, describe(value), hint)
 
 
 class BadRequest(ServiceError):
-    """The body could not be parsed."""
+    """The head or the body of the request could not be parsed."""
 
     status, code, title = 400, "bad_request", "The body cannot be parsed"
 
 
 class InvalidJSON(BadRequest):
-    """The body is not JSON as RFC 8259 defines it (UTF-8, no byte-order mark, no NaN, no Infinity)."""
+    """The body is not JSON as RFC 8259 defines it: UTF-8 without a byte-order mark, NaN or Infinity."""
 
     code, title = "invalid_json", "The body is not valid JSON"
 
 
 class DuplicateKey(BadRequest):
-    """An object names the same key twice, so that it is unclear which value counts."""
+    """An object has two values for the same key."""
 
     code, title = "duplicate_key", "A key is given twice"
 
 
 class TooDeep(BadRequest):
-    """Arrays or objects are nested deeper than any request needs."""
+    """Arrays or objects are nested too deeply: more than 32 levels in JSON."""
 
     code, title = "too_deep", "The body is nested too deeply"
 
 
 class InvalidTensors(BadRequest):
-    """The body is not the binary format that its media type says, or its headers and its data contradict each other."""
+    """The body is not valid in the binary format of its media type, or its headers contradict its data."""
 
     code, title = "invalid_tensors", "The body is not valid in its binary format"
 
 
 class Unauthorized(ServiceError):
-    """The server has keys, and the request came without one of them in `Authorization: Bearer …`."""
+    """The server requires an API key, and the request has no valid one in `Authorization: Bearer …`."""
 
     status, code, title = 401, "unauthorized", "A key is needed"
 
 
 class NotFound(ServiceError):
-    """No operation has this path."""
+    """There is no operation with this path, or no model or problem code of this name."""
 
     status, code, title = 404, "not_found", "There is nothing at this path"
 
 
 class MethodNotAllowed(ServiceError):
-    """The path exists, but not for this method; `Allow` names those it has."""
+    """The path does not support this method. The header `Allow` lists the methods that it supports."""
 
     status, code, title = 405, "method_not_allowed", "This path does not answer this method"
 
 
 class NotAcceptable(ServiceError):
-    """None of the media types in `Accept` can be written."""
+    """The service cannot write the response in any media type of `Accept`."""
 
     status, code, title = 406, "not_acceptable", "No acceptable media type can be written"
 
 
 class TooSlow(ServiceError):
-    """The body did not arrive within `ATTENTION_READ_TIMEOUT`, nor with `ATTENTION_READ_RATE`."""
+    """The body took longer than `ATTENTION_READ_TIMEOUT` and arrived more slowly than `ATTENTION_READ_RATE`."""
 
     status, code, title = 408, "too_slow", "The request took too long to arrive"
 
 
 class TooLarge(ServiceError):
-    """The request is larger than this server admits."""
+    """The request is larger than this server allows."""
 
     status, code, title = 413, "too_large", "The request is too large"
 
 
 class BodyTooLarge(TooLarge):
-    """The body has more bytes than `ATTENTION_MAX_BODY_BYTES`."""
+    """The body is larger than `ATTENTION_MAX_BODY_BYTES`."""
 
     code, title = "body_too_large", "The body is too large"
 
 
 class MemoryLimit(TooLarge):
-    """Computing the answer would need more memory than `ATTENTION_MEMORY_LIMIT`, or than there is."""
+    """The request needs more memory than `ATTENTION_MEMORY_LIMIT` allows, or than the machine has left."""
 
     code, title = "memory_limit", "The answer would need too much memory"
 
     @classmethod
     def failed(cls) -> MemoryLimit:
-        """Memory that was to be had, by all that is counted, and was not: for a body, what is in it, or an answer."""
-        hint = "less at a time, or the same again when others are done"
-        return cls.at("", "a request whose memory can be had", "one for which it could not", hint)
+        """The error for an allocation that failed although the memory was granted."""
+        hint = "send a smaller request, or try again when other requests are done"
+        return cls.at("", "a request for which there is enough memory", "one for which an allocation failed", hint)
 
 
 class UnsupportedMediaType(ServiceError):
-    """The `Content-Type` is none that the service reads."""
+    """The service does not read the media type in `Content-Type`."""
 
     status, code, title = 415, "unsupported_media_type", "This media type cannot be read"
 
 
 class UnsupportedEncoding(UnsupportedMediaType):
-    """The body is compressed, or encoded in any other way, by its `Content-Encoding`; the service reads it as it is."""
+    """The body has a `Content-Encoding`, gzip for example. The service does not decompress bodies."""
 
     code, title = "unsupported_encoding", "This encoding cannot be read"
 
 
 class HeadTooLarge(ServiceError):
-    """Target and headers of the request are larger than this server admits."""
+    """The head of the request (its target and headers) is larger than 64 KiB."""
 
     status, code, title = 431, "head_too_large", "The head of the request is too large"
 
 
 class InvalidRequest(ServiceError):
-    """The body was parsed and is wrong; also the code of an answer whose faults are of several kinds."""
+    """The body was parsed, but is not a valid request. Also the code of a response whose faults have several codes."""
 
     status, code, title = 422, "invalid_request", "The request is not valid"
 
 
 class MissingField(InvalidRequest):
-    """A field that the request needs is absent."""
+    """A required field is missing."""
 
     code, title = "missing_field", "A field is missing"
 
 
 class UnknownField(InvalidRequest):
-    """A field has a name that the service does not know."""
+    """The service has no field of this name."""
 
     code, title = "unknown_field", "A field is not known"
 
 
 class FieldConflict(InvalidRequest):
-    """Fields that exclude each other, or need each other, do not fit."""
+    """Two fields exclude each other, or a field needs another one that is missing."""
 
     code, title = "field_conflict", "Fields contradict each other"
 
 
 class InvalidValue(InvalidRequest):
-    """A field holds a value of the wrong type or outside its range."""
+    """A value has the wrong type or is out of range."""
 
     code, title = "invalid_value", "A value is not valid"
 
 
 class InvalidArray(InvalidRequest):
-    """An array is ragged, empty, or holds something that is no finite number (for masks: no boolean)."""
+    """An array is ragged or empty, or one of its elements is not a finite number (in masks: not a boolean)."""
 
     code, title = "invalid_array", "An array is not valid"
 
 
 class ShapeMismatch(InvalidRequest):
-    """The shapes of two fields, or of a field and an option, do not fit."""
+    """The shapes of two fields, or the shape of a field and an option, do not match."""
 
     code, title = "shape_mismatch", "Shapes do not fit"
 
 
 class Overflow(InvalidRequest):
-    """A number does not fit into the type that it is computed or returned in."""
+    """A number is too large for the type that it is computed or returned in."""
 
     code, title = "overflow", "A number is too large for its type"
 
 
 class UnknownBackend(InvalidRequest):
-    """The backend or device asked for is not available in this installation."""
+    """The backend or the device of the request is not available in this installation."""
 
     code, title = "unknown_backend", "The backend is not available"
 
 
 class InternalError(ServiceError):
-    """A defect of the service. The request id in the answer finds it in the log."""
+    """A defect of the service. The log has the details, under the request id of the response."""
 
 
 class Busy(ServiceError):
-    """The server is at work for others, and no more may wait, or not ready. `Retry-After` says when that is over."""
+    """The service has no capacity for the request at the moment, or is starting or stopping.
+
+    `Retry-After` says after how many seconds to try again.
+    """
 
     status, code, title = 503, "busy", "The server is busy"
 
@@ -267,7 +271,7 @@ class TimeLimit(ServiceError):
 
 @cache
 def error_classes() -> dict[str, type[ServiceError]]:
-    """All errors by code, in the order of the tree."""
+    """All error classes by their code, in the order of the tree above."""
     found: dict[str, type[ServiceError]] = {}
     waiting: list[type[ServiceError]] = list(ServiceError.__subclasses__())
     while waiting:
@@ -278,16 +282,19 @@ def error_classes() -> dict[str, type[ServiceError]]:
 
 
 def kind_of(error: ServiceError) -> type[ServiceError]:
-    """What an error is for its client: of the kind of its faults, where they are all of one, as it may switch on it."""
+    """The class that a response takes status, code and title from.
+
+    It is the class of the faults if all of them have the same code, else the class of the error.
+    """
     codes = {fault.code for fault in error.faults}
     return error_classes().get(codes.pop(), type(error)) if len(codes) == 1 else type(error)
 
 
 def settle(error: BaseException | None) -> None:
-    """Let go of the way that an error came, and those before it, once it is answered.
+    """Drop the tracebacks of a handled error and of its causes, so that their frames are freed at once.
 
-    Futures hold the errors that threads raise, these the frames that they passed, and frames the futures: a body that a
-    frame has seen would stay until somebody looks for cycles.
+    The future of a worker thread refers to its error, the error to the frames of its traceback, and a frame to the
+    future: without this the request body, which the frames hold, stays until the next garbage collection.
     """
     while error is not None:
         error.__traceback__ = None
@@ -295,7 +302,7 @@ def settle(error: BaseException | None) -> None:
 
 
 def describe(value: object) -> str:
-    """What a value is, in a few words that never grow with it."""
+    """A short description of a value, like `number 3` or `array of 5`, whatever its size."""
     match value:
         case None:
             return "null"
@@ -317,7 +324,7 @@ def describe(value: object) -> str:
 
 
 def child(pointer: str, key: str | int) -> str:
-    """The JSON pointer one step further, the key escaped as RFC 6901 says, and cut if it is absurdly long."""
+    """`pointer` extended by a key or an index, escaped as in RFC 6901; a long key is cut."""
     text = str(key)
     if len(text) > QUOTE_LENGTH:
         text = text[:QUOTE_LENGTH] + "…"
@@ -331,7 +338,7 @@ def quote(text: str, limit: int = QUOTE_LENGTH) -> str:
 
 
 def shape(sizes: tuple[Any, ...]) -> str:
-    """A shape as text: `(2, 3)`, `(3,)`; a `·` or a letter stands for an axis that may have any length."""
+    """A shape as text, `(2, 3)` or `(3,)`. A size may be text: `·` or a letter for an axis of any length."""
     inner = ", ".join(str(size) for size in sizes)
     return f"({inner},)" if len(sizes) == 1 else f"({inner})"
 

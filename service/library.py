@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from service.attention.plan import make_plan
 from service.attention.result import Result
-from service.backends import choose
-from service.pipeline.engine import run
+from service.backends.registry import Backends
 from service.schemas.request import AttentionRequest
 from service.schemas.validate import validate
 
@@ -30,4 +30,10 @@ def attend(query: Any = None, key: Any = None, value: Any = None, **fields: Any)
     untyped = {name for name, value in (given | fields).items() if isinstance(value, list)}
     request = validate(AttentionRequest, given | fields)
     spec = request.attention_spec(untyped, allow_non_finite=True)
-    return run(make_plan(spec), spec, spec.sources, choose(spec.backend, spec.device))
+    return backends().choose(spec.backend, spec.device).run(make_plan(spec), spec, spec.sources)
+
+
+@cache
+def backends() -> Backends:
+    """The backends of `attend`, with the threads that their libraries start by themselves."""
+    return Backends()

@@ -14,11 +14,13 @@ import httpx
 import numpy as np
 import pytest
 
-from service import attend, backends
+from service import attend
 from service.attention.plan import make_plan
 from service.attention.spec import AttentionSpec, Output
-from service.backends import numpy
-from service.backends.room import NoRoom, Room
+from service.backends.base import OutOfMemory
+from service.backends.numpy.backend import NumpyBackend
+from service.backends.registry import Backends
+from service.backends.torch.memory import DeviceMemory
 from service.pipeline.engine import Engine, memory_limit
 from service.runtime.machine import memory_left
 from service.settings import Settings
@@ -34,14 +36,14 @@ def nothing() -> None:
 
 
 def test_requests_share_a_device_s_memory() -> None:
-    room, order = Room(lambda: 100), list[str]()
+    memory, order = DeviceMemory(lambda: 100), list[str]()
     waits = threading.Event()
 
     def second() -> None:
-        with room.hold(60, waits.set):
+        with memory.reserve(60, waits.set):
             order.append("second")
 
-    with room.hold(60, nothing), room.hold(40, nothing):
+    with memory.reserve(60, nothing), memory.reserve(40, nothing):
         thread = threading.Thread(target=second)
         thread.start()
         assert waits.wait(PATIENCE)
@@ -51,20 +53,20 @@ def test_requests_share_a_device_s_memory() -> None:
 
 
 def test_what_never_fits_is_refused_and_who_waits_can_give_up() -> None:
-    room = Room(lambda: 100)
-    with pytest.raises(NoRoom) as refused:
-        room.hold(101, nothing).__enter__()
-    assert (refused.value.needed, refused.value.there) == (101, 100)
+    memory = DeviceMemory(lambda: 100)
+    with pytest.raises(OutOfMemory) as refused:
+        memory.reserve(101, nothing).__enter__()
+    assert (refused.value.needed, refused.value.available) == (101, 100)
 
     def give_up() -> None:
         raise TimeoutError
 
-    with room.hold(60, nothing):
+    with memory.reserve(60, nothing):
         with pytest.raises(TimeoutError):
-            room.hold(60, give_up).__enter__()
-        with room.hold(40, give_up):  # which is there at once
+            memory.reserve(60, give_up).__enter__()
+        with memory.reserve(40, give_up):  # which is there at once
             pass
-    with room.hold(100, give_up):
+    with memory.reserve(100, give_up):
         pass
 
 
@@ -100,9 +102,9 @@ def test_without_torch_auto_is_numpy_and_asking_for_torch_stops_at_once(workers:
 @pytest.mark.torch
 def test_auto_is_torch_only_where_it_sees_a_gpu() -> None:
     expected = "numpy" if missing_gpu() else "torch"
-    assert backends.prefer("auto") == expected
-    assert backends.prefer("torch") == "torch"
-    assert backends.prefer("numpy") == "numpy"
+    assert Backends("auto").preferred == expected
+    assert Backends("torch").preferred == "torch"
+    assert Backends("numpy").preferred == "numpy"
 
 
 @pytest.mark.torch
@@ -123,7 +125,7 @@ READY = ("/health/ready", "/v2/health/ready", "/v2/models/attention/ready", "/v2
 
 def test_a_service_is_ready_when_the_first_request_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     warm = threading.Event()
-    monkeypatch.setattr(numpy, "warm_up", lambda device: warm.wait(60))
+    monkeypatch.setattr(NumpyBackend, "warm_up", lambda self, device: warm.wait(60))
     service = app()
     service.state.engine.ready = False  # as where torch is to be loaded
     with serving(service) as client:
@@ -141,10 +143,10 @@ def test_a_service_is_ready_when_the_first_request_is_quick(monkeypatch: pytest.
 def test_a_service_that_cannot_warm_up_never_becomes_ready(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(device: str) -> None:
+    def fail(self: NumpyBackend, device: str) -> None:
         raise RuntimeError("the driver is too old")
 
-    monkeypatch.setattr(numpy, "warm_up", fail)
+    monkeypatch.setattr(NumpyBackend, "warm_up", fail)
     service = app()
     service.state.engine.ready = False
     with serving(service) as client:
@@ -165,7 +167,7 @@ LIMITED = """
 import resource, sys
 import service.app
 if sys.argv[2] == "torch":
-    import service.backends.torch
+    import service.backends.torch.backend
 from pathlib import Path
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 limit = pages * resource.getpagesize() + int(sys.argv[3])
@@ -242,7 +244,7 @@ def test_a_gpu_s_allocation_that_fails_is_a_413_and_the_service_goes_on(
     from service.backends.torch import devices, staging
 
     given_back: list[torch.device] = []
-    monkeypatch.setattr(devices, "forget_unused", given_back.append)
+    monkeypatch.setattr(devices, "release_unused", given_back.append)
     to_device, failures = staging.to_device, [True, True]
 
     def fail_first(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -300,9 +302,9 @@ def test_a_refusal_says_what_would_need_less(include: tuple[Output, ...], hint: 
 
 def test_a_device_without_room_is_a_413_that_says_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: object) -> None:
-        raise NoRoom(5 * 2**30, 3 * 2**30)
+        raise OutOfMemory(5 * 2**30, 3 * 2**30)
 
-    monkeypatch.setattr(numpy, "execute", full)
+    monkeypatch.setattr(NumpyBackend, "execute", full)
     with serving(app()) as client:
         response = client.post("/attention", json={"input": [[1.0]], "is_causal": True})
     assert response.status_code == 413

@@ -145,6 +145,13 @@ def test_the_tree_is_as_described() -> None:
     assert [name for name in names if not (ROOT / "service" / name).exists()] == []
 
 
+def test_the_modules_that_the_pipeline_names_exist() -> None:
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("\n## The pipeline in ten lines\n")[1]
+    names = re.findall(r"`([a-z_]+/(?:[a-z_]+\.py)?)`", section.split("\n## ")[0])
+    assert len(names) > 15
+    assert [name for name in names if not (ROOT / "service" / name).exists()] == []
+
+
 def test_every_field_is_documented_with_what_it_means() -> None:
     page = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
     for name in [*AttentionRequest.model_fields, *get_args(Output)]:

@@ -22,7 +22,7 @@ from service import attend
 from service.attention.operands import make_operands
 from service.attention.plan import make_plan
 from service.attention.spec import AttentionSpec, Window
-from service.backends.room import NoRoom
+from service.backends.base import OutOfMemory
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
 from tests.helpers import wire
@@ -38,8 +38,8 @@ HALVES = ("float16", "bfloat16")
 if not missing_gpu():
     import torch
 
-    from service.backends import torch as backend
-    from service.backends.torch import flex
+    from service.backends.torch.backend import TorchBackend
+    from service.library import backends
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
@@ -148,7 +148,12 @@ FLEX: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FLEX)
-def test_flex_attention_takes_over_once_it_has_been_tried(name: str, dtype: str) -> None:
+def test_flex_attention_takes_over_once_it_has_been_tried(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flex = TorchBackend(experimental={"flex_attention"}).flex
+    assert flex is not None
+    monkeypatch.setattr(backends().choose("torch", "cuda"), "flex", flex)
     shape = (1, 2, 4096, 64)
     request = {field: normal(*shape, seed=seed) for seed, field in enumerate(("query", "key", "value"))}
     request |= {"layout": "bhld", "include": [], "dtype": dtype} | FLEX[name]
@@ -206,6 +211,7 @@ def test_no_more_memory_is_taken_than_was_estimated(name: str, dtype: Any) -> No
     operands = make_operands(spec, plan, spec.sources)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
+    backend = TorchBackend()
     backend.execute(plan, operands, "cuda")
     taken = torch.cuda.max_memory_allocated() - before
     assert taken <= backend.device_bytes(plan, operands)
@@ -241,10 +247,10 @@ def test_what_cannot_fit_is_refused_before_anything_is_allocated() -> None:
     everything = torch.cuda.mem_get_info()[1]
     length = int((everything / 4) ** 0.5)
     before = torch.cuda.memory_allocated()
-    with pytest.raises(NoRoom) as refused:
+    with pytest.raises(OutOfMemory) as refused:
         attend(input=np.ones((length, 1), np.float32), include=["attention_weights", "scores"], **ON_GPU)
-    assert refused.value.there is not None
-    assert refused.value.needed > refused.value.there
+    assert refused.value.available is not None
+    assert refused.value.needed > refused.value.available
     assert torch.cuda.memory_allocated() == before
 
 

@@ -15,6 +15,7 @@ import pytest
 from service.attention.arrays import BFLOAT16
 from service.attention.operands import make_operands
 from service.attention.plan import make_plan
+from service.library import backends
 from service.schemas.request import AttentionRequest
 from service.schemas.validate import validate
 from tests.cases import CASES, Case
@@ -28,8 +29,8 @@ if HAS_TORCH:
     from torch.nn.attention import SDPBackend
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from service.backends import torch as backend
-    from service.backends.torch import devices, fused, staging
+    from service.backends.torch import devices, sdpa, staging
+    from service.backends.torch.backend import TorchBackend
 
 pytestmark = pytest.mark.torch
 
@@ -69,7 +70,7 @@ def zeros(tensor: Any) -> np.ndarray:
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     fits = request.param == "a kernel fits"
     choice = SDPBackend.EFFICIENT_ATTENTION if fits else SDPBackend.MATH
-    monkeypatch.setattr(fused, "_choose", lambda *given: choice.value)
+    monkeypatch.setattr(sdpa, "choose", lambda *given: choice.value)
     monkeypatch.setattr(staging, "send", send)
     monkeypatch.setattr(staging, "fetch", fetch)
     monkeypatch.setattr(devices, "Pace", Pace)
@@ -82,8 +83,10 @@ def check(fields: dict[str, Any], gpu: Any, kernel: str) -> str:
     spec = validate(AttentionRequest, fields).attention_spec(untyped, allow_non_finite=True)
     plan = make_plan(spec)
     operands = make_operands(spec, plan, spec.sources)
+    backend = backends().choose("torch", "cpu")
+    assert isinstance(backend, TorchBackend)
     with FakeTensorMode(), torch.inference_mode():
-        found = backend._compute(plan, operands, gpu, lambda: None)
+        found = backend.compute(plan, operands, gpu, lambda: None)
     expected = backend.execute(plan, operands, "cpu")
     for computed in (found, expected):
         computed.arrays.pop("top_indices", None)

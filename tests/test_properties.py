@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service import attend
+from service.backends.numpy.threads import TilePool
+from service.library import backends
 from tests.helpers.backends import BACKENDS, compute_like_large_ones
 
 pytestmark = [pytest.mark.parametrize("backend", BACKENDS)]
@@ -218,9 +219,8 @@ def test_tiles_do_not_show(backend: str, request: dict[str, Any], size: int, cho
 def test_threads_do_not_show(backend: str, request: dict[str, Any]) -> None:
     include = ["attention_weights", "logsumexp", "received"]
     alone = attend(**request, include=include, backend=backend)
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(3) as pool:
-        patch.setattr("service.backends.numpy._pool", pool)
-        patch.setattr("service.backends.numpy._threads", 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends().choose("numpy", "cpu"), "pool", TilePool(3))
         compute_like_large_ones(patch, 3)
         together = attend(**request, include=include, backend=backend)
     for name in ("output", *include):

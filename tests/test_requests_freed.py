@@ -114,7 +114,7 @@ def test_of_one_whose_client_disconnects() -> None:
                     connection.sendall(head % len(content) + content[:sent])
                     # The event loop has read the head when it answers what came later.
                     assert client.get("/health/live").status_code == 200
-                until(lambda: service.state.tally.in_flight == 0)
+                until(lambda: service.state.metrics.in_flight == 0)
         until(lambda: (admission.free, admission.at_work) == (admission.memory, 0))
 
 

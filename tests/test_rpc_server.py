@@ -231,7 +231,7 @@ def test_what_a_client_gave_up_is_stopped(how: str, caplog: pytest.LogCaptureFix
             assert engine.admission.slots_taken == 1
             first.cancel()
         until(lambda: at_rest(engine))
-        until(lambda: server.app.state.tally.in_flight == 0)
+        until(lambda: server.app.state.metrics.in_flight == 0)
     statuses = [record.__dict__["status"] for record in caplog.records if record.name == "attention.access"]
     assert len(statuses) == (2 if first else 1) or how == "deadline"
     assert set(statuses) == {499}
@@ -253,7 +253,7 @@ def test_a_client_that_takes_nothing_is_cut_off() -> None:
             there.start()
             for _ in range(8):
                 client.sendall(upstream.recv(2**14))
-            until(lambda: state.tally.in_flight == 0)
+            until(lambda: state.metrics.in_flight == 0)
             cut_off.append(True)
             client.shutdown(socket.SHUT_RDWR)
             there.join()

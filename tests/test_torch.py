@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -22,19 +21,26 @@ from service import attend
 from service.attention.operands import make_operands
 from service.attention.plan import Plan, make_plan
 from service.attention.spec import AttentionSpec, SegmentIds, Window
-from service.backends.room import NoRoom
+from service.backends.base import OutOfMemory
 from tests.helpers.backends import HAS_TORCH
 from tests.helpers.by_flex import OPTIONS, compare, random_request
 from tests.helpers.waiting import until
 
 if HAS_TORCH:
     import torch
+    from torch.nn.attention import SDPBackend
 
-    from service.backends import dense
-    from service.backends import torch as backend
-    from service.backends.torch import devices, flex, fused, staging
+    from service.backends.dense.compute import compute
+    from service.backends.dense.operands import load_operands
+    from service.backends.torch import devices, flex, sdpa, staging
+    from service.backends.torch.backend import TorchBackend, keeps_halves
+
+    BACKEND = TorchBackend()
 
 pytestmark = pytest.mark.torch
+
+
+PLAN = make_plan(AttentionSpec(input=np.ones((1, 1))))
 
 
 def nothing() -> None:
@@ -98,7 +104,7 @@ def test_what_is_read_only_is_not_copied_to_be_read() -> None:
 def test_out_of_memory_is_recognised() -> None:
     with pytest.raises(RuntimeError) as failed:
         torch.empty(2**60)
-    for error in (failed.value, torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), NoRoom(1)):
+    for error in (failed.value, torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), OutOfMemory(1)):
         assert devices.is_out_of_memory(error)
     for other in (RuntimeError("shapes do not fit"), ValueError("out of memory")):
         assert not devices.is_out_of_memory(other)
@@ -113,7 +119,7 @@ import numpy as np
 from service.attention.operands import make_operands
 from service.attention.plan import make_plan
 from service.attention.spec import AttentionSpec
-from service.backends import choose, use_threads
+from service.backends.registry import Backends
 
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -125,8 +131,7 @@ def prepared(length, **options):
     plan = make_plan(spec)
     return plan, make_operands(spec, plan, spec.sources)
 
-use_threads(2)
-torch, length = choose("torch", "cpu"), 3072
+torch, length = Backends(threads=2).choose("torch", "cpu"), 3072
 torch.execute(*prepared(64), "cpu")
 torch.execute(*prepared(64, include=("attention_weights",), top_k=2), "cpu")
 random = np.random.default_rng(0)
@@ -175,19 +180,14 @@ def test_a_kernel_that_holds_all_scores_is_not_used() -> None:
     query, value = normal(1, 2, 5, 8), normal(1, 2, 5, 3)
     result = by_torch({"query": query, "key": query, "value": value})
     assert result.metadata.kernel == "dense"
-    assert by_torch({"query": query, "key": query, "value": query}).metadata.kernel == fused.ON_CPU
+    assert by_torch({"query": query, "key": query, "value": query}).metadata.kernel == sdpa.ON_CPU
     grouped = by_torch({"query": query, "key": query[:, :1], "value": value[:, :1]})
     assert grouped.metadata.kernel == "dense"
 
 
-def test_kernels_that_are_compiled_for_each_size_come_first_for_sizes_that_come_often(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fused, "_met", {})
-    monkeypatch.setattr(fused, "MAX_KINDS", 3)
-    orders = [fused.order_for("one") for _ in range(fused.OFTEN + 2)]
-    assert [order is fused.REPEATED for order in orders] == [False] * fused.OFTEN + [True, True]
-    assert all(fused.order_for(kind) is fused.USUAL for kind in ("two", "three", "four", "one"))
+def test_cudnn_comes_first_only_where_it_is_asked_for() -> None:
+    assert TorchBackend().kernels.order[0] == SDPBackend.FLASH_ATTENTION
+    assert TorchBackend(experimental={"cudnn_first"}).kernels.order[0] == SDPBackend.CUDNN_ATTENTION
 
 
 def test_a_kernel_that_turns_out_not_to_work_is_done_without(
@@ -198,9 +198,9 @@ def test_a_kernel_that_turns_out_not_to_work_is_done_without(
 
     query = normal(1, 2, 5, 8)
     right = by_torch({"query": query, "key": query, "value": query})
-    monkeypatch.setattr(fused, "scaled_dot_product_attention", refuse)
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", refuse)
     found = by_torch({"query": query, "key": query, "value": query})
-    assert (right.metadata.kernel, found.metadata.kernel) == (fused.ON_CPU, "dense")
+    assert (right.metadata.kernel, found.metadata.kernel) == (sdpa.ON_CPU, "dense")
     np.testing.assert_allclose(found.output, right.output, rtol=1e-5, atol=1e-6)
     assert "kernel of torch failed" in caplog.text
 
@@ -208,7 +208,7 @@ def test_a_kernel_that_turns_out_not_to_work_is_done_without(
 def test_scores_are_watched_where_bounds_do_not_rule_out_that_they_overflow() -> None:
     large = normal(1, 1, 4, 8) * 1e18
     ways = [by_torch({"query": large, "key": large, "value": large, "scale": scale}) for scale in (1e-30, 1e-37)]
-    assert [way.metadata.kernel for way in ways] == [fused.ON_CPU, fused.ON_CPU]
+    assert [way.metadata.kernel for way in ways] == [sdpa.ON_CPU, sdpa.ON_CPU]
     watched = by_torch({"query": large, "key": large[:, :, :1] * 10, "value": large[:, :, :1], "scale": 1e-37})
     assert watched.metadata.kernel == "dense"
 
@@ -219,12 +219,13 @@ def test_the_largest_in_order_equal_ones_by_lower_index(seed: int, count: int, w
     numbers = random.integers(-4, 5, size=(3, 2, 30)).astype(np.float32) * random.choice([-0.5, 1e-30, 1.0])
     tensor = torch.from_numpy(numbers).to(torch.float64 if wide else torch.float32)
     order = np.argsort(-numbers, axis=-1, stable=True)[..., :count]
-    np.testing.assert_array_equal(backend.top(tensor, count).numpy(), order)
+    found = BACKEND.library(PLAN, devices.CPU).top_indices(tensor, count)
+    np.testing.assert_array_equal(found.numpy(), order)
 
 
 def test_float32_is_not_computed_by_less() -> None:
     torch.set_float32_matmul_precision("medium")
-    backend.use_threads(torch.get_num_threads())
+    TorchBackend(torch.get_num_threads())
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
@@ -234,12 +235,12 @@ def test_float32_is_not_computed_by_less() -> None:
 def test_halves_stay_halves_only_where_nothing_is_done_to_them(dtype: str) -> None:
     def stays(**options: Any) -> bool:
         spec = AttentionSpec(input=normal(1, 4, 8), dtype=dtype, include=(), **options)  # type: ignore[arg-type]
-        return backend._stays_as_is(make_plan(spec))
+        return keeps_halves(make_plan(spec))
 
     assert stays()
     assert stays(is_causal=True, alibi_slopes=np.ones(1), sinks=np.ones(1))
     assert not stays(bias=np.zeros(4))
-    assert not backend._stays_as_is(make_plan(AttentionSpec(input=normal(1, 4, 8))))
+    assert not keeps_halves(make_plan(AttentionSpec(input=normal(1, 4, 8))))
 
 
 # FlexAttention, traced as it is before it is compiled for a GPU.
@@ -265,49 +266,22 @@ def prepared(options: dict[str, Any], dtype: Any = np.float32) -> tuple[Plan, An
     fields |= {name: normal(2, 2, 280, 16, dtype=dtype, seed=seed) for seed, name in enumerate(("key", "value"), 1)}
     spec = AttentionSpec(**fields | options)
     plan = make_plan(spec)
-    lib = backend.library(plan, devices.CPU)
-    return plan, lib, dense.load_operands(plan, make_operands(spec, plan, spec.sources), lib)
+    lib = BACKEND.library(plan, devices.CPU)
+    return plan, lib, load_operands(plan, make_operands(spec, plan, spec.sources), lib)
 
 
 @pytest.mark.parametrize("name", FLEX)
 def test_flex_attention_means_what_the_plan_does(name: str) -> None:
     """Its own way through our functions, but for the compiler; judged by the definition, which others judge."""
     plan, lib, loaded = prepared(FLEX[name])
-    assert flex.means(plan, loaded)
+    assert flex.can_express(plan, loaded)
     with torch.inference_mode():
-        ours, definition = flex.compute(plan, lib, loaded), dense.compute(plan, lib, loaded, "torch")
+        ours, definition = flex.compute(plan, lib, loaded), compute(plan, lib, loaded, "torch")
     assert ours.arrays.keys() == definition.arrays.keys()
     for key, array in definition.arrays.items():
         np.testing.assert_allclose(ours.arrays[key], array, rtol=1e-5, atol=2e-6)
     assert ours.fully_masked_rows == definition.fully_masked_rows
     assert flex.agree(ours, definition, torch.float32)
-
-
-@pytest.mark.parametrize("name", FLEX)
-def test_blocks_hold_all_that_is_seen(name: str) -> None:
-    """Those looked at whole hold nothing that is hidden, those left out nothing that is seen."""
-    plan, lib, _ = prepared(FLEX[name])
-    seen = dense.visible(plan, lib, fused.whole(plan))
-    visible = np.broadcast_to(np.ones((), bool) if seen is None else seen.numpy(), (2, 4, 300, 280))[:, 0]
-    blocks, size = flex.Hiding.of(plan).blocks(), flex.BLOCK
-    for b in range(2):
-        for n in range(3):
-            rows = visible[b, n * size : (n + 1) * size]
-            part = set(blocks.part_indices[b, 0, n, : blocks.part_counts[b, 0, n]].tolist())
-            full = set(blocks.full_indices[b, 0, n, : blocks.full_counts[b, 0, n]].tolist())
-            assert not part & full
-            for m in range(3):
-                columns = rows[:, m * size : (m + 1) * size]
-                assert m in part | full or not columns.any()
-                assert m not in full or (columns.all() and columns.shape == (size, size))
-
-
-def test_blocks_leave_out_what_is_far() -> None:
-    spec = AttentionSpec(input=normal(2048, 1), window=Window(100, 0), include=())
-    blocks = flex.Hiding.of(make_plan(spec)).blocks()
-    assert (blocks.part_counts + blocks.full_counts).tolist() == [[[1] + [2] * 15]]
-    everything = flex.Hiding.of(make_plan(AttentionSpec(input=normal(2048, 1), include=(), softcap=1.0))).blocks()
-    assert everything.full_counts.tolist() == [[[16] * 16]]
 
 
 def test_flex_attention_is_compiled_for_many_kinds() -> None:
@@ -317,7 +291,7 @@ def test_flex_attention_is_compiled_for_many_kinds() -> None:
         dtype, scale, options = kind
         plan, lib, loaded = prepared({**options, "scale": scale}, dtype)
         with torch.inference_mode():
-            ours, definition = flex.compute(plan, lib, loaded), dense.compute(plan, lib, loaded, "torch")
+            ours, definition = flex.compute(plan, lib, loaded), compute(plan, lib, loaded, "torch")
         return flex.agree(ours, definition, torch.float32)
 
     options = [{"window": Window(9, 9)}, {"softcap": 2.0}, {"alibi_slopes": np.ones(4)}]
@@ -328,18 +302,18 @@ def test_flex_attention_is_compiled_for_many_kinds() -> None:
 def test_what_flex_attention_cannot_say() -> None:
     for options in ({"mask": np.ones(280, bool)}, {"bias": np.zeros(280)}, {"include": ("entropy",)}):
         plan, _, loaded = prepared(options)
-        assert not flex.means(plan, loaded)
+        assert not flex.can_express(plan, loaded)
     plan, _, loaded = prepared({})
-    assert flex.means(plan, loaded)
-    assert not flex.fits(plan, loaded)  # as it is too small to be worth it, and hides nothing
+    assert flex.can_express(plan, loaded)
+    assert not flex.Flex(lambda *given: True).fits(plan, loaded)  # as it is too small to be worth it, and hides nothing
 
 
-def test_flex_attention_is_for_what_is_large_and_hides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "FEWEST_SCORES", 0)
+def test_flex_attention_is_for_what_is_large_and_hides() -> None:
+    chosen = flex.Flex(lambda *given: True, fewest_scores=0)
 
     def fits(options: dict[str, Any], dtype: Any = np.float32) -> bool:
         plan, _, loaded = prepared(options, dtype)
-        return flex.fits(plan, loaded)
+        return chosen.fits(plan, loaded)
 
     assert all(fits(options) for options in FLEX.values())
     assert not fits({})
@@ -349,28 +323,31 @@ def test_flex_attention_is_for_what_is_large_and_hides(monkeypatch: pytest.Monke
 
 def test_a_kernel_is_used_after_it_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: the first request is computed otherwise, and those after the trial by FlexAttention."""
-    monkeypatch.setattr(flex, "FEWEST_SCORES", 0)
-    monkeypatch.setattr(flex, "trials", flex.Trials())
+    backend = TorchBackend(experimental={"flex_attention"})
+    assert backend.flex is not None
+    backend.flex.fewest_scores = 0
     plan, lib, loaded = prepared({"softcap": 2.0, "window": Window(9, 9)})
-    large = replace(lib, waits=True)
-    monkeypatch.setattr(backend, "library", lambda *given: large)
+    lib.is_asynchronous = True  # as on a GPU
     monkeypatch.setattr(flex, "_compiled", lambda compiler: COMPILED("eager"))
     with torch.inference_mode():
-        assert backend._without_scores(plan, large, loaded, nothing) is None  # torch has no other kernel for softcap
-        kind = flex.kind(plan, loaded)
-        until(lambda: flex.trials.passed(kind, lambda: False))
-        found = backend._without_scores(plan, large, loaded, nothing)
-        assert found is not None
+        assert backend.attend(plan, lib, loaded, nothing).kernel == "dense"  # torch has no other kernel for softcap
+        kind = flex.kind_of(plan, loaded)
+        until(lambda: backend.flex is not None and backend.flex.trials.passed(kind, lambda: False))
+        found = backend.attend(plan, lib, loaded, nothing)
         assert found.kernel == "flex_attention"
-        definition = dense.compute(plan, lib, loaded, "torch")
+        definition = compute(plan, lib, loaded, "torch")
         np.testing.assert_allclose(found.arrays["output"], definition.arrays["output"], rtol=1e-5, atol=1e-6)
 
         def fail(*given: Any) -> Any:
             raise RuntimeError("out of luck")
 
         monkeypatch.setattr(flex, "compute", fail)
-        assert backend._without_scores(plan, large, loaded, nothing) is None
-        assert not flex.trials.passed(kind, lambda: True)  # it has had its chance
+        assert backend.attend(plan, lib, loaded, nothing).kernel == "dense"
+        assert not backend.flex.trials.passed(kind, lambda: True)  # it has had its chance
+
+
+def test_flex_attention_is_off_by_default() -> None:
+    assert BACKEND.flex is None
 
 
 if HAS_TORCH:
@@ -384,7 +361,7 @@ def test_a_kernel_that_is_wrong_is_never_used(
     plan, _, loaded = prepared({"window": Window(9, 9)})
 
     def broken(plan: Plan, lib: Any, loaded: Any) -> Any:
-        right = dense.compute(plan, lib, loaded, "torch")
+        right = compute(plan, lib, loaded, "torch")
         if wrong == "exception":
             raise RuntimeError("the compiler gave up")
         if wrong == "rows":
@@ -392,12 +369,12 @@ def test_a_kernel_that_is_wrong_is_never_used(
         return right._replace(arrays={"output": right.arrays["output"] * 1.01})
 
     monkeypatch.setattr(flex, "compute", broken)
-    trials, kind = flex.Trials(), flex.kind(plan, loaded)
+    trials, kind = flex.Trials(), flex.kind_of(plan, loaded)
     done = threading.Event()
 
     def trial() -> bool:
         try:
-            return backend._try(plan, devices.CPU, torch.float32)
+            return BACKEND._try_flex(plan, devices.CPU, torch.float32)
         finally:
             done.set()
 

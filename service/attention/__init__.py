@@ -1,4 +1,4 @@
-"""The mathematics of attention, without I/O: what is asked (spec), what to do (plan), what came of it (result).
+"""The mathematics of attention, without I/O: the request (spec), the plan, and the result.
 
 Letters, here and everywhere:
 
@@ -8,6 +8,7 @@ Letters, here and everywhere:
     d  features of one token of one head in query and key (head_dim)
     e  the same in value (value_dim)
 
-Inside, heads always stand before tokens: query (b, h, q, d), key (b, g, k, d), value (b, g, k, e), scores
-(b, h, q, k). Layouts exist only at the edges. This package imports the standard library and NumPy, nothing else.
+Inside this package heads always stand before tokens: query (b, h, q, d), key (b, g, k, d), value (b, g, k, e), scores
+(b, h, q, k). The layouts of requests are converted when operands are made and results returned. This package imports
+the standard library and NumPy, nothing else.
 """

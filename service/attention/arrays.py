@@ -1,4 +1,4 @@
-"""Numbers as they are computed with: of one type, finite, within their type's range."""
+"""Checks and conversions of arrays: to one type, finite, within the range of the type."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ WIDER: Final = {"float16": "float32", "bfloat16": "float32", "float32": "float64
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Whether a type is one of FLOATS; NumPy knows bfloat16 by no kind of its own."""
+    """True if a type is one of FLOATS. NumPy has no kind for bfloat16."""
     return dtype in _FLOATS
 
 
 def widest(dtypes: list[np.dtype]) -> np.dtype:
-    """The type that holds all of these: float32 for float16 with bfloat16; float64 for none."""
+    """The smallest type that holds the floats of all these types; float64 if there is no float."""
     names = {dtype.name for dtype in dtypes if is_float(dtype)}
     if names == {"float16", "bfloat16"}:
         return FLOATS["float32"]
@@ -36,17 +36,18 @@ def widest(dtypes: list[np.dtype]) -> np.dtype:
 
 
 def compute_dtype(dtype: np.dtype) -> np.dtype:
-    """Halves are computed in float32, everything else in its own type."""
+    """The type that a type is computed in: float32 for halves, else the type itself."""
     return dtype if dtype.itemsize >= 4 else FLOATS["float32"]
 
 
 def cast(
     array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bool = False, non_finite: bool = False
 ) -> np.ndarray:
-    """The array in `dtype`, not copied where it has it already.
+    """The array in `dtype`; the same array if it has this type already.
 
-    minus_infinity: whether -inf is a number here, as it is in an additive bias; non_finite: whether inf and NaN are.
-    Errors: InvalidArray for what is no (finite) number, Overflow for what `dtype` cannot hold.
+    minus_infinity: True if -inf is allowed, as in an additive bias; non_finite: True if inf and NaN are
+
+    Errors: InvalidArray for anything but (finite) numbers, Overflow for a number that `dtype` cannot hold.
     """
     with np.errstate(all="ignore"):
         return measured(array, dtype, pointer, minus_infinity=minus_infinity, non_finite=non_finite)[0]
@@ -55,9 +56,9 @@ def cast(
 def measured(
     array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bool = False, non_finite: bool = False
 ) -> tuple[np.ndarray, float]:
-    """The same, and a bound of the Euclidean norm of all its numbers as one vector; inf where none is known.
+    """The result of `cast`, and a bound on the Euclidean norm of the array as one vector; inf if no bound is known.
 
-    NumPy may warn of overflow on the way, unless the caller keeps it from that.
+    NumPy may warn of overflow on the way.
     """
     if array.dtype.kind not in "iu" and not is_float(array.dtype):
         raise InvalidArray.of(pointer, "numbers", array)
@@ -79,10 +80,10 @@ def measured(
 
 
 def norm(array: np.ndarray) -> float:
-    """The Euclidean norm, or for halves a bound of it. Where a number is inf or NaN, so is this, and inf too where only
-    a square is too large.
+    """The Euclidean norm of an array as one vector; for halves a bound on it.
 
-    One product tells that all numbers are finite in a third of the time that looking at each takes.
+    It is inf or NaN if a number is, and inf also if a square overflows. So a finite norm shows that all numbers are
+    finite, in a third of the time of np.isfinite.
     """
     if array.dtype.itemsize < 4:
         return math.sqrt(array.size) * _largest(array) if array.size else 0.0
@@ -90,24 +91,26 @@ def norm(array: np.ndarray) -> float:
 
 
 def _largest(halves: np.ndarray) -> float:
-    """The largest magnitude; inf or NaN if a number is. By its bits, which are in the order of the numbers: NumPy knows
-    no fast way to look at halves themselves."""
+    """The largest magnitude of halves; inf or NaN if a number is.
+
+    Found by their bits, which are ordered as the numbers are: NumPy has no fast comparison of halves.
+    """
     bits = max(int(halves.view(np.int16).max()), int(halves.view(np.uint16).max()) & 0x7FFF)
     return float(np.array(bits, np.uint16).view(halves.dtype))
 
 
 def all_finite(array: np.ndarray) -> bool:
-    """Whether every number is finite."""
+    """True if every number is finite."""
     return norm(array) < math.inf or bool(np.isfinite(array).all())
 
 
 def wider(dtype: np.dtype) -> str:
-    """The advice that goes with an overflow."""
+    """The hint of an overflow error: which type is wider."""
     return f"ask for dtype {WIDER[dtype.name]}" if dtype.name in WIDER else "no wider type is offered"
 
 
 def integers(array: np.ndarray, pointer: str, shapes: dict[tuple[int, ...], str]) -> np.ndarray:
-    """The array as int64, if it holds integers and has one of these shapes (each with its text).
+    """The array as int64. shapes: those allowed, each with its text for the error
 
     Errors: InvalidArray, ShapeMismatch.
     """
@@ -119,7 +122,7 @@ def integers(array: np.ndarray, pointer: str, shapes: dict[tuple[int, ...], str]
 
 
 def within(array: np.ndarray, low: int, high: int, pointer: str) -> None:
-    """Errors: InvalidArray with the place of the first element that is not from `low` to `high`."""
+    """Check that all elements are from `low` to `high`. Errors: InvalidArray with the place of the first other one."""
     bad = (array < low) | (array > high)
     if bad.any():
         index = tuple(int(i) for i in np.argwhere(bad)[0])

@@ -5,35 +5,27 @@ Letters as everywhere: b batch, h query heads, g key/value heads, q queries, k k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from service.attention.features import leaves
+from service.attention.outputs import OUTPUTS, output_shape
 from service.attention.roles import Role
-from service.attention.spec import STAGES
-from service.attention.tiles import Cut, steps
+from service.attention.tiles import Tiling, steps
 
 if TYPE_CHECKING:
     from service.attention.plan import Plan
-    from service.attention.spec import AttentionSpec, Norm
+    from service.attention.spec import AttentionSpec, Norm, Output
 
-# Of the scores of a tile on a CPU: what a core can still keep near, and enough rows for fast products.
-TILE_BYTES = 2**21
 # Operations that take as long as a comparison.
-SORTING = 16
-# Bytes of what is returned by index, as top_k has it.
-INDEX = 8
+SORTING: Final = 16
+# Bytes of an index, as top_k returns them.
+INDEX: Final = 8
 # Memory of a request beside large arrays.
-SMALL = 2**18
-
-
-class Tiling(NamedTuple):
-    """How a backend computes tiles. bytes: scores of one tile; workers: tiles computed at the same time"""
-
-    bytes: int = TILE_BYTES
-    workers: int = 1
+SMALL: Final = 2**18
 
 
 class Memory(NamedTuple):
@@ -74,47 +66,14 @@ def flops(plan: Plan) -> int:
 
 def returned_bytes(plan: Plan) -> int:
     """Memory of all returned arrays, as if none were a view of another."""
-    sizes, chosen, include = plan.sizes, plan.selection, plan.selection.include
-    b, q, k = sizes.batch_size, sizes.query_length, sizes.key_length
-    new = k - plan.roles.past_length
-    d, e = sizes.head_dim, sizes.value_dim
-    tokens = {
-        "query": sizes.num_heads * q * d,
-        "key": sizes.num_kv_heads * new * d,
-        "value": sizes.num_kv_heads * new * e,
-        "head_outputs": sizes.num_heads * q * e,
-        "present_key": sizes.num_kv_heads * k * d,
-        "present_value": sizes.num_kv_heads * k * e,
-    }
-    own = _output_count(plan) + b * sum(count for name, count in tokens.items() if name in include)
-    indices = 0 if chosen.top_k is None else prod(_weights_shape(plan)) * INDEX
-    return collected_bytes(plan) + own * plan.dtype.itemsize + indices
+    return _output_count(plan) * plan.dtype.itemsize + sum(_output_bytes(plan, name) for name in plan.selection.include)
 
 
-def collected_bytes(plan: Plan) -> int:
-    """Memory of the returned score matrices, row statistics and `received`."""
-    sizes, include = plan.sizes, plan.selection.include
-    b, heads, rows, k = sizes.batch_size, *_selected(plan), sizes.key_length
-    computing = plan.compute_dtype.itemsize
-    matrices = len(include & set(STAGES)) * b * heads * rows * k
-    statistics = len(include & {"logsumexp", "entropy"}) * b * heads * rows
-    received = b * (1 if plan.selection.average_heads else heads) * k if "received" in include else 0
-    weights = prod(_weights_shape(plan)) if "attention_weights" in include else 0
-    return (matrices + statistics + received) * computing + weights * plan.dtype.itemsize
-
-
-def _selected(plan: Plan) -> tuple[int, int]:
-    """The number of heads and queries of returned score matrices."""
-    chosen = plan.selection
-    heads = plan.sizes.num_heads if chosen.heads is None else len(chosen.heads)
-    return heads, plan.sizes.query_length if chosen.queries is None else len(chosen.queries)
-
-
-def _weights_shape(plan: Plan) -> tuple[int, ...]:
-    heads, rows = _selected(plan)
-    chosen = plan.selection
-    columns = plan.sizes.key_length if chosen.top_k is None else chosen.top_k
-    return plan.sizes.batch_size, 1 if chosen.average_heads else heads, rows, columns
+def _output_bytes(plan: Plan, name: Output) -> int:
+    """Memory of one output, with the indices of top_k."""
+    row, count = OUTPUTS[name], prod(output_shape(name, plan.roles, plan.selection))
+    indices = INDEX * count if name == "attention_weights" and plan.selection.top_k is not None else 0
+    return count * (plan.compute_dtype if row.in_compute_dtype else plan.dtype).itemsize + indices
 
 
 def _output_count(plan: Plan) -> int:
@@ -127,7 +86,7 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     """Memory that computing takes beyond the arrays of a request, at most; results included.
 
     working: memory of the tiles that are computed at the same time
-    copied: bytes of those arrays that are cast, by `copied_bytes`; None where it is not known
+    copied: bytes of those arrays that are cast, see `copied_bytes`; None if that is not known
     """
     sizes, roles = plan.sizes, plan.roles
     computing = plan.compute_dtype.itemsize
@@ -137,8 +96,9 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     scaled = 0 if "scores" in plan.selection.include else queries * sizes.head_dim * computing
     mapped = 0 if roles.output_map is None else _output_count(plan) * computing
     collected = returned_bytes(plan) - _output_count(plan) * plan.dtype.itemsize
-    looked_at = 0 if plan.bias is None else plan.bias.size  # a boolean each
-    computed = kept + outputs + scaled + collected + max(working, mapped, looked_at)
+    # A boolean for each number, when the largest finite one is looked for.
+    scanned = max((array.size for term in plan.terms for array in term.arrays if array.dtype != bool), default=0)
+    computed = kept + outputs + scaled + collected + max(working, mapped, scanned)
     finished = outputs + mapped + returned_bytes(plan) + kept
     if copied is None:
         copied = _all_copied_bytes(plan)
@@ -146,7 +106,7 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
 
 
 def _all_copied_bytes(plan: Plan) -> int:
-    """Bytes of query, key and value, were all of them cast."""
+    """Bytes of query, key and value if all of them are cast."""
     return sum(prod(role.view.shape) for role in _distinct_roles(plan)) * plan.dtype.itemsize
 
 
@@ -158,38 +118,22 @@ def copied_bytes(plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarr
     given = [sources[role.field] for role in _distinct_roles(plan)]
     given += [array for array in (spec.past_key, spec.past_value) if array is not None]
     cast = sum(array.size for array in given if array.dtype != plan.dtype) * plan.dtype.itemsize
-    for array in _planned(plan):
-        if not any(np.may_share_memory(array, other) for other in _options(spec)):
+    received = list(_arrays(spec))
+    for array in _arrays(plan):
+        if not any(np.may_share_memory(array, other) for other in received):
             cast += array.nbytes
     return cast
+
+
+def _arrays(value: object) -> Iterator[np.ndarray]:
+    """All arrays in the fields of a dataclass or named tuple."""
+    return (leaf for _, leaf in leaves(value) if isinstance(leaf, np.ndarray))
 
 
 def _distinct_roles(plan: Plan) -> list[Role]:
     """The roles, each field once."""
     roles = (plan.roles.query, plan.roles.key, plan.roles.value)
     return list({role.field: role for role in roles}.values())
-
-
-def _planned(plan: Plan) -> list[np.ndarray]:
-    """The large arrays of a plan."""
-    roles, seen = plan.roles, plan.visibility
-    arrays = [plan.bias, seen.mask]
-    for linear in (roles.query.map, roles.key.map, roles.value.map, roles.output_map):
-        arrays += [] if linear is None else [linear.weight]
-    for rotation in (plan.query_rotation, plan.key_rotation):
-        arrays += [] if rotation is None else [rotation.cos, rotation.sin]
-    return [array for array in arrays if array is not None]
-
-
-def _options(spec: AttentionSpec) -> list[np.ndarray]:
-    """The large arrays of a request beside its sources."""
-    arrays = [spec.bias, spec.mask]
-    if spec.projection is not None:
-        maps = (spec.projection.query, spec.projection.key, spec.projection.value, spec.projection.output)
-        arrays += [array for linear in maps if linear is not None for array in (linear.weight, linear.kernel)]
-    if spec.rotary is not None:
-        arrays += [spec.rotary.cos, spec.rotary.sin]
-    return [array for array in arrays if array is not None]
 
 
 def operand_bytes(plan: Plan) -> tuple[int, int]:
@@ -229,20 +173,19 @@ def _changing(size: int, norm: Norm | None, *, rotated: bool) -> int:
     return max(normed, (size if norm is not None else 0) + 2 * size) if rotated else normed
 
 
-def working_bytes(plan: Plan, tiling: Tiling = Tiling()) -> int:  # noqa: B008  (a tuple)
-    """Memory of the tiles that are computed at the same time, by NumPy."""
+def working_bytes(plan: Plan, tiling: Tiling) -> int:
+    """Memory of the tiles that NumPy computes at the same time."""
     sizes, chosen = plan.sizes, plan.selection
-    computing = plan.compute_dtype.itemsize
-    step = steps(plan, Cut(tiling.bytes // computing, tiling.workers, streams=False))
-    heads = step.kv_heads * (sizes.num_heads // sizes.num_kv_heads)
-    stack, k = step.batch * heads, sizes.key_length
-    scores = stack * step.rows * k
-    rows = -(-sizes.query_length // step.rows)
-    tiles = -(-sizes.batch_size // step.batch) * -(-sizes.num_kv_heads // step.kv_heads) * rows
-    memory = scores * computing + stack * step.rows * sizes.value_dim * computing
-    memory += _mask_bytes(plan, (step.batch, heads, step.rows, k))
-    if plan.alibi is not None:
-        memory += (scores + 2 * step.rows * k) * computing
+    computing, k = plan.compute_dtype.itemsize, sizes.key_length
+    step = steps(plan, tiling)
+    tile = step.batch, step.kv_heads * (sizes.num_heads // sizes.num_kv_heads), step.rows, k
+    scores = prod(tile)
+    heights = -(-sizes.query_length // step.rows)
+    tiles = -(-sizes.batch_size // step.batch) * -(-sizes.num_kv_heads // step.kv_heads) * heights
+    memory = scores * computing + prod(tile[:3]) * sizes.value_dim * computing
+    # Masks that are made and combined; and some of the scores by themselves.
+    memory += 3 * max((term.mask_size(tile) for term in plan.terms), default=0) + scores // 2
+    memory += sum(term.added_size(tile) for term in plan.terms) * computing
     if chosen.heads is not None or chosen.queries is not None:
         memory += scores * computing
     if "entropy" in chosen.include:
@@ -251,23 +194,5 @@ def working_bytes(plan: Plan, tiling: Tiling = Tiling()) -> int:  # noqa: B008  
         memory += scores * (2 * computing + INDEX)
     received = 0
     if "received" in chosen.include:  # each tile's, until all are there
-        received = rows * sizes.batch_size * sizes.num_heads * k * computing
+        received = heights * sizes.batch_size * sizes.num_heads * k * computing
     return min(tiling.workers, tiles) * memory + received
-
-
-def _mask_bytes(plan: Plan, tile: tuple[int, int, int, int]) -> int:
-    """Memory of the boolean masks of a tile."""
-    seen, (batch, _, rows, k) = plan.visibility, tile
-    plane = batch * rows * k
-    parts = []
-    if seen.mask is not None:
-        parts.append(_part_size(seen.mask, tile))
-    if plan.bias is not None:
-        parts.append(_part_size(plan.bias, tile))
-    parts += [plane for part in (seen.segments, seen.band, seen.keys, seen.queries) if part is not None]
-    return 3 * max(parts, default=0) + prod(tile) // 2  # some of the scores are looked at by themselves
-
-
-def _part_size(array: np.ndarray, tile: tuple[int, int, int, int]) -> int:
-    """Elements of the part of an array (b, h, q, k), each axis full or 1, that belongs to a tile."""
-    return prod(min(length, part) for length, part in zip(array.shape, tile, strict=True))

@@ -1,4 +1,4 @@
-"""The numbers that a plan is executed on: checked, of one type, in one order of axes."""
+"""Operands: the arrays that a plan is executed on, checked, in one type and one order of axes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 class Operands(NamedTuple):
     """Query, key and value as heads (b, h, l, d); or, where their role has a map, as tokens (b, l, in).
 
-    past_key, past_value: (b, g, past, d or e), to stand before the new ones
-    norms: bounds of the Euclidean norms of query, key and value, each with its past taken as one vector; inf where none
-           is known
-    finite: whether all numbers are; only a caller who allowed it has others
+    past_key, past_value: (b, g, past, d or e), which stand before the new ones
+    norms: bounds on the Euclidean norms of query, key and value, each with its past as one vector; inf if not known
+    finite: True if all numbers are finite; others exist only if the request allows them
     """
 
     query: np.ndarray
@@ -35,12 +34,12 @@ class Operands(NamedTuple):
 
 
 def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndarray]) -> Operands:
-    """The arrays of a request in the plan's dtype, views where that is possible.
+    """The arrays of a request in the dtype of the plan, as views where possible.
 
-    sources: the fields that query, key and value come from; all others stand in spec
+    sources: the fields that query, key and value come from; all other fields are in spec
 
-    NumPy may warn of overflow on the way, unless the caller keeps it from that.
-    Errors: InvalidArray for what is no (finite) number, Overflow for what dtype cannot hold.
+    NumPy may warn of overflow on the way. Errors: InvalidArray for anything but (finite) numbers, Overflow for a number
+    that dtype cannot hold.
     """
     roles = (plan.roles.query, plan.roles.key, plan.roles.value)
     loaded: dict[str, tuple[np.ndarray, float]] = {}

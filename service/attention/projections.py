@@ -1,8 +1,8 @@
-"""Linear maps of a projection, brought to one form: weight (out, in), bias (out,)."""
+"""The linear maps of a projection in one form: weight (out, in), bias (out,)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,14 +15,14 @@ from service.errors import FieldConflict, MissingField, ShapeMismatch, shape
 class DenseMap:
     """y = x Wᵀ + bias, all heads stacked in `out`.
 
-    weight: (out, in)    bias: (out,) or None    heads: given by a weight of rank 3, else None
-    pointer: where in the request it stands
+    weight: (out, in)    bias: (out,) or None    heads: of a weight of rank 3, else None
+    pointer: the place in the request
     """
 
     weight: np.ndarray
-    bias: np.ndarray | None
-    heads: int | None
     pointer: str
+    bias: np.ndarray | None = None
+    heads: int | None = None
 
     @property
     def features(self) -> int:
@@ -31,7 +31,7 @@ class DenseMap:
 
 
 def dense(linear: LinearMap, name: str, in_features: int | None, dtype: np.dtype) -> DenseMap:
-    """Check one map against the features that go in, and bring it to the form above (the bias still as given).
+    """A map of a request as a DenseMap, its bias still unchecked. in_features: that it must take, None for any
 
     Errors: MissingField, FieldConflict (not exactly one of weight and kernel), ShapeMismatch.
     """
@@ -56,13 +56,15 @@ def dense(linear: LinearMap, name: str, in_features: int | None, dtype: np.dtype
         raise ShapeMismatch.of(pointer, shape(leading + wanted), matrix, f"{in_features} features go in")
     heads = matrix.shape[0] if matrix.ndim == 3 else None
     flat = cast(oriented, dtype, pointer).reshape(-1, oriented.shape[-1])
-    return DenseMap(flat, linear.bias, heads, pointer)
+    return DenseMap(flat, pointer, linear.bias, heads)
 
 
 def with_bias(found: DenseMap, heads: int | None, dtype: np.dtype) -> DenseMap:
-    """Check the bias against the number of features out, and flatten it to (out,).
+    """The map with its bias checked and flattened to (out,).
 
-    heads: how the features split; None for the output map, whose bias has no per-head form.
+    heads: that the features are split into; None for the output map, whose bias has no form per head
+
+    Errors: ShapeMismatch, InvalidArray, Overflow.
     """
     if found.bias is None:
         return found
@@ -73,4 +75,4 @@ def with_bias(found: DenseMap, heads: int | None, dtype: np.dtype) -> DenseMap:
     pointer = found.pointer.rpartition("/")[0] + "/bias"
     if found.bias.shape not in shapes:
         raise ShapeMismatch.of(pointer, " or ".join(map(shape, dict.fromkeys(shapes))), found.bias)
-    return DenseMap(found.weight, cast(found.bias, dtype, pointer).reshape(out), found.heads, found.pointer)
+    return replace(found, bias=cast(found.bias, dtype, pointer).reshape(out))

@@ -1,32 +1,30 @@
-"""What comes back: arrays brought to the axes that the request used, and the metadata."""
+"""From what a backend computed to the result: arrays in the axes and types of the request, and the metadata."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
 from service.attention import shapes
 from service.attention.arrays import all_finite, wider
+from service.attention.outputs import OUTPUTS
 from service.attention.plan import Notice, Plan
-from service.attention.spec import ROW_STATISTICS, SCORE_MATRICES, STAGES
+from service.attention.spec import Output
 from service.errors import Overflow
 
-# Returned in the computing type; all else in the plan's own.
-COMPUTED = frozenset({*STAGES, *ROW_STATISTICS, "received"})
-# Where a masked score, or the logsumexp of a row that sees nothing, is -inf by definition.
-MAY_BE_MINUS_INFINITY = frozenset({"masked_scores", "logsumexp"})
+OUTPUT: Final = "output"
+# The keys of the largest weights, beside `attention_weights` with top_k.
+TOP_INDICES: Final = "top_indices"
 
 
 class Computed(NamedTuple):
     """What a backend returns for a plan, heads before tokens.
 
-    arrays: only what the plan includes: `output` (b, q, out), or (b, h, q, e) where the layout has heads; score
-            matrices (b, h, q, k), logsumexp and entropy (b, h, q), received (b, h, k), cut as the plan's selection
-            says, h being 1 where heads are averaged; with top_k attention_weights (b, h, q, top_k) and `top_indices`;
-            query, key, value, head_outputs and present_* (b, h, l, d)
+    arrays: `output` (b, q, out), or (b, h, q, e) if the layout has heads; what the plan includes, with the shapes of
+            `output_shape`; with top_k also `top_indices`, of the shape of attention_weights
     kernel: the name of the code path that ran
-    finite: whether it is known that every number is, so that nobody needs to look
+    finite: True if every number is known to be finite, so that the arrays need not be checked
     """
 
     arrays: dict[str, np.ndarray]
@@ -39,7 +37,7 @@ class Computed(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """What was done, exactly. The counts are over b·h·q."""
+    """What was computed, where and how. fully_masked_rows: of the b·h·q rows"""
 
     backend: str
     device: str
@@ -58,7 +56,7 @@ class Metadata(NamedTuple):
 
 
 class Result:
-    """An answer: arrays named and shaped as the API says, and what was done.
+    """The result of a request: arrays with the names and axes of the API, and metadata.
 
     arrays: `top_weights` is a dict of indices and values; everything else is an ndarray
     facts: the metadata, by name
@@ -72,7 +70,7 @@ class Result:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all arrays."""
+        """Memory of all arrays, in bytes."""
         return sum(
             sum(part.nbytes for part in value.values()) if isinstance(value, dict) else value.nbytes
             for value in self.arrays.values()
@@ -80,7 +78,7 @@ class Result:
 
     @property
     def metadata(self) -> Metadata:
-        """What was done."""
+        """What was computed, where and how."""
         return Metadata(**self.facts)
 
     @property
@@ -94,16 +92,13 @@ class Result:
         return self.arrays[name]
 
 
-OUTPUT = "output"
-
-
 def make_result(plan: Plan, computed: Computed) -> Result:
-    """Errors: Overflow for a returned number that its type cannot hold (-inf from masking aside)."""
+    """The result of a plan. Errors: Overflow for a returned number that its type cannot hold."""
     arrays: dict[str, Any] = {}
     for name, array in computed.arrays.items():
-        arrays[name] = _to_wire(name, array if computed.finite else _typed(name, array, plan), plan)
-    if "top_indices" in arrays:
-        arrays["top_weights"] = {"indices": arrays.pop("top_indices"), "values": arrays.pop("attention_weights")}
+        arrays[name] = _with_request_axes(name, array if computed.finite else _typed(name, array, plan), plan)
+    if TOP_INDICES in arrays:
+        arrays["top_weights"] = {"indices": arrays.pop(TOP_INDICES), "values": arrays.pop("attention_weights")}
     facts = {
         "backend": computed.backend,
         "device": computed.device,
@@ -117,37 +112,35 @@ def make_result(plan: Plan, computed: Computed) -> Result:
 
 
 def overflow(plan: Plan, name: str) -> Overflow:
-    """The error for a result that its type cannot hold."""
+    """The error for numbers that their type cannot hold. name: what they are, like `scores`"""
     expected = f"inputs whose {name} are finite in {plan.dtype_name}"
     return Overflow.at("", expected, "numbers too large for it", wider(plan.dtype))
 
 
 def _typed(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
     """The array in the type that it is returned in. Errors: Overflow."""
-    if name == "top_indices":
+    if name == TOP_INDICES:
         return array
-    typed = array if name in COMPUTED else array.astype(plan.dtype, copy=False)
-    # NaN is the largest of numbers. In the order of its memory nothing of an array is copied.
-    good = typed.max() < np.inf if name in MAY_BE_MINUS_INFINITY else all_finite(typed.ravel("K"))
+    row = None if name == OUTPUT else OUTPUTS[cast(Output, name)]
+    typed = array if row and row.in_compute_dtype else array.astype(plan.dtype, copy=False)
+    # The maximum is NaN if any number is. ravel("K") copies nothing: it takes the numbers in the order of memory.
+    good = typed.max() < np.inf if row and row.may_be_minus_infinity else all_finite(typed.ravel("K"))
     if not good:
         raise overflow(plan, name)
     return typed
 
 
-def _to_wire(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
+def _with_request_axes(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
     """Drop the axes that the request does not show, and put the others in its order."""
     if name == OUTPUT:
         whole: np.ndarray = array[0, 0] if plan.single_query else shapes.from_canonical(array, plan.layout)
         return whole
-    names, chosen = plan.score_axes.names, plan.selection
-    has_heads = "h" in names and not (chosen.average_heads and name in ("attention_weights", "top_indices", "received"))
-    if name.startswith("present_"):
-        has_heads = True
+    axes, chosen = plan.score_axes, plan.selection
+    row = OUTPUTS[cast(Output, "attention_weights" if name == TOP_INDICES else name)]
+    has_heads = row.keeps_heads or ("h" in axes.names and not (row.averaged and chosen.average_heads))
     shown: np.ndarray = array if has_heads else array[:, 0]
-    shown = shown if "b" in names else shown[0]
-    ranked = name == "top_indices" or (name == "attention_weights" and chosen.top_k is not None)
-    if (name in SCORE_MATRICES or ranked) and plan.single_query:
-        shown = shown[..., 0, :]
-    elif name in SCORE_MATRICES and not ranked and plan.score_axes.swapped:
-        shown = shown.swapaxes(-1, -2)
-    return shown
+    shown = shown if "b" in axes.names else shown[0]
+    if row.is_score_matrix and plan.single_query:
+        return shown[..., 0, :]
+    has_top_k = row is OUTPUTS["attention_weights"] and chosen.top_k is not None  # these rows are never swapped
+    return shown.swapaxes(-1, -2) if row.is_score_matrix and axes.swapped and not has_top_k else shown

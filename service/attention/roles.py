@@ -1,6 +1,6 @@
-"""Which field plays which role, query, key or value: shapes checked against each other, heads counted, maps resolved.
+"""Roles: which field query, key and value come from, with shapes checked, heads counted and maps resolved.
 
-Only shapes are looked at here, never the numbers.
+Only shapes are read here, never numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.errors import FieldConflict, MissingField, ShapeMismatch, shape
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The lengths of all axes, under the names that the metadata gives them."""
+    """The lengths of all axes, named as in the metadata."""
 
     batch_size: int
     num_heads: int
@@ -32,30 +32,29 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Where one of query, key and value comes from: a field of the request, with a map to be applied to it.
+    """The source of query, key or value: a field of the request, and a map that is applied to it.
 
-    view: of the field, as heads (b, h, l, d); as tokens (b, l, in) where there is a map
+    view: from the field to heads (b, h, l, d), or to tokens (b, l, in) if there is a map
     """
 
     field: str
     view: View
-    map: DenseMap | None
-    heads: int
+    map: DenseMap | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """All that goes into attention, with the map of what comes out.
+    """The sources of query, key and value, and the map of the output.
 
-    past_length: how many keys and values stand before the new ones; key_length counts them
+    past_length: keys and values of the cache, which stand before the new ones; key_length counts them
     """
 
     query: Role
     key: Role
     value: Role
-    output_map: DenseMap | None
-    past_length: int
     sizes: Sizes
+    output_map: DenseMap | None = None
+    past_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +67,25 @@ class _Given:
     map: DenseMap | None
 
     def size(self, axis: str) -> int:
-        """The length of an axis; 1 for one that is not there."""
+        """The length of an axis; 1 if the array does not have it."""
         if self.array.ndim == 1:
             return len(self.array) if axis == "d" else 1
         return int(self.array.shape[self.layout.index(axis)]) if axis in self.layout else 1
 
     @property
     def heads(self) -> int | None:
-        """The number of heads that the array or the map shows by itself."""
+        """The number of heads of the array or the map; None if neither shows it."""
         if "h" in self.layout:
             return self.size("h")
         return self.map.heads if self.map else None
 
     @property
     def pointer(self) -> str:
-        """Where the number of features or heads was decided."""
+        """The place in the request that decides the number of features or heads."""
         return self.map.pointer if self.map else f"/{self.field}"
 
     def per_head(self, heads: int) -> int:
-        """Features of one head. Errors: ShapeMismatch where the heads do not divide them."""
+        """Features of one head. Errors: ShapeMismatch if the heads do not divide them."""
         features = self.map.features if self.map else self.size("d")
         if "h" in self.layout:
             return features
@@ -95,7 +94,7 @@ class _Given:
         return features // heads
 
     def mismatch(self, reason: str, **sizes: int) -> ShapeMismatch:
-        """The error for this role where axes should have had the given sizes."""
+        """The error for this role if axes should have had the given sizes."""
         if self.map and "d" in sizes:
             return ShapeMismatch.at(self.pointer, f"{sizes['d']} features out", str(self.map.features), reason)
         return ShapeMismatch.of(f"/{self.field}", shapes.expected(self.layout, sizes), self.array, reason)
@@ -104,7 +103,7 @@ class _Given:
 def resolve_roles(
     spec: AttentionSpec, given: Mapping[str, tuple[str, np.ndarray]], layout: Layout, dtype: np.dtype
 ) -> Roles:
-    """Check the sources and maps of a request. Errors: ShapeMismatch, FieldConflict, MissingField."""
+    """The roles of a request. Errors: ShapeMismatch, FieldConflict, MissingField."""
     projection = spec.projection
     if projection is not None and "h" in layout:
         raise FieldConflict.at("/projection", "a layout whose heads are packed in d", f"layout {layout}")
@@ -153,9 +152,9 @@ def _role(role: _Given, heads: int, dtype: np.dtype) -> Role:
     lengths = {"b": role.size("b"), "h": heads, "l": role.size("l")}
     if role.map is not None:
         view = shapes.to_canonical(role.layout, "bld", lengths | {"d": role.size("d")})
-        return Role(role.field, view, with_bias(role.map, heads, dtype), heads)
+        return Role(role.field, view, with_bias(role.map, heads, dtype))
     view = shapes.to_canonical(role.layout, "bhld", lengths | {"d": role.per_head(heads)})
-    return Role(role.field, view, None, heads)
+    return Role(role.field, view)
 
 
 def _past_length(spec: AttentionSpec, layout: Layout, sizes: tuple[int, int, int, int]) -> int:
@@ -180,7 +179,7 @@ def _past_length(spec: AttentionSpec, layout: Layout, sizes: tuple[int, int, int
 
 
 def _heads(spec: AttentionSpec, query: _Given, key: _Given, value: _Given) -> tuple[int, int]:
-    """num_heads and num_kv_heads: as asked, as the arrays and maps show, else 1 and num_heads. All must agree."""
+    """num_heads and num_kv_heads: as asked for, else of the arrays and maps, else 1 and num_heads. All must agree."""
     h = _agree("num_heads", spec.num_heads, query) or 1
     g = _agree("num_kv_heads", spec.num_kv_heads, key)
     g_value = _agree("num_kv_heads", spec.num_kv_heads, value)

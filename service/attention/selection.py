@@ -1,4 +1,4 @@
-"""Which part of the score matrices an answer holds."""
+"""Which outputs an answer holds, and which heads, queries and keys of the score matrices."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from service.errors import FieldConflict, InvalidArray, InvalidValue, ShapeMisma
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What to return of the heads, rows and columns of score matrices.
+    """Which outputs to return, and which part of score matrices.
 
+    include:        names of outputs beside `output`
     heads, queries: indices in the order asked for, None for all
-    average_heads:  weights and received are averaged over these heads
-    top_k:          only the largest weights of each row, None for all
+    average_heads:  True to average weights and received over these heads
+    top_k:          return only so many of the largest weights of each row; None for all
     """
 
-    include: frozenset[Output]
-    heads: np.ndarray | None
-    queries: np.ndarray | None
-    average_heads: bool
-    top_k: int | None
+    include: frozenset[Output] = frozenset()
+    heads: np.ndarray | None = None
+    queries: np.ndarray | None = None
+    average_heads: bool = False
+    top_k: int | None = None
 
 
 def make_selection(spec: AttentionSpec, sizes: Sizes) -> Selection:
-    """Errors: FieldConflict, InvalidArray, InvalidValue, ShapeMismatch."""
+    """The selection of a request. Errors: FieldConflict, InvalidArray, InvalidValue, ShapeMismatch."""
     include = frozenset(spec.include)
     if spec.normalization == "sum":
         for name in ("logsumexp", "entropy"):

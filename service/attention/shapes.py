@@ -1,4 +1,4 @@
-"""Layouts: the order of axes at the edges, and the one order that everything inside uses."""
+"""Layouts: the order of axes in a request, and its conversion to the one order that this package uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCES: Final = "query, key and value; or input alone; or input and context"
 
 
 def sources(spec: AttentionSpec) -> dict[str, tuple[str, np.ndarray]]:
-    """Where query, key and value come from: role -> (field, array).
+    """The field and array that query, key and value each come from.
 
     Errors: MissingField for none or half a source, FieldConflict for two.
     """
@@ -42,7 +42,7 @@ def sources(spec: AttentionSpec) -> dict[str, tuple[str, np.ndarray]]:
 
 
 def resolve_layout(asked: Layout | None, arrays: Mapping[str, tuple[str, np.ndarray]]) -> Layout:
-    """The layout of a request: as asked, else by the highest rank; every array must have its rank.
+    """The layout of a request: the one asked for, else that of the highest rank. Every array must have its rank.
 
     A query of rank 1 is one token of `ld` or `dl`. Errors: ShapeMismatch, InvalidArray for an axis of length 0.
     """
@@ -67,21 +67,22 @@ UNCHANGED: Final = frozenset(tuple(range(rank)) for rank in range(5))
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The same numbers under other axes: reshaped, then transposed. Nothing is copied."""
+    """A reshape and a transposition of an array, which copy nothing."""
 
     shape: tuple[int, ...]
     axes: tuple[int, ...]
 
     def of(self, array: np.ndarray) -> np.ndarray:
-        """The array so seen."""
+        """The array with these axes."""
         shaped = array if array.shape == self.shape else array.reshape(self.shape)
         return shaped if self.axes in UNCHANGED else shaped.transpose(self.axes)
 
 
 def to_canonical(layout: str, target: str, lengths: Mapping[str, int]) -> View:
-    """From a layout to `bhld`, or to `bld` with the features as they are.
+    """The view from a layout to `bhld`, or to `bld` without splitting features.
 
-    A batch of one is put in front where the layout has none; d is split into heads where only the target has them.
+    lengths: of each axis. A batch of one is added if the layout has none; d is split into heads if only the target has
+    them.
     """
     letters = layout if "b" in layout else "b" + layout
     if "h" in target and "h" not in layout:
@@ -90,7 +91,7 @@ def to_canonical(layout: str, target: str, lengths: Mapping[str, int]) -> View:
 
 
 def from_canonical(array: np.ndarray, layout: str) -> np.ndarray:
-    """From axes b, [h,] l, d in this order to a layout, a view."""
+    """A view of an array b, [h,] l, d in the axes of a layout."""
     return (array if "b" in layout else array[0]).transpose(_order(layout))
 
 
@@ -101,10 +102,10 @@ def _order(layout: str) -> tuple[int, ...]:
 
 
 def has_columns(layout: str) -> bool:
-    """Whether tokens are columns, so that score matrices are swapped too and their columns sum to one."""
+    """True if tokens are columns: score matrices are then swapped too, so that their columns sum to one."""
     return layout in ("dl", "bdl")
 
 
 def expected(layout: str, sizes: Mapping[str, int]) -> str:
-    """A shape in a layout as text, with a dot for each axis that is free."""
+    """The text of a shape in a layout, with a dot for each axis of any length."""
     return shape(tuple(sizes.get(letter, "·") for letter in layout))

@@ -1,6 +1,6 @@
-"""What a caller asks for: the fields of the API as plain values, arrays as ndarrays.
+"""The request as plain values: the fields of the API, arrays as ndarrays.
 
-Field names and meanings are those of the API, so that an error found here points at the place in the request.
+Names and meanings are those of the API, so that an error found here points at the place in the request.
 """
 
 from __future__ import annotations
@@ -31,13 +31,6 @@ Output = Literal[
     "present_value",
 ]
 DEFAULT_INCLUDE: Final[tuple[Output, ...]] = ("attention_weights",)
-
-# Scores on their way to weights. They are returned in the type that is computed in.
-STAGES: Final = ("scores", "scaled_scores", "capped_scores", "masked_scores")
-# Axes (q, k) last, swapped together when the layout holds tokens in columns.
-SCORE_MATRICES: Final = frozenset({"attention_weights", *STAGES})
-# One number a row of the score matrices.
-ROW_STATISTICS: Final = frozenset({"logsumexp", "entropy"})
 
 
 @dataclass(frozen=True, slots=True)

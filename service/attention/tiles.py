@@ -1,35 +1,36 @@
-"""How the scores (b, h, q, k) are cut into tiles that are computed one at a time, or several at once by threads."""
+"""Cutting attention into tiles: blocks of batch entries, heads and queries that are computed one after the other.
+
+What is returned is the same however it is cut. The size of tiles decides how much memory is used and how fast products
+are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
 
 from service.attention.roles import Sizes
 
 if TYPE_CHECKING:
     from service.attention.plan import Plan
 
-# Products of fewer rows than this are slow, so a tile of a long key may be larger than asked for: up to so many scores.
-FAST_ROWS = 64
-LARGEST_TILE = 2**22
-# Keys of a tile that are computed at a time where nothing of their scores is kept.
-FAST_COLUMNS = 512
 # The lowest tile that is made to leave hidden keys out. More tiles are more Python, which one thread runs at a time.
-BAND_ROWS = 256
+BAND_ROWS: Final = 256
 # The lowest tile that is made to occupy all workers, and the operations above which they are shared at all: waking a
 # worker takes as long as computing some rows.
-SHARED_ROWS = 256
-SHARED_FLOPS = 10**8
+SHARED_ROWS: Final = 256
+SHARED_FLOPS: Final = 10**8
 # Tiles for each worker from which on it does not matter that one has one more.
-PER_WORKER = 4
+PER_WORKER: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Some batch entries, key/value heads with their query heads, queries, and the keys that these can see at all."""
+    """Batch entries, key/value heads with their query heads, queries, and the keys that these queries may see."""
 
     batch: slice
     kv_heads: slice
@@ -39,65 +40,95 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How to cut.
+class Tiling:
+    """How a backend cuts a plan.
 
-    scores: of a tile, about; or of what is computed of it at a time, if it streams
-    workers: threads that share the tiles
-    streams: whether a tile is computed part by part, its keys one after the other
+    scores: of a tile, about; or of a block of its keys, if it streams
+    workers: threads that compute tiles at the same time
+    streams: True if a tile is computed in blocks of keys, one after the other, which needs no memory for whole rows
+    fast_rows: products of fewer rows are slow, so that tiles of long keys may have up to `largest` scores instead
+    fast_columns: keys of a block at least
+    many: with more scores than this, outputs are divided by the sums of rows, not weights
     """
 
     scores: int
-    workers: int
-    streams: bool
+    workers: int = 1
+    streams: bool = False
+    fast_rows: int = 64
+    fast_columns: int = 512
+    largest: int = 2**22
+    many: int = 2**14
 
 
 class Steps(NamedTuple):
-    """How many batch entries, key/value heads and queries the largest tiles have."""
+    """Batch entries, key/value heads and queries of the largest tiles."""
 
     batch: int
     kv_heads: int
     rows: int
 
 
-def tiles(plan: Plan, cut: Cut) -> Iterator[Tile]:
-    """Tiles of about so many scores, or of one query over one group of heads if that is more.
+def tiles(plan: Plan, tiling: Tiling) -> Iterator[Tile]:
+    """The tiles of a plan, each of about `tiling.scores` scores, or one query over one group of heads if that is more.
 
-    Keys that nobody in a tile can see, for where they stand, are left out of it, unless their scores are returned.
+    Keys that no query of a tile can see, by position, are left out of it, unless their scores are returned.
     """
-    sizes, step = plan.sizes, steps(plan, cut)
+    sizes, step = plan.sizes, steps(plan, tiling)
     group = sizes.num_heads // sizes.num_kv_heads
-    for b in _cut(sizes.batch_size, step.batch):
-        for g in _cut(sizes.num_kv_heads, step.kv_heads):
-            for r in _cut(sizes.query_length, step.rows):
-                seen = _columns(plan, r)
-                yield Tile(b, g, slice(g.start * group, g.stop * group), r, seen)
+    for b in _slices(sizes.batch_size, step.batch):
+        for g in _slices(sizes.num_kv_heads, step.kv_heads):
+            for r in _slices(sizes.query_length, step.rows):
+                yield Tile(b, g, slice(g.start * group, g.stop * group), r, _columns(plan, r))
 
 
-def steps(plan: Plan, cut: Cut) -> Steps:
-    """The size of tiles of about so many scores."""
-    sizes, scores = plan.sizes, cut.scores
+def whole(plan: Plan) -> Tile:
+    """All of a plan as one tile."""
+    sizes = plan.sizes
+    lengths = sizes.batch_size, sizes.num_kv_heads, sizes.num_heads, sizes.query_length, sizes.key_length
+    return Tile(*(slice(0, length) for length in lengths))
+
+
+def steps(plan: Plan, tiling: Tiling) -> Steps:
+    """The lengths of the largest tiles."""
+    sizes, scores = plan.sizes, tiling.scores
     group = sizes.num_heads // sizes.num_kv_heads
-    columns = min(sizes.key_length, FAST_COLUMNS) if cut.streams else sizes.key_length
+    columns = min(sizes.key_length, tiling.fast_columns) if tiling.streams else sizes.key_length
     one_row = group * columns
-    rows = _fit(max(scores // one_row, FAST_ROWS * (FAST_ROWS * one_row <= LARGEST_TILE)), sizes.query_length)
-    if cut.workers > 1 and plan.flops > SHARED_FLOPS:
-        rows = min(rows, max(SHARED_ROWS, _fair(sizes, rows, cut.workers)))
-    if plan.visibility.band is not None and plan.skips_hidden:  # the lower a tile, the more of it is left out
+    fast_rows = tiling.fast_rows if tiling.fast_rows * one_row <= tiling.largest else 0
+    rows = _clamp(max(scores // one_row, fast_rows), sizes.query_length)
+    if tiling.workers > 1 and plan.flops > SHARED_FLOPS:
+        rows = min(rows, max(SHARED_ROWS, _fair(sizes, rows, tiling.workers)))
+    if plan.skips_hidden_keys:  # the lower a tile, the more keys are left out
         rows = min(rows, max(BAND_ROWS, sizes.query_length // 16))
-    kv_heads = _fit(scores // (group * rows * columns), sizes.num_kv_heads)
+    kv_heads = _clamp(scores // (group * rows * columns), sizes.num_kv_heads)
     if rows < sizes.query_length:
         kv_heads = 1
     if plan.selection.average_heads:  # all heads of a query meet in its tile
         kv_heads = sizes.num_kv_heads
-        rows = _fit(scores // (sizes.num_heads * columns), sizes.query_length)
-    whole = kv_heads == sizes.num_kv_heads and rows == sizes.query_length
-    batch = _fit(scores // (sizes.num_heads * rows * columns), sizes.batch_size) if whole else 1
+        rows = _clamp(scores // (sizes.num_heads * columns), sizes.query_length)
+    has_all_rows = kv_heads == sizes.num_kv_heads and rows == sizes.query_length
+    batch = _clamp(scores // (sizes.num_heads * rows * columns), sizes.batch_size) if has_all_rows else 1
     return Steps(batch, kv_heads, rows)
 
 
+def key_blocks(tile: Tile, tiling: Tiling) -> Iterator[Tile]:
+    """A tile in blocks of keys, each of about `tiling.scores` scores."""
+    one_column = (tile.batch.stop - tile.batch.start) * (tile.heads.stop - tile.heads.start)
+    one_column *= tile.rows.stop - tile.rows.start
+    step = max(tiling.fast_columns, tiling.scores // one_column)
+    start = tile.columns.start
+    for block in _slices(tile.columns.stop - start, step):
+        yield replace(tile, columns=slice(start + block.start, start + block.stop))
+
+
+def part_of(array: np.ndarray, tile: Tile) -> np.ndarray:
+    """The part of an array (b, h, q, k), each axis full or of length 1, that belongs to a tile. A view."""
+    cuts = (tile.batch, tile.heads, tile.rows, tile.columns)
+    return array[tuple(slice(None) if size == 1 else cut for size, cut in zip(array.shape, cuts, strict=True))]
+
+
 def _fair(sizes: Sizes, rows: int, workers: int) -> int:
-    """The height of the highest tiles, none above `rows`, that workers can share evenly: the higher, the faster."""
+    """Rows of the highest tiles, at most `rows`, that workers can share evenly: the higher, the faster."""
     pieces = ceil(sizes.query_length / rows)
     groups = sizes.batch_size * sizes.num_kv_heads
     while groups * pieces % workers and groups * pieces < PER_WORKER * workers:
@@ -105,34 +136,22 @@ def _fair(sizes: Sizes, rows: int, workers: int) -> int:
     return ceil(sizes.query_length / pieces)
 
 
-def _fit(wanted: int, most: int) -> int:
+def _clamp(wanted: int, most: int) -> int:
     return max(1, min(wanted, most))
 
 
-def _cut(length: int, step: int) -> Iterator[slice]:
+def _slices(length: int, step: int) -> Iterator[slice]:
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
 
 
-def parts(tile: Tile, cut: Cut) -> Iterator[Tile]:
-    """A tile in parts of about `cut.scores`, its keys one after the other."""
-    one_column = (tile.batch.stop - tile.batch.start) * (tile.heads.stop - tile.heads.start)
-    one_column *= tile.rows.stop - tile.rows.start
-    step = max(FAST_COLUMNS, cut.scores // one_column)
-    for part in _cut(tile.columns.stop - tile.columns.start, step):
-        start = tile.columns.start
-        yield replace(tile, columns=slice(start + part.start, start + part.stop))
-
-
 def _columns(plan: Plan, rows: slice) -> slice:
     """The keys that some of these queries may see. At least one, so that every row has a largest score."""
-    start, stop = 0, plan.sizes.key_length
-    band = plan.visibility.band
-    if band is not None and plan.skips_hidden:
-        if band.low is not None:
-            start = max(start, rows.start + int(band.low.min()))
-        if band.high is not None:
-            stop = min(stop, rows.stop + int(band.high.max()))
-        start = min(start, plan.sizes.key_length - 1)
-        stop = max(stop, start + 1)
-    return slice(start, stop)
+    keys = slice(0, plan.sizes.key_length)
+    if not plan.skips_hidden_keys:
+        return keys
+    seen = keys
+    for term in plan.terms:
+        seen = term.columns(rows, seen)
+    start = max(0, min(seen.start, keys.stop - 1))
+    return slice(start, max(min(seen.stop, keys.stop), start + 1))

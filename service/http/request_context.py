@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.errors import InternalError, settle
 from service.http.browsers import security_headers
 from service.http.problems import problem
-from service.observability.metrics import DISCONNECTED, Tally
+from service.observability.metrics import DISCONNECTED, ComputedRequest, Metrics
 from service.observability.request_id import LOWER, assign_request_id
 from service.pipeline.deadline import Cancelled
 
@@ -26,9 +26,9 @@ class RequestContext:
     Pure ASGI, so that large responses pass without being copied.
     """
 
-    def __init__(self, app: ASGIApp, tally: Tally | None) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics | None) -> None:
         self._app = app
-        self._tally = tally
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever happens inside."""
@@ -37,12 +37,12 @@ class RequestContext:
             return
         start = time.perf_counter()
         header = (LOWER, assign_request_id(scope).encode())
-        status = 0
+        status = sent = 0
         complete = False
         end = 0.0
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status, complete, end
+            nonlocal status, sent, complete, end
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = message["headers"]
@@ -51,9 +51,10 @@ class RequestContext:
                 complete = True
                 end = time.perf_counter()  # the rest of a refused body is discarded before `send` returns
             await send(message)
+            sent += len(message.get("body", b""))
 
-        if self._tally is not None:
-            self._tally.in_flight += 1
+        if self._metrics is not None:
+            self._metrics.request_started()
         try:
             await self._app(scope, receive, send_with_id)
         except (ClientDisconnect, Cancelled) as error:
@@ -65,18 +66,16 @@ class RequestContext:
             elif not complete:
                 raise  # the response has begun: the client only notices if the connection breaks
         finally:
-            self._note(scope, status or DISCONNECTED, (end or time.perf_counter()) - start)
+            self._count_and_log(scope, status or DISCONNECTED, (end or time.perf_counter()) - start, sent)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count and log a request that has been answered."""
+    def _count_and_log(self, scope: Scope, status: int, seconds: float, sent: int) -> None:
+        """Count and log a request. sent: bytes of the body of its response"""
         state = scope["state"]
-        tally = self._tally
-        if tally is not None:
-            tally.in_flight -= 1
-            tally.answered(operation_of(scope), status, seconds, state.get("problem"))
-        note = state.pop("note", None)  # it holds the request, and the request would hold it
-        if note is not None:
-            note(tally)
+        computed: ComputedRequest | None = state.get("computed")
+        if self._metrics is not None:
+            self._metrics.request_answered("http", operation_of(scope), status, seconds, state.get("problem"))
+            if computed is not None:
+                self._metrics.tensors_computed(computed, sent)
         if access.isEnabledFor(logging.INFO):
             fields: dict[str, Any] = {
                 "request_id": state["request_id"],
@@ -86,7 +85,7 @@ class RequestContext:
                 "milliseconds": round(seconds * 1e3, 2),
                 "code": state.get("problem"),
             }
-            access.info("request", extra=fields | state.get("noted", {}))
+            access.info("request", extra=fields | (computed.log_fields(sent) if computed else {}))
 
 
 def operation_of(scope: Scope) -> str:

@@ -39,7 +39,6 @@ class ChunkedResponse(Response):
         ]
         if encoded.length is not None:
             self.raw_headers.append((b"content-length", b"%d" % encoded.length))
-        self.sent = 0  # bytes
         self._chunks = encoded.chunks
         self._length = encoded.length
         self._execution = execution
@@ -50,9 +49,7 @@ class ChunkedResponse(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if self._length is not None and self._length <= UNCOUNTED:
-                body = b"".join(self._chunks)
-                await send({"type": "http.response.body", "body": body})
-                self.sent = len(body)
+                await send({"type": "http.response.body", "body": b"".join(self._chunks)})
             else:
                 async with CancelOnDisconnect(receive, self._execution):
                     await self._send_chunks(send)
@@ -72,6 +69,5 @@ class ChunkedResponse(Response):
             await send({"type": "http.response.body", "body": bytes(chunk), "more_body": True})
             if self._execution.deadline.cancelled:
                 raise Cancelled
-            self.sent += len(chunk)
         # Servers wait here until the client has taken nearly everything: only then the memory is free.
         await send({"type": "http.response.body", "body": b""})

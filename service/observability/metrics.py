@@ -1,66 +1,62 @@
-"""What is counted, in plain numbers: a request must not wait for its own statistics.
+"""The metrics of the service, which prometheus_client counts.
 
-Each worker counts by itself. With several, each writes its counts to a folder now and then, and whichever is asked
-adds up its own and those of the others.
+A single worker keeps their values in memory. Several workers write them to files in one folder, and a scrape of any
+worker adds up the files of all: the multiprocess mode of prometheus_client.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-import time
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
-import orjson
+# prometheus_client chooses its mode by PROMETHEUS_MULTIPROC_DIR when it is imported.
+if folder := os.environ.get("ATTENTION_METRICS_FOLDER"):
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
 
-# Seconds; each bucket holds what is at most this long.
-BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
 
+from service.errors import error_classes
+from service.runtime.process import is_running
+from service.version import __version__
+
+# Upper bounds of the buckets of a histogram, in seconds.
+BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+# Seconds between two updates of the gauges for scrapes of other workers.
+UPDATE_INTERVAL: Final = 1.0
 # Status of a request without a response, as its client disconnected or the server stops; as nginx has it.
-DISCONNECTED = 499
+DISCONNECTED: Final = 499
 
 
-class Metric(NamedTuple):
-    """A metric: its kind (counter, gauge, histogram), what it tells, the names of its labels."""
+class Admission(Protocol):
+    """What the gauges show of the admission controller."""
 
-    kind: str
-    help: str
-    labels: tuple[str, ...] = ()
+    slots: int
+    slots_taken: int
+    memory: int
+    free: int
 
-
-METRICS = {
-    "attention_requests": Metric(
-        "counter", "Requests answered, by their status over HTTP.", ("protocol", "operation", "status")
-    ),
-    "attention_problems": Metric("counter", "Requests answered with a problem.", ("code",)),
-    "attention_request_seconds": Metric("histogram", "From head of request to end of answer.", ("operation",)),
-    "attention_received_bytes": Metric("counter", "Bytes of the bodies of tensor operations.", ("media_type",)),
-    "attention_sent_bytes": Metric("counter", "Bytes of the answers of tensor operations.", ("media_type",)),
-    "attention_computed": Metric("counter", "Attentions computed.", ("backend", "kernel")),
-    "attention_compute_seconds": Metric("counter", "Time of computing.", ("backend", "kernel")),
-    "attention_decode_seconds": Metric("counter", "Time of reading bodies.", ("media_type",)),
-    "attention_encode_seconds": Metric("counter", "Time of writing answers before they are sent.", ("media_type",)),
-    "attention_queue_seconds": Metric("counter", "Time of waiting for a slot and memory."),
-    "attention_batches": Metric("counter", "Batches of more than one small request that were computed as one."),
-    "attention_batched_requests": Metric("counter", "Small requests that were computed in such batches."),
-    "attention_requests_in_flight": Metric("gauge", "Requests that are not answered yet."),
-    "attention_slots_in_use": Metric("gauge", "Large requests that are decoded or computed."),
-    "attention_slots": Metric("gauge", "Large requests that may be decoded or computed at once."),
-    "attention_requests_waiting": Metric("gauge", "Large requests that wait for a slot or for memory."),
-    "attention_memory_bytes": Metric("gauge", "Memory held by requests, until they are answered."),
-    "attention_memory_limit_bytes": Metric("gauge", "Memory that requests may hold."),
-    "attention_workers": Metric("gauge", "Processes that answer."),
-}  # fmt: skip
-
-Labels = tuple[Any, ...]
-Cells = dict[tuple[str, Labels], Any]
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for memory or a slot."""
 
 
 class Seconds(Protocol):
-    """What the steps of one request took."""
+    """Seconds that the steps of a request took."""
 
     decode: float
     queue: float
@@ -68,118 +64,155 @@ class Seconds(Protocol):
     encode: float
 
 
-class Tally:
-    """The counts of one worker: a number for a counter or gauge, [sum, count in each bucket …] for a histogram."""
+class ComputedRequest(NamedTuple):
+    """A request whose attention was computed, for the metrics and the access log. received: bytes of its body."""
 
-    def __init__(self) -> None:
+    request_type: str
+    response_type: str
+    backend: str
+    kernel: str
+    received: int
+    seconds: Seconds
+
+    def log_fields(self, sent: int) -> dict[str, object]:
+        """The fields that only such a request has in the access log. sent: bytes of its response"""
+        return {"received": self.received, "sent": sent, "kernel": f"{self.backend}/{self.kernel}"}
+
+
+class Metrics:
+    """The metrics of one application, in a registry of its own, as one process may have several applications.
+
+    in_flight: requests that are not answered yet
+    shared: True in multiprocess mode, where a scrape of any worker shows the metrics of all
+
+    All methods but `exposition` run in the event loop.
+    """
+
+    def __init__(self, admission: Admission) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series
+        self.registry = registry = CollectorRegistry()
         self.in_flight = 0
-        self._cells: Cells = {}
-        # (media type of body, of answer, backend, kernel) -> [answers, bytes in, bytes out, seconds of four steps]
-        self._tensors: dict[tuple[str, str, str, str], list[float]] = {}
 
-    def answered(
-        self, operation: str, status: int, seconds: float, problem: str | None, protocol: str = "http"
-    ) -> None:
-        """Count an answer; status: over HTTP, whatever the protocol."""
-        key: tuple[str, Labels] = ("attention_requests", (protocol, operation, status))
-        cells = self._cells
-        cells[key] = cells.get(key, 0) + 1
-        cell = cells.get(("attention_request_seconds", (operation,)))
-        if cell is None:
-            cell = cells["attention_request_seconds", (operation,)] = [0.0] * (len(BUCKETS) + 2)
-        cell[0] += seconds
-        cell[bisect_left(BUCKETS, seconds) + 1] += 1
-        if problem is not None:
-            key = ("attention_problems", (problem,))
-            cells[key] = cells.get(key, 0) + 1
+        def counters(name: str, text: str, *labels: str) -> Callable[..., Counter]:
+            """The counter of each combination of labels, cached, as finding it takes longer than counting."""
+            return cache(Counter(name, text, labels, registry=registry).labels)
 
-    def computed(self, kind: tuple[str, str, str, str], received: int, sent: int, seconds: Seconds) -> None:
-        """Count a tensor operation."""
-        cell = self._tensors.get(kind)
-        if cell is None:
-            cell = self._tensors[kind] = [0.0] * 7
-        cell[0] += 1
-        cell[1] += received
-        cell[2] += sent
-        cell[3] += seconds.decode
-        cell[4] += seconds.queue
-        cell[5] += seconds.compute
-        cell[6] += seconds.encode
+        self._requests = counters(
+            "attention_requests", "Requests, by protocol, operation and HTTP status.", "protocol", "operation", "status"
+        )
+        self._problems = counters(
+            "attention_problems", "Requests that were answered with a problem, by its code.", "code"
+        )
+        for code in error_classes():  # from 0 on, as increase() does not see the first sample of a series
+            self._problems(code)
+        seconds = "Time from the request head to the end of the response."
+        self._seconds = cache(
+            Histogram("attention_request_seconds", seconds, ("operation",), registry=registry, buckets=BUCKETS).labels
+        )
+        self._received = counters("attention_received_bytes", "Bytes of request bodies with tensors.", "media_type")
+        self._sent = counters("attention_sent_bytes", "Bytes of responses with tensors.", "media_type")
+        self._computed = counters("attention_computed", "Requests that were computed.", "backend", "kernel")
+        self._compute = counters("attention_compute_seconds", "Time spent computing.", "backend", "kernel")
+        self._decode = counters("attention_decode_seconds", "Time spent decoding bodies.", "media_type")
+        encode = "Time spent encoding responses before they are sent."
+        self._encode = counters("attention_encode_seconds", encode, "media_type")
+        queue = "Time spent waiting for a slot or memory."
+        self._queue = Counter("attention_queue_seconds", queue, registry=registry)
+        batches = "Batches of more than one request."
+        self._batches = Counter("attention_batches", batches, registry=registry)
+        batched = "Requests that were computed in such batches."
+        self._batched = Counter("attention_batched_requests", batched, registry=registry)
+        self._gauges = _gauges(self, admission)
+        self._folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        self.shared = self._folder is not None
+        if self.shared:
+            self._exposed = CollectorRegistry()
+            MultiProcessCollector(self._exposed, self._folder)  # type: ignore[no-untyped-call]
+        else:
+            self._exposed = self.registry
+            for collector in (ProcessCollector, PlatformCollector, GCCollector):
+                collector(registry=self.registry)
 
-    @property
-    def cells(self) -> Cells:
-        """All counts by name and labels."""
-        tensors: Cells = {("attention_queue_seconds", ()): 0.0}
-        for (own, other, *kernel), cell in self._tensors.items():
-            count, received, sent, decode, queue, compute, encode = cell
-            for name, labels, amount in (
-                ("computed", tuple(kernel), count),
-                ("received_bytes", (own,), received),
-                ("sent_bytes", (other,), sent),
-                ("decode_seconds", (own,), decode),
-                ("queue_seconds", (), queue),
-                ("compute_seconds", tuple(kernel), compute),
-                ("encode_seconds", (other,), encode),
-            ):
-                key = (f"attention_{name}", labels)
-                tensors[key] = tensors.get(key, 0.0) + amount
-        return {(name, tuple(map(str, labels))): value for (name, labels), value in self._cells.items()} | tensors
+    def request_started(self) -> None:
+        """Count a request in flight."""
+        self.in_flight += 1
 
+    def request_answered(self, protocol: str, operation: str, status: int, seconds: float, code: str | None) -> None:
+        """Count the answer to a request in flight. status: over HTTP, whatever the protocol; code: of the problem"""
+        self.in_flight -= 1
+        self._requests(protocol, operation, status).inc()
+        self._seconds(operation).observe(seconds)
+        if code is not None:
+            self._problems(code).inc()
 
-def note_computed(
-    tally: Tally | None,
-    media_types: tuple[str, str],
-    metadata: Mapping[str, Any],
-    received: int,
-    sent: int,
-    seconds: Seconds,
-) -> dict[str, Any]:
-    """Count a tensor operation, if anybody counts, and what to log of it; media_types: of the body and the answer."""
-    backend, kernel = metadata["backend"], metadata["kernel"]
-    if tally is not None:
-        tally.computed((*media_types, backend, kernel), received, sent, seconds)
-    return {"received": received, "sent": sent, "kernel": f"{backend}/{kernel}"}
+    def tensors_computed(self, request: ComputedRequest, sent: int) -> None:
+        """Count a request whose attention was computed. sent: bytes of its response"""
+        self._received(request.request_type).inc(request.received)
+        self._decode(request.request_type).inc(request.seconds.decode)
+        self._queue.inc(request.seconds.queue)
+        self._computed(request.backend, request.kernel).inc()
+        self._compute(request.backend, request.kernel).inc(request.seconds.compute)
+        self._encode(request.response_type).inc(request.seconds.encode)
+        self._sent(request.response_type).inc(sent)
 
+    def batch_computed(self, requests: int) -> None:
+        """Count a batch of so many requests, more than one."""
+        self._batches.inc()
+        self._batched.inc(requests)
 
-class Shared:
-    """The counts of all workers, through files in a folder: what ended workers counted stays, their gauges do not."""
+    def set_gauges(self) -> None:
+        """Set all gauges to what they show at the moment."""
+        for gauge, read in self._gauges:
+            gauge.set(read())
 
-    # Seconds between two writings; what has not been written for longer than the second number is of an ended worker.
-    EVERY, ENDED = 1.0, 10.0
+    async def keep_gauges_set(self) -> None:
+        """Set all gauges every second: prometheus_client calls no function for a scrape of another worker."""
+        while True:
+            self.set_gauges()
+            await asyncio.sleep(UPDATE_INTERVAL)
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._own = folder / f"{os.getpid()}.json"
-
-    def write(self, cells: Cells) -> None:
-        """Let others see these."""
-        content = orjson.dumps([[name, labels, value] for (name, labels), value in cells.items()])
-        temporary = self._own.with_suffix(".new")
-        with suppress(OSError):  # a full disk must not stop the service
-            temporary.write_bytes(content)
-            temporary.replace(self._own)
-
-    def others(self) -> Iterator[Cells]:
-        """The counts of every other worker."""
-        for path in sorted(self._folder.glob("*.json")):
-            if path != self._own:
-                with suppress(OSError, ValueError):
-                    ended = time.time() - path.stat().st_mtime > self.ENDED
-                    rows = orjson.loads(path.read_bytes())
-                    yield {(name, tuple(labels)): value for name, labels, value in rows
-                           if not (ended and METRICS[name].kind == "gauge")}  # fmt: skip
+    def exposition(self) -> bytes:
+        """All metrics in the text format of Prometheus; those of all workers if they are shared."""
+        if self._folder is not None:
+            _remove_gauges_of_ended_workers(self._folder)
+        return generate_latest(self._exposed)
 
 
-def total(counts: Iterator[Cells]) -> Cells:
-    """Everything added up."""
-    found: Cells = {}
-    for cells in counts:
-        for key, value in cells.items():
-            before = found.get(key)
-            if before is None:
-                found[key] = list(value) if isinstance(value, list) else value
-            elif isinstance(value, list):
-                found[key] = [one + other for one, other in zip(before, value, strict=True)]
-            else:
-                found[key] = before + value
-    return found
+def _gauges(metrics: Metrics, admission: Admission) -> list[tuple[Gauge, Callable[[], float]]]:
+    """Each gauge with the function that reads its value."""
+
+    def gauge(name: str, text: str, mode: Literal["livesum", "livemax"] = "livesum", *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=metrics.registry, multiprocess_mode=mode)
+
+    in_flight = gauge("attention_requests_in_flight", "Requests in progress.")
+    slots_in_use = gauge("attention_slots_in_use", "Slots in use.")
+    slots = gauge("attention_slots", "Slots: large requests that are decoded or computed at the same time.")
+    waiting = gauge("attention_requests_waiting", "Large requests in the queue, for a slot or memory.")
+    memory = gauge("attention_memory_bytes", "Memory that requests hold.")
+    memory_limit = gauge("attention_memory_limit_bytes", "Memory that requests may hold together.")
+    workers = gauge("attention_workers", "Worker processes.")
+    build = gauge("attention_build_info", "The version that runs.", "livemax", "version").labels(__version__)
+    return [
+        (in_flight, lambda: metrics.in_flight),
+        (slots_in_use, lambda: admission.slots_taken),
+        (slots, lambda: admission.slots),
+        (waiting, lambda: admission.waiting),
+        (memory, lambda: admission.memory - admission.free),
+        (memory_limit, lambda: admission.memory),
+        (workers, lambda: 1),
+        (build, lambda: 1),
+    ]
+
+
+def remove_stale_files(folder: Path) -> None:
+    """Remove the files that the workers of an earlier run left in the folder."""
+    for kind in ("counter", "gauge_*", "histogram"):
+        for file in folder.glob(f"{kind}_[0-9]*.db"):
+            file.unlink()
+
+
+def _remove_gauges_of_ended_workers(folder: str) -> None:
+    """Do what prometheus_client's mark_process_dead does, which fails where two workers do it at once."""
+    for file in Path(folder).glob("gauge_live*_[0-9]*.db"):
+        if not is_running(int(file.stem.rpartition("_")[2])):
+            file.unlink(missing_ok=True)

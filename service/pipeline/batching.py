@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from anyio import to_thread
 
-from service.attention import together
+from service.attention import merging
 from service.attention.operands import Operands, make_operands
 from service.attention.plan import Plan
 from service.attention.result import Result, make_result
-from service.backends import Executor
+from service.backends.base import Backend
 from service.errors import ServiceError
 from service.pipeline.admission import AdmissionController
 from service.pipeline.deadline import Cancelled, Deadline
@@ -33,7 +33,7 @@ MOST: Final = 256
 
 Outcome = Result | Exception
 # What computes one request by itself.
-Alone = Callable[[PreparedRequest, Executor, Deadline], Result]
+Alone = Callable[[PreparedRequest, Backend, Deadline], Result]
 
 
 class Member(NamedTuple):
@@ -52,7 +52,7 @@ class Group:
     memory: bytes that one of them takes then, at most
     """
 
-    def __init__(self, kind: Hashable, executor: Executor, device: str, entry: Plan, memory: int) -> None:
+    def __init__(self, kind: Hashable, executor: Backend, device: str, entry: Plan, memory: int) -> None:
         self.kind = kind
         self.executor = executor
         self.device = device
@@ -70,7 +70,7 @@ class Group:
         """What entry and memory would be with a request of this plan, and this memory."""
         if plan is self.entry:
             return plan, max(self.memory, memory)
-        entry = together.holding(self.entry, plan)
+        entry = merging.padded(self.entry, plan)
         before, alone, after = (self.executor.peak_bytes(one, self.device) for one in (self.entry, plan, entry))
         return entry, after + max(self.memory - before, memory - alone)
 
@@ -88,29 +88,32 @@ class Batcher:
     window: seconds that a request waits for others; admission: grants a slot and memory to each batch
     inline_flops: operations of a batch that is computed in the event loop; larger ones, and a GPU's, in a worker thread
     alone: computes one request by itself
+    on_batch: called with the number of requests of each batch of more than one
 
     Belongs to one event loop; all methods but `_compute` run in its thread.
     """
 
-    def __init__(self, window: float, admission: AdmissionController, inline_flops: int, alone: Alone) -> None:
+    def __init__(
+        self, window: float, admission: AdmissionController, inline_flops: int, alone: Alone, *, padding: bool
+    ) -> None:
+        self._padding = padding
         self._window = window
         self._admission = admission
         self._inline_flops = inline_flops
         self._alone = alone
         self._gathering: dict[Hashable, Group] = {}
         self._at_work: set[asyncio.Task[None]] = set()
-        self.batches = 0  # of more than one request
-        self.requests = 0  # in these
+        self.on_batch: Callable[[int], object] | None = None
 
-    def takes(self, request: PreparedRequest, executor: Executor) -> bool:
+    def takes(self, request: PreparedRequest, executor: Backend) -> bool:
         """True if a small request may be batched: others can have the same plan, and it is not answered at once.
 
         Not with `sum`, whose warnings are of one request.
         """
-        shared = request.shared and request.plan.normalization == "softmax"
-        return shared and not executor.is_quick(request.plan, request.spec.device)
+        shared = request.shared and merging.can_be_merged(request.plan)
+        return shared and executor.gains_from_batching(request.plan, request.spec.device)
 
-    async def attend(self, request: PreparedRequest, executor: Executor, memory: int, execution: Execution) -> Result:
+    async def attend(self, request: PreparedRequest, executor: Backend, memory: int, execution: Execution) -> Result:
         """Compute a request, in a batch if there are others of its kind. memory: bytes that computing it takes
 
         Errors: those of the request; Busy, Cancelled, TimeLimit.
@@ -120,9 +123,9 @@ class Batcher:
         self._join(executor, memory, Member(request, deadline, execution.timings.begin_batch, turn))
         return await deadline.wait(turn)
 
-    def _join(self, executor: Executor, memory: int, member: Member) -> None:
+    def _join(self, executor: Backend, memory: int, member: Member) -> None:
         plan, device = member.request.plan, member.request.spec.device
-        kind = id(executor), device, together.kind(plan)
+        kind = id(executor), device, merging.padding_key(plan) if self._padding else id(plan)
         group = self._gathering.get(kind)
         if group is not None:
             entry, needed = group.with_another(plan, memory)
@@ -146,7 +149,7 @@ class Batcher:
         del self._gathering[group.kind]
         assert group.timer is not None
         group.timer.cancel()
-        if not group.executor.is_apart(group.device) and group.flops <= self._inline_flops:
+        if not group.executor.is_gpu(group.device) and group.flops <= self._inline_flops:
             members = group.begin()
             self._tell(members, *self._compute(group, members))
             return
@@ -173,8 +176,8 @@ class Batcher:
 
     def _tell(self, members: list[Member], outcomes: list[Outcome], gathered: int) -> None:
         """Let all go on who are still there."""
-        self.batches += gathered > 0
-        self.requests += gathered
+        if gathered and self.on_batch is not None:
+            self.on_batch(gathered)
         for member, outcome in zip(members, outcomes, strict=True):
             if member.turn.done():  # its client has disconnected
                 continue
@@ -200,7 +203,7 @@ class Batcher:
             for member, one in zip(members, prepared, strict=True)
         ], 0
 
-    def _by_itself(self, member: Member, executor: Executor) -> Outcome:
+    def _by_itself(self, member: Member, executor: Backend) -> Outcome:
         try:
             return self._alone(member.request, executor, member.deadline)
         except Exception as error:
@@ -238,7 +241,7 @@ def _prepare(member: Member) -> Operands | Exception:
 def _together(group: Group, members: Sequence[Member], operands: Sequence[Operands]) -> list[Result]:
     """The result of each, computed as one. Errors: those of any of them."""
     plans = [member.request.plan for member in members]
-    plan = together.merge(plans)
-    merged = together.merge_operands(plan, operands)
+    plan = merging.merge(plans)
+    merged = merging.merge_operands(plan, operands)
     computed = group.executor.execute(plan, merged, group.device, _Longest(members).check)
-    return [make_result(plan, part) for plan, part in zip(plans, together.split(plans, computed), strict=True)]
+    return [make_result(plan, part) for plan, part in zip(plans, merging.split(plans, computed), strict=True)]

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
-import numpy as np
 from anyio import to_thread
 from pydantic import ByteSize
 
-from service import backends
-from service.attention.operands import make_operands
+from service.attention.outputs import OUTPUTS
 from service.attention.plan import Plan
-from service.attention.result import Result, make_result
-from service.attention.spec import SCORE_MATRICES, AttentionSpec, Backend
-from service.backends import Executor
-from service.backends.room import NoRoom
+from service.attention.result import Result
+from service.backends.base import Backend, OutOfMemory
+from service.backends.registry import Backends
 from service.codecs.chunks import ENCODE_BYTES
 from service.codecs.decoded import Body
 from service.errors import Busy, Fault, MemoryLimit
@@ -51,7 +48,7 @@ class Strategy(NamedTuple):
     there while no other request is at work, else in a worker thread; batched: together with others like it
     """
 
-    executor: Executor
+    executor: Backend
     memory: int
     inline: bool
     inline_if_idle: bool
@@ -66,32 +63,33 @@ class Engine:
     ready: True once the first request is as quick as all others; stopping: True once the service was told to stop
     """
 
-    _number = itertools.count()
-
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._name = f"strategy of engine {next(self._number)}"
+        self._strategies: WeakKeyDictionary[Plan, Strategy] = WeakKeyDictionary()
         self.admission = AdmissionController(
             settings.concurrency, settings.memory_per_worker, settings.queue_per_worker
         )
         self.stopping = False
-        backends.use_threads(settings.compute_threads)
-        self._preferred = backends.prefer(settings.backend)
-        if settings.backend == "auto" and self._preferred == "numpy":
+        self.backends = Backends(settings.backend, settings.compute_threads, settings.experimental)
+        if settings.backend == "auto" and self.backends.preferred == "numpy":
             logger.warning("ATTENTION_BACKEND=auto: torch is not there, or sees no GPU; NumPy computes")
-        executor = self._executor("auto", "auto")
+        executor = self.backends.choose("auto", "auto")
         window = settings.batch_window
         if window is None:
-            window = BATCH_WINDOW if executor.is_apart("auto") else 0.0
-        self.batcher = Batcher(window, self.admission, settings.inline_flops, execute) if window else None
+            window = BATCH_WINDOW if executor.is_gpu("auto") else 0.0
+        self.batcher = (
+            Batcher(window, self.admission, settings.inline_flops, execute, padding="padding" in settings.experimental)
+            if window
+            else None
+        )
         self.encoding = asyncio.Lock()
-        self.ready = self._preferred == "numpy"
+        self.ready = self.backends.preferred == "numpy"
 
     def warm_up(self) -> None:
         """Load what the first request would have to wait for."""
-        self._executor("auto", "auto").warm_up("auto")
+        self.backends.choose("auto", "auto").warm_up("auto")
         self.ready = True
-        logger.info("ready to compute with %s", self._preferred)
+        logger.info("ready to compute with %s", self.backends.preferred)
 
     def check_ready(self) -> None:
         """Raise Busy while the service loads, stops, or would refuse a large request."""
@@ -177,26 +175,23 @@ class Engine:
 
     def _strategy(self, request: PreparedRequest) -> Strategy:
         """Worked out once for all requests of one plan. Errors: UnknownBackend."""
-        strategy: Strategy | None = request.plan.prepared.get(self._name)
+        strategy = self._strategies.get(request.plan)
         if strategy is None:
-            strategy = request.plan.prepared[self._name] = self._choose_strategy(request)
+            strategy = self._strategies[request.plan] = self._choose_strategy(request)
         return strategy
 
     def _choose_strategy(self, request: PreparedRequest) -> Strategy:
         plan, spec = request.plan, request.spec
-        executor = self._executor(spec.backend, spec.device)
+        executor = self.backends.choose(spec.backend, spec.device)
         small = plan.flops <= self._settings.inline_flops
         batched = small and self.batcher is not None and self.batcher.takes(request, executor)
-        local = not batched and not executor.is_apart(spec.device)
+        local = not batched and not executor.is_gpu(spec.device)
         memory = executor.peak_bytes(plan, spec.device)
         inline = local and memory <= INLINE_MEMORY
         idle = inline and plan.flops <= ALONE * self._settings.inline_flops
         return Strategy(executor, memory, inline and small, idle, batched)
 
-    def _executor(self, backend: Backend, device: str) -> Executor:
-        return backends.choose(backend, device, self._preferred)
-
-    def _memory(self, request: PreparedRequest, held: int, executor: Executor, encoding: int) -> int:
+    def _memory(self, request: PreparedRequest, held: int, executor: Backend, encoding: int) -> int:
         """Bytes that a request takes from now on. held: by its arrays
 
         Errors: MemoryLimit if that is more than there is.
@@ -224,7 +219,7 @@ def _too_large_to_decode(needed: int, budget: int) -> MemoryLimit:
 
 def _advice(plan: Plan) -> str:
     """What would make a plan smaller."""
-    returned = plan.selection.include & SCORE_MATRICES
+    returned = {name for name in plan.selection.include if OUTPUTS[name].is_score_matrix}
     if not returned:
         return "fewer queries or keys at a time need less"
     if returned == {"attention_weights"} and plan.selection.top_k is None:
@@ -242,38 +237,18 @@ def memory_limit(plan: Plan, needed: int, available: int | None) -> MemoryLimit:
     return MemoryLimit.at("", limit, about, _advice(plan))
 
 
-def execute(request: PreparedRequest, executor: Executor, deadline: Deadline | None = None) -> Result:
+def execute(request: PreparedRequest, executor: Backend, deadline: Deadline | None = None) -> Result:
     """Compute a prepared request on a backend.
 
     deadline: checked between tiles. Errors: InvalidRequest, MemoryLimit; Cancelled and TimeLimit by the deadline.
     """
     try:
-        return run(request.plan, request.spec, request.sources, executor, deadline)
-    except NoRoom as error:
-        needed, available = error.needed, error.there
+        check = None if deadline is None else deadline.check
+        return executor.run(request.plan, request.spec, request.sources, check)
+    except OutOfMemory as error:
+        needed, available = error.needed, error.available
     except MemoryError:
         needed, available = executor.peak_bytes(request.plan, request.spec.device), None
     if available is None:
         available = memory_left()
     raise memory_limit(request.plan, needed, available)
-
-
-# Overflow is found by looking at the numbers, with an error that says what to do; a warning would add nothing.
-@np.errstate(all="ignore")
-def run(
-    plan: Plan,
-    spec: AttentionSpec,
-    sources: Mapping[str, np.ndarray],
-    executor: Executor,
-    deadline: Deadline | None = None,
-) -> Result:
-    """Compute a plan with the numbers of a request.
-
-    sources: the fields that query, key and value come from
-
-    Errors: MemoryError and InvalidRequest; those of `deadline`.
-    """
-    if (result := executor.quick(plan, sources, spec.device)) is not None:
-        return result
-    check = None if deadline is None else deadline.check
-    return make_result(plan, executor.execute(plan, make_operands(spec, plan, sources), spec.device, check))

@@ -10,7 +10,7 @@ from service.attention import cost
 from service.attention.cost import Memory
 from service.attention.plan import Plan
 from service.attention.spec import AttentionSpec
-from service.backends import Executor
+from service.backends.base import Backend
 from service.codecs.decoded import Decoded
 
 
@@ -18,7 +18,7 @@ def estimate(
     plan: Plan,
     spec: AttentionSpec,
     sources: Mapping[str, np.ndarray],
-    executor: Executor,
+    executor: Backend,
     decoded: Decoded | int,
     *,
     decode: int,

@@ -12,9 +12,9 @@ from service.schemas.response import AttentionResponse
 
 
 async def compute_attention(request: Request) -> Response:
-    """Scaled dot-product attention, exactly: softmax(scale · q kᵀ + bias) v, with every variant as a field.
+    """Computes scaled dot-product attention exactly: softmax(scale · q kᵀ + bias) v. Each variant of it is a field.
 
-    The answer holds the output, the attention weights and any stage on the way that `include` names.
+    The response has the output, the attention weights and the intermediate results that `include` names.
     """
     return await respond(request, negotiate)
 
@@ -30,7 +30,7 @@ def add_routes(app: FastAPI) -> None:
         operation_id="computeAttention",
         summary="Compute attention",
         response_model=AttentionResponse,
-        response_description="The output, what was asked for beside it, and what was done.",
+        response_description="The output, the results that `include` names, and metadata.",
         responses=PROBLEMS | tensor_answer(),
         openapi_extra=tensor_body(AttentionRequest),
     )

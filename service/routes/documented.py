@@ -1,4 +1,4 @@
-"""What the API document says of every operation alike: the problems it can answer with, and examples."""
+"""Parts of the API document that several operations share: problem responses, tensor bodies, examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def problems(*statuses: int, media_type: str = MEDIA_TYPE, model: str = Problem.__name__) -> Responses:
-    """Responses for these statuses, each naming the codes it comes with."""
+    """Problem responses for these statuses. The description of each lists its problem codes."""
     found: Responses = {}
     for status in statuses:
         kinds = [kind for kind in error_classes().values() if kind.status == status]
@@ -36,7 +36,7 @@ def problems(*statuses: int, media_type: str = MEDIA_TYPE, model: str = Problem.
 
 
 def inference_errors(*statuses: int) -> Responses:
-    """The same in the form of the Open Inference Protocol, whose errors have no codes."""
+    """Error responses of the Open Inference Protocol for these statuses. They have no problem codes."""
     return problems(*statuses, media_type=JSON, model=InferenceError.__name__)
 
 
@@ -59,16 +59,16 @@ def _json(model: type[BaseModel], examples: Any) -> dict[str, Any]:
 
 
 def tensor_body(model: type[BaseModel]) -> dict[str, Any]:
-    """The request body of an operation on tensors, beside what FastAPI says of it.
+    """The request body of an operation on tensors, in all media types, as `openapi_extra` for FastAPI.
 
-    The examples are taken from the notebooks that the tests hold the service to.
+    The examples come from the notebooks whose results are golden cases of the tests.
     """
     return {"requestBody": {"content": _json(model, _file(EXAMPLES)) | _binary("request"), "required": True}}
 
 
 def tensor_answer() -> Responses:
-    """The answer of an operation on tensors, beside its JSON model: that to the first example of a request."""
-    return {200: {"content": {JSON: {"example": _file(ANSWER)}} | _binary("answer")}}
+    """The 200 response of an operation on tensors, beside its JSON model: an example, and the binary media types."""
+    return {200: {"content": {JSON: {"example": _file(ANSWER)}} | _binary("response")}}
 
 
 def _file(name: str) -> Any:
@@ -76,25 +76,26 @@ def _file(name: str) -> Any:
 
 
 def inference_body(model: type[BaseModel]) -> dict[str, Any]:
-    """The request body of an inference, beside what FastAPI says of it."""
-    summary = "Two queries, three keys, causal: the second query sees the first two"
+    """The request body of an inference, as `openapi_extra` for FastAPI."""
+    summary = "Two queries, three keys, causal: the second query attends to the first two keys"
     examples = {"causal": {"summary": summary, "value": INFERENCE_EXAMPLE}}
     return {"requestBody": {"content": _json(model, examples) | {OCTETS: _octets()}, "required": True}}
 
 
 def inference_answer() -> Responses:
-    """The answer of an inference, beside its JSON model."""
-    length = {"description": "Where the JSON ends and bytes follow.", "schema": {"type": "integer", "minimum": 0}}
+    """The 200 response of an inference, beside its JSON model: the binary form and its header."""
+    description = "Length of the JSON in bytes. The bytes of the binary tensors follow it."
+    length = {"description": description, "schema": {"type": "integer", "minimum": 0}}
     return {200: {"content": {OCTETS: _octets()}, "headers": {"Inference-Header-Content-Length": length}}}
 
 
 def _octets() -> dict[str, Any]:
-    description = "The JSON, as long as the header Inference-Header-Content-Length says, then the bytes of its tensors."
+    description = "JSON of the length in Inference-Header-Content-Length, then the bytes of its binary tensors."
     return {"schema": {"type": "string", "format": "binary", "description": description}}
 
 
 def _binary(what: str) -> dict[str, Any]:
-    """The binary media types of a body."""
-    description = f"The {what}: tensors under the names of the fields, nested ones dotted; the rest as JSON text."
+    """The binary media types. what: request or response"""
+    description = f"The {what}: arrays as tensors named like their fields (nested ones dotted), the rest as JSON text."
     schema = {"type": "string", "format": "binary", "description": description}
     return {name: {"schema": schema} for name in CODECS if name != JSON}

@@ -1,4 +1,4 @@
-"""Whether the service lives, and whether it wants requests."""
+"""Health checks: GET /health/live and GET /health/ready."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ router = APIRouter(prefix="/health", tags=["operations"])
 
 
 class Health(BaseModel):
-    """A health check's answer."""
+    """The response of a health check."""
 
-    status: str = Field("ok", description="ok, or the answer is not 200.")
+    status: str = Field("ok", description="Always ok. If the check fails, the status is not 200.")
 
 
-@router.get("/live", operation_id="checkLive", summary="Is the process alive?", response_description="It is.")
+@router.get(
+    "/live", operation_id="checkLive", summary="Is the process alive?", response_description="The process responds."
+)
 async def live() -> Health:
-    """200 as long as the process answers at all; if it does not, restart it."""
+    """Responds with 200 as long as the process responds at all. If it does not, restart it."""
     return Health()
 
 
 @router.get(
     "/ready",
     operation_id="checkReady",
-    summary="Does the service take requests?",
-    response_description="It does.",
+    summary="Does the service accept requests?",
+    response_description="The service accepts requests.",
     responses=problems(503),
 )
 async def ready(request: Request) -> Health:
-    """200 when requests are welcome; 503 where large ones would be refused, while it warms up, and when it stops."""
+    """Responds with 503 while the service starts or stops, and while it would refuse a large request."""
     request.app.state.engine.check_ready()
     return Health()

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol (v2) over HTTP, as Triton and KServe speak it: health, metadata, inference."""
+"""The Open Inference Protocol (v2) over HTTP, for clients of Triton and KServe: health, metadata, inference."""
 
 from __future__ import annotations
 
@@ -25,36 +25,41 @@ from service.schemas.inference import (
     check_model,
 )
 
-ModelName = Annotated[str, Path(description="The model: attention.")]
-ModelVersion = Annotated[str, Path(description="The version of the model: 1.")]
+ModelName = Annotated[str, Path(description="Name of the model: attention.")]
+ModelVersion = Annotated[str, Path(description="Version of the model: 1.")]
 
 
 router = APIRouter(prefix=INFERENCE, tags=["inference protocol"], responses=inference_errors(401, 404, 500))
 
 
-@router.get("", operation_id="getServerMetadata", summary="What is this server?", response_description="What it is.")
+@router.get(
+    "", operation_id="getServerMetadata", summary="What is this server?", response_description="Metadata of the server."
+)
 async def server_metadata() -> ServerMetadata:
-    """Name, version and extensions of the server."""
+    """Returns name, version and extensions of the server."""
     return SERVER_METADATA
 
 
 @router.get(
-    "/health/live", operation_id="checkServerLive", summary="Is the server alive?", response_description="It is."
+    "/health/live",
+    operation_id="checkServerLive",
+    summary="Is the server alive?",
+    response_description="The process responds.",
 )
 async def server_live() -> ServerLive:
-    """200 as long as the process answers at all."""
+    """Responds with 200 as long as the process responds at all."""
     return ServerLive(live=True)
 
 
 @router.get(
     "/health/ready",
     operation_id="checkServerReady",
-    summary="Does the server take inference requests?",
-    response_description="It does.",
+    summary="Does the server accept inference requests?",
+    response_description="The server accepts requests.",
     responses=inference_errors(503),
 )
 async def server_ready(request: Request) -> ServerReady:
-    """200 when requests are welcome, as at /health/ready."""
+    """Responds with 503 in the same cases as /health/ready."""
     request.app.state.engine.check_ready()
     return ServerReady(ready=True)
 
@@ -62,11 +67,11 @@ async def server_ready(request: Request) -> ServerReady:
 @router.get(
     "/models/{model_name}",
     operation_id="getModelMetadata",
-    summary="What does a model take and give?",
-    response_description="Its tensors.",
+    summary="Which tensors does a model have?",
+    response_description="Inputs and outputs of the model.",
 )
 async def model_metadata(model_name: ModelName) -> ModelMetadata:
-    """All tensors that can be sent and asked for."""
+    """Returns the tensors that a request can send and ask for."""
     check_model(model_name)
     return MODEL_METADATA
 
@@ -74,11 +79,11 @@ async def model_metadata(model_name: ModelName) -> ModelMetadata:
 @router.get(
     "/models/{model_name}/versions/{model_version}",
     operation_id="getModelVersionMetadata",
-    summary="What does a version of a model take and give?",
-    response_description="Its tensors.",
+    summary="Which tensors does a version of a model have?",
+    response_description="Inputs and outputs of the model.",
 )
 async def model_version_metadata(model_name: ModelName, model_version: ModelVersion) -> ModelMetadata:
-    """The same for a version; there is one."""
+    """Returns the same as without a version: there is one version."""
     check_model(model_name, model_version)
     return MODEL_METADATA
 
@@ -86,12 +91,12 @@ async def model_version_metadata(model_name: ModelName, model_version: ModelVers
 @router.get(
     "/models/{model_name}/ready",
     operation_id="checkModelReady",
-    summary="Does a model take requests?",
-    response_description="It does.",
+    summary="Does a model accept requests?",
+    response_description="The model accepts requests.",
     responses=inference_errors(503),
 )
 async def model_ready(request: Request, model_name: ModelName) -> ModelReady:
-    """200 when requests are welcome, as at /health/ready: there is nothing to load."""
+    """Responds with 503 in the same cases as /health/ready."""
     check_model(model_name)
     request.app.state.engine.check_ready()
     return ModelReady(name=MODEL, ready=True)
@@ -100,46 +105,46 @@ async def model_ready(request: Request, model_name: ModelName) -> ModelReady:
 @router.get(
     "/models/{model_name}/versions/{model_version}/ready",
     operation_id="checkModelVersionReady",
-    summary="Does a version of a model take requests?",
-    response_description="It does.",
+    summary="Does a version of a model accept requests?",
+    response_description="The model accepts requests.",
     responses=inference_errors(503),
 )
 async def model_version_ready(request: Request, model_name: ModelName, model_version: ModelVersion) -> ModelReady:
-    """The same for a version; there is one."""
+    """Responds as without a version: there is one version."""
     check_model(model_name, model_version)
     request.app.state.engine.check_ready()
     return ModelReady(name=MODEL, ready=True)
 
 
 async def infer(request: Request, model_name: ModelName) -> Response:
-    """What POST /attention computes. Arrays are inputs, all other fields parameters, requested outputs `include`."""
+    """Computes the same as POST /attention. Arrays are inputs, other fields parameters; outputs replace `include`."""
     check_model(model_name)
     return await respond(request, inference_formats)
 
 
 async def infer_version(request: Request, model_name: ModelName, model_version: ModelVersion) -> Response:
-    """The same by a version; there is one."""
+    """Computes the same as without a version: there is one version."""
     check_model(model_name, model_version)
     return await respond(request, inference_formats)
 
 
 def add_routes(app: FastAPI) -> None:
-    """Add the operations on tensors to the application itself, as POST /attention is."""
+    """Add the inference operations to the application itself, like POST /attention."""
     add = partial(
         app.router.add_api_route,
         methods=["POST"],
         route_class_override=TensorRoute,
         tags=["inference protocol"],
         response_model=InferenceResponse,
-        response_description="The outputs asked for.",
+        response_description="The requested outputs.",
         responses=inference_errors(400, 401, 404, 408, 413, 415, 422, 431, 500, 503, 504) | inference_answer(),
         openapi_extra=inference_body(InferenceRequest),
     )
     model = f"{INFERENCE}/models/{{model_name}}"
-    add(f"{model}/infer", infer, operation_id="infer", summary="Compute attention by the inference protocol")
+    add(f"{model}/infer", infer, operation_id="infer", summary="Compute attention (inference protocol)")
     add(
         f"{model}/versions/{{model_version}}/infer",
         infer_version,
         operation_id="inferVersion",
-        summary="Compute attention by a version of the model",
+        summary="Compute attention with a version of the model (inference protocol)",
     )

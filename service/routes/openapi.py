@@ -1,6 +1,6 @@
-"""The API document (OpenAPI 3.1), completed where FastAPI does not know what this service does by itself.
+"""The API document (OpenAPI 3.1): what FastAPI generates, and the parts that FastAPI cannot know.
 
-It is made to generate clients from: everything that becomes a type has a name, and nothing else has.
+Clients are generated from it, so every schema that becomes a type has a name, and no other schema has one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ UNUSED = ("HTTPValidationError", "ValidationError")
 SECURITY: Final = "bearer"
 # Sets of names that become types, each with what it is.
 ENUMS: Final[dict[str, tuple[Any, str]]] = {
-    "Layout": (spec.Layout, "Names of axes, in order: b batch, h heads, l tokens, d features."),
-    "FloatType": (spec.DType, "A floating type."),
+    "Layout": (spec.Layout, "Axes of an array, in order: b batch, h heads, l tokens, d features."),
+    "FloatType": (spec.DType, "A floating-point type."),
     "ElementType": (ElementType, "The type of an array's elements."),
-    "Backend": (spec.Backend, "What computes."),
+    "Backend": (spec.Backend, "The backend that computes the request."),
     "Normalization": (spec.Normalization, "How scores become weights."),
-    "IncludedOutput": (spec.Output, "What can be asked for beside output and metadata."),
-    "Encoding": (Encoding, "A form of arrays in JSON."),
-    "TensorDatatype": (Datatype, "The type of a tensor's elements, in the Open Inference Protocol."),
+    "IncludedOutput": (spec.Output, "An output that can be requested in addition to output and metadata."),
+    "Encoding": (Encoding, "How JSON holds arrays."),
+    "TensorDatatype": (Datatype, "Type of the elements of a tensor in the Open Inference Protocol."),
 }
 
 
@@ -57,12 +57,12 @@ def build(app: FastAPI) -> dict[str, Any]:
 
 
 def _add_security(document: dict[str, Any]) -> None:
-    """A server may have keys, or none; whoever watches over it needs none."""
+    """Declare API keys as optional, and no key for the health checks."""
     document["security"] = [{}, {SECURITY: []}]
     for path in OPEN:
         document["paths"][path]["get"]["security"] = []
     document["components"]["securitySchemes"] = {
-        SECURITY: {"type": "http", "scheme": "bearer", "description": "One of the server's keys, if it has any."}
+        SECURITY: {"type": "http", "scheme": "bearer", "description": "An API key, if the server requires one."}
     }
 
 

@@ -1,4 +1,4 @@
-"""What people see who open the service in a browser."""
+"""GET /, for people who open the service in a browser."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 async def root() -> RedirectResponse:
-    """Whoever comes without a path is looking for the documentation."""
+    """Redirects to the documentation."""
     return RedirectResponse("/docs")

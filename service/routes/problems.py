@@ -1,4 +1,4 @@
-"""The `type` of every problem is a path of this service, which says what the code means."""
+"""GET /problems/{code}: the page that the `type` of a problem refers to."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ router = APIRouter(tags=["operations"])
 class ProblemType(BaseModel):
     """What a problem code means."""
 
-    code: str = Field(description="As in the `code` of a problem.")
-    status: int = Field(description="The HTTP status that it comes with.")
-    title: str = Field(description="The same in all answers with this code.")
-    description: str = Field(description="When it happens.")
+    code: str = Field(description="The `code` of a problem.")
+    status: int = Field(description="HTTP status of responses with this code.")
+    title: str = Field(description="Title of responses with this code.")
+    description: str = Field(description="When a response has this code.")
 
 
 @router.get(
     "/problems/{code}",
     operation_id="describeProblem",
     summary="What does this problem code mean?",
-    response_description="What it means.",
+    response_description="The meaning of the code.",
     responses=problems(404),
 )
-async def describe_problem(code: str = Path(description="A problem code, like shape_mismatch.")) -> ProblemType:
-    """The description of a problem code. The `type` of each problem leads here."""
+async def describe_problem(code: str = Path(description="A problem code, for example shape_mismatch.")) -> ProblemType:
+    """Describes a problem code. The `type` of a problem is the path of this operation."""
     kind = error_classes().get(code)
     if kind is None:
         raise NotFound(Fault("", f"one of {', '.join(error_classes())}", "another code"))

@@ -13,10 +13,9 @@ from service.http.body import BodyLimits, content_length, receive_body
 from service.http.disconnect import CancelOnDisconnect
 from service.http.negotiation import Formats
 from service.http.streaming import ChunkedResponse
-from service.observability.metrics import Tally, note_computed
+from service.observability.metrics import ComputedRequest
 from service.observability.request_id import request_id
 from service.pipeline.engine import Engine
-from service.pipeline.execution import Execution
 from service.schemas.request import AttentionRequest
 from service.schemas.response import answer
 from service.settings import Settings
@@ -68,22 +67,8 @@ async def respond(request: Request, negotiate: Callable[[Mapping[bytes, bytes]],
         raise
     if isinstance(encoded.chunks, list):  # else they are made while they are sent
         execution.timings.step("encode")
-    response = ChunkedResponse(encoded, formats.response_type, execution, engine.encoding, formats.headers)
-    types = formats.request_type, formats.response_type
-    request.scope["state"]["note"] = partial(
-        _note, request.scope["state"], types, fields["metadata"], received, response, execution
+    backend, kernel = fields["metadata"]["backend"], fields["metadata"]["kernel"]
+    request.scope["state"]["computed"] = ComputedRequest(  # for RequestContext, which counts and logs the request
+        formats.request_type, formats.response_type, backend, kernel, received, execution.timings
     )
-    return response
-
-
-def _note(
-    state: dict[str, Any],
-    types: tuple[str, str],
-    metadata: Mapping[str, Any],
-    received: int,
-    response: ChunkedResponse,
-    execution: Execution,
-    tally: Tally | None,
-) -> None:
-    """Count what a request took, and put it on the line that is logged."""
-    state["noted"] = note_computed(tally, types, metadata, received, response.sent, execution.timings)
+    return ChunkedResponse(encoded, formats.response_type, execution, engine.encoding, formats.headers)

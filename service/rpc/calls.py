@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import grpc
 
 from service.errors import Fault, InternalError, MemoryLimit, ServiceError, Unauthorized, kind_of, settle
-from service.observability.metrics import DISCONNECTED, Tally
+from service.observability.metrics import DISCONNECTED, ComputedRequest, Metrics
 from service.observability.request_id import ACCEPTABLE, LOWER, new_id
 from service.pipeline.engine import Engine
 from service.rpc.statuses import STATUSES
@@ -28,9 +28,13 @@ logger = logging.getLogger("attention")
 
 
 class Exchange:
-    """One call. execution: its way through the pipeline; noted: of an inference, for its line in the log"""
+    """One call, and for the metrics and the log how it was answered.
 
-    __slots__ = ("context", "execution", "metadata", "noted", "request_id")
+    execution: its way through the pipeline; status: over HTTP; code: of an error; computed: set by an inference
+    sent: bytes of the answer
+    """
+
+    __slots__ = ("code", "computed", "context", "execution", "metadata", "request_id", "sent", "status")
 
     def __init__(self, context: Any, engine: Engine) -> None:
         self.context = context
@@ -38,7 +42,10 @@ class Exchange:
         self.metadata = {name: _bytes(value) for name, value in context.invocation_metadata()}
         chosen = self.metadata.get(REQUEST_ID, b"")
         self.request_id = str(chosen, "ascii") if ACCEPTABLE.fullmatch(chosen) else new_id()
-        self.noted: Mapping[str, Any] = {}
+        self.status = DISCONNECTED
+        self.code: str | None = None
+        self.computed: ComputedRequest | None = None
+        self.sent = 0
 
     def trailers(self, error: ServiceError | None = None) -> list[tuple[str, str]]:
         """What is sent after the answer, or in its place."""
@@ -57,10 +64,10 @@ Method = Callable[[Exchange], Awaitable[bytes]]
 class Calls:
     """Answers calls, whatever happens inside."""
 
-    def __init__(self, settings: Settings, engine: Engine, tally: Tally | None) -> None:
+    def __init__(self, settings: Settings, engine: Engine, metrics: Metrics | None) -> None:
         self._engine = engine
         self._keys = Keys(settings.api_keys, settings.api_keys_file) if settings.has_keys else None
-        self._tally = tally
+        self._metrics = metrics
 
     async def answer(self, path: str, operation: str, method: Method, requests: object, context: Any) -> None:
         """Answer one call of a method.
@@ -69,29 +76,28 @@ class Calls:
         """
         start = time.perf_counter()
         exchange = Exchange(context, self._engine)
-        status, problem = DISCONNECTED, None
-        if self._tally is not None:
-            self._tally.in_flight += 1
+        if self._metrics is not None:
+            self._metrics.request_started()
         try:
             self._admit(exchange)
             message = await method(exchange)
             context.set_trailing_metadata(exchange.trailers())
             await context.write(message)  # until it is on its way: a client that is slow to take it holds its memory
-            status = 200
+            exchange.status, exchange.sent = 200, len(message)
         except ServiceError as error:
             settle(error)
-            status, problem = _refuse(exchange, error)
+            _refuse(exchange, error)
         except MemoryError as error:
             settle(error)
-            status, problem = _refuse(exchange, MemoryLimit.failed())
+            _refuse(exchange, MemoryLimit.failed())
         except (asyncio.CancelledError, grpc.aio.InternalError):
             raise  # nobody is left to answer
         except Exception:
             logger.exception("request %s failed: a defect of the service", exchange.request_id)
-            status, problem = _refuse(exchange, InternalError())
+            _refuse(exchange, InternalError())
         finally:
             exchange.execution.release()
-            self._note(exchange, path, operation, status, problem, time.perf_counter() - start)
+            self._count_and_log(exchange, path, operation, time.perf_counter() - start)
 
     def _admit(self, exchange: Exchange) -> None:
         """Errors: Unauthorized."""
@@ -100,33 +106,32 @@ class Calls:
             got = "another key" if authorization else "none"
             raise Unauthorized(Fault("", "metadata authorization: Bearer and a key", got))
 
-    def _note(
-        self, exchange: Exchange, path: str, operation: str, status: int, problem: str | None, seconds: float
-    ) -> None:
-        """Count and log a call that has been answered."""
-        if self._tally is not None:
-            self._tally.in_flight -= 1
-            self._tally.answered(operation, status, seconds, problem, protocol="grpc")
+    def _count_and_log(self, exchange: Exchange, path: str, operation: str, seconds: float) -> None:
+        computed = exchange.computed
+        if self._metrics is not None:
+            self._metrics.request_answered("grpc", operation, exchange.status, seconds, exchange.code)
+            if computed is not None:
+                self._metrics.tensors_computed(computed, exchange.sent)
         if access.isEnabledFor(logging.INFO):
             fields = {
                 "request_id": exchange.request_id,
                 "method": "gRPC",
                 "path": path[:100],
-                "status": status,
+                "status": exchange.status,
                 "milliseconds": round(seconds * 1e3, 2),
-                "code": problem,
+                "code": exchange.code,
             }
-            access.info("request", extra=fields | dict(exchange.noted))
+            access.info("request", extra=fields | (computed.log_fields(exchange.sent) if computed else {}))
 
 
-def _refuse(exchange: Exchange, error: ServiceError) -> tuple[int, str]:
-    """Let the call end with an error; its status over HTTP, and its code."""
+def _refuse(exchange: Exchange, error: ServiceError) -> None:
+    """Let the call end with an error."""
     kind = kind_of(error)
     text = str(error)
     exchange.context.set_trailing_metadata(exchange.trailers(error))
     exchange.context.set_code(grpc.StatusCode[STATUSES[kind.status]])
     exchange.context.set_details(text if len(text) <= MAX_DETAILS else f"{text[:MAX_DETAILS]}…")
-    return kind.status, kind.code
+    exchange.status, exchange.code = kind.status, kind.code
 
 
 def _bytes(value: str | bytes) -> bytes:

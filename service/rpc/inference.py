@@ -16,7 +16,7 @@ from service.codecs.oip import grpc as oip_grpc
 from service.codecs.oip.messages import MESSAGES
 from service.codecs.oip.outputs import Wish
 from service.errors import BadRequest, Busy, Fault, MethodNotAllowed, TooSlow, settle
-from service.observability.metrics import Tally, note_computed
+from service.observability.metrics import ComputedRequest
 from service.pipeline.deadline import Deadline
 from service.pipeline.engine import Engine, in_thread
 from service.rpc.calls import Exchange, Method
@@ -72,10 +72,9 @@ class MessageDecoder:
 class Inference:
     """What the service answers. methods: by their names, those that need nothing but their name read no message."""
 
-    def __init__(self, settings: Settings, engine: Engine, tally: Tally | None) -> None:
+    def __init__(self, settings: Settings, engine: Engine) -> None:
         self._settings = settings
         self._engine = engine
-        self._tally = tally
         largest = COPIES * settings.max_body_bytes
         self._receiving = asyncio.Semaphore(max(1, engine.admission.memory // (RECEIVING_SHARE * largest)))
         self.methods: dict[str, Method] = {
@@ -163,9 +162,8 @@ class Inference:
         written = write() if returned < LARGE_ANSWER else await in_thread(execution.deadline, write)
         execution.timings.step("encode")
         execution.shrink(COPIES * len(written))
-        exchange.noted = note_computed(
-            self._tally, (MEDIA_TYPE, MEDIA_TYPE), fields["metadata"], len(body), len(written), execution.timings
-        )
+        backend, kernel = fields["metadata"]["backend"], fields["metadata"]["kernel"]
+        exchange.computed = ComputedRequest(MEDIA_TYPE, MEDIA_TYPE, backend, kernel, len(body), execution.timings)
         return written
 
 

@@ -13,7 +13,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else its library logs what cl
 import grpc
 
 from service.codecs.oip.messages import SERVICE
-from service.observability.metrics import Tally
+from service.observability.metrics import Metrics
 from service.pipeline.engine import Engine
 from service.rpc.calls import Calls
 from service.rpc.inference import Inference
@@ -32,10 +32,10 @@ logger = logging.getLogger("attention")
 class RPC(grpc.GenericRpcHandler):
     """The protocol on a port of its own. port: where, once it is started."""
 
-    def __init__(self, settings: Settings, engine: Engine, tally: Tally | None) -> None:
+    def __init__(self, settings: Settings, engine: Engine, metrics: Metrics | None) -> None:
         self._settings = settings
-        self._inference = Inference(settings, engine, tally)
-        self._calls = Calls(settings, engine, tally)
+        self._inference = Inference(settings, engine)
+        self._calls = Calls(settings, engine, metrics)
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None
         self.port = 0

@@ -62,6 +62,16 @@ def end_with_parent() -> None:
     Thread(target=wait, daemon=True).start()
 
 
+def is_running(process: int) -> bool:
+    """True if there is a process with this id; always on Windows, where the question would end the process."""
+    if sys.platform != "win32":
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return False
+    return True
+
+
 def when_told_to_stop(do: Callable[[], object]) -> None:
     """Have this done in the running event loop as soon as a signal says to stop, beside what the server does then.
 

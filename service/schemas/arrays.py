@@ -28,7 +28,7 @@ ElementType = Literal["bool", "int32", "int64", "float16", "bfloat16", "float32"
 class EncodedArray(BaseModel):
     """A typed array: the bytes of its elements in base64."""
 
-    dtype: ElementType = Field(description="Type of the elements; one byte each for bool.")
+    dtype: ElementType = Field(description="Type of the elements. bool takes one byte per element.")
     shape: list[Annotated[int, Field(ge=0)]] = Field(description="Length of each axis.")
     data: str = Field(
         description="Base64 of the elements, little-endian and row-major, exactly as many bytes as the shape needs.",
@@ -158,9 +158,9 @@ if TYPE_CHECKING:
     IntegerOrArray: TypeAlias = np.ndarray
     Labels: TypeAlias = tuple[str, ...] | tuple[tuple[str, ...], ...]
 else:
-    Array = _described("Array", "An array. Rank and axes: see the field.", EncodedArray | NestedArray)
+    Array = _described("Array", "An array. The field describes its axes.", EncodedArray | NestedArray)
     IntegerOrArray = _described("IntegerOrArray", "One integer, or an array of them.", int | EncodedArray | NestedArray)
-    Labels = _described("Labels", "One string for each token, or such a list for each batch entry.", list[Any])
+    Labels = _described("Labels", "One string per token, or one list of strings per batch entry.", list[Any])
 
 
 def _as(described: Any, check: Callable[[Any], Any]) -> Any:

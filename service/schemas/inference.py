@@ -1,4 +1,4 @@
-"""The Open Inference Protocol (v2), as the API document describes it, and what its model takes and gives."""
+"""The Open Inference Protocol (v2), as the API document describes it, and the tensors of its model."""
 
 from __future__ import annotations
 
@@ -22,48 +22,50 @@ Datatype = Literal[
 
 
 class ServerMetadata(BaseModel):
-    """What this server is."""
+    """Metadata of the server."""
 
-    name: str = Field(description="attention-service.")
-    version: str = Field(description="Of the service.")
-    extensions: list[str] = Field(description="Of the protocol: binary_tensor_data.")
+    name: str = Field(description="Name of the server: attention-service.")
+    version: str = Field(description="Version of the service.")
+    extensions: list[str] = Field(description="Supported extensions of the protocol: binary_tensor_data.")
 
 
 class ServerLive(BaseModel):
-    """Whether the process lives."""
+    """Whether the server is alive."""
 
-    live: bool = Field(description="true, or there is no answer.")
+    live: bool = Field(description="Always true. If the server is not alive, there is no response.")
 
 
 class ServerReady(BaseModel):
-    """Whether the server takes requests."""
+    """Whether the server accepts requests."""
 
     ready: bool = Field(description="true, or the status is not 200.")
 
 
 class ModelReady(BaseModel):
-    """Whether a model takes requests."""
+    """Whether a model accepts requests."""
 
-    name: str = Field(description="Of the model.")
+    name: str = Field(description="Name of the model.")
     ready: bool = Field(description="true, or the status is not 200.")
 
 
 class TensorMetadata(BaseModel):
-    """A tensor that a model takes or gives."""
+    """An input or output of a model."""
 
-    name: str = Field(description="As in requests and answers.")
-    datatype: Datatype = Field(description="The usual one; any other floating type, or integer type, will do.")
-    shape: list[int] = Field(description="-1 for each axis, as they are in the simplest layout; there may be more.")
+    name: str = Field(description="Name in requests and responses.")
+    datatype: Datatype = Field(
+        description="Usual datatype; any other floating-point type, or integer type for an integer, is accepted."
+    )
+    shape: list[int] = Field(description="-1 for each axis of the simplest layout; other layouts have more axes.")
 
 
 class ModelMetadata(BaseModel):
-    """What a model takes and gives."""
+    """Metadata of a model."""
 
-    name: str = Field(description="Of the model.")
-    versions: list[str] = Field(description="That can be asked for.")
-    platform: str = Field(description="What computes.")
-    inputs: list[TensorMetadata] = Field(description="All that it can take; which go together, see POST /attention.")
-    outputs: list[TensorMetadata] = Field(description="All that it can give.")
+    name: str = Field(description="Name of the model.")
+    versions: list[str] = Field(description="Available versions.")
+    platform: str = Field(description="Software that computes the model.")
+    inputs: list[TensorMetadata] = Field(description="All inputs. POST /attention says which of them can be combined.")
+    outputs: list[TensorMetadata] = Field(description="All outputs.")
 
 
 InferenceParameter = TypeAliasType(
@@ -72,77 +74,76 @@ InferenceParameter = TypeAliasType(
 
 
 class InferenceParameters(RootModel[dict[str, InferenceParameter]]):
-    """Scalars by name. In a request: any field of POST /attention that is no array, nested ones dotted."""
+    """Scalars by name. In a request: the fields of POST /attention that are not arrays, nested ones dotted."""
 
 
 class InferenceInput(BaseModel):
-    """A tensor of a request. Its name is that of an array of POST /attention, dotted where it is nested."""
+    """A tensor of a request. Its name is that of an array of POST /attention, nested ones dotted."""
 
-    name: str = Field(description="Like query, mask or projection.query.weight.")
+    name: str = Field(description="For example query, mask or projection.query.weight.")
     shape: list[int] = Field(description="Length of each axis.")
-    datatype: Datatype = Field(description="Of the elements.")
+    datatype: Datatype = Field(description="Type of the elements.")
     parameters: InferenceParameters | None = Field(
-        None, description="binary_data_size: how many bytes after the JSON are its data. Default: none, it has `data`."
+        None,
+        description="binary_data_size: number of bytes after the JSON that are its data. Default: none, it has `data`.",
     )
     data: list[Any] | None = Field(
-        None, description="The elements, row-major, flat or nested as the shape. Default: they follow the JSON."
+        None, description="Elements in row-major order, flat or nested. Default: none, they follow the JSON as bytes."
     )
 
 
 class InferenceRequestedOutput(BaseModel):
-    """An output asked for."""
+    """A requested output."""
 
-    name: str = Field(description="output, or what can stand in `include` of POST /attention.")
+    name: str = Field(description="output, or a name that `include` of POST /attention may contain.")
     parameters: InferenceParameters | None = Field(
-        None, description="binary_data: whether it comes as bytes. Default: as binary_data_output says."
+        None, description="binary_data: whether it is returned as bytes. Default: the value of binary_data_output."
     )
 
 
 class InferenceRequest(BaseModel):
-    """What to compute."""
+    """An inference request."""
 
-    id: str | None = Field(None, description="Returned as it is. Default: none.")
+    id: str | None = Field(None, description="Id of the request, returned unchanged. Default: none.")
     parameters: InferenceParameters | None = Field(
         None,
-        description="Options by the names of POST /attention, like is_causal, num_heads or window.left; "
-        "binary_data_output: whether outputs come as bytes. Default: none.",
+        description="Fields of POST /attention that are not arrays, for example is_causal, num_heads or window.left; "
+        "binary_data_output: whether outputs are returned as bytes. Default: none.",
     )
-    inputs: list[InferenceInput] = Field(description="The tensors.")
+    inputs: list[InferenceInput] = Field(description="Tensors of the request.")
     outputs: list[InferenceRequestedOutput] | None = Field(
-        None, description="What to return. Default: output and attention_weights."
+        None, description="Outputs to return. Default: output and attention_weights."
     )
 
 
 class InferenceOutput(BaseModel):
-    """A tensor of an answer."""
+    """A tensor of a response."""
 
-    name: str = Field(description="As asked for.")
-    datatype: Datatype = Field(description="Of the elements.")
+    name: str = Field(description="Name of the output.")
+    datatype: Datatype = Field(description="Type of the elements.")
     shape: list[int] = Field(description="Length of each axis.")
     parameters: InferenceParameters | None = Field(
-        None, description="binary_data_size: how many bytes after the JSON are its data. Absent where it has `data`."
+        None, description="binary_data_size: number of bytes after the JSON that are its data. Absent if it has `data`."
     )
     data: list[Any] | None = Field(
-        None, description="The elements, row-major and flat, null for minus infinity. Absent where it is binary."
+        None, description="Elements in row-major order, flat; null is minus infinity. Absent if it is binary."
     )
 
 
 class InferenceResponse(BaseModel):
-    """What was computed."""
+    """An inference response."""
 
-    model_name: str = Field(description="attention.")
-    model_version: str = Field(description="1.")
-    id: str | None = Field(None, description="As in the request. Absent where that had none.")
-    parameters: InferenceParameters = Field(
-        description="What was done: the metadata of POST /attention; warnings in one string."
-    )
-    outputs: list[InferenceOutput] = Field(description="The tensors asked for.")
+    model_name: str = Field(description="Name of the model: attention.")
+    model_version: str = Field(description="Version of the model: 1.")
+    id: str | None = Field(None, description="Id of the request. Absent if the request has none.")
+    parameters: InferenceParameters = Field(description="The metadata of POST /attention; warnings as one string.")
+    outputs: list[InferenceOutput] = Field(description="Requested outputs.")
 
 
 class InferenceError(BaseModel):
     """An error of the Open Inference Protocol."""
 
-    error: str = Field(description="What is wrong: where, what was expected, what came.")
+    error: str = Field(description="What is wrong: the place, what was expected, and what came instead.")
 
 
 # Name, datatype and axes of everything that can be sent as a tensor.

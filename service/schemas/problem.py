@@ -6,23 +6,23 @@ from pydantic import BaseModel, Field
 
 
 class ProblemFault(BaseModel):
-    """One thing that is wrong."""
+    """One fault of a request."""
 
     pointer: str = Field(description="JSON pointer to the place in the request; empty for the body as a whole.")
     code: str = Field(description="Stable code of this fault.")
-    expected: str = Field(description="What would have been right.")
-    got: str = Field(description="What came, quoted in at most a few dozen characters.")
-    hint: str | None = Field(None, description="What to do about it, where that is not plain.")
+    expected: str = Field(description="What would have been valid.")
+    got: str = Field(description="What came instead, in at most a few dozen characters.")
+    hint: str | None = Field(None, description="How to correct it.")
 
 
 class Problem(BaseModel):
     """Problem details (RFC 9457, application/problem+json)."""
 
-    type: str = Field(description="URI reference of this kind of problem: /problems/ and the code.")
-    title: str = Field(description="The kind of problem in words; the same for the same code.")
+    type: str = Field(description="URI reference of the problem type: /problems/ and the code.")
+    title: str = Field(description="The problem type in words; the same for the same code.")
     status: int = Field(description="The HTTP status.")
     detail: str = Field(description="What went wrong this time, in words.")
-    instance: str = Field(description="The path that was requested.")
+    instance: str = Field(description="Path of the request.")
     code: str = Field(description="Stable: clients may switch on it.")
     request_id: str = Field(description="Also in the X-Request-ID header and in the log.")
-    errors: list[ProblemFault] = Field(description="Each thing that is wrong; empty where `detail` says it all.")
+    errors: list[ProblemFault] = Field(description="The faults of the request; may be empty.")

@@ -1,4 +1,4 @@
-"""The request: one flat model. What is exactly-one-of is said in descriptions and checked when planning."""
+"""The request: one flat model. Rules between fields are in the descriptions, and are checked when planning."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from service.schemas.arrays import (
 Encoding = Literal["list", "base64"]
 
 
-# Names in a list; more take long to compare with those that are known.
+# Names in a list: longer lists take long to validate.
 MAX_NAMES = 64
 
 
 def few(names: object) -> object:
-    """The same, if it is no list of more than `MAX_NAMES`."""
+    """`names`. Errors: PydanticCustomError for a list of more than `MAX_NAMES`."""
     if isinstance(names, list) and len(names) > MAX_NAMES:
         raise PydanticCustomError("too_many", f"a list of at most {MAX_NAMES} names")
     return names
 
 
 class Closed(BaseModel):
-    """A model that refuses what it does not know, and takes no number for a string."""
+    """A model that refuses unknown fields and converts no types: a number is not a string."""
 
     model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
     def given(self) -> dict[str, object]:
-        """The fields that were sent and are not null, models as plain values: null means absent."""
+        """The fields that were sent and are not null, by name; nested models as values of `spec`."""
         fields = self.__dict__
         return {
             name: value.to_spec() if isinstance(value, Part) else value
@@ -52,12 +52,12 @@ class Part(Closed):
     """An object within a request."""
 
     def to_spec(self) -> object:
-        """The same as a plain value: of the class of this name in `spec`, which has the same fields."""
+        """This object as the class of the same name in `spec`, which has the same fields."""
         return getattr(spec, type(self).__name__)(**self.given())
 
 
 class LinearMap(Part):
-    """One learned map. Exactly one of `weight` and `kernel`."""
+    """A linear map: exactly one of `weight` and `kernel`, and optionally `bias`."""
 
     weight: Numbers | None = Field(
         None,
@@ -71,13 +71,13 @@ class LinearMap(Part):
     )
     bias: Numbers | None = Field(
         None,
-        description="Added after the product: (out,), (out, 1), (heads, out/heads) or (heads, out/heads, 1), "
-        "the same numbers in the same order. Default: none.",
+        description="Added to the product. The shapes (out,), (out, 1), (heads, out/heads) and (heads, out/heads, 1) "
+        "are equivalent. Default: none.",
     )
 
 
 class Projection(Part):
-    """Linear maps applied to the source before attention, and to the output after it. One left out is the identity."""
+    """Linear maps of the source before attention, and of the output after it. An absent map is the identity."""
 
     query: LinearMap | None = Field(
         None, description="Maps the query tokens to num_heads x head_dim features. Default: the identity."
@@ -110,68 +110,73 @@ class Rotary(Part):
     )
     cos: Numbers | None = Field(
         None,
-        description="(positions, dim/2), looked up by position; or (b, l, dim/2) for each new token as it stands. "
+        description="(positions, dim/2): one row per position; or (b, l, dim/2): one row per new token. "
         "Default: from base.",
     )
-    sin: Numbers | None = Field(None, description="As cos. Default: from base.")
+    sin: Numbers | None = Field(None, description="Like cos. Default: from base.")
     dim: int | None = Field(
-        None, description="How many features turn, the first ones; even. Default: head_dim, or as cos says."
+        None,
+        description="How many of the first features are rotated; even. Default: head_dim, or as cos has them.",
     )
     interleaved: bool | None = Field(
-        False, description="Pairs are neighbours (0, 1), (2, 3), … if true, else first half with second half."
+        False,
+        description="Pairs are adjacent features (0, 1), (2, 3), … if true, else one of each half of the features.",
     )
     query_positions: IntegerLists | None = Field(
-        None, description="(q,) or (b, q) integers. Default: counted on from the length of the past."
+        None, description="Positions of the queries, (q,) or (b, q). Default: length of the past + index."
     )
     key_positions: IntegerLists | None = Field(
-        None, description="The same for the new keys; past keys are turned. Default: as query_positions."
+        None,
+        description="Positions of the new keys; past keys are rotated already. Default: length of the past + index.",
     )
 
 
 class Window(Part):
-    """How far queries see: from i + query_offset - left to i + query_offset + right, both inclusive."""
+    """Query i attends to keys from i + query_offset - left to i + query_offset + right, both inclusive."""
 
     left: int | None = Field(None, description="At least 0. Default: unbounded.")
     right: int | None = Field(None, description="At least 0. Default: unbounded.")
 
 
 class SegmentIds(Part):
-    """Only tokens with equal ids see each other."""
+    """A query attends only to keys with the same segment id."""
 
     query: IntegerLists | None = Field(None, description="(q,) for all rows, or (b, q). Default: none.")
-    key: IntegerLists | None = Field(None, description="(k,) for all rows, or (b, k), the past counted. Default: none.")
+    key: IntegerLists | None = Field(
+        None, description="(k,) for all rows, or (b, k), including the past. Default: none."
+    )
 
 
 class AttentionRequest(Closed):
-    """What to compute. The source is exactly one of: query, key and value; input alone; input and context."""
+    """A request. The source is exactly one of: query, key and value; input alone; input and context."""
 
     query: Numbers | None = Field(
         None,
-        description="Queries, axes as `layout` says. A vector (rank 1) is one token, in layouts ld and dl; its axis "
-        "is then dropped from output and score matrices. Default: none.",
+        description="Queries, with the axes of `layout`. A vector (rank 1) is one token, in layouts ld and dl; output "
+        "and score matrices then have no query axis. Default: none.",
     )
     key: Numbers | None = Field(
-        None, description="Keys, in the same layout, with the same features per head. Default: none."
+        None,
+        description="Keys, in the same layout, with as many features per head as the queries. Default: none.",
     )
     value: Numbers | None = Field(
-        None, description="Values, in the same layout, as many tokens as the key has. Default: none."
+        None, description="Values, in the same layout, with as many tokens as the key. Default: none."
     )
     input: Numbers | None = Field(
         None,
-        description="Self-attention: stands for query, key and value. With `context`: for the query only. "
-        "Default: none.",
+        description="Self-attention: used as query, key and value. With `context`: used as query only. Default: none.",
     )
     context: Numbers | None = Field(
-        None, description="Cross-attention beside `input`: stands for key and value. Default: none."
+        None, description="Cross-attention, with `input`: used as key and value. Default: none."
     )
     projection: Projection | None = Field(
-        None, description="Linear maps for the source and the output. Not with a layout that has h. Default: none."
+        None, description="Linear maps of the source and the output. Not allowed in layouts with h. Default: none."
     )
     layout: spec.Layout | None = Field(
         None,
         description="The axes of query, key, value, input, context and output: b batch, h heads, l tokens, d features. "
-        "Without h the heads are packed in d. dl and bdl hold tokens in columns; score matrices are then swapped, so "
-        "that their columns sum to one. Default: ld, bld or bhld, by rank.",
+        "Without h, the heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed: "
+        "their columns sum to one. Default: ld, bld or bhld, by rank.",
     )
     num_heads: Annotated[int, Field(ge=1)] | None = Field(
         None,
@@ -184,10 +189,12 @@ class AttentionRequest(Closed):
     )
     past_key: CachedNumbers | None = Field(
         None,
-        description="Cached keys to stand before the new ones, rotated already: [b,] h, l, d in every layout, h being "
-        "num_kv_heads; l may be 0. The key length counts them. With past_value. Default: none.",
+        description="Cached keys, prepended to the new keys and not rotated again: [b,] h, l, d in every layout; h "
+        "is num_kv_heads; l may be 0. The key length includes them. Needs past_value. Default: none.",
     )
-    past_value: CachedNumbers | None = Field(None, description="Cached values, likewise. With past_key. Default: none.")
+    past_value: CachedNumbers | None = Field(
+        None, description="Cached values, in the form of past_key. Needs past_key. Default: none."
+    )
     query_norm: Norm | None = Field(None, description="Normalises the query heads before rotation. Default: none.")
     key_norm: Norm | None = Field(None, description="Normalises the new key heads before rotation. Default: none.")
     rotary: Rotary | None = Field(None, description="Rotary position embedding of query and new keys. Default: none.")
@@ -200,7 +207,7 @@ class AttentionRequest(Closed):
     )
     bias: Biases | None = Field(
         None,
-        description="Numbers added to the scaled (and capped) scores, axes as for `mask`; null is minus infinity, "
+        description="Numbers added to the scaled (and capped) scores, with the axes of `mask`. null is minus infinity, "
         "which hides a key. Default: none.",
     )
     alibi_slopes: Numbers | None = Field(
@@ -210,55 +217,57 @@ class AttentionRequest(Closed):
     )
     mask: Booleans | None = Field(
         None,
-        description="Booleans, true = takes part. Axes of the score matrices as returned, broadcast to them; rank 1 "
-        "is over k, rank 4 is b, h first, rank 3 beside b and h is per head. All masks compose by and. Default: none.",
+        description="Booleans; true: the query attends to the key. Broadcast to the score matrices as returned: rank 1 "
+        "is k, rank 4 starts with b, h, rank 3 is per head if there are b and h. A key is visible only if every mask "
+        "allows it. Default: none.",
     )
     key_mask: Booleans | None = Field(
-        None, description="Booleans, true = keep: (k,) for all rows, or (b, k). Default: none."
+        None, description="Booleans; true: the key is visible. (k,) for all rows, or (b, k). Default: none."
     )
-    is_causal: bool | None = Field(False, description="Query i sees key j only when j <= i + query_offset.")
+    is_causal: bool | None = Field(False, description="Query i attends to key j only if j <= i + query_offset.")
     query_offset: Integers | None = Field(
         None,
         description="Position of the first query among the keys, for is_causal, window and alibi_slopes: one integer, "
         "or (b,). 0 aligns the first query with the first key, k - q the last with the last. Default: the length of "
-        "the past; where there is none and q is not k, it is required.",
+        "the past. Required if there is no past and q differs from k.",
     )
-    window: Window | None = Field(None, description="Query i sees only keys near i + query_offset. Default: all.")
+    window: Window | None = Field(None, description="Query i attends only to keys near i + query_offset. Default: all.")
     query_lengths: Integers | None = Field(
         None,
-        description="How many queries are real, one integer or (b,): rows beyond are padding, with weights and output "
-        "0. Default: all.",
+        description="How many queries are not padding: one integer, or (b,). Weights and outputs of the padding are 0. "
+        "Default: all.",
     )
     key_lengths: Integers | None = Field(
-        None, description="How many keys are real, one integer or (b,), the past counted. Default: all."
+        None, description="How many keys, including the past, are not padding: one integer, or (b,). Default: all."
     )
-    segment_ids: SegmentIds | None = Field(None, description="Keeps packed sequences apart. Default: none.")
+    segment_ids: SegmentIds | None = Field(None, description="Separates packed sequences. Default: none.")
     sinks: Numbers | None = Field(
         None,
-        description="(num_heads,): a logit for each head that takes part in the softmax and is dropped after it, so "
-        "that weights sum to less than 1. Default: none.",
+        description="(num_heads,): one logit per head that is part of the softmax and dropped after it, so that "
+        "weights sum to less than 1. Default: none.",
     )
     normalization: spec.Normalization | None = Field(
         "softmax",
-        description="softmax, or sum: the visible scores divided by their sum. sum goes without logsumexp, entropy "
-        "and sinks.",
+        description="softmax, or sum: the visible scores divided by their sum. sum excludes logsumexp, entropy and "
+        "sinks.",
     )
     dtype: spec.DType | None = Field(
         None,
-        description="What numbers are cast to first and returned in. Halves are computed in float32. Default: the "
-        "widest type among typed arrays of query, key, value, input, context and past; float64 for lists.",
+        description="Type that arrays are cast to and results are returned in. float16 and bfloat16 are computed "
+        "in float32. Default: the widest type among the typed arrays of query, key, value, input, context and past; "
+        "float64 for lists.",
     )
     backend: spec.Backend | None = Field(
         "auto",
-        description="What computes. auto is what the service is set to, by default numpy, and torch for CUDA.",
+        description="auto is the backend of the service (ATTENTION_BACKEND), or torch if the device is CUDA.",
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] | None = Field(
         "auto",
-        description="Where: auto, cpu, cuda or cuda:N. CUDA needs torch, whose auto is CUDA where it sees one.",
+        description="auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any.",
     )
     include: Annotated[list[spec.Output] | None, BeforeValidator(few)] = Field(  # type: ignore[assignment]  # a list would be copied each time
         spec.DEFAULT_INCLUDE,
-        description="What to return beside output and metadata; the answer describes each.",
+        description="What to return in addition to output and metadata. The response describes each name.",
     )
     select_heads: IntegerLists | None = Field(
         None, description="Return score matrices, logsumexp, entropy and received of these heads only. Default: all."
@@ -271,27 +280,27 @@ class AttentionRequest(Closed):
     )
     top_k: int | None = Field(
         None,
-        description="Return only the largest weights of each row, at most k: top_weights takes the place of "
+        description="Return only the largest weights of each row, at most k of them: top_weights replaces "
         "attention_weights. Default: all.",
     )
     query_tokens: CheckedLabels | None = Field(
-        None, description="Labels of the query tokens, echoed: (q,) or (b, q). Default: none."
+        None, description="Labels of the query tokens, returned unchanged: (q,) or (b, q). Default: none."
     )
     key_tokens: CheckedLabels | None = Field(
-        None, description="Labels of the key tokens, echoed: (k,) or (b, k). Default: none."
+        None, description="Labels of the key tokens, returned unchanged: (k,) or (b, k). Default: none."
     )
     encoding: Encoding | None = Field(
-        "list", description="How a JSON answer holds arrays: as nested lists, or as objects with base64 data."
+        "list", description="Arrays of a JSON response: nested lists, or objects with base64 data."
     )
 
     def without_sources(self) -> AttentionRequest:
-        """The same without the sources."""
+        """A copy without the sources."""
         return self.model_copy(update=dict.fromkeys(spec.SOURCES))
 
     def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
-        """The same request as a plain value, defaults filled in.
+        """This request as an AttentionSpec, with defaults.
 
-        untyped: the fields whose arrays came as lists, whose numbers have no type of their own
+        untyped: the fields whose arrays came as lists, which have no type of their own
         """
         given = self.given()
         given.pop("encoding", None)

@@ -1,5 +1,5 @@
-"""The answer, as the API document describes it. Answers are not built from these models: their arrays go straight to
-the codec. A test holds real answers against this schema."""
+"""The response, as the API document describes it. Responses are not built from these models: their arrays go directly
+to the codec. A test validates real responses against this schema."""
 
 from __future__ import annotations
 
@@ -14,60 +14,62 @@ from service.version import __version__
 
 
 class Answer(BaseModel):
-    """A model of which the document says that it has no other fields."""
+    """A model without other fields, in the API document too."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
 
 class Warning(Answer):
-    """Something to know although the answer is as asked."""
+    """A warning: the request was computed as sent, but may not mean what the client expects."""
 
-    code: str = Field(description="Stable: zero_sum, bias_looks_like_mask.")
-    message: str = Field(description="For people.")
+    code: str = Field(description="Stable code: zero_sum or bias_looks_like_mask.")
+    message: str = Field(description="The warning in words.")
 
 
 class Metadata(Answer):
-    """What was done, exactly."""
+    """How the request was computed."""
 
-    backend: str = Field(description="Which backend computed, like numpy.")
-    device: str = Field(description="Where, like cpu.")
-    dtype: str = Field(description="What was computed in and returned.")
-    kernel: str = Field(description="Which code path ran.")
+    backend: str = Field(description="Backend that computed the request, for example numpy.")
+    device: str = Field(description="Device that computed the request, for example cpu.")
+    dtype: str = Field(description="Type of output and weights.")
+    kernel: str = Field(description="Code path that computed the request (docs/attention.md lists them).")
     num_heads: int = Field(description="Query heads, h.")
     num_kv_heads: int = Field(description="Key/value heads.")
-    batch_size: int = Field(description="b; 1 where the layout has none.")
-    query_length: int = Field(description="q.")
-    key_length: int = Field(description="k.")
+    batch_size: int = Field(description="b; 1 if the layout has no batch axis.")
+    query_length: int = Field(description="q: number of queries.")
+    key_length: int = Field(description="k: number of keys, including the past.")
     head_dim: int = Field(description="Features of one query or key head.")
     value_dim: int = Field(description="Features of one value head.")
     scale: float = Field(description="The factor that the scores were multiplied by.")
-    fully_masked_rows: int = Field(description="Rows of b·h·q that see no key; their weights and outputs are 0.")
-    warnings: list[Warning] = Field(description="What to know although the answer is as asked; mostly empty.")
+    fully_masked_rows: int = Field(
+        description="Number of rows (of b·h·q) without a visible key; their weights and outputs are 0."
+    )
+    warnings: list[Warning] = Field(description="Warnings; usually empty.")
     request_id: str = Field(description="Also in the X-Request-ID header and in the log.")
-    version: str = Field(description="Of the service.")
+    version: str = Field(description="Version of the service.")
 
 
 class TopWeights(Answer):
     """The largest weights of each row, in descending order, equal ones by lower index."""
 
-    indices: Array = Field(description="Which keys, int64: [b,] [h,] q, top_k.")
-    values: Array = Field(description="Their weights, likewise.")
+    indices: Array = Field(description="Indices of the keys, int64: [b,] [h,] q, top_k.")
+    values: Array = Field(description="Weights of these keys, with the same axes.")
 
 
 class AttentionResponse(Answer):
-    """The output and what was asked for beside it.
+    """The output, metadata, and the results that `include` names.
 
-    Score matrices have axes [b,] [h,] q, k: b where the layout has it, h where it has it or there are several heads; q
-    and k are swapped in layouts dl and bdl; q is dropped where the query was a vector.
+    Score matrices have the axes [b,] [h,] q, k: b if the layout has it; h if the layout has it or there are several
+    heads. In layouts dl and bdl, q and k are swapped. If the query is a vector, there is no q.
     """
 
     output: Array = Field(description="Attention weights times values, in the layout of the request.")
     metadata: Metadata
-    attention_weights: Array | None = Field(None, description="Normalised over k. A score matrix.")
+    attention_weights: Array | None = Field(None, description="Scores normalised over k. A score matrix.")
     scores: Array | None = Field(None, description="Query times key, before anything else. A score matrix.")
     top_weights: TopWeights | None = Field(
         None,
-        description="In the place of attention_weights where top_k asks for it: [b,] [h,] q, top_k, never swapped.",
+        description="Replaces attention_weights if the request has top_k: [b,] [h,] q, top_k, in every layout.",
     )
     scaled_scores: Array | None = Field(None, description="scores times scale. A score matrix.")
     capped_scores: Array | None = Field(None, description="scaled_scores after softcap. A score matrix.")
@@ -76,21 +78,31 @@ class AttentionResponse(Answer):
     )
     logsumexp: Array | None = Field(
         None,
-        description="[b,] [h,] q: natural log of the sum of exp(masked_scores), the sink counted; null where it sums "
-        "nothing.",
+        description="[b,] [h,] q: natural logarithm of the sum of exp(masked_scores), with the sink; null if there "
+        "is neither a visible key nor a sink.",
     )
     entropy: Array | None = Field(None, description="[b,] [h,] q: -sum of w ln w over the weights of a row, in nats.")
     received: Array | None = Field(
-        None, description="[b,] [h,] k: the weights that a key gets, summed over all queries."
+        None, description="[b,] [h,] k: attention weights of each key, summed over all queries."
     )
-    query: Array | None = Field(None, description="[b,] [h,] q, d: projected, normalised and rotated.")
-    key: Array | None = Field(None, description="[b,] [h,] l, d: likewise, the new ones without the past.")
-    value: Array | None = Field(None, description="[b,] [h,] l, d: projected, the new ones without the past.")
-    head_outputs: Array | None = Field(None, description="[b,] [h,] q, d: one output per head, before joining.")
-    present_key: Array | None = Field(None, description="[b,] h, k, d: the past and the new keys, the next past_key.")
-    present_value: Array | None = Field(None, description="[b,] h, k, d: the past and the new values.")
-    query_tokens: Labels | None = Field(None, description="As sent.")
-    key_tokens: Labels | None = Field(None, description="As sent.")
+    query: Array | None = Field(
+        None, description="[b,] [h,] q, d: queries after projection, normalisation and rotation."
+    )
+    key: Array | None = Field(
+        None, description="[b,] [h,] l, d: new keys (without the past) after projection, normalisation and rotation."
+    )
+    value: Array | None = Field(None, description="[b,] [h,] l, d: new values (without the past) after projection.")
+    head_outputs: Array | None = Field(
+        None, description="[b,] [h,] q, d: the output of each head, before the heads are joined."
+    )
+    present_key: Array | None = Field(
+        None, description="[b,] h, k, d: past and new keys; send them as the next past_key."
+    )
+    present_value: Array | None = Field(
+        None, description="[b,] h, k, d: past and new values; send them as the next past_value."
+    )
+    query_tokens: Labels | None = Field(None, description="The labels of the request.")
+    key_tokens: Labels | None = Field(None, description="The labels of the request.")
 
 
 def answer(spec: AttentionSpec, result: Result, request_id: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from uvicorn.importer import import_from_string
 from service.app import create_app, from_environment, grpc_server
 from service.http.head import MAX_HEAD
 from service.observability.logs import log_config
+from service.observability.metrics import remove_stale_files
 from service.runtime.process import tune
 from service.runtime.sockets import free_port
 from service.server.progress import ReportProgress
@@ -40,6 +41,8 @@ def serve(flags: Mapping[str, Any]) -> None:
         grpc_server()  # fail now if the extra is missing: uvicorn would start failing workers again and again
         flags["grpc_port"] = grpc_port(settings)
         settings = load_settings(**flags)
+    if settings.metrics_folder is not None:
+        remove_stale_files(settings.metrics_folder)
     run: Callable[..., None] = partial(uvicorn.run, **uvicorn_options(settings))
     if settings.workers == 1:
         app = create_app(settings)

@@ -1,14 +1,14 @@
-"""Settings, read from the environment (prefix ATTENTION_) when the service starts, and frozen from then on."""
+"""The settings: read from the environment (prefix ATTENTION_) when the service starts, and immutable from then on."""
 
 from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic import ByteSize, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.runtime.machine import cpu_count, memory_total
 from service.settings.files import check_certificate, check_folder, check_key, check_keys_file
@@ -28,121 +28,157 @@ def default_memory_limit() -> ByteSize:
 
 
 class Settings(BaseSettings):
-    """Everything that can be set. Sizes take units, like 64MiB."""
+    """All settings. Sizes may have units, like 64MiB."""
 
     model_config = SettingsConfigDict(
         env_prefix="ATTENTION_", frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True
     )
 
-    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on. 0.0.0.0 listens on all addresses.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 picks a free port.")
     grpc_port: int | None = Field(
         None,
         ge=0,
         le=65535,
-        description="Port for the Open Inference Protocol over gRPC; 0 takes a free one. Default: none. Needs "
+        description="Port for the Open Inference Protocol over gRPC. 0 picks a free port. Default: no gRPC. Needs "
         "attention-service[grpc].",
     )
     log_level: Literal["critical", "error", "warning", "info", "debug"] = Field(
-        "info", description="The least severe messages that are logged."
+        "info", description="Least severe level that is logged. Requests are logged at info."
     )
-    max_body_bytes: ByteSize = Field(ByteSize(64 * 2**20), gt=0, description="Larger bodies are refused with 413.")
+    max_body_bytes: ByteSize = Field(
+        ByteSize(64 * 2**20), gt=0, description="Largest request body. Larger bodies are refused with 413."
+    )
     memory_limit: ByteSize = Field(
         default_factory=default_memory_limit,
-        description="Memory for the data of all requests at work, of all workers together: bodies, arrays, computing, "
-        "answers. A request that would need more is refused with 413; one that needs more than is free waits, or is "
-        "refused with 503. At least 16 MiB, and at least ATTENTION_MAX_BODY_BYTES.",
+        description="Memory budget for the data of all requests in progress: bodies, arrays, intermediate results, "
+        "responses. The workers divide it equally. A request that needs more than the share of its worker is refused "
+        "with 413; a request that needs more than is free waits, or is refused with 503. At least 16 MiB, and at "
+        "least ATTENTION_MAX_BODY_BYTES.",
     )
     concurrency: int = Field(
         2,
         ge=1,
         le=1024,
-        description="Large requests that a worker reads or computes at once; small ones need no slot.",
+        description="Slots of each worker: how many large requests it decodes or computes at the same time. Small "
+        "requests need no slot.",
     )
     queue: int = Field(
-        64, ge=0, description="Large requests that wait, in all workers together; others are refused with 503."
+        64,
+        ge=0,
+        description="Length of the queue: how many large requests may wait, in all workers together. Further large "
+        "requests are refused with 503.",
     )
     time_limit: float = Field(
         60,
         gt=0,
-        description="Seconds that a request may take until it is computed; then it is stopped, 504, or 503 if it "
-        "still waits.",
+        description="Seconds from the complete body to the end of the computation. Then the computation is stopped "
+        "with 504; a request that is still in the queue is refused with 503.",
     )
     read_timeout: float = Field(
         30,
         gt=0,
-        description="Seconds within which a request head must be complete, and after which a body must keep up with "
-        "ATTENTION_READ_RATE.",
+        description="Seconds within which a request head must be complete. A body that takes longer than this must "
+        "arrive at ATTENTION_READ_RATE.",
     )
     read_rate: ByteSize = Field(
         ByteSize(16 * 2**10),
         gt=0,
-        description="Bytes a second that a request body must arrive with on average, once ATTENTION_READ_TIMEOUT has "
-        "passed; slower bodies are refused with 408.",
+        description="Least average rate of a request body, in bytes per second, once ATTENTION_READ_TIMEOUT has "
+        "passed. Slower bodies are refused with 408.",
     )
     write_timeout: float = Field(
         30,
         gt=0,
-        description="Seconds without any progress after which a client that does not read its response is "
-        "disconnected.",
+        description="Seconds without any progress in sending a response, because the client does not read it, after "
+        "which the connection is closed.",
     )
     http_parser: Literal["h11", "httptools"] = Field(
         "h11",
-        description="HTTP/1.1 parser: h11 checks strictly; httptools is faster and meant for servers behind a proxy "
+        description="HTTP/1.1 parser. h11 is strict. httptools is faster and less strict: use it only behind a proxy "
         "that normalises requests.",
     )
     api_keys: str = Field(
         "",
-        description="Hashes of the keys that callers may use, comma-separated, as `attention-service key` prints them. "
-        "None, here or in the file: everybody may call.",
+        description="Hashes of the API keys, comma-separated, as `attention-service key` prints them. If there is no "
+        "hash here or in the file, requests need no key.",
     )
     api_keys_file: Path | None = Field(
-        None, description="A file with more of them, one a line; read again when it changes, within a second."
+        None, description="File with further hashes, one per line. A change takes effect within a second."
     )
-    protect_metrics: bool = Field(False, description="Whether /metrics needs a key, too.")
+    protect_metrics: bool = Field(False, description="Whether /metrics needs an API key, too.")
     cors_origins: str = Field(
-        "", description="Origins whose pages may call from a browser, comma-separated; * for all. Default: none."
+        "",
+        description="Origins whose pages may call the service from a browser, comma-separated; * for all. "
+        "Default: none.",
     )
-    tls_certificate: Path | None = Field(None, description="Certificate chain (PEM), to serve HTTPS. With the key.")
-    tls_key: Path | None = Field(None, description="Its private key (PEM).")
-    log_format: Literal["human", "json"] = Field("human", description="Of the log, on standard error.")
-    metrics: bool = Field(True, description="Whether to count requests, for /metrics.")
+    tls_certificate: Path | None = Field(
+        None, description="Certificate chain (PEM). With it, the service speaks TLS only: HTTPS, and gRPC over TLS."
+    )
+    tls_key: Path | None = Field(
+        None,
+        description="Private key of the certificate (PEM, without a passphrase). Default: in the file of the "
+        "certificate.",
+    )
+    log_format: Literal["human", "json"] = Field("human", description="Format of the log on standard error.")
+    metrics: bool = Field(True, description="Whether to collect metrics and serve them at /metrics.")
     metrics_folder: Path | None = Field(
         None,
-        description="Where several workers write what they counted, so that each can tell it all. Default: a temporary "
-        "folder, if there are several.",
+        description="Directory in which several workers share their metrics, so that each reports the sum of all. It "
+        "must hold nothing else. Default: a temporary directory, if there are several workers.",
     )
     tracing: bool = Field(
-        False, description="Whether to send OpenTelemetry traces; OTEL_* say where. Needs attention-service[otel]."
+        False,
+        description="Whether to send OpenTelemetry traces. The variables OTEL_* say where to. Needs "
+        "attention-service[otel].",
     )
     grace: int = Field(
-        60, ge=0, description="Seconds that requests at work have to end when the service is told to stop."
+        60, ge=0, description="Seconds that requests in progress have to finish after the service is told to stop."
     )
-    workers: int = Field(1, ge=1, le=256, description="Processes that answer requests, each with all that follows.")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Worker processes. They share the port and divide ATTENTION_MEMORY_LIMIT, ATTENTION_QUEUE and the "
+        "processors.",
+    )
     threads: int = Field(
         0,
         ge=0,
         le=1024,
-        description="Threads of a worker that compute on the CPU; 0 shares the processors that it may use among the "
+        description="Threads of each worker that compute on the CPU. 0 divides the available processors among the "
         "workers.",
     )
     backend: Literal["numpy", "torch", "auto"] = Field(
         "numpy",
-        description="What computes where a request does not say. auto: torch where it sees a GPU, else NumPy.",
+        description="Backend for requests that do not name one. auto is torch if torch finds a GPU, else NumPy.",
     )
     batch_window: float | None = Field(
         None,
         ge=0,
-        description="Seconds that a small request may wait while others are computed, to be computed together with "
-        "those like it that come meanwhile; 0: never. Default: 0.002 where a GPU computes, else 0.",
+        description="Seconds that a small request may wait for a batch while other batches are computed. 0 turns "
+        "dynamic batching off. Default: 0.002 if the backend computes on a GPU, else 0.",
     )
     inline_flops: int = Field(
         5_000_000,
         ge=0,
-        description="Requests of at most so many operations are computed in the event loop, as handing them to a "
-        "thread would take longer than they do, and up to 20 times as large ones while nobody else is at work; others "
-        "in a thread.",
+        description="Requests of at most this many floating-point operations are small: on the CPU they are computed "
+        "in the event loop (inline) and need no slot. Requests of up to 20 times as many are computed there, too, "
+        "while no other large request is in progress; all others in a worker thread. 0 computes every request in a "
+        "worker thread.",
     )
+
+    experimental: Annotated[frozenset[Literal["padding", "flex_attention", "cudnn_first"]], NoDecode] = Field(
+        frozenset(),
+        description="Fast paths for GPUs that were not measured yet, comma-separated: `padding` (requests of unequal "
+        "lengths in one batch), `flex_attention` (FlexAttention for masks by position), `cudnn_first` (the kernel of "
+        "cuDNN before others). Default: none.",
+    )
+
+    @field_validator("experimental", mode="before")
+    @classmethod
+    def _split_experimental(cls, names: object) -> object:
+        return {name.strip() for name in names.split(",") if name.strip()} if isinstance(names, str) else names
 
     @field_validator("memory_limit")
     @classmethod
@@ -208,24 +244,24 @@ class Settings(BaseSettings):
 
     @property
     def memory_per_worker(self) -> int:
-        """Bytes of a worker for the data of all its requests."""
+        """Memory budget of one worker, in bytes."""
         return self.memory_limit // self.workers
 
     @property
     def queue_per_worker(self) -> int:
-        """Requests that may wait in a worker."""
+        """Length of the queue of one worker, rounded up."""
         return -(-self.queue // self.workers)
 
     @property
     def compute_threads(self) -> int:
-        """Threads of a worker, the default worked out."""
+        """Threads of one worker that compute: `threads`, or an equal share of the processors for 0."""
         return self.threads or max(1, cpu_count() // self.workers)
 
 
 def load_settings(**flags: object) -> Settings:
-    """The settings of the environment, `flags` before them.
+    """The settings of the environment, replaced by `flags` where given.
 
-    Errors: SystemExit with status 2, after one line on standard error for each setting that is wrong.
+    Errors: SystemExit with status 2, after one line on standard error for each invalid setting.
     """
     try:
         return Settings(**flags)  # type: ignore[arg-type]  # pydantic checks them
@@ -238,7 +274,7 @@ def load_settings(**flags: object) -> Settings:
 
 
 def table() -> str:
-    """All settings as a Markdown table, alike on every machine."""
+    """All settings as a Markdown table, the same on every machine."""
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
         shown = DEFAULT_TEXTS.get(name) or _shown(field.default)
@@ -249,6 +285,6 @@ def table() -> str:
 
 
 def _shown(default: Any) -> str:
-    if default in ("", None):
+    if default in ("", None, frozenset()):
         return ""
     return f"`{default.human_readable() if isinstance(default, ByteSize) else default}`"

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
+
+from service.backends.numpy.backend import NumpyBackend
+from service.library import backends
 
 HAS_TORCH = find_spec("torch") is not None
 
@@ -12,15 +17,19 @@ BACKENDS = ["numpy", pytest.param("torch", marks=pytest.mark.torch)]
 
 
 def compute_like_large_ones(patch: pytest.MonkeyPatch, tile: int = 1) -> None:
-    """Let small requests take the ways of large ones: in tiles and parts of this size.
+    """Let `attend` compute small requests as it does large ones: in tiles and blocks of this size.
 
     tile: scores of a tile
     """
-    for module in ("numpy", "dense"):  # the first takes it from the second, when it is loaded
-        patch.setattr(f"service.backends.{module}.SMALL", 0)
-    for module in ("numpy", "torch") if HAS_TORCH else ("numpy",):
-        patch.setattr(f"service.backends.{module}.TILE_BYTES", 8 * tile)
+    numpy = backends().choose("numpy", "cpu")
+    assert isinstance(numpy, NumpyBackend)
+    small: dict[str, Any] = {"scores": 2 * tile, "fast_rows": 1, "fast_columns": 2, "many": 0}
+    patch.setattr(numpy, "small_scores", 0)
+    patch.setattr(numpy, "tiling", replace(numpy.tiling, **small))
     if HAS_TORCH:
-        patch.setattr("service.backends.torch.fused.UNMASKED_SCORES", tile)
-    patch.setattr("service.attention.tiles.FAST_ROWS", 1)
-    patch.setattr("service.attention.tiles.FAST_COLUMNS", 2)
+        from service.backends.torch.backend import TorchBackend
+
+        torch = backends().choose("torch", "cpu")
+        assert isinstance(torch, TorchBackend)
+        patch.setattr(torch, "tiling", replace(torch.tiling, **small))
+        patch.setattr(torch.kernels, "unmasked_scores", tile)

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from service import backends
 from service.attention.cost import Memory
+from service.backends.base import Backend
+from service.backends.registry import Backends
 from service.codecs import CODECS
 from service.codecs.chunks import ENCODE_BYTES
 from service.codecs.oip import http as oip
-from service.pipeline.engine import run
 from service.pipeline.estimate import estimate
 from service.pipeline.preparation import prepare
 from service.runtime.process import return_memory
@@ -43,7 +43,7 @@ LIMIT = 2**30
 def main(backend: Any, names: list[str]) -> None:
     """Print a line of JSON for each case."""
     return_memory()
-    executor = backends.choose(backend, "cpu")
+    executor = Backends().choose(backend, "cpu")
     warm_up(backend, executor)
     for case in CASES:
         if not names or case.name in names:
@@ -54,7 +54,7 @@ def main(backend: Any, names: list[str]) -> None:
             print(json.dumps({"name": case.name} | measured(work, bodies[0].nbytes)), flush=True)
 
 
-def warm_up(backend: Any, executor: backends.Executor) -> None:
+def warm_up(backend: Any, executor: Backend) -> None:
     """One small request in each format, on one thread: a process with several could not be forked."""
     fields = {"input": np.ones((20, 2)), "is_causal": True}
     for media_type, answer_type, form in sorted({(case.media_type, case.answer, case.form) for case in CASES}):
@@ -62,7 +62,7 @@ def warm_up(backend: Any, executor: backends.Executor) -> None:
         request(Case("", media_type, answer_type, dict, form), [body], head, executor)
 
 
-def request(case: Case, bodies: list[np.ndarray], head: int | None, executor: backends.Executor) -> Memory:
+def request(case: Case, bodies: list[np.ndarray], head: int | None, executor: Backend) -> Memory:
     """Answer a request as the service does, to nowhere; its estimate."""
     body = bodies.pop().data
     size = len(body)
@@ -74,13 +74,12 @@ def request(case: Case, bodies: list[np.ndarray], head: int | None, executor: ba
         decoded = CODECS[case.media_type].decode(body, LIMIT)
     del body
     if size > 2**16:  # no warm-up
-        backends.use_threads(THREADS)
+        executor = Backends(threads=THREADS).choose(executor.name, "cpu")  # type: ignore[arg-type]
     kept = decoded.nbytes
     job = prepare(AttentionRequest, decoded)
     del decoded
     expected = estimate(job.plan, job.spec, job.sources, executor, kept, decode=decode, encode=ENCODE_BYTES)
-    with np.errstate(all="ignore"):
-        result = run(job.plan, job.spec, job.sources, executor)
+    result = executor.run(job.plan, job.spec, job.sources)
     fields = answer(job.spec, result, "id")
     del result
     if case.media_type == INFERENCE:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from service.attention.spec import DType
-from service.backends import choose
+from service.backends.registry import Backends
 from service.codecs import CODECS
 from service.codecs.chunks import ENCODE_BYTES
 from service.codecs.decoded import Decoded
@@ -66,7 +66,7 @@ def test_the_peak_is_that_of_the_dearest_phase() -> None:
     body = write(BODY, SAFETENSORS)
     decoded = CODECS[SAFETENSORS].decode(body, LIMIT)
     job = prepare(AttentionRequest, decoded)
-    executor = choose("numpy", "cpu")
+    executor = Backends().choose("numpy", "cpu")
     found = estimate(job.plan, job.spec, job.sources, executor, decoded, decode=10**9, encode=ENCODE_BYTES)
     assert found.results == (50 * 4 + 50 * 60) * 8
     assert found.decoded == len(body)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
 import torch
 
-from service.backends.room import Room
+from service.backends.base import Check
+from service.backends.torch.memory import DeviceMemory
 from service.errors import UnknownBackend
 
 CPU = torch.device("cpu")
@@ -45,21 +46,21 @@ def free(device: torch.device) -> int | None:
 
 
 @cache
-def room(device: torch.device) -> Room:
-    """The memory of a GPU."""
-    return Room(lambda: free(device) or 0)
+def memory(device: torch.device) -> DeviceMemory:
+    """The memory of a GPU, which all backends of the process share."""
+    return DeviceMemory(lambda: free(device) or 0)
 
 
 @contextmanager
-def at_work(device: torch.device, needed: int, check: Callable[[], None]) -> Iterator[None]:
-    """Inside, the memory is this thread's, and what it asks of a GPU goes into a stream of its own.
+def reserved(device: torch.device, needed: int, check: Check) -> Iterator[None]:
+    """Inside, so many bytes of a GPU are reserved, and this thread uses a stream of its own; nothing for the CPU.
 
-    So what one request copies passes beside what another one computes. Errors: NoRoom, and those of `check`.
+    Streams let one request copy while another computes. Errors: OutOfMemory, and what `check` raises.
     """
     if device.type == "cpu":
         yield
         return
-    with room(device).hold(needed, check), torch.cuda.device(device), torch.cuda.stream(_stream(device)):
+    with memory(device).reserve(needed, check), torch.cuda.device(device), torch.cuda.stream(_stream(device)):
         yield
 
 
@@ -72,26 +73,26 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Pace:
-    """Keeps a thread from running far ahead of its GPU, so that it can still be stopped: at most so many steps."""
+    """Keeps a thread at most `ahead` steps before its GPU, so that a computation can be ended soon."""
 
     def __init__(self, device: torch.device, ahead: int) -> None:
-        self._is_apart = device.type != "cpu"
+        self._is_gpu = device.type != "cpu"
         self._ahead = ahead
-        self._under_way: deque[torch.cuda.Event] = deque()
+        self._pending: deque[torch.cuda.Event] = deque()
 
     def step(self) -> None:
-        """Call after each step. The GPU has more to do when this returns, however long it waited."""
-        if not self._is_apart:
+        """Wait, after a step, until the GPU is less than `ahead` steps behind."""
+        if not self._is_gpu:
             return
         event = torch.cuda.Event(blocking=True)
         event.record()
-        self._under_way.append(event)
-        if len(self._under_way) > self._ahead:
-            self._under_way.popleft().synchronize()
+        self._pending.append(event)
+        if len(self._pending) > self._ahead:
+            self._pending.popleft().synchronize()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU or on the CPU, where torch has no type for it."""
+    """True if an allocation failed, on a GPU or on the CPU, for which torch has no error class."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error)
@@ -99,7 +100,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
 
 
-def forget_unused(device: torch.device) -> None:
-    """Give back what torch keeps of a GPU's memory for later, after it was not enough."""
+def release_unused(device: torch.device) -> None:
+    """Release the memory of a GPU that torch keeps for later allocations."""
     if device.type != "cpu":
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
-"""From NumPy to a device and back.
+"""Copies between NumPy and a device.
 
-To a GPU numbers cross in chunks, by way of memory that the system may not move (pinned), as only that crosses by
-itself: while one chunk does, the next is put in place. torch keeps such memory for the chunks to come.
+Arrays go to a GPU in chunks, through pinned memory, which a GPU copies by itself: while one chunk is copied, the thread
+fills the next. torch keeps pinned memory for later chunks.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import numpy as np
 import torch
 
 from service.attention.arrays import BFLOAT16
-from service.backends.torch.devices import CPU, Pace, at_work
+from service.backends.torch.devices import CPU, Pace, reserved
 
 CHUNK = 8 * 2**20  # bytes
 AHEAD = 3
 
 
 def warm_up(device: torch.device) -> None:
-    """Have torch make the pinned memory that is in use at a time, which takes longer than numbers take to cross."""
+    """Have torch allocate the pinned memory for one transfer, which takes longer than the transfer."""
     numbers = np.zeros((AHEAD + 2) * CHUNK, np.uint8)
-    with at_work(device, numbers.nbytes, lambda: None):
+    with reserved(device, numbers.nbytes, lambda: None):
         fetch({"": send(numbers, device)})
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The same numbers on a device, of the same type. What is asked of the device after this finds them there.
+    """The array as a tensor on a device, of the same type. On the CPU it shares memory, unless that is read-only.
 
-    On the CPU the same memory, unless it may not be written to.
+    A copy to a GPU may not be complete yet; what the stream runs afterwards waits for it.
     """
     if device == CPU:
         contiguous = np.ascontiguousarray(array)
@@ -41,7 +41,7 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def send(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The same numbers in memory of the device, row-major. Axes are put in order there, where that is quicker."""
+    """A copy of the array on a device, row-major. Axes are put in order there, which is faster than on the CPU."""
     axes = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
     straight = array.transpose(axes)
     if not straight.flags.c_contiguous:
@@ -59,20 +59,20 @@ def send(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """The same numbers in NumPy, when all that was asked of the device before is done: this is what waits for it."""
+    """The tensors as arrays, of the same types. Waits until the device has computed them."""
     if all(tensor.device == CPU for tensor in tensors.values()):
         return {name: _array(tensor) for name, tensor in tensors.items()}
     return fetch(tensors)
 
 
 def fetch(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """The same numbers in memory of their own."""
+    """Copies of the tensors as arrays."""
     found: dict[str, np.ndarray] = {}
-    under_way: deque[tuple[torch.Tensor, torch.Tensor, torch.cuda.Event | None]] = deque()
+    pending: deque[tuple[torch.Tensor, torch.Tensor, torch.cuda.Event | None]] = deque()
 
-    def put(staged: torch.Tensor, target: torch.Tensor, crossed: torch.cuda.Event | None) -> None:
-        if crossed is not None:
-            crossed.synchronize()
+    def put(staged: torch.Tensor, target: torch.Tensor, copied: torch.cuda.Event | None) -> None:
+        if copied is not None:
+            copied.synchronize()
         target.copy_(staged)
 
     for name, tensor in tensors.items():
@@ -81,16 +81,16 @@ def fetch(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
         for there, here in _chunks(tensor.contiguous().reshape(-1), target.reshape(-1)):
             staged = torch.empty_like(here, pin_memory=there.device != CPU)
             staged.copy_(there, non_blocking=True)
-            under_way.append((staged, here, _crossed(there.device)))
-            if len(under_way) > AHEAD:
-                put(*under_way.popleft())
-    for waiting in under_way:
+            pending.append((staged, here, _event(there.device)))
+            if len(pending) > AHEAD:
+                put(*pending.popleft())
+    for waiting in pending:
         put(*waiting)
     return found
 
 
-def _crossed(device: torch.device) -> torch.cuda.Event | None:
-    """What is reached when all that was asked of the device so far is done."""
+def _event(device: torch.device) -> torch.cuda.Event | None:
+    """An event behind everything that the stream was given so far; None for the CPU."""
     if device == CPU:
         return None
     event = torch.cuda.Event(blocking=True)
@@ -99,13 +99,13 @@ def _crossed(device: torch.device) -> torch.cuda.Event | None:
 
 
 def _chunks(one: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Two vectors of one length, part by part."""
+    """Two vectors of one length, chunk by chunk."""
     size = max(1, CHUNK // one.element_size())
     return zip(one.split(size), other.split(size), strict=True)
 
 
 def _writeable(array: np.ndarray) -> np.ndarray:
-    """The same memory, as if it might be written to, which torch asks of all. It is only read, while `array` lives."""
+    """The array as writeable, which torch requires. The memory is only read, and only while `array` exists."""
     if array.flags.writeable or not array.size:
         return array
     memory = (ctypes.c_byte * array.nbytes).from_address(array.ctypes.data)
@@ -113,14 +113,14 @@ def _writeable(array: np.ndarray) -> np.ndarray:
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
-    """The same memory; torch does not know NumPy's bfloat16."""
+    """The array as a tensor with the same memory; torch does not know the bfloat16 of NumPy."""
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
-    """The same memory."""
-    is_strange = tensor.dtype == torch.bfloat16
-    array: np.ndarray = tensor.view(torch.int16).numpy().view(BFLOAT16) if is_strange else tensor.numpy()
+    """The tensor as an array with the same memory."""
+    is_bfloat16 = tensor.dtype == torch.bfloat16
+    array: np.ndarray = tensor.view(torch.int16).numpy().view(BFLOAT16) if is_bfloat16 else tensor.numpy()
     return array

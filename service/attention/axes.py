@@ -1,4 +1,4 @@
-"""Masks and biases: which axes they have, and how they meet the scores (b, h, q, k)."""
+"""The axes of score matrices: which a request shows, and how masks and biases broadcast to (b, h, q, k)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.errors import ShapeMismatch, shape
 
 @dataclass(frozen=True, slots=True)
 class ScoreAxes:
-    """The axes of score matrices as a request sees them.
+    """The axes of score matrices in a response.
 
     sizes: of b, h, q, k    names: those shown, in order, like "hqk", or "kq" when tokens are columns
     """
@@ -22,14 +22,14 @@ class ScoreAxes:
 
     @property
     def swapped(self) -> bool:
-        """Whether k stands before q, as it does when tokens are columns."""
+        """True if k stands before q, because tokens are columns."""
         return self.names.endswith("kq")
 
     def align(self, array: np.ndarray, field: str) -> np.ndarray:
         """A view of a mask or bias with axes (b, h, q, k), each full or of length 1.
 
         Rank 1 is always over k; rank 4 is always b, h first; rank 3 beside scores with b and h is per head.
-        Errors: ShapeMismatch, also where rank 3 could as well mean one per batch entry.
+        Errors: ShapeMismatch, also if rank 3 could mean one matrix for each batch entry as well.
         """
         axes = self._axes_of(array, field)
         fits = all(have in (1, self.sizes[name]) for have, name in zip(array.shape, axes, strict=True))
@@ -59,7 +59,7 @@ class ScoreAxes:
 
 
 def score_axes(layout: str, sizes: Sizes, *, columns: bool, single_query: bool) -> ScoreAxes:
-    """What score matrices look like: b if the layout has it, h if it has it or there are several heads, then q, k."""
+    """The axes of score matrices: b if the layout has it, h if it has it or there are several heads, then q, k."""
     names = ("b" if "b" in layout else "") + ("h" if "h" in layout or sizes.num_heads > 1 else "")
     tail = "k" if single_query else "kq" if columns else "qk"
     lengths = {"b": sizes.batch_size, "h": sizes.num_heads, "q": sizes.query_length, "k": sizes.key_length}

@@ -1,6 +1,6 @@
-"""softmax(scale · q kᵀ) v of few scores, as it is written: preparing tiles would take longer than computing.
+"""The small path: softmax(scale · q kᵀ) v of few scores without tiles, whose preparation takes longer than computing.
 
-Shapes in comments: b batch, h heads, q queries, k keys, d and e features; where b and h are both 1, they are left out.
+Shapes in comments: b batch, h heads, q queries, k keys, d and e features; b and h are left out if both are 1.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from typing import Final
 
 import numpy as np
 
-from service.attention.arrays import compute_dtype
+from service.attention.features import ALWAYS
 from service.attention.plan import Plan
 from service.attention.result import Computed, Result, make_result
 from service.attention.shapes import UNCHANGED, View
-from service.backends.dense import MODERATE_SCALE, UNSHIFTED
+from service.backends.dense.numerics import MAX_EXPONENT, MODERATE_SCALE
 
+# All that a plan may have to take this path.
+KNOWN: Final = ALWAYS | {"single_query", "selection.include.attention_weights"}
 NUMBERS: Final = frozenset("fiu")
 
 
 class Small:
-    """What does not depend on the numbers, worked out once for all requests of a kind."""
+    """Everything that does not depend on the numbers of a request, worked out once for a plan."""
 
     def __init__(self, plan: Plan) -> None:
         roles, sizes, layout, axes = plan.roles, plan.sizes, plan.layout, plan.score_axes
@@ -35,7 +37,7 @@ class Small:
         ]
         self._dtype, self._scale = plan.dtype, plan.scale
         # exp can neither overflow nor underflow below this, as |q·k| <= |q| |k| (Cauchy-Schwarz).
-        self._limit = (UNSHIFTED[plan.dtype] / abs(plan.scale)) ** 2
+        self._limit = (MAX_EXPONENT[plan.dtype] / abs(plan.scale)) ** 2
         self._ones = np.ones((sizes.key_length, 1), plan.dtype)  # by which rows are summed
         lengths = {"b": sizes.batch_size, "h": sizes.num_heads, "l": sizes.query_length, "d": sizes.value_dim}
         if "h" not in layout:
@@ -49,16 +51,18 @@ class Small:
 
     @staticmethod
     def of(plan: Plan) -> Small | None:
-        """None for a plan that asks for more than this."""
+        """The small path of a plan; None if the plan has other features, grouped heads, halves, or an extreme scale."""
         low, high = MODERATE_SCALE
-        fits = plan.plain and compute_dtype(plan.dtype) == plan.dtype and low < abs(plan.scale) < high
-        return Small(plan) if fits else None
+        sizes = plan.sizes
+        is_grouped = sizes.num_heads != sizes.num_kv_heads
+        fits = plan.dtype == plan.compute_dtype and low < abs(plan.scale) < high and not is_grouped
+        return Small(plan) if fits and plan.features <= KNOWN else None
 
     def run(self, sources: Mapping[str, np.ndarray]) -> Result | None:
-        """The answer; None where numbers are too large for this way, or are none.
+        """The result; None if numbers are too large for this path, or an array holds none.
 
-        The steps are those that a tile takes, so that the same numbers come out whatever else is asked for. NumPy may
-        warn of overflow on the way, unless the caller keeps it from that.
+        The steps are those of a tile, so that a request gets the same numbers whatever else it includes. NumPy may warn
+        of overflow on the way.
         """
         operands, squares = [], []  # of Euclidean norms, each of an array as one vector
         for field, shape, axes in self._operands:
@@ -72,7 +76,7 @@ class Small:
                 array = array.reshape(shape)
             operands.append(array if axes is None else array.transpose(axes))
         query, key, value = operands
-        if not squares[2] < math.inf:  # so it is with NaN, too
+        if not squares[2] < math.inf:  # infinite, or NaN
             return None
         if not (squares[0] * squares[1] <= self._limit or _bound(query, key) <= self._limit):
             return None
@@ -86,7 +90,7 @@ class Small:
 
 
 class Order:
-    """Axes in another order, some of them as one, those of length 1 dropped or put in."""
+    """Reorders axes, joins neighbours, and drops or inserts axes of length 1."""
 
     __slots__ = ("_axes", "_shape")
 
@@ -97,13 +101,13 @@ class Order:
         self._shape = shape
 
     def of(self, array: np.ndarray) -> np.ndarray:
-        """The array so seen; a copy only where axes become one that are not neighbours."""
+        """The array with these axes: a view, or a copy where joined axes are not neighbours."""
         ordered = array if self._axes is None else array.transpose(self._axes)
         return ordered if ordered.shape == self._shape else ordered.reshape(self._shape)
 
 
 def _bound(query: np.ndarray, key: np.ndarray) -> float:
-    """No (q·k)² is larger: by the longest query (…, q, d) and the longest key (…, d, k)."""
+    """A bound on (q·k)², from the longest query (…, q, d) and the longest key (…, d, k)."""
     rows = key.swapaxes(-1, -2)
     return float(np.vecdot(query, query).max()) * float(np.vecdot(rows, rows).max())
 
@@ -114,7 +118,7 @@ def _transposed(view: View) -> View:
 
 
 def _matrix(view: View) -> View:
-    """The same of one head in a batch of one."""
+    """The view of a single head in a batch of one, without axes b and h."""
     *_, first, second = view.axes
     shape = view.shape[first], view.shape[second]
     return View(shape, (0, 1)) if first < second else View(shape[::-1], (1, 0))

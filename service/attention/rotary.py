@@ -1,4 +1,4 @@
-"""Everything that depends on where tokens stand: offsets, bands (causal, window), lengths, segments, rotations."""
+"""Rotary position embeddings: the cosines and sines that turn query and key."""
 
 from __future__ import annotations
 
@@ -6,102 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.attention.arrays import cast, integers, within
+from service.attention.arrays import cast, within
 from service.attention.roles import Sizes
-from service.attention.spec import AttentionSpec, Rotary
+from service.attention.spec import Rotary
+from service.attention.terms import per_token
 from service.errors import FieldConflict, InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
-    """Query i sees keys from i + low to i + high, both inclusive, (b or 1,) each; None is unbounded."""
-
-    low: np.ndarray | None
-    high: np.ndarray | None
-
-
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """Ids of the tokens, (b or 1, q) and (b or 1, k)."""
-
-    query: np.ndarray
-    key: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
 class Rotation:
-    """What turns the first 2·cos.shape[-1] features of query or key. cos, sin: (b or 1, l, dim/2)."""
+    """The angles that turn the first 2·cos.shape[-1] features of query or key. cos, sin: (b or 1, l, dim/2)."""
 
     cos: np.ndarray
     sin: np.ndarray
-    interleaved: bool
-
-
-def query_offset(spec: AttentionSpec, sizes: Sizes, past: int) -> np.ndarray:
-    """Where the queries stand among the keys, (b or 1,): as given, else behind the past.
-
-    Errors: MissingField where something depends on it and it is not plain what it should be.
-    """
-    q, k = sizes.query_length, sizes.key_length
-    if spec.query_offset is not None:
-        shapes = {(): "one integer", (sizes.batch_size,): f"({sizes.batch_size},)"}
-        return np.atleast_1d(integers(spec.query_offset, "/query_offset", shapes))
-    positional = spec.is_causal or spec.window is not None or spec.alibi_slopes is not None
-    if positional and q != k and spec.past_key is None:
-        choices = f"0 aligns the first query with the first key, {k - q} the last with the last"
-        raise MissingField.at("/query_offset", "an offset, as query and key differ in length", "none", choices)
-    return np.full(1, past)
-
-
-def band(spec: AttentionSpec, offset: np.ndarray, sizes: Sizes) -> Band | None:
-    """What is_causal and window leave visible, as one band. Errors: InvalidValue."""
-
-    def edge(shift: int) -> np.ndarray:
-        """offset + shift, no further out than where all or nothing is visible, so that nothing overflows."""
-        inside = (max(-sizes.query_length, min(sizes.key_length, int(x) + shift)) for x in offset)
-        return np.array(list(inside), dtype=np.int64)
-
-    left = right = None
-    if spec.window is not None:
-        left, right = spec.window.left, spec.window.right
-        for side, width in (("left", left), ("right", right)):
-            if width is not None and width < 0:
-                raise InvalidValue.of(f"/window/{side}", "at least 0", width, "leave it out for an unbounded side")
-    if spec.is_causal:
-        right = 0  # a window may look ahead, but causal masking composes with it by and
-    if left is None and right is None:
-        return None
-    return Band(None if left is None else edge(-left), None if right is None else edge(right))
-
-
-def lengths(array: np.ndarray | None, field: str, batch: int, length: int) -> np.ndarray | None:
-    """Which tokens are not padding, (b or 1, l). Errors: InvalidArray, ShapeMismatch."""
-    if array is None:
-        return None
-    counts = integers(array, f"/{field}", {(): "one integer", (batch,): f"({batch},)"})
-    within(counts, 0, length, f"/{field}")
-    visible: np.ndarray = np.arange(length) < np.atleast_1d(counts)[:, None]
-    return visible
-
-
-def per_token(array: np.ndarray, pointer: str, batch: int, length: int) -> np.ndarray:
-    """Integers of shape (l,) or (b, l), as (b or 1, l). Errors: InvalidArray, ShapeMismatch."""
-    shapes: dict[tuple[int, ...], str] = {one: shape(one) for one in ((length,), (batch, length))}
-    return np.atleast_2d(integers(array, pointer, shapes))
-
-
-def segments(spec: AttentionSpec, sizes: Sizes) -> Segments | None:
-    """Errors: MissingField, InvalidArray, ShapeMismatch."""
-    ids = spec.segment_ids
-    if ids is None:
-        return None
-    if ids.query is None or ids.key is None:
-        missing = "query" if ids.query is None else "key"
-        raise MissingField.at(f"/segment_ids/{missing}", "ids for both query and key", "none")
-    return Segments(
-        per_token(ids.query, "/segment_ids/query", sizes.batch_size, sizes.query_length),
-        per_token(ids.key, "/segment_ids/key", sizes.batch_size, sizes.key_length),
-    )
+    interleaved: bool = False
 
 
 def rotations(
@@ -139,7 +57,7 @@ def rotations(
 
 
 def _positions(rotary: Rotary, role: str, batch: int, length: int, past: int) -> np.ndarray:
-    """The positions of the tokens of a role, (b or 1, l): as given, else counted on from the past."""
+    """The positions of the tokens of a role, (b or 1, l): those given, else counting on from the past."""
     given = rotary.query_positions if role == "query" else rotary.key_positions
     if given is None:
         return past + np.arange(length)[None]

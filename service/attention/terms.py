@@ -1,0 +1,406 @@
+"""Score terms: everything that hides scores or adds to them, one class each.
+
+A key is visible to a query only if every term allows it. What terms add is added to the scaled and capped scores.
+
+To add a term write a class with `of`, and with `visible` or `added`, and put it into TERMS. The dense backend, the cost
+model and the tiles use nothing but these methods. Fast paths refuse it until they are taught.
+
+Shapes in comments: b batch, h heads, r the queries of a tile, k its keys. `load` takes a NumPy array to the library
+and device of the backend; arrays that it returns know comparison, `&`, `~`, arithmetic and `abs`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Final, Self
+
+import numpy as np
+
+from service.attention.arrays import cast, integers, within
+from service.attention.axes import ScoreAxes
+from service.attention.roles import Sizes
+from service.attention.spec import AttentionSpec
+from service.attention.tiles import Tile, part_of
+from service.errors import InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
+
+Array = Any  # of the library of the backend
+Load = Callable[[np.ndarray], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What terms are made with, beside the request.
+
+    past: tokens of the cache; dtype: that is computed in
+    """
+
+    axes: ScoreAxes
+    sizes: Sizes
+    past: int
+    dtype: np.dtype
+
+    def offset(self, spec: AttentionSpec) -> np.ndarray:
+        """The position of the first query among the keys, (b or 1,): as given, else the length of the past.
+
+        Errors: InvalidArray, ShapeMismatch; MissingField if query and key differ in length and there is no past.
+        """
+        q, k = self.sizes.query_length, self.sizes.key_length
+        if spec.query_offset is not None:
+            shapes = {(): "one integer", (self.sizes.batch_size,): f"({self.sizes.batch_size},)"}
+            return np.atleast_1d(integers(spec.query_offset, "/query_offset", shapes))
+        if q != k and spec.past_key is None:
+            choices = f"0 aligns the first query with the first key, {k - q} the last with the last"
+            raise MissingField.at("/query_offset", "an offset, as query and key differ in length", "none", choices)
+        return np.full(1, self.past)
+
+
+class ScoreTerm:
+    """Base of all terms. Subclasses are frozen dataclasses.
+
+    narrows: True if `columns` may leave keys out
+    """
+
+    __slots__ = ()
+    narrows: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The term of a request; None if the request has none. Errors: InvalidRequest of every kind."""
+        raise NotImplementedError
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """Arrays with axes (b, h, q, k), each full or of length 1, that the term reads."""
+        return ()
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        """Booleans that broadcast to the scores of a tile, True = visible; None if all are."""
+        return None
+
+    def edges(self, tile: Tile, load: Load) -> list[tuple[slice, Array]]:
+        """The same as columns of the tile with booleans for these columns; columns not listed are visible."""
+        seen = self.visible(tile, load)
+        return [] if seen is None else [(slice(None), seen)]
+
+    def added(self, tile: Tile, load: Load) -> Array | None:
+        """Numbers that broadcast to the scores of a tile and are added to them; None for none."""
+        return None
+
+    def largest(self, sizes: Sizes) -> float:
+        """A bound on the magnitude of the finite numbers that are added."""
+        return 0.0
+
+    def columns(self, rows: slice, keys: slice) -> slice:
+        """The part of these keys that some of these queries may see, by position."""
+        return keys
+
+    def mask_size(self, tile: tuple[int, int, int, int]) -> int:
+        """Elements of `visible` for a tile of these lengths (b, h, r, k)."""
+        batch, _, rows, keys = tile
+        return batch * rows * keys
+
+    def added_size(self, tile: tuple[int, int, int, int]) -> int:
+        """Elements of new arrays that `added` makes for such a tile."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bias(ScoreTerm):
+    """Numbers (b, h, q, k), each axis full or 1; -inf hides."""
+
+    numbers: np.ndarray
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `bias` of a request."""
+        if spec.bias is None:
+            return None
+        return cls(frame.axes.align(cast(spec.bias, frame.dtype, "/bias", minus_infinity=True), "bias"))
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return (self.numbers,)
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        hidden = np.isneginf(part_of(self.numbers, tile))
+        return load(~hidden) if hidden.any() else None
+
+    def added(self, tile: Tile, load: Load) -> Array | None:
+        return load(part_of(self.numbers, tile))
+
+    def largest(self, sizes: Sizes) -> float:
+        low, high = float(self.numbers.min()), float(self.numbers.max())
+        if low == -math.inf:
+            low = float(np.min(self.numbers, where=np.isfinite(self.numbers), initial=0))
+        return max(-low, high if math.isfinite(high) else 0.0, 0.0)
+
+    def mask_size(self, tile: tuple[int, int, int, int]) -> int:
+        return _size_of_part(self.numbers, tile)
+
+
+@dataclass(frozen=True, slots=True)
+class Alibi(ScoreTerm):
+    """Linear biases (Press et al. 2021): adds -slope · |i + offset - j|. slopes (h,), offset (b or 1,)."""
+
+    slopes: np.ndarray
+    offset: np.ndarray
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `alibi_slopes` of a request."""
+        if spec.alibi_slopes is None:
+            return None
+        slopes = per_head(spec.alibi_slopes, "/alibi_slopes", frame.sizes, frame.dtype)
+        return cls(slopes, frame.offset(spec).astype(frame.dtype))
+
+    def added(self, tile: Tile, load: Load) -> Array | None:
+        i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + part_of(self.offset[:, None, None, None], tile)
+        j = np.arange(tile.columns.start, tile.columns.stop, dtype=self.slopes.dtype)
+        return abs(load(i) - load(j)) * load(-self.slopes[tile.heads, None, None])
+
+    def largest(self, sizes: Sizes) -> float:
+        furthest = float(np.max(np.abs(self.offset))) + sizes.query_length + sizes.key_length
+        return float(np.max(np.abs(self.slopes))) * furthest
+
+    def mask_size(self, tile: tuple[int, int, int, int]) -> int:
+        return 0
+
+    def added_size(self, tile: tuple[int, int, int, int]) -> int:
+        return prod(tile) + 2 * tile[2] * tile[3]
+
+
+@dataclass(frozen=True, slots=True)
+class Mask(ScoreTerm):
+    """Booleans (b, h, q, k), each axis full or 1; True = visible."""
+
+    booleans: np.ndarray
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `mask` of a request."""
+        return None if spec.mask is None else cls(frame.axes.align(_booleans(spec.mask, "/mask"), "mask"))
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return (self.booleans,)
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        return load(part_of(self.booleans, tile))
+
+    def mask_size(self, tile: tuple[int, int, int, int]) -> int:
+        return _size_of_part(self.booleans, tile)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMask(ScoreTerm):
+    """Keys (b or 1, k); False hides a key from all queries."""
+
+    keys: np.ndarray
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `key_mask` of a request."""
+        if spec.key_mask is None:
+            return None
+        keys, b, k = _booleans(spec.key_mask, "/key_mask"), frame.sizes.batch_size, frame.sizes.key_length
+        if keys.shape not in ((k,), (b, k)):
+            raise ShapeMismatch.of("/key_mask", f"{shape((k,))} or {shape((b, k))}", keys)
+        return cls(np.atleast_2d(keys))
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        return load(part_of(self.keys[:, None, None, :], tile))
+
+
+class KeyLengths(KeyMask):
+    """Keys beyond `key_lengths` are padding."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `key_lengths` of a request."""
+        if spec.key_lengths is None:
+            return None
+        return cls(_real_tokens(spec.key_lengths, "/key_lengths", frame.sizes.batch_size, frame.sizes.key_length))
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLengths(ScoreTerm):
+    """Queries (b or 1, q); False is padding, which sees no key and is not counted as a masked row."""
+
+    queries: np.ndarray
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `query_lengths` of a request."""
+        if spec.query_lengths is None:
+            return None
+        return cls(_real_tokens(spec.query_lengths, "/query_lengths", frame.sizes.batch_size, frame.sizes.query_length))
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        return load(part_of(self.queries[:, None, :, None], tile))
+
+
+@dataclass(frozen=True, slots=True)
+class Segments(ScoreTerm):
+    """Only tokens with equal ids see each other: query (b or 1, q), key (b or 1, k)."""
+
+    query: np.ndarray
+    key: np.ndarray
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `segment_ids` of a request."""
+        ids, sizes = spec.segment_ids, frame.sizes
+        if ids is None:
+            return None
+        if ids.query is None or ids.key is None:
+            missing = "query" if ids.query is None else "key"
+            raise MissingField.at(f"/segment_ids/{missing}", "ids for both query and key", "none")
+        return cls(
+            per_token(ids.query, "/segment_ids/query", sizes.batch_size, sizes.query_length),
+            per_token(ids.key, "/segment_ids/key", sizes.batch_size, sizes.key_length),
+        )
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        ids = load(part_of(self.query[:, None, :, None], tile))
+        seen: Array = ids == load(part_of(self.key[:, None, None, :], tile))
+        return seen
+
+
+@dataclass(frozen=True, slots=True)
+class Band(ScoreTerm):
+    """Query i sees keys from i + low to i + high, both inclusive, (b or 1,) each; None is unbounded."""
+
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+    narrows: ClassVar[bool] = True
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        found = None
+        for columns, seen in self._cuts(tile, load, narrow=False):
+            assert columns == slice(None)
+            found = seen if found is None else found & seen
+        return found
+
+    def edges(self, tile: Tile, load: Load) -> list[tuple[slice, Array]]:
+        return self._cuts(tile, load, narrow=True)
+
+    def _cuts(self, tile: Tile, load: Load, *, narrow: bool) -> list[tuple[slice, Array]]:
+        """The edges of the band that cut through a tile. narrow: only the columns that an edge cuts, else all"""
+        found, columns = [], tile.columns
+        i = np.arange(tile.rows.start, tile.rows.stop)[:, None]
+        if self.low is not None:
+            low = part_of(self.low[:, None, None, None], tile)
+            stop = min(tile.rows.stop - 1 + int(low.max()), columns.stop)  # from there on all rows see all keys
+            if columns.start < stop:
+                j = np.arange(columns.start, stop if narrow else columns.stop)
+                found.append((slice(0, len(j)) if narrow else slice(None), load(j) >= load(i + low)))
+        if self.high is not None:
+            high = part_of(self.high[:, None, None, None], tile)
+            start = max(tile.rows.start + int(high.min()) + 1, columns.start)  # up to there all rows see all keys
+            if start < columns.stop:
+                j = np.arange(start if narrow else columns.start, columns.stop)
+                width = columns.stop - columns.start
+                found.append((slice(width - len(j), width) if narrow else slice(None), load(j) <= load(i + high)))
+        return found
+
+    def columns(self, rows: slice, keys: slice) -> slice:
+        start = keys.start if self.low is None else max(keys.start, rows.start + int(self.low.min()))
+        stop = keys.stop if self.high is None else min(keys.stop, rows.stop + int(self.high.max()))
+        return slice(start, stop)
+
+
+class Causal(Band):
+    """Query i sees key j only if j <= i + query_offset."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The band of `is_causal`."""
+        return cls(high=_edge(frame.offset(spec), 0, frame.sizes)) if spec.is_causal else None
+
+
+class SlidingWindow(Band):
+    """Query i sees keys from i + query_offset - left to i + query_offset + right."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The band of `window`."""
+        if spec.window is None:
+            return None
+        left, right = spec.window.left, spec.window.right
+        for side, width in (("left", left), ("right", right)):
+            if width is not None and width < 0:
+                raise InvalidValue.of(f"/window/{side}", "at least 0", width, "leave it out for an unbounded side")
+        offset = frame.offset(spec)
+        if left is None and right is None:
+            return None
+        low = None if left is None else _edge(offset, -left, frame.sizes)
+        return cls(low, None if right is None else _edge(offset, right, frame.sizes))
+
+
+# In the order in which they are made, and in which their errors are found.
+TERMS: Final[tuple[type[ScoreTerm], ...]] = (
+    Bias,
+    Alibi,
+    Mask,
+    KeyMask,
+    KeyLengths,
+    QueryLengths,
+    Segments,
+    SlidingWindow,
+    Causal,
+)
+
+
+def make_terms(spec: AttentionSpec, frame: Frame) -> tuple[ScoreTerm, ...]:
+    """The terms of a request. Errors: InvalidRequest of every kind."""
+    if spec.query_offset is not None:
+        frame.offset(spec)  # a wrong offset is refused even if no term needs it
+    return tuple(term for kind in TERMS if (term := kind.of(spec, frame)) is not None)
+
+
+def per_head(array: np.ndarray, pointer: str, sizes: Sizes, dtype: np.dtype) -> np.ndarray:
+    """Numbers of shape (h,) in a type. Errors: ShapeMismatch, InvalidArray, Overflow."""
+    if array.shape != (sizes.num_heads,):
+        raise ShapeMismatch.of(pointer, f"{shape((sizes.num_heads,))}, one number a head", array)
+    return cast(array, dtype, pointer)
+
+
+def per_token(array: np.ndarray, pointer: str, batch: int, length: int) -> np.ndarray:
+    """Integers of shape (l,) or (b, l), as (b or 1, l). Errors: InvalidArray, ShapeMismatch."""
+    shapes: dict[tuple[int, ...], str] = {one: shape(one) for one in ((length,), (batch, length))}
+    return np.atleast_2d(integers(array, pointer, shapes))
+
+
+def _real_tokens(lengths: np.ndarray, pointer: str, batch: int, length: int) -> np.ndarray:
+    """Which of (b or 1, l) tokens are not padding. Errors: InvalidArray, ShapeMismatch."""
+    counts = integers(lengths, pointer, {(): "one integer", (batch,): f"({batch},)"})
+    within(counts, 0, length, pointer)
+    real: np.ndarray = np.arange(length) < np.atleast_1d(counts)[:, None]
+    return real
+
+
+def _booleans(array: np.ndarray, pointer: str) -> np.ndarray:
+    if array.dtype != bool:
+        advice = "for numbers to be added to the scores use bias"
+        raise InvalidArray.of(pointer, "booleans, true = takes part", array, advice)
+    return array
+
+
+def _edge(offset: np.ndarray, shift: int, sizes: Sizes) -> np.ndarray:
+    """offset + shift, no further out than where all or nothing is visible, so that nothing overflows."""
+    inside = [max(-sizes.query_length, min(sizes.key_length, int(x) + shift)) for x in offset]
+    return np.array(inside, dtype=np.int64)
+
+
+def _size_of_part(array: np.ndarray, tile: tuple[int, int, int, int]) -> int:
+    """Elements of the part of an array (b, h, q, k), each axis full or 1, that belongs to a tile."""
+    return prod(min(length, part) for length, part in zip(array.shape, tile, strict=True))

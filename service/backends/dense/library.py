@@ -1,0 +1,88 @@
+"""What the dense computation needs of an array library."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from service.attention.plan import Plan
+from service.attention.tiles import Tile, Tiling
+
+Array = Any  # of the library
+T = TypeVar("T")
+
+
+class ArrayLibrary(ABC):
+    """An array library, on one device, for the types of one plan.
+
+    xp: its namespace, with the functions of the Python array API
+    tiling: how tiles are cut for it
+    is_asynchronous: True if reading a number waits for everything that the device was asked to compute before
+    fill: what `empty` fills arrays with. Tests set it to NaN, so that a number that was never computed shows.
+    writes_in_place: True if `matmul` can write into a given array, and arrays can be reshaped without a copy
+    """
+
+    xp: Any
+    device: Any
+    tiling: Tiling
+    is_asynchronous: ClassVar[bool] = False
+    writes_in_place: ClassVar[bool] = False
+    fill: ClassVar[float | None] = None
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    @abstractmethod
+    def load(self, array: np.ndarray) -> Array:
+        """The array on the device; floats in the type that the plan is computed in."""
+
+    @abstractmethod
+    def store(self, arrays: dict[str, Array]) -> dict[str, np.ndarray]:
+        """Arrays in NumPy, by name."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        """A new array of floats that all get a value later."""
+        found = self.allocate(shape, dtype)
+        if self.fill is not None:
+            found[...] = self.fill
+        return found
+
+    @abstractmethod
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        """A new array with any contents."""
+
+    @abstractmethod
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        """A new array of zeros."""
+
+    @abstractmethod
+    def hide(self, array: Array, visible: Array, number: float) -> None:
+        """Put a number wherever `visible` is False, in place."""
+
+    @abstractmethod
+    def exp(self, array: Array) -> Array:
+        """The exponentials, in place."""
+
+    @abstractmethod
+    def top_indices(self, array: Array, count: int) -> Array:
+        """The indices of the largest numbers of the last axis, in descending order, equal ones by lower index."""
+
+    def matmul(self, left: Array, right: Array, out: Array | None = None) -> Array:
+        """The product over the last two axes. out: the array for the result, only if the library writes in place"""
+        return left @ right
+
+    def scratch(self, shape: tuple[int, ...]) -> Array | None:
+        """Memory of the calling thread for the scores of one tile; None to let the product allocate its own."""
+        return None
+
+    @abstractmethod
+    def run(self, function: Callable[[Tile], T], tiles: list[Tile]) -> Iterable[T]:
+        """The results of a function for each tile, in order."""
+
+
+def largest(plan: Plan) -> float:
+    """A number that no intermediate result may exceed, with room for rounding and a sum of two."""
+    return float(np.finfo(plan.compute_dtype).max) / 4

@@ -1,0 +1,97 @@
+"""How to compute a plan without overflow: bounds on its numbers, and what they allow to leave out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from service.attention.plan import Plan
+from service.backends.dense.library import ArrayLibrary, largest
+from service.backends.dense.operands import LoadedOperands
+
+# Exponents up to these need no maximum subtracted: e^40 times a million keys is far below the largest float32, and
+# e^-80 is a normal number.
+MAX_EXPONENT: Final = {np.dtype(np.float32): 40.0, np.dtype(np.float64): 300.0}
+# A query times a scale in this range keeps all its digits.
+MODERATE_SCALE: Final = (1e-6, 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class NumericPath:
+    """Steps that the size of the numbers requires or allows. Every path computes the same; the careful one is slower.
+
+    checks_overflow: each score is checked to be finite
+    scales_query:    the query is multiplied by the scale, not each score
+    subtracts_max:   the largest score of a row is subtracted before exp, which could overflow or underflow otherwise
+    divides_last:    outputs are divided by the sum of the exponentials, not the exponentials themselves
+    """
+
+    checks_overflow: bool
+    scales_query: bool
+    subtracts_max: bool
+    divides_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds on magnitudes: of scores, scaled or not; of what goes into the softmax; of values. NaN if not known."""
+
+    scores: float
+    exponents: float
+    values: float
+
+    def exclude_overflow(self, plan: Plan) -> bool:
+        """True if no score can overflow."""
+        limit = largest(plan)
+        return self.scores < limit and self.exponents < limit
+
+
+def choose_path(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> NumericPath:
+    """The fastest numeric path that is safe. Closer bounds are computed only if the known ones do not allow it."""
+    path = _allowed(plan, lib, loaded, known_bounds(plan, loaded))
+    if not path.subtracts_max or (lib.is_asynchronous and not path.checks_overflow):
+        return path
+    return _allowed(plan, lib, loaded, _close_bounds(plan, lib, loaded))
+
+
+def _allowed(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, bounds: Bounds) -> NumericPath:
+    limit = largest(plan)
+    checks = loaded.bad_values is not None or not bounds.exclude_overflow(plan)
+    if plan.normalization != "softmax":
+        return NumericPath(checks_overflow=checks, scales_query=False, subtracts_max=True, divides_last=False)
+    exponent = max(bounds.exponents, 0.0 if plan.sinks is None else float(np.max(np.abs(plan.sinks))))
+    subtracts_max = checks or not exponent <= MAX_EXPONENT[plan.compute_dtype]
+    low, high = MODERATE_SCALE
+    sums = bounds.values * plan.sizes.key_length * math.exp(0.0 if subtracts_max else exponent)
+    return NumericPath(
+        checks_overflow=checks,
+        scales_query=not checks and "scores" not in plan.selection.include and low < abs(plan.scale) < high,
+        subtracts_max=subtracts_max,
+        divides_last=plan.score_count > lib.tiling.many and sums < limit,
+    )
+
+
+def known_bounds(plan: Plan, loaded: LoadedOperands) -> Bounds:
+    """Bounds from norms that are known without reading a number."""
+    query, key, value = loaded.norms
+    return _bounds(plan, query * key, value)
+
+
+def _close_bounds(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> Bounds:
+    """|q·k| <= |q| |k| (Cauchy-Schwarz) for the longest query and the longest key."""
+    xp = lib.xp
+    longest = [math.sqrt(float(xp.max(xp.vecdot(x, x)))) for x in (loaded.query, loaded.key)]
+    values = max(float(xp.max(loaded.value)), -float(xp.min(loaded.value)))
+    return _bounds(plan, longest[0] * longest[1], values)
+
+
+def _bounds(plan: Plan, products: float, values: float) -> Bounds:
+    """products: a bound on |q·k|"""
+    exponents = products * abs(plan.scale)
+    if plan.softcap is not None:
+        exponents = min(exponents, plan.softcap)
+    exponents += sum(term.largest(plan.sizes) for term in plan.terms)
+    return Bounds(max(products, products * abs(plan.scale)), exponents, values)

@@ -1,0 +1,155 @@
+"""The NumPy backend: tiles that fit the cache of a core, computed by threads, each with a single-threaded BLAS."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import ClassVar, Final, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from service.attention import cost
+from service.attention.arrays import is_float
+from service.attention.operands import Operands
+from service.attention.plan import Plan
+from service.attention.result import Computed, Result
+from service.attention.spec import AttentionSpec
+from service.attention.tiles import Tile, Tiling
+from service.backends.base import Backend, Check
+from service.backends.dense.compute import compute
+from service.backends.dense.library import Array, ArrayLibrary
+from service.backends.dense.operands import load_operands
+from service.backends.numpy.small import Small
+from service.backends.numpy.threads import TilePool
+from service.errors import UnknownBackend, quote
+
+CPU: Final = ("auto", "cpu")
+# Bytes of the scores of a tile, which a core can keep in its cache, with enough rows for fast products.
+TILE_BYTES: Final = 2**21
+# Plans of at most so many scores are computed without tiles, if they have no other options.
+SMALL_SCORES: Final = 2**14
+# Bytes of scores that a thread keeps for its next tile; a larger tile is a single row of a very long key.
+MAX_SCRATCH: Final = 16 * 2**20
+
+T = TypeVar("T")
+_local = threading.local()
+
+
+class NumpyBackend(Backend):
+    """Computes on the CPU.
+
+    tiling: how plans are cut, with `scores` for float32; small_scores: plans up to this size may take the small path.
+    Tests make both small.
+    """
+
+    name = "numpy"
+
+    def __init__(self, threads: int | None = None, experimental: AbstractSet[str] = frozenset()) -> None:
+        super().__init__(threads, experimental)
+        self.tiling = Tiling(scores=TILE_BYTES // 4, workers=threads or 1)
+        self.small_scores = SMALL_SCORES
+        self.pool = TilePool(threads) if threads else None
+        self._small: WeakKeyDictionary[Plan, Small | None] = WeakKeyDictionary()
+
+    # Overflow is found by checking the numbers, with an error that says what to do; a warning would add nothing.
+    @np.errstate(all="ignore")
+    def run(
+        self, plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarray], check: Check | None = None
+    ) -> Result:
+        """The result of a plan for the numbers of a request, see Backend.run."""
+        small = self._small_path(plan, spec.device)
+        result = None if small is None else small.run(sources)
+        return super().run(plan, spec, sources, check) if result is None else result
+
+    def execute(self, plan: Plan, operands: Operands, device: str, check: Check | None = None) -> Computed:
+        """Compute all that the plan includes, see Backend.execute. NumPy may warn of overflow on the way."""
+        if device not in CPU:
+            got, hint = quote(device), "ask for backend torch"
+            raise UnknownBackend.at("/device", "cpu, all that the numpy backend has", got, hint)
+        lib = NumpyLibrary(plan, self._tiling(plan), self.pool)
+        return compute(plan, lib, load_operands(plan, operands, lib), self.name, check)
+
+    def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
+        """Upper bound of the memory for computing a plan, see Backend.peak_bytes."""
+        return cost.peak_bytes(plan, cost.working_bytes(plan, self._tiling(plan)), copied)
+
+    def gains_from_batching(self, plan: Plan, device: str) -> bool:
+        """False for plans that the small path computes."""
+        return self._small_path(plan, device) is None
+
+    def _tiling(self, plan: Plan) -> Tiling:
+        """Tiles of the same number of bytes for every type."""
+        return replace(self.tiling, scores=max(1, self.tiling.scores * 4 // plan.compute_dtype.itemsize))
+
+    def _small_path(self, plan: Plan, device: str) -> Small | None:
+        if plan.score_count > self.small_scores or device not in CPU:
+            return None
+        try:
+            return self._small[plan]
+        except KeyError:
+            small = self._small[plan] = Small.of(plan)
+            return small
+
+
+class NumpyLibrary(ArrayLibrary):
+    """NumPy. pool: computes tiles in parallel; None for one after the other"""
+
+    xp = np
+    device = "cpu"
+    writes_in_place: ClassVar[bool] = True
+
+    def __init__(self, plan: Plan, tiling: Tiling, pool: TilePool | None) -> None:
+        super().__init__(plan)
+        self.tiling = tiling
+        self._pool = pool
+
+    def load(self, array: np.ndarray) -> Array:
+        """The array; floats in the type that the plan is computed in."""
+        return array.astype(self.plan.compute_dtype, copy=False) if is_float(array.dtype) else array
+
+    def store(self, arrays: dict[str, Array]) -> dict[str, np.ndarray]:
+        """The same arrays."""
+        return arrays
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        """A new array with any contents."""
+        return np.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        """A new array of zeros."""
+        return np.zeros(shape, dtype)
+
+    def matmul(self, left: Array, right: Array, out: Array | None = None) -> Array:
+        """The product over the last two axes."""
+        return np.matmul(left, right, out=out)
+
+    def scratch(self, shape: tuple[int, ...]) -> Array | None:
+        """Memory that this thread uses again for each tile: the system clears fresh memory page by page."""
+        dtype = self.plan.compute_dtype
+        size = math.prod(shape) * dtype.itemsize
+        if size > MAX_SCRATCH:
+            return np.empty(shape, dtype)
+        if not hasattr(_local, "memory") or _local.memory.nbytes < size:
+            _local.memory = np.empty(size, np.uint8)
+        memory: np.ndarray = _local.memory[:size].view(dtype).reshape(shape)
+        return memory
+
+    def hide(self, array: Array, visible: Array, number: float) -> None:
+        """Put a number wherever `visible` is False, in place."""
+        np.copyto(array, array.dtype.type(number), where=~visible)
+
+    def exp(self, array: Array) -> Array:
+        """The exponentials, in place."""
+        return np.exp(array, out=array)
+
+    def top_indices(self, array: Array, count: int) -> Array:
+        """The indices of the largest numbers of the last axis, in descending order, equal ones by lower index."""
+        return np.argsort(-array, axis=-1, stable=True)[..., :count]
+
+    def run(self, function: Callable[[Tile], T], tiles: list[Tile]) -> Iterable[T]:
+        """The results of a function for each tile, in order."""
+        return map(function, tiles) if self._pool is None else self._pool.run(function, tiles)

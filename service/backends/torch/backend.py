@@ -1,0 +1,191 @@
+"""The torch backend: chooses between the fused kernels and the dense computation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import astuple, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+
+from service.attention import cost
+from service.attention.operands import Operands, make_operands
+from service.attention.plan import Plan, make_plan
+from service.attention.result import Computed
+from service.attention.spec import AttentionSpec, DType, Output
+from service.attention.terms import Bias
+from service.attention.tiles import Tiling
+from service.backends.base import Backend, Check, OutOfMemory
+from service.backends.dense.compute import compute
+from service.backends.dense.operands import LoadedOperands, load_operands
+from service.backends.torch import devices, flex, sdpa, staging
+from service.backends.torch.library import TorchLibrary
+
+# Bytes of the scores of a tile. torch spreads each over its own threads, or over a GPU.
+TILE_BYTES: Final = 2**26
+# Matrices of the size of a tile that exist at once: scores and what is made of them, or masks; more for some outputs.
+MATRICES: Final = 3
+FOR_TOP_K, FOR_ENTROPY = 6, 2
+
+logger = logging.getLogger("attention")
+
+
+class TorchBackend(Backend):
+    """Computes on the CPU or on a GPU.
+
+    tiling: how plans are cut, with `scores` for float32
+    flex_attention, cudnn_first: True if FlexAttention is used, and cuDNN's kernel tried before others. Both are off
+    unless they are named in `experimental`.
+    """
+
+    name = "torch"
+
+    def __init__(self, threads: int | None = None, experimental: AbstractSet[str] = frozenset()) -> None:
+        super().__init__(threads, experimental)
+        self.tiling = Tiling(scores=TILE_BYTES // 4)
+        self.kernels = sdpa.Kernels(cudnn_first="cudnn_first" in experimental)
+        self.flex = flex.Flex(self._try_flex) if "flex_attention" in experimental else None
+        if threads:
+            torch.set_num_threads(threads)
+        # The float32 of IEEE 754, and sums of halves in float32, in the whole process.
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+    def is_gpu(self, device: str) -> bool:
+        """True if the device is a GPU, which a thread waits for. Errors: UnknownBackend."""
+        return devices.resolve(device).type != "cpu"
+
+    def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
+        """Upper bound of the machine's memory for computing a plan, see Backend.peak_bytes."""
+        if self.is_gpu(device):
+            return cost.peak_bytes(plan, 0, copied) + 2 * (staging.AHEAD + 1) * staging.CHUNK
+        return self._dense_bytes(plan, copied)
+
+    def execute(self, plan: Plan, operands: Operands, device: str, check: Check | None = None) -> Computed:
+        """Compute all that the plan includes, see Backend.execute.
+
+        Errors: Overflow; UnknownBackend for a device that is not there; OutOfMemory.
+        """
+        found = devices.resolve(device)
+        needed = self._dense_bytes(plan) if found.type == "cpu" else self.device_bytes(plan, operands)
+        try:
+            with torch.inference_mode(), devices.reserved(found, needed, check or _no_check):
+                return self.compute(plan, operands, found, check or _no_check)
+        except RuntimeError as error:
+            if not devices.is_out_of_memory(error):
+                raise
+        # Outside of the handler no traceback keeps the tensors alive.
+        devices.release_unused(found)
+        raise OutOfMemory(needed, devices.free(found))
+
+    def device_bytes(self, plan: Plan, operands: Operands) -> int:
+        """Upper bound of the memory of a GPU for computing a plan."""
+        return self._dense_bytes(plan) + sum(array.nbytes for array in operands if isinstance(array, np.ndarray))
+
+    def warm_up(self, device: str) -> None:
+        """Load libraries, kernels and pinned memory."""
+        found = devices.resolve(device)
+        if found.type != "cpu":
+            staging.warm_up(found)
+        random = np.random.default_rng(0)
+        include: tuple[Output, ...]
+        dtype: DType
+        for dtype in ("float32", "float64", "bfloat16"):
+            for include in ((), ("attention_weights",)):
+                source = random.normal(size=(2, 64, 64))
+                spec = AttentionSpec(input=source, dtype=dtype, include=include, is_causal=True)
+                plan = make_plan(spec)
+                self.execute(plan, make_operands(spec, plan, spec.sources), device)
+
+    def compute(self, plan: Plan, operands: Operands, device: torch.device, check: Check) -> Computed:
+        """Compute a plan on a device whose memory is reserved."""
+        lib = self.library(plan, device)
+        loaded = self.load(plan, operands, lib)
+        return self.attend(plan, lib, loaded, check, finite=operands.finite)
+
+    def library(self, plan: Plan, device: torch.device, dtype: np.dtype | None = None) -> TorchLibrary:
+        """torch on a device, for a plan. dtype: of loaded floats, by default the type that the plan is computed in"""
+        scores = max(1, self.tiling.scores * 4 // plan.compute_dtype.itemsize)
+        return TorchLibrary(plan, device, replace(self.tiling, scores=scores), dtype)
+
+    def load(self, plan: Plan, operands: Operands, lib: TorchLibrary) -> LoadedOperands:
+        """The operands on the device, in the computing type; halves as they are if tensor cores multiply them so."""
+        as_halves = lib.is_asynchronous and keeps_halves(plan)
+        return load_operands(plan, operands, self.library(plan, lib.device, plan.dtype) if as_halves else lib)
+
+    def attend(
+        self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check, *, finite: bool = True
+    ) -> Computed:
+        """Compute a plan from loaded operands, by the fastest path. finite: True if all numbers of the operands are"""
+        computed = self._without_scores(plan, lib, loaded, check) if finite else None
+        return computed or compute(plan, lib, _in_float32(loaded), self.name, check)
+
+    def _without_scores(self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check) -> Computed | None:
+        """Compute a plan by a kernel that does not hold the scores; None if no such kernel fits."""
+        if self.flex is not None and lib.is_asynchronous:
+            computed = _unless_it_fails(partial(self.flex.compute, plan, lib, loaded))
+            if computed is not None:
+                return computed
+        if sdpa.fits(plan, loaded) and sdpa.is_fast(plan, lib, loaded):
+            return _unless_it_fails(partial(self.kernels.compute, plan, lib, loaded, check))
+        return None
+
+    def _try_flex(self, plan: Plan, device: torch.device, dtype: torch.dtype) -> bool:
+        """True if FlexAttention agrees with the dense computation on random numbers of the sizes of a plan."""
+        b, h, g, q, k, d, e = astuple(plan.sizes)
+        with torch.inference_mode(), devices.reserved(device, 2 * self._dense_bytes(plan), _no_check):
+            random = partial(torch.randn, device=device, dtype=dtype)
+            loaded = LoadedOperands(random(b, h, q, d), random(b, g, k, d), random(b, g, k, e), (0.0, 0.0, 0.0))
+            lib = self.library(plan, device)
+            return flex.agree(
+                flex.compute(plan, lib, loaded), compute(plan, lib, _in_float32(loaded), self.name), dtype
+            )
+
+    def _dense_bytes(self, plan: Plan, copied: int | None = None) -> int:
+        """Upper bound of the memory of the dense computation, beyond the arrays of the request."""
+        chosen = plan.selection
+        matrices = MATRICES + FOR_TOP_K * (chosen.top_k is not None) + FOR_ENTROPY * ("entropy" in chosen.include)
+        itemsize = plan.compute_dtype.itemsize
+        scores = max(
+            self.tiling.scores * 4 // itemsize, self.tiling.largest, plan.sizes.num_heads * plan.sizes.key_length
+        )
+        return cost.peak_bytes(plan, matrices * min(plan.score_count, scores) * itemsize, copied)
+
+
+def keeps_halves(plan: Plan) -> bool:
+    """True if tensor cores may multiply query, key and value as the halves that they are.
+
+    Nothing may change the operands, and no bias be added to the scores: a kernel's mask would have to be of halves too.
+    """
+    changes = (plan.query_norm, plan.key_norm, plan.query_rotation, plan.key_rotation)
+    maps = (plan.roles.query.map, plan.roles.key.map, plan.roles.value.map)
+    is_changed = any(change is not None for change in (*changes, *maps))
+    return plan.dtype.itemsize == 2 and not is_changed and not any(isinstance(term, Bias) for term in plan.terms)
+
+
+def _no_check() -> None:
+    """Nothing ends the computation."""
+
+
+def _unless_it_fails(function: Callable[[], Computed | None]) -> Computed | None:
+    """The result of a kernel; None if the kernel refuses. Errors: those of memory."""
+    try:
+        return function()
+    except RuntimeError as error:
+        if devices.is_out_of_memory(error):
+            raise
+        logger.warning("a kernel of torch failed: the dense computation takes its place", exc_info=True)
+    return None
+
+
+def _in_float32(loaded: LoadedOperands) -> LoadedOperands:
+    """The operands, halves in float32."""
+    if loaded.query.dtype.itemsize > 2:
+        return loaded
+    query, key, value = (tensor.to(torch.float32) for tensor in (loaded.query, loaded.key, loaded.value))
+    return replace(loaded, query=query, key=key, value=value)

@@ -1,0 +1,193 @@
+"""torch's scaled_dot_product_attention: fused kernels that never hold the scores.
+
+Shapes in comments: b batch, h heads, g key/value heads, r the queries of a tile, k its keys, d and e features.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from threading import Lock
+from typing import Final
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from service.attention.features import ALWAYS
+from service.attention.plan import Plan
+from service.attention.result import Computed
+from service.attention.terms import Causal
+from service.attention.tiles import Tile, tiles, whole
+from service.backends.base import Check
+from service.backends.dense import scores as dense
+from service.backends.dense.compute import empty_outputs, stored
+from service.backends.dense.numerics import known_bounds
+from service.backends.dense.operands import OPERAND_FEATURES, LoadedOperands
+from service.backends.torch.library import TorchLibrary
+
+# All that a plan may have to be computed by a fused kernel: what is done to operands and outputs, and terms, of which
+# one mask is made.
+KNOWN: Final = ALWAYS | OPERAND_FEATURES | {
+    "terms.Bias.numbers",
+    "terms.Alibi.slopes",
+    "terms.Alibi.offset",
+    "terms.Mask.booleans",
+    "terms.KeyMask.keys",
+    "terms.KeyLengths.keys",
+    "terms.QueryLengths.queries",
+    "terms.Segments.query",
+    "terms.Segments.key",
+    "terms.SlidingWindow.low",
+    "terms.SlidingWindow.high",
+    "terms.Causal.high",
+    "selection.heads",  # of scores and weights, which are not returned here
+    "selection.queries",
+    "selection.average_heads",
+}  # fmt: skip
+# The first of these that can compute a plan does. MATH holds all scores: if it is chosen, no fused kernel fits.
+ORDER: Final = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.MATH,
+)
+NAMES: Final = {
+    SDPBackend.CUDNN_ATTENTION.value: "cudnn_attention",
+    SDPBackend.FLASH_ATTENTION.value: "flash_attention",
+    SDPBackend.EFFICIENT_ATTENTION.value: "efficient_attention",
+}
+ON_CPU: Final = "scaled_dot_product_attention"
+# Scores that are computed at a time if no mask is made for them. A kernel cannot be stopped, so this is less than a
+# second of work, on a CPU and on a GPU.
+UNMASKED_SCORES: Final = 2**27
+UNMASKED_SCORES_GPU: Final = 2**37
+
+
+def fits(plan: Plan, loaded: LoadedOperands) -> bool:
+    """True if fused kernels know all features of the plan, and no score can overflow, which they do not report."""
+    return plan.features <= KNOWN and loaded.bad_values is None and known_bounds(plan, loaded).exclude_overflow(plan)
+
+
+def is_fast(plan: Plan, lib: TorchLibrary, loaded: LoadedOperands) -> bool:
+    """True if fused kernels have this type: on a GPU not float64, and no mask of floats with halves."""
+    if not lib.is_asynchronous:
+        return True
+    has_alibi = "terms.Alibi.slopes" in plan.features
+    return plan.compute_dtype.itemsize == 4 and (not has_alibi or loaded.query.dtype == torch.float32)
+
+
+def is_plainly_causal(plan: Plan) -> bool:
+    """True if a kernel's own causal masking, aligned at the first token, is the only term.
+
+    A kernel multiplies its -inf by the scale, which must therefore be above 0.
+    """
+    if len(plan.terms) != 1 or plan.scale <= 0:
+        return False
+    (term,) = plan.terms
+    return isinstance(term, Causal) and term.high is not None and not term.high.any()
+
+
+class Kernels:
+    """The fused kernels. cudnn_first: True to try cuDNN's kernel first, which is compiled anew for each size
+
+    unmasked_scores: scores computed at a time without a mask on the CPU; tests make it small
+    """
+
+    def __init__(self, *, cudnn_first: bool = False) -> None:
+        self.unmasked_scores = UNMASKED_SCORES
+        cudnn = SDPBackend.CUDNN_ATTENTION
+        self.order = sorted(ORDER, key=lambda backend: backend != cudnn) if cudnn_first else list(ORDER)
+        # sdpa_kernel sets the order for the whole process.
+        self._ordering = Lock()
+
+    def compute(self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check) -> Computed | None:
+        """Compute a plan, all its terms as one mask, tile by tile; None if there is no kernel for it."""
+        most = UNMASKED_SCORES_GPU if lib.is_asynchronous else self.unmasked_scores
+        causal = is_plainly_causal(plan) and plan.score_count <= most
+        tiling = lib.tiling if plan.terms else replace(lib.tiling, scores=most)
+        cut = [whole(plan)] if causal else list(tiles(plan, tiling))
+        dtype = plan.dtype if loaded.query.dtype.itemsize == 2 else plan.compute_dtype
+        head_outputs = None if len(cut) == 1 else empty_outputs(plan, lib, dtype)
+        masked: torch.Tensor | int = 0
+        names = set()
+
+        def run(tile: Tile) -> torch.Tensor | None:
+            nonlocal masked
+            check()
+            seen = None if causal else dense.visible(plan, lib, tile)  # causal rows all see the first key
+            found = self._attend(
+                loaded.query[tile.batch, tile.heads, tile.rows],
+                loaded.key[tile.batch, tile.kv_heads, tile.columns],
+                loaded.value[tile.batch, tile.kv_heads, tile.columns],
+                None if causal else _attn_mask(plan, lib, seen, tile),
+                causal=causal,
+                scale=plan.scale,
+            )
+            if found is None:
+                return None
+            outputs, name = found
+            if seen is not None:  # kernels differ in what they return for a row that sees no key
+                outputs = outputs.masked_fill(~seen.any(dim=-1, keepdim=True), 0)
+            masked = masked + dense.count_fully_masked(plan, lib, seen, tile)
+            names.add(name)
+            return outputs
+
+        for tile, outputs in zip(cut, lib.run(run, cut), strict=True):
+            if outputs is None:
+                return None
+            if head_outputs is None:
+                head_outputs = outputs
+            else:
+                head_outputs[tile.batch, tile.heads, tile.rows] = outputs
+        if plan.roles.output_map is not None:
+            assert head_outputs is not None
+            head_outputs = head_outputs.to(getattr(torch, plan.compute_dtype.name))  # the map may not be of halves
+        arrays, fully_masked = stored(plan, lib, loaded, head_outputs, {}, masked)
+        return Computed(arrays, fully_masked, "torch", str(lib.device), "+".join(sorted(names)))
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        *,
+        causal: bool,
+        scale: float,
+    ) -> tuple[torch.Tensor, str] | None:
+        """(b, h, r, d), (b, g, k, d), (b, g, k, e) -> (b, h, r, e), and the kernel's name; None without a kernel."""
+        on_cpu = query.device.type == "cpu"
+        groups = query.shape[1] // key.shape[1]
+        with (
+            nullcontext() if on_cpu else self._ordering,
+            nullcontext() if on_cpu else sdpa_kernel(self.order, set_priority=True),
+        ):
+            chosen = choose(query, key, value, mask, causal, scale)
+            if chosen == SDPBackend.MATH.value and groups > 1:  # some kernels have no grouped heads
+                key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+                chosen = choose(query, key, value, mask, causal, scale)
+            if chosen not in NAMES:
+                return None
+            outputs = scaled_dot_product_attention(
+                query, key, value, mask, is_causal=causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+            )
+        return outputs, ON_CPU if on_cpu else NAMES[chosen]
+
+
+def choose(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float
+) -> int:
+    """The kernel that scaled_dot_product_attention will run, as a value of SDPBackend."""
+    gqa = query.shape[1] != key.shape[1]
+    return int(torch._fused_sdp_choice(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=gqa))
+
+
+def _attn_mask(plan: Plan, lib: TorchLibrary, seen: torch.Tensor | None, tile: Tile) -> torch.Tensor | None:
+    """Booleans if scores are only hidden; numbers if something is added to them."""
+    added: torch.Tensor | None = None
+    for part in dense.additions(plan, lib, tile):
+        added = part if added is None else added + part
+    if added is None:
+        return seen
+    return added if seen is None else torch.where(seen, added, torch.full_like(added, -torch.inf))

@@ -1,0 +1,266 @@
+"""Fast paths know what they compute: every option is refused by each of them, or gives what the general path gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.attention import merging
+from service.attention.features import ALWAYS
+from service.attention.operands import make_operands
+from service.attention.outputs import OUTPUTS as TABLE
+from service.attention.plan import Plan, make_plan
+from service.attention.result import Result, make_result
+from service.attention.spec import SOURCES, AttentionSpec, LinearMap, Norm, Projection, Rotary, SegmentIds, Window
+from service.attention.terms import ScoreTerm
+from service.backends.numpy.backend import NumpyBackend
+from service.backends.numpy.small import Small
+from service.library import attend
+from tests.helpers.backends import HAS_TORCH
+
+B, H, L, D = 2, 2, 4, 6
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+ARRAYS: dict[str, Any] = {name: numbers(B, L, H * D, seed=seed) for seed, name in enumerate(("query", "key", "value"))}
+PLAIN = AttentionSpec(**ARRAYS, num_heads=H, include=("attention_weights",))
+
+# For each field of a request, and each field nested in one, a value that is not its default.
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "projection.query.weight": {"projection": Projection(query=LinearMap(weight=numbers(12, 12)))},
+    "projection.query.kernel": {"projection": Projection(query=LinearMap(kernel=numbers(12, 12)))},
+    "projection.query.bias": {"projection": Projection(query=LinearMap(weight=numbers(12, 12), bias=numbers(12)))},
+    "projection.key": {"projection": Projection(key=LinearMap(weight=numbers(12, 12)))},
+    "projection.value": {"projection": Projection(value=LinearMap(weight=numbers(12, 12)))},
+    "projection.output": {"projection": Projection(output=LinearMap(weight=numbers(5, 12)))},
+    "layout": {"layout": "lbd"},
+    "num_heads": {"num_heads": 1},
+    "num_kv_heads": {"num_kv_heads": 1, "key": numbers(B, L, D), "value": numbers(B, L, D, seed=1)},
+    "past_key": {"past_key": numbers(B, H, 3, D), "past_value": numbers(B, H, 3, D, seed=1)},
+    "past_value": {"past_key": numbers(B, H, 1, D), "past_value": numbers(B, H, 1, D, seed=1)},
+    "query_norm.weight": {"query_norm": Norm(weight=numbers(D))},
+    "query_norm.eps": {"query_norm": Norm(eps=0.5)},
+    "key_norm": {"key_norm": Norm()},
+    "rotary.base": {"rotary": Rotary(base=100.0)},
+    "rotary.cos": {"rotary": Rotary(cos=numbers(L, 3), sin=numbers(L, 3, seed=1))},
+    "rotary.sin": {"rotary": Rotary(cos=numbers(L, 2), sin=numbers(L, 2, seed=1))},
+    "rotary.dim": {"rotary": Rotary(dim=4)},
+    "rotary.interleaved": {"rotary": Rotary(interleaved=True)},
+    "rotary.query_positions": {"rotary": Rotary(query_positions=np.arange(L) + 3)},
+    "rotary.key_positions": {"rotary": Rotary(key_positions=np.arange(L) * 2)},
+    "scale": {"scale": 3.0},
+    "softcap": {"softcap": 0.5},
+    "bias": {"bias": numbers(L, L)},
+    "alibi_slopes": {"alibi_slopes": np.array([0.5, 2.0])},
+    "mask": {"mask": numbers(L, L) > 0},
+    "key_mask": {"key_mask": np.arange(L) != 1},
+    "is_causal": {"is_causal": True},
+    "query_offset": {"is_causal": True, "query_offset": np.array(-2)},
+    "window.left": {"window": Window(left=1)},
+    "window.right": {"window": Window(right=0)},
+    "query_lengths": {"query_lengths": np.array(2)},
+    "key_lengths": {"key_lengths": np.array(2)},
+    "segment_ids.query": {"segment_ids": SegmentIds(np.array([0, 0, 1, 2]), np.arange(L))},
+    "segment_ids.key": {"segment_ids": SegmentIds(np.arange(L), np.array([0, 0, 1, 2]))},
+    "sinks": {"sinks": np.array([1.0, -2.0])},
+    "normalization": {"normalization": "sum"},
+    "dtype": {"dtype": "float16"},
+    "device": {"device": "cpu"},
+    "backend": {"backend": "numpy"},
+    "select_heads": {"select_heads": np.array([1])},
+    "select_queries": {"select_queries": np.array([3, 1])},
+    "average_heads": {"average_heads": True},
+    "top_k": {"top_k": 2},
+    "query_tokens": {"query_tokens": ("a",) * L},
+    "key_tokens": {"key_tokens": ("a",) * L},
+    "untyped": {"untyped": frozenset({"query"})},
+    "allow_non_finite": {"allow_non_finite": True},
+}
+OUTPUTS: dict[str, dict[str, Any]] = {
+    f"include {name}": {"include": ("attention_weights", name)} for name in TABLE if name != "attention_weights"
+}
+CHANGES = UNUSUAL | OUTPUTS | {"include nothing": {"include": ()}, "one vector": {"query": numbers(12)}}
+
+
+def changed(name: str) -> AttentionSpec:
+    if name == "one vector":
+        two = {role: numbers(L, 12, seed=seed) for seed, role in enumerate(("key", "value"))}
+        return PLAIN._replace(**CHANGES[name] | two)
+    return PLAIN._replace(**CHANGES[name])
+
+
+def without_weights(name: str) -> AttentionSpec:
+    """The same request, with nothing included that a fused kernel cannot return."""
+    spec = changed(name)
+    kept = tuple(output for output in spec.include if output != "attention_weights")
+    return spec._replace(include=spec.include if spec.top_k else kept)
+
+
+def general(spec: AttentionSpec) -> Result:
+    """What tiles of one score give."""
+    backend = NumpyBackend()
+    backend.small_scores = 0
+    backend.tiling = replace(backend.tiling, scores=1, fast_rows=1, fast_columns=2, many=0)
+    return backend.run(make_plan(spec), spec, spec.sources)
+
+
+def arrays(result: Result) -> Iterator[tuple[str, np.ndarray]]:
+    for name, value in result.arrays.items():
+        if isinstance(value, dict):
+            yield from value.items()
+        else:
+            yield name, value
+
+
+def assert_same(found: Result, expected: Result, *, dtype: str = "float64") -> None:
+    tolerance = 1e-12 if dtype == "float64" else 1e-2
+    theirs = dict(arrays(expected))
+    for name, array in arrays(found):
+        other = theirs.pop(name)
+        assert (array.shape, array.dtype) == (other.shape, other.dtype), name
+        np.testing.assert_allclose(array.astype(np.float64), other.astype(np.float64), rtol=tolerance, atol=tolerance)
+    assert not theirs
+    assert found.metadata.fully_masked_rows == expected.metadata.fully_masked_rows
+
+
+def names(kind: Any, prefix: str = "") -> Iterator[str]:
+    """The fields of a request, nested ones too."""
+    nested = {"projection": Projection, "rotary": Rotary, "query_norm": Norm, "key_norm": Norm, "window": Window,
+              "segment_ids": SegmentIds}  # fmt: skip
+    for name in kind._fields if hasattr(kind, "_fields") else [field.name for field in dataclasses.fields(kind)]:
+        yield prefix + name
+        if name in nested:
+            yield from names(nested[name], f"{prefix}{name}.")
+
+
+def test_every_field_of_a_request_has_an_unusual_value() -> None:
+    missing = [
+        name
+        for name in names(AttentionSpec)
+        if name not in SOURCES and name != "include" and not any(given.startswith(name) for given in UNUSUAL)
+    ]
+    # Of the second of two norms or maps, its fields are those of the first.
+    assert missing == ["key_norm.weight", "key_norm.eps"]
+
+
+def test_a_plain_plan_has_no_other_features() -> None:
+    plan = make_plan(PLAIN._replace(include=()))
+    assert plan.features == ALWAYS
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_small_path_refuses_or_agrees(name: str) -> None:
+    spec = changed(name)
+    assert_same(NumpyBackend().run(make_plan(spec), spec, spec.sources), general(spec), dtype=spec.dtype or "float64")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_merged_requests_agree(name: str) -> None:
+    """Requests whose plan can be merged give what each gives by itself."""
+    spec = changed(name)
+    plan = make_plan(spec)
+    if not merging.can_be_merged(plan):
+        return
+    given: dict[str, Any] = {role: numbers(*array.shape, seed=9) for role, array in spec.sources.items()}
+    specs = [spec, spec._replace(**given)]
+    merged = merging.merge([plan, plan])
+    operands = merging.merge_operands(merged, [make_operands(one, plan, one.sources) for one in specs])
+    with np.errstate(all="ignore"):
+        computed = NumpyBackend().execute(merged, operands, "cpu")
+    for one, part in zip(specs, merging.split([plan, plan], computed), strict=True):
+        assert_same(make_result(plan, part), general(one))
+
+
+def test_what_can_be_merged() -> None:
+    mergeable = {name for name in CHANGES if merging.can_be_merged(make_plan(changed(name)))}
+    assert mergeable >= {"is_causal", "softcap", "scale", "layout", "top_k", "include logsumexp"}
+    assert not mergeable & {
+        "bias",
+        "mask",
+        "rotary.base",
+        "projection.query.weight",
+        "past_key",
+        "normalization",
+        "sinks",
+    }
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", CHANGES)
+def test_fused_kernels_refuse_or_agree(name: str) -> None:
+    from service.backends.torch.backend import TorchBackend
+
+    spec = without_weights(name)._replace(backend="torch")
+    found = TorchBackend().run(make_plan(spec), spec, spec.sources)
+    assert_same(found, general(spec), dtype=spec.dtype or "float64")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlanWithAnOption(Plan):
+    """A plan with an option that nobody was taught."""
+
+    future: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownTerm(ScoreTerm):
+    """A term that nobody was taught."""
+
+
+def made_up() -> dict[str, Plan]:
+    plan = make_plan(PLAIN._replace(include=()))
+    fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(Plan)}
+    output = frozenset({"made_up"})
+    return {
+        "an option": PlanWithAnOption(**fields, future=1),
+        "a term": replace(plan, terms=(UnknownTerm(),)),
+        "an output": replace(plan, selection=replace(plan.selection, include=output)),  # type: ignore[arg-type]
+    }
+
+
+@pytest.mark.parametrize("name", ["an option", "a term", "an output"])
+def test_a_made_up_feature_is_refused_by_all(name: str) -> None:
+    plan = made_up()[name]
+    assert len(plan.features - ALWAYS) == 1
+    assert Small.of(plan) is None
+    assert not merging.can_be_merged(plan)
+    if HAS_TORCH:
+        from service.backends.dense.operands import load_operands
+        from service.backends.torch import devices, flex, sdpa
+        from service.backends.torch.backend import TorchBackend
+
+        lib = TorchBackend().library(plan, devices.CPU)
+        loaded = load_operands(plan, make_operands(PLAIN, plan, PLAIN.sources), lib)
+        assert not sdpa.fits(plan, loaded)
+        assert not flex.can_express(plan, loaded)
+
+
+def test_an_option_that_is_not_used_is_no_feature() -> None:
+    plan = made_up()["an option"]
+    assert replace(plan, future=0).features == ALWAYS  # type: ignore[call-arg]
+
+
+def test_buffers_of_results_hold_nan_in_tests() -> None:
+    """So that an output nobody computed cannot pass."""
+    from service.backends.dense.library import ArrayLibrary
+    from service.backends.numpy.backend import NumpyLibrary
+
+    plan = make_plan(PLAIN)
+    backend = NumpyBackend()
+    assert ArrayLibrary.fill is not None
+    assert math.isnan(ArrayLibrary.fill)
+    assert np.isnan(NumpyLibrary(plan, backend.tiling, None).empty((2, 3), plan.dtype)).all()
+
+
+def test_small_requests_take_the_small_path() -> None:
+    assert attend(**ARRAYS).metadata.kernel == "small"
+    assert attend(**ARRAYS, is_causal=True).metadata.kernel == "dense"

@@ -1,0 +1,174 @@
+"""Every output of `include`, on every path, in every wire format, also where a row sees no key.
+
+What is expected is the definition, written out with NumPy.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import httpx
+import numpy as np
+import pytest
+
+from service import attend
+from service.attention.outputs import OUTPUTS
+from service.attention.spec import Output
+from tests.helpers import oip, wire
+from tests.helpers.backends import BACKENDS, compute_like_large_ones
+from tests.test_encoding import untyped
+
+B, H, Q, K, D = 2, 2, 3, 5, 4
+NAMES: tuple[str, ...] = get_args(Output)
+
+VARIANTS: dict[str, tuple[dict[str, Any], np.ndarray]] = {
+    "all visible": ({}, np.ones((Q, K), bool)),
+    "causal, the first row masked": (
+        {"is_causal": True, "query_offset": -1},
+        np.arange(K) <= np.arange(Q)[:, None] - 1,
+    ),
+    "a masked row in the middle": ({"mask": [[True] * K, [False] * K, [True, False] * 2 + [True]]}, np.array(
+        [[True] * K, [False] * K, [True, False] * 2 + [True]])),
+}  # fmt: skip
+
+
+def request() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(3)
+    return {name: random.normal(size=(B, length, H * D)) for name, length in (("query", Q), ("key", K), ("value", K))}
+
+
+def expected(visible: np.ndarray) -> dict[str, np.ndarray]:
+    """Each output by its definition."""
+    query, key, value = (x.reshape(B, -1, H, D).transpose(0, 2, 1, 3) for x in request().values())
+    scores = query @ key.swapaxes(-1, -2)
+    scaled = scores / np.sqrt(D)
+    masked = np.where(visible, scaled, -np.inf)
+    exponentials = np.exp(masked)
+    sums = exponentials.sum(axis=-1, keepdims=True)
+    weights = np.divide(exponentials, sums, out=np.zeros_like(exponentials), where=sums > 0)
+    with np.errstate(divide="ignore"):
+        logsumexp = np.log(sums[..., 0])
+    logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
+    outputs = weights @ value
+    return {
+        "output": outputs.transpose(0, 2, 1, 3).reshape(B, Q, H * D),
+        "attention_weights": weights,
+        "scores": scores,
+        "scaled_scores": scaled,
+        "capped_scores": scaled,
+        "masked_scores": masked,
+        "logsumexp": logsumexp,
+        "entropy": -(weights * logs).sum(axis=-1),
+        "received": weights.sum(axis=-2),
+        "query": query,
+        "key": key,
+        "value": value,
+        "head_outputs": outputs,
+        "present_key": key,
+        "present_value": value,
+    }
+
+
+def check(found: dict[str, Any], include: list[str], visible: np.ndarray, *, is_json: bool = False) -> None:
+    right = expected(visible)
+    for name in ("output", *include):
+        array = np.array(found[name], dtype=np.float64)
+        if is_json and name in ("masked_scores", "logsumexp"):  # null, which is minus infinity
+            array = np.where(np.isnan(array), -np.inf, array)
+        np.testing.assert_allclose(array, right[name], rtol=1e-12, atol=1e-13, err_msg=name)
+
+
+def test_the_table_has_a_row_for_every_name() -> None:
+    assert tuple(OUTPUTS) == NAMES
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("tile", [None, 1, 7, 2**20], ids=["as it is", "tiles of 1", "tiles of 7", "one tile"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_paths(variant: str, tile: int | None, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, visible = VARIANTS[variant]
+    if tile is not None:
+        compute_like_large_ones(monkeypatch, tile)
+    for include in ([], *([name] for name in NAMES), list(NAMES)):
+        result = attend(**request(), num_heads=H, include=include, backend=backend, **options)
+        check(result.arrays, include, visible)
+        assert result.metadata.fully_masked_rows == B * H * int((~visible.any(axis=-1)).sum())
+
+
+def by_json(client: httpx.Client, fields: dict[str, Any]) -> dict[str, Any]:
+    return dict(client.post("/attention", json=json.loads(wire.write(fields, wire.JSON))).json())
+
+
+def by_base64(client: httpx.Client, fields: dict[str, Any]) -> dict[str, Any]:
+    answer = by_json(client, fields | {"encoding": "base64"})
+    return {name: untyped(value) for name, value in answer.items() if name != "metadata"}
+
+
+def binary(media_type: str) -> Callable[[httpx.Client, dict[str, Any]], dict[str, Any]]:
+    def send(client: httpx.Client, fields: dict[str, Any]) -> dict[str, Any]:
+        body = wire.write(fields, media_type)
+        return wire.read(
+            client.post("/attention", content=body, headers={"Content-Type": media_type}).content, media_type
+        )
+
+    return send
+
+
+def inference(is_binary: bool) -> Callable[[httpx.Client, dict[str, Any]], dict[str, Any]]:
+    def send(client: httpx.Client, fields: dict[str, Any]) -> dict[str, Any]:
+        body, headers = oip.request_of(fields, is_binary)
+        return oip.read(client.post(oip.INFER, content=body, headers=headers))
+
+    return send
+
+
+TRANSPORTS: dict[str, Callable[[httpx.Client, dict[str, Any]], dict[str, Any]]] = {
+    "JSON": by_json,
+    "base64": by_base64,
+    "npz": binary(wire.NPZ),
+    "safetensors": binary(wire.SAFETENSORS),
+    "inference in JSON": inference(False),
+    "inference in binary": inference(True),
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_transports(variant: str, transport: str, client: httpx.Client) -> None:
+    options, visible = VARIANTS[variant]
+    for include in (*([name] for name in NAMES), list(NAMES)):
+        fields = request() | options | {"num_heads": H, "include": include}
+        found = TRANSPORTS[transport](client, fields)
+        check(found, include, visible, is_json=transport == "JSON")
+
+
+@pytest.fixture(scope="module")
+def grpc() -> Iterator[Any]:
+    from tests.helpers.rpc import remote
+
+    with remote() as server:
+        yield server
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_grpc(variant: str, grpc: Any) -> None:
+    from tests.helpers import messages
+
+    options, visible = VARIANTS[variant]
+    for include in (*([name] for name in NAMES), list(NAMES)):
+        arrays, parameters = oip.arrays_of(request() | options | {"num_heads": H})
+        check(grpc.infer(messages.request(arrays, parameters, outputs=("output", *include))), include, visible)
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "request.json"
+    options, visible = VARIANTS["a masked row in the middle"]
+    file.write_bytes(wire.write(request() | options | {"num_heads": H, "include": list(NAMES)}, wire.JSON))
+    command = [sys.executable, "-m", "service", "compute", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    check(json.loads(done.stdout), list(NAMES), visible, is_json=True)

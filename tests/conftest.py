@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -21,6 +21,19 @@ from service.backends.dense.library import ArrayLibrary
 from service.server.progress import ReportProgress
 from service.server.run import uvicorn_options
 from service.settings import Settings
+from tests.helpers.backends import HAS_TORCH
+from tests.helpers.devices import missing_gpu
+from tests.helpers.waiting import until
+
+if find_spec("hypothesis"):  # which the environment of `make test-clients` lacks
+    from hypothesis import HealthCheck
+    from hypothesis import settings as examples
+
+    # No time limit for an example: on a busy machine any may take long.
+    sound: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    examples.register_profile("sample", max_examples=50, **sound)
+    examples.register_profile("deep", max_examples=2000, **sound)  # by `make test-deep`
+    examples.load_profile("sample")
 
 # So that an output that nobody computed cannot pass.
 ArrayLibrary.fill = math.nan
@@ -35,11 +48,8 @@ def serving(app: FastAPI | Callable[..., Any], **options: Any) -> Iterator[httpx
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
-    deadline = time.monotonic() + 30
-    while not server.started:
-        assert thread.is_alive(), "the server died while starting"
-        assert time.monotonic() < deadline, "the server does not start"
-        time.sleep(0.01)
+    until(lambda: server.started or not thread.is_alive())
+    assert thread.is_alive(), "the server died while starting"
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         scheme = "https" if options.get("ssl_certfile") else "http"
@@ -65,6 +75,37 @@ def uncaptured(request: pytest.FixtureRequest) -> Iterator[None]:
     """What is printed inside is seen in every run."""
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         yield
+
+
+def unavailable() -> dict[str, str]:
+    """The marks of tests that cannot run here, and why. They are not collected, and the header of a run says so."""
+    torch = "" if HAS_TORCH else "torch is not installed; run make test-torch"
+    return {mark: reason for mark, reason in (("torch", torch), ("gpu", missing_gpu())) if reason}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
+    """Collect no test whose mark is unavailable."""
+    made = yield
+    if not isinstance(made, list):
+        return made
+    left_out = unavailable().keys()
+    return [item for item in made if not any(mark.name in left_out for mark in item.iter_markers())]
+
+
+def pytest_report_header() -> list[str]:
+    return [f"not collected: tests marked {mark}: {reason}" for mark, reason in unavailable().items()]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what tests recorded as `deviation`, in whatever process they ran."""
+    reports = terminalreporter.getreports("passed")
+    lines = [str(value) for report in reports for name, value in report.user_properties if name == "deviation"]
+    if lines:
+        title = "deviation from the numbers that the notebooks print, in units of the last digit (0.5 is exact)"
+        terminalreporter.section(title)
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,7 +13,8 @@ import pytest
 from service.errors import Busy, MemoryLimit
 from service.pipeline.admission import EXPECTED, AdmissionController, Lease
 from service.pipeline.deadline import Cancelled, Deadline
-from tests.virtual_time import run
+from tests.helpers.virtual_time import run
+from tests.helpers.waiting import turns
 
 
 def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -22,12 +23,6 @@ def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
         run(test(**arguments))
 
     return call
-
-
-async def turns() -> None:
-    """Let every task go as far as it can."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 def controller(slots: int = 1, memory: int = 100, queue: int = 9) -> AdmissionController:

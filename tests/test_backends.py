@@ -7,8 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,15 +21,15 @@ from service.backends.base import OutOfMemory
 from service.backends.numpy.backend import NumpyBackend
 from service.backends.registry import Backends
 from service.backends.torch.memory import DeviceMemory
-from service.errors import UnknownBackend
 from service.pipeline.admit import memory_limit_error
 from service.pipeline.engine import Engine
 from service.runtime.machine import memory_left
 from service.settings import Settings
-from tests import wire
-from tests.backends import BACKENDS, HAS_TORCH
 from tests.conftest import app, free_port, serving
-from tests.devices import missing, needs_torch
+from tests.helpers import wire
+from tests.helpers.backends import BACKENDS
+from tests.helpers.devices import missing_gpu
+from tests.helpers.waiting import PATIENCE, until
 
 
 def nothing() -> None:
@@ -40,18 +38,16 @@ def nothing() -> None:
 
 def test_requests_share_a_device_s_memory() -> None:
     memory, order = DeviceMemory(lambda: 100), list[str]()
-    held = threading.Event()
+    waits = threading.Event()
 
     def second() -> None:
-        held.wait()
-        with memory.reserve(60, nothing):
+        with memory.reserve(60, waits.set):
             order.append("second")
 
-    thread = threading.Thread(target=second)
-    thread.start()
     with memory.reserve(60, nothing), memory.reserve(40, nothing):
-        held.set()
-        time.sleep(0.02)
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waits.wait(PATIENCE)
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
@@ -78,30 +74,41 @@ def test_what_never_fits_is_refused_and_who_waits_can_give_up() -> None:
 # Which backend computes where a request does not say.
 
 
-@pytest.mark.skipif(HAS_TORCH, reason="torch is installed; make test is the run without it")
-def test_without_torch_auto_is_numpy_and_asking_for_torch_stops_at_once() -> None:
-    assert Engine(Settings.model_construct(backend="auto")).ready
-    with pytest.raises(UnknownBackend, match="install attention-service"):
-        Engine(Settings.model_construct(backend="torch"))
-    command = [sys.executable, "-m", "service", "serve"]
-    for workers in ("1", "2"):
-        environment = os.environ | {"ATTENTION_BACKEND": "torch", "ATTENTION_WORKERS": workers}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr) == (
-            2,
-            "ATTENTION_BACKEND: torch is not there; install attention-service[torch]\n",
-        )
+# Runs as where torch is not installed, whether or not it is.
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from service.cli import main
+from service.pipeline.engine import Engine
+from service.settings import Settings
+assert Engine(Settings.model_construct(backend="auto")).ready
+sys.exit(main(["serve"]))
+"""
 
 
-@needs_torch
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_without_torch_auto_is_numpy_and_asking_for_torch_stops_at_once(workers: str) -> None:
+    environment = os.environ | {"ATTENTION_BACKEND": "torch", "ATTENTION_WORKERS": workers}
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [
+            "ATTENTION_BACKEND=auto: torch is not there, or sees no GPU; NumPy computes",
+            "ATTENTION_BACKEND: torch is not there; install attention-service[torch]",
+        ],
+    )
+
+
+@pytest.mark.torch
 def test_auto_is_torch_only_where_it_sees_a_gpu() -> None:
-    expected = "numpy" if missing() else "torch"
+    expected = "numpy" if missing_gpu() else "torch"
     assert Backends("auto").preferred == expected
     assert Backends("torch").preferred == "torch"
     assert Backends("numpy").preferred == "numpy"
 
 
-@needs_torch
+@pytest.mark.torch
 def test_requests_that_do_not_say_go_where_the_service_is_set_to() -> None:
     def backend(client: httpx.Client, **options: str) -> str:
         answer = client.post("/attention", json={"input": [[1.0]]} | options).json()
@@ -115,13 +122,6 @@ def test_requests_that_do_not_say_go_where_the_service_is_set_to() -> None:
 
 
 READY = ("/health/ready", "/v2/health/ready", "/v2/models/attention/ready", "/v2/models/attention/versions/1/ready")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_service_is_ready_when_the_first_request_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_a_service_that_cannot_warm_up_never_becomes_ready(
         assert client.get("/health/live").status_code == 200
 
 
-@needs_torch
+@pytest.mark.torch
 def test_torch_warms_up_by_itself() -> None:
     with serving(app(backend="torch")) as client:
         until(lambda: client.get("/health/ready").status_code == 200)
@@ -171,7 +171,7 @@ if sys.argv[2] == "torch":
     import service.backends.torch.backend
 from pathlib import Path
 pages = int(Path("/proc/self/statm").read_text().split()[0])
-limit = pages * resource.getpagesize() + 2**30
+limit = pages * resource.getpagesize() + int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 from service.cli import main
 sys.exit(main(["serve", "--port", sys.argv[1], "--threads", "1"]))
@@ -186,12 +186,13 @@ def assert_refused(response: httpx.Response) -> None:
     assert "top_k" in fault["hint"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on(backend: str) -> None:
     """The limit on addresses is the operating system's; by the service's own, there would be memory for this."""
     port = free_port()
     environment = os.environ | {"ATTENTION_MEMORY_LIMIT": "64GiB", "ATTENTION_LOG_LEVEL": "error"}
-    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), backend], env=environment)
+    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), backend, str(2**30)], env=environment)
     long = wire.write({"input": np.ones((20_000, 1), np.float32), "backend": backend}, "safetensors")
     headers = {"Content-Type": "application/vnd.safetensors", "Accept": "application/json"}
     try:
@@ -206,12 +207,13 @@ def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on(backend: str)
         assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_fit_is_a_413_and_the_service_goes_on() -> None:
     """Its parser needs some times as much memory as there is left, of which nobody knows before."""
     port = free_port()
-    limits = {"ATTENTION_MEMORY_LIMIT": "64GiB", "ATTENTION_MAX_BODY_BYTES": "1GiB", "ATTENTION_LOG_LEVEL": "error"}
-    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), "numpy"], env=os.environ | limits)
-    body = b'{"input": [[' + b"1," * (150 * 2**20) + b"1]]}"
+    limits = {"ATTENTION_MEMORY_LIMIT": "64GiB", "ATTENTION_LOG_LEVEL": "error"}
+    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), "numpy", str(2**28)], env=os.environ | limits)
+    body = b'{"input": [[' + b"1," * (12 * 2**20) + b"1]]}"
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             until(lambda: listens(client, process))
@@ -232,7 +234,7 @@ def listens(client: httpx.Client, process: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-@needs_torch
+@pytest.mark.torch
 @pytest.mark.parametrize("text", ["CUDA out of memory. Tried to allocate 9.00 GiB.", ""])
 def test_a_gpu_s_allocation_that_fails_is_a_413_and_the_service_goes_on(
     text: str, monkeypatch: pytest.MonkeyPatch
@@ -260,7 +262,7 @@ def test_a_gpu_s_allocation_that_fails_is_a_413_and_the_service_goes_on(
     assert given_back == [devices.CPU] * 2
 
 
-@needs_torch
+@pytest.mark.torch
 def test_other_failures_of_torch_are_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from service.backends.torch import staging
 

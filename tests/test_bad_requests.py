@@ -387,6 +387,7 @@ def test_null_means_absent(client: httpx.Client) -> None:
     assert response.json()["output"] == client.post("/attention", json=GOOD).json()["output"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, "", 1, None, []], ids=repr)
 def test_a_long_string_among_many_elements_takes_no_more_than_it_is(first: Any, client: httpx.Client) -> None:
     """NumPy would make all of them as long: 700 GB."""

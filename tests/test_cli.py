@@ -48,6 +48,7 @@ def test_compute_reads_standard_input() -> None:
     assert json.loads(done.stdout)["output"] == [[1]]
 
 
+@pytest.mark.slow
 def test_compute_says_what_is_wrong() -> None:
     done = run("compute", "-", stdin='{"input": [[1], [2, 3]]}')
     assert (done.returncode, done.stdout) == (1, "")
@@ -61,6 +62,7 @@ def test_compute_says_what_is_wrong() -> None:
     assert (limited.returncode, limited.stderr.split(":")[0]) == (1, "MemoryLimit")
 
 
+@pytest.mark.slow
 def test_a_bad_setting_is_named() -> None:
     done = run("compute", "-", stdin='{"input": [[1]]}', ATTENTION_MAX_BODY_BYTES="much")
     assert done.returncode == 2
@@ -76,11 +78,19 @@ def test_version_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
         main([])
 
 
-def test_openapi_and_settings_do_not_depend_on_the_environment() -> None:
-    assert run("openapi").stdout == run("openapi", ATTENTION_PORT="9").stdout
-    assert run("settings").stdout == run("settings", ATTENTION_PORT="9").stdout
+@pytest.mark.parametrize("command", ["openapi", "settings"])
+def test_openapi_and_settings_do_not_depend_on_the_environment(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+    for port in ("8", "9"):
+        monkeypatch.setenv("ATTENTION_PORT", port)
+        assert main([command]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["settings", "openapi"])
 def test_a_reader_that_stops_early_is_no_error(command: str) -> None:
     """As in `attention-service settings | head -1`, but with a reader that has certainly stopped."""
@@ -93,6 +103,7 @@ def test_a_reader_that_stops_early_is_no_error(command: str) -> None:
     assert (process.returncode, errors) == (1, b"")
 
 
+@pytest.mark.slow
 def test_serve_by_several_workers() -> None:
     """All of them answer, on the one port."""
     port = free_port()
@@ -112,6 +123,7 @@ def test_serve_by_several_workers() -> None:
             process.kill()
 
 
+@pytest.mark.slow
 def test_health(client: httpx.Client) -> None:
     """0 from a server that takes requests; 1, and why, from one that does not, or from none."""
     port = str(client.base_url.port)
@@ -125,6 +137,7 @@ def test_health(client: httpx.Client) -> None:
     assert (status.returncode, status.stderr.split(": ")[1]) == (1, "status 404\n")
 
 
+@pytest.mark.slow
 def test_key_and_its_hash() -> None:
     key, hashed = (line.rsplit(" ", 1)[1] for line in run("key").stdout.splitlines())
     assert len(key) == 43
@@ -138,16 +151,19 @@ def test_health_asks_where_the_settings_say() -> None:
     assert health.address({"ATTENTION_HOST": "::", "ATTENTION_PORT": "9"}) == ("::1", 9)
 
 
+@pytest.mark.slow
 def test_health_says_what_is_wrong_with_its_port() -> None:
     wrong = run("health", ATTENTION_PORT="tcp://10.0.0.1:8000")
     assert (wrong.returncode, wrong.stderr) == (2, "ATTENTION_PORT: expected a number\n")
 
 
+@pytest.mark.slow
 def test_health_imports_next_to_nothing() -> None:
     code = "import sys; from service.cli import main; main(['health']); sys.exit('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["-m", "service"], ["-m", "service", "serve", "--port", "0"]])
 def test_serve_until_terminated(command: list[str]) -> None:
     """A free port, announced in the log; SIGTERM ends it in good order."""

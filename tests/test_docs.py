@@ -20,7 +20,7 @@ from service.schemas.request import AttentionRequest
 from service.settings import Settings
 from service.version import __version__
 from tests.cases import CASES
-from tests.documents import BLOCKS, PAGES, ROOT, Block, anchors, links
+from tests.helpers.documents import BLOCKS, PAGES, ROOT, Block, anchors, links
 
 # What cannot run here, by its page and how it begins: what runs it instead, and why.
 ELSEWHERE = {

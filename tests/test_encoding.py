@@ -21,8 +21,8 @@ from service.codecs.chunks import ENCODE_BYTES, MAX_CHUNK, WORTH_SENDING, Chunk,
 from service.codecs.decoded import Decoded, RequestedOutputs
 from service.codecs.oip import http as oip
 from service.errors import NotAcceptable
-from tests.oip import TYPES
-from tests.wire import JSON, NO_OPTIONS, NPZ, SAFETENSORS, read
+from tests.helpers.oip import TYPES
+from tests.helpers.wire import JSON, NO_OPTIONS, NPZ, SAFETENSORS, read
 
 METADATA: dict[str, Any] = {"backend": "numpy", "scale": 0.5, "warnings": ()}
 WORST = -2.2250738585072014e-308  # as many digits as a number can have
@@ -128,6 +128,7 @@ def answer_of(array: np.ndarray) -> dict[str, Any]:
     return {"output": array[:1] if array.ndim else array, "attention_weights": array, "top_weights": top}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_array_comes_in_small_chunks_and_is_the_same(form: str, name: str) -> None:
@@ -162,6 +163,7 @@ def pairs(found: dict[str, Any], answer: dict[str, Any], prefix: str = "") -> It
             yield found[prefix + name], value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["rows", "columns", "nested"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_encoding_takes_little_memory_whatever_the_size(form: str, layout: str) -> None:
@@ -192,6 +194,7 @@ LABELS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LABELS)
 @pytest.mark.parametrize("media_type", [JSON, NPZ, SAFETENSORS])
 def test_labels_of_any_number_and_length(media_type: str, name: str) -> None:
@@ -256,6 +259,7 @@ sys.exit(service.cli.main(["compute", sys.argv[2]]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_an_answer_in_base64_needs_no_memory_for_its_text(tmp_path: Path) -> None:
     """3000² weights take 69 MiB, their text a third more. Where orjson gets no memory the process dies."""

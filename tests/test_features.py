@@ -22,7 +22,7 @@ from service.attention.terms import ScoreTerm
 from service.backends.numpy.backend import NumpyBackend
 from service.backends.numpy.small import Small
 from service.library import attend
-from tests.backends import HAS_TORCH
+from tests.helpers.backends import HAS_TORCH
 
 B, H, L, D = 2, 2, 4, 6
 
@@ -194,7 +194,7 @@ def test_what_can_be_merged() -> None:
     }
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
+@pytest.mark.torch
 @pytest.mark.parametrize("name", CHANGES)
 def test_fused_kernels_refuse_or_agree(name: str) -> None:
     from service.backends.torch.backend import TorchBackend

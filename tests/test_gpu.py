@@ -1,4 +1,4 @@
-"""The torch backend on a GPU: `make test-gpu`. All of it is skipped, with the reason, where torch sees none.
+"""The torch backend on a GPU: `make test-gpu`. Not collected where torch sees none.
 
 What is expected comes from where the tests of the other backends have it: notebooks, hand calculation, torch's
 FlexAttention in float64 on the CPU, onnx.
@@ -7,7 +7,6 @@ FlexAttention in float64 on the CPU, onnx.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,18 +23,19 @@ from service.attention.operands import make_operands
 from service.attention.plan import make_plan
 from service.attention.spec import AttentionSpec, Window
 from service.backends.base import OutOfMemory
-from tests import wire
-from tests.by_flex import compare, random_request
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
-from tests.devices import missing, needs_gpu
-from tests.test_corners import CORNERS, Corner, finite, include
+from tests.helpers import wire
+from tests.helpers.by_flex import compare, random_request
+from tests.helpers.devices import missing_gpu
+from tests.helpers.waiting import until
+from tests.test_corner_cases import CORNERS, Corner, finite, include
 
-pytestmark = needs_gpu()
+pytestmark = pytest.mark.gpu
 ON_GPU: dict[str, Any] = {"backend": "torch", "device": "cuda"}
 HALVES = ("float16", "bfloat16")
 
-if not missing():
+if not missing_gpu():
     import torch
 
     from service.backends.torch.backend import TorchBackend
@@ -158,10 +158,7 @@ def test_flex_attention_takes_over_once_it_has_been_tried(
     request = {field: normal(*shape, seed=seed) for seed, field in enumerate(("query", "key", "value"))}
     request |= {"layout": "bhld", "include": [], "dtype": dtype} | FLEX[name]
     first = attend(**request, **ON_GPU)
-    deadline = time.monotonic() + 240
-    while flex.trials._running:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: not flex.trials._running)
     second = attend(**request, **ON_GPU)
     assert second.metadata.kernel == "flex_attention"
     assert second.metadata.fully_masked_rows == first.metadata.fully_masked_rows
@@ -283,10 +280,7 @@ def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on() -> None:
 @pytest.fixture(scope="module")
 def service() -> Iterator[httpx.Client]:
     with serving(app(backend="auto")) as client:
-        deadline = time.monotonic() + 120
-        while client.get("/health/ready").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: client.get("/health/ready").status_code == 200)
         yield client
 
 
@@ -298,11 +292,11 @@ def test_auto_is_the_gpu(service: httpx.Client) -> None:
 
 def test_small_requests_are_computed_together(service: httpx.Client) -> None:
     """By default, where a GPU computes."""
-    from tests.test_batches import Answer, assert_same, connect, request, send
+    from tests.test_batching import Answer, assert_same, connect, request, send
 
     bodies = [request(seed) for seed in range(64)]
     connections = [connect(service) for _ in bodies]
-    time.sleep(0.1)
+    assert service.get("/health/live").status_code == 200  # the connections are accepted, as this one came later
     for connection, body in zip(connections, bodies, strict=True):
         send(connection, body)
     answers = [Answer(connection) for connection in connections]
@@ -334,7 +328,5 @@ def test_long_work_is_stopped_when_its_time_is_over() -> None:
     )
     headers = {"Content-Type": "application/vnd.safetensors", "Accept": "application/json"}
     with serving(app(time_limit=0.05)) as client:
-        start = time.monotonic()
         response = client.post("/attention", content=body, headers=headers)
         assert (response.status_code, response.json()["code"]) == (504, "time_limit")
-        assert time.monotonic() - start < 10

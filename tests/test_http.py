@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import socket
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -23,7 +22,7 @@ from service.http.negotiation import response_type
 from service.runtime.machine import cpu_count
 from service.settings import Settings
 from tests.conftest import app, serving
-from tests.raw import connect, receive_all
+from tests.helpers.raw import connect, receive_all
 
 GOOD = {"query": [[1, 0]], "key": [[1, 0], [0, 1]], "value": [[1, 2], [3, 4]]}
 
@@ -216,7 +215,8 @@ def test_the_offer_of_another_protocol_is_ignored(client: httpx.Client) -> None:
         with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=10) as connection:
             for piece in pieces:
                 connection.sendall(piece)
-                time.sleep(0.05)
+                # The event loop has read the piece when it answers what came later.
+                assert client.get("/health/live").status_code == 200
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 

@@ -21,7 +21,7 @@ from service.schemas.request import AttentionRequest
 from service.version import __version__
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
-from tests.oip import HEADER, INFER, body, read, request_of, tensor
+from tests.helpers.oip import HEADER, INFER, body, read, request_of, tensor
 
 EYE = np.eye(2, dtype=np.float32)
 
@@ -210,6 +210,7 @@ def test_what_gateways_add_is_let_through(client: httpx.Client) -> None:
     infer(client, {"input": EYE}, parameters=parameters, model_name="attention")
 
 
+@pytest.mark.slow
 def test_large_requests_and_answers() -> None:
     """Read in a thread, computed in a thread, and written while it is sent."""
     array = np.random.default_rng(1).normal(size=(300, 64)).astype(np.float32)

@@ -19,7 +19,7 @@ from service.codecs.json import encode as encode_in_chunks
 from service.codecs.json import reader as json_reader
 from service.errors import InvalidArray, InvalidJSON, ServiceError, TooLarge
 from service.pipeline.prepare import make_spec_and_plan
-from tests.wire import NO_OPTIONS
+from tests.helpers.wire import NO_OPTIONS
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -109,6 +109,7 @@ def test_types_of_arrays(text: str, dtype: type, shape: tuple[int, ...]) -> None
     assert (array.dtype, array.shape) == (np.dtype(dtype), shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", ["[", "[[", '["a",'])
 def test_a_row_longer_than_simdjson_counts_is_refused(opening: str) -> None:
     """It would lose what lies beyond 2**24 - 1 elements without a word."""

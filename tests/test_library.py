@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 
@@ -13,8 +14,8 @@ import pytest
 import service
 from service import attend
 from service.errors import InvalidRequest, Overflow, ServiceError
-from tests.backends import BACKENDS, HAS_TORCH
 from tests.cases import CASES, Case, as_array
+from tests.helpers.backends import BACKENDS
 from tests.test_layouts import post
 
 
@@ -70,22 +71,38 @@ def test_a_visible_value_that_is_not_finite_is_an_error_even_at_weight_zero(back
         attend([[1.0]], [[0.0], [-1e6]], [[1.0], [np.inf]], scale=1, backend=backend)
 
 
+@pytest.mark.slow
 def test_importing_the_service_does_not_import_torch() -> None:
     code = "import service.app, service.library, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert service.__all__ == ["__version__", "attend"]
 
 
-@pytest.mark.skipif(HAS_TORCH, reason="torch is installed; make test is the run without it")
-@pytest.mark.parametrize("options", [{"backend": "torch"}, {"device": "cuda"}, {"device": "cuda:1"}])
-def test_without_torch_asking_for_it_names_the_extra(client: httpx.Client, options: dict[str, str]) -> None:
-    response = client.post("/attention", json={"input": [[1]], **options})
-    assert (response.status_code, response.json()["code"]) == (422, "unknown_backend")
-    (fault,) = response.json()["errors"]
-    assert (fault["pointer"], fault["hint"]) == ("/backend", "install attention-service[torch] where the service runs")
+# Prints the answer to a request as where torch is not installed, whether or not it is.
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from starlette.testclient import TestClient
+from service.app import create_app
+from service.settings import Settings
+client = TestClient(create_app(Settings.model_construct()))
+for options in ({"backend": "torch"}, {"device": "cuda"}, {"device": "cuda:1"}):
+    print(client.post("/attention", json={"input": [[1]]} | options).text)
+"""
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
+@pytest.mark.slow
+def test_without_torch_asking_for_it_names_the_extra() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], stdout=subprocess.PIPE, text=True, check=True)
+    problems = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(problem["status"], problem["code"]) for problem in problems] == [(422, "unknown_backend")] * 3
+    for problem in problems:
+        (fault,) = problem["errors"]
+        assert fault["pointer"] == "/backend"
+        assert fault["hint"] == "install attention-service[torch] where the service runs"
+
+
+@pytest.mark.torch
 def test_the_kernel_that_ran_is_named(client: httpx.Client) -> None:
     def kernel(**fields: object) -> str:
         return str(post(client, input=[[1.0, 2.0], [3.0, 4.0]], backend="torch", **fields)["metadata"]["kernel"])
@@ -103,7 +120,7 @@ def test_the_kernel_that_ran_is_named(client: httpx.Client) -> None:
     assert kernel(include=[], normalization="sum") == "dense"
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
+@pytest.mark.torch
 def test_scores_that_might_overflow_are_watched(client: httpx.Client) -> None:
     """The fused kernel would hide that a score overflowed to minus infinity."""
     request = {"query": [[1e20]], "key": [[-1e20], [1]], "value": [[1], [2]], "dtype": "float32", "include": []}
@@ -111,7 +128,7 @@ def test_scores_that_might_overflow_are_watched(client: httpx.Client) -> None:
     assert (response.status_code, response.json()["code"]) == (422, "overflow")
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
+@pytest.mark.torch
 def test_a_device_that_is_not_there(client: httpx.Client) -> None:
     response = client.post("/attention", json={"input": [[1]], "device": "cuda:999"})
     assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "/device")

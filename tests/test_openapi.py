@@ -42,6 +42,7 @@ def test_what_is_generated_is_up_to_date() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_every_reference_is_generated(tmp_path: Path) -> None:
     """Whatever is marked as generated in the docs, or compiled, damaged, is found by --check, and made again."""
     for folder in ("openapi", "docs", "tests/cases", "service/codecs", "service/routes"):

@@ -19,8 +19,8 @@ import pytest
 from service import attend
 from service.attention.outputs import OUTPUTS
 from service.attention.spec import Output
-from tests import oip, wire
-from tests.backends import BACKENDS, compute_like_large_ones
+from tests.helpers import oip, wire
+from tests.helpers.backends import BACKENDS, compute_like_large_ones
 from tests.test_encoding import untyped
 
 B, H, Q, K, D = 2, 2, 3, 5, 4
@@ -149,7 +149,7 @@ def test_transports(variant: str, transport: str, client: httpx.Client) -> None:
 
 @pytest.fixture(scope="module")
 def grpc() -> Iterator[Any]:
-    from tests.rpc import remote
+    from tests.helpers.rpc import remote
 
     with remote() as server:
         yield server
@@ -157,7 +157,7 @@ def grpc() -> Iterator[Any]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_grpc(variant: str, grpc: Any) -> None:
-    from tests import messages
+    from tests.helpers import messages
 
     options, visible = VARIANTS[variant]
     for include in (*([name] for name in NAMES), list(NAMES)):

@@ -18,11 +18,10 @@ from service.attention.plan import make_plan
 from service.library import backends
 from service.schemas.request import AttentionRequest
 from service.schemas.validate import validate
-from tests.backends import HAS_TORCH, compute_like_large_ones
-from tests.by_flex import random_request
 from tests.cases import CASES, Case
-from tests.devices import needs_torch
-from tests.test_corners import CORNERS, Corner, finite, include
+from tests.helpers.backends import HAS_TORCH, compute_like_large_ones
+from tests.helpers.by_flex import random_request
+from tests.test_corner_cases import CORNERS, Corner, finite, include
 
 if HAS_TORCH:
     import torch
@@ -33,7 +32,7 @@ if HAS_TORCH:
     from service.backends.torch import devices, sdpa, staging
     from service.backends.torch.backend import TorchBackend
 
-pytestmark = needs_torch
+pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from service import attend
 from service.backends.numpy.threads import TilePool
 from service.library import backends
-from tests.backends import BACKENDS, compute_like_large_ones
+from tests.helpers.backends import BACKENDS, compute_like_large_ones
 
 pytestmark = [pytest.mark.parametrize("backend", BACKENDS)]
 
@@ -44,7 +44,6 @@ def tensors(draw: st.DrawFn) -> dict[str, Any]:
     return request
 
 
-@settings(max_examples=50, deadline=None)
 @given(request=tensors(), seed=st.integers(0, 1000))
 def test_permuting_tokens_permutes_outputs(backend: str, request: dict[str, Any], seed: int) -> None:
     q, k = request["query"].shape[1], request["key"].shape[1]
@@ -57,7 +56,6 @@ def test_permuting_tokens_permutes_outputs(backend: str, request: dict[str, Any]
     assert_close(second.output, first.output[:, rows])
 
 
-@settings(max_examples=50, deadline=None)
 @given(request=tensors(), constant=st.floats(-50, 50))
 def test_adding_a_constant_to_all_scores_of_a_row_changes_nothing(
     backend: str, request: dict[str, Any], constant: float
@@ -72,7 +70,6 @@ def test_adding_a_constant_to_all_scores_of_a_row_changes_nothing(
     np.testing.assert_allclose(second["attention_weights"], first["attention_weights"], rtol=1e-10, atol=1e-13)
 
 
-@settings(max_examples=50, deadline=None)
 @given(request=tensors())
 def test_a_mask_that_hides_nothing_is_no_mask(backend: str, request: dict[str, Any]) -> None:
     request = {name: value for name, value in request.items() if name != "mask"}
@@ -93,7 +90,6 @@ def test_a_mask_that_hides_nothing_is_no_mask(backend: str, request: dict[str, A
         np.testing.assert_allclose(masked[name], plain[name], rtol=1e-15, atol=0)
 
 
-@settings(max_examples=50, deadline=None)
 @given(request=tensors(), cut=st.integers(1, 5))
 def test_parts_merged_by_logsumexp_are_the_whole(backend: str, request: dict[str, Any], cut: int) -> None:
     """As kernels that split the keys do. Without sinks, which would count twice."""
@@ -117,7 +113,6 @@ def test_parts_merged_by_logsumexp_are_the_whole(backend: str, request: dict[str
     assert_close(output, whole.output)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     tokens=st.integers(2, 8),
@@ -159,7 +154,6 @@ def test_prefill_and_decode_with_a_cache_equal_one_pass(
         assert_close(cache[name], whole[name])
 
 
-@settings(max_examples=50, deadline=None)
 @given(request=tensors(), top_k=st.integers(1, 7))
 def test_top_k_are_the_largest_of_the_full_weights(backend: str, request: dict[str, Any], top_k: int) -> None:
     full = attend(**request, backend=backend)["attention_weights"]
@@ -169,7 +163,6 @@ def test_top_k_are_the_largest_of_the_full_weights(backend: str, request: dict[s
     np.testing.assert_array_equal(top["values"], np.take_along_axis(full, order, axis=-1))
 
 
-@settings(max_examples=50, deadline=None)
 @given(request=tensors(), heads=st.sets(st.integers(0, 5), min_size=1), rows=st.sets(st.integers(0, 5), min_size=1))
 def test_selections_and_averages_are_of_the_full_weights(
     backend: str, request: dict[str, Any], heads: set[int], rows: set[int]
@@ -190,7 +183,6 @@ def test_selections_and_averages_are_of_the_full_weights(
     assert_close(full["received"], full["attention_weights"].sum(axis=-2))
 
 
-@settings(max_examples=60, deadline=None)
 @given(request=tensors(), size=st.sampled_from([1, 5, 20, 60]), choose=st.booleans(), banded=st.booleans())
 def test_tiles_do_not_show(backend: str, request: dict[str, Any], size: int, choose: bool, banded: bool) -> None:
     """However small the tiles are, and whatever they leave out, the answer is the same."""
@@ -222,7 +214,7 @@ def test_tiles_do_not_show(backend: str, request: dict[str, Any], size: int, cho
         assert cut.metadata == whole.metadata
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(request=tensors())
 def test_threads_do_not_show(backend: str, request: dict[str, Any]) -> None:
     include = ["attention_weights", "logsumexp", "received"]

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 from service.server.progress import ReportProgress
 from service.server.protocol import MAX_UNTAKEN, LimitedProtocol, Limits
-from tests.virtual_time import run
+from tests.helpers.virtual_time import run
 
 LIMITS = Limits(idle=5, head=30, head_bytes=1000, write=20)
 INTERVAL = 1.0  # of the protocol's looks at its limits

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -13,6 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.app import from_environment
+from service.cli import main
 from service.settings import Settings, table
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
@@ -93,13 +96,33 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.fixture(scope="module")
+def taken() -> Iterator[str]:
+    """A port that is in use, so that a service whose settings are right by mistake ends, too."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield str(server.getsockname()[1])
+
+
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_setting_ends_serve_with_one_line(name: str, folder: Path) -> None:
+def test_a_wrong_setting_ends_serve_with_one_line(
+    name: str, folder: Path, taken: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In this process; the next test starts one, as users do."""
     variables, line = WRONG[name]
-    done = run(SERVE, **{key: value.replace("{folder}", str(folder)) for key, value in variables.items()})
-    assert (done.returncode, done.stderr, done.stdout) == (2, f"ATTENTION_{line}\n", "")
+    for key in os.environ.keys() - ENVIRONMENT.keys():
+        monkeypatch.delenv(key)
+    for key, value in variables.items():
+        monkeypatch.setenv(f"ATTENTION_{key}", value.replace("{folder}", str(folder)))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit, match=r"^2$"):
+            main(["serve", "--port", taken])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capfd.readouterr() == ("", f"ATTENTION_{line}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_port_in_use_ends_serve_with_one_line(workers: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -119,6 +142,7 @@ def test_every_wrong_setting_has_its_line() -> None:
     assert SECRET not in done.stderr
 
 
+@pytest.mark.slow
 def test_stock_uvicorn_ends_with_the_same_line() -> None:
     command = [sys.executable, "-m", "uvicorn", "service.app:from_environment", "--factory", "--port", "0"]
     done = run(command, API_KEYS=SECRET)
@@ -178,6 +202,7 @@ def test_the_metrics_folder_is_made(tmp_path: Path) -> None:
         assert list((tmp_path / "metrics").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_memory_limit_is_half_of_the_memory_that_there_is() -> None:
     """Of 1 GiB of address space; and 2 GiB where there are more than 4."""
     code = (
@@ -189,6 +214,7 @@ def test_the_memory_limit_is_half_of_the_memory_that_there_is() -> None:
     assert Settings.model_construct().memory_limit == Settings().memory_limit
 
 
+@pytest.mark.slow
 def test_the_table_shows_every_choice_and_is_alike_on_every_machine() -> None:
     rows = {line.split("`")[1]: line for line in table().splitlines()[2:]}
     literals = [name for name, field in Settings.model_fields.items() if get_origin(field.annotation) is Literal]

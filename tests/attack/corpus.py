@@ -19,11 +19,11 @@ from service.codecs.decoded import Body, Decoded
 from service.codecs.oip import grpc as oip_grpc
 from service.codecs.oip import http as oip
 from service.codecs.oip.outputs import OUTPUTS
-from tests import oip as requests_of_protocol
 from tests.cases import CASES
-from tests.messages import request as message_of
-from tests.test_binary import GOOD_NPY, LIES, TENSOR_LIES, archive, entry, tensors
-from tests.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, write
+from tests.helpers import oip as requests_of_protocol
+from tests.helpers.messages import request as message_of
+from tests.helpers.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, write
+from tests.test_binary_codecs import GOOD_NPY, LIES, TENSOR_LIES, archive, entry, tensors
 
 # Bytes of the large ones.
 LARGE: Final = 2**23

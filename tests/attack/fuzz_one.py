@@ -19,7 +19,7 @@ with atheris.instrument_imports(include=["service.codecs", "zipfile", "numpy.lib
 
 from tests.attack.bounds import address_space, memory_bound, parse
 from tests.attack.corpus import OIP, TARGETS, nasty, seeds
-from tests.wire import NPZ, SAFETENSORS
+from tests.helpers.wire import NPZ, SAFETENSORS
 
 LONGEST = 4096
 # To how much a body may unpack.

@@ -24,7 +24,7 @@ from schemathesis.generation import GenerationMode
 from service.schemas.inference import MODEL, VERSION
 from tests.attack.corpus import seeds
 from tests.attack.server import Live, live
-from tests.wire import JSON, NPZ, SAFETENSORS
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS
 
 # In CI; `make test-deep` asks for more.
 CASES = int(os.environ.get("ATTACK_CASES", "500"))

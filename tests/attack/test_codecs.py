@@ -10,7 +10,7 @@ import pytest
 from tests.attack.bounds import MB, address_space, memory_bound, parse, peak_of_parsing
 from tests.attack.corpus import TARGETS, bomb, nasty, seeds
 from tests.attack.fuzz import fuzz
-from tests.wire import NPZ
+from tests.helpers.wire import NPZ
 
 # For each codec in CI.
 SECONDS = 15

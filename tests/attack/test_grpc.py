@@ -17,8 +17,8 @@ from tests.attack.bounds import MB
 from tests.attack.corpus import GRPC, nasty
 from tests.attack.server import Live, free_port, live
 from tests.attack.test_sockets import LIMIT, SLACK, Growth
-from tests.messages import request
-from tests.rpc import connected
+from tests.helpers.messages import request
+from tests.helpers.rpc import connected
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 SMALL = request({"input": np.eye(2, dtype=np.float32)}).SerializeToString()

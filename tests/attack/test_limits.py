@@ -19,8 +19,8 @@ import pytest
 from safetensors.numpy import save
 
 from tests.attack.server import HEALTH, Answers, Live, live, post, read_answer, within
-from tests.oip import INFER
-from tests.wire import JSON, NPZ, SAFETENSORS, write
+from tests.helpers.oip import INFER
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS, write
 
 MB = 2**20
 WRITE_TIMEOUT = 4.0

@@ -18,8 +18,8 @@ from safetensors.numpy import save
 from service.codecs.oip.http import OCTETS
 from tests.attack.corpus import GRPC, NO_HEAD, OIP, TARGETS, nasty
 from tests.attack.server import HEALTH, Answers, Live, live, post, read_answer, within
-from tests.oip import HEADER, INFER
-from tests.wire import NPZ, SAFETENSORS
+from tests.helpers.oip import HEADER, INFER
+from tests.helpers.wire import NPZ, SAFETENSORS
 
 MB = 2**20
 READ_TIMEOUT = 1.0

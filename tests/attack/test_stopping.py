@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save
 
 from tests.attack.server import Answers, Half, Live, free_port, live, post, within
-from tests.wire import SAFETENSORS
+from tests.helpers.wire import SAFETENSORS
 
 SMALL = post(json.dumps({"input": [[1, 0], [0, 1]]}).encode())
 LARGE = post(save({"input": np.ones((6000, 64), np.float32)}, {"request": '{"include": []}'}), SAFETENSORS)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.attack.server import free_port, within
 from tests.clients.test_generated_others import ANNOTATIONS, JAR
-from tests.documents import ADDRESS, BLOCKS, ROOT, Block
+from tests.helpers.documents import ADDRESS, BLOCKS, ROOT, Block
 
 PAGES = ("docs/clients.md", "docs/inference-protocol.md")
 OF_PAGES = [block for block in BLOCKS if block.page in PAGES]
@@ -27,7 +27,7 @@ BIN = Path(sys.executable).parent
 INSTALLED = "set -e\npip() { :; }\nnpm() { :; }\nattention-service() { :; }\n"
 # In a process of its own, as tritonclient and kserve have messages of the same names.
 EXECUTED = """import sys
-from tests.documents import Block
+from tests.helpers.documents import Block
 shown = Block("", 0, "python", sys.stdin.read()).execute()
 assert shown, "nothing that could be compared"
 for expression, value, said in shown:

@@ -17,7 +17,7 @@ from kserve.protocol.infer_type import RequestedOutput
 from tests.attack.server import free_port, live
 from tests.cases import CASES, Case
 from tests.clients.messages import compare
-from tests.oip import NAMES, arrays_of
+from tests.helpers.oip import NAMES, arrays_of
 
 EYE = np.eye(2, dtype=np.float32)
 # softmax of (1, 0), times the identity

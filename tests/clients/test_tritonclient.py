@@ -13,7 +13,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.cases import CASES, Case
-from tests.oip import arrays_of
+from tests.helpers.oip import arrays_of
 
 EYE = np.eye(2, dtype=np.float32)
 

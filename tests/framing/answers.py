@@ -1,4 +1,4 @@
-"""Answers, parsed by h11 as a client, and whether they are right."""
+"""Answers, parsed by h11 as a client, and what is wrong with one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Answer(NamedTuple):
 
 
 class Mismatch(Exception):
-    """An answer is not the right one."""
+    """An answer is not the expected one."""
 
 
 def parse(received: bytearray, requests: list[Request], ended: bool) -> list[Answer]:
@@ -74,10 +74,10 @@ def _next(connection: h11.Connection, request: Request) -> Answer | None:
     return Answer(final.status_code, headers, body)
 
 
-def fault(request: Request, answer: Answer) -> str:
-    """What the standards and the service's contract forbid in an answer; empty if nothing."""
+def violation(request: Request, answer: Answer) -> str:
+    """What the standards or the service's contract forbid in an answer to a request; empty if nothing."""
     request_id = request.id.encode()
-    if answer.status not in (request.status, request.also):
+    if answer.status not in (request.status, request.other_status):
         return f"expected status {request.status}"
     if answer.headers.get(b"x-request-id", b"" if request.parsed else request_id) != request_id:
         return f"expected id {request.id}"

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from tests.attack.server import unverified
 
-PATIENCE: Final = 30.0  # seconds
+PATIENCE: Final = 120.0  # seconds
 SIOCOUTQNSD: Final = 0x894B  # Linux: bytes that the kernel has yet to send
 HEALTH: Final = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -1,4 +1,4 @@
-"""Many sequences: short ones cut at every byte, long ones at random places; `make test-deep` runs it."""
+"""Many sequences: short ones cut at every byte, long ones at random offsets; `make test-deep` runs it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.framing.run import PARSERS, Case, check, every_byte, random_cases, se
 SHOWN: Final = 20  # failures of each server
 
 
-def work(server: Server, short: int, places: int, seed: int) -> Iterator[tuple[str, list[Case]]]:
-    """Names of sequences, and where they are cut."""
+def work(server: Server, short: int, cuts: int, seed: int) -> Iterator[tuple[str, list[Case]]]:
+    """Names of sequences, and the offsets at which each is cut."""
     for index in range(short):
         name = f"short-{seed}.{index}"
         yield name, every_byte(server, name)
     for index in count():
-        if places <= 0:
+        if cuts <= 0:
             return
         name = f"long-{seed}.{index}"
         cases = random_cases(server, name, Random(name), 10)
-        places -= sum(len(case.cuts) for case in cases)
+        cuts -= sum(len(case.cuts) for case in cases)
         yield name, cases
 
 
@@ -51,7 +51,7 @@ def try_all(server: Server, options: argparse.Namespace) -> int:
 def main() -> int:
     """Exit status 1 if any case fails."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=20_000, help="random places in long sequences")
+    parser.add_argument("--count", type=int, default=20_000, help="random cuts of long sequences")
     parser.add_argument("--short", type=int, default=40, help="short sequences, each cut at every byte")
     parser.add_argument("--seed", type=int, default=0, help="other sequences")
     parser.add_argument("--parser", choices=PARSERS, help="default: all")

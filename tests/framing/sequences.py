@@ -23,7 +23,7 @@ class Request:
 
     data: bytes
     status: int = 200
-    also: int = 0  # another status that is right: the parser or the application may be the first to see an error
+    other_status: int = 0  # allowed, too: either the parser or the application is the first to see an error
     head: bool = False  # the answer has no body
     closes: bool = False  # the server answers no further request on this connection
     parsed: bool = True  # the application sees the request, so that the answer carries its id
@@ -190,7 +190,8 @@ FATAL: Final[dict[str, Make]] = {
     "two-hosts": _malformed((LIVE, "Host: y")),
     "gzip": _malformed((POST, JSON, "Transfer-Encoding: gzip, chunked"), tail=b"2\r\n{}\r\n0\r\n\r\n"),
     "bad-chunk": _malformed((POST, JSON, CHUNKED), tail=_bad_chunk),
-    "early": _malformed((NOWHERE, JSON, CHUNKED), tail=_bad_chunk, also=404),  # which does not depend on the body
+    # 404 does not depend on the body.
+    "early": _malformed((NOWHERE, JSON, CHUNKED), tail=_bad_chunk, other_status=404),
 }
 LARGE: Final[dict[str, Make]] = {
     "large": _request(POST, JSON, body=lambda _: _json()),
@@ -203,6 +204,6 @@ LARGE_FATAL: Final[dict[str, Make]] = {
     "large-close": _request(POST, JSON, CLOSE, body=_wide, closes=True),
     "too-large": _request(POST, JSON, body=SMUGGLED * (MAX_BODY // 50), status=413, closes=True),
     "too-large-chunked": _request(POST, JSON, chunks=SMUGGLED * (MAX_BODY // 50), status=413, closes=True),
-    "large-head": _malformed((LIVE, "A: " + 400_000 * "a"), also=431),
+    "large-head": _malformed((LIVE, "A: " + 400_000 * "a"), other_status=431),
 }
 KINDS: Final = GOOD | FATAL | LARGE | LARGE_FATAL

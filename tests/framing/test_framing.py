@@ -22,6 +22,8 @@ from tests.framing.client import Server
 from tests.framing.run import PARSERS, Case, check, every_byte, random_cases, serving
 from tests.framing.sequences import SMUGGLED, sequence
 
+pytestmark = pytest.mark.slow
+
 # A body in chunks before another request, and a malformed chunk after an offer to upgrade.
 SHORT: Final = ("chunked+live", "h2c+bad-chunk")
 # Large answers before what closes the connection, large bodies behind each other, errors that are seen twice.

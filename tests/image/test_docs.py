@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import free_port
-from tests.documents import blocks
+from tests.helpers.documents import blocks
 from tests.image.engine import COMPOSE, ENGINE, IMAGE, ROOT
 
 CONTAINER, COMPOSED, APPLY, OVERLAY = (block.text for block in blocks(ROOT / "docs" / "deployment.md"))

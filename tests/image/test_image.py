@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from service.version import __version__
+from tests.helpers.wire import NPZ, read, write
 from tests.image.engine import (
     BASE_IMAGE,
     ENGINE,
@@ -30,7 +31,6 @@ from tests.image.engine import (
     process,
     succeeds,
 )
-from tests.wire import NPZ, read, write
 
 Report = Callable[[str], None]
 MB = 1e6
@@ -45,7 +45,7 @@ def running() -> Iterator[Container]:
 
 def test_it_answers_what_the_notebooks_print(running: Container) -> None:
     """The tests of the golden cases and of the binary formats, against the container."""
-    tests = ["tests/test_cases.py", "tests/test_binary.py"]
+    tests = ["tests/test_golden_cases.py", "tests/test_binary_codecs.py"]
     done = subprocess.run([sys.executable, "-m", "pytest", *tests, "--url", running.url], cwd=ROOT, check=False)
     assert done.returncode == 0
 

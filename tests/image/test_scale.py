@@ -20,8 +20,8 @@ from service.errors import BodyTooLarge
 from service.http.problems import MEDIA_TYPE
 from service.schemas.problem import Problem
 from tests.conftest import free_port
+from tests.helpers.wire import NPZ, read, write
 from tests.image.engine import COMPOSE, ROOT, await_answer, await_success, engine
-from tests.wire import NPZ, read, write
 
 PROJECT = "attention-test"
 CLIENTS = 12

@@ -13,9 +13,9 @@ import orjson
 import safetensors.numpy
 
 from service.codecs.typed_arrays import encode as typed
-from tests.oip import body as inference
-from tests.oip import tensor
-from tests.wire import JSON, NPZ, SAFETENSORS, split, write
+from tests.helpers.oip import body as inference
+from tests.helpers.oip import tensor
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS, split, write
 
 INFERENCE = "inference"
 F2, F4, F8, BF = np.float16, np.float32, np.float64, ml_dtypes.bfloat16

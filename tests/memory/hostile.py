@@ -18,8 +18,8 @@ from service.codecs.oip import http as oip
 from service.errors import ServiceError
 from service.runtime.process import return_memory
 from tests.attack.corpus import elements
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS
 from tests.memory.measure import LIMIT, measured
-from tests.wire import JSON, NPZ, SAFETENSORS
 
 N = 4 * 2**20
 INFERENCE, GRPC = "inference", "grpc"

@@ -19,7 +19,7 @@ from service.pipeline.execute import execute
 from service.pipeline.prepare import make_spec_and_plan
 from service.settings import Settings
 from tests.cases import CASES, Case
-from tests.wire import JSON, NPZ, SAFETENSORS, write
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS, write
 
 LIMIT = 2**20
 

@@ -20,7 +20,7 @@ SLACK = 8 * MB
 # Estimates below this may be loose.
 LARGE = 32 * MB
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 
 @pytest.fixture(scope="module")

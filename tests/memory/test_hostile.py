@@ -12,7 +12,7 @@ import pytest
 from tests.memory.hostile import BODIES
 from tests.memory.test_estimates import MB, SLACK
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 
 @pytest.fixture(scope="module")

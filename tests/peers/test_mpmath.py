@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from service import attend
-from tests.backends import compute_like_large_ones
+from tests.helpers.backends import compute_like_large_ones
 
 EPSILON = 2.0**-52
 

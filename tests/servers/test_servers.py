@@ -20,12 +20,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import save
 
-from tests import oip
 from tests.attack.server import Answers, Live, post, within
 from tests.cases import CASES, Case
+from tests.helpers import oip
+from tests.helpers.wire import JSON, MEDIA_TYPES, SAFETENSORS, read, write
 from tests.servers.servers import ROOT, SERVERS, Server, started
 from tests.test_bad_requests import BAD, Bad
-from tests.wire import JSON, MEDIA_TYPES, SAFETENSORS, read, write
 
 MB = 2**20
 LIMIT = 44 * MB

@@ -18,8 +18,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tests.cases import CASES, Case
 from tests.clients.messages import compare
 from tests.conftest import app, serving
-from tests.oip import arrays_of
-from tests.test_grpc_service import until
+from tests.helpers.oip import arrays_of
+from tests.test_rpc_server import until
 
 EYE = np.eye(2, dtype=np.float32)
 

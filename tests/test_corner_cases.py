@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from service import attend
-from tests.backends import BACKENDS, compute_like_large_ones
+from tests.helpers.backends import BACKENDS, compute_like_large_ones
 
 INF = math.inf
 NAN = math.nan

@@ -18,9 +18,9 @@ from service.errors import ServiceError, error_classes
 from service.rpc.statuses import STATUSES
 from service.version import __version__
 from tests.cases import CASES, Case
-from tests.messages import request
-from tests.oip import TYPES, arrays_of
-from tests.rpc import Remote, remote
+from tests.helpers.messages import request
+from tests.helpers.oip import TYPES, arrays_of
+from tests.helpers.rpc import Remote, remote
 
 EYE = np.eye(2, dtype=np.float32)
 
@@ -181,6 +181,7 @@ def test_an_empty_past(server: Remote) -> None:
         server.infer(request({"input": EYE, "past_key": past, "past_value": past}, raw=raw))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raw", [True, False])
 def test_large_requests_and_answers(server: Remote, raw: bool) -> None:
     """Read in a thread, computed in a thread, and written in one."""

@@ -7,7 +7,6 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPResponse
@@ -34,9 +33,11 @@ from service.pipeline.execute import execute
 from service.pipeline.execution import Execution
 from service.pipeline.prepare import make_spec_and_plan
 from service.settings import Settings
-from tests.backends import BACKENDS
 from tests.conftest import app, serving
-from tests.test_watching import samples
+from tests.helpers.backends import BACKENDS
+from tests.helpers.virtual_time import run
+from tests.helpers.waiting import turns, until, until_async
+from tests.test_observability import samples
 
 # Requests that NumPy would not answer at once anyway.
 CAUSAL: dict[str, Any] = {"is_causal": True, "encoding": "base64"}
@@ -276,7 +277,7 @@ def test_who_hangs_up_does_not_take_others_along(gathering: Gathering, client: h
     for place, (body, connection) in enumerate(zip(bodies, connections, strict=True)):
         if place % 3:
             assert_same(Answer(connection).body, client.post("/attention", json=body).json())
-    assert samples(gathering.client)["attention_requests_in_flight"] == 1, "this one"
+    until(lambda: samples(gathering.client)["attention_requests_in_flight"] == 1)  # this one
 
 
 def test_time_is_over_for_all_of_a_batch_when_it_is_over() -> None:
@@ -287,11 +288,17 @@ def test_time_is_over_for_all_of_a_batch_when_it_is_over() -> None:
 
 def test_one_after_the_other_nobody_waits(gathering: Gathering) -> None:
     """The window is for those who come while others are at work."""
-    start = time.monotonic()
     for seed in range(20):
         response = gathering.client.post("/attention", json=request(seed))
         assert "batch" not in response.headers["server-timing"]
-    assert time.monotonic() - start < 20 * WINDOW
+
+    async def main() -> float:
+        with_batches = engine(inline_flops=10**9)
+        for seed in range(20):
+            await attend(with_batches, [job(seed)])
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) == 0
 
 
 # Within one turn of an event loop, so that it is certain who is together.
@@ -379,11 +386,12 @@ async def test_who_comes_while_others_are_at_work_waits_for_them_or_the_window()
     permit = await occupy(with_batches)
     calls = [fresh() for _ in range(4)]
     first = asyncio.create_task(attend(with_batches, [job(0), job(1)], calls[:2]))
-    await asyncio.sleep(0.01)  # they wait for the place, and so are at work
+    await turns()  # they wait for the place, and so are at work
+    assert with_batches.admission.waiting == 1
     second = asyncio.create_task(attend(with_batches, [job(2)], calls[2:3]))
-    await asyncio.sleep(0.01)
+    await turns()
     third = asyncio.create_task(attend(with_batches, [job(3)], calls[3:]))
-    await asyncio.sleep(0.05)
+    await turns()
     assert not any(task.done() for task in (first, second, third))
     permit.release()
     assert_right([*await first, *await second, *await third], [job(seed) for seed in range(4)])
@@ -393,15 +401,13 @@ async def test_who_comes_while_others_are_at_work_waits_for_them_or_the_window()
     permit = await occupy(hurried)
     calls = [fresh() for _ in range(4)]
     first = asyncio.create_task(attend(hurried, [job(0), job(1)], calls[:2]))
-    await asyncio.sleep(0.01)
+    await turns()
     second = asyncio.create_task(attend(hurried, [job(2), job(3)], calls[2:]))
-    await asyncio.sleep(0.1)
-    assert hurried.admission.waiting == 2  # the second have waited for the window, and ask for a place by themselves
-    third = asyncio.create_task(attend(hurried, [job(4)]))
-    await asyncio.sleep(0.1)
-    assert third.done()  # by itself it is too small to need one
+    # The second wait for the window, and then ask for a place by themselves.
+    await until_async(lambda: hurried.admission.waiting == 2)
+    fifth = await attend(hurried, [job(4)])  # by itself it is too small to need one
     permit.release()
-    assert_right([*await first, *await second, *await third], [job(seed) for seed in range(5)])
+    assert_right([*await first, *await second, *fifth], [job(seed) for seed in range(5)])
 
 
 @anyio
@@ -426,9 +432,9 @@ async def test_who_leaves_before_it_begins_is_not_computed() -> None:
     permit = await occupy(with_batches)
     jobs, calls = [job(seed) for seed in range(3)], [fresh() for _ in range(3)]
     waiting = asyncio.create_task(attend(with_batches, jobs, calls))
-    await asyncio.sleep(0.01)
+    await turns()
     calls[1].deadline.cancel()
-    await asyncio.sleep(0.01)
+    await turns()
     permit.release()
     results = await waiting
     assert isinstance(results[1], Cancelled)
@@ -442,7 +448,7 @@ async def test_all_who_leave_leave_nothing() -> None:
     permit = await occupy(with_batches)
     calls = [fresh() for _ in range(3)]
     waiting = asyncio.create_task(attend(with_batches, [job(seed) for seed in range(3)], calls))
-    await asyncio.sleep(0.01)
+    await turns()
     for call in calls:
         call.deadline.cancel()
     permit.release()
@@ -456,7 +462,7 @@ async def test_a_task_that_is_cancelled_is_cancelled() -> None:
     with_batches = engine(inline_flops=1000, concurrency=1)
     with await occupy(with_batches):
         task, other = (asyncio.create_task(attend_one(with_batches, job(seed), fresh())) for seed in range(2))
-        await asyncio.sleep(0.01)
+        await turns()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -513,6 +519,7 @@ def of_one_kind(seed: int) -> list[Decoded]:
     return [one() for _ in range(12)]
 
 
+@pytest.mark.slow
 @anyio
 async def test_nobody_sees_what_others_are_filled_up_with() -> None:
     together = 0
@@ -587,8 +594,7 @@ async def test_who_leaves_while_it_is_computed(gone: int, monkeypatch: pytest.Mo
     def slow(self: NumpyBackend, plan: Any, operands: Any, device: str, check: Any) -> Any:
         for call in calls[:gone]:
             loop.call_soon_threadsafe(leave, call)
-        while not all(call.deadline.cancelled for call in calls[:gone]):
-            time.sleep(0.001)
+        until(lambda: all(call.deadline.cancelled for call in calls[:gone]))
         check()
         return execute(self, plan, operands, device, check)
 

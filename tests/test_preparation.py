@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests import wire
+from tests.helpers import wire
 
 QUERY, KEY = [[1.0, 0.0], [0.0, 2.0]], [[1.0, 1.0], [0.5, -1.0]]
 
@@ -83,6 +83,7 @@ def test_labels_are_those_of_the_request(client: httpx.Client) -> None:
         assert send(client, query_tokens=tokens).json()["query_tokens"] == tokens
 
 
+@pytest.mark.slow
 def test_more_kinds_than_are_remembered(client: httpx.Client) -> None:
     for n in range(300):
         answer = send(client, scale=1.0 + n, query=QUERY[:1])

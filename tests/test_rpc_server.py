@@ -12,22 +12,23 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 
 from service.pipeline.engine import Engine
 from service.runtime.process import when_told_to_stop
 from tests.conftest import free_port
-from tests.messages import request
-from tests.oip import INFER
-from tests.rpc import Remote, connected, remote
+from tests.helpers.messages import request
+from tests.helpers.oip import INFER
+from tests.helpers.rpc import Remote, connected, remote
+from tests.helpers.waiting import PATIENCE, until, until_async
 
 EYE = np.eye(2, dtype=np.float32)
 SMALL = request({"input": EYE}, {"scale": 0})
@@ -38,13 +39,6 @@ KEY = "correct horse"
 CERTIFICATE = Path(__file__).parent / "tls" / "localhost.pem"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
 OPERATION = "/inference.GRPCInferenceService/ModelInfer"
-
-
-def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
 
 
 @contextmanager
@@ -62,6 +56,13 @@ def at_rest(engine: Engine) -> bool:
 
 def later(server: Remote, message: Any, **more: Any) -> Any:
     return server.channel.unary_unary(OPERATION).future(message.SerializeToString(), **more)
+
+
+def begun(server: Remote, message: Any, seconds: float = 0.5) -> Any:
+    """A call with a deadline that comes while it is computed; on a busy machine, later."""
+    call = later(server, message, timeout=seconds)
+    until(lambda: server.app.state.engine.admission.slots_taken == 1 or call.done())
+    return begun(server, message, 2 * seconds) if call.done() else call
 
 
 def test_keys() -> None:
@@ -137,7 +138,7 @@ def test_a_message_too_large_is_refused() -> None:
         with refused("RESOURCE_EXHAUSTED", "larger than max"):
             server.infer(request({"input": np.ones((60, 64), np.float32)}))
         assert server.infer(request({"input": np.ones((30, 64), np.float32)}, outputs=("output",)))
-        assert until(lambda: at_rest(server.app.state.engine))
+        until(lambda: at_rest(server.app.state.engine))
 
 
 def test_compressed_messages_are_refused() -> None:
@@ -155,26 +156,30 @@ def test_an_answer_larger_than_any_message(monkeypatch: pytest.MonkeyPatch) -> N
     with remote() as server:
         with refused("RESOURCE_EXHAUSTED", "at most 16384 bytes in an answer"):
             server.infer(request({"input": np.ones((100, 2), np.float32)}))
-        assert until(lambda: at_rest(server.app.state.engine))
+        until(lambda: at_rest(server.app.state.engine))
 
 
+@pytest.mark.slow
 def test_a_computation_over_its_time() -> None:
     with remote(time_limit=0.2) as server:
         with refused("DEADLINE_EXCEEDED", "takes at most 0.2 s"):
             server.infer(LONG)
-        assert until(lambda: at_rest(server.app.state.engine))
+        until(lambda: at_rest(server.app.state.engine))
 
 
 def test_a_sender_who_is_slow() -> None:
+    answered = threading.Event()
+
     def messages() -> Iterator[bytes]:
-        time.sleep(1)
+        answered.wait(PATIENCE)
         yield b""
 
     with remote(read_timeout=0.2) as server:
         with refused("DEADLINE_EXCEEDED", "arrives within 0.2 s"):
             call: Any = server.channel.stream_unary(OPERATION)
-            call(messages(), timeout=30)
-        assert until(lambda: at_rest(server.app.state.engine))
+            call(messages(), timeout=PATIENCE)
+        answered.set()
+        until(lambda: at_rest(server.app.state.engine))
 
 
 def ready(server: Remote) -> list[Any]:
@@ -188,7 +193,7 @@ def test_when_there_is_no_room_large_requests_are_refused_and_small_ones_are_not
         engine = server.app.state.engine
         assert ready(server) == [True, True, 200, 200, 200, 200]
         running = later(server, LONG)
-        assert until(lambda: engine.admission.slots_taken == 1)
+        until(lambda: engine.admission.slots_taken == 1)
         with refused("UNAVAILABLE", "capacity for this request") as error:
             server.infer(LONG)
         assert dict(error.value.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
@@ -197,7 +202,7 @@ def test_when_there_is_no_room_large_requests_are_refused_and_small_ones_are_not
         assert server.ask("ServerLive").live
         server.infer(SMALL)
         running.cancel()
-        assert until(lambda: at_rest(engine))
+        until(lambda: at_rest(engine))
         assert ready(server) == [True, True, 200, 200, 200, 200]
 
 
@@ -207,27 +212,31 @@ def test_who_is_told_to_stop_is_not_ready() -> None:
         assert ready(server) == [False, False, 503, 503, 503, 503]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancel", "deadline", "while waiting"])
 def test_what_a_client_gave_up_is_stopped(how: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "attention")
     with remote(concurrency=1) as server:
         engine = server.app.state.engine
         first = later(server, LONGER) if how == "while waiting" else None
-        assert first is None or until(lambda: engine.admission.slots_taken == 1)
-        call = later(server, LONG, timeout=0.5 if how == "deadline" else None)
-        assert until(lambda: engine.admission.waiting == 1 if first else engine.admission.slots_taken == 1)
+        if first:
+            until(lambda: engine.admission.slots_taken == 1)
+        call = begun(server, LONG) if how == "deadline" else later(server, LONG)
+        until(lambda: engine.admission.waiting == 1 if first else engine.admission.slots_taken == 1)
         if how != "deadline":
             call.cancel()
-        assert until(lambda: engine.admission.waiting == 0 if first else at_rest(engine), 5), "it goes on"
+        until(lambda: engine.admission.waiting == 0 if first else at_rest(engine))
         if first:
             assert engine.admission.slots_taken == 1
             first.cancel()
-        assert until(lambda: at_rest(engine))
-        assert until(lambda: server.app.state.metrics.in_flight == 0)
+        until(lambda: at_rest(engine))
+        until(lambda: server.app.state.metrics.in_flight == 0)
     statuses = [record.__dict__["status"] for record in caplog.records if record.name == "attention.access"]
-    assert statuses == [499] * (2 if first else 1)
+    assert len(statuses) == (2 if first else 1) or how == "deadline"
+    assert set(statuses) == {499}
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_nothing_is_cut_off() -> None:
     """Between client and server, somebody stops to hand over what the server sends."""
 
@@ -243,7 +252,8 @@ def test_a_client_that_takes_nothing_is_cut_off() -> None:
             there.start()
             for _ in range(8):
                 client.sendall(upstream.recv(2**14))
-            cut_off.append(until(lambda: state.metrics.in_flight == 0))
+            until(lambda: state.metrics.in_flight == 0)
+            cut_off.append(True)
             client.shutdown(socket.SHUT_RDWR)
             there.join()
 
@@ -257,7 +267,7 @@ def test_a_client_that_takes_nothing_is_cut_off() -> None:
             channel.unary_unary(OPERATION)(message.SerializeToString(), timeout=60)
         thread.join()
         assert cut_off == [True]
-        assert until(lambda: at_rest(state.engine))
+        until(lambda: at_rest(state.engine))
 
 
 def test_over_tls() -> None:
@@ -266,6 +276,7 @@ def test_over_tls() -> None:
         assert server.infer(SMALL)["output"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
+@pytest.mark.slow
 def test_nothing_but_a_port_asks_for_grpc() -> None:
     code = (
         "import sys, service.app, service.library, service.cli; sys.exit(bool({'grpc', 'google'} & set(sys.modules)))"
@@ -273,6 +284,7 @@ def test_nothing_but_a_port_asks_for_grpc() -> None:
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_without_the_extra_it_is_named(workers: int) -> None:
     code = (
@@ -285,6 +297,7 @@ def test_without_the_extra_it_is_named(workers: int) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_port_that_is_taken_is_named(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -321,25 +334,46 @@ def port_of(log: list[str]) -> int:
     return int(line.rpartition(":")[2])
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_being_told_to_stop_finishes_what_runs_and_refuses_the_rest(host: str) -> None:
-    with served("--host", host, "--port", str(free_port()), "--grpc-port", "0") as (process, log):
-        address = f"[{host}]" if ":" in host else host
-        with grpc.insecure_channel(f"{address}:{port_of(log)}") as channel:
+def in_flight(port: int) -> int:
+    """Requests that a service answers, by its metrics, other than the one that asks."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    (line,) = (line for line in text.splitlines() if line.startswith("attention_requests_in_flight "))
+    return int(float(line.split()[1])) - 1
+
+
+def code_of(call: Any) -> str:
+    """How a call ends."""
+    try:
+        call(SMALL.SerializeToString(), timeout=PATIENCE)
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+@pytest.mark.slow
+def test_being_told_to_stop_finishes_what_runs_and_refuses_the_rest() -> None:
+    port = free_port()
+    with served("--port", str(port), "--grpc-port", "0") as (process, log):
+        with connected(port_of(log)) as channel:
             call: Any = channel.unary_unary(OPERATION)
-            assert call(SMALL.SerializeToString(), timeout=30)
-            running = call.future(LONG.SerializeToString(), timeout=60)
-            time.sleep(0.5)  # for it to be taken in
+            running = call.future(LONG.SerializeToString(), timeout=PATIENCE)
+            until(lambda: in_flight(port) == 1)
             process.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
-            with refused("UNAVAILABLE"):
-                call(SMALL.SerializeToString(), timeout=30)
+            until(lambda: code_of(call) == "UNAVAILABLE")  # at the very moment of the stop, gRPC cancels a call
             assert not running.done(), "too quick to show anything"
             assert len(running.result()) > 40_000 * 4
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
     assert not any("Traceback" in line for line in log), log
 
 
+@pytest.mark.slow
+def test_a_host_may_be_of_ipv6() -> None:
+    arguments = ("--host", "::1", "--port", str(free_port()), "--grpc-port", "0")
+    with served(*arguments) as (_, log), grpc.insecure_channel(f"[::1]:{port_of(log)}") as channel:
+        assert channel.unary_unary(OPERATION)(SMALL.SerializeToString(), timeout=PATIENCE)
+
+
+@pytest.mark.slow
 def test_several_workers_share_the_port() -> None:
     with served("--port", "0", "--grpc-port", "0", "--workers", "2", "--threads", "1") as (process, log):
         ports = {int(line.rpartition(":")[2]) for line in log if "gRPC running on" in line}
@@ -364,8 +398,7 @@ def test_a_signal_is_heard_before_whatever_else_it_does() -> None:
     async def told(number: int) -> None:
         when_told_to_stop(lambda: heard.append("stop"))
         os.kill(os.getpid(), number)
-        while heard[-1:] != ["stop"]:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: heard[-1:] == ["stop"])
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]

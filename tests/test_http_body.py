@@ -16,7 +16,7 @@ from service.http.head import MAX_HEAD, check, parse_length
 from service.pipeline.admission import AdmissionController
 from service.pipeline.deadline import Deadline
 from service.pipeline.execution import Execution
-from tests.virtual_time import run
+from tests.helpers.virtual_time import run
 
 MB = 2**20
 LIMITS = BodyLimits(size=64 * MB, grace=30, rate=MB)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,30 +11,19 @@ import numpy as np
 import pytest
 
 from tests.cases import CASES, Case, as_array
-from tests.conftest import uncaptured
 
 BY_NAME = {case.name: case for case in CASES}
 
 
-@pytest.fixture(scope="module")
-def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Collects a line for each array compared, and prints them all at the end."""
-    lines: list[str] = []
-    yield lines
-    with uncaptured(request):
-        print("\n\nlargest deviation from the printed numbers, in units of the last digit printed (0.5 is exact):")
-        print("\n".join(lines))
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_case(case: Case, client: httpx.Client, table: list[str]) -> None:
+def test_case(case: Case, client: httpx.Client, record_property: Callable[[str, object], None]) -> None:
     response = client.post("/attention", json=case.request)
     assert response.status_code == 200, response.text
     answer = response.json()
     assert case.expected
     for expected in case.expected:
         deviation = expected.compare(answer)
-        table.append(f"  {case.name:32} {expected.name:20} {expected.printed:7} {deviation:.3f}")
+        record_property("deviation", f"{case.name:32} {expected.name:20} {expected.printed:7} {deviation:.3f}")
     assert answer["metadata"]["warnings"] == []
     for field in ("query_tokens", "key_tokens"):
         assert answer.get(field) == case.request.get(field)

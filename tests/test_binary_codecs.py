@@ -7,6 +7,7 @@ import json
 import struct
 import zipfile
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import httpx
@@ -22,8 +23,8 @@ from service.codecs import CODECS
 from service.errors import ServiceError, TooLarge
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
+from tests.helpers.wire import JSON, MEDIA_TYPES, NO_OPTIONS, NPZ, SAFETENSORS, read, split, write
 from tests.test_bad_requests import BAD, Bad
-from tests.wire import JSON, MEDIA_TYPES, NO_OPTIONS, NPZ, SAFETENSORS, read, split, write
 
 EYE = np.eye(2)
 LIMIT = 10**6
@@ -77,12 +78,15 @@ def test_the_answer_is_in_the_request_s_own_format_unless_asked_otherwise(client
             assert post(client, content, media_type, accept).headers["content-type"] == media_type
 
 
-@pytest.mark.parametrize("media_type", [NPZ, SAFETENSORS])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("media_type", "dtype"),
+    [*product([NPZ, SAFETENSORS], ["float64", "float32", "float16"]), (SAFETENSORS, "bfloat16")],
+)
 def test_values_survive_bit_for_bit(client: httpx.Client, media_type: str, dtype: str) -> None:
-    """One key whose weight is 1: the output is the value. Any bits but NaN and infinity go through."""
-    if media_type == NPZ and dtype == "bfloat16":
-        pytest.skip("npy files know no bfloat16; its refusal is tested below")
+    """One key whose weight is 1: the output is the value. Any bits but NaN and infinity go through.
+
+    npy files know no bfloat16: its refusal is tested below.
+    """
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     value = np.frombuffer(np.random.default_rng(5).bytes(64 * kind.itemsize), kind).reshape(1, 64)
     value = np.where(np.isfinite(value.astype(np.float64)), value, kind.type(1)).astype(kind)

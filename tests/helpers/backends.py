@@ -1,4 +1,4 @@
-"""The backends that tests run against: NumPy always, torch where it is installed."""
+"""The backends that tests run against: NumPy always, torch where it is installed (see `unavailable` in conftest.py)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ from service.library import backends
 
 HAS_TORCH = find_spec("torch") is not None
 
-BACKENDS = [
-    "numpy",
-    pytest.param(
-        "torch", marks=pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
-    ),
-]
+BACKENDS = ["numpy", pytest.param("torch", marks=pytest.mark.torch)]
 
 
 def compute_like_large_ones(patch: pytest.MonkeyPatch, tile: int = 1) -> None:

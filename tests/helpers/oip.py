@@ -10,7 +10,7 @@ import httpx
 import ml_dtypes
 import numpy as np
 
-from tests.wire import split
+from tests.helpers.wire import split
 
 INFER = "/v2/models/attention/infer"
 HEADER = "Inference-Header-Content-Length"

@@ -9,8 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from service.errors import error_classes
 from service.observability.logs import FIELDS, HumanFormatter, JsonFormatter
 from service.observability.metrics import remove_stale_files
 from tests.conftest import app, free_port, serving
+from tests.helpers.waiting import PATIENCE, until
 
 GOOD: dict[str, Any] = {"query": [[1.0, 2.0]], "key": [[1.0, 2.0]], "value": [[2.0]]}
 
@@ -90,14 +90,7 @@ def test_every_problem_is_counted_from_0_on(fresh: httpx.Client) -> None:
     assert found == {f"attention_problems_total code={code}": 0 for code in error_classes()}
 
 
-def until(holds: Callable[[], bool]) -> None:
-    """Wait up to a minute until this holds."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, "it does not hold after a minute"
-        time.sleep(0.1)
-
-
+@pytest.mark.slow
 def test_workers_share_their_metrics(tmp_path: Path) -> None:
     """Each request and scrape has a connection of its own, and so goes to any of the workers."""
     port = free_port()
@@ -133,7 +126,7 @@ def test_workers_share_their_metrics(tmp_path: Path) -> None:
         assert scrape()[answered] == 20, "what ended workers counted stays"
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
@@ -145,12 +138,12 @@ def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
 
 def logged(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
     """The line about the one request; it is written when the answer is on its way."""
-    for _ in range(100):
-        found = [record for record in caplog.records if record.name == "attention.access"]
-        if found:
-            return found[0]
-        time.sleep(0.05)
-    raise AssertionError("nothing was logged")
+
+    def found() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.name == "attention.access"]
+
+    until(found)
+    return found()[0]
 
 
 def test_the_log_holds_no_numbers_and_no_keys(fresh: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from service.codecs.oip.messages import MESSAGES
-from tests.oip import NAMES, TYPES
+from tests.helpers.oip import NAMES, TYPES
 
 FIELDS: dict[str, str] = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",

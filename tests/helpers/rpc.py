@@ -11,7 +11,7 @@ import httpx
 
 from service.codecs.oip.messages import MESSAGES, SERVICE
 from tests.conftest import app, serving
-from tests.messages import read
+from tests.helpers.messages import read
 
 
 class Remote:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,30 +17,22 @@ from service.codecs.json import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_LISTS, deco
 from service.codecs.json import decode as decode_with_types
 from service.codecs.json import encode as encode_in_chunks
 from service.codecs.json import reader as json_reader
+from service.codecs.json.limits import MAX_SEARCHED, SMALL
 from service.errors import InvalidArray, InvalidJSON, ServiceError, TooLarge
 from service.pipeline.prepare import make_spec_and_plan
 from tests.helpers.wire import NO_OPTIONS
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """The fields of a body; what is read quickly must be the same."""
-    quick = decode_quickly(body)
+    """The fields of a body; reading it quickly, or behind so many spaces that it is long, must give the same."""
     decoded = decode_with_types(body)
-    assert quick is None or (same(plain(quick.fields), plain(decoded.fields)) and quick.untyped == decoded.untyped)
+    for other in (decode_quickly(body), decode_with_types(b" " * SMALL + body)):
+        assert other is None or (same(plain(other.fields), plain(decoded.fields)) and other.untyped == decoded.untyped)
     return decoded.fields
 
 
 def encode(answer: dict[str, Any]) -> bytes:
     return b"".join(encode_in_chunks(answer, NO_OPTIONS).chunks)
-
-
-@pytest.fixture(scope="module", autouse=True, params=["small", "large"])
-def reader(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The brackets of small bodies are counted in another way than those of large ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "large":
-            patch.setattr("service.codecs.json.limits.SMALL", 0)
-        yield
 
 
 numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -116,8 +108,8 @@ def test_a_row_longer_than_simdjson_counts_is_refused(opening: str) -> None:
     closing = "]" * opening.count("[")
     row = "1," * (2**24 - 1 - opening.count("a"))
     with pytest.raises(InvalidArray, match="at most 16777214 elements"):
-        decode(f'{{"a":{opening}{row}2{closing}}}'.encode())
-    assert len(decode(b'{"a":[' + b"1," * (MAX_LENGTH - 1) + b"2]}")["a"]) == MAX_LENGTH
+        decode_with_types(f'{{"a":{opening}{row}2{closing}}}'.encode())
+    assert len(decode_with_types(b'{"a":[' + b"1," * (MAX_LENGTH - 1) + b"2]}").fields["a"]) == MAX_LENGTH
 
 
 def test_limits_are_reached_exactly() -> None:
@@ -176,35 +168,35 @@ def test_as_many_rows_of_numbers_or_booleans_are_read(item: bytes) -> None:
     assert decode(body)["query"].shape == (MAX_LISTS + 1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["1", "1.5"])
-def test_the_search_for_what_is_wrong_ends(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_for_what_is_wrong_ends(number: str) -> None:
     """It says where, up to a number of values; beyond, at least what."""
-    monkeypatch.setattr("service.codecs.json.limits.MAX_SEARCHED", 100)
-    monkeypatch.setattr("service.codecs.json.limits.SMALL", 0)
-    row = ",".join([number] * 99)
+    row = f"{number}," * (MAX_SEARCHED - 1)
     for wrong, error in (("NaN", InvalidJSON), ("null", InvalidArray), ("[1]", InvalidArray)):
         with pytest.raises(ServiceError) as found:
-            make_spec_and_plan(decode_with_types(f'{{"query": [{row}, {wrong}]}}'.encode()))
-        assert found.value.faults[0].pointer == "/query/99"
+            make_spec_and_plan(decode_with_types(f'{{"query": [{row} {wrong}]}}'.encode()))
+        assert found.value.faults[0].pointer == f"/query/{MAX_SEARCHED - 1}"
         with pytest.raises(error) as found:
-            decode(f'{{"query": [{row}, {number}, {wrong}]}}'.encode())
-        assert found.value.faults[0].hint == "the place is looked for in bodies of at most 100 values"
+            decode_with_types(f'{{"query": [{row} {number}, {wrong}]}}'.encode())
+        assert found.value.faults[0].hint == f"the place is looked for in bodies of at most {MAX_SEARCHED} values"
 
 
-def test_short_lists_are_read_beside_any_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.codecs.json.limits.MAX_SEARCHED", 100)
-    fields = decode(f'{{"query": {[1] * 200}, "include": [], "key_tokens": ["a", "b"]}}'.encode())
+def test_short_lists_are_read_beside_any_number_of_values() -> None:
+    many = b"1," * MAX_SEARCHED
+    fields = decode_with_types(b'{"query": [' + many + b'1], "include": [], "key_tokens": ["a", "b"]}').fields
     assert (fields["include"], fields["key_tokens"]) == ([], ["a", "b"])
 
 
 @pytest.mark.parametrize("bracket", ["[", "\\u005b", "[]"])
-def test_a_bracket_in_a_string_costs_no_search(bracket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bracket_in_a_string_costs_no_search(bracket: str) -> None:
     """It makes brackets too many, so that each array is looked at again, however long."""
-    monkeypatch.setattr("service.codecs.json.limits.MAX_SEARCHED", 100)
-    rows = [[1, 2.5]] * 100
-    assert decode(f'{{"query": {json.dumps(rows)}, "a": "{bracket}"}}'.encode())["query"].shape == (100, 2)
+    row = b"[1,2.5]," * (MAX_SEARCHED // 2)
+    end = f'"a": "{bracket}"}}'.encode()
+    query = decode_with_types(b'{"query": [' + row + b"[1,2.5]], " + end).fields["query"]
+    assert query.shape == (MAX_SEARCHED // 2 + 1, 2)
     for wrong in ("[[1, 2], [3, [4]]]", "[1, [2]]", "[[1], [[], [1, 2]]]", "[true, [false]]", "[[[1], [[2]]]]"):
-        assert isinstance(decode(f'{{"query": {wrong}, "a": "{bracket}"}}'.encode())["query"], list)
+        assert isinstance(decode(f'{{"query": {wrong}, '.encode() + end)["query"], list)
 
 
 def test_a_body_is_not_searched_for_each_of_its_lists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +214,7 @@ def test_a_body_is_not_searched_for_each_of_its_lists(monkeypatch: pytest.Monkey
     for name in names:
         monkeypatch.setattr(json_reader, name, counted(name, getattr(json_reader, name)))
     lists = ",".join(f'"{i}": {json.dumps([None] * 65)}' for i in range(50))
-    assert len(decode(f"{{{lists}}}".encode())) == 50
+    assert len(decode_with_types(f"{{{lists}}}".encode()).fields) == 50
     assert sorted(looks) == names
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import pytest
 
-from tests.attack.server import PATIENCE, post, read_answer, unverified
+from tests.attack.server import TIMEOUT, post, read_response, unverified
 from tests.framing.client import Server
 from tests.framing.run import PARSERS, Case, check, every_byte, random_cases, serving
 from tests.framing.sequences import SMUGGLED, sequence
@@ -72,7 +72,7 @@ def test_no_part_of_a_body_is_a_request_after_an_offer_to_upgrade(server: Server
     with connect(server) as connection:
         connection.sendall(head + b"\r\n\r\n")
         connection.sendall(SMUGGLED)
-        assert read_answer(connection)[0] == 400
+        assert read_response(connection)[0] == 400
         with suppress(ConnectionError):  # it may be closed already
             connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         rest = b""
@@ -84,7 +84,7 @@ def test_no_part_of_a_body_is_a_request_after_an_offer_to_upgrade(server: Server
 
 
 def connect(server: Server) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", server.port), PATIENCE)
+    connection = socket.create_connection(("127.0.0.1", server.port), TIMEOUT)
     return unverified().wrap_socket(connection) if server.tls else connection
 
 
@@ -112,5 +112,5 @@ def test_a_client_that_closes_its_sending_side_is_taken_for_disconnected(server:
 def test_an_answer_before_the_client_closes_its_sending_side_is_whole(server: Server) -> None:
     with connect(server) as connection:
         connection.sendall(attention(500))
-        assert read_answer(connection)[0] == 200
+        assert read_response(connection)[0] == 200
         assert rest_after_half_close(connection) == b""

@@ -20,7 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import save
 
-from tests.attack.server import Answers, Live, post, within
+from tests.attack.server import Live, ResponseReader, post, within
 from tests.cases import CASES, Case
 from tests.helpers import oip
 from tests.helpers.wire import JSON, MEDIA_TYPES, SAFETENSORS, read, write
@@ -320,7 +320,7 @@ def test_a_body_that_does_not_arrive_is_given_up(kind: Server) -> None:
         for rest in ("Content-Length: 10\r\n\r\n{", "Transfer-Encoding: chunked\r\n\r\n5\r\n{"):
             with live.connect() as connection:
                 connection.sendall((head + rest).encode())
-                status, problem = Answers(connection).next()
+                status, problem = ResponseReader(connection).next()
             assert (status, json.loads(problem)["code"]) == (408, "too_slow")
 
 
@@ -342,7 +342,7 @@ def test_sigterm_answers_what_is_at_work_and_ends(kind: Server) -> None:
             connection.sendall(request)
         assert within(60, received), "the requests do not arrive"
         assert live.stop() == kind.exit_status, live.logged()
-        answers = [Answers(connection).next() for connection in connections]
+        answers = [ResponseReader(connection).next() for connection in connections]
         assert idle.recv(1) == b""
     for connection in (idle, *connections):
         connection.close()

@@ -29,7 +29,7 @@ from tests.conftest import app, free_port, serving
 from tests.helpers import wire
 from tests.helpers.backends import BACKENDS
 from tests.helpers.devices import missing_gpu
-from tests.helpers.waiting import PATIENCE, until
+from tests.helpers.waiting import TIMEOUT, until
 
 
 def nothing() -> None:
@@ -47,7 +47,7 @@ def test_requests_share_a_device_s_memory() -> None:
     with memory.reserve(60, nothing), memory.reserve(40, nothing):
         thread = threading.Thread(target=second)
         thread.start()
-        assert waits.wait(PATIENCE)
+        assert waits.wait(TIMEOUT)
         order.append("first")
     thread.join()
     assert order == ["first", "second"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from service import attend
-from tests.helpers.backends import BACKENDS, compute_like_large_ones
+from tests.helpers.backends import BACKENDS, compute_as_if_large
 
 INF = math.inf
 NAN = math.nan
@@ -200,7 +200,7 @@ def include(expected: dict[str, Any]) -> list[str]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small requests are computed at once, large ones in parts."""
     if request.param == "large":
-        compute_like_large_ones(monkeypatch)
+        compute_as_if_large(monkeypatch)
 
 
 @pytest.mark.usefixtures("way")

@@ -25,7 +25,7 @@ from service.errors import error_classes
 from service.observability.logs import FIELDS, HumanFormatter, JsonFormatter
 from service.observability.metrics import remove_stale_files
 from tests.conftest import app, free_port, serving
-from tests.helpers.waiting import PATIENCE, until
+from tests.helpers.waiting import TIMEOUT, until
 
 GOOD: dict[str, Any] = {"query": [[1.0, 2.0]], "key": [[1.0, 2.0]], "value": [[2.0]]}
 
@@ -126,7 +126,7 @@ def test_workers_share_their_metrics(tmp_path: Path) -> None:
         assert scrape()[answered] == 20, "what ended workers counted stays"
     finally:
         process.terminate()
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0
 
 
 def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from service import attend
 from service.attention.outputs import OUTPUTS
 from service.attention.spec import Output
 from tests.helpers import oip, wire
-from tests.helpers.backends import BACKENDS, compute_like_large_ones
+from tests.helpers.backends import BACKENDS, compute_as_if_large
 from tests.test_encoding import untyped
 
 B, H, Q, K, D = 2, 2, 3, 5, 4
@@ -93,7 +93,7 @@ def test_the_table_has_a_row_for_every_name() -> None:
 def test_paths(variant: str, tile: int | None, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options, visible = VARIANTS[variant]
     if tile is not None:
-        compute_like_large_ones(monkeypatch, tile)
+        compute_as_if_large(monkeypatch, tile)
     for include in ([], *([name] for name in NAMES), list(NAMES)):
         result = attend(**request(), num_heads=H, include=include, backend=backend, **options)
         check(result.arrays, include, visible)

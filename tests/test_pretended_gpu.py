@@ -19,7 +19,7 @@ from service.library import backends
 from service.schemas.request import AttentionRequest
 from service.schemas.validate import validate
 from tests.cases import CASES, Case
-from tests.helpers.backends import HAS_TORCH, compute_like_large_ones
+from tests.helpers.backends import HAS_TORCH, compute_as_if_large
 from tests.helpers.by_flex import random_request
 from tests.test_corner_cases import CORNERS, Corner, finite, include
 
@@ -148,7 +148,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CHOSEN)
 def test_parts(name: str, tile: int, gpu: Any, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the scores, in one tile and in many."""
-    compute_like_large_ones(monkeypatch, tile)
+    compute_as_if_large(monkeypatch, tile)
     stages = [] if "top_k" in CHOSEN[name] else ["scores", "masked_scores"]
     returned = {"include": ["attention_weights", "received", "entropy", "logsumexp", *stages]}
     check({"input": np.ones((7, 8)), "num_heads": 4} | returned | CHOSEN[name], gpu, kernel)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from service import attend
 from service.backends.numpy.threads import TilePool
 from service.library import backends
-from tests.helpers.backends import BACKENDS, compute_like_large_ones
+from tests.helpers.backends import BACKENDS, compute_as_if_large
 
 pytestmark = [pytest.mark.parametrize("backend", BACKENDS)]
 
@@ -205,7 +205,7 @@ def test_tiles_do_not_show(backend: str, request: dict[str, Any], size: int, cho
     for variant in variants:
         whole = attend(**options | variant)
         with pytest.MonkeyPatch.context() as patch:
-            compute_like_large_ones(patch, size)
+            compute_as_if_large(patch, size)
             cut = attend(**options | variant)
         assert whole.arrays.keys() == cut.arrays.keys()
         for name, array in whole.arrays.items():
@@ -221,7 +221,7 @@ def test_threads_do_not_show(backend: str, request: dict[str, Any]) -> None:
     alone = attend(**request, include=include, backend=backend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends().choose("numpy", "cpu"), "pool", TilePool(3))
-        compute_like_large_ones(patch, 3)
+        compute_as_if_large(patch, 3)
         together = attend(**request, include=include, backend=backend)
     for name in ("output", *include):
         assert_close(together[name], alone[name])

@@ -28,7 +28,7 @@ from tests.conftest import free_port
 from tests.helpers.messages import request
 from tests.helpers.oip import INFER
 from tests.helpers.rpc import Remote, connected, remote
-from tests.helpers.waiting import PATIENCE, until, until_async
+from tests.helpers.waiting import TIMEOUT, until, until_async
 
 EYE = np.eye(2, dtype=np.float32)
 SMALL = request({"input": EYE}, {"scale": 0})
@@ -171,13 +171,13 @@ def test_a_sender_who_is_slow() -> None:
     answered = threading.Event()
 
     def messages() -> Iterator[bytes]:
-        answered.wait(PATIENCE)
+        answered.wait(TIMEOUT)
         yield b""
 
     with remote(read_timeout=0.2) as server:
         with refused("DEADLINE_EXCEEDED", "arrives within 0.2 s"):
             call: Any = server.channel.stream_unary(OPERATION)
-            call(messages(), timeout=PATIENCE)
+            call(messages(), timeout=TIMEOUT)
         answered.set()
         until(lambda: at_rest(server.app.state.engine))
 
@@ -344,7 +344,7 @@ def in_flight(port: int) -> int:
 def code_of(call: Any) -> str:
     """How a call ends."""
     try:
-        call(SMALL.SerializeToString(), timeout=PATIENCE)
+        call(SMALL.SerializeToString(), timeout=TIMEOUT)
     except grpc.RpcError as error:
         return str(error.code().name)
     return "OK"
@@ -356,13 +356,13 @@ def test_being_told_to_stop_finishes_what_runs_and_refuses_the_rest() -> None:
     with served("--port", str(port), "--grpc-port", "0") as (process, log):
         with connected(port_of(log)) as channel:
             call: Any = channel.unary_unary(OPERATION)
-            running = call.future(LONG.SerializeToString(), timeout=PATIENCE)
+            running = call.future(LONG.SerializeToString(), timeout=TIMEOUT)
             until(lambda: in_flight(port) == 1)
             process.send_signal(signal.SIGTERM)
             until(lambda: code_of(call) == "UNAVAILABLE")  # at the very moment of the stop, gRPC cancels a call
             assert not running.done(), "too quick to show anything"
             assert len(running.result()) > 40_000 * 4
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0
     assert not any("Traceback" in line for line in log), log
 
 
@@ -370,7 +370,7 @@ def test_being_told_to_stop_finishes_what_runs_and_refuses_the_rest() -> None:
 def test_a_host_may_be_of_ipv6() -> None:
     arguments = ("--host", "::1", "--port", str(free_port()), "--grpc-port", "0")
     with served(*arguments) as (_, log), grpc.insecure_channel(f"[::1]:{port_of(log)}") as channel:
-        assert channel.unary_unary(OPERATION)(SMALL.SerializeToString(), timeout=PATIENCE)
+        assert channel.unary_unary(OPERATION)(SMALL.SerializeToString(), timeout=TIMEOUT)
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ from tests.framing.run import PARSERS, Case, check, every_byte, random_cases, se
 SHOWN: Final = 20  # failures of each server
 
 
-def work(server: Server, short: int, cuts: int, seed: int) -> Iterator[tuple[str, list[Case]]]:
-    """Names of sequences, and the offsets at which each is cut."""
+def sequences_to_try(server: Server, short: int, cuts: int, seed: int) -> Iterator[tuple[str, list[Case]]]:
+    """Names of sequences, each with its cases."""
     for index in range(short):
         name = f"short-{seed}.{index}"
         yield name, every_byte(server, name)
@@ -31,11 +31,11 @@ def work(server: Server, short: int, cuts: int, seed: int) -> Iterator[tuple[str
 
 
 def try_all(server: Server, options: argparse.Namespace) -> int:
-    """Print progress and the first failures; return how many cases fail."""
+    """Send all sequences; print progress and the first failures; return the number of failed cases."""
     label = f"{server.parser}{', TLS' * server.tls}"
     tried = failed = sequences = 0
     start = time.monotonic()
-    for name, cases in work(server, options.short, options.count, options.seed):
+    for name, cases in sequences_to_try(server, options.short, options.count, options.seed):
         outcome = check(server, name, cases)
         for failure in outcome.failures[: max(0, SHOWN - failed)]:
             print(failure)

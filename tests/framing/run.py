@@ -1,4 +1,4 @@
-"""Send sequences of requests over one connection, cut into pieces, and compare the answers with the requests alone.
+"""Send sequences of requests over one connection, cut into pieces; each response must equal that to the request alone.
 
 `python -m tests.framing.run NAME --cuts 10,20` repeats one case.
 """
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 @contextmanager
 def serving(parser: str, tls: bool) -> Iterator[Server]:
-    """A server in a process of its own."""
+    """A server in a separate process."""
     settings: dict[str, Any] = {"tls_certificate": CERTIFICATE, "tls_key": CERTIFICATE} if tls else {}
     with live(http_parser=parser, max_body_bytes=MAX_BODY, **settings) as server:
         yield Server(server.port, parser, tls)
@@ -75,7 +75,7 @@ def random_cases(server: Server, name: str, rng: Random, count: int) -> list[Cas
 
 
 def check(server: Server, name: str, cases: Iterable[Case]) -> Outcome:
-    """Send a sequence in several ways."""
+    """Send a sequence once for each case, and compare the responses."""
     return asyncio.run(_check(server, name, cases))
 
 
@@ -87,7 +87,7 @@ async def _check(server: Server, name: str, cases: Iterable[Case]) -> Outcome:
     outcomes: list[str] = []
     remaining = iter(cases)
 
-    async def work(barrier: Barrier, expected: list[Answer]) -> None:
+    async def send_cases(barrier: Barrier, expected: list[Answer]) -> None:
         for case in remaining:
             connection = Connection(server, barrier)
             pieces = [data[start:end] for start, end in pairwise((0, *case.cuts, len(data)))]
@@ -101,15 +101,15 @@ async def _check(server: Server, name: str, cases: Iterable[Case]) -> Outcome:
 
     async with Barrier(server) as barrier:
         try:
-            expected = [await _answer_alone(server, barrier, request) for request in requests[: last + 1]]
+            expected = [await _response_alone(server, barrier, request) for request in requests[: last + 1]]
         except FAILURES as error:
             return Outcome(1, [f"{label}: {error!r}\n  {_command(server, name, Case(()))}"])
-        await asyncio.gather(*(work(barrier, expected) for _ in range(WIDTH)))
+        await asyncio.gather(*(send_cases(barrier, expected) for _ in range(WIDTH)))
     return Outcome(len(outcomes), [failure for failure in outcomes if failure])
 
 
-async def _answer_alone(server: Server, barrier: Barrier, request: Request) -> Answer:
-    """The answer to a request that is sent whole on a connection of its own. Errors: Mismatch, if that is wrong."""
+async def _response_alone(server: Server, barrier: Barrier, request: Request) -> Answer:
+    """The response to a request that is sent whole on a new connection. Errors: Mismatch, if it violates HTTP."""
     connection = Connection(server, barrier)
     await connection.exchange([request.data], lambda received: bool(parse(received, [request], ended=False)))
     answers = parse(connection.received, [request], ended=request.closes)

@@ -16,10 +16,10 @@ HAS_TORCH = find_spec("torch") is not None
 BACKENDS = ["numpy", pytest.param("torch", marks=pytest.mark.torch)]
 
 
-def compute_like_large_ones(patch: pytest.MonkeyPatch, tile: int = 1) -> None:
-    """Let `attend` compute small requests as it does large ones: in tiles and blocks of this size.
+def compute_as_if_large(patch: pytest.MonkeyPatch, tile: int = 1) -> None:
+    """Let `attend` compute small requests on the path of large ones, in tiles and blocks of this size.
 
-    tile: scores of a tile
+    tile: number of scores in a tile
     """
     numpy = backends().choose("numpy", "cpu")
     assert isinstance(numpy, NumpyBackend)

@@ -62,9 +62,9 @@ SERVERS: Final = (
 
 @contextmanager
 def started(server: Server, **settings: object) -> Iterator[Live]:
-    """Start a server with these ATTENTION_* settings, and kill all of its processes in the end.
+    """Start a server with these ATTENTION_* settings, and kill all its processes on exit.
 
-    Asserts that nothing in its log is a traceback.
+    Asserts that its log has no traceback.
     """
     port = free_port()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}

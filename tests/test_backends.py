@@ -1,4 +1,4 @@
-"""Which backend computes, when it is ready, and the memory of a device that requests share."""
+"""The choice of the backend, its warm-up, and the memory of a device that requests share."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from tests.helpers.devices import missing_gpu
 from tests.helpers.waiting import TIMEOUT, until
 
 
-def nothing() -> None:
-    """Nobody has to stop."""
+def do_nothing() -> None:
+    """A check for cancellation that never raises."""
 
 
 def test_requests_share_a_device_s_memory() -> None:
@@ -44,7 +44,7 @@ def test_requests_share_a_device_s_memory() -> None:
         with memory.reserve(60, waits.set):
             order.append("second")
 
-    with memory.reserve(60, nothing), memory.reserve(40, nothing):
+    with memory.reserve(60, do_nothing), memory.reserve(40, do_nothing):
         thread = threading.Thread(target=second)
         thread.start()
         assert waits.wait(TIMEOUT)
@@ -53,28 +53,28 @@ def test_requests_share_a_device_s_memory() -> None:
     assert order == ["first", "second"]
 
 
-def test_what_never_fits_is_refused_and_who_waits_can_give_up() -> None:
+def test_a_reservation_that_never_fits_is_refused_and_a_waiting_one_can_be_cancelled() -> None:
     memory = DeviceMemory(lambda: 100)
     with pytest.raises(OutOfMemory) as refused:
-        memory.reserve(101, nothing).__enter__()
+        memory.reserve(101, do_nothing).__enter__()
     assert (refused.value.needed, refused.value.available) == (101, 100)
 
-    def give_up() -> None:
+    def cancel() -> None:
         raise TimeoutError
 
-    with memory.reserve(60, nothing):
+    with memory.reserve(60, do_nothing):
         with pytest.raises(TimeoutError):
-            memory.reserve(60, give_up).__enter__()
-        with memory.reserve(40, give_up):  # which is there at once
+            memory.reserve(60, cancel).__enter__()
+        with memory.reserve(40, cancel):  # enough is free, so that it does not wait
             pass
-    with memory.reserve(100, give_up):
+    with memory.reserve(100, cancel):
         pass
 
 
-# Which backend computes where a request does not say.
+# The default backend.
 
 
-# Runs as where torch is not installed, whether or not it is.
+# Makes torch appear as not installed.
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
@@ -87,7 +87,7 @@ sys.exit(main(["serve"]))
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_without_torch_auto_is_numpy_and_asking_for_torch_stops_at_once(workers: str) -> None:
+def test_without_torch_auto_is_numpy_and_the_setting_torch_is_an_error(workers: str) -> None:
     environment = os.environ | {"ATTENTION_BACKEND": "torch", "ATTENTION_WORKERS": workers}
     command = [sys.executable, "-c", WITHOUT_TORCH]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -101,7 +101,7 @@ def test_without_torch_auto_is_numpy_and_asking_for_torch_stops_at_once(workers:
 
 
 @pytest.mark.torch
-def test_auto_is_torch_only_where_it_sees_a_gpu() -> None:
+def test_auto_is_torch_only_with_a_gpu() -> None:
     expected = "numpy" if missing_gpu() else "torch"
     assert Backends("auto").preferred == expected
     assert Backends("torch").preferred == "torch"
@@ -109,7 +109,7 @@ def test_auto_is_torch_only_where_it_sees_a_gpu() -> None:
 
 
 @pytest.mark.torch
-def test_requests_that_do_not_say_go_where_the_service_is_set_to() -> None:
+def test_requests_without_a_backend_use_that_of_the_settings() -> None:
     def backend(client: httpx.Client, **options: str) -> str:
         answer = client.post("/attention", json={"input": [[1.0]]} | options).json()
         return str(answer["metadata"]["backend"])
@@ -124,11 +124,11 @@ def test_requests_that_do_not_say_go_where_the_service_is_set_to() -> None:
 READY = ("/health/ready", "/v2/health/ready", "/v2/models/attention/ready", "/v2/models/attention/versions/1/ready")
 
 
-def test_a_service_is_ready_when_the_first_request_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_is_ready_after_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     warm = threading.Event()
     monkeypatch.setattr(NumpyBackend, "warm_up", lambda self, device: warm.wait(60))
     service = app()
-    service.state.engine.ready = False  # as where torch is to be loaded
+    service.state.engine.ready = False  # as if torch had to be loaded
     with serving(service) as client:
         assert client.get("/health/live").status_code == 200
         for path in READY:
@@ -157,12 +157,12 @@ def test_a_service_that_cannot_warm_up_never_becomes_ready(
 
 
 @pytest.mark.torch
-def test_torch_warms_up_by_itself() -> None:
+def test_torch_warms_up_at_the_start() -> None:
     with serving(app(backend="torch")) as client:
         until(lambda: client.get("/health/ready").status_code == 200)
 
 
-# Memory that is not there.
+# Allocations that fail.
 
 LIMITED = """
 import resource, sys
@@ -188,8 +188,8 @@ def assert_refused(response: httpx.Response) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on(backend: str) -> None:
-    """The limit on addresses is the operating system's; by the service's own, there would be memory for this."""
+def test_a_failed_allocation_is_a_413_and_the_service_continues(backend: str) -> None:
+    """The operating system limits the address space; the service's own limit would allow the request."""
     port = free_port()
     environment = os.environ | {"ATTENTION_MEMORY_LIMIT": "64GiB", "ATTENTION_LOG_LEVEL": "error"}
     process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), backend, str(2**30)], env=environment)
@@ -208,8 +208,8 @@ def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on(backend: str)
 
 
 @pytest.mark.slow
-def test_a_body_that_does_not_fit_is_a_413_and_the_service_goes_on() -> None:
-    """Its parser needs some times as much memory as there is left, of which nobody knows before."""
+def test_a_body_that_does_not_fit_is_a_413_and_the_service_continues() -> None:
+    """The parser needs several times as much memory as is left, which no estimate can predict."""
     port = free_port()
     limits = {"ATTENTION_MEMORY_LIMIT": "64GiB", "ATTENTION_LOG_LEVEL": "error"}
     process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), "numpy", str(2**28)], env=os.environ | limits)
@@ -227,7 +227,7 @@ def test_a_body_that_does_not_fit_is_a_413_and_the_service_goes_on() -> None:
 
 
 def listens(client: httpx.Client, process: subprocess.Popen[bytes]) -> bool:
-    """Whether the service answers yet."""
+    """True if the service responds; asserts that its process runs."""
     with suppress(httpx.TransportError):
         return client.get("/health/ready").status_code == 200
     assert process.poll() is None
@@ -236,10 +236,8 @@ def listens(client: httpx.Client, process: subprocess.Popen[bytes]) -> bool:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("text", ["CUDA out of memory. Tried to allocate 9.00 GiB.", ""])
-def test_a_gpu_s_allocation_that_fails_is_a_413_and_the_service_goes_on(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What torch raises where a GPU has no memory left, raised where memory is asked for."""
+def test_a_failed_gpu_allocation_is_a_413_and_the_service_continues(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocation raises the exception that torch raises on a GPU without free memory."""
     import torch
 
     from service.backends.torch import devices, staging
@@ -263,7 +261,7 @@ def test_a_gpu_s_allocation_that_fails_is_a_413_and_the_service_goes_on(
 
 
 @pytest.mark.torch
-def test_other_failures_of_torch_are_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_torch_do_not_count_as_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from service.backends.torch import staging
 
     def fail(*given: object) -> None:
@@ -274,7 +272,7 @@ def test_other_failures_of_torch_are_no_lack_of_memory(monkeypatch: pytest.Monke
         attend(input=[[1.0]], backend="torch")
 
 
-def test_nobody_tells_how_much_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_left_is_none_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     left = memory_left()
     assert left is not None
     assert left > 2**20
@@ -296,12 +294,14 @@ def test_nobody_tells_how_much_memory_is_left(monkeypatch: pytest.MonkeyPatch) -
         (("scores", "attention_weights"), "include without attention_weights, scores"),
     ],
 )
-def test_a_refusal_says_what_would_need_less(include: tuple[Output, ...], hint: str) -> None:
+def test_the_problem_of_a_refused_request_names_options_that_need_less_memory(
+    include: tuple[Output, ...], hint: str
+) -> None:
     plan = make_plan(AttentionSpec(input=np.ones((1, 1)), include=include))
     assert hint in str(memory_limit_error(plan, 2, 1))
 
 
-def test_a_device_without_room_is_a_413_that_says_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_device_is_a_413_with_the_amount_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: object) -> None:
         raise OutOfMemory(5 * 2**30, 3 * 2**30)
 
@@ -316,7 +316,7 @@ def test_a_device_without_room_is_a_413_that_says_how_much_there_is(monkeypatch:
     )
 
 
-def test_numpy_is_warm() -> None:
+def test_numpy_needs_no_warm_up() -> None:
     engine = Engine(Settings.model_construct())
     assert engine.ready
     engine.warm_up()

@@ -1,4 +1,4 @@
-"""What holds for every attention, by hypothesis, on both backends."""
+"""Properties of every attention, checked by hypothesis on both backends."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.parametrize("backend", BACKENDS)]
 
 
 def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
-    """Equal but for the order of sums."""
+    """Assert that both are equal up to the rounding of sums in another order."""
     np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-13)
 
 
 @st.composite
 def tensors(draw: st.DrawFn) -> dict[str, Any]:
-    """query (h, q, d), key (g, k, d), value (g, k, e) and a few options that compose with everything."""
+    """query (h, q, d), key (g, k, d), value (g, k, e), and options that are valid with all others."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     g, groups, q, k, d, e = (draw(st.integers(1, most)) for most in (2, 3, 6, 6, 8, 5))
     request: dict[str, Any] = {
@@ -71,7 +71,7 @@ def test_adding_a_constant_to_all_scores_of_a_row_changes_nothing(
 
 
 @given(request=tensors())
-def test_a_mask_that_hides_nothing_is_no_mask(backend: str, request: dict[str, Any]) -> None:
+def test_a_mask_that_hides_nothing_changes_nothing(backend: str, request: dict[str, Any]) -> None:
     request = {name: value for name, value in request.items() if name != "mask"}
     (h, q), k = request["query"].shape[:2], request["key"].shape[1]
     everything = {
@@ -91,8 +91,10 @@ def test_a_mask_that_hides_nothing_is_no_mask(backend: str, request: dict[str, A
 
 
 @given(request=tensors(), cut=st.integers(1, 5))
-def test_parts_merged_by_logsumexp_are_the_whole(backend: str, request: dict[str, Any], cut: int) -> None:
-    """As kernels that split the keys do. Without sinks, which would count twice."""
+def test_attention_over_two_parts_of_the_keys_merges_by_logsumexp(
+    backend: str, request: dict[str, Any], cut: int
+) -> None:
+    """Kernels that split the keys do so. Without sinks, which would count twice."""
     request = {name: value for name, value in request.items() if name != "sinks"}
     k = request["key"].shape[1]
     cut = min(cut, k - 1)
@@ -184,8 +186,10 @@ def test_selections_and_averages_are_of_the_full_weights(
 
 
 @given(request=tensors(), size=st.sampled_from([1, 5, 20, 60]), choose=st.booleans(), banded=st.booleans())
-def test_tiles_do_not_show(backend: str, request: dict[str, Any], size: int, choose: bool, banded: bool) -> None:
-    """However small the tiles are, and whatever they leave out, the answer is the same."""
+def test_tiles_do_not_change_the_result(
+    backend: str, request: dict[str, Any], size: int, choose: bool, banded: bool
+) -> None:
+    """The result is the same for any size of tiles, and with or without the tiles that masks hide."""
     (h, q), k = request["query"].shape[:2], request["key"].shape[1]
     include = ["attention_weights", "logsumexp", "entropy", "received"] + ["scores", "masked_scores"] * choose
     batch = {name: np.stack([request[name], -request[name]]) for name in ("query", "key", "value")}
@@ -216,7 +220,7 @@ def test_tiles_do_not_show(backend: str, request: dict[str, Any], size: int, cho
 
 @settings(max_examples=20)
 @given(request=tensors())
-def test_threads_do_not_show(backend: str, request: dict[str, Any]) -> None:
+def test_threads_do_not_change_the_result(backend: str, request: dict[str, Any]) -> None:
     include = ["attention_weights", "logsumexp", "received"]
     alone = attend(**request, include=include, backend=backend)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,6 +1,6 @@
-"""Requests leave no reference cycles: what they held is freed when they are answered, not by the garbage collector.
+"""Requests leave no reference cycles: their memory is freed after the response without the garbage collector.
 
-The garbage is counted in a process of its own: in that of the tests, the servers of other tests leave some at any time.
+A separate process counts the garbage, as servers of other tests may leave garbage in this one at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROWS = [[float(i + j) for j in range(64)] for i in range(200)]
 
 
 async def ask(service: Any, body: bytes, content_type: bytes = b"application/json") -> int:
-    """One request, without a server; its status."""
+    """The status of the response to a request, sent to the ASGI application without a server."""
     statuses: list[Any] = []
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "method": "POST",
@@ -33,8 +33,8 @@ async def ask(service: Any, body: bytes, content_type: bytes = b"application/jso
     messages = iter([{"type": "http.request", "body": body}])
 
     async def receive() -> dict[str, Any]:
-        found = next(messages, None)
-        return found or await asyncio.get_running_loop().create_future()
+        garbage_by_request = next(messages, None)
+        return garbage_by_request or await asyncio.get_running_loop().create_future()
 
     async def send(message: dict[str, Any]) -> None:
         statuses.append(message.get("status"))
@@ -57,10 +57,10 @@ REQUESTS: dict[str, tuple[dict[str, Any], int]] = {
 
 
 async def garbage(fields: dict[str, Any], status: int) -> Counter[str]:
-    """The types of all objects in cycles that twenty requests leave."""
+    """The types of all objects in reference cycles after twenty requests."""
     body = json.dumps(fields).encode()
     service = app()
-    for _ in range(2):  # what is made once, is made now
+    for _ in range(2):  # the first requests fill caches
         assert await ask(service, body) == status
     gc.collect()
     gc.disable()
@@ -68,22 +68,22 @@ async def garbage(fields: dict[str, Any], status: int) -> Counter[str]:
     for _ in range(20):
         await ask(service, body)
     gc.collect()
-    found = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage)
+    garbage_by_request = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage)
     gc.set_debug(0)
     gc.garbage.clear()
     gc.enable()
-    return found
+    return garbage_by_request
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, int]]:
+def garbage_by_request() -> dict[str, dict[str, int]]:
     done = subprocess.run([sys.executable, "-m", __name__], stdout=subprocess.PIPE, text=True, check=True)
     return dict(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_no_cycles(name: str, found: dict[str, dict[str, int]]) -> None:
-    assert found[name] == {}
+def test_a_request_leaves_no_reference_cycles(name: str, garbage_by_request: dict[str, dict[str, int]]) -> None:
+    assert garbage_by_request[name] == {}
 
 
 if __name__ == "__main__":

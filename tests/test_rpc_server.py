@@ -220,7 +220,7 @@ def test_a_cancelled_call_ends_its_computation(how: str, caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO, "attention")
     with remote(concurrency=1) as server:
         engine = server.app.state.engine
-        first = start_call(server, LONGER) if how == "while waiting" else None
+        first = start_call(server, LONGER) if how == "while queued" else None
         if first:
             until(lambda: engine.admission.slots_taken == 1)
         call = start_with_deadline(server, LONG) if how == "deadline" else start_call(server, LONG)

@@ -22,8 +22,8 @@ from service.cli import parser
 from service.codecs import CODECS
 from service.errors import error_classes
 from service.observability.metrics import ComputedRequest, Metrics
+from service.pipeline.compute import execute
 from service.pipeline.engine import Engine
-from service.pipeline.execute import execute
 from service.rpc.statuses import STATUSES
 from service.schemas.response import answer
 from service.settings import Settings, table

@@ -119,14 +119,13 @@ def _compute(options: argparse.Namespace) -> int:
     from service.errors import ServiceError
     from service.pipeline.engine import Engine
     from service.pipeline.execution import Execution
-    from service.pipeline.run import Exchange, run
+    from service.pipeline.run import run
     from service.settings import load_settings
 
     async def write(body: bytes) -> None:
         engine, codec = Engine(load_settings()), CODECS["application/json"]
-        with Execution(engine.admission, math.inf) as execution:
-            encoded = await run(engine, Exchange(codec, codec, uuid4().hex, execution), body)
-            sys.stdout.buffer.writelines(encoded.chunks)
+        encoded = await run(engine, body, codec, codec, Execution(engine.admission, math.inf), uuid4().hex)
+        sys.stdout.buffer.writelines(encoded.chunks)
 
     try:
         body = sys.stdin.buffer.read() if options.request == "-" else Path(options.request).read_bytes()

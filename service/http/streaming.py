@@ -9,8 +9,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.codecs.chunks import Encoded
+from service.pipeline.admission import UNCOUNTED
 from service.pipeline.deadline import Cancelled
-from service.pipeline.execution import UNCOUNTED, Execution
+from service.pipeline.execution import Execution
 
 
 class ChunkedResponse(Response):

@@ -17,7 +17,8 @@ from service.backends.base import Backend
 from service.codecs import Codec
 from service.codecs.decoded import Decoded
 from service.errors import MemoryLimit
-from service.pipeline.execution import UNCOUNTED, Execution
+from service.pipeline.admission import UNCOUNTED
+from service.pipeline.execution import Execution
 from service.pipeline.prepare import PreparedRequest
 
 Place = Literal["inline", "thread", "batch"]
@@ -30,16 +31,14 @@ async def admit(request: PreparedRequest, encoder: Codec, execution: Execution) 
 
     Errors: MemoryLimit, Busy, Cancelled.
     """
-    strategy = request.strategy
-    place: Place = "thread" if strategy.place == "inline if idle" else strategy.place
-    # For large requests, too, that is quicker than a thread, as threads need time to wake each other.
-    if strategy.place == "inline if idle" and execution.is_only_one:
-        place = "inline"
+    place = request.strategy.place
+    if place == "inline if idle":  # which is quicker than a thread, as threads need time to wake each other
+        place = "inline" if execution.admission.at_work <= 1 else "thread"
     memory = 0
-    if execution.lease is not None or strategy.memory > UNCOUNTED:
-        memory = _needed(request, encoder, execution.memory_limit)
-    if place == "batch" and memory:
-        memory = answer_bytes(request, request.plan.returned_bytes, encoder)
+    if execution.lease.counted or request.strategy.memory > UNCOUNTED:
+        memory = _needed(request, encoder, execution.admission.memory)
+        if place == "batch":
+            memory = answer_bytes(request, request.plan.returned_bytes, encoder)
     if place != "thread":
         await execution.grow(memory, compute=True)
         return place

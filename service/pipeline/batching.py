@@ -25,8 +25,8 @@ from service.attention.result import Result, make_result
 from service.backends.base import Backend
 from service.errors import ServiceError
 from service.pipeline.admission import AdmissionController
+from service.pipeline.compute import execute
 from service.pipeline.deadline import Cancelled, Deadline
-from service.pipeline.execute import execute
 from service.pipeline.execution import Execution
 from service.pipeline.prepare import PreparedRequest
 

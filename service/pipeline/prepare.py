@@ -86,15 +86,15 @@ async def prepare(plans: PlanCache, decoded: Decoded, execution: Execution) -> P
 
     Errors: InvalidRequest of every kind, with the pointer of the field at fault; Cancelled.
     """
-    if execution.has_slot:
+    if execution.lease.has_slot:
         async with execution.cancel_on_disconnect():
             request = await execution.in_thread(plans.prepare, decoded)
-        execution.release_slot()
+        execution.lease.release_slot()
     else:
         request = plans.prepare(decoded)
     execution.timings.step("plan")
-    if execution.lease is not None:
-        execution.shrink(request.nbytes)
+    if execution.lease.counted:  # else nobody needs the sum
+        execution.lease.shrink(request.nbytes)
     return request
 
 

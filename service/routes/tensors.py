@@ -14,7 +14,7 @@ from service.http.streaming import ChunkedResponse
 from service.observability.metrics import ComputedRequest
 from service.observability.request_id import request_id
 from service.pipeline.engine import Engine
-from service.pipeline.run import Exchange, run
+from service.pipeline.run import run
 from service.settings import Settings
 
 
@@ -28,10 +28,10 @@ async def respond(request: Request, negotiate: Negotiate) -> Response:
     limits = BodyLimits(settings.max_body_bytes, settings.read_timeout, settings.read_rate)
     length = content_length(headers, limits)
     with ExitStack() as resources:
-        execution = resources.enter_context(engine.start(partial(receive_disconnect, request.receive)))
-        exchange = Exchange(decoder, encoder, request_id(request.scope), execution)
+        execution = engine.start(partial(receive_disconnect, request.receive))
+        resources.enter_context(execution.lease)
         body = receive_body(request.receive, length, limits, execution, decoder.decode_bound)
-        encoded = await run(engine, exchange, await body)
+        encoded = await run(engine, await body, decoder, encoder, execution, request_id(request.scope))
         response = ChunkedResponse(encoded, execution, resources.pop_all(), engine.chunk_lock)
     # For RequestContext, which counts and logs the request.
     request.scope["state"]["computed"] = ComputedRequest.of(execution, decoder.media_type, media_type(encoded))

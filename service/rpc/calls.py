@@ -73,8 +73,8 @@ class Calls:
         if self._metrics is not None:
             self._metrics.request_started()
         status, problem = DISCONNECTED, None
-        with self._engine.start() as execution:
-            call = Call(context, execution)
+        call = Call(context, self._engine.start())
+        with call.execution.lease:
             try:
                 status, problem = await self._answer(call, method)
             finally:

@@ -14,8 +14,8 @@ from service.codecs import CODECS
 from service.codecs.chunks import ENCODE_BYTES
 from service.codecs.decoded import Decoded
 from service.pipeline.admit import estimate
+from service.pipeline.compute import execute
 from service.pipeline.engine import Engine
-from service.pipeline.execute import execute
 from service.pipeline.prepare import make_spec_and_plan
 from service.settings import Settings
 from tests.cases import CASES, Case

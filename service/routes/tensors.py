@@ -7,12 +7,10 @@ from functools import partial
 
 from fastapi import Request, Response
 
-from service.codecs.chunks import Encoded
 from service.http.body import BodyLimits, content_length, receive_body, receive_disconnect
 from service.http.negotiation import Negotiate, refuse_content_encoding
 from service.http.streaming import ChunkedResponse
-from service.observability.metrics import ComputedRequest
-from service.observability.request_id import request_id
+from service.observability.requests import ComputedRequest, record_of
 from service.pipeline.engine import Engine
 from service.pipeline.run import run
 from service.settings import Settings
@@ -22,6 +20,7 @@ async def respond(request: Request, negotiate: Negotiate) -> Response:
     """The response to one request. Errors: ServiceError of every kind, Cancelled."""
     engine: Engine = request.app.state.engine
     settings: Settings = request.app.state.settings
+    record = record_of(request.scope)
     headers = dict(request.scope["headers"])
     refuse_content_encoding(headers)
     decoder, encoder = negotiate(headers)
@@ -31,13 +30,8 @@ async def respond(request: Request, negotiate: Negotiate) -> Response:
         execution = engine.start(partial(receive_disconnect, request.receive))
         resources.enter_context(execution.lease)
         body = receive_body(request.receive, length, limits, execution, decoder.decode_bound)
-        encoded = await run(engine, await body, decoder, encoder, execution, request_id(request.scope))
+        encoded = await run(engine, await body, decoder, encoder, execution, record.request_id)
         response = ChunkedResponse(encoded, execution, resources.pop_all(), engine.chunk_lock)
-    # For RequestContext, which counts and logs the request.
-    request.scope["state"]["computed"] = ComputedRequest.of(execution, decoder.media_type, media_type(encoded))
+    response_type = dict(encoded.headers)[b"content-type"].decode("ascii")
+    record.computed = ComputedRequest.of(execution, decoder.media_type, response_type)
     return response
-
-
-def media_type(encoded: Encoded) -> str:
-    """The Content-Type of an encoded answer."""
-    return dict(encoded.headers)[b"content-type"].decode("ascii")

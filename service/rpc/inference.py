@@ -12,7 +12,7 @@ from google.protobuf.json_format import ParseDict
 from service.codecs.oip import grpc as oip_grpc
 from service.codecs.oip.messages import MESSAGES
 from service.errors import BadRequest, Busy, Fault, MethodNotAllowed, TooSlow, drop_tracebacks
-from service.observability.metrics import ComputedRequest
+from service.observability.requests import ComputedRequest
 from service.pipeline.deadline import Deadline
 from service.pipeline.engine import Engine
 from service.pipeline.run import run
@@ -108,10 +108,10 @@ class Inference:
         """The answer to a request. Errors: ServiceError of every kind, Cancelled."""
         execution = call.execution
         codec = oip_grpc.codec(body, MODEL, VERSION, check_model)
-        encoded = await run(self._engine, body, codec, codec, execution, call.request_id)
+        encoded = await run(self._engine, body, codec, codec, execution, call.record.request_id)
         message = b"".join(encoded.chunks)
         execution.lease.shrink(COPIES * len(message))
-        call.computed = ComputedRequest.of(execution, codec.media_type, codec.media_type)
+        call.record.computed = ComputedRequest.of(execution, codec.media_type, codec.media_type)
         return message
 
 

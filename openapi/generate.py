@@ -115,7 +115,7 @@ def errors() -> str:
     """All error codes as a Markdown table."""
     rows = ["| code | status | when |", "|---|---|---|"]
     for code, kind in error_classes().items():
-        rows.append(f"| `{code}` | {kind.status} | {' '.join((kind.__doc__ or '').split())} |")
+        rows.append(f"| `{code}` | {kind.status} | {kind.description()} |")
     return "\n".join(rows)
 
 

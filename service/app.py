@@ -26,7 +26,7 @@ from service.http.request_context import RequestContext
 from service.observability.metrics import Metrics
 from service.observability.tracing import tracing
 from service.pipeline.engine import Engine
-from service.routes import attention, health, inference, metrics, openapi, pages, problems
+from service.routes import attention, inference, openapi, operations
 from service.runtime.process import end_with_parent, tune, when_told_to_stop
 from service.settings import Settings, load_settings
 from service.version import __version__
@@ -122,6 +122,7 @@ def create_app(settings: Settings) -> FastAPI:
         static_url="/docs-assets",
         swagger_ui_parameters={"validatorUrl": None},  # the validator badge would be fetched from elsewhere
         redirect_slashes=False,
+        separate_input_output_schemas=False,
         lifespan=lifespan,
         middleware=middleware(settings, service_metrics),
         exception_handlers={
@@ -147,12 +148,10 @@ def add_routes(app: FastAPI) -> None:
     """All operations, those on tensors first, as routes are tried in order."""
     attention.add_routes(app)
     inference.add_routes(app)
-    app.include_router(health.router)
     app.include_router(inference.router)
-    app.include_router(problems.router)
+    app.include_router(operations.router)
     if app.state.settings.metrics:
-        app.include_router(metrics.router)
-    app.include_router(pages.router)
+        app.include_router(operations.metrics_router)
 
 
 def middleware(settings: Settings, service_metrics: Metrics | None) -> list[Middleware]:

@@ -84,6 +84,11 @@ class ServiceError(Exception):
         super().__init__("; ".join(fault.sentence() for fault in self.faults) or self.title)
 
     @classmethod
+    def description(cls) -> str:
+        """What the problem code means, in one line."""
+        return " ".join((cls.__doc__ or "").split())
+
+    @classmethod
     def at(cls, pointer: str, expected: str, got: str, hint: str = "") -> Self:
         """An error with one fault. `got` is not quoted: for text of the client use `of`, or `quote` it before."""
         return cls(Fault(pointer, expected, got, hint, cls.code))

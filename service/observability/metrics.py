@@ -137,28 +137,25 @@ class Metrics:
 
 def _gauges(metrics: Metrics, admission: AdmissionController) -> list[tuple[Gauge, Callable[[], float]]]:
     """Each gauge with the function that reads its value."""
-    mode = partial(Gauge, registry=metrics.registry)
-    summed = partial(mode, multiprocess_mode="livesum")
-    build = mode("attention_build_info", "The version that runs.", ("version",), multiprocess_mode="livemax")
+    gauge = partial(Gauge, registry=metrics.registry, multiprocess_mode="livesum")
+    slots = "Slots: large requests that are decoded or computed at the same time."
+    waiting = "Large requests in the queue, for a slot or memory."
+    limit = "Memory that requests may hold together."
     return [
-        (summed("attention_requests_in_flight", "Requests in progress."), lambda: metrics.in_flight),
-        (summed("attention_slots_in_use", "Slots in use."), lambda: admission.slots_taken),
-        (
-            summed("attention_slots", "Slots: large requests that are decoded or computed at the same time."),
-            lambda: admission.slots,
-        ),
-        (
-            summed("attention_requests_waiting", "Large requests in the queue, for a slot or memory."),
-            lambda: admission.waiting,
-        ),
-        (summed("attention_memory_bytes", "Memory that requests hold."), lambda: admission.memory - admission.free),
-        (
-            summed("attention_memory_limit_bytes", "Memory that requests may hold together."),
-            lambda: admission.memory,
-        ),
-        (summed("attention_workers", "Worker processes."), lambda: 1),
-        (build.labels(__version__), lambda: 1),
+        (gauge("attention_requests_in_flight", "Requests in progress."), lambda: metrics.in_flight),
+        (gauge("attention_slots_in_use", "Slots in use."), lambda: admission.slots_taken),
+        (gauge("attention_slots", slots), lambda: admission.slots),
+        (gauge("attention_requests_waiting", waiting), lambda: admission.waiting),
+        (gauge("attention_memory_bytes", "Memory that requests hold."), lambda: admission.memory - admission.free),
+        (gauge("attention_memory_limit_bytes", limit), lambda: admission.memory),
+        (gauge("attention_workers", "Worker processes."), lambda: 1),
+        (_build_info(metrics.registry), lambda: 1),
     ]
+
+
+def _build_info(registry: CollectorRegistry) -> Gauge:
+    name, text = "attention_build_info", "The version that runs."
+    return Gauge(name, text, ("version",), registry=registry, multiprocess_mode="livemax").labels(__version__)
 
 
 def remove_stale_files(folder: Path) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from fastapi import FastAPI, Request, Response
 
 from service.http.negotiation import negotiate
-from service.routes.documented import PROBLEMS, tensor_answer, tensor_body
+from service.routes.openapi import problems, tensor_answer, tensor_body
 from service.routes.tensors import respond
-from service.schemas.request import AttentionRequest
 from service.schemas.response import AttentionResponse
 
 
@@ -30,6 +29,6 @@ def add_routes(app: FastAPI) -> None:
         summary="Compute attention",
         response_model=AttentionResponse,
         response_description="The output, the results that `include` names, and metadata.",
-        responses=PROBLEMS | tensor_answer(),
-        openapi_extra=tensor_body(AttentionRequest),
+        responses=problems(400, 401, 406, 408, 413, 415, 422, 431, 500, 503, 504) | tensor_answer(),
+        openapi_extra=tensor_body(),
     )

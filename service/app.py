@@ -15,10 +15,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from service.errors import ServiceError
 from service.http.auth import Guard
-from service.http.browsers import cors
 from service.http.discard import DiscardUnreadBody
 from service.http.head import CheckHead
 from service.http.problems import on_http_exception, on_memory_error, on_service_error, on_validation_error
@@ -164,7 +164,14 @@ def middleware(settings: Settings, service_metrics: Metrics | None) -> list[Midd
     if settings.tracing:
         found.insert(0, tracing())
     if settings.cors_origins:
-        found.append(cors(settings.cors_origins))
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=[origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()],
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
+            expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
+        )
+        found.append(cors)
     if settings.has_keys:
         found.append(Middleware(Guard, settings=settings))
     return found

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable, Sequence
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import InternalError, drop_tracebacks
-from service.http.browsers import security_headers
 from service.http.problems import problem
 from service.observability.metrics import Metrics
 from service.observability.requests import DISCONNECTED, REQUEST_ID, RequestRecord, choose_request_id
 from service.pipeline.deadline import Cancelled
 
 logger = logging.getLogger("attention")
+
+# The pages hold their scripts and styles, or load them from this server. They cannot be framed.
+PAGE = [
+    (b"content-security-policy",
+     b"default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+     b"frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
+    (b"referrer-policy", b"no-referrer"),
+]  # fmt: skip
+# Browsers must not guess the media type of a response.
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
 
 class RequestContext:
@@ -69,3 +79,11 @@ class RequestContext:
         if self._metrics is not None:
             self._metrics.request_answered(record)
         record.log()
+
+
+def security_headers(headers: Iterable[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
+    """The security headers that a response with these headers gets."""
+    for name, value in headers:
+        if name == b"content-type":
+            return (NO_SNIFFING, *PAGE) if value.startswith(b"text/html") else (NO_SNIFFING,)
+    return (NO_SNIFFING,)

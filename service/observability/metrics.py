@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -33,7 +34,6 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from service.errors import error_classes
 from service.observability.requests import RequestRecord
 from service.pipeline.admission import AdmissionController
-from service.runtime.process import is_running
 from service.version import __version__
 
 # Upper bounds of the buckets of a histogram, in seconds.
@@ -168,5 +168,8 @@ def remove_stale_files(folder: Path) -> None:
 def _remove_gauges_of_ended_workers(folder: str) -> None:
     """Do what prometheus_client's mark_process_dead does, which fails where two workers do it at once."""
     for file in Path(folder).glob("gauge_live*_[0-9]*.db"):
-        if not is_running(int(file.stem.rpartition("_")[2])):
+        try:
+            if sys.platform != "win32":  # where this would end the process
+                os.kill(int(file.stem.rpartition("_")[2]), 0)
+        except ProcessLookupError:
             file.unlink(missing_ok=True)

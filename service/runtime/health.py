@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
+import ssl
 from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
 TIMEOUT = 4  # seconds; less than whoever runs the check waits for it
 # A server on every address is asked on the machine's own.
@@ -17,24 +18,17 @@ def address(environment: Mapping[str, str]) -> tuple[str, int]:
 
 
 def check(host: str, port: int, *, encrypted: bool = False) -> str:
-    """What is wrong with the server at this address; "" if it takes requests.
-
-    encrypted: whether it serves HTTPS; whose certificate it has does not matter, as nothing but its health is asked
-    """
+    """What is wrong with the server at this address; "" if it takes requests. encrypted: True if it serves HTTPS"""
+    if encrypted:
+        context = ssl.create_default_context()
+        # Whose certificate it has does not matter, as nothing but its health is asked.
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection: HTTPConnection = HTTPSConnection(host, port, timeout=TIMEOUT, context=context)
+    else:
+        connection = HTTPConnection(host, port, timeout=TIMEOUT)
     try:
-        connection = _connection(host, port, encrypted)
         connection.request("GET", "/health/ready")
         status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, HTTPException) as error:
         return f"{host}:{port}: {error}"
-    return "" if status == http.client.OK else f"{host}:{port}: status {status}"
-
-
-def _connection(host: str, port: int, encrypted: bool) -> http.client.HTTPConnection:
-    if not encrypted:
-        return http.client.HTTPConnection(host, port, timeout=TIMEOUT)
-    import ssl
-
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=context)
+    return "" if status == 200 else f"{host}:{port}: status {status}"

@@ -1,4 +1,4 @@
-"""How a process that does nothing but serve is tuned, and when it ends."""
+"""How a process that does nothing but serve is tuned, and what it does when it is to stop."""
 
 from __future__ import annotations
 
@@ -60,16 +60,6 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=wait, daemon=True).start()
-
-
-def is_running(process: int) -> bool:
-    """True if there is a process with this id; always on Windows, where the question would end the process."""
-    if sys.platform != "win32":
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return False
-    return True
 
 
 def when_told_to_stop(do: Callable[[], object]) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from service.runtime.sockets import undelivered_bytes
+with suppress(ImportError):  # Windows
+    import fcntl
+    import termios
 
 
 class CorkedTransport:
@@ -60,3 +64,10 @@ class CorkedTransport:
     def unsent(self) -> tuple[int, int]:
         """Bytes that the system has not taken, and those that it has not delivered, which tell of a slow reader."""
         return self._transport.get_write_buffer_size(), undelivered_bytes(self.get_extra_info("socket"))
+
+
+def undelivered_bytes(connection: socket.socket) -> int:
+    """Bytes that were sent and that the other end has not acknowledged yet; 0 where the system does not tell."""
+    with suppress(OSError, NameError):  # not every kind of socket tells
+        return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
+    return 0

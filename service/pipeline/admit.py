@@ -15,7 +15,6 @@ from service.attention.plan import Plan
 from service.attention.spec import AttentionSpec
 from service.backends.base import Backend
 from service.codecs import Codec
-from service.codecs.decoded import Decoded
 from service.errors import MemoryLimit
 from service.pipeline.admission import UNCOUNTED
 from service.pipeline.execution import Execution
@@ -57,7 +56,7 @@ def _needed(request: PreparedRequest, encoder: Codec, limit: int) -> int:
     """Bytes that a request takes from now on. Errors: MemoryLimit if they are more than the limit."""
     spec, plan, sources, decoded, strategy = request
     encode = encoder.encode_bytes(plan.returned_bytes, decoded)
-    memory = estimate(plan, spec, sources, strategy.backend, decoded, decode=0, encode=encode).peak
+    memory = estimate(plan, spec, sources, strategy.backend, decoded=decoded.nbytes, encode=encode).peak
     if memory > limit:
         raise memory_limit_error(plan, memory, limit)
     return memory
@@ -68,25 +67,18 @@ def estimate(
     spec: AttentionSpec,
     sources: Mapping[str, np.ndarray],
     backend: Backend,
-    decoded: Decoded | int,
     *,
-    decode: int,
+    decode: int = 0,
+    decoded: int,
     encode: int,
 ) -> Memory:
     """Upper bounds of the memory of a prepared request in each phase.
 
-    sources: the fields that query, key and value come from
-    decoded: the decoded body, or the memory that it keeps
-    decode: the estimate of `Codec.decode_bytes`; encode: that of `Codec.encode_bytes`
+    sources: the fields that query, key and value come from; decoded: `Decoded.nbytes`
+    decode, encode: the estimates of the codecs
     """
-    copied = cost.copied_bytes(plan, spec, sources)
-    return Memory(
-        decode=decode,
-        decoded=decoded if isinstance(decoded, int) else decoded.nbytes,
-        compute=backend.peak_bytes(plan, spec.device, copied),
-        results=plan.returned_bytes,
-        encode=encode,
-    )
+    compute = backend.peak_bytes(plan, spec.device, cost.copied_bytes(plan, spec, sources))
+    return Memory(decode, decoded, compute, plan.returned_bytes, encode)
 
 
 def memory_limit_error(plan: Plan, needed: int, available: int | None) -> MemoryLimit:

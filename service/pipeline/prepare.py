@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,10 +18,8 @@ from service.schemas.validate import validate
 
 # Plans that are kept. A service meets few kinds of requests, and without arrays a plan is small.
 MAX_PLANS: Final = 256
-# Longest string, and longest list of names, of a request whose plan is kept.
-MAX_TEXT: Final = 64
-MAX_NAMES: Final = 16
-SCALARS: Final = (bool, int, float, type(None))
+# Characters of the fields, as JSON, of a request whose plan is kept.
+MAX_TEXT: Final = 1024
 
 
 class Strategy(NamedTuple):
@@ -72,9 +71,8 @@ class PlanCache:
             spec, plan, strategy = kept
             return PreparedRequest(spec, plan, decoded.fields, decoded, strategy)
         spec, plan = make_spec_and_plan(decoded)
-        shared = key is not None and spec.scale != 0  # 0 would be found for -0
-        strategy = self._choose_strategy(spec, plan, shared)
-        if shared:
+        strategy = self._choose_strategy(spec, plan, key is not None)
+        if key is not None:
             if len(self._kept) >= MAX_PLANS:
                 self._kept.clear()
             self._kept[key] = spec.without_sources(), plan, strategy
@@ -109,22 +107,13 @@ def make_spec_and_plan(decoded: Decoded, *, allow_non_finite: bool = False) -> t
 
 
 def _key(decoded: Decoded) -> Hashable | None:
-    """All that specification and plan depend on; None where that is more than shapes, scalars and short names."""
-    parts: list[Hashable] = [decoded.untyped]
-    for name, value in decoded.fields.items():
-        kind = type(value)
-        if kind is np.ndarray:
-            if name not in SOURCES:
-                return None
-            parts.append((name, value.shape, value.dtype))
-        elif kind in SCALARS or (kind is str and len(value) <= MAX_TEXT):
-            parts.append((name, kind, value))  # True is 1, but not where a number is asked for
-        elif kind is list and len(value) <= MAX_NAMES and all(map(_is_short, value)):
-            parts.append((name, *value))  # as in include
-        else:
-            return None
-    return tuple(parts)
-
-
-def _is_short(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_TEXT
+    """All that specification and plan depend on; None if that is much, or more than shapes, numbers and names."""
+    sources = {name: value for name, value in decoded.fields.items() if name in SOURCES and type(value) is np.ndarray}
+    try:
+        # Unlike equality, the text tells True from 1, and 0.0 from -0.0.
+        text = json.dumps({name: value for name, value in decoded.fields.items() if name not in sources})
+    except (TypeError, ValueError):  # other arrays, or an integer of thousands of digits
+        return None
+    if len(text) > MAX_TEXT:
+        return None
+    return decoded.untyped, text, *((name, array.shape, array.dtype) for name, array in sources.items())

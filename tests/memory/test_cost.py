@@ -65,9 +65,9 @@ def test_the_peak_is_that_of_the_dearest_phase() -> None:
     body = write(BODY, SAFETENSORS)
     decoded = CODECS[SAFETENSORS].decode(body, LIMIT)
     spec, plan = make_spec_and_plan(decoded)
-    found = estimate(
-        plan, spec, spec.sources, Backends().choose("numpy", "cpu"), decoded, decode=10**9, encode=ENCODE_BYTES
-    )
+    backend = Backends().choose("numpy", "cpu")
+    sizes = {"decode": 10**9, "decoded": decoded.nbytes, "encode": ENCODE_BYTES}
+    found = estimate(plan, spec, spec.sources, backend, **sizes)
     assert found.results == (50 * 4 + 50 * 60) * 8
     assert found.decoded == len(body)
     assert found.peak >= 10**9

@@ -88,9 +88,11 @@ class ServiceError(Exception):
         return " ".join((cls.__doc__ or "").split())
 
     @classmethod
-    def at(cls, pointer: str, expected: str, got: str, hint: str = "") -> Self:
+    def at(
+        cls, pointer: str, expected: str, got: str, hint: str = "", *, headers: dict[str, str] | None = None
+    ) -> Self:
         """An error with one fault. `got` is not quoted: for text of the client use `of`, or `quote` it before."""
-        return cls(Fault(pointer, expected, got, hint, cls.code))
+        return cls(Fault(pointer, expected, got, hint), headers=headers)
 
     @classmethod
     def of(cls, pointer: str, expected: str, value: object, hint: str = "") -> Self:

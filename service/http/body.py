@@ -10,8 +10,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from service.codecs.decoded import Body
-from service.errors import BodyTooLarge, Fault, TooSlow
-from service.http.head import parse_length
+from service.errors import BodyTooLarge, TooSlow
+from service.http.head import CLOSE, parse_length
 from service.pipeline.admission import UNCOUNTED
 from service.pipeline.execution import Execution
 
@@ -28,12 +28,12 @@ class BodyLimits(NamedTuple):
 
     def too_large(self, got: str) -> BodyTooLarge:
         """The error. The rest of the body is not read, so that the connection cannot carry another request."""
-        return BodyTooLarge(Fault("", f"at most {self.size} bytes", got), headers={"Connection": "close"})
+        return BodyTooLarge.at("", f"at most {self.size} bytes", got, headers=CLOSE)
 
     def too_slow(self, received: int) -> TooSlow:
         """The error. The rest of the body is not read."""
         expected = f"a body that arrives within {self.grace:g} s, or at {self.rate:g} bytes a second"
-        return TooSlow(Fault("", expected, f"{received} bytes"), headers={"Connection": "close"})
+        return TooSlow.at("", expected, f"{received} bytes", headers=CLOSE)
 
 
 def content_length(headers: Mapping[bytes, bytes], limits: BodyLimits) -> int | None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from service.codecs import CODECS, Codec
 from service.codecs.oip import http as oip
-from service.errors import BadRequest, Fault, NotAcceptable, UnsupportedEncoding, UnsupportedMediaType, quote
+from service.errors import BadRequest, NotAcceptable, UnsupportedEncoding, UnsupportedMediaType, quote
 from service.http.head import parse_length
 from service.schemas.inference import MODEL, VERSION
 
@@ -41,8 +41,8 @@ def refuse_content_encoding(headers: Mapping[bytes, bytes]) -> None:
     """Errors: UnsupportedEncoding for a compressed body, which could unpack to anything."""
     encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip()
     if encoding and encoding.lower() != "identity":
-        fault = Fault("", "a body without Content-Encoding", quote(encoding))
-        raise UnsupportedEncoding(fault, headers={"Accept-Encoding": "identity"})
+        expected = "a body without Content-Encoding"
+        raise UnsupportedEncoding.at("", expected, quote(encoding), headers={"Accept-Encoding": "identity"})
 
 
 def request_type(content_type: str, known: Collection[str]) -> str:

@@ -89,10 +89,10 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        fault = Fault("", f"{headers.get('Allow', '')} at {request.url.path[:100]}", request.method[:20])
-        return problem(MethodNotAllowed(fault, headers=headers), request)
+        expected = f"{headers.get('Allow', '')} at {request.url.path[:100]}"
+        return problem(MethodNotAllowed.at("", expected, request.method[:20], headers=headers), request)
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return problem(NotFound(Fault("", "a path that exists", request.url.path[:100])), request)
+        return problem(NotFound.at("", "a path that exists", request.url.path[:100]), request)
     title = HTTPStatus(error.status_code).phrase
     code = title.lower().replace(" ", "_")
     return respond(request, error.status_code, code, title, str(error.detail), headers=headers)

@@ -25,7 +25,7 @@ class ChunkedResponse(Response):
         # Response's own constructor is left out: it would copy and encode what is encoded already.
         self.status_code = 200
         self.background = None
-        self.raw_headers = [*encoded.headers, (b"server-timing", execution.timings.header())]
+        self.raw_headers = [*encoded.headers, (b"server-timing", execution.timings.header().encode())]
         self._chunks = encoded.chunks
         self._execution = execution
         self._resources = resources

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from pydantic import ByteSize
 
-from service.errors import Busy, Fault, MemoryLimit
+from service.errors import Busy, MemoryLimit
 from service.pipeline.deadline import Cancelled, Deadline
 
 # Bytes of a request that are not worth counting: about what a server buffers of any connection.
@@ -204,7 +204,7 @@ class AdmissionController:
         hold = max(self._hold, self._clock() - self._granted)
         after = min(MAX_RETRY_AFTER, max(1, math.ceil(hold * here / max(1, min(self.slots, here)))))
         got = f"{self.slots_taken} at work, {self.waiting} waiting"
-        return Busy(Fault("", "a server with capacity for this request", got), headers={"Retry-After": str(after)})
+        return Busy.at("", "a server with capacity for this request", got, headers={"Retry-After": str(after)})
 
     async def _wait(self, lease: Lease, deadline: Deadline) -> None:
         turn = lease.turn = asyncio.get_running_loop().create_future()

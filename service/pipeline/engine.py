@@ -10,7 +10,7 @@ from typing import Final
 from service.attention.plan import Plan
 from service.attention.spec import AttentionSpec
 from service.backends.registry import Backends
-from service.errors import Busy, Fault
+from service.errors import Busy
 from service.pipeline.admission import AdmissionController
 from service.pipeline.batching import Batcher, can_batch
 from service.pipeline.execution import Execution
@@ -38,9 +38,8 @@ class Engine:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.admission = AdmissionController(
-            settings.concurrency, settings.memory_per_worker, settings.queue_per_worker
-        )
+        queue = -(-settings.queue // settings.workers)  # rounded up
+        self.admission = AdmissionController(settings.concurrency, settings.memory_limit // settings.workers, queue)
         self.plans = PlanCache(self._choose_strategy)
         self.chunk_lock = asyncio.Lock()
         self.stopping = False
@@ -50,11 +49,10 @@ class Engine:
         window = settings.batch_window
         if window is None:
             window = BATCH_WINDOW if self._backends.choose("auto", "auto").is_gpu("auto") else 0.0
-        self.batcher = (
-            Batcher(window, self.admission, settings.inline_flops, padding="padding" in settings.experimental)
-            if window
-            else None
-        )
+        self.batcher: Batcher | None = None
+        if window:
+            padding = "padding" in settings.experimental
+            self.batcher = Batcher(window, self.admission, settings.inline_flops, padding=padding)
         self.ready = self._backends.preferred == "numpy"
 
     def warm_up(self) -> None:
@@ -66,10 +64,10 @@ class Engine:
     def check_ready(self) -> None:
         """Raise Busy while the service loads, stops, or would refuse a large request."""
         if self.stopping:
-            raise Busy(Fault("", "a server that takes requests", "one that stops"), headers={"Retry-After": "1"})
+            raise Busy.at("", "a server that takes requests", "one that stops", headers={"Retry-After": "1"})
         if not self.ready:
-            fault = Fault("", "a service that has loaded all that it computes with", "one that is loading it")
-            raise Busy(fault, headers={"Retry-After": "1"})
+            expected = "a service that has loaded all that it computes with"
+            raise Busy.at("", expected, "one that is loading it", headers={"Retry-After": "1"})
         if self.admission.full:
             raise self.admission.busy()
 

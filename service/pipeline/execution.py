@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from anyio import to_thread
 
@@ -15,37 +16,44 @@ from service.pipeline.deadline import Deadline
 
 T = TypeVar("T")
 
-HEADER: Final = b"decode;dur=%.3f, plan;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f"
 Step = Literal["decode", "plan", "queue", "compute", "encode"]
 
 
+@dataclass(slots=True)
 class Timings:
     """Seconds spent on each step of one request. batch: requests that were computed in one batch"""
 
-    def __init__(self) -> None:
-        self.decode = self.plan = self.queue = self.compute = self.encode = 0.0
-        self.batch = 1
+    decode: float = 0.0
+    plan: float = 0.0
+    queue: float = 0.0
+    compute: float = 0.0
+    encode: float = 0.0
+    batch: int = 1
+    since: float = 0.0
 
     def begin(self) -> None:
         """Start the clock: the time until now belongs to no step."""
-        self._since = time.perf_counter()
+        self.since = time.perf_counter()
 
     def step(self, name: Step) -> None:
         """Add the time since the last step to this one."""
         now = time.perf_counter()
-        setattr(self, name, getattr(self, name) + now - self._since)
-        self._since = now
+        setattr(self, name, getattr(self, name) + now - self.since)
+        self.since = now
 
     def begin_batch(self, size: int) -> None:
         """Add the time since the last step to the queue, and keep the size of the batch."""
         self.step("queue")
         self.batch = size
 
-    def header(self) -> bytes:
+    def header(self) -> str:
         """The value of a Server-Timing header (W3C Server Timing), in milliseconds, of the steps that are done."""
-        done = self.decode * 1e3, self.plan * 1e3, self.queue * 1e3, self.compute * 1e3
-        text = HEADER % done if self.batch == 1 else HEADER % done + b', batch;desc="%d"' % self.batch
-        return text + b", encode;dur=%.3f" % (self.encode * 1e3) if self.encode else text
+        steps = [f"{name};dur={getattr(self, name) * 1e3:.3f}" for name in ("decode", "plan", "queue", "compute")]
+        if self.batch > 1:
+            steps.append(f'batch;desc="{self.batch}"')
+        if self.encode:
+            steps.append(f"encode;dur={self.encode * 1e3:.3f}")
+        return ", ".join(steps)
 
 
 class Execution:

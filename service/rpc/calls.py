@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import grpc
 
-from service.errors import Fault, InternalError, MemoryLimit, ServiceError, Unauthorized, drop_tracebacks, kind_of
+from service.errors import InternalError, MemoryLimit, ServiceError, Unauthorized, drop_tracebacks, kind_of
 from service.observability.metrics import Metrics
 from service.observability.requests import REQUEST_ID, RequestRecord, choose_request_id
 from service.pipeline.engine import Engine
@@ -40,7 +40,7 @@ class Call:
         """The trailing metadata of the answer, or of the error."""
         found = [(HEADER, self.record.request_id)]
         if self.execution.timings.decode:
-            found.append(("server-timing", str(self.execution.timings.header(), "ascii")))
+            found.append(("server-timing", self.execution.timings.header()))
         if error is not None and "Retry-After" in error.headers:  # as gRPC's clients understand it
             found.append(("grpc-retry-pushback-ms", str(1000 * int(error.headers["Retry-After"]))))
         return found
@@ -101,7 +101,7 @@ class Calls:
         authorization = call.metadata.get("authorization", b"")
         if self._keys is not None and not self._keys.admit(authorization):
             got = "another key" if authorization else "none"
-            raise Unauthorized(Fault("", "metadata authorization: Bearer and a key", got))
+            raise Unauthorized.at("", "metadata authorization: Bearer and a key", got)
 
 
 def _set_error(call: Call, error: ServiceError) -> None:

@@ -11,7 +11,7 @@ from google.protobuf.json_format import ParseDict
 
 from service.codecs.oip import grpc as oip_grpc
 from service.codecs.oip.messages import MESSAGES
-from service.errors import BadRequest, Busy, Fault, MethodNotAllowed, TooSlow, drop_tracebacks
+from service.errors import BadRequest, Busy, MethodNotAllowed, TooSlow, drop_tracebacks
 from service.observability.requests import ComputedRequest
 from service.pipeline.deadline import Deadline
 from service.pipeline.engine import Engine
@@ -45,7 +45,7 @@ class Inference:
 
     async def unknown(self, call: Call) -> bytes:
         """Refuse a method that does not exist. Errors: MethodNotAllowed."""
-        raise MethodNotAllowed(Fault("", f"a method among {', '.join(self.methods)}", "another"))
+        raise MethodNotAllowed.at("", f"a method among {', '.join(self.methods)}", "another")
 
     async def _server_live(self, call: Call) -> bytes:
         return _written("ServerLiveResponse", live=True)
@@ -93,7 +93,7 @@ class Inference:
                 await execution.grow(most)
                 message = await call.context.read()
         except TimeoutError:
-            raise TooSlow(Fault("", f"a request that arrives within {seconds:g} s", "only a part of it")) from None
+            raise TooSlow.at("", f"a request that arrives within {seconds:g} s", "only a part of it") from None
         if message is grpc.aio.EOF:  # or one that was too long, which gRPC has refused by itself
             raise BadRequest.at("", f"one message of at most {self._settings.max_body_bytes} bytes", "none")
         body: bytes = message

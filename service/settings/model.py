@@ -216,16 +216,6 @@ class Settings(BaseSettings):
         return bool(self.api_keys.strip(" ,")) or self.api_keys_file is not None
 
     @property
-    def memory_per_worker(self) -> int:
-        """Memory budget of one worker, in bytes."""
-        return self.memory_limit // self.workers
-
-    @property
-    def queue_per_worker(self) -> int:
-        """Length of the queue of one worker, rounded up."""
-        return -(-self.queue // self.workers)
-
-    @property
     def compute_threads(self) -> int:
         """Threads of one worker that compute: `threads`, or an equal share of the processors for 0."""
         return self.threads or max(1, cpu_count() // self.workers)

@@ -1,4 +1,4 @@
-"""The application, wired: what it answers, in which order a request passes through it, what it holds."""
+"""The FastAPI application: its routes, its middleware, and the objects that requests share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from service.errors import ServiceError
 from service.http.auth import Guard
 from service.http.discard import DiscardUnreadBody
 from service.http.head import CheckHead
-from service.http.problems import on_http_exception, on_memory_error, on_service_error, on_validation_error
+from service.http.problems import on_http_exception, on_service_error, on_validation_error
 from service.http.request_context import RequestContext
 from service.observability.metrics import Metrics
 from service.observability.tracing import tracing
@@ -74,7 +74,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def warm_up(engine: Engine) -> None:
-    """Until this is done the service is alive, and not ready."""
+    """Load the backend in a worker thread. Until then the service is alive, but not ready."""
     try:
         await to_thread.run_sync(engine.warm_up, abandon_on_cancel=True)
     except Exception:
@@ -128,7 +128,7 @@ def create_app(settings: Settings) -> FastAPI:
         exception_handlers={
             ServiceError: on_service_error,
             HTTPException: on_http_exception,
-            MemoryError: on_memory_error,
+            MemoryError: on_service_error,
             RequestValidationError: on_validation_error,
         },
         telemetry={"tracing": False, "metrics": False, "logs": False},
@@ -145,7 +145,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def add_routes(app: FastAPI) -> None:
-    """All operations, those on tensors first, as routes are tried in order."""
+    """Add all operations, those on tensors first, as routes are tried in order."""
     attention.add_routes(app)
     inference.add_routes(app)
     app.include_router(inference.router)

@@ -72,16 +72,9 @@ def respond(
 
 
 async def on_service_error(request: Request, error: Exception) -> Response:
-    """The response to an error that the service raises."""
-    assert isinstance(error, ServiceError)
+    """The response to an error of the service, or to an allocation that failed although memory was granted."""
     drop_tracebacks(error)
-    return problem(error, request)
-
-
-async def on_memory_error(request: Request, error: Exception) -> Response:
-    """The response where an allocation failed although the estimate of the request fitted into memory."""
-    drop_tracebacks(error)
-    return problem(MemoryLimit.failed(), request)
+    return problem(error if isinstance(error, ServiceError) else MemoryLimit.failed(), request)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

@@ -166,7 +166,7 @@ def remove_stale_files(folder: Path) -> None:
 
 
 def _remove_gauges_of_ended_workers(folder: str) -> None:
-    """Do what prometheus_client's mark_process_dead does, which fails where two workers do it at once."""
+    """Delete the gauges of ended workers, as mark_process_dead does, which fails if two workers call it at once."""
     for file in Path(folder).glob("gauge_live*_[0-9]*.db"):
         try:
             if sys.platform != "win32":  # where this would end the process

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from anyio import to_thread
@@ -34,6 +34,7 @@ from service.pipeline.prepare import PreparedRequest
 MAX_BATCH: Final = 256
 
 Outcome = Result | Exception
+T = TypeVar("T")
 
 
 def can_batch(plan: Plan, backend: Backend, device: str) -> bool:
@@ -195,33 +196,34 @@ class Batcher:
         """The outcome of each request, and how many were computed in one launch. May run in a thread."""
         if len(members) == 1:
             return [_compute_alone(members[0])], 0
-        prepared = [_operands(member) for member in members]
+        prepared = [_outcome(_operands, member) for member in members]
         good = [(member, one) for member, one in zip(members, prepared, strict=True) if isinstance(one, Operands)]
         if len(good) > 1:
             with suppress(ServiceError, MemoryError, Cancelled):  # which request caused it is found below
                 results = iter(_compute_batch(batch, *zip(*good, strict=True)))
-                return [next(results) if isinstance(one, Operands) else one for one in prepared], len(good)
+                return [one if isinstance(one, Exception) else next(results) for one in prepared], len(good)
         return [
-            _compute_alone(member) if isinstance(one, Operands) else one
+            one if isinstance(one, Exception) else _compute_alone(member)
             for member, one in zip(members, prepared, strict=True)
         ], 0
 
 
+def _outcome(function: Callable[[Member], T], member: Member) -> T | Exception:
+    """What a function returns for one request, or the exception that it raises."""
+    try:
+        return function(member)
+    except Exception as error:
+        return error
+
+
 def _compute_alone(member: Member) -> Outcome:
-    try:
-        return execute(member.request, member.execution.deadline)
-    except Exception as error:
-        return error
+    return _outcome(lambda member: execute(member.request, member.execution.deadline), member)
 
 
-def _operands(member: Member) -> Operands | Exception:
-    """The numbers of one request, or what is wrong with it."""
-    request = member.request
-    try:
-        member.execution.deadline.check()
-        return make_operands(request.spec, request.plan, request.sources)
-    except Exception as error:
-        return error
+def _operands(member: Member) -> Operands:
+    """The operands of one request. Errors: InvalidRequest, and those of its deadline."""
+    member.execution.deadline.check()
+    return make_operands(member.request.spec, member.request.plan, member.request.sources)
 
 
 def _compute_batch(batch: Batch, members: Sequence[Member], operands: Sequence[Operands]) -> list[Result]:

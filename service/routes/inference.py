@@ -9,8 +9,8 @@ from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
 
 from service.http.negotiation import negotiate_inference
 from service.http.problems import INFERENCE
+from service.routes.attention import respond
 from service.routes.openapi import inference_answer, inference_body, inference_errors
-from service.routes.tensors import respond
 from service.schemas.inference import (
     MODEL,
     MODEL_METADATA,

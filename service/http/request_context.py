@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -81,9 +81,7 @@ class RequestContext:
         record.log()
 
 
-def security_headers(headers: Iterable[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
+def security_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The security headers that a response with these headers gets."""
-    for name, value in headers:
-        if name == b"content-type":
-            return (NO_SNIFFING, *PAGE) if value.startswith(b"text/html") else (NO_SNIFFING,)
-    return (NO_SNIFFING,)
+    is_page = any(name == b"content-type" and value.startswith(b"text/html") for name, value in headers)
+    return [NO_SNIFFING, *PAGE] if is_page else [NO_SNIFFING]

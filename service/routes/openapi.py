@@ -25,8 +25,6 @@ from service.schemas.request import AttentionRequest, Encoding
 JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
 REFERENCE = "#/components/schemas/{model}"
-# FastAPI's own description of errors that this service answers as problems.
-UNUSED = ("HTTPValidationError", "ValidationError")
 SECURITY: Final = "bearer"
 # Sets of names that become types, each with what it is.
 ENUMS: Final[dict[str, tuple[Any, str]]] = {
@@ -41,6 +39,7 @@ ENUMS: Final[dict[str, tuple[Any, str]]] = {
 }
 
 
+NAMES: Final = {get_args(kind): name for name, (kind, _) in ENUMS.items()}
 INFERENCE_EXAMPLE: Final = {
     "id": "first",
     "parameters": {"is_causal": True, "query_offset": 0},
@@ -129,10 +128,14 @@ def build(app: FastAPI) -> dict[str, Any]:
     """The document, complete; made once."""
     if app.openapi_schema is None:
         document = FastAPI.openapi(app)
+        operations = [operation for path in document["paths"].values() for operation in path.values()]
         _add_security(document)
-        _add_models(document)
-        _name_enums(document)
-        _drop_titles(document)
+        _add_models(document["components"]["schemas"])
+        for operation in operations:
+            if "HTTPValidationError" in str(operation["responses"].get("422")):  # no operation answers so
+                del operation["responses"]["422"]
+            for parameter in operation.get("parameters", ()):
+                parameter["schema"] = _simplified(parameter["schema"])
     assert app.openapi_schema is not None
     return app.openapi_schema
 
@@ -147,54 +150,34 @@ def _add_security(document: dict[str, Any]) -> None:
     }
 
 
-def _add_models(document: dict[str, Any]) -> None:
-    """Add models that FastAPI does not see, and drop its validation errors, which no operation answers with."""
-    schemas = document["components"]["schemas"]
+def _add_models(schemas: dict[str, Any]) -> None:
+    """Add models and named enums that FastAPI does not see; drop its validation errors, which are never sent."""
     for model in (Problem, InferenceError, AttentionRequest, InferenceRequest):
         described = model.model_json_schema(ref_template=REFERENCE)
         schemas.update(described.pop("$defs", {}))
         schemas[model.__name__] = described
-    for name in UNUSED:
+    for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for path in document["paths"].values():
-        for operation in path.values():
-            if _refers_to_unused(operation["responses"].get("422")):
-                del operation["responses"]["422"]
-
-
-def _refers_to_unused(response: dict[str, Any] | None) -> bool:
-    return response is not None and any(name in str(response) for name in UNUSED)
-
-
-def _name_enums(document: dict[str, Any]) -> None:
-    """Replace sets of names wherever they stand by references to one type each."""
-    names = {get_args(kind): name for name, (kind, _) in ENUMS.items()}
-
-    def replaced(node: Any) -> Any:
-        if isinstance(node, list):
-            return [replaced(item) for item in node]
-        if not isinstance(node, dict):
-            return node
-        if isinstance(node.get("enum"), list):
-            rest = {key: value for key, value in node.items() if key not in ("enum", "type", "title")}
-            return {"$ref": REFERENCE.format(model=names[tuple(node["enum"])])} | rest
-        return {key: replaced(value) for key, value in node.items()}
-
-    schemas = document["components"]["schemas"]
-    schemas.update({name: replaced(schema) for name, schema in schemas.items()})
+    schemas.update({name: _simplified(schema) for name, schema in schemas.items()})
     for name, (kind, description) in ENUMS.items():
         schemas[name] = {"type": "string", "enum": list(get_args(kind)), "description": description}
 
 
-def _drop_titles(document: dict[str, Any]) -> None:
-    """pydantic derives them from the names, and says nothing more."""
-    for schema in document["components"]["schemas"].values():
-        schema.pop("title", None)
-        for field in schema.get("properties", {}).values():
-            field.pop("title", None)
-            if field.get("default", "") is None:  # it means absent; generators would want a value
-                del field["default"]
-    for path in document["paths"].values():
-        for operation in path.values():
-            for parameter in operation.get("parameters", ()):
-                parameter["schema"].pop("title", None)
+def _simplified(schema: Any) -> Any:
+    """A schema with references to the named enums, without titles and null defaults.
+
+    pydantic derives titles from names. A default of null means that the field is absent; generators would want a value.
+    """
+    if isinstance(schema, list):
+        return [_simplified(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _simplified(value) for key, value in schema.items() if not _says_nothing(key, value)}
+    if isinstance(names := found.pop("enum", None), list):
+        del found["type"]
+        return {"$ref": REFERENCE.format(model=NAMES[tuple(names)])} | found
+    return found
+
+
+def _says_nothing(key: str, value: Any) -> bool:
+    return (key == "title" and isinstance(value, str)) or (key == "default" and value is None)

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from service.version import __version__
 
-# Flags of `serve`: the setting that each replaces, its type, and what it is.
+# Flags of `serve`: the setting that each replaces, its type, its help text.
 FLAGS: Final = (
     ("host", str, "address to listen on (default: ATTENTION_HOST or 127.0.0.1)"),
     ("port", int, "port to listen on (default: ATTENTION_PORT or 8000)"),

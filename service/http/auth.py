@@ -16,7 +16,7 @@ METRICS = "/metrics"
 
 
 class Guard:
-    """Refuses requests without a valid key, except those to open paths."""
+    """Refuses requests without a valid API key, except to open paths."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app

@@ -19,7 +19,7 @@ VERSIONS: Final = ("1.0", "1.1", "2", "3")
 
 
 class CheckHead:
-    """Refuses requests whose head is too large, names no host or several, or frames its body in a doubtful way.
+    """Refuses requests whose head is too large, has no or several hosts, or frames the body ambiguously.
 
     close_after_upgrade: close the connection after a request with an Upgrade header. The header is ignored (RFC 9110,
     section 7.8), but httptools takes what follows the head for the other protocol, and uvicorn the next part of that
@@ -42,7 +42,7 @@ class CheckHead:
 
 
 def check(scope: Scope) -> ServiceError | None:
-    """What is wrong with the head of a request."""
+    """The error for an invalid head; None if the head is valid."""
     headers, version = scope["headers"], scope["http_version"]
     # Each header with a colon, a space and the end of the line.
     size = sum(len(name) + len(value) + 4 for name, value in headers)

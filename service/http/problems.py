@@ -1,4 +1,4 @@
-"""Errors as responses: problem details (RFC 9457), or what the protocol of a path has in their place."""
+"""Error responses: problem details (RFC 9457), or errors of the Open Inference Protocol below /v2."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def on_service_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """The response where no route matches, or to what a dependency or an added route raises."""
+    """The response if no route matches, or if a dependency or an added route raises HTTPException."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:

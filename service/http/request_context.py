@@ -29,7 +29,7 @@ NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
 
 class RequestContext:
-    """Keeps a record of each request for metrics and log, adds headers, and answers what fails inside with 500.
+    """Keeps a record of each request for metrics and log, adds headers, and turns unexpected exceptions into 500.
 
     Pure ASGI, so that large responses pass without being copied.
     """

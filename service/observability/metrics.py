@@ -118,7 +118,7 @@ class Metrics:
         self._batched.inc(requests)
 
     def set_gauges(self) -> None:
-        """Set all gauges to what they show at the moment."""
+        """Set all gauges to their current values."""
         for gauge, read in self._gauges:
             gauge.set(read())
 

@@ -1,4 +1,4 @@
-"""What the metrics and the log tell of each request, over HTTP or gRPC."""
+"""The record of one request, over HTTP or gRPC, for the metrics and the log; and its id."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.pipeline.execution import Execution, Timings
 REQUEST_ID: Final = b"x-request-id"
 # Ids of clients that are harmless in logs and headers.
 ACCEPTABLE = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-# Ids of this process begin so, and then count: what they are good for is being found in a log.
+# Ids of this process begin with this, and then count.
 PROCESS = token_hex(10)
 _number = count()
 # Status of a request without a response, as its client disconnected or the server stops; as nginx has it.
@@ -38,14 +38,14 @@ class ComputedRequest(NamedTuple):
 
     @classmethod
     def of(cls, execution: Execution, request_type: str, response_type: str) -> ComputedRequest:
-        """What is counted and logged of an execution, without the memory that it holds."""
+        """The record of an execution that is done. It does not keep the execution alive, nor its memory."""
         backend, kernel = execution.facts["backend"], execution.facts["kernel"]
         return cls(request_type, response_type, backend, kernel, execution.received, execution.timings)
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the metrics and the log tell of one request, filled in while it is answered.
+    """One request as the metrics and the log show it, filled in while it is answered.
 
     protocol: http or grpc; operation: path template of the route or name of the gRPC method, else other
     status: over HTTP, whatever the protocol; code: of the problem; sent: bytes of the body of the response

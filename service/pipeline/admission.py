@@ -30,7 +30,7 @@ from pydantic import ByteSize
 from service.errors import Busy, MemoryLimit
 from service.pipeline.deadline import Cancelled, Deadline
 
-# Bytes of a request that are not worth counting: about what a server buffers of any connection.
+# Bytes of a request that are not counted: about as much as a server buffers for every connection.
 UNCOUNTED: Final = 2**16
 # Seconds that a slot is held, until there is a measurement.
 INITIAL_HOLD: Final = 0.1
@@ -40,12 +40,12 @@ SMOOTHING: Final = 1 / 8
 MAX_RETRY_AFTER: Final = 60
 # Part of the memory for requests that do not compute yet, one in so many; the oldest of them may have more.
 PREPARING_SHARE: Final = 4
-# Seconds for which a request whose body is still arriving counts as one that will want a slot.
+# Seconds for which a request whose body is still arriving counts as one that will need a slot.
 EXPECTED: Final = 1.0
 
 
 class Growth(NamedTuple):
-    """What a lease asks for. memory: bytes in all"""
+    """The total memory in bytes that a lease asks for, and a slot if `slot`. compute: True for the computation"""
 
     memory: int
     slot: bool = False
@@ -114,7 +114,7 @@ class Lease:
 
 
 class AdmissionController:
-    """Grants leases.
+    """Grants memory and slots to the leases of one worker.
 
     slots: computations at once; memory: bytes for all leases; queue: requests that may wait; clock: seconds
     """
@@ -165,7 +165,7 @@ class AdmissionController:
 
     async def acquire(self, lease: Lease, growth: Growth, deadline: Deadline) -> None:
         """See `Lease.grow`."""
-        if deadline.cancelled:  # while the request was decoded in a thread, say
+        if deadline.cancelled:  # for example while the request was decoded in a thread
             raise Cancelled
         if growth.memory > self.memory:
             expected = f"a request that needs at most {ByteSize(self.memory).human_readable()}"

@@ -92,7 +92,7 @@ def memory_limit_error(plan: Plan, needed: int, available: int | None) -> Memory
 
 
 def _advice(plan: Plan) -> str:
-    """What would make a plan smaller."""
+    """A hint how to make a plan smaller."""
     returned = {name for name in plan.selection.include if OUTPUTS[name].is_score_matrix}
     if not returned:
         return "fewer queries or keys at a time need less"

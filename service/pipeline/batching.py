@@ -68,7 +68,7 @@ class Batch:
         self.deadline = Deadline(0)
 
     def padded_for(self, request: PreparedRequest) -> tuple[Plan, int]:
-        """What `plan` and `memory` would be with one more request."""
+        """The values of `plan` and `memory` with one more request."""
         plan, memory = request.plan, request.strategy.memory
         if plan is self.plan:
             return plan, max(self.memory, memory)
@@ -209,7 +209,7 @@ class Batcher:
 
 
 def _outcome(function: Callable[[Member], T], member: Member) -> T | Exception:
-    """What a function returns for one request, or the exception that it raises."""
+    """The result of a function for one request, or the exception that it raises."""
     try:
         return function(member)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What all requests of a worker share, made from the settings: admission control, plans, batches."""
+"""The engine: admission control, plans, backends and batches, which all requests of a worker share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.settings import Settings
 
 logger = logging.getLogger("attention")
 
-# Seconds that a small request waits for others where a GPU computes, unless the settings say.
+# Seconds that a small request waits for others if a GPU computes, unless the settings give a number.
 BATCH_WINDOW: Final = 0.002
 # Bytes that a computation in the event loop may take: the system clears fresh memory in some milliseconds.
 INLINE_MEMORY: Final = 2**23
@@ -28,7 +28,7 @@ IDLE_FACTOR: Final = 20
 
 
 class Engine:
-    """What all requests of a worker share.
+    """The objects that all requests of a worker share, made from the settings.
 
     admission: grants memory and slots; plans: prepares requests
     batcher: computes small requests in batches, None where that would not help
@@ -56,7 +56,7 @@ class Engine:
         self.ready = self._backends.preferred == "numpy"
 
     def warm_up(self) -> None:
-        """Load what the first request would have to wait for."""
+        """Load the preferred backend, so that the first request need not wait for it."""
         self._backends.choose("auto", "auto").warm_up("auto")
         self.ready = True
         logger.info("ready to compute with %s", self._backends.preferred)

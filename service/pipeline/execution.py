@@ -1,4 +1,4 @@
-"""One request at work: how long each step took, when its time is over, what memory it holds."""
+"""One request in the pipeline: its timings, its deadline, its lease."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Timings:
 
 
 class Execution:
-    """What one request holds on its way through the pipeline: a lease, a deadline, and the time that each step took.
+    """The state of one request in the pipeline: its lease, its deadline, and the time that each step took.
 
     disconnected: returns when the client is disconnected; None where the transport tells it otherwise
     received: bytes of the body; facts: metadata of the result, once it is computed

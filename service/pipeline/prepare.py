@@ -1,4 +1,4 @@
-"""Prepare: from the fields of a request to a plan and how it is computed, or those of an earlier request."""
+"""Prepare: validate the fields of a request, make its plan, and choose its execution strategy."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class PreparedRequest(NamedTuple):
 
 
 class PlanCache:
-    """Prepares requests. Keeps the plans of those of which only the sources are arrays.
+    """Prepares requests, and keeps plans for later requests.
 
-    Such a plan follows from the shapes and types of the sources and a few options, so that the next request with the
-    same ones shares it.
+    If only the sources of a request are arrays, its plan follows from their shapes and types and from the other fields.
+    The next request with the same ones shares the plan.
 
     choose_strategy: called for a new plan, and whether requests share it
     """
@@ -91,7 +91,7 @@ async def prepare(plans: PlanCache, decoded: Decoded, execution: Execution) -> P
     else:
         request = plans.prepare(decoded)
     execution.timings.step("plan")
-    if execution.lease.counted:  # else nobody needs the sum
+    if execution.lease.counted:  # else the sum is not needed
         execution.lease.shrink(request.nbytes)
     return request
 

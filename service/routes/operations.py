@@ -1,4 +1,4 @@
-"""What operators and browsers ask for: health, metrics, problem codes, and the page of the documentation."""
+"""Operations for operators and browsers: health, metrics, problem codes, the page of the documentation."""
 
 from __future__ import annotations
 

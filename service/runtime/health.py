@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
-TIMEOUT = 4  # seconds; less than whoever runs the check waits for it
+TIMEOUT = 4  # seconds; less than the timeouts of orchestrators
 # A server on every address is asked on the machine's own.
 OWN = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # nothing listens here
 
@@ -18,7 +18,7 @@ def address(environment: Mapping[str, str]) -> tuple[str, int]:
 
 
 def check(host: str, port: int, *, encrypted: bool = False) -> str:
-    """What is wrong with the server at this address; "" if it takes requests. encrypted: True if it serves HTTPS"""
+    """The failure of a health check of the server at this address; "" if it is ready. encrypted: True for HTTPS"""
     if encrypted:
         context = ssl.create_default_context()
         # Whose certificate it has does not matter, as nothing but its health is asked.

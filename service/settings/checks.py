@@ -16,12 +16,12 @@ MISMATCH = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICAT
 
 
 @contextmanager
-def _says(what: str) -> Iterator[None]:
-    """Raise ValueError for an OSError inside, with what is wrong and the reason."""
+def _refused(reason: str) -> Iterator[None]:
+    """Turn an OSError inside into a ValueError with this reason and the message of the system."""
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{what}: {error.strerror}") from None
+        raise ValueError(f"{reason}: {error.strerror}") from None
 
 
 def check_backend(backend: str) -> str:
@@ -39,14 +39,14 @@ def check_hashes(hashes: str) -> str:
 
 def check_keys_file(file: Path) -> Path:
     """The file, if it can be read and holds nothing but hashes of keys."""
-    with _says("the file cannot be read"):
+    with _refused("the file cannot be read"):
         read_hashes(file)
     return file
 
 
 def check_certificate(certificate: Path) -> Path:
     """The file, if it can be read and holds a certificate in PEM."""
-    with _says("the file cannot be read"):
+    with _refused("the file cannot be read"):
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(certificate)
         except ssl.SSLError:  # a subclass of OSError
@@ -59,7 +59,7 @@ def check_private_key(certificate: Path, key: Path | None) -> None:
 
     The key is in the certificate's own file if `key` is None.
     """
-    with _says("the file cannot be read"):
+    with _refused("the file cannot be read"):
         try:
             # The empty password keeps OpenSSL from asking for one on the terminal.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
@@ -75,7 +75,7 @@ def check_private_key(certificate: Path, key: Path | None) -> None:
 
 def check_folder(folder: Path) -> Path:
     """The folder, if files can be written in it. It is made if there is none."""
-    with _says("this is not a folder that can be written to"):
+    with _refused("this is not a folder that can be written to"):
         folder.mkdir(exist_ok=True)
         with TemporaryFile(dir=folder):
             return folder

@@ -58,7 +58,7 @@ def new_key() -> tuple[str, str]:
 
 
 class Keys:
-    """The hashes of all keys; those of a file are read again and again. Errors: ValueError for a wrong hash.
+    """The hashes of all keys; a file of hashes is read again every second. Errors: ValueError for a wrong hash.
 
     reload: seconds between two times that the file is read
     """

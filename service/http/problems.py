@@ -36,10 +36,10 @@ def problem(error: ServiceError, request: Request) -> Response:
     kind = kind_of(error)
     detail = str(error) if error.faults else f"{kind.title}."
     uri = f"/problems/{kind.code}"
-    return respond(request, kind.status, kind.code, kind.title, detail, uri, error.faults, error.headers)
+    return error_response(request, kind.status, kind.code, kind.title, detail, uri, error.faults, error.headers)
 
 
-def respond(
+def error_response(
     request: Request,
     status: int,
     code: str,
@@ -88,7 +88,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         return problem(NotFound.at("", "a path that exists", request.url.path[:100]), request)
     title = HTTPStatus(error.status_code).phrase
     code = title.lower().replace(" ", "_")
-    return respond(request, error.status_code, code, title, str(error.detail), headers=headers)
+    return error_response(request, error.status_code, code, title, str(error.detail), headers=headers)
 
 
 async def on_validation_error(request: Request, error: Exception) -> Response:

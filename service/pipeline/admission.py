@@ -68,8 +68,8 @@ class Lease:
     preparing: bool = True  # until it was granted what it needs to compute
     started: float = 0.0
     slot_granted: float = 0.0
-    wanted: Growth = field(init=False)  # while it waits
-    turn: asyncio.Future[None] | None = None  # done when that is granted
+    wanted: Growth = field(init=False)  # what it asked for last
+    turn: asyncio.Future[None] | None = None  # while it waits for that; done when it is granted
 
     def begin(self, bound: int) -> None:
         """Count the request from now on. bound: bytes that it needs until it is prepared, at most"""
@@ -170,15 +170,15 @@ class AdmissionController:
         if growth.memory > self.memory:
             expected = f"a request that needs at most {ByteSize(self.memory).human_readable()}"
             raise MemoryLimit.at("", expected, f"one that needs about {ByteSize(growth.memory).human_readable()}")
-        lease.bound = max(lease.bound, growth.memory)
-        if self._fits(lease, growth) and not (growth.slot and self._waiting_for_slot()):
-            self._grant(lease, growth)
+        lease.wanted, lease.bound = growth, max(lease.bound, growth.memory)
+        slot_awaited = any(other.waits and other.wanted.slot for other in self._leases)
+        if self._fits(lease) and not (growth.slot and slot_awaited):
+            self._grant(lease)
             if growth.compute:
                 self._serve()  # the share of those that do not compute has become free
             return
         if self.waiting >= self._queue and (growth.slot or not lease.memory):
             raise self.busy()
-        lease.wanted = growth
         await self._wait(lease, deadline)
 
     def release(self, lease: Lease, memory: int, *, slot: bool) -> None:
@@ -222,8 +222,8 @@ class AdmissionController:
         """Grant what fits, by age. If every lease waits, refuse the youngest that holds memory."""
         slots_free = True
         for lease in [lease for lease in self._leases if lease.waits]:
-            if self._fits(lease, lease.wanted) and (slots_free or not lease.wanted.slot):
-                self._grant(lease, lease.wanted)
+            if self._fits(lease) and (slots_free or not lease.wanted.slot):
+                self._grant(lease)
                 assert lease.turn is not None
                 lease.turn.set_result(None)
             elif lease.wanted.slot:
@@ -237,11 +237,9 @@ class AdmissionController:
         if victim is not None and victim.turn is not None:
             victim.turn.set_exception(self.busy())
 
-    def _waiting_for_slot(self) -> bool:
-        return any(lease.waits and lease.wanted.slot for lease in self._leases)
-
-    def _fits(self, lease: Lease, growth: Growth) -> bool:
-        """True if the lease can grow and all older ones could still reach their bounds."""
+    def _fits(self, lease: Lease) -> bool:
+        """True if the lease can be granted what it wants, and all older leases could still reach their bounds."""
+        growth = lease.wanted
         available = self.free - (growth.memory - lease.memory)
         if available < 0 or (growth.slot and self.slots_taken >= self.slots):
             return False
@@ -258,12 +256,12 @@ class AdmissionController:
         others = sum(other.memory for other in self._leases if other.preparing and other is not lease)
         return others + growth.memory <= self.memory // PREPARING_SHARE
 
-    def _grant(self, lease: Lease, growth: Growth) -> None:
-        extra = max(0, growth.memory - lease.memory)
+    def _grant(self, lease: Lease) -> None:
+        extra = max(0, lease.wanted.memory - lease.memory)
         lease.memory += extra
         self.free -= extra
-        lease.preparing = lease.preparing and not growth.compute
-        if growth.slot:
+        lease.preparing = lease.preparing and not lease.wanted.compute
+        if lease.wanted.slot:
             lease.has_slot = True
             self.slots_taken += 1
             lease.slot_granted = self._granted = self._clock()

@@ -43,16 +43,15 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = next((value for name, value in scope["headers"] if name == REQUEST_ID), b"")
-        record = RequestRecord("http", scope["method"], scope["path"], choose_request_id(given))
+        request_id = choose_request_id(value for name, value in scope["headers"] if name == REQUEST_ID)
+        record = RequestRecord("http", scope["method"], scope["path"], request_id)
         scope.setdefault("state", {})["record"] = record
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 headers = message["headers"]
-                request_id = (REQUEST_ID, record.request_id.encode())
-                message["headers"] = [*headers, request_id, *security_headers(headers)]
+                message["headers"] = [*headers, (REQUEST_ID, request_id.encode()), *security_headers(headers)]
             elif not message.get("more_body", False):
                 record.ended = time.perf_counter()  # the rest of a refused body is discarded before `send` returns
             await send(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from secrets import token_hex
@@ -93,6 +94,7 @@ def record_of(scope: Scope) -> RequestRecord:
     return record
 
 
-def choose_request_id(given: bytes) -> str:
-    """The id that a client gives if it is harmless in logs and headers, else one that no other request has."""
-    return str(given, "ascii") if ACCEPTABLE.fullmatch(given) else f"{PROCESS}{next(_number):012x}"
+def choose_request_id(given: Iterable[bytes]) -> str:
+    """The first id given by the client that is harmless in logs and headers, else one that no other request has."""
+    found = next((value for value in given if ACCEPTABLE.fullmatch(value)), None)
+    return f"{PROCESS}{next(_number):012x}" if found is None else str(found, "ascii")

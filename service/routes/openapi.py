@@ -106,22 +106,19 @@ def _file(name: str) -> Any:
     return json.loads(files("service.routes").joinpath(name).read_text(encoding="utf-8"))
 
 
-def _binary(media_type: str, description: str) -> dict[str, Any]:
-    return {media_type: {"schema": {"type": "string", "format": "binary", "description": description}}}
+def _binary(description: str) -> dict[str, Any]:
+    return {"schema": {"type": "string", "format": "binary", "description": description}}
 
 
 def _octets() -> dict[str, Any]:
     description = "JSON of the length in Inference-Header-Content-Length, then the bytes of its binary tensors."
-    return _binary(OCTETS, description)
+    return {OCTETS: _binary(description)}
 
 
 def _tensors(what: str) -> dict[str, Any]:
     """The binary media types of all codecs. what: request or response"""
     description = f"The {what}: arrays as tensors named like their fields (nested ones dotted), the rest as JSON text."
-    found: dict[str, Any] = {}
-    for name in list(CODECS)[1:]:  # JSON has a schema of its own
-        found |= _binary(name, description)
-    return found
+    return {name: _binary(description) for name in CODECS if name != JSON}
 
 
 def build(app: FastAPI) -> dict[str, Any]:

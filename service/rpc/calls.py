@@ -33,7 +33,7 @@ class Call:
         self.context = context
         self.execution = execution
         self.metadata = {name: _bytes(value) for name, value in context.invocation_metadata()}
-        request_id = choose_request_id(self.metadata.get(HEADER, b""))
+        request_id = choose_request_id([self.metadata.get(HEADER, b"")])
         self.record = RequestRecord("grpc", "gRPC", path, request_id)
 
     def trailers(self, error: ServiceError | None = None) -> list[tuple[str, str]]:

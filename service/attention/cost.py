@@ -118,14 +118,14 @@ def copied_bytes(plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarr
     given = [sources[role.field] for role in _distinct_roles(plan)]
     given += [array for array in (spec.past_key, spec.past_value) if array is not None]
     cast = sum(array.size for array in given if array.dtype != plan.dtype) * plan.dtype.itemsize
-    received = list(_arrays(spec))
-    for array in _arrays(plan):
+    received = list(arrays_of(spec))
+    for array in arrays_of(plan):
         if not any(np.may_share_memory(array, other) for other in received):
             cast += array.nbytes
     return cast
 
 
-def _arrays(value: object) -> Iterator[np.ndarray]:
+def arrays_of(value: object) -> Iterator[np.ndarray]:
     """All arrays in the fields of a dataclass or named tuple."""
     return (leaf for _, leaf in leaves(value) if isinstance(leaf, np.ndarray))
 

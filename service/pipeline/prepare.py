@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
+from service.attention.cost import arrays_of
 from service.attention.plan import Plan, make_plan
 from service.attention.spec import SOURCES, AttentionSpec
 from service.backends.base import Backend
@@ -20,6 +21,10 @@ from service.schemas.validate import validate
 MAX_PLANS: Final = 256
 # Characters of the fields, as JSON, of a request whose plan is kept.
 MAX_TEXT: Final = 1024
+# Longest string or list of such a request.
+MAX_LENGTH: Final = 64
+# Bytes of the arrays of such a plan, which hold tables and masks.
+MAX_ARRAYS: Final = 2**16
 
 
 class Strategy(NamedTuple):
@@ -71,8 +76,9 @@ class PlanCache:
             spec, plan, strategy = kept
             return PreparedRequest(spec, plan, decoded.fields, decoded, strategy)
         spec, plan = make_spec_and_plan(decoded)
-        strategy = self._choose_strategy(spec, plan, key is not None)
-        if key is not None:
+        shared = key is not None and sum(array.nbytes for array in arrays_of(plan)) <= MAX_ARRAYS
+        strategy = self._choose_strategy(spec, plan, shared)
+        if shared:
             if len(self._kept) >= MAX_PLANS:
                 self._kept.clear()
             self._kept[key] = spec.without_sources(), plan, strategy
@@ -107,13 +113,18 @@ def make_spec_and_plan(decoded: Decoded, *, allow_non_finite: bool = False) -> t
 
 
 def _key(decoded: Decoded) -> Hashable | None:
-    """All that specification and plan depend on; None if that is much, or more than shapes, numbers and names."""
-    sources = {name: value for name, value in decoded.fields.items() if name in SOURCES and type(value) is np.ndarray}
+    """All that specification and plan depend on, if that is shapes and a few numbers and names; else None."""
+    sources: list[Hashable] = []
+    options: dict[str, Any] = {}
+    for name, value in decoded.fields.items():
+        if name in SOURCES and type(value) is np.ndarray:
+            sources.append((name, value.shape, value.dtype))
+        elif isinstance(value, str | list) and len(value) > MAX_LENGTH:
+            return None
+        else:
+            options[name] = value
     try:
-        # Unlike equality, the text tells True from 1, and 0.0 from -0.0.
-        text = json.dumps({name: value for name, value in decoded.fields.items() if name not in sources})
+        text = json.dumps(options)  # unlike equality, it tells True from 1, and 0.0 from -0.0
     except (TypeError, ValueError):  # other arrays, or an integer of thousands of digits
         return None
-    if len(text) > MAX_TEXT:
-        return None
-    return decoded.untyped, text, *((name, array.shape, array.dtype) for name, array in sources.items())
+    return (decoded.untyped, text, *sources) if len(text) <= MAX_TEXT else None

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from service.attention.features import leaves
-from service.attention.outputs import OUTPUTS, output_shape
+from service.attention.outputs import OUTPUT, TOP_INDICES, output_dtype, output_shape
 from service.attention.roles import Role
 from service.attention.tiles import Tiling, steps
 
 if TYPE_CHECKING:
     from service.attention.plan import Plan
-    from service.attention.spec import AttentionSpec, Norm, Output
+    from service.attention.spec import AttentionSpec, Norm
 
 # Operations that take as long as a comparison.
 SORTING: Final = 16
@@ -56,30 +56,20 @@ def flops(plan: Plan) -> int:
     sizes = plan.sizes
     new_keys = sizes.key_length - plan.roles.past_length
     lengths = sizes.query_length, new_keys, new_keys
-    roles = plan.roles.query, plan.roles.key, plan.roles.value
-    maps = sum(
-        2 * length * role.map.weight.size for length, role in zip(lengths, roles, strict=True) if role.map is not None
-    )
+    inputs = zip(lengths, plan.roles.inputs, strict=True)
+    maps = sum(2 * length * role.map.weight.size for length, role in inputs if role.map is not None)
     sorting = 0 if plan.selection.top_k is None else SORTING * sizes.key_length.bit_length()
     return plan.score_count * (2 * (sizes.head_dim + sizes.value_dim) + 8 + sorting) + sizes.batch_size * maps
 
 
 def returned_bytes(plan: Plan) -> int:
     """Memory of all returned arrays, as if none were a view of another."""
-    return _output_count(plan) * plan.dtype.itemsize + sum(_output_bytes(plan, name) for name in plan.selection.include)
+    top_indices = () if plan.selection.top_k is None else (TOP_INDICES,)
+    return sum(_returned_bytes(plan, name) for name in (OUTPUT, *plan.selection.include, *top_indices))
 
 
-def _output_bytes(plan: Plan, name: Output) -> int:
-    """Memory of one output, with the indices of top_k."""
-    row, count = OUTPUTS[name], prod(output_shape(name, plan.roles, plan.selection))
-    indices = INDEX * count if name == "attention_weights" and plan.selection.top_k is not None else 0
-    return count * (plan.compute_dtype if row.in_compute_dtype else plan.dtype).itemsize + indices
-
-
-def _output_count(plan: Plan) -> int:
-    sizes, output = plan.sizes, plan.roles.output_map
-    features = sizes.num_heads * sizes.value_dim if output is None else output.features
-    return sizes.batch_size * sizes.query_length * features
+def _returned_bytes(plan: Plan, name: str) -> int:
+    return prod(output_shape(name, plan)) * output_dtype(name, plan).itemsize
 
 
 def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
@@ -88,26 +78,21 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     working: memory of the tiles that are computed at the same time
     copied: bytes of those arrays that are cast, see `copied_bytes`; None if that is not known
     """
-    sizes, roles = plan.sizes, plan.roles
-    computing = plan.compute_dtype.itemsize
-    kept, loading = operand_bytes(plan)
+    sizes, computing = plan.sizes, plan.compute_dtype.itemsize
+    kept, loading = _operand_bytes(plan)
     queries = sizes.batch_size * sizes.num_heads * sizes.query_length
     outputs = queries * sizes.value_dim * computing
     scaled = 0 if "scores" in plan.selection.include else queries * sizes.head_dim * computing
-    mapped = 0 if roles.output_map is None else _output_count(plan) * computing
-    collected = returned_bytes(plan) - _output_count(plan) * plan.dtype.itemsize
+    mapped = 0 if plan.roles.output_map is None else prod(output_shape(OUTPUT, plan)) * computing
+    returned = returned_bytes(plan)
+    collected = returned - _returned_bytes(plan, OUTPUT)
     # A boolean for each number, when the largest finite one is looked for.
     scanned = max((array.size for term in plan.terms for array in term.arrays if array.dtype != bool), default=0)
     computed = kept + outputs + scaled + collected + max(working, mapped, scanned)
-    finished = outputs + mapped + returned_bytes(plan) + kept
-    if copied is None:
-        copied = _all_copied_bytes(plan)
+    finished = outputs + mapped + returned + kept
+    if copied is None:  # all of query, key and value
+        copied = sum(prod(role.view.shape) for role in _distinct_roles(plan)) * plan.dtype.itemsize
     return copied + max(loading, computed, finished)
-
-
-def _all_copied_bytes(plan: Plan) -> int:
-    """Bytes of query, key and value if all of them are cast."""
-    return sum(prod(role.view.shape) for role in _distinct_roles(plan)) * plan.dtype.itemsize
 
 
 def copied_bytes(plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarray]) -> int:
@@ -132,39 +117,32 @@ def _arrays(value: object) -> Iterator[np.ndarray]:
 
 def _distinct_roles(plan: Plan) -> list[Role]:
     """The roles, each field once."""
-    roles = (plan.roles.query, plan.roles.key, plan.roles.value)
-    return list({role.field: role for role in roles}.values())
+    return list({role.field: role for role in plan.roles.inputs}.values())
 
 
-def operand_bytes(plan: Plan) -> tuple[int, int]:
+def _operand_bytes(plan: Plan) -> tuple[int, int]:
     """Memory of the loaded query, key and value unless they are views, and its peak while they are prepared."""
-    sizes, roles = plan.sizes, plan.roles
-    b, computing = sizes.batch_size, plan.compute_dtype.itemsize
-    new, past = sizes.key_length - roles.past_length, roles.past_length
+    roles, (h, g, b, q, k, d, e) = plan.roles, plan.sizes
+    computing, past = plan.compute_dtype.itemsize, roles.past_length
     halves = plan.dtype.itemsize < computing
-    query = b * sizes.num_heads * sizes.query_length * sizes.head_dim * computing
-    key = b * sizes.num_kv_heads * new * sizes.head_dim * computing
-    value = b * sizes.num_kv_heads * new * sizes.value_dim * computing
-    held, peak = [0, 0, 0], 0
-    for i, (role, size) in enumerate(((roles.query, query), (roles.key, key), (roles.value, value))):
-        cast = 0
-        if role.map is not None and halves:
-            cast = (prod(role.view.shape) + role.map.weight.size) * computing
-        held[i] = size if role.map is not None or halves else 0
-        peak = max(peak, sum(held) + cast)
-    for i, size, norm, rotated in (
-        (0, query, plan.query_norm, plan.query_rotation is not None),
-        (1, key, plan.key_norm, plan.key_rotation is not None),
+    held = extra = 0
+    for role, token, new, before, norm, rotation in (
+        (roles.query, b * h * d, q, 0, plan.query_norm, plan.query_rotation),
+        (roles.key, b * g * d, k - past, past, plan.key_norm, plan.key_rotation),
+        (roles.value, b * g * e, k - past, past, None, None),
     ):
-        if norm is not None or rotated:
-            peak = max(peak, sum(held) + _changing(size, norm, rotated=rotated))
-            held[i] = size
-    if past:
-        for i, size, features in ((1, key, sizes.head_dim), (2, value, sizes.value_dim)):
-            before = b * sizes.num_kv_heads * past * features * computing
-            peak = max(peak, sum(held) + size + before + (before if halves else 0))
-            held[i] = size + before
-    return sum(held), peak
+        size, cached = token * new * computing, token * before * computing
+        is_copied = role.map is not None or halves
+        is_changed = norm is not None or rotation is not None
+        if is_copied or is_changed or cached:
+            held += size + cached
+        if role.map is not None and halves:
+            extra = max(extra, (prod(role.view.shape) + role.map.weight.size) * computing)
+        if is_changed:
+            extra = max(extra, is_copied * size + _changing(size, norm, rotated=rotation is not None) - size)
+        if cached:
+            extra = max(extra, size + halves * cached)
+    return held, held + extra
 
 
 def _changing(size: int, norm: Norm | None, *, rotated: bool) -> int:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
+
+import numpy as np
 
 from service.attention.spec import Output
 
 if TYPE_CHECKING:
-    from service.attention.roles import Roles
-    from service.attention.selection import Selection
+    from service.attention.plan import Plan
 
 Source = Literal["scores", "row_sums", "weights", "operands", "heads"]
+
+# What is returned beside the names of `include`: the output of attention, and the keys of the largest weights.
+OUTPUT: Final = "output"
+TOP_INDICES: Final = "top_indices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +75,37 @@ def outputs_of(*sources: Source) -> frozenset[Output]:
     return frozenset(name for name, row in OUTPUTS.items() if row.source in sources)
 
 
-def output_shape(name: Output, roles: Roles, selection: Selection) -> tuple[int, ...]:
-    """The shape of an output as a backend computes it."""
-    row, sizes = OUTPUTS[name], roles.sizes
-    lengths = {
-        "b": sizes.batch_size,
-        "h": sizes.num_heads,
-        "g": sizes.num_kv_heads,
-        "q": sizes.query_length,
-        "k": sizes.key_length,
-        "n": sizes.key_length - roles.past_length,
-        "d": sizes.head_dim,
-        "e": sizes.value_dim,
-    }
-    if row.is_selected and selection.heads is not None:
-        lengths["h"] = len(selection.heads)
-    if row.is_selected and selection.queries is not None:
-        lengths["q"] = len(selection.queries)
-    if row.averaged and selection.average_heads:
+def row_of(name: str) -> OutputRow:
+    """The row of an array that a backend returns beside `output`; top_indices have that of attention_weights."""
+    return OUTPUTS["attention_weights" if name == TOP_INDICES else cast(Output, name)]
+
+
+def output_dtype(name: str, plan: Plan) -> np.dtype:
+    """The type that an array is returned in."""
+    if name == TOP_INDICES:
+        return np.dtype(np.int64)
+    return plan.compute_dtype if name != OUTPUT and row_of(name).in_compute_dtype else plan.dtype
+
+
+def output_shape(name: str, plan: Plan) -> tuple[int, ...]:
+    """The shape of an array that a backend returns.
+
+    `output` is (b, h, q, e) if the layout has heads, else (b, q, out).
+    """
+    lengths, chosen = plan.sizes.by_letter, plan.selection
+    if name == OUTPUT:
+        if "h" in plan.layout:
+            return tuple(lengths[axis] for axis in "bhqe")
+        output_map = plan.roles.output_map
+        return lengths["b"], lengths["q"], output_map.features if output_map else lengths["h"] * lengths["e"]
+    row = row_of(name)
+    lengths["n"] = lengths["k"] - plan.roles.past_length
+    if row.is_selected and chosen.heads is not None:
+        lengths["h"] = len(chosen.heads)
+    if row.is_selected and chosen.queries is not None:
+        lengths["q"] = len(chosen.queries)
+    if row.averaged and chosen.average_heads:
         lengths["h"] = 1
-    if name == "attention_weights" and selection.top_k is not None:
-        lengths["k"] = selection.top_k
+    if row is OUTPUTS["attention_weights"] and chosen.top_k is not None:
+        lengths["k"] = chosen.top_k
     return tuple(lengths[axis] for axis in row.axes)

@@ -8,18 +8,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from service.attention import cost, rotary, shapes
+from service.attention import cost, rotary
 from service.attention.arrays import FLOATS, cast, compute_dtype, widest
-from service.attention.axes import ScoreAxes, score_axes
 from service.attention.features import features
 from service.attention.outputs import outputs_of
-from service.attention.roles import Roles, Sizes, resolve_roles
+from service.attention.roles import Given, Roles, resolve_layout, resolve_roles, sources
 from service.attention.rotary import Rotation
 from service.attention.selection import Selection, make_selection
+from service.attention.shapes import Sizes, score_axes
 from service.attention.spec import AttentionSpec, Layout, Norm, Normalization
 from service.attention.terms import Frame, QueryLengths, ScoreTerm, make_terms, per_head
 from service.errors import InvalidValue, ShapeMismatch, shape
@@ -78,21 +77,6 @@ class Plan:
         return self.dtype.name
 
     @cached_property
-    def facts(self) -> dict[str, Any]:
-        """The part of the metadata that is the same for every answer to this plan."""
-        sizes = self.sizes
-        return {
-            "num_heads": sizes.num_heads,
-            "num_kv_heads": sizes.num_kv_heads,
-            "batch_size": sizes.batch_size,
-            "query_length": sizes.query_length,
-            "key_length": sizes.key_length,
-            "head_dim": sizes.head_dim,
-            "value_dim": sizes.value_dim,
-            "scale": self.scale,
-        }
-
-    @cached_property
     def score_count(self) -> int:
         """Elements of one score matrix: b·h·q·k."""
         sizes = self.sizes
@@ -104,10 +88,9 @@ class Plan:
         return features(self)
 
     @cached_property
-    def score_axes(self) -> ScoreAxes:
-        """The axes of the score matrices that the request shows."""
-        columns = shapes.has_columns(self.layout)
-        return score_axes(self.layout, self.sizes, columns=columns, single_query=self.single_query)
+    def score_axes(self) -> str:
+        """The axes of the score matrices in the response, like `hqk`, see `shapes.score_axes`."""
+        return score_axes(self.layout, self.sizes.num_heads, single_query=self.single_query)
 
     @cached_property
     def flops(self) -> int:
@@ -137,13 +120,13 @@ def make_plan(spec: AttentionSpec) -> Plan:
     It depends on the shapes and types of the sources, not on their numbers, so that a request without other arrays has
     the same plan as any other of the same shapes and options.
     """
-    given = shapes.sources(spec)
-    layout = shapes.resolve_layout(spec.layout, given)
+    given = sources(spec)
+    layout = resolve_layout(spec.layout, given)
     dtype = _dtype(spec, given)
     roles = resolve_roles(spec, given, layout, dtype)
     computing, sizes, past = compute_dtype(dtype), roles.sizes, roles.past_length
     single_query = given["query"][1].ndim == 1
-    axes = score_axes(layout, sizes, columns=shapes.has_columns(layout), single_query=single_query)
+    axes = score_axes(layout, sizes.num_heads, single_query=single_query)
     query_rotation, key_rotation = rotary.rotations(spec.rotary, sizes, past, computing)
     _check_tokens(spec, sizes)
     return Plan(
@@ -165,7 +148,7 @@ def make_plan(spec: AttentionSpec) -> Plan:
     )
 
 
-def _dtype(spec: AttentionSpec, given: dict[str, tuple[str, np.ndarray]]) -> np.dtype:
+def _dtype(spec: AttentionSpec, given: Given) -> np.dtype:
     """The type asked for, else the widest type of the arrays that came with one."""
     if spec.dtype is not None:
         return FLOATS[spec.dtype]

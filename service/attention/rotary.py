@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.attention.arrays import cast, within
-from service.attention.roles import Sizes
+from service.attention.shapes import Sizes
 from service.attention.spec import Rotary
 from service.attention.terms import per_token
 from service.errors import FieldConflict, InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape

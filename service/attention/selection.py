@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.attention.arrays import within
-from service.attention.roles import Sizes
+from service.attention.shapes import Sizes
 from service.attention.spec import AttentionSpec, Output
 from service.errors import FieldConflict, InvalidArray, InvalidValue, ShapeMismatch
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from service.attention.roles import Sizes
+from service.attention.shapes import Sizes
 
 if TYPE_CHECKING:
     from service.attention.plan import Plan
@@ -112,12 +112,13 @@ def steps(plan: Plan, tiling: Tiling) -> Steps:
 
 
 def key_blocks(tile: Tile, tiling: Tiling) -> Iterator[Tile]:
-    """A tile in blocks of keys, each of about `tiling.scores` scores."""
-    one_column = (tile.batch.stop - tile.batch.start) * (tile.heads.stop - tile.heads.start)
-    one_column *= tile.rows.stop - tile.rows.start
-    step = max(tiling.fast_columns, tiling.scores // one_column)
+    """A tile in blocks of keys, each of about `tiling.scores` scores; the tile itself if `tiling` does not stream."""
+    if not tiling.streams:
+        yield tile
+        return
+    one_column = prod(part.stop - part.start for part in (tile.batch, tile.heads, tile.rows))
     start = tile.columns.start
-    for block in _slices(tile.columns.stop - start, step):
+    for block in _slices(tile.columns.stop - start, max(tiling.fast_columns, tiling.scores // one_column)):
         yield replace(tile, columns=slice(start + block.start, start + block.stop))
 
 

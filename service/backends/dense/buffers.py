@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.attention.outputs import OUTPUTS, output_shape, outputs_of
+from service.attention.outputs import OUTPUTS, TOP_INDICES, output_dtype, output_shape, outputs_of
 from service.attention.plan import Plan
-from service.attention.result import TOP_INDICES
 from service.attention.spec import Output
 from service.attention.tiles import Tile
 from service.backends.dense.library import Array, ArrayLibrary
@@ -54,11 +53,11 @@ class ResultBuffers:
         sizes = plan.sizes
         self._heads = np.arange(sizes.num_heads) if chosen.heads is None else chosen.heads
         self._queries = np.arange(sizes.query_length) if chosen.queries is None else chosen.queries
-        for name, row in OUTPUTS.items():
-            if name in include and row.is_selected:
-                self.arrays[name] = self._buffer(plan, name)
-        if chosen.top_k is not None:
-            self.arrays[TOP_INDICES] = lib.zeros(self.arrays[WEIGHTS].shape, np.dtype(np.int64))
+        names: list[str] = [name for name, row in OUTPUTS.items() if name in include and row.is_selected]
+        for name in names if chosen.top_k is None else [*names, TOP_INDICES]:
+            # What tiles leave out stays 0, and `received` is a sum.
+            make = lib.zeros if plan.skips_hidden_keys or name in ("received", TOP_INDICES) else lib.empty
+            self.arrays[name] = make(output_shape(name, plan), output_dtype(name, plan))
         selected = {name for name in plan.features if name.startswith("selection.")}
         self._shares_memory = (
             lib.writes_in_place
@@ -66,13 +65,6 @@ class ResultBuffers:
             and plan.dtype == plan.compute_dtype
             and selected <= _UNCHANGED_SELECTION
         )
-
-    def _buffer(self, plan: Plan, name: Output) -> Array:
-        row = OUTPUTS[name]
-        # What tiles leave out stays 0, and `received` is a sum.
-        make = self._lib.zeros if plan.skips_hidden_keys or name == "received" else self._lib.empty
-        dtype = plan.compute_dtype if row.in_compute_dtype else plan.dtype
-        return make(output_shape(name, plan.roles, plan.selection), dtype)
 
     def scores_of(self, tile: Tile) -> Array | None:
         """The memory for the scores of a tile if its weights are returned from there; None if they are copied."""

@@ -20,20 +20,20 @@ from service.attention.outputs import OUTPUTS, output_shape
 from service.attention.plan import Plan
 from service.attention.result import Computed
 from service.attention.shapes import Sizes
-from service.attention.terms import Band, Causal, KeyLengths, QueryLengths, ScoreTerm, visible
+from service.attention.terms import Band, Causal, KeyLengths, Mask, QueryLengths, ScoreTerm, visible
 from service.attention.tiles import whole
 
 # What plans may have that are stacked: nothing of it depends on the batch entry, as no array comes with the request.
 STACKABLE: Final = (
     ALWAYS
-    | {"softcap", "single_query", "terms.Causal.high", "terms.KeyLengths.keys", "terms.QueryLengths.queries"}
+    | {"softcap", "single_query", "terms.Causal.high", "terms.KeyLengths.booleans", "terms.QueryLengths.booleans"}
     | {"selection.average_heads", "selection.top_k", *(f"selection.include.{name}" for name in OUTPUTS)}
 )
 # Features that padding changes. All others must be equal.
 PADDED: Final = frozenset(
     {f"roles.sizes.{name}" for name in ("batch_size", "query_length", "key_length")}
     | {f"roles.{role}.view.shape" for role in ("query", "key", "value")}
-    | {"terms.Causal.high", "terms.KeyLengths.keys", "terms.QueryLengths.queries"}
+    | {"terms.Causal.high", "terms.KeyLengths.booleans", "terms.QueryLengths.booleans"}
 )
 
 
@@ -63,11 +63,11 @@ def merge(plans: Sequence[Plan]) -> Plan:
     merged = _with_sizes(first, longest._replace(batch_size=sum(plan.sizes.batch_size for plan in plans)))
     if all(plan is first for plan in plans):
         return merged
-    keys = [_tokens(_keys(plan), plan.sizes.batch_size, plan.sizes.key_length) for plan in plans]
-    queries = [_tokens(plan.real_queries, plan.sizes.batch_size, plan.sizes.query_length) for plan in plans]
+    keys = [_real_tokens(plan, KeyLengths, plan.sizes.key_length) for plan in plans]
+    queries = [_real_tokens(plan, QueryLengths, plan.sizes.query_length) for plan in plans]
     terms: list[ScoreTerm] = [
-        KeyLengths(_stacked(keys, longest.key_length)[:, 0, :, 0]),
-        QueryLengths(_stacked(queries, longest.query_length)[:, 0, :, 0]),
+        KeyLengths(_stacked(keys, longest.key_length).swapaxes(2, 3)),
+        QueryLengths(_stacked(queries, longest.query_length)),
     ]
     highs = [next((term.high for term in plan.terms if isinstance(term, Band)), None) for plan in plans]
     if any(high is not None for high in highs):
@@ -108,7 +108,7 @@ def fully_masked_rows(plan: Plan) -> int:
         return 0
     unseen = ~seen.any(axis=-1)[:, 0]  # b q, each full or 1: these terms hide from all heads alike
     if plan.real_queries is not None:
-        unseen = unseen & plan.real_queries
+        unseen = unseen & plan.real_queries[:, 0, :, 0]
     sizes = plan.sizes
     return int(np.broadcast_to(unseen, (sizes.batch_size, sizes.query_length)).sum()) * sizes.num_heads
 
@@ -117,13 +117,13 @@ def _with_sizes(plan: Plan, sizes: Sizes) -> Plan:
     return replace(plan, roles=replace(plan.roles, sizes=sizes))
 
 
-def _keys(plan: Plan) -> np.ndarray | None:
-    return next((term.keys for term in plan.terms if isinstance(term, KeyLengths)), None)
-
-
-def _tokens(real: np.ndarray | None, batch_size: int, length: int) -> np.ndarray:
-    """Which tokens are real, as (b, 1, l, 1). real: (b or 1, l), or None if all are"""
-    return np.broadcast_to(True if real is None else real, (batch_size, length))[:, None, :, None]
+def _real_tokens(plan: Plan, kind: type[Mask], length: int) -> np.ndarray:
+    """Which tokens are not padding by the term of this class, (b, 1, l, 1)."""
+    tokens = (plan.sizes.batch_size, 1, length, 1)
+    for term in plan.terms:
+        if isinstance(term, kind):
+            return np.broadcast_to(term.booleans.reshape(-1, 1, length, 1), tokens)
+    return np.ones(tokens, bool)
 
 
 def _stacked(arrays: Sequence[np.ndarray], length: int) -> np.ndarray:

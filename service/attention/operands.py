@@ -56,7 +56,6 @@ def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndar
         leading = plan.sizes.batch_size, plan.sizes.num_kv_heads, roles.past_length
         past_key = past_key.reshape(*leading, plan.sizes.head_dim)
         past_value = past_value.reshape(*leading, plan.sizes.value_dim)
-    given = [array for array in (query, key, value, past_key, past_value) if array is not None]
     return Operands(
         query=roles.query.view.of(query),
         key=roles.key.view.of(key),
@@ -64,5 +63,9 @@ def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndar
         past_key=past_key,
         past_value=past_value,
         norms=(query_norm, key_norm, value_norm),
-        finite=not non_finite or all(np.isfinite(array).all() for array in given),
+        finite=not non_finite or _all_finite(query, key, value, past_key, past_value),
     )
+
+
+def _all_finite(*arrays: np.ndarray | None) -> bool:
+    return all(np.isfinite(array).all() for array in arrays if array is not None)

@@ -92,15 +92,8 @@ class Plan:
         """The axes of the score matrices in the response, like `hqk`, see `shapes.score_axes`."""
         return score_axes(self.layout, self.sizes.num_heads, single_query=self.single_query)
 
-    @cached_property
-    def flops(self) -> int:
-        """Floating-point operations, see `cost.flops`."""
-        return cost.flops(self)
-
-    @cached_property
-    def returned_bytes(self) -> int:
-        """Memory of the returned arrays, see `cost.returned_bytes`."""
-        return cost.returned_bytes(self)
+    flops = cached_property(cost.flops)
+    returned_bytes = cached_property(cost.returned_bytes)
 
     @cached_property
     def skips_hidden_keys(self) -> bool:
@@ -110,8 +103,8 @@ class Plan:
 
     @cached_property
     def real_queries(self) -> np.ndarray | None:
-        """Which queries are not padding, (b or 1, q); None if all are real."""
-        return next((term.queries for term in self.terms if isinstance(term, QueryLengths)), None)
+        """Which queries are not padding, (b or 1, 1, q, 1); None if all are real."""
+        return next((term.booleans for term in self.terms if isinstance(term, QueryLengths)), None)
 
 
 def make_plan(spec: AttentionSpec) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, NamedTuple, get_args
 
 import numpy as np
@@ -60,9 +61,16 @@ def to_canonical(layout: str, target: str, lengths: Mapping[str, int]) -> View:
 
 def reordered(array: np.ndarray, axes: str, wanted: str) -> np.ndarray:
     """A view of an array with these axes in the order `wanted`; axes of length 1 that are not wanted are dropped."""
+    dropped, order = _order(axes, wanted)
+    return array.squeeze(dropped).transpose(order)
+
+
+@cache
+def _order(axes: str, wanted: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The indices of the axes that are not wanted, and those of the wanted ones among the rest."""
     kept = [letter for letter in axes if letter in wanted]
-    dropped = tuple(i for i, letter in enumerate(axes) if letter not in wanted)
-    return array.squeeze(dropped).transpose([kept.index(letter) for letter in wanted])
+    dropped = (i for i, letter in enumerate(axes) if letter not in wanted)
+    return tuple(dropped), tuple(kept.index(letter) for letter in wanted)
 
 
 def score_axes(layout: str, num_heads: int, *, single_query: bool) -> str:

@@ -189,11 +189,10 @@ class Mask(ScoreTerm):
         return load(part_of(self.booleans, tile))
 
 
-@dataclass(frozen=True, slots=True)
-class KeyMask(ScoreTerm):
-    """Keys (b or 1, k); False hides a key from all queries."""
+class KeyMask(Mask):
+    """Keys (b or 1, 1, 1, k); False hides a key from all queries."""
 
-    keys: np.ndarray
+    __slots__ = ()
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -203,10 +202,7 @@ class KeyMask(ScoreTerm):
         keys, b, k = _booleans(spec.key_mask, "/key_mask"), frame.sizes.batch_size, frame.sizes.key_length
         if keys.shape not in ((k,), (b, k)):
             raise ShapeMismatch.of("/key_mask", f"{shape((k,))} or {shape((b, k))}", keys)
-        return cls(np.atleast_2d(keys))
-
-    def visible(self, tile: Tile, load: Load) -> Array | None:
-        return load(part_of(self.keys[:, None, None, :], tile))
+        return cls(keys.reshape(-1, 1, 1, k))
 
 
 class KeyLengths(KeyMask):
@@ -219,24 +215,22 @@ class KeyLengths(KeyMask):
         """The `key_lengths` of a request."""
         if spec.key_lengths is None:
             return None
-        return cls(_real_tokens(spec.key_lengths, "/key_lengths", frame.sizes.batch_size, frame.sizes.key_length))
+        real = _real_tokens(spec.key_lengths, "/key_lengths", frame.sizes.batch_size, frame.sizes.key_length)
+        return cls(real[:, None, None, :])
 
 
-@dataclass(frozen=True, slots=True)
-class QueryLengths(ScoreTerm):
-    """Queries (b or 1, q); False is padding, which sees no key and is not counted as a masked row."""
+class QueryLengths(Mask):
+    """Queries (b or 1, 1, q, 1); False is padding, which sees no key and is not counted as a masked row."""
 
-    queries: np.ndarray
+    __slots__ = ()
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
         """The `query_lengths` of a request."""
         if spec.query_lengths is None:
             return None
-        return cls(_real_tokens(spec.query_lengths, "/query_lengths", frame.sizes.batch_size, frame.sizes.query_length))
-
-    def visible(self, tile: Tile, load: Load) -> Array | None:
-        return load(part_of(self.queries[:, None, :, None], tile))
+        real = _real_tokens(spec.query_lengths, "/query_lengths", frame.sizes.batch_size, frame.sizes.query_length)
+        return cls(real[:, None, :, None])
 
 
 @dataclass(frozen=True, slots=True)

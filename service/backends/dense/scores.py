@@ -168,7 +168,7 @@ def count_rows(plan: Plan, lib: ArrayLibrary, unseen: Array, tile: Tile) -> Arra
     A number of the library, which may not be computed yet.
     """
     if plan.real_queries is not None:
-        unseen = unseen & lib.load(part_of(plan.real_queries[:, None, :, None], tile)[..., 0])
+        unseen = unseen & lib.load(part_of(plan.real_queries, tile)[..., 0])
     shape = tuple(part.stop - part.start for part in (tile.batch, tile.heads, tile.rows))
     return lib.xp.sum(lib.xp.broadcast_to(unseen, shape))
 

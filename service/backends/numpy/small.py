@@ -11,7 +11,7 @@ import numpy as np
 
 from service.attention.features import ALWAYS
 from service.attention.operands import Operands
-from service.attention.outputs import OUTPUT, output_shape
+from service.attention.outputs import OUTPUT
 from service.attention.plan import Plan
 from service.attention.result import Computed
 from service.backends.dense.numerics import MAX_EXPONENT, MODERATE_SCALE
@@ -44,7 +44,7 @@ def compute(plan: Plan, operands: Operands) -> Computed | None:
     weights /= np.matmul(weights, np.ones((weights.shape[-1], 1), plan.dtype))  # a product is faster than a sum
     outputs = np.matmul(weights, value)  # b h q e
     if "h" not in plan.layout:
-        outputs = outputs.transpose(0, 2, 1, 3).reshape(output_shape(OUTPUT, plan))
+        outputs = outputs.transpose(0, 2, 1, 3).reshape(len(outputs), outputs.shape[2], -1)
     arrays = {OUTPUT: outputs}
     if plan.selection.include:
         arrays["attention_weights"] = weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -16,8 +16,8 @@ from service.attention import cost
 from service.attention.operands import Operands, make_operands
 from service.attention.plan import Plan, make_plan
 from service.attention.result import Computed
+from service.attention.roles import ROLES
 from service.attention.spec import AttentionSpec, DType, Output
-from service.attention.terms import Bias
 from service.attention.tiles import Tiling
 from service.backends.base import Backend, Check, OutOfMemory
 from service.backends.dense.compute import compute
@@ -137,7 +137,7 @@ class TorchBackend(Backend):
 
     def _try_flex(self, plan: Plan, device: torch.device, dtype: torch.dtype) -> bool:
         """True if FlexAttention agrees with the dense computation on random numbers of the sizes of a plan."""
-        b, h, g, q, k, d, e = astuple(plan.sizes)
+        h, g, b, q, k, d, e = plan.sizes
         with torch.inference_mode(), devices.reserved(device, 2 * self._dense_bytes(plan), _no_check):
             random = partial(torch.randn, device=device, dtype=dtype)
             loaded = LoadedOperands(random(b, h, q, d), random(b, g, k, d), random(b, g, k, e), (0.0, 0.0, 0.0))
@@ -162,10 +162,9 @@ def keeps_halves(plan: Plan) -> bool:
 
     Nothing may change the operands, and no bias be added to the scores: a kernel's mask would have to be of halves too.
     """
-    changes = (plan.query_norm, plan.key_norm, plan.query_rotation, plan.key_rotation)
-    maps = (plan.roles.query.map, plan.roles.key.map, plan.roles.value.map)
-    is_changed = any(change is not None for change in (*changes, *maps))
-    return plan.dtype.itemsize == 2 and not is_changed and not any(isinstance(term, Bias) for term in plan.terms)
+    roles = tuple(f"roles.{role}.map" for role in ROLES)
+    changing = (*roles, "query_norm", "key_norm", "query_rotation", "key_rotation", "terms.Bias")
+    return plan.dtype.itemsize == 2 and not any(name.startswith(changing) for name in plan.features)
 
 
 def _no_check() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import get_ident
 
 import torch
 
@@ -15,8 +15,6 @@ from service.backends.torch.memory import DeviceMemory
 from service.errors import UnknownBackend
 
 CPU = torch.device("cpu")
-
-_local = threading.local()
 
 
 @cache
@@ -60,16 +58,22 @@ def reserved(device: torch.device, needed: int, check: Check) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    with memory(device).reserve(needed, check), torch.cuda.device(device), torch.cuda.stream(_stream(device)):
+    with (
+        memory(device).reserve(needed, check),
+        torch.cuda.device(device),
+        torch.cuda.stream(_stream(device, get_ident())),
+    ):
         yield
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of this thread."""
-    streams: dict[torch.device, torch.cuda.Stream] = _local.__dict__.setdefault("streams", {})
-    if device not in streams:
-        streams[device] = torch.cuda.Stream(device)
-    return streams[device]
+@cache
+def _stream(device: torch.device, thread: int) -> torch.cuda.Stream:
+    """The stream of a thread."""
+    return torch.cuda.Stream(device)
+
+
+def _nothing() -> None:
+    """Nothing is to be done after a step."""
 
 
 class Pace:
@@ -78,17 +82,23 @@ class Pace:
     def __init__(self, device: torch.device, ahead: int) -> None:
         self._is_gpu = device.type != "cpu"
         self._ahead = ahead
-        self._pending: deque[torch.cuda.Event] = deque()
+        self._pending: deque[tuple[torch.cuda.Event | None, Callable[[], object]]] = deque()
 
-    def step(self) -> None:
-        """Wait, after a step, until the GPU is less than `ahead` steps behind."""
-        if not self._is_gpu:
-            return
-        event = torch.cuda.Event(blocking=True)
-        event.record()
-        self._pending.append(event)
-        if len(self._pending) > self._ahead:
-            self._pending.popleft().synchronize()
+    def step(self, done: Callable[[], object] = _nothing) -> None:
+        """Wait, after a step, until the GPU is less than `ahead` steps behind. done: called when the step is complete"""
+        event = torch.cuda.Event(blocking=True) if self._is_gpu else None
+        if event is not None:
+            event.record()
+        self._pending.append((event, done))
+        self.wait(self._ahead)
+
+    def wait(self, most: int = 0) -> None:
+        """Wait until at most so many steps are not complete."""
+        while len(self._pending) > most:
+            event, done = self._pending.popleft()
+            if event is not None:
+                event.synchronize()
+            done()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -26,7 +26,7 @@ from service.attention.result import Computed
 from service.attention.terms import Alibi, Band, KeyMask, QueryLengths, ScoreTerm, Segments
 from service.attention.tiles import whole
 from service.backends.dense.compute import stored
-from service.backends.dense.numerics import known_bounds
+from service.backends.dense.numerics import cannot_overflow
 from service.backends.dense.operands import OPERAND_FEATURES, LoadedOperands
 from service.backends.dense.scores import count_rows
 from service.backends.torch.library import TorchLibrary
@@ -41,9 +41,9 @@ except ImportError:  # before torch 2.9
 REASONS: Final = frozenset({
     "terms.Alibi.slopes",
     "terms.Alibi.offset",
-    "terms.KeyMask.keys",
-    "terms.KeyLengths.keys",
-    "terms.QueryLengths.queries",
+    "terms.KeyMask.booleans",
+    "terms.KeyLengths.booleans",
+    "terms.QueryLengths.booleans",
     "terms.Segments.query",
     "terms.Segments.key",
     "terms.SlidingWindow.low",
@@ -122,7 +122,7 @@ class Flex:
 
 def can_express(plan: Plan, loaded: LoadedOperands) -> bool:
     """True if FlexAttention knows all features of the plan, and no score can overflow, which it does not report."""
-    return plan.features <= KNOWN and loaded.bad_values is None and known_bounds(plan, loaded).exclude_overflow(plan)
+    return plan.features <= KNOWN and cannot_overflow(plan, loaded)
 
 
 class Hiding(NamedTuple):
@@ -151,9 +151,9 @@ class Hiding(NamedTuple):
             ids = np.unique(np.concatenate(given, axis=1), return_inverse=True)[1].reshape(b, q + k).astype(np.int32)
             queries, keys = np.ascontiguousarray(ids[:, :q]), np.ascontiguousarray(ids[:, q:])
         for lengths in _terms(plan, QueryLengths):
-            queries[np.broadcast_to(~lengths.queries, (b, q))] = NO_QUERY
+            queries[np.broadcast_to(~lengths.booleans[:, 0, :, 0], (b, q))] = NO_QUERY
         for mask in _terms(plan, KeyMask):
-            keys[np.broadcast_to(~mask.keys, (b, k))] = NO_KEY
+            keys[np.broadcast_to(~mask.booleans[:, 0, 0], (b, k))] = NO_KEY
         return Hiding(low.astype(np.int32), high.astype(np.int32), queries, keys)
 
 
@@ -275,8 +275,7 @@ def agree(ours: Computed, definition: Computed, dtype: torch.dtype) -> bool:
     for name in ("output", "logsumexp"):
         if name in ours.arrays:
             one, other = (computed.arrays[name].astype(np.float32) for computed in (ours, definition))
-            finite = np.isfinite(other)
-            limit = TOLERANCE[dtype] * np.max(np.abs(other), where=finite, initial=1e-30)
-            if not (np.array_equal(finite, np.isfinite(one)) and np.all(np.abs(one - other)[finite] <= limit)):
+            limit = TOLERANCE[dtype] * np.max(np.abs(other), where=np.isfinite(other), initial=1e-30)
+            if not np.allclose(one, other, rtol=0, atol=limit):
                 return False
     return ours.fully_masked_rows == definition.fully_masked_rows

@@ -91,7 +91,7 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     computed = kept + outputs + scaled + collected + max(working, mapped, scanned)
     finished = outputs + mapped + returned + kept
     if copied is None:  # all of query, key and value
-        copied = sum(prod(role.view.shape) for role in _distinct_roles(plan)) * plan.dtype.itemsize
+        copied = sum({role.field: size for role, size, *_ in _inputs(plan)}.values()) * plan.dtype.itemsize
     return copied + max(loading, computed, finished)
 
 
@@ -100,7 +100,7 @@ def copied_bytes(plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarr
 
     sources: the fields that query, key and value come from; all others stand in spec
     """
-    given = [sources[role.field] for role in _distinct_roles(plan)]
+    given = [sources[field] for field in {role.field for role in plan.roles.inputs}]
     given += [array for array in (spec.past_key, spec.past_value) if array is not None]
     cast = sum(array.size for array in given if array.dtype != plan.dtype) * plan.dtype.itemsize
     received = list(_arrays(spec))
@@ -115,29 +115,31 @@ def _arrays(value: object) -> Iterator[np.ndarray]:
     return (leaf for _, leaf in leaves(value) if isinstance(leaf, np.ndarray))
 
 
-def _distinct_roles(plan: Plan) -> list[Role]:
-    """The roles, each field once."""
-    return list({role.field: role for role in plan.roles.inputs}.values())
+def _inputs(plan: Plan) -> Iterator[tuple[Role, int, int, int]]:
+    """For query, key and value the role, and the elements of its field, of the new tokens as heads, and of the past."""
+    h, g, b, q, k, d, e = plan.sizes
+    past = plan.roles.past_length
+    shapes = (h * d, q, 0), (g * d, k - past, past), (g * e, k - past, past)
+    for role, (features, new, before) in zip(plan.roles.inputs, shapes, strict=True):
+        given = features if role.map is None else role.map.weight.shape[1]
+        yield role, b * new * given, b * new * features, b * before * features
 
 
 def _operand_bytes(plan: Plan) -> tuple[int, int]:
     """Memory of the loaded query, key and value unless they are views, and its peak while they are prepared."""
-    roles, (h, g, b, q, k, d, e) = plan.roles, plan.sizes
-    computing, past = plan.compute_dtype.itemsize, roles.past_length
+    computing = plan.compute_dtype.itemsize
     halves = plan.dtype.itemsize < computing
+    norms = plan.query_norm, plan.key_norm, None
+    rotations = plan.query_rotation, plan.key_rotation, None
     held = extra = 0
-    for role, token, new, before, norm, rotation in (
-        (roles.query, b * h * d, q, 0, plan.query_norm, plan.query_rotation),
-        (roles.key, b * g * d, k - past, past, plan.key_norm, plan.key_rotation),
-        (roles.value, b * g * e, k - past, past, None, None),
-    ):
-        size, cached = token * new * computing, token * before * computing
+    for (role, given, new, past), norm, rotation in zip(_inputs(plan), norms, rotations, strict=True):
+        size, cached = new * computing, past * computing
         is_copied = role.map is not None or halves
         is_changed = norm is not None or rotation is not None
         if is_copied or is_changed or cached:
             held += size + cached
         if role.map is not None and halves:
-            extra = max(extra, (prod(role.view.shape) + role.map.weight.size) * computing)
+            extra = max(extra, (given + role.map.weight.size) * computing)
         if is_changed:
             extra = max(extra, is_copied * size + _changing(size, norm, rotated=rotation is not None) - size)
         if cached:

@@ -74,9 +74,7 @@ def _is_default(item: object, default: object) -> bool:
 
 
 def _always() -> frozenset[str]:
-    roles = {
-        f"roles.{role}.{name}" for role in ("query", "key", "value") for name in ("field", "view.shape", "view.axes")
-    }
+    roles = {f"roles.{role}.field" for role in ("query", "key", "value")}
     sizes = ("batch_size", "num_heads", "num_kv_heads", "query_length", "key_length", "head_dim", "value_dim")
     return frozenset({"dtype", "scale", "layout"} | roles | {f"roles.sizes.{name}" for name in sizes})
 

@@ -32,7 +32,6 @@ STACKABLE: Final = (
 # Features that padding changes. All others must be equal.
 PADDED: Final = frozenset(
     {f"roles.sizes.{name}" for name in ("batch_size", "query_length", "key_length")}
-    | {f"roles.{role}.view.shape" for role in ("query", "key", "value")}
     | {"terms.Causal.high", "terms.KeyLengths.booleans", "terms.QueryLengths.booleans"}
 )
 

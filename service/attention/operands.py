@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from service.attention.arrays import cast_and_norm
+from service.attention.shapes import canonical
 from service.attention.spec import AttentionSpec
 
 if TYPE_CHECKING:
@@ -56,10 +57,11 @@ def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndar
         leading = plan.sizes.batch_size, plan.sizes.num_kv_heads, roles.past_length
         past_key = past_key.reshape(*leading, plan.sizes.head_dim)
         past_value = past_value.reshape(*leading, plan.sizes.value_dim)
+    h, g = plan.sizes.num_heads, plan.sizes.num_kv_heads
     return Operands(
-        query=roles.query.view.of(query),
-        key=roles.key.view.of(key),
-        value=roles.value.view.of(value),
+        query=canonical(query, plan.layout, None if roles.query.map else h),
+        key=canonical(key, plan.layout, None if roles.key.map else g),
+        value=canonical(value, plan.layout, None if roles.value.map else g),
         past_key=past_key,
         past_value=past_value,
         norms=(query_norm, key_norm, value_norm),

@@ -64,14 +64,6 @@ class Result:
         return self.metadata._asdict()
 
     @property
-    def nbytes(self) -> int:
-        """Memory of all arrays, in bytes."""
-        return sum(
-            sum(part.nbytes for part in value.values()) if isinstance(value, dict) else value.nbytes
-            for value in self.arrays.values()
-        )
-
-    @property
     def output(self) -> np.ndarray:
         """The output, in the layout of the request."""
         output: np.ndarray = self[OUTPUT]

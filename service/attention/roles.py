@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from service.attention.projections import DenseMap, dense, with_bias
-from service.attention.shapes import Sizes, View, to_canonical
+from service.attention.shapes import Sizes
 from service.attention.spec import SOURCES, AttentionSpec, Layout
 from service.errors import Fault, FieldConflict, InvalidArray, MissingField, ShapeMismatch, shape
 
@@ -26,13 +26,9 @@ Given = Mapping[str, tuple[str, np.ndarray]]
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The source of query, key or value: a field of the request, and a map that is applied to it.
-
-    view: from the field to heads (b, h, l, d), or to tokens (b, l, in) if there is a map
-    """
+    """The source of query, key or value: a field of the request, and a map that is applied to it."""
 
     field: str
-    view: View
     map: DenseMap | None = None
 
 
@@ -143,11 +139,7 @@ class _Source:
 
     def resolved(self, heads: int, dtype: np.dtype) -> Role:
         """The role, for this number of heads. Errors: those of the map's bias."""
-        lengths = {axis: self.size(axis) for axis in "bld"}
-        if self.map is not None:
-            return Role(self.field, to_canonical(self.layout, "bld", lengths), with_bias(self.map, heads, dtype))
-        lengths |= {"h": heads, "d": self.per_head(heads)}
-        return Role(self.field, to_canonical(self.layout, "bhld", lengths))
+        return Role(self.field, with_bias(self.map, heads, dtype) if self.map else None)
 
 
 def resolve_roles(spec: AttentionSpec, given: Given, layout: Layout, dtype: np.dtype) -> Roles:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Final, NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
-from service.attention.spec import Layout
 from service.errors import ShapeMismatch, shape
-
-LAYOUTS: Final[tuple[str, ...]] = get_args(Layout)
-# Axes in their own order.
-UNCHANGED: Final = frozenset(tuple(range(rank)) for rank in range(5))
 
 
 class Sizes(NamedTuple):
@@ -34,29 +28,19 @@ class Sizes(NamedTuple):
         return dict(zip("hgbqkde", self, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """A reshape and a transposition of an array, which copy nothing."""
+def canonical(array: np.ndarray, layout: str, heads: int | None) -> np.ndarray:
+    """A view of an array of a request with the axes (b, h, l, d), or (b, l, d) if `heads` is None.
 
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-
-    def of(self, array: np.ndarray) -> np.ndarray:
-        """The array with these axes."""
-        shaped = array if array.shape == self.shape else array.reshape(self.shape)
-        return shaped if self.axes in UNCHANGED else shaped.transpose(self.axes)
-
-
-def to_canonical(layout: str, target: str, lengths: Mapping[str, int]) -> View:
-    """The view from a layout to `bhld`, or to `bld` without splitting features.
-
-    lengths: of each axis. A batch of one is added if the layout has none; d is split into heads if only the target has
-    them.
+    A batch of one is added if the layout has none. d is split into heads if the layout has none. A vector is one token.
     """
-    letters = layout if "b" in layout else "b" + layout
-    if "h" in target and "h" not in layout:
-        letters = letters.replace("d", "hd")
-    return View(tuple(lengths[letter] for letter in letters), tuple(letters.index(letter) for letter in target))
+    axes = layout if array.ndim == len(layout) else "d"
+    if heads is not None and "h" not in layout:
+        place = axes.index("d")
+        array = array.reshape(*array.shape[:place], heads, -1, *array.shape[place + 1 :])
+        axes = axes.replace("d", "hd")
+    wanted = "bld" if heads is None else "bhld"
+    missing = "".join(letter for letter in wanted if letter not in axes)
+    return reordered(array.reshape((1,) * len(missing) + array.shape), missing + axes, wanted)
 
 
 def reordered(array: np.ndarray, axes: str, wanted: str) -> np.ndarray:
@@ -97,7 +81,7 @@ def align(array: np.ndarray, axes: str, sizes: Sizes, field: str) -> np.ndarray:
     if any(length not in (1, full) for length, full in zip(array.shape, wanted, strict=True)):
         raise ShapeMismatch.of(f"/{field}", f"{shape(wanted)}, or 1 on any axis", array, f"axes {', '.join(have)}")
     missing = "".join(letter for letter in "bhqk" if letter not in have)
-    return array.reshape((1,) * len(missing) + array.shape).transpose([(missing + have).index(x) for x in "bhqk"])
+    return reordered(array.reshape((1,) * len(missing) + array.shape), missing + have, "bhqk")
 
 
 def _axes_of(array: np.ndarray, axes: str, lengths: Mapping[str, int], field: str) -> str:

@@ -18,6 +18,10 @@ from service.attention.spec import AttentionSpec
 Check = Callable[[], None]
 
 
+def no_check() -> None:
+    """The check of a computation that nothing ends."""
+
+
 class OutOfMemory(MemoryError):
     """Memory of the machine or of a device is not enough.
 
@@ -54,10 +58,11 @@ class Backend(ABC):
 
         Errors: InvalidRequest, MemoryError, and what `check` raises.
         """
-        return make_result(plan, self.execute(plan, make_operands(spec, plan, sources), spec.device, check))
+        operands = make_operands(spec, plan, sources)
+        return make_result(plan, self.execute(plan, operands, spec.device, check or no_check))
 
     @abstractmethod
-    def execute(self, plan: Plan, operands: Operands, device: str, check: Check | None = None) -> Computed:
+    def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:
         """Compute all that the plan includes, from operands that were made for it.
 
         Errors: Overflow if a visible score is not finite, UnknownBackend for a device that is not there, MemoryError,

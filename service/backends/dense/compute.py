@@ -10,7 +10,7 @@ from service.attention.outputs import OUTPUT
 from service.attention.plan import Notice, Plan
 from service.attention.result import Computed
 from service.attention.tiles import Tile, tiles
-from service.backends.base import Check
+from service.backends.base import Check, no_check
 from service.backends.dense.buffers import ResultBuffers, TileSums
 from service.backends.dense.library import Array, ArrayLibrary
 from service.backends.dense.numerics import choose_path
@@ -21,17 +21,14 @@ KERNEL: Final = "dense"
 ZERO_SUM: Final = Notice("zero_sum", "the visible scores of some rows sum to 0: their weights and outputs are 0")
 
 
-def compute(
-    plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, backend: str, check: Check | None = None
-) -> Computed:
+def compute(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, backend: str, check: Check = no_check) -> Computed:
     """Everything that the plan includes. Errors: Overflow if a visible score is not finite, and what `check` raises."""
     head_outputs = empty_outputs(plan, lib, plan.compute_dtype)
     buffers = ResultBuffers(plan, lib)
     computation = TileComputation(plan, lib, loaded, choose_path(plan, lib, loaded), head_outputs, buffers)
 
     def run(tile: Tile) -> TileSums:
-        if check is not None:
-            check()
+        check()
         return computation.run(tile)
 
     for sums in lib.run(run, list(tiles(plan, computation.tiling))):

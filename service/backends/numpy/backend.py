@@ -18,7 +18,7 @@ from service.attention.plan import Plan
 from service.attention.result import Computed, Result
 from service.attention.spec import AttentionSpec
 from service.attention.tiles import Tile, Tiling
-from service.backends.base import Backend, Check
+from service.backends.base import Backend, Check, no_check
 from service.backends.dense.compute import compute
 from service.backends.dense.library import Array, ArrayLibrary
 from service.backends.dense.operands import load_operands
@@ -61,7 +61,7 @@ class NumpyBackend(Backend):
         """The result of a plan for the numbers of a request, see Backend.run."""
         return super().run(plan, spec, sources, check)
 
-    def execute(self, plan: Plan, operands: Operands, device: str, check: Check | None = None) -> Computed:
+    def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:
         """Compute all that the plan includes, see Backend.execute. NumPy may warn of overflow on the way."""
         if device not in CPU:
             got, hint = quote(device), "ask for backend torch"

@@ -19,7 +19,7 @@ from service.attention.result import Computed
 from service.attention.roles import ROLES
 from service.attention.spec import AttentionSpec, DType, Output
 from service.attention.tiles import Tiling
-from service.backends.base import Backend, Check, OutOfMemory
+from service.backends.base import Backend, Check, OutOfMemory, no_check
 from service.backends.dense.compute import compute
 from service.backends.dense.operands import LoadedOperands, load_operands
 from service.backends.torch import devices, flex, sdpa, staging
@@ -66,7 +66,7 @@ class TorchBackend(Backend):
             return cost.peak_bytes(plan, 0, copied) + 2 * (staging.AHEAD + 1) * staging.CHUNK
         return self._dense_bytes(plan, copied)
 
-    def execute(self, plan: Plan, operands: Operands, device: str, check: Check | None = None) -> Computed:
+    def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:
         """Compute all that the plan includes, see Backend.execute.
 
         Errors: Overflow; UnknownBackend for a device that is not there; OutOfMemory.
@@ -74,8 +74,8 @@ class TorchBackend(Backend):
         found = devices.resolve(device)
         needed = self._dense_bytes(plan) if found.type == "cpu" else self.device_bytes(plan, operands)
         try:
-            with torch.inference_mode(), devices.reserved(found, needed, check or _no_check):
-                return self.compute(plan, operands, found, check or _no_check)
+            with torch.inference_mode(), devices.reserved(found, needed, check):
+                return self.compute(plan, operands, found, check)
         except RuntimeError as error:
             if not devices.is_out_of_memory(error):
                 raise
@@ -138,7 +138,7 @@ class TorchBackend(Backend):
     def _try_flex(self, plan: Plan, device: torch.device, dtype: torch.dtype) -> bool:
         """True if FlexAttention agrees with the dense computation on random numbers of the sizes of a plan."""
         h, g, b, q, k, d, e = plan.sizes
-        with torch.inference_mode(), devices.reserved(device, 2 * self._dense_bytes(plan), _no_check):
+        with torch.inference_mode(), devices.reserved(device, 2 * self._dense_bytes(plan), no_check):
             random = partial(torch.randn, device=device, dtype=dtype)
             loaded = LoadedOperands(random(b, h, q, d), random(b, g, k, d), random(b, g, k, e), (0.0, 0.0, 0.0))
             lib = self.library(plan, device)
@@ -165,10 +165,6 @@ def keeps_halves(plan: Plan) -> bool:
     roles = tuple(f"roles.{role}.map" for role in ROLES)
     changing = (*roles, "query_norm", "key_norm", "query_rotation", "key_rotation", "terms.Bias")
     return plan.dtype.itemsize == 2 and not any(name.startswith(changing) for name in plan.features)
-
-
-def _no_check() -> None:
-    """Nothing ends the computation."""
 
 
 def _unless_it_fails(function: Callable[[], Computed | None]) -> Computed | None:

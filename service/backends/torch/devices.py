@@ -10,7 +10,7 @@ from threading import get_ident
 
 import torch
 
-from service.backends.base import Check
+from service.backends.base import Check, no_check
 from service.backends.torch.memory import DeviceMemory
 from service.errors import UnknownBackend
 
@@ -58,11 +58,8 @@ def reserved(device: torch.device, needed: int, check: Check) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    with (
-        memory(device).reserve(needed, check),
-        torch.cuda.device(device),
-        torch.cuda.stream(_stream(device, get_ident())),
-    ):
+    stream = torch.cuda.stream(_stream(device, get_ident()))
+    with memory(device).reserve(needed, check), torch.cuda.device(device), stream:
         yield
 
 
@@ -70,10 +67,6 @@ def reserved(device: torch.device, needed: int, check: Check) -> Iterator[None]:
 def _stream(device: torch.device, thread: int) -> torch.cuda.Stream:
     """The stream of a thread."""
     return torch.cuda.Stream(device)
-
-
-def _nothing() -> None:
-    """Nothing is to be done after a step."""
 
 
 class Pace:
@@ -84,8 +77,8 @@ class Pace:
         self._ahead = ahead
         self._pending: deque[tuple[torch.cuda.Event | None, Callable[[], object]]] = deque()
 
-    def step(self, done: Callable[[], object] = _nothing) -> None:
-        """Wait, after a step, until the GPU is less than `ahead` steps behind. done: called when the step is complete"""
+    def step(self, done: Callable[[], object] = no_check) -> None:
+        """Wait, after a step, until the GPU is at most `ahead` steps behind. done: called when the step is complete"""
         event = torch.cuda.Event(blocking=True) if self._is_gpu else None
         if event is not None:
             event.record()

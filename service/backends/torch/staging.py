@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from service.attention.arrays import BFLOAT16
+from service.backends.base import no_check
 from service.backends.torch.devices import CPU, Pace, reserved
 
 CHUNK = 8 * 2**20  # bytes
@@ -23,7 +24,7 @@ AHEAD = 3
 def warm_up(device: torch.device) -> None:
     """Have torch allocate the pinned memory for one transfer, which takes longer than the transfer."""
     numbers = np.zeros((AHEAD + 2) * CHUNK, np.uint8)
-    with reserved(device, numbers.nbytes, lambda: None):
+    with reserved(device, numbers.nbytes, no_check):
         fetch({"": send(numbers, device)})
 
 

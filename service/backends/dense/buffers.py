@@ -50,9 +50,6 @@ class ResultBuffers:
         self.needs_weights = bool(include & outputs_of("weights"))
         self._chosen = chosen
         self._lib = lib
-        sizes = plan.sizes
-        self._heads = np.arange(sizes.num_heads) if chosen.heads is None else chosen.heads
-        self._queries = np.arange(sizes.query_length) if chosen.queries is None else chosen.queries
         names: list[str] = [name for name, row in OUTPUTS.items() if name in include and row.is_selected]
         for name in names if chosen.top_k is None else [*names, TOP_INDICES]:
             # What tiles leave out stays 0, and `received` is a sum.
@@ -73,25 +70,24 @@ class ResultBuffers:
     def add(self, name: Output, tile: Tile, block: Array) -> None:
         """Keep a block (b, h, r, k) or (b, h, r) of an output, if the plan includes it."""
         if name in self.arrays:
-            places, block = self._select_heads(tile, block)
-            self._write(name, tile, places, block)
+            places, heads = self._heads_within(tile)
+            self._write(name, tile, places, block[:, heads])
 
     def add_weights(self, tile: Tile, weights: Array) -> Array | None:
         """Keep the weights of a tile, or what the plan includes of them. Returns what the keys receive, (b, h, k)."""
-        xp = self._lib.xp
+        xp, chosen = self._lib.xp, self._chosen
         if "entropy" in self.arrays:
             self.add("entropy", tile, -xp.sum(_x_log_x(weights, xp), axis=-1))
         if not self.arrays.keys() & {WEIGHTS, "received"}:
             return None
-        places, kept = self._select_heads(tile, weights)
-        if self._shares_memory:
-            return xp.sum(kept, axis=2) if "received" in self.arrays else None
-        if self._chosen.average_heads:
-            places, kept = np.zeros(1, np.int64), xp.mean(kept, axis=1, keepdims=True)
+        places, heads = self._heads_within(tile)
+        kept = weights[:, heads]
+        if chosen.average_heads:
+            places, kept = slice(1), xp.mean(kept, axis=1, keepdims=True)
         received = xp.sum(kept, axis=2) if "received" in self.arrays else None
-        if WEIGHTS in self.arrays:
-            if self._chosen.top_k is not None:
-                order = self._lib.top_indices(kept, self._chosen.top_k)
+        if WEIGHTS in self.arrays and not self._shares_memory:
+            if chosen.top_k is not None:
+                order = self._lib.top_indices(kept, chosen.top_k)
                 self._write(TOP_INDICES, tile, places, order)
                 kept = xp.take_along_axis(kept, order, axis=-1)
             self._write(WEIGHTS, tile, places, kept)
@@ -102,40 +98,32 @@ class ResultBuffers:
         self.fully_masked_rows += sums.fully_masked_rows
         self.zero_sum |= sums.zero_sum
         if sums.received is not None:
-            heads: slice | Array = sums.tile.heads
-            if self._chosen.average_heads:
-                heads = slice(1)
-            elif self._chosen.heads is not None:
-                heads = self._lib.load(_indices_within(self._heads, sums.tile.heads))
-            self.arrays["received"][sums.tile.batch, heads, sums.tile.columns] += sums.received
+            places = slice(1) if self._chosen.average_heads else self._heads_within(sums.tile)[0]
+            self.arrays["received"][sums.tile.batch, places, sums.tile.columns] += sums.received
 
-    def _select_heads(self, tile: Tile, block: Array) -> tuple[np.ndarray, Array]:
-        """The heads of a block that were asked for: their places in the buffer, and their part of the block."""
-        places = _indices_within(self._heads, tile.heads)
+    def _heads_within(self, tile: Tile) -> tuple[slice | Array, slice | Array]:
+        """The heads of a tile that were asked for: their places in the buffers, and in the tile."""
         if self._chosen.heads is None:
-            return places, block
-        return places, block[:, self._lib.load(self._heads[places] - tile.heads.start)]
+            return tile.heads, slice(None)
+        return self._places(self._chosen.heads, tile.heads)
 
-    def _write(self, name: str, tile: Tile, places: np.ndarray, block: Array) -> None:
-        target = self.arrays[name]
+    def _places(self, chosen: np.ndarray, part: slice) -> tuple[Array, Array]:
+        """Where the chosen indices of a part lie among the chosen ones, and in the part."""
+        places = np.nonzero((part.start <= chosen) & (chosen < part.stop))[0]
+        return self._lib.load(places), self._lib.load(chosen[places] - part.start)
+
+    def _write(self, name: str, tile: Tile, heads: slice | Array, block: Array) -> None:
+        """Put a block, cut to the chosen heads, to their places in a buffer."""
+        target, rows = self.arrays[name], tile.rows
         if block.dtype != target.dtype:
             block = self._lib.xp.astype(block, target.dtype)
         has_all_keys = self._chosen.top_k is None or name not in (WEIGHTS, TOP_INDICES)
         columns = (tile.columns,) if has_all_keys and block.ndim == 4 else ()
-        if self._chosen.queries is None and len(places):
-            is_whole = self._chosen.heads is None
-            heads = slice(int(places[0]), int(places[-1]) + 1) if is_whole else self._lib.load(places)
-            target[(tile.batch, heads, tile.rows, *columns)] = block
-            return
-        rows = _indices_within(self._queries, tile.rows)
-        if len(rows) and len(places):
-            block = block[:, :, self._lib.load(self._queries[rows] - tile.rows.start)]
-            target[(tile.batch, self._lib.load(places[:, None]), self._lib.load(rows[None, :]), *columns)] = block
-
-
-def _indices_within(chosen: np.ndarray, part: slice) -> np.ndarray:
-    """Where the chosen indices lie in a part."""
-    return np.nonzero((part.start <= chosen) & (chosen < part.stop))[0]
+        if self._chosen.queries is not None:
+            rows, within = self._places(self._chosen.queries, tile.rows)
+            block = block[:, :, within]
+            heads = heads if isinstance(heads, slice) else heads[:, None]
+        target[(tile.batch, heads, rows, *columns)] = block
 
 
 def _x_log_x(weights: Array, xp: Any) -> Array:

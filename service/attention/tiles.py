@@ -82,10 +82,9 @@ def tiles(plan: Plan, tiling: Tiling) -> Iterator[Tile]:
 
 
 def whole(plan: Plan) -> Tile:
-    """All of a plan as one tile."""
-    sizes = plan.sizes
-    lengths = sizes.batch_size, sizes.num_kv_heads, sizes.num_heads, sizes.query_length, sizes.key_length
-    return Tile(*(slice(0, length) for length in lengths))
+    """The tile that covers a whole plan."""
+    h, g, b, q, k, _, _ = plan.sizes
+    return Tile(slice(0, b), slice(0, g), slice(0, h), slice(0, q), slice(0, k))
 
 
 def steps(plan: Plan, tiling: Tiling) -> Steps:

@@ -19,7 +19,7 @@ Check = Callable[[], None]
 
 
 def no_check() -> None:
-    """The check of a computation that nothing ends."""
+    """Do nothing: the check of a computation that is not ended before its time."""
 
 
 class OutOfMemory(MemoryError):

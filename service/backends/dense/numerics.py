@@ -93,7 +93,7 @@ def _close_bounds(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> Boun
 
 
 def _bounds(plan: Plan, products: float, values: float) -> Bounds:
-    """products: a bound on |q·k|"""
+    """The bounds of a plan, from a bound on |q·k| and one on the values."""
     exponents = products * abs(plan.scale)
     if plan.softcap is not None:
         exponents = min(exponents, plan.softcap)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Hashable
 from functools import cache, partial
 from threading import Lock, Thread
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -111,41 +111,31 @@ def can_express(plan: Plan, loaded: LoadedOperands) -> bool:
     return plan.features <= KNOWN and cannot_overflow(plan, loaded)
 
 
-class Hiding(NamedTuple):
-    """What hides scores: query i sees key j if low <= j - i <= high and both have the same id.
+def bounds_and_ids(plan: Plan) -> tuple[np.ndarray, ...]:
+    """What the terms of a plan hide, as int32: low and high (b,), ids of queries (b, q) and of keys (b, k).
 
-    low, high: (b,); queries (b, q) and keys (b, k): ids; int32
+    Query i sees key j if low <= j - i <= high and both have the same id.
     """
-
-    low: np.ndarray
-    high: np.ndarray
-    queries: np.ndarray
-    keys: np.ndarray
-
-    @staticmethod
-    def of(plan: Plan) -> Hiding:
-        """What the terms of a plan hide: bands, segments, lengths and masks of keys."""
-        sizes = plan.sizes
-        b, q, k = sizes.batch_size, sizes.query_length, sizes.key_length
-        low, high = np.full(b, -q), np.full(b, k)
-        for band in _terms(plan, Band):
-            low = low if band.low is None else np.maximum(low, band.low)
-            high = high if band.high is None else np.minimum(high, band.high)
-        queries, keys = np.zeros((b, q), np.int32), np.zeros((b, k), np.int32)
-        for segments in _terms(plan, Segments):
-            given = np.broadcast_to(segments.query, (b, q)), np.broadcast_to(segments.key, (b, k))
-            ids = np.unique(np.concatenate(given, axis=1), return_inverse=True)[1].reshape(b, q + k).astype(np.int32)
-            queries, keys = np.ascontiguousarray(ids[:, :q]), np.ascontiguousarray(ids[:, q:])
-        for lengths in _terms(plan, QueryLengths):
-            queries[np.broadcast_to(~lengths.booleans[:, 0, :, 0], (b, q))] = NO_QUERY
-        for mask in _terms(plan, KeyMask):
-            keys[np.broadcast_to(~mask.booleans[:, 0, 0], (b, k))] = NO_KEY
-        return Hiding(low.astype(np.int32), high.astype(np.int32), queries, keys)
+    _, _, b, q, k, _, _ = plan.sizes
+    low, high = np.full(b, -q), np.full(b, k)
+    for band in _terms(plan, Band):
+        low = low if band.low is None else np.maximum(low, band.low)
+        high = high if band.high is None else np.minimum(high, band.high)
+    queries, keys = np.zeros((b, q), np.int32), np.zeros((b, k), np.int32)
+    for segments in _terms(plan, Segments):
+        given = np.broadcast_to(segments.query, (b, q)), np.broadcast_to(segments.key, (b, k))
+        ids = np.unique(np.concatenate(given, axis=1), return_inverse=True)[1].reshape(b, q + k).astype(np.int32)
+        queries, keys = np.ascontiguousarray(ids[:, :q]), np.ascontiguousarray(ids[:, q:])
+    for lengths in _terms(plan, QueryLengths):
+        queries[np.broadcast_to(~lengths.booleans[:, 0, :, 0], (b, q))] = NO_QUERY
+    for mask in _terms(plan, KeyMask):
+        keys[np.broadcast_to(~mask.booleans[:, 0, 0], (b, k))] = NO_KEY
+    return low.astype(np.int32), high.astype(np.int32), queries, keys
 
 
 def mask_mod(plan: Plan, lib: TorchLibrary) -> Callable[..., torch.Tensor]:
     """The function of batch entry, head, query and key that tells whether the key is visible."""
-    low, high, queries, keys = map(lib.load, Hiding.of(plan))
+    low, high, queries, keys = map(lib.load, bounds_and_ids(plan))
 
     def sees(b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
         return (j - i >= low[b]) & (j - i <= high[b]) & (queries[b, i] == keys[b, j])

@@ -163,10 +163,9 @@ def working_bytes(plan: Plan, tiling: Tiling) -> int:
     heights = -(-sizes.query_length // step.rows)
     tiles = -(-sizes.batch_size // step.batch) * -(-sizes.num_kv_heads // step.kv_heads) * heights
     memory = scores * computing + prod(tile[:3]) * sizes.value_dim * computing
-    # Masks that are made and combined, of whole rows; and some of the scores by themselves.
-    masks = [term.mask_size(tile) for term in plan.terms]
-    combined = step.batch * step.rows * k if len(masks) > 1 else 0
-    memory += 3 * max([*masks, combined]) + scores // 2
+    # Masks that are made and combined; and some of the scores by themselves.
+    masks: list[int] = [prod(map(min, array.shape, tile)) for term in plan.terms for array in term.arrays]
+    memory += 3 * max([*masks, step.batch * step.rows * k if plan.terms else 0]) + scores // 2
     memory += sum(term.added_size(tile) for term in plan.terms) * computing
     if chosen.heads is not None or chosen.queries is not None:
         memory += scores * computing

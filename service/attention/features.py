@@ -35,7 +35,7 @@ def _add_leaves(value: object, name: str, found: list[tuple[str, object]], *, is
 
     is_option: True if the presence of a dataclass counts even if all of its fields have their defaults
     """
-    known = _fields(type(value))
+    known = _fields_of(value)
     if known is not None:
         before = len(found)
         for field, default in known:
@@ -46,15 +46,20 @@ def _add_leaves(value: object, name: str, found: list[tuple[str, object]], *, is
             found.append((name, value))
     elif isinstance(value, frozenset):
         found += [(f"{name}.{item}", item) for item in value]
-    elif isinstance(value, tuple) and value and all(_fields(type(item)) is not None for item in value):
+    elif isinstance(value, tuple) and value and all(_fields_of(item) is not None for item in value):
         for item in value:
             _add_leaves(item, f"{name}.{type(item).__name__}", found, is_option=True)
     else:
         found.append((name, value))
 
 
+def _fields_of(value: object) -> tuple[tuple[str, object], ...] | None:
+    kind: Any = type(value)  # mypy does not take a type for hashable
+    return _fields(kind)
+
+
 @cache
-def _fields(kind: Any) -> tuple[tuple[str, object], ...] | None:
+def _fields(kind: type) -> tuple[tuple[str, object], ...] | None:
     """Names and defaults of the fields of a dataclass or named tuple; None for any other class."""
     if is_dataclass(kind):
         return tuple((field.name, field.default) for field in fields(kind))

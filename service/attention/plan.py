@@ -14,10 +14,9 @@ import numpy as np
 from service.attention import cost, rotary
 from service.attention.arrays import FLOATS, cast, compute_dtype, widest
 from service.attention.features import features
-from service.attention.outputs import outputs_of
+from service.attention.outputs import Selection, make_selection, outputs_of
 from service.attention.roles import Given, Roles, resolve_layout, resolve_roles, sources
 from service.attention.rotary import Rotation
-from service.attention.selection import Selection, make_selection
 from service.attention.shapes import Sizes, score_axes
 from service.attention.spec import AttentionSpec, Layout, Norm, Normalization
 from service.attention.terms import Frame, QueryLengths, ScoreTerm, make_terms, per_head

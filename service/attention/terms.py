@@ -72,7 +72,10 @@ class ScoreTerm:
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """Arrays with axes (b, h, q, k), each full or of length 1, that the term reads."""
+        """Arrays with axes (b, h, q, k), each full or of length 1, that the term reads.
+
+        `visible` may return a mask of the size of their parts; without them a mask is not larger than (b, 1, r, k).
+        """
         return ()
 
     def visible(self, tile: Tile, load: Load) -> Array | None:
@@ -95,16 +98,8 @@ class ScoreTerm:
         """A part of these keys that all of these queries see, so that `visible` need not be called for it."""
         return slice(keys.start, keys.start)
 
-    def mask_size(self, tile: tuple[int, int, int, int]) -> int:
-        """Elements of `visible` for a tile of these lengths (b, h, r, k), at most."""
-        batch, _, rows, keys = tile
-        parts = [
-            prod(min(length, part) for length, part in zip(array.shape, tile, strict=True)) for array in self.arrays
-        ]
-        return max(parts, default=batch * rows * keys)
-
     def added_size(self, tile: tuple[int, int, int, int]) -> int:
-        """Elements of new arrays that `added` makes for such a tile."""
+        """Elements of new arrays that `added` makes for a tile of these lengths (b, h, r, k)."""
         return 0
 
 

@@ -49,6 +49,8 @@ class Backend(ABC):
         self.threads = threads
         self.experimental = experimental
 
+    # Overflow is found by checking the numbers, with an error that says what to do; a warning would add nothing.
+    @np.errstate(all="ignore")
     def run(
         self, plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarray], check: Check | None = None
     ) -> Result:

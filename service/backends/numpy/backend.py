@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import ClassVar, Final, TypeVar
@@ -15,8 +15,7 @@ from service.attention import cost
 from service.attention.arrays import is_float
 from service.attention.operands import Operands
 from service.attention.plan import Plan
-from service.attention.result import Computed, Result
-from service.attention.spec import AttentionSpec
+from service.attention.result import Computed
 from service.attention.tiles import Tile, Tiling
 from service.backends.base import Backend, Check, no_check
 from service.backends.dense.compute import compute
@@ -52,14 +51,6 @@ class NumpyBackend(Backend):
         self.tiling = Tiling(scores=TILE_BYTES // 4, workers=threads or 1)
         self.small_scores = SMALL_SCORES
         self.pool = TilePool(threads) if threads else None
-
-    # Overflow is found by checking the numbers, with an error that says what to do; a warning would add nothing.
-    @np.errstate(all="ignore")
-    def run(
-        self, plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarray], check: Check | None = None
-    ) -> Result:
-        """The result of a plan for the numbers of a request, see Backend.run."""
-        return super().run(plan, spec, sources, check)
 
     def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:
         """Compute all that the plan includes, see Backend.execute. NumPy may warn of overflow on the way."""
@@ -114,7 +105,6 @@ class NumpyLibrary(ArrayLibrary):
         return dtype
 
     def matmul(self, left: Array, right: Array, out: Array | None = None) -> Array:
-        """The product over the last two axes."""
         return np.matmul(left, right, out=out)
 
     def scratch(self, shape: tuple[int, ...]) -> Array | None:
@@ -129,13 +119,10 @@ class NumpyLibrary(ArrayLibrary):
         return memory
 
     def hide(self, array: Array, visible: Array, number: float) -> None:
-        """Put a number wherever `visible` is False, in place."""
         np.copyto(array, array.dtype.type(number), where=~visible)
 
     def top_indices(self, array: Array, count: int) -> Array:
-        """The indices of the largest numbers of the last axis, in descending order, equal ones by lower index."""
         return np.argsort(-array, axis=-1, stable=True)[..., :count]
 
     def run(self, function: Callable[[Tile], T], tiles: list[Tile]) -> Iterable[T]:
-        """The results of a function for each tile, in order."""
         return map(function, tiles) if self._pool is None else self._pool.run(function, tiles)

@@ -57,7 +57,6 @@ class TorchBackend(Backend):
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
     def is_gpu(self, device: str) -> bool:
-        """True if the device is a GPU, which a thread waits for. Errors: UnknownBackend."""
         return devices.resolve(device).type != "cpu"
 
     def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
@@ -142,9 +141,8 @@ class TorchBackend(Backend):
             random = partial(torch.randn, device=device, dtype=dtype)
             loaded = LoadedOperands(random(b, h, q, d), random(b, g, k, d), random(b, g, k, e), (0.0, 0.0, 0.0))
             lib = self.library(plan, device)
-            return flex.agree(
-                flex.compute(plan, lib, loaded), compute(plan, lib, _in_float32(loaded), self.name), dtype
-            )
+            definition = compute(plan, lib, _in_float32(loaded), self.name)
+            return flex.agree(flex.compute(plan, lib, loaded), definition, dtype)
 
     def _dense_bytes(self, plan: Plan, copied: int | None = None) -> int:
         """Upper bound of the memory of the dense computation, beyond the arrays of the request."""

@@ -211,20 +211,17 @@ class Trials:
     def passed(self, kind: Hashable, trial: Callable[[], bool]) -> bool:
         """True if a trial of this kind was passed. The first call for a kind starts its trial in a thread."""
         with self._lock:
-            if kind in self._known:
-                return self._known[kind]
-            if self._running < MAX_TRIALS:
+            if kind not in self._known and self._running < MAX_TRIALS:
                 if len(self._known) >= MAX_KINDS:
                     self._known.clear()
                 self._known[kind] = False
                 self._running += 1
                 Thread(target=self._run, args=(kind, trial), daemon=True).start()
-        return False
+            return self._known.get(kind, False)
 
     def fail(self, kind: Hashable) -> None:
         """Do not use FlexAttention for this kind any more."""
-        with self._lock:
-            self._known[kind] = False
+        self._known[kind] = False
 
     def _run(self, kind: Hashable, trial: Callable[[], bool]) -> None:
         passed = False

@@ -105,6 +105,7 @@ class NumpyLibrary(ArrayLibrary):
         return dtype
 
     def matmul(self, left: Array, right: Array, out: Array | None = None) -> Array:
+        """The product over the last two axes."""
         return np.matmul(left, right, out=out)
 
     def scratch(self, shape: tuple[int, ...]) -> Array | None:
@@ -119,10 +120,13 @@ class NumpyLibrary(ArrayLibrary):
         return memory
 
     def hide(self, array: Array, visible: Array, number: float) -> None:
+        """Put a number wherever `visible` is False, in place."""
         np.copyto(array, array.dtype.type(number), where=~visible)
 
     def top_indices(self, array: Array, count: int) -> Array:
+        """The indices of the largest numbers of the last axis, in descending order, equal ones by lower index."""
         return np.argsort(-array, axis=-1, stable=True)[..., :count]
 
     def run(self, function: Callable[[Tile], T], tiles: list[Tile]) -> Iterable[T]:
+        """The results of a function for each tile, in order."""
         return map(function, tiles) if self._pool is None else self._pool.run(function, tiles)

@@ -57,6 +57,7 @@ class TorchBackend(Backend):
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
     def is_gpu(self, device: str) -> bool:
+        """True if the device is a GPU, which a thread waits for. Errors: UnknownBackend."""
         return devices.resolve(device).type != "cpu"
 
     def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:

@@ -53,6 +53,7 @@ class TorchLibrary(ArrayLibrary):
         return found
 
     def hide(self, array: Array, visible: Array, number: float) -> None:
+        """Put a number wherever `visible` is False, in place."""
         array.masked_fill_(~visible, number)
 
     def top_indices(self, array: Array, count: int) -> Array:

@@ -6,7 +6,7 @@ Letters as everywhere: b batch, h query heads, g key/value heads, q queries, k k
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -155,14 +155,12 @@ def _changing(size: int, norm: Norm | None, *, rotated: bool) -> int:
 
 def working_bytes(plan: Plan, tiling: Tiling) -> int:
     """Memory of the tiles that NumPy computes at the same time."""
-    sizes, chosen = plan.sizes, plan.selection
-    computing, k = plan.compute_dtype.itemsize, sizes.key_length
-    step = steps(plan, tiling)
-    tile = step.batch, step.kv_heads * (sizes.num_heads // sizes.num_kv_heads), step.rows, k
-    scores = prod(tile)
-    heights = -(-sizes.query_length // step.rows)
-    tiles = -(-sizes.batch_size // step.batch) * -(-sizes.num_kv_heads // step.kv_heads) * heights
-    memory = scores * computing + prod(tile[:3]) * sizes.value_dim * computing
+    (h, g, b, q, k, _, e), chosen = plan.sizes, plan.selection
+    computing, step = plan.compute_dtype.itemsize, steps(plan, tiling)
+    tile = step.batch, step.kv_heads * (h // g), step.rows, k
+    scores, heights = prod(tile), ceil(q / step.rows)
+    tiles = ceil(b / step.batch) * ceil(g / step.kv_heads) * heights
+    memory = (scores + prod(tile[:3]) * e) * computing
     # Masks that are made and combined; and some of the scores by themselves.
     masks: list[int] = [prod(map(min, array.shape, tile)) for term in plan.terms for array in term.arrays]
     memory += 3 * max([*masks, step.batch * step.rows * k if plan.terms else 0]) + scores // 2
@@ -175,5 +173,5 @@ def working_bytes(plan: Plan, tiling: Tiling) -> int:
         memory += scores * (2 * computing + INDEX)
     received = 0
     if "received" in chosen.include:  # each tile's, until all are there
-        received = heights * sizes.batch_size * sizes.num_heads * k * computing
+        received = heights * b * h * k * computing
     return min(tiling.workers, tiles) * memory + received

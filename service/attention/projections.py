@@ -36,14 +36,12 @@ def dense(linear: LinearMap, name: str, in_features: int | None, dtype: np.dtype
     Errors: MissingField, FieldConflict (not exactly one of weight and kernel), ShapeMismatch.
     """
     base = f"/projection/{name}"
-    if linear.weight is not None and linear.kernel is not None:
-        raise FieldConflict.at(base, "weight (out, in) or kernel (in, out)", "both")
-    if linear.weight is not None:
-        pointer, matrix = f"{base}/weight", linear.weight
-    elif linear.kernel is not None:
-        pointer, matrix = f"{base}/kernel", linear.kernel
-    else:
-        raise MissingField.at(base, "weight (out, in) or kernel (in, out)", "neither")
+    given = [(name, x) for name, x in (("weight", linear.weight), ("kernel", linear.kernel)) if x is not None]
+    if len(given) != 1:
+        error, got = (FieldConflict, "both") if given else (MissingField, "neither")
+        raise error.at(base, "weight (out, in) or kernel (in, out)", got)
+    [(field, matrix)] = given
+    pointer = f"{base}/{field}"
     ranks = (2,) if name == "output" else (2, 3)
     axes = "(out, in)" if linear.kernel is None else "(in, out)"
     if matrix.ndim not in ranks or 0 in matrix.shape:

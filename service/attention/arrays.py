@@ -97,12 +97,12 @@ def all_finite(array: np.ndarray) -> bool:
 
 
 def wider(dtype: np.dtype) -> str:
-    """The hint of an overflow error: which type is wider."""
+    """The hint of an overflow error: the next wider type than `dtype`."""
     return f"ask for dtype {WIDER[dtype.name]}" if dtype.name in WIDER else "no wider type is offered"
 
 
 def integers(array: np.ndarray, pointer: str, shapes: dict[tuple[int, ...], str]) -> np.ndarray:
-    """The array as int64. shapes: those allowed, each with its text for the error
+    """The array as int64. shapes: the allowed shapes, each with its text for the error
 
     Errors: InvalidArray, ShapeMismatch.
     """
@@ -114,7 +114,7 @@ def integers(array: np.ndarray, pointer: str, shapes: dict[tuple[int, ...], str]
 
 
 def within(array: np.ndarray, low: int, high: int, pointer: str) -> None:
-    """Check that all elements are from `low` to `high`. Errors: InvalidArray with the place of the first other one."""
+    """Check that all elements are from `low` to `high`. Errors: InvalidArray at the first element outside."""
     bad = (array < low) | (array > high)
     if bad.any():
         index, place = _first(bad, pointer)
@@ -122,6 +122,6 @@ def within(array: np.ndarray, low: int, high: int, pointer: str) -> None:
 
 
 def _first(bad: np.ndarray, pointer: str) -> tuple[tuple[int, ...], str]:
-    """The index and the JSON pointer of the first True."""
+    """The index of the first True, and its JSON pointer. pointer: that of the array"""
     index = tuple(int(i) for i in np.argwhere(bad)[0])
     return index, pointer + "".join(f"/{i}" for i in index)

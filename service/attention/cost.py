@@ -44,12 +44,12 @@ class Memory(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """The memory of the dearest phase."""
+        """The memory of the phase that takes most."""
         return SMALL + max(self.decode, self.decoded + max(self.compute, self.results + self.encode))
 
 
 def flops(plan: Plan) -> int:
-    """Multiplications and additions of the maps and the two products, and about 8 an element for the softmax.
+    """Floating-point operations of a plan: of the maps, the two products, and about 8 an element for the softmax.
 
     Sorting an element takes as long as some more for each of log2(k) comparisons.
     """
@@ -63,7 +63,7 @@ def flops(plan: Plan) -> int:
 
 
 def returned_bytes(plan: Plan) -> int:
-    """Memory of all returned arrays, as if none were a view of another."""
+    """Bytes of all arrays that a plan returns, as if none were a view of another."""
     top_indices = () if plan.selection.top_k is None else (TOP_INDICES,)
     return sum(_returned_bytes(plan, name) for name in (OUTPUT, *plan.selection.include, *top_indices))
 
@@ -73,7 +73,7 @@ def _returned_bytes(plan: Plan, name: str) -> int:
 
 
 def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
-    """Memory that computing takes beyond the arrays of a request, at most; results included.
+    """Upper bound of the bytes for computing a plan, beyond the arrays of the request; results included.
 
     working: memory of the tiles that are computed at the same time
     copied: bytes of those arrays that are cast, see `copied_bytes`; None if that is not known
@@ -96,7 +96,7 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
 
 
 def copied_bytes(plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarray]) -> int:
-    """Memory of casts: arrays of the request that the plan or the operands hold in another type.
+    """Bytes of the arrays of a request that the plan or the operands hold as casts to another type.
 
     sources: the fields that query, key and value come from; all others stand in spec
     """
@@ -116,7 +116,7 @@ def _arrays(value: object) -> Iterator[np.ndarray]:
 
 
 def _inputs(plan: Plan) -> Iterator[tuple[Role, int, int, int]]:
-    """For query, key and value the role, and the elements of its field, of the new tokens as heads, and of the past."""
+    """Query, key and value: each role with the elements of its field, of its new tokens as heads, and of its past."""
     h, g, b, q, k, d, e = plan.sizes
     past = plan.roles.past_length
     shapes = (h * d, q, 0), (g * d, k - past, past), (g * e, k - past, past)
@@ -126,7 +126,7 @@ def _inputs(plan: Plan) -> Iterator[tuple[Role, int, int, int]]:
 
 
 def _operand_bytes(plan: Plan) -> tuple[int, int]:
-    """Memory of the loaded query, key and value unless they are views, and its peak while they are prepared."""
+    """Bytes of the loaded query, key and value that are not views, and their peak while they are prepared."""
     computing = plan.compute_dtype.itemsize
     halves = plan.dtype.itemsize < computing
     norms = plan.query_norm, plan.key_norm, None
@@ -148,13 +148,13 @@ def _operand_bytes(plan: Plan) -> tuple[int, int]:
 
 
 def _changing(size: int, norm: Norm | None, *, rotated: bool) -> int:
-    """Peak memory beside an operand while it is normalised and rotated, the result included."""
+    """Peak bytes beside an operand while it is normalised and rotated, the result included. size: of the operand"""
     normed = 0 if norm is None else size if norm.weight is None else 2 * size
     return max(normed, (size if norm is not None else 0) + 2 * size) if rotated else normed
 
 
 def working_bytes(plan: Plan, tiling: Tiling) -> int:
-    """Memory of the tiles that NumPy computes at the same time."""
+    """Upper bound of the bytes for the tiles that NumPy computes at the same time."""
     (h, g, b, q, k, _, e), chosen = plan.sizes, plan.selection
     computing, step = plan.compute_dtype.itemsize, steps(plan, tiling)
     tile = step.batch, step.kv_heads * (h // g), step.rows, k

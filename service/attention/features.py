@@ -24,7 +24,7 @@ def features(value: object) -> frozenset[str]:
 
 
 def leaves(value: object) -> list[tuple[str, object]]:
-    """The same names, each with the value of its field."""
+    """The names that `features` returns, each with the value of its field."""
     found: list[tuple[str, object]] = []
     _add_leaves(value, "", found)
     return found

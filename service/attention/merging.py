@@ -89,7 +89,7 @@ def merge_operands(plan: Plan, parts: Sequence[Operands]) -> Operands:
 
 
 def split(plans: Sequence[Plan], computed: Computed) -> Iterator[Computed]:
-    """The part of each request in what was computed of a merged plan, without padding."""
+    """What was computed for each of the plans, without padding, from what was computed for all of them merged."""
     start = 0
     for plan in plans:
         arrays = {}
@@ -126,7 +126,7 @@ def _real_tokens(plan: Plan, kind: type[Mask], length: int) -> np.ndarray:
 
 
 def _stacked(arrays: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """Arrays (b, h, l, d) as one of this length, padded with 0."""
+    """One array of arrays (b, h, l, d), stacked along b and padded with 0 to this length."""
     if all(array.shape[2] == length for array in arrays):
         return np.concatenate(arrays)
     _, h, _, d = arrays[0].shape

@@ -25,7 +25,7 @@ TOP_INDICES: Final = "top_indices"
 
 @dataclass(frozen=True, slots=True)
 class OutputRow:
-    """One output.
+    """A row of the table: how one output is computed and returned.
 
     axes: as a backend computes it. b batch, h query heads, g key/value heads, q queries, k keys, n keys without the
           past, d and e features
@@ -91,7 +91,7 @@ class Selection:
 
 
 def outputs_of(*sources: Source) -> frozenset[Output]:
-    """The names of the outputs that these steps compute."""
+    """The names of the outputs that any of these steps computes."""
     return frozenset(name for name, row in OUTPUTS.items() if row.source in sources)
 
 
@@ -101,7 +101,7 @@ def row_of(name: str) -> OutputRow:
 
 
 def output_dtype(name: str, plan: Plan) -> np.dtype:
-    """The type that an array is returned in."""
+    """The type that an output of a plan is returned in."""
     if name == TOP_INDICES:
         return np.dtype(np.int64)
     return plan.compute_dtype if name != OUTPUT and row_of(name).in_compute_dtype else plan.dtype

@@ -83,7 +83,7 @@ class Plan:
 
     @cached_property
     def features(self) -> frozenset[str]:
-        """The names of all options that it uses, see service.attention.features."""
+        """The names of all options that the plan uses, see service.attention.features."""
         return features(self)
 
     @cached_property
@@ -175,7 +175,7 @@ def _norm(norm: Norm | None, field: str, head_dim: int, dtype: np.dtype) -> Norm
 
 
 def _check_tokens(spec: AttentionSpec, sizes: Sizes) -> None:
-    """Errors: ShapeMismatch if the labels are not (l,) or (b, l), as many as the tokens they name."""
+    """Check that labels are (l,) or (b, l), as many as the tokens that they name. Errors: ShapeMismatch."""
     for field, length in (("query_tokens", sizes.query_length), ("key_tokens", sizes.key_length)):
         labels = getattr(spec, field)
         if labels is None:

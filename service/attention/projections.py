@@ -26,12 +26,12 @@ class DenseMap:
 
     @property
     def features(self) -> int:
-        """Numbers per token that come out."""
+        """The numbers per token that come out of the map."""
         return int(self.weight.shape[0])
 
 
 def dense(linear: LinearMap, name: str, in_features: int | None, dtype: np.dtype) -> DenseMap:
-    """A map of a request as a DenseMap, its bias still unchecked. in_features: that it must take, None for any
+    """A map of a request as a DenseMap, its bias unchecked. in_features: numbers per token that go in, None for any
 
     Errors: MissingField, FieldConflict (not exactly one of weight and kernel), ShapeMismatch.
     """
@@ -58,7 +58,7 @@ def dense(linear: LinearMap, name: str, in_features: int | None, dtype: np.dtype
 
 
 def with_bias(found: DenseMap, heads: int | None, dtype: np.dtype) -> DenseMap:
-    """The map with its bias checked and flattened to (out,).
+    """A map with its bias checked and flattened to (out,).
 
     heads: that the features are split into; None for the output map, whose bias has no form per head
 

@@ -30,7 +30,7 @@ class Computed(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """What was computed, where and how. fully_masked_rows: of the b·h·q rows"""
+    """The metadata of a result. fully_masked_rows: how many of the b·h·q rows see no key"""
 
     backend: str
     device: str
@@ -89,7 +89,7 @@ def make_result(plan: Plan, computed: Computed) -> Result:
 
 
 def overflow(plan: Plan, name: str) -> Overflow:
-    """The error for numbers that their type cannot hold. name: what they are, like `scores`"""
+    """The error for numbers that their type cannot hold. name: of these numbers, like `scores`"""
     expected = f"inputs whose {name} are finite in {plan.dtype_name}"
     return Overflow.at("", expected, "numbers too large for it", wider(plan.dtype))
 
@@ -108,7 +108,7 @@ def _typed(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
 
 
 def _with_request_axes(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
-    """Drop the axes that the request does not show, and put the others in its order."""
+    """A view of an array with the axes that the request shows, in their order."""
     if name == OUTPUT:
         shown = plan.layout.replace("l", "") if plan.single_query else plan.layout
         return reordered(array, "bhld" if "h" in plan.layout else "bld", shown)

@@ -15,7 +15,7 @@ from service.errors import FieldConflict, InvalidArray, InvalidValue, MissingFie
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The angles that turn the first 2·cos.shape[-1] features of query or key. cos, sin: (b or 1, l, dim/2)."""
+    """Cosines and sines (b or 1, l, dim/2), by which the first dim features of query or key are turned."""
 
     cos: np.ndarray
     sin: np.ndarray

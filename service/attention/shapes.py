@@ -24,7 +24,7 @@ class Sizes(NamedTuple):
 
     @property
     def by_letter(self) -> dict[str, int]:
-        """The lengths by the letters of the axes, see service.attention."""
+        """The lengths by the letters of the axes (b, h, g, q, k, d, e; see service.attention)."""
         return dict(zip("hgbqkde", self, strict=True))
 
 

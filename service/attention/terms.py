@@ -99,7 +99,7 @@ class ScoreTerm:
         return slice(keys.start, keys.start)
 
     def added_size(self, tile: tuple[int, int, int, int]) -> int:
-        """Elements of new arrays that `added` makes for a tile of these lengths (b, h, r, k)."""
+        """Elements of the new arrays that `added` makes for a tile of these lengths (b, h, r, k)."""
         return 0
 
 

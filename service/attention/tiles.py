@@ -28,7 +28,7 @@ PER_WORKER: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Batch entries, key/value heads with their query heads, queries, and the keys that these queries may see."""
+    """A part of the scores: batch entries, heads, queries (rows), and the keys that these queries may see (columns)."""
 
     batch: slice
     kv_heads: slice
@@ -86,7 +86,7 @@ def whole(plan: Plan) -> Tile:
 
 
 def steps(plan: Plan, tiling: Tiling) -> Steps:
-    """The lengths of the largest tiles."""
+    """The lengths of the largest tiles of a plan."""
     (h, g, b, q, k, *_), scores = plan.sizes, tiling.scores
     columns = min(k, tiling.fast_columns) if tiling.streams else k
     one_row = h // g * columns

@@ -23,7 +23,7 @@ def no_check() -> None:
 
 
 class OutOfMemory(MemoryError):
-    """Memory of the machine or of a device is not enough.
+    """Raised if the memory of the machine or of a device is not enough.
 
     needed: bytes, by an estimate; available: bytes that there are, None if that is not known
     """
@@ -90,4 +90,4 @@ class Backend(ABC):
         return True
 
     def warm_up(self, device: str) -> None:  # noqa: B027  # most backends have nothing to load
-        """Load what the first request would otherwise have to wait for."""
+        """Load everything that the first request would otherwise wait for."""

@@ -34,7 +34,7 @@ class TileSums:
 
 
 class ResultBuffers:
-    """What is returned of the scores and weights, cut to the heads and queries that were asked for.
+    """Buffers for the scores and weights that a plan returns, cut to the heads and queries that it selects.
 
     Each tile writes to its own part. What tiles have in common is added up in their order, by one thread.
 
@@ -68,13 +68,13 @@ class ResultBuffers:
         return self.arrays[WEIGHTS][tile.batch, tile.heads, tile.rows, tile.columns] if self._shares_memory else None
 
     def add(self, name: Output, tile: Tile, block: Array) -> None:
-        """Keep a block (b, h, r, k) or (b, h, r) of an output, if the plan includes it."""
+        """Write a block (b, h, r, k) or (b, h, r) of an output to its buffer, if the plan includes the output."""
         if name in self.arrays:
             places, heads = self._heads_within(tile)
             self._write(name, tile, places, block[:, heads])
 
     def add_weights(self, tile: Tile, weights: Array) -> Array | None:
-        """Keep the weights of a tile, or what the plan includes of them. Returns what the keys receive, (b, h, k)."""
+        """Write what the plan includes of the weights of a tile. Returns `received` of the tile, (b, h, k)."""
         xp, chosen = self._lib.xp, self._chosen
         if "entropy" in self.arrays:
             self.add("entropy", tile, -xp.sum(_x_log_x(weights, xp), axis=-1))
@@ -94,7 +94,7 @@ class ResultBuffers:
         return received
 
     def add_sums(self, sums: TileSums) -> None:
-        """Add up what tiles have in common."""
+        """Add the sums of a tile to those of the plan."""
         self.fully_masked_rows += sums.fully_masked_rows
         self.zero_sum |= sums.zero_sum
         if sums.received is not None:
@@ -102,18 +102,18 @@ class ResultBuffers:
             self.arrays["received"][sums.tile.batch, places, sums.tile.columns] += sums.received
 
     def _heads_within(self, tile: Tile) -> tuple[slice | Array, slice | Array]:
-        """The heads of a tile that were asked for: their places in the buffers, and in the tile."""
+        """The places of the selected heads of a tile, in the buffers and in the tile."""
         if self._chosen.heads is None:
             return tile.heads, slice(None)
         return self._places(self._chosen.heads, tile.heads)
 
     def _places(self, chosen: np.ndarray, part: slice) -> tuple[Array, Array]:
-        """Where the chosen indices of a part lie among the chosen ones, and in the part."""
+        """The places of the chosen indices that lie in `part`: among all chosen indices, and in `part`."""
         places = np.nonzero((part.start <= chosen) & (chosen < part.stop))[0]
         return self._lib.load(places), self._lib.load(chosen[places] - part.start)
 
     def _write(self, name: str, tile: Tile, heads: slice | Array, block: Array) -> None:
-        """Put a block, cut to the chosen heads, to their places in a buffer."""
+        """Write a block of a tile, already cut to the selected heads, to the places of these heads in a buffer."""
         target, rows = self.arrays[name], tile.rows
         if block.dtype != target.dtype:
             block = self._lib.xp.astype(block, target.dtype)

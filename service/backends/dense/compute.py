@@ -22,7 +22,7 @@ ZERO_SUM: Final = Notice("zero_sum", "the visible scores of some rows sum to 0: 
 
 
 def compute(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, backend: str, check: Check = no_check) -> Computed:
-    """Everything that the plan includes. Errors: Overflow if a visible score is not finite, and what `check` raises."""
+    """Compute a plan tile by tile. Errors: Overflow if a visible score is not finite, and what `check` raises."""
     head_outputs = empty_outputs(plan, lib, plan.compute_dtype)
     buffers = ResultBuffers(plan, lib)
     computation = TileComputation(plan, lib, loaded, choose_path(plan, lib, loaded), head_outputs, buffers)

@@ -41,7 +41,7 @@ class ArrayLibrary(ABC):
 
     @abstractmethod
     def store(self, arrays: dict[str, Array]) -> dict[str, np.ndarray]:
-        """Arrays in NumPy, by name."""
+        """The arrays as NumPy arrays, by name."""
 
     @abstractmethod
     def native(self, dtype: np.dtype) -> Any:

@@ -85,7 +85,7 @@ def _known_bounds(plan: Plan, loaded: LoadedOperands) -> Bounds:
 
 
 def _close_bounds(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> Bounds:
-    """|q·k| <= |q| |k| (Cauchy-Schwarz) for the longest query and the longest key."""
+    """Bounds from the longest query and the longest key, as |q·k| <= |q| |k| (Cauchy-Schwarz)."""
     xp = lib.xp
     longest = [math.sqrt(float(xp.max(xp.vecdot(x, x)))) for x in (loaded.query, loaded.key)]
     values = max(float(xp.max(loaded.value)), -float(xp.min(loaded.value)))

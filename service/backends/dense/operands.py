@@ -54,7 +54,7 @@ class LoadedOperands:
 
 
 def load_operands(plan: Plan, operands: Operands, lib: ArrayLibrary) -> LoadedOperands:
-    """Project, split heads, normalise, rotate, and append to the cache."""
+    """The operands as attention sees them: projected, split into heads, normalised, rotated, appended to the cache."""
     xp, roles = lib.xp, plan.roles
     query = _heads(operands.query, roles.query, plan.sizes.num_heads, lib)
     key = _heads(operands.key, roles.key, plan.sizes.num_kv_heads, lib)
@@ -143,7 +143,7 @@ def _known_norms(plan: Plan, operands: Operands) -> tuple[float, float, float]:
 
 
 def _norm_after_map(bound: float, role: Role, tokens: int) -> float:
-    """|xWᵀ + b| <= |x| |W| + |b|."""
+    """A bound on the norm after the map of a role: |xWᵀ + b| <= |x| |W| + |b|."""
     if role.map is None:
         return bound
     bias = 0.0 if role.map.bias is None else norm(role.map.bias)
@@ -151,7 +151,10 @@ def _norm_after_map(bound: float, role: Role, tokens: int) -> float:
 
 
 def _norm_after_rms(plan: Plan, rms: Norm, tokens: int) -> float:
-    """The root mean square of each head is 1, times the weights; no bound if eps does not keep 0 from dividing."""
+    """A bound on the norm after RMS normalisation; inf if eps does not keep 0 from dividing.
+
+    The root mean square of each head is 1, times the weights.
+    """
     if rms.eps < float(np.finfo(plan.compute_dtype).tiny):
         return math.inf
     weight = 1.0 if rms.weight is None else float(np.max(np.abs(rms.weight)))

@@ -51,11 +51,11 @@ class TileComputation:
         return sums
 
     def _softmax(self, tile: Tile) -> tuple[Array, TileSums]:
-        """The head outputs (b, h, r, e). Their keys come in blocks if nothing is kept of the scores but sums."""
+        """The head outputs (b, h, r, e) and sums of a tile. Its keys come in blocks if the tiling streams."""
         plan, lib, xp, buffers = self._plan, self._lib, self._lib.xp, self._buffers
         outputs = total = None
         for block in key_blocks(tile, self.tiling):
-            weights = self._masked_scores(block)  # not yet
+            weights = self._masked_scores(block)  # which become the weights in place
             subtracted, unseen = self._exponentials(weights, tile)
             # A product with ones is faster than a reduction.
             sums = lib.matmul(weights, xp.ones((weights.shape[-1], 1), dtype=weights.dtype, device=lib.device))
@@ -67,7 +67,7 @@ class TileComputation:
         if plan.sinks is not None:
             total = total + xp.exp(self._sinks(tile) - subtracted)
         buffers.add("logsumexp", tile, (subtracted + xp.log(total))[..., 0])
-        total = xp.where(total == 0, xp.ones_like(total), total)  # what sees no key is 0, and stays 0
+        total = xp.where(total == 0, xp.ones_like(total), total)  # rows that see no key stay 0
         if buffers.needs_weights or outputs is None:
             weights /= total
         if outputs is None:
@@ -78,9 +78,9 @@ class TileComputation:
         return outputs, TileSums(tile, masked, received=received)
 
     def _normalise_by_sum(self, tile: Tile) -> tuple[Array, TileSums]:
-        """The head outputs (b, h, r, e), with the scores divided by their sums; 0 for rows whose sum is 0."""
+        """The head outputs (b, h, r, e) and sums of a tile, for scores divided by their sums; 0 where a sum is 0."""
         xp, hide, buffers = self._lib.xp, self._lib.hide, self._buffers
-        weights = self._masked_scores(tile)  # not yet
+        weights = self._masked_scores(tile)  # which become the weights in place
         sees = xp.isfinite(weights)
         hide(weights, sees, 0.0)
         sees = xp.any(sees, axis=-1, keepdims=True)
@@ -95,7 +95,7 @@ class TileComputation:
         return self._times_values(weights, tile), TileSums(tile, masked, bool(xp.any(zero & sees)), received)
 
     def _masked_scores(self, tile: Tile) -> Array:
-        """masked_scores (b, h, r, k). The stages before them go to the buffers."""
+        """The masked scores of a tile, (b, h, r, k). The stages before them go to the buffers."""
         plan, lib, xp, buffers = self._plan, self._lib, self._lib.xp, self._buffers
         query = self._query[tile.batch, tile.heads, tile.rows]
         key = self._key[tile.batch, tile.kv_heads, :, tile.columns]
@@ -122,7 +122,7 @@ class TileComputation:
         return scores
 
     def _check_finite(self, scores: Array, tile: Tile) -> None:
-        """Errors: Overflow for a visible score, or a visible value, that is not finite."""
+        """Check that visible scores and values are finite. Errors: Overflow."""
         xp = self._lib.xp
         bad = ~xp.isfinite(scores)
         if self._loaded.bad_values is not None:

@@ -101,7 +101,7 @@ class NumpyLibrary(ArrayLibrary):
         return arrays
 
     def native(self, dtype: np.dtype) -> np.dtype:
-        """The same type."""
+        """The same type, as it is NumPy's."""
         return dtype
 
     def matmul(self, left: Array, right: Array, out: Array | None = None) -> Array:

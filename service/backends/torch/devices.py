@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 @cache
 def count() -> int:
-    """How many GPUs there are."""
+    """The number of GPUs."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
@@ -51,7 +51,7 @@ def memory(device: torch.device) -> DeviceMemory:
 
 @contextmanager
 def reserved(device: torch.device, needed: int, check: Check) -> Iterator[None]:
-    """Inside, so many bytes of a GPU are reserved, and this thread uses a stream of its own; nothing for the CPU.
+    """Context in which bytes of a GPU are reserved and this thread uses its own stream; nothing for the CPU.
 
     Streams let one request copy while another computes. Errors: OutOfMemory, and what `check` raises.
     """

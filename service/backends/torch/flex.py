@@ -112,7 +112,7 @@ def can_express(plan: Plan, loaded: LoadedOperands) -> bool:
 
 
 def bounds_and_ids(plan: Plan) -> tuple[np.ndarray, ...]:
-    """What the terms of a plan hide, as int32: low and high (b,), ids of queries (b, q) and of keys (b, k).
+    """What the terms of a plan hide, as int32: low (b,), high (b,), ids of queries (b, q), ids of keys (b, k).
 
     Query i sees key j if low <= j - i <= high and both have the same id.
     """
@@ -235,7 +235,7 @@ class Trials:
 
 
 def kind_of(plan: Plan, loaded: LoadedOperands) -> Hashable:
-    """Everything that a compiled kernel depends on: the device, the type, sizes, options and the scale."""
+    """The key of all plans that one compiled kernel fits: the device, the type, sizes, options and the scale."""
     return loaded.query.device, loaded.query.dtype, plan.sizes, plan.features, plan.scale
 
 

@@ -182,7 +182,7 @@ def choose(
 
 
 def _attn_mask(added: list[torch.Tensor], seen: torch.Tensor | None) -> torch.Tensor | None:
-    """Booleans if scores are only hidden; numbers if something is added to them."""
+    """The mask of a tile: booleans if scores are only hidden; numbers if something is added to them."""
     if not added:
         return seen
     total = reduce(torch.add, added)

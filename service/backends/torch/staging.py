@@ -83,7 +83,7 @@ def fetch(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 
 def _chunks(one: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Two vectors of one length, chunk by chunk."""
+    """Pairs of chunks of two vectors of the same length."""
     size = max(1, CHUNK // one.element_size())
     return zip(one.split(size), other.split(size), strict=True)
 

@@ -23,7 +23,7 @@ from service.attention.result import Result
 from service.backends.numpy.backend import NumpyBackend
 from service.codecs import CODECS
 from service.codecs.decoded import Decoded
-from service.codecs.typed_arrays import decode, encode
+from service.codecs.typed_arrays import decode
 from service.errors import Busy, InvalidArray, Overflow, TimeLimit
 from service.pipeline.admission import AdmissionController, Lease
 from service.pipeline.admit import admit
@@ -37,6 +37,7 @@ from service.settings import Settings
 from tests.backends import BACKENDS
 from tests.conftest import app, serving
 from tests.test_watching import samples
+from tests.wire import typed_array as encode
 
 # Requests that NumPy would not answer at once anyway.
 CAUSAL: dict[str, Any] = {"is_causal": True, "encoding": "base64"}

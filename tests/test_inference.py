@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.codecs.oip import http as codec
-from service.codecs.oip.outputs import OUTPUTS
+from service.codecs.oip.fields import OUTPUTS
 from service.errors import ServiceError
 from service.schemas.inference import MODEL_METADATA
 from service.schemas.request import AttentionRequest
@@ -224,7 +224,7 @@ def test_large_requests_and_answers() -> None:
 def test_views_where_they_lie_well() -> None:
     for shift in range(8):
         content, headers = body([tensor("query", np.arange(1000.0), True)], id="x" * shift)
-        decoded = codec.decode(content, int(headers[HEADER]))
+        decoded = codec.HTTPCodec(int(headers[HEADER])).decode(content, 0)
         assert decoded.fields["query"].flags.aligned
         assert decoded.fields["query"].tolist() == np.arange(1000.0).tolist()
 
@@ -374,7 +374,7 @@ def test_garbage_parses_or_raises_our_own_error(data: st.DataObject) -> None:
         content[place : place + data.draw(st.integers(0, 6))] = data.draw(st.binary(max_size=4))
     head = int(headers[HEADER]) + data.draw(st.integers(-3, 3))
     try:
-        fields = codec.decode(bytes(content), head).fields
+        fields = codec.HTTPCodec(head).decode(bytes(content), 0).fields
     except ServiceError as error:
         assert error.status in (400, 422)
         assert len(str(error)) < 2000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,34 +13,21 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from service.codecs.json import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_LISTS, decode_quickly
-from service.codecs.json import decode as decode_with_types
-from service.codecs.json import encode as encode_in_chunks
+from service.codecs.json import JSONCodec
 from service.codecs.json import reader as json_reader
+from service.codecs.json.limits import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_LISTS
+from service.codecs.json.reader import decode as decode_with_types
 from service.errors import InvalidArray, InvalidJSON, ServiceError, TooLarge
 from service.pipeline.prepare import make_spec_and_plan
 from tests.wire import NO_OPTIONS
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """The fields of a body; what is read quickly must be the same."""
-    quick = decode_quickly(body)
-    decoded = decode_with_types(body)
-    assert quick is None or (same(plain(quick.fields), plain(decoded.fields)) and quick.untyped == decoded.untyped)
-    return decoded.fields
+    return decode_with_types(body).fields
 
 
 def encode(answer: dict[str, Any]) -> bytes:
-    return b"".join(encode_in_chunks(answer, NO_OPTIONS).chunks)
-
-
-@pytest.fixture(scope="module", autouse=True, params=["small", "large"])
-def reader(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The brackets of small bodies are counted in another way than those of large ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "large":
-            patch.setattr("service.codecs.json.limits.SMALL", 0)
-        yield
+    return b"".join(JSONCodec().encode(answer, NO_OPTIONS).chunks)
 
 
 numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -145,7 +132,7 @@ def test_writes_large_arrays_in_chunks(shape: tuple[int, ...]) -> None:
     for view in (array, array.T):
         expected = view.astype(object)
         expected[~np.isfinite(view)] = None
-        chunks = list(encode_in_chunks({"a": 1, "b": view, "c": {"d": [2]}}, NO_OPTIONS).chunks)
+        chunks = list(JSONCodec().encode({"a": 1, "b": view, "c": {"d": [2]}}, NO_OPTIONS).chunks)
         assert max(map(len, chunks)) <= 2**18
         assert json.loads(b"".join(chunks), parse_float=np.float32) == {"a": 1, "b": expected.tolist(), "c": {"d": [2]}}
 
@@ -179,7 +166,6 @@ def test_as_many_rows_of_numbers_or_booleans_are_read(item: bytes) -> None:
 def test_the_search_for_what_is_wrong_ends(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says where, up to a number of values; beyond, at least what."""
     monkeypatch.setattr("service.codecs.json.limits.MAX_SEARCHED", 100)
-    monkeypatch.setattr("service.codecs.json.limits.SMALL", 0)
     row = ",".join([number] * 99)
     for wrong, error in (("NaN", InvalidJSON), ("null", InvalidArray), ("[1]", InvalidArray)):
         with pytest.raises(ServiceError) as found:

@@ -7,6 +7,7 @@ and does not block the event loop. Binary formats send arrays from their own mem
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,25 +26,27 @@ class Encoded(NamedTuple):
     """An encoded answer.
 
     headers: Content-Type, Content-Length unless it is unknown before the chunks are made, and those of the format
-    chunks: the bytes to send; a list if all are made, else an iterable that makes them, so iterate only once
+    chunks: the bytes to send; a list if all are made, else an iterator that makes them
     """
 
     headers: list[tuple[bytes, bytes]]
     chunks: Iterable[Chunk]
 
 
-def streamed(media_type: str, chunks: Iterable[Chunk], length: int | None = None) -> Encoded:
-    """An answer whose chunks, of so many bytes in total, are made while it is sent."""
+def encoded(media_type: str, chunks: Iterable[Chunk], length: int | None = None) -> Encoded:
+    """An answer of these chunks: small ones joined, all made already if the answer is small.
+
+    length: bytes of the whole answer, if they are known
+    """
+    joined = coalesce(chunks)
+    start = list(islice(joined, 2))
+    is_small = len(start) < 2
+    if is_small:
+        length = sum(map(len, start))
     headers = [(b"content-type", media_type.encode("ascii"))]
     if length is not None:
         headers.append((b"content-length", b"%d" % length))
-    return Encoded(headers, coalesce(chunks))
-
-
-def in_one(media_type: str, chunks: Iterable[Chunk]) -> Encoded:
-    """A small answer, its chunks joined into one."""
-    content = b"".join(chunks)
-    return Encoded(streamed(media_type, (), len(content)).headers, [content])
+    return Encoded(headers, start if is_small else chain(iter(start), joined))  # `chain` would keep the list itself
 
 
 def coalesce(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
@@ -62,13 +65,6 @@ def coalesce(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
 
 def _joined(chunks: list[Chunk]) -> Chunk:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def sliced(content: Chunk, size: int = MAX_CHUNK) -> Iterator[memoryview]:
-    """Cut bytes into views of at most `size` bytes."""
-    view = memoryview(content)
-    for start in range(0, len(view), size):
-        yield view[start : start + size]
 
 
 def memory(array: np.ndarray, size: int = MAX_CHUNK) -> Iterator[memoryview]:

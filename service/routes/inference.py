@@ -7,12 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Path, Request, Response
 
+from service.codecs.oip import check_model
 from service.http.negotiation import negotiate_inference
 from service.http.problems import INFERENCE
 from service.routes.documented import inference_answer, inference_body, inference_errors
 from service.routes.tensors import respond
 from service.schemas.inference import (
-    MODEL,
     MODEL_METADATA,
     SERVER_METADATA,
     InferenceRequest,
@@ -22,8 +22,8 @@ from service.schemas.inference import (
     ServerLive,
     ServerMetadata,
     ServerReady,
-    check_model,
 )
+from service.version import MODEL
 
 ModelName = Annotated[str, Path(description="Name of the model: attention.")]
 ModelVersion = Annotated[str, Path(description="Version of the model: 1.")]

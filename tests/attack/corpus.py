@@ -7,23 +7,22 @@ import json
 import struct
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 
 from service.codecs import CODECS, Codec
-from service.codecs import typed_arrays as encoded
 from service.codecs.decoded import Body, Decoded
+from service.codecs.json import JSONCodec
 from service.codecs.oip import grpc as oip_grpc
 from service.codecs.oip import http as oip
-from service.codecs.oip.outputs import OUTPUTS
+from service.codecs.oip.fields import OUTPUTS
 from tests import oip as requests_of_protocol
 from tests.cases import CASES
 from tests.messages import request as message_of
 from tests.test_binary import GOOD_NPY, LIES, TENSOR_LIES, archive, entry, tensors
-from tests.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, write
+from tests.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, typed_array, write
 
 # Bytes of the large ones.
 LARGE: Final = 2**23
@@ -45,6 +44,8 @@ OIP: Final = "oip"
 GRPC: Final = "grpc"
 # Where its body has no header that says how long its JSON is.
 NO_HEAD: Final = 2**64 - 1
+# The field of a message that names the model.
+FOR_MODEL: Final = b"\x0a\x09attention"
 ANSWER: Final[dict[str, Any]] = {
     **{name: np.ones((2, 2), np.float32) for name in OUTPUTS if "." not in name},
     "top_weights": {"indices": np.zeros((2, 1), np.int64), "values": np.ones((2, 1))},
@@ -55,7 +56,7 @@ ANSWER: Final[dict[str, Any]] = {
 def infer(body: Body, limit: int) -> Decoded:
     """Reads an inference after eight bytes that stand for its header, and writes an answer as it wishes."""
     head = int.from_bytes(body[:8], "little")
-    codec = oip.codec(None if head == NO_HEAD else head, "attention", "1")
+    codec = oip.HTTPCodec(None if head == NO_HEAD else head)
     decoded = codec.decode(body[8:], limit)
     encoded = codec.encode(ANSWER, decoded)
     headers, length = dict(encoded.headers), sum(map(len, encoded.chunks))
@@ -66,18 +67,24 @@ def infer(body: Body, limit: int) -> Decoded:
 
 def call(body: Body, limit: int) -> Decoded:
     """Reads a message of gRPC, and writes an answer as it wishes."""
-    message = oip_grpc.split(bytes(body))
-    decoded = oip_grpc.decode(oip_grpc.parse("ModelInferRequest", message.head), message.raw)
-    assert decoded.outputs is not None
-    assert oip_grpc.encode(ANSWER, decoded.outputs, "attention", "1")
+    codec = oip_grpc.GRPCCodec(FOR_MODEL + bytes(body))
+    decoded = codec.decode(body, limit)
+    assert codec.encode(ANSWER, decoded).chunks
     return decoded
 
 
-# What is attacked, by its name: whatever reads a body.
-TARGETS: Final[dict[str, Codec]] = CODECS | {
-    OIP: replace(CODECS[JSON], decode=infer),
-    GRPC: replace(CODECS[JSON], decode=call),
-}
+class Target(JSONCodec):
+    """What is attacked like JSON: whatever reads a body."""
+
+    def __init__(self, read: Callable[[Body, int], Decoded]) -> None:
+        self._read = read
+
+    def decode(self, body: Body, limit: int) -> Decoded:
+        return self._read(body, limit)
+
+
+# What is attacked, by its name.
+TARGETS: Final[dict[str, Codec]] = CODECS | {OIP: Target(infer), GRPC: Target(call)}
 
 
 def requests() -> list[dict[str, Any]]:
@@ -104,7 +111,7 @@ def seeds(media_type: str) -> list[bytes]:
                 found.append(write(fields, media_type))
             continue
         plain = {name: value.tolist() if _is_array(value) else value for name, value in fields.items()}
-        typed = {name: encoded.encode(value) if _is_array(value) else value for name, value in fields.items()}
+        typed = {name: typed_array(value) if _is_array(value) else value for name, value in fields.items()}
         found += [json.dumps(plain).encode(), json.dumps(typed, ensure_ascii=False).encode()]
     if media_type == NPZ:
         found += [deflated(query=GOOD_NPY, request=array_file(np.frombuffer(b"{}", np.uint8)))]

@@ -21,7 +21,7 @@ from schemathesis.config import (
 )
 from schemathesis.generation import GenerationMode
 
-from service.schemas.inference import MODEL, VERSION
+from service.version import MODEL, MODEL_VERSION
 from tests.attack.corpus import seeds
 from tests.attack.server import Live, live
 from tests.wire import JSON, NPZ, SAFETENSORS
@@ -136,7 +136,7 @@ def test_other_operations(document: Any, path: str) -> None:
 def test_inference(document: Any, path: str) -> None:
     """Of the names in the path nearly all are unknown, so those that are known are given."""
     operation = document[path]["POST"]
-    names = {"model_name": MODEL} | ({"model_version": VERSION} if "model_version" in path else {})
+    names = {"model_name": MODEL} | ({"model_version": MODEL_VERSION} if "model_version" in path else {})
     content = operation.definition.raw["requestBody"]["content"][JSON]
     examples = st.sampled_from([example["value"] for example in content["examples"].values()])
     given = examples.flatmap(lambda body: operation.as_strategy(body=body, media_type=JSON, path_parameters=names))

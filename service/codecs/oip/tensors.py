@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from service.attention.arrays import cast
-from service.codecs.named_tensors import booleans, whole_words
+from service.codecs.named_tensors import elements, whole_words
 from service.codecs.shapes import MAX_RANK, shape_of
 from service.errors import FieldConflict, InvalidTensors, Overflow, child, describe, quote, shape
 
@@ -51,12 +51,8 @@ class Head(NamedTuple):
         return math.prod(self.shape)
 
 
-class Input(NamedTuple):
-    """An input and its data: bytes, or elements as JSON has them. pointer: the place of the data in the request"""
-
-    head: Head
-    data: Any
-    pointer: str
+# The head of an input; its data as bytes, or elements as JSON has them; the place of the data in the request.
+Input = tuple[Head, Any, str]
 
 
 def head_of(name: Any, datatype: Any, lengths: Any, parameters: Container[str], pointer: str) -> Head:
@@ -116,8 +112,7 @@ def _from_bytes(data: memoryview, head: Head, pointer: str) -> Any:
     needed = head.size * dtype.itemsize
     if len(data) != needed:
         raise InvalidTensors.at(pointer, f"{needed} bytes of {head.datatype} {shape(head.shape)}", str(len(data)))
-    flat = booleans(data, head.name) if dtype == np.bool_ else np.frombuffer(data, dtype)
-    return whole_words(flat).reshape(head.shape)
+    return whole_words(elements(data, dtype, head.name)).reshape(head.shape)
 
 
 def _strings(data: memoryview, head: Head, pointer: str) -> list[str]:
@@ -153,59 +148,43 @@ def nested(texts: list[Any], lengths: tuple[int, ...]) -> Any:
 
 def _from_elements(data: Any, head: Head, pointer: str) -> Any:
     """A tensor from its elements: flat, or nested as the shape says. Errors: InvalidTensors, Overflow."""
-    elements = _elements(data, head, pointer)
-    if elements.size != head.size:
-        raise InvalidTensors.at(pointer, f"{head.size} elements of shape {shape(head.shape)}", str(elements.size))
-    if elements.ndim > 1 and elements.shape != head.shape:
-        expected = f"a flat list, or one nested as {shape(head.shape)}"
-        raise InvalidTensors.at(pointer, expected, shape(elements.shape))
-    if head.datatype == BYTES:
-        return nested(elements.reshape(-1).tolist(), head.shape)
-    return _typed(elements, DTYPES[head.datatype], pointer).reshape(head.shape)
-
-
-def _elements(data: Any, head: Head, pointer: str) -> np.ndarray:
-    """The elements, of the kind that the datatype wants but in JSON's own types. Errors: InvalidTensors."""
-    if isinstance(data, list):
-        data = _list_to_array(data, head)
+    array = _to_array(data, head) if isinstance(data, list) else data
     wanted, kinds = {BYTES: ("strings", "O"), "BOOL": ("true or false", "b")}.get(
         head.datatype, ("integers", "iu") if "INT" in head.datatype else ("numbers", "iuf")
     )
-    if not isinstance(data, np.ndarray) or (data.size and data.dtype.kind not in kinds):
-        raise InvalidTensors.of(pointer, f"{wanted} for {head.datatype}", data)
-    return data
+    if not isinstance(array, np.ndarray) or (array.size and array.dtype.kind not in kinds):
+        raise InvalidTensors.of(pointer, f"{wanted} for {head.datatype}", array)
+    if array.size != head.size:
+        raise InvalidTensors.at(pointer, f"{head.size} elements of shape {shape(head.shape)}", str(array.size))
+    if array.ndim > 1 and array.shape != head.shape:
+        expected = f"a flat list, or one nested as {shape(head.shape)}"
+        raise InvalidTensors.at(pointer, expected, shape(array.shape))
+    if head.datatype == BYTES:
+        return nested(array.reshape(-1).tolist(), head.shape)
+    return _typed(array, DTYPES[head.datatype], pointer).reshape(head.shape)
 
 
-def _list_to_array(data: list[Any], head: Head) -> np.ndarray | list[Any]:
-    """A list that the JSON codec left as an array: strings, nothing at all, a bias with null. Else the list itself."""
+def _to_array(items: list[Any], head: Head) -> np.ndarray | list[Any]:
+    """A list of strings, of nothing, or of a bias with null, as an array; any other list as it is."""
     try:
-        if head.name == BIAS and head.datatype != BYTES:
-            return np.array(_null_to_minus_infinity(data))
-        array = np.array(data, dtype=object)  # else each string would take as much memory as the longest of them
-    except (ValueError, TypeError):  # ragged, or other values
-        return data
-    strings = head.datatype == BYTES and all(isinstance(item, str) for item in array.flat)
-    return array if strings or array.size == 0 else data
+        array = np.array(items, dtype=object)  # else each string would take as much memory as the longest of them
+    except ValueError:  # ragged
+        return items
+    kinds = set(map(type, array.flat))
+    if head.name == BIAS and kinds <= {int, float, type(None)}:
+        return np.array([-math.inf if item is None else item for item in array.flat]).reshape(array.shape)
+    return array if kinds <= ({str} if head.datatype == BYTES else set()) else items
 
 
-def _null_to_minus_infinity(value: Any) -> Any:
-    """Numbers in lists, with minus infinity for null. Errors: TypeError for what is no number."""
-    if isinstance(value, list):
-        return [_null_to_minus_infinity(item) for item in value]
-    if isinstance(value, bool) or not isinstance(value, int | float | None):
-        raise TypeError
-    return -math.inf if value is None else value
-
-
-def _typed(elements: np.ndarray, dtype: np.dtype, pointer: str) -> np.ndarray:
+def _typed(array: np.ndarray, dtype: np.dtype, pointer: str) -> np.ndarray:
     """The elements in the type of their datatype. Errors: Overflow for a number that the type cannot hold."""
-    if dtype.kind in "iu" and elements.size:
+    if dtype.kind in "iu" and array.size:
         limits = np.iinfo(dtype)
-        bad = (elements < limits.min) | (elements > limits.max)
+        bad = (array < limits.min) | (array > limits.max)
         if bad.any():
             index = int(np.argmax(bad.reshape(-1)))
-            got = int(elements.reshape(-1)[index])
+            got = int(array.reshape(-1)[index])
             raise Overflow.of(child(pointer, index), f"an integer of {dtype.name}", got)
-    if dtype == elements.dtype or dtype.itemsize == 8 or dtype.kind not in "fV":  # V: bfloat16
-        return elements.astype(dtype, copy=False)
-    return cast(elements.astype(np.float64, copy=False), dtype, pointer, minus_infinity=True)
+    if dtype == array.dtype or dtype.itemsize == 8 or dtype.kind not in "fV":  # V: bfloat16
+        return array.astype(dtype, copy=False)
+    return cast(array.astype(np.float64, copy=False), dtype, pointer, minus_infinity=True)

@@ -6,7 +6,7 @@ and does not block the event loop. Binary formats send arrays from their own mem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
@@ -47,6 +47,14 @@ def encoded(media_type: str, chunks: Iterable[Chunk], length: int | None = None)
     if length is not None:
         headers.append((b"content-length", b"%d" % length))
     return Encoded(headers, start if is_small else chain(iter(start), joined))  # `chain` would keep the list itself
+
+
+def measured(make: Callable[[], Iterator[Chunk]]) -> tuple[Iterator[Chunk], int]:
+    """The chunks that `make` returns, and their length; it is called again for many chunks, which are not kept."""
+    start = list(islice(coalesce(make()), 2))
+    if len(start) < 2:
+        return iter(start), sum(map(len, start))
+    return make(), sum(map(len, make()))
 
 
 def coalesce(chunks: Iterable[Chunk]) -> Iterator[Chunk]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain
 from json import JSONDecoder
 from typing import Any, Final
@@ -15,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from service.codecs.base import Codec
-from service.codecs.chunks import Encoded, encoded, memory
+from service.codecs.chunks import Encoded, encoded, measured, memory
 from service.codecs.decoded import Body, Decoded
 from service.codecs.json.limits import MAX_DEPTH, MAX_LISTS, has_too_many_lists
 from service.codecs.json.memory import decode_bound
@@ -85,10 +86,10 @@ class SafetensorsCodec(Codec):
             end = offset + tensor.nbytes
             header[name] = {"dtype": NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (offset, end)}
             offset = end
-        length = sum(map(len, chunks(header)))
+        text, length = measured(partial(chunks, header))
         padding = -length % 8  # so that the data of most tensors is aligned
         prefix = (length + padding).to_bytes(8, "little")
-        content = chain([prefix], chunks(header), [b" " * padding], *map(memory, tensors.values()))
+        content = chain([prefix], text, [b" " * padding], *map(memory, tensors.values()))
         return encoded(self.media_type, content, 8 + length + padding + offset)
 
 

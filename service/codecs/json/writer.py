@@ -42,29 +42,31 @@ class Text:
 
 def chunks(value: Any, *, base64: bool = False) -> Iterator[Chunk]:
     """A value of any size as JSON, in chunks of at most `MAX_CHUNK` bytes. base64: True for typed arrays"""
-    if isinstance(value, np.ndarray):
-        yield from typed_arrays.chunks(value) if base64 else _array(value)
+    if isinstance(value, np.ndarray) and base64:
+        yield from typed_arrays.chunks(value)
+    elif _cost(value) <= AT_ONCE and not (base64 and isinstance(value, dict)):
+        yield _dumps(value)
     elif isinstance(value, dict):
         before = b"{"
         for name, item in value.items():
             yield before + orjson.dumps(name) + b":"
             yield from chunks(item, base64=base64)
             before = b","
-        yield b"}" if value else b"{}"
-    elif isinstance(value, list | tuple):
-        yield from _list(_elements(value, base64))
-    elif isinstance(value, str) and len(value) > AT_ONCE:
-        yield b'"'
-        yield from (_inside(value[start : start + AT_ONCE]) for start in range(0, len(value), AT_ONCE))
-        yield b'"'
+        yield b"}"
+    elif isinstance(value, np.ndarray):
+        yield from _array(value)
     elif isinstance(value, Flat):
-        yield from _list([_inside(part)] for part in contiguous(value.array, AT_ONCE))
+        yield from _joined([_inside(part)] for part in contiguous(value.array, AT_ONCE))
     elif isinstance(value, Text):
         yield b'"'
         yield from (_inside(str(chunk, "utf-8")) for chunk in chunks(value.value))
         yield b'"'
+    elif isinstance(value, str):
+        yield b'"'
+        yield from (_inside(value[start : start + AT_ONCE]) for start in range(0, len(value), AT_ONCE))
+        yield b'"'
     else:
-        yield orjson.dumps(value)
+        yield from _joined(_elements(value))
 
 
 def longest(array: np.ndarray) -> int:
@@ -72,42 +74,41 @@ def longest(array: np.ndarray) -> int:
     return LONGEST[array.itemsize] * array.size
 
 
-def _array(array: np.ndarray) -> Iterator[Chunk]:
-    """An array as nested lists, a few rows at a time."""
-    if array.size <= AT_ONCE:
-        yield _dumps(array)
-    elif (row := array[0].size) > AT_ONCE:
-        yield from _list(map(_array, array))
-    else:
-        step = AT_ONCE // row
-        yield from _list([_inside(array[start : start + step])] for start in range(0, len(array), step))
-
-
-def _elements(items: list[Any] | tuple[Any, ...], base64: bool) -> Iterator[Iterable[Chunk]]:
-    """The JSON of the elements of a list: of many short strings and scalars at a time, or one by one."""
-    for start in range(0, len(items), GROUP):
-        group = items[start : start + GROUP]
-        if _cost(group) <= AT_ONCE:
-            yield [_inside(group)]
-        else:
-            yield from (chunks(item, base64=base64) for item in group)
-
-
 def _cost(value: Any) -> int:
-    """Roughly the number of characters in a scalar or nested lists of scalars; counting stops above `AT_ONCE`."""
+    """The number of numbers and characters in a value, roughly; counting stops above `AT_ONCE`."""
     if isinstance(value, str):
         return len(value)
-    if not isinstance(value, list | tuple):
-        return 1 if value is None or isinstance(value, int | float) else AT_ONCE + 1
+    if isinstance(value, np.ndarray):
+        return value.size
+    if not isinstance(value, dict | list | tuple):
+        return AT_ONCE + 1 if isinstance(value, Flat | Text) else 1
     total = ELEMENT * len(value)
-    for item in value:
+    for item in value.values() if isinstance(value, dict) else value:
         if total > AT_ONCE:
             break
         total += len(item) if type(item) is str else _cost(item)
     return total
 
 
-def _list(pieces: Iterable[Iterable[Chunk]]) -> Iterator[Chunk]:
+def _array(array: np.ndarray) -> Iterator[Chunk]:
+    """A large array as nested lists, a few rows at a time."""
+    step = AT_ONCE // array[0].size
+    if step:
+        return _joined([_inside(array[start : start + step])] for start in range(0, len(array), step))
+    return _joined(map(chunks, array))
+
+
+def _elements(items: list[Any] | tuple[Any, ...]) -> Iterator[Iterable[Chunk]]:
+    """The JSON of the elements of a list: of many at a time, or of each by itself if they are large."""
+    for start in range(0, len(items), GROUP):
+        group = items[start : start + GROUP]
+        if _cost(group) <= AT_ONCE:
+            yield [_inside(group)]
+        else:
+            yield from map(chunks, group)
+
+
+def _joined(pieces: Iterable[Iterable[Chunk]]) -> Iterator[Chunk]:
     """A list as JSON from the JSON of its elements: several in each piece, or one in each."""
     before = b"["
     for piece in pieces:
@@ -123,7 +124,11 @@ def _inside(value: Any) -> memoryview:
 
 
 def _dumps(value: Any) -> bytes:
-    """A string, list or small array as JSON. orjson knows neither strides nor bfloat16."""
-    if isinstance(value, np.ndarray):
-        value = np.ascontiguousarray(value, np.float32 if value.dtype.kind == "V" else None)  # V: bfloat16
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(value, _native, orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _native(value: Any) -> Any:
+    """An array that orjson can write for one that it cannot: it knows neither strides nor bfloat16."""
+    if not isinstance(value, np.ndarray):
+        raise TypeError(type(value).__name__)
+    return np.ascontiguousarray(value if value.dtype.kind != "V" else value.astype(np.float32))  # V: bfloat16

@@ -24,7 +24,7 @@ from service.errors import error_classes
 from service.observability.metrics import ComputedRequest, Metrics
 from service.pipeline.engine import Engine
 from service.pipeline.execute import execute
-from service.rpc.statuses import STATUSES
+from service.rpc.calls import STATUSES
 from service.schemas.response import answer
 from service.settings import Settings, table
 

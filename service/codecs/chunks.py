@@ -84,16 +84,10 @@ def memory(array: np.ndarray, size: int = MAX_CHUNK) -> Iterator[memoryview]:
 def contiguous(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """The elements of an array in row-major order, as vectors of at most `size` elements.
 
-    A contiguous array gives views; any other is copied a few rows at a time.
+    A contiguous array gives views, any other copies.
     """
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
-        for start in range(0, flat.size, size):
-            yield flat[start : start + size]
-    elif (row := array[0].size) > size:
-        for item in array:
-            yield from contiguous(item, size)
-    else:
-        step = size // row
-        for start in range(0, len(array), step):
-            yield np.ascontiguousarray(array[start : start + step]).reshape(-1)
+        return (flat[start : start + size] for start in range(0, flat.size, size))
+    parts = np.nditer(array, ["buffered", "external_loop", "zerosize_ok"], order="C", buffersize=size)
+    return map(np.copy, parts)  # as all parts are in one buffer

@@ -15,7 +15,6 @@ from service.observability.metrics import DISCONNECTED, ComputedRequest, Metrics
 from service.observability.request_id import ACCEPTABLE, LOWER, new_id
 from service.pipeline.engine import Engine
 from service.pipeline.execution import Execution
-from service.rpc.statuses import STATUSES
 from service.settings import Settings
 from service.settings.keys import Keys
 
@@ -23,6 +22,22 @@ from service.settings.keys import Keys
 MAX_DETAILS: Final = 800
 
 REQUEST_ID: Final = str(LOWER, "ascii")
+# The gRPC status of an error, by its status over HTTP.
+STATUSES: Final = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+    406: "INVALID_ARGUMENT",
+    408: "DEADLINE_EXCEEDED",
+    413: "RESOURCE_EXHAUSTED",
+    415: "UNIMPLEMENTED",
+    422: "INVALID_ARGUMENT",
+    431: "INVALID_ARGUMENT",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
 
 access = logging.getLogger("attention.access")
 logger = logging.getLogger("attention")

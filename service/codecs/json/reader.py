@@ -110,25 +110,25 @@ class _Reader:
             raise TooDeep.at(pointer, f"at most {MAX_DEPTH} levels", "more")
         fields: dict[str, Any] = {}
         for key in found.keys():  # noqa: SIM118  (it is no dict)
+            here = child(pointer, key)
             if key in fields:
-                raise DuplicateKey.at(child(pointer, key), "each key once", "the same key again")
+                raise DuplicateKey.at(here, "each key once", "the same key again")
             try:
                 value: Any = found[key]
             except KeyError:  # simdjson does not find a key that holds a NUL character
-                raise InvalidJSON.at(child(pointer, key), "keys without NUL characters", quote(key)) from None
-            if type(value) is simdjson.Array:
-                fields[key] = self._array(value, child(pointer, key), depth)
-                if depth == 1:
-                    self.untyped.append(key)
-            elif type(value) is simdjson.Object:
-                fields[key] = self._typed_or_object(value, child(pointer, key), depth + 1)
-            else:
-                fields[key] = value
+                raise InvalidJSON.at(here, "keys without NUL characters", quote(key)) from None
+            if depth == 1 and type(value) is simdjson.Array:
+                self.untyped.append(key)
+            fields[key] = self._value(value, here, depth)
         return fields
 
-    def _typed_or_object(self, found: simdjson.Object, pointer: str, depth: int) -> np.ndarray | dict[str, Any]:
-        """An object inside the document; an array if it is a typed one."""
-        fields = self.object(found, pointer, depth)
+    def _value(self, found: Any, pointer: str, depth: int) -> Any:
+        """A value in an object: arrays and typed arrays as ndarrays, all else plain."""
+        if type(found) is simdjson.Array:
+            return self._array(found, pointer, depth)
+        if type(found) is not simdjson.Object:
+            return found
+        fields = self.object(found, pointer, depth + 1)
         return typed_arrays.decode(fields, pointer) if fields.keys() == typed_arrays.KEYS else fields
 
     def _array(self, found: simdjson.Array, pointer: str, depth: int) -> np.ndarray | list[Any]:
@@ -139,17 +139,13 @@ class _Reader:
             if len(items) == shape[0]:
                 self.brackets += 1
                 return [self.object(item, child(pointer, i), depth + 1) for i, item in enumerate(items)]
-        array = self._rectangle(found, shape, first) if isinstance(first, bool | int | float) else None
+        array = None
+        if isinstance(first, bool | int | float) and _fits(found, shape, self._check_elements):
+            array = _booleans(found, shape) if isinstance(first, bool) else _numbers(found, shape, first)
         if array is None:
             return self._list(found, pointer)
         self.brackets += list_count(shape)
         return array
-
-    def _rectangle(self, found: simdjson.Array, shape: tuple[int, ...], first: float) -> np.ndarray | None:
-        """The array with this shape; None if a row has another length, or holds anything but numbers or booleans."""
-        if not _fits(found, shape, self._check_elements):
-            return None
-        return _booleans(found, shape) if isinstance(first, bool) else _numbers(found, shape, first)
 
     def _list(self, found: simdjson.Array, pointer: str) -> list[Any]:
         """An array of JSON as a Python list. Errors: InvalidArray, TooLarge, TooDeep."""

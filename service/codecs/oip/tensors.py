@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from service.attention.arrays import cast
+from service.attention.arrays import cast, within
 from service.codecs.named_tensors import elements, whole_words
 from service.codecs.shapes import MAX_RANK, shape_of
-from service.errors import FieldConflict, InvalidTensors, Overflow, child, describe, quote, shape
+from service.errors import FieldConflict, InvalidTensors, describe, quote, shape
 
 DTYPES: Final[dict[str, np.dtype]] = {
     "BOOL": np.dtype(np.bool_),
@@ -107,7 +107,7 @@ def tensors_of(inputs: Iterable[Input]) -> dict[str, Any]:
 def _from_bytes(data: memoryview, head: Head, pointer: str) -> Any:
     """A tensor from its bytes: a view of them if its elements are aligned there. Errors: InvalidTensors."""
     if head.datatype == BYTES:
-        return nested(_strings(data, head, pointer), head.shape)
+        return np.array(_strings(data, head, pointer), dtype=object).reshape(head.shape).tolist()
     dtype = DTYPES[head.datatype]
     needed = head.size * dtype.itemsize
     if len(data) != needed:
@@ -139,13 +139,6 @@ def text(data: bytes | memoryview, pointer: str) -> str:
         raise InvalidTensors.at(pointer, "strings in UTF-8", "other bytes") from None
 
 
-def nested(texts: list[Any], lengths: tuple[int, ...]) -> Any:
-    """Strings in lists of this shape; there are as many as it needs, at least one."""
-    for length in reversed(lengths[1:]):
-        texts = [texts[at : at + length] for at in range(0, len(texts), length)]
-    return texts if lengths else texts[0]
-
-
 def _from_elements(data: Any, head: Head, pointer: str) -> Any:
     """A tensor from its elements: flat, or nested as the shape says. Errors: InvalidTensors, Overflow."""
     array = _to_array(data, head) if isinstance(data, list) else data
@@ -160,7 +153,7 @@ def _from_elements(data: Any, head: Head, pointer: str) -> Any:
         expected = f"a flat list, or one nested as {shape(head.shape)}"
         raise InvalidTensors.at(pointer, expected, shape(array.shape))
     if head.datatype == BYTES:
-        return nested(array.reshape(-1).tolist(), head.shape)
+        return array.reshape(head.shape).tolist()
     return _typed(array, DTYPES[head.datatype], pointer).reshape(head.shape)
 
 
@@ -177,14 +170,9 @@ def _to_array(items: list[Any], head: Head) -> np.ndarray | list[Any]:
 
 
 def _typed(array: np.ndarray, dtype: np.dtype, pointer: str) -> np.ndarray:
-    """The elements in the type of their datatype. Errors: Overflow for a number that the type cannot hold."""
-    if dtype.kind in "iu" and array.size:
-        limits = np.iinfo(dtype)
-        bad = (array < limits.min) | (array > limits.max)
-        if bad.any():
-            index = int(np.argmax(bad.reshape(-1)))
-            got = int(array.reshape(-1)[index])
-            raise Overflow.of(child(pointer, index), f"an integer of {dtype.name}", got)
+    """The elements in the type of their datatype. Errors: InvalidArray, Overflow for what the type cannot hold."""
+    if dtype.kind in "iu":
+        within(array, int(np.iinfo(dtype).min), int(np.iinfo(dtype).max), pointer)
     if dtype == array.dtype or dtype.itemsize == 8 or dtype.kind not in "fV":  # V: bfloat16
         return array.astype(dtype, copy=False)
     return cast(array.astype(np.float64, copy=False), dtype, pointer, minus_infinity=True)

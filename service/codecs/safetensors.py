@@ -62,11 +62,15 @@ class SafetensorsCodec(Codec):
         header, data = _split(body)
         text = _text(header.pop(METADATA, {}))
         check_count(len(header))
-        entries = sorted(_entry(name, entry, len(data)) for name, entry in header.items())
-        _check_offsets(entries, len(data))
-        tensors = {}
-        for begin, end, name, code, shape in entries:
-            tensors[name] = elements(data[begin:end], DTYPES[code], name).reshape(shape)
+        tensors: dict[str, np.ndarray] = {}
+        at = 0
+        for begin, end, name, dtype, shape in sorted(_entry(*item, len(data)) for item in header.items()):
+            if begin != at:  # so nothing is hidden or shared, as the format has it
+                raise InvalidTensors.at("", f"a tensor that begins at byte {at}", f"one at {begin}")
+            tensors[name] = elements(data[begin:end], DTYPES[dtype], name).reshape(shape)
+            at = end
+        if at != len(data):
+            raise InvalidTensors.at("", f"{at} bytes of data, as the header says", f"{len(data)} bytes")
         return request_fields(tensors, text)
 
     def decode_bound(self, length: int, limit: int) -> int:
@@ -161,17 +165,3 @@ def _entry(name: str, entry: Any, available: int) -> tuple[int, int, str, str, t
             if end - begin == needed:
                 return begin, end, name, code, shape
     raise InvalidTensors.of("", f"{needed} bytes of {quote(name)} within {available}", offsets)
-
-
-def _check_offsets(entries: list[tuple[int, int, str, str, tuple[int, ...]]], available: int) -> None:
-    """Refuse tensors that do not lie side by side, as the format has it: nothing is hidden or shared.
-
-    Errors: InvalidTensors.
-    """
-    at = 0
-    for begin, end, *_ in entries:
-        if begin != at:
-            raise InvalidTensors.at("", f"a tensor that begins at byte {at}", f"one at {begin}")
-        at = end
-    if at != available:
-        raise InvalidTensors.at("", f"{at} bytes of data, as the header says", f"{available} bytes")

@@ -108,16 +108,24 @@ check: $(VENV)/.test ## format, lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# As many processes as processors, at most four, since each takes up to a gigabyte. The tests of a module share a process,
+# and so what the module sets up. `make test PARALLEL=` runs all tests in one process.
+PARALLEL ?= --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 .PHONY: test
 test: check ## all gates and tests, with coverage
 	@rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run -m pytest $(PARALLEL)
 	@$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
+.PHONY: test-fast
+test-fast: $(VENV)/.test ## the tests that are not marked slow, in less than a minute, without coverage
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+
 .PHONY: test-torch
 test-torch: $(TORCH_VENV)/.torch ## the tests again, with torch installed
-	$(TORCH_BIN)/python -m pytest
+	$(TORCH_BIN)/python -m pytest $(PARALLEL)
 
 .PHONY: test-peers
 test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody here wrote
@@ -128,7 +136,9 @@ test-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU, where torch sees o
 	$(TORCH_BIN)/python -m pytest tests/test_gpu.py
 
 .PHONY: test-deep
-test-deep: $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## 5,000 requests made from the API document, 10,000 configurations for each peer, connections cut anywhere
+test-deep: $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## thousands of examples for each property, requests made from the API document, configurations for each peer, cuts of connections
+	$(ATTACK_BIN)/python -m pytest $(PARALLEL) -m "not slow" --hypothesis-profile deep tests/test_properties.py tests/test_json.py \
+		tests/test_binary_codecs.py tests/test_dtypes.py
 	ATTACK_CASES=5000 $(ATTACK_BIN)/python -m pytest tests/attack/test_api.py
 	$(TORCH_BIN)/python -m tests.peers.deep
 	$(ATTACK_BIN)/python -m tests.framing.deep

@@ -1,13 +1,13 @@
-"""A real server on a real port: what the tests see is what a client sees."""
+"""Fixtures and hooks of all tests. Tests send requests to a real server on a real port."""
 
 from __future__ import annotations
 
 import math
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -21,25 +21,35 @@ from service.backends.dense.library import ArrayLibrary
 from service.server.progress import ReportProgress
 from service.server.run import uvicorn_options
 from service.settings import Settings
+from tests.helpers.backends import HAS_TORCH
+from tests.helpers.devices import missing_gpu
+from tests.helpers.waiting import until
 
-# So that an output that nobody computed cannot pass.
+if find_spec("hypothesis"):  # the environment of `make test-clients` does not have it
+    from hypothesis import HealthCheck
+    from hypothesis import settings as examples
+
+    # No time limit for an example, as a busy machine may be slow.
+    sound: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    examples.register_profile("sample", max_examples=50, **sound)
+    examples.register_profile("deep", max_examples=2000, **sound)  # by `make test-deep`
+    examples.load_profile("sample")
+
+# Buffers for results hold NaN, so that an output that was not computed cannot pass.
 ArrayLibrary.fill = math.nan
 
 
 @contextmanager
 def serving(app: FastAPI | Callable[..., Any], **options: Any) -> Iterator[httpx.Client]:
-    """A client of a server that runs the application in a thread on a free port. options: more of uvicorn's."""
+    """An HTTP client of a server that runs the application in a thread on a free port. options: of uvicorn"""
     settings = app.state.settings if isinstance(app, FastAPI) and hasattr(app.state, "settings") else Settings()
     ours = {**uvicorn_options(settings), "port": 0, "log_level": "warning", "log_config": LOGGING_CONFIG}
     config = uvicorn.Config(ReportProgress(app), **{**ours, **options})
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
-    deadline = time.monotonic() + 30
-    while not server.started:
-        assert thread.is_alive(), "the server died while starting"
-        assert time.monotonic() < deadline, "the server does not start"
-        time.sleep(0.01)
+    until(lambda: server.started or not thread.is_alive())
+    assert thread.is_alive(), "the server died while starting"
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         scheme = "https" if options.get("ssl_certfile") else "http"
@@ -51,7 +61,7 @@ def serving(app: FastAPI | Callable[..., Any], **options: Any) -> Iterator[httpx
 
 
 def app(**settings: Any) -> FastAPI:
-    """The service with these settings, whatever the environment says, and defaults for the rest."""
+    """The application with these settings, and defaults for all others; it ignores environment variables."""
     return create_app(Settings.model_construct(**settings))
 
 
@@ -62,13 +72,44 @@ def free_port() -> int:
 
 @contextmanager
 def uncaptured(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What is printed inside is seen in every run."""
+    """Inside, output is printed even if pytest captures output."""
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         yield
 
 
+def unavailable() -> dict[str, str]:
+    """Reasons by mark for the tests that cannot run here. They are not collected; a header lists them."""
+    torch = "" if HAS_TORCH else "torch is not installed; run make test-torch"
+    return {mark: reason for mark, reason in (("torch", torch), ("gpu", missing_gpu())) if reason}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
+    """Leave out all tests with an unavailable mark."""
+    made = yield
+    if not isinstance(made, list):
+        return made
+    left_out = unavailable().keys()
+    return [item for item in made if not any(mark.name in left_out for mark in item.iter_markers())]
+
+
+def pytest_report_header() -> list[str]:
+    return [f"not collected: tests marked {mark}: {reason}" for mark, reason in unavailable().items()]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the properties `deviation` that tests recorded, in any process."""
+    reports = terminalreporter.getreports("passed")
+    lines = [str(value) for report in reports for name, value in report.user_properties if name == "deviation"]
+    if lines:
+        title = "deviation from the numbers that the notebooks print, in units of the last digit (0.5 is exact)"
+        terminalreporter.section(title)
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--url", help="a service that runs already, to be tested in place of one of the tests' own")
+    parser.addoption("--url", help="URL of a running service, which the fixture `client` uses instead of starting one")
 
 
 @pytest.fixture(scope="session")

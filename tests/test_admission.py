@@ -1,4 +1,4 @@
-"""Admission control: who is granted memory and slots, who waits, who is refused. In virtual time."""
+"""Admission control: which requests get memory and slots, wait, or are refused. In virtual time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from service.errors import Busy, MemoryLimit
 from service.pipeline.admission import EXPECTED, AdmissionController, Lease
 from service.pipeline.deadline import Cancelled, Deadline
-from tests.virtual_time import run
+from tests.helpers.virtual_time import run
+from tests.helpers.waiting import turns
 
 
 def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -22,12 +23,6 @@ def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
         run(test(**arguments))
 
     return call
-
-
-async def turns() -> None:
-    """Let every task go as far as it can."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 def controller(slots: int = 1, memory: int = 100, queue: int = 9) -> AdmissionController:
@@ -55,14 +50,14 @@ async def test_a_lease_grows_shrinks_and_is_released() -> None:
 
 
 @in_virtual_time
-async def test_more_than_there_is_will_never_be_granted() -> None:
+async def test_a_request_larger_than_the_memory_limit_is_refused() -> None:
     lease = controller().admit(200)
     with pytest.raises(MemoryLimit, match=r"at most 100B.*about 101B"):
         await lease.grow(101, Deadline(9))
 
 
 @in_virtual_time
-async def test_slots_are_granted_in_the_order_of_age() -> None:
+async def test_slots_are_granted_in_the_order_of_arrival() -> None:
     admission = controller()
     leases = [admission.admit(1) for _ in range(4)]
     await leases[3].grow(1, Deadline(9), slot=True)
@@ -82,7 +77,7 @@ async def test_slots_are_granted_in_the_order_of_age() -> None:
 
 
 @in_virtual_time
-async def test_a_request_that_needs_little_does_not_delay_an_older_one_that_needs_much() -> None:
+async def test_a_small_request_does_not_delay_an_older_large_one() -> None:
     admission = controller(slots=9)
     first, large, small = (admission.admit(0) for _ in range(3))
     await first.grow(60, Deadline(9))
@@ -98,33 +93,33 @@ async def test_a_request_that_needs_little_does_not_delay_an_older_one_that_need
 
 
 @in_virtual_time
-async def test_memory_that_an_older_request_will_not_need_is_not_kept_idle() -> None:
+async def test_memory_that_an_older_request_does_not_need_is_granted_to_others() -> None:
     admission = controller(slots=9)
     first, large, small = (admission.admit(0) for _ in range(3))
     await first.grow(60, Deadline(9))
     waiting = grow(large, 80)
     await turns()
-    await small.grow(20, Deadline(9), compute=True)  # when the first has left, there are 80 all the same
+    await small.grow(20, Deadline(9), compute=True)  # when the first request is done, there are still 80 free
     first.release()
     await waiting
 
 
 @in_virtual_time
-async def test_those_that_do_not_compute_leave_memory_to_those_that_could() -> None:
+async def test_bodies_that_arrive_leave_memory_for_computations() -> None:
     admission = controller(slots=9)
     first, second, third = (admission.admit(0) for _ in range(3))
     await first.grow(20, Deadline(9))
     await second.grow(5, Deadline(9))
     waiting = grow(third, 1)
     await turns()
-    assert not waiting.done()  # a quarter is taken
-    await first.grow(30, Deadline(9))  # the oldest may have more
+    assert not waiting.done()  # a quarter of the memory is in use
+    await first.grow(30, Deadline(9))  # the oldest request may use more
     await first.grow(40, Deadline(9), compute=True)
     await waiting
 
 
 @in_virtual_time
-async def test_a_full_queue_refuses() -> None:
+async def test_a_full_queue_refuses_requests() -> None:
     admission = controller(queue=1)
     holder, waiting, refused = (admission.admit(1) for _ in range(3))
     await holder.grow(1, Deadline(9), slot=True)
@@ -140,8 +135,8 @@ async def test_a_full_queue_refuses() -> None:
 
 
 @in_virtual_time
-async def test_capacity_counts_requests_that_have_just_begun_to_arrive() -> None:
-    """But not for long, or senders that send nothing would keep others out."""
+async def test_bodies_that_have_just_begun_to_arrive_count_against_the_capacity() -> None:
+    """They count for a limited time, so that clients that send nothing do not block others."""
     admission = controller(slots=1, queue=1)
     leases = [admission.admit(1) for _ in range(2)]
     with pytest.raises(Busy):
@@ -155,7 +150,7 @@ async def test_capacity_counts_requests_that_have_just_begun_to_arrive() -> None
 
 
 @in_virtual_time
-async def test_nobody_waits_beyond_the_deadline() -> None:
+async def test_a_request_waits_no_longer_than_its_deadline() -> None:
     admission = controller()
     holder, waiting = admission.admit(100), admission.admit(1)
     await holder.grow(100, Deadline(9))
@@ -165,7 +160,7 @@ async def test_nobody_waits_beyond_the_deadline() -> None:
 
 
 @in_virtual_time
-async def test_a_request_whose_client_disconnects_waits_no_longer() -> None:
+async def test_a_request_whose_client_disconnects_stops_waiting() -> None:
     admission, deadline = controller(), Deadline(9)
     holder, waiting = admission.admit(100), admission.admit(1)
     await holder.grow(100, Deadline(9))
@@ -174,13 +169,13 @@ async def test_a_request_whose_client_disconnects_waits_no_longer() -> None:
     deadline.cancel()
     with pytest.raises(Cancelled):
         await task
-    with pytest.raises(Cancelled):  # nor does it begin to
+    with pytest.raises(Cancelled):  # nor does it start to wait
         await waiting.grow(1, deadline)
     assert admission.waiting == 0
 
 
 @in_virtual_time
-async def test_a_cancelled_task_leaves_nothing() -> None:
+async def test_a_cancelled_task_releases_its_lease() -> None:
     admission = controller()
     holder, waiting = admission.admit(100), admission.admit(100)
     await holder.grow(100, Deadline(9))
@@ -196,7 +191,7 @@ async def test_a_cancelled_task_leaves_nothing() -> None:
 
 @in_virtual_time
 async def test_half_received_bodies_can_all_be_completed() -> None:
-    """Ten bodies of 30 bytes share 100: each has sent some, all go on a byte at a time, in any order."""
+    """Ten bodies of 30 bytes share 100 bytes: each has arrived in part, and grows by single bytes in random order."""
     admission, chance = controller(), random.Random(0)
     done: list[int] = []
     longest: list[int] = []
@@ -211,13 +206,13 @@ async def test_half_received_bodies_can_all_be_completed() -> None:
 
     await asyncio.gather(*(receive(number) for number in range(10)))
     assert sorted(done) == list(range(10))
-    assert 25 < max(longest) <= 25 + 30  # a quarter, and the oldest
+    assert 25 < max(longest) <= 25 + 30  # a quarter of the memory, and the oldest body
     assert admission.free == 100
 
 
 @in_virtual_time
-async def test_the_youngest_is_refused_where_all_wait_for_each_other() -> None:
-    """They turn out to need more than was known."""
+async def test_a_deadlock_of_requests_refuses_the_youngest() -> None:
+    """They need more memory than their leases announced."""
     admission = controller(slots=9)
     leases = [admission.admit(30) for _ in range(3)]
     for lease in leases:
@@ -237,8 +232,8 @@ async def test_the_youngest_is_refused_where_all_wait_for_each_other() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 @in_virtual_time
-async def test_random_requests_all_end(seed: int) -> None:
-    """Each gets what it asks for or is refused, and the account is even in the end."""
+async def test_random_requests_all_finish_and_release_their_memory(seed: int) -> None:
+    """Each request is granted its memory or refused, and at the end all memory is free."""
     chance, admission = random.Random(seed), controller(slots=2, memory=1000, queue=1000)
     ends = {"done": 0, "busy": 0}
 

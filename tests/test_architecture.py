@@ -14,8 +14,8 @@ MODULES = sorted((ROOT / "service").rglob("*.py"))
 MAX_FILE = 450
 MAX_FUNCTION = 50
 MAX_TOP = 10
-# Private attributes of torch, for which there is no public way: which kernel scaled_dot_product_attention will run, and
-# how many kernels are compiled for one function.
+# Private attributes of torch without a public equivalent: the kernel that scaled_dot_product_attention will run, and
+# the number of kernels that are compiled for one function.
 PRIVATE = {"torch._fused_sdp_choice", "torch._dynamo"}
 
 
@@ -49,13 +49,13 @@ def test_functions_are_short(trees: dict[str, ast.Module]) -> None:
     assert long == []
 
 
-def test_few_modules_stand_at_the_top() -> None:
+def test_the_package_has_few_modules_at_the_top() -> None:
     top = [module.name for module in (ROOT / "service").glob("*.py") if not module.name.startswith("__")]
     assert len(top) <= MAX_TOP
 
 
 def test_every_parameter_and_result_has_a_type(trees: dict[str, ast.Module]) -> None:
-    """mypy's strict mode holds functions to it; lambdas and the protocol's own methods cannot have any."""
+    """mypy's strict mode checks functions; lambdas and the methods of protocols cannot have annotations."""
     untyped = [
         f"{name}:{function.name}"
         for name, tree in trees.items()
@@ -65,7 +65,7 @@ def test_every_parameter_and_result_has_a_type(trees: dict[str, ast.Module]) -> 
     assert untyped == []
 
 
-def test_backends_have_no_unchecked_cast(trees: dict[str, ast.Module]) -> None:
+def test_backends_do_not_use_unchecked_casts(trees: dict[str, ast.Module]) -> None:
     found = [
         name
         for name, tree in trees.items()
@@ -77,7 +77,7 @@ def test_backends_have_no_unchecked_cast(trees: dict[str, ast.Module]) -> None:
 
 
 def test_private_attributes_of_dependencies_are_known(trees: dict[str, ast.Module]) -> None:
-    """An object is taken for one of ours if a class of its module has the attribute."""
+    """An attribute counts as ours if a class of the same module has it."""
     found = set()
     for name, tree in trees.items():
         own = {node.attr for node in ast.walk(tree) if is_private(node) and base_of(node) in ("self", "cls")}

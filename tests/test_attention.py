@@ -1,4 +1,4 @@
-"""The mathematics at its corners: extreme scores, hidden keys, scales, sums. What is expected is worked out by hand."""
+"""Edge cases of the mathematics: extreme scores, hidden keys, scales, sums. Expected numbers are calculated by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EYE = [[1.0, 0.0], [0.0, 1.0]]
 
 
 def one_row(client: httpx.Client, scores: list[float], **options: Any) -> dict[str, Any]:
-    """Attention of one query whose scores are as given, over values 1, 2, 3, …"""
+    """The response for one query with these scores, over values 1, 2, 3, …"""
     request = {"query": [[1.0]], "key": [[s] for s in scores], "value": [[i + 1.0] for i in range(len(scores))]}
     return post(client, **request, scale=1.0, **options)
 
@@ -32,7 +32,7 @@ def one_row(client: httpx.Client, scores: list[float], **options: Any) -> dict[s
         ([0.0], [1], 0),
     ],
 )
-def test_scores_that_overflow_exp(
+def test_scores_that_would_overflow_exp_give_finite_weights(
     client: httpx.Client, dtype: str, scores: list[float], weights: list[float], logsumexp: float
 ) -> None:
     answer = one_row(client, scores, dtype=dtype, include=["attention_weights", "logsumexp"])
@@ -53,7 +53,7 @@ def test_scores_that_overflow_exp(
         {"mask": [[True, False], [True, True]], "bias": [[None, 0.5], [0.0, None]]},
     ],
 )
-def test_a_row_that_sees_nothing_is_zero_and_counted(client: httpx.Client, hide: dict[str, Any]) -> None:
+def test_a_fully_masked_row_is_zero_and_counted(client: httpx.Client, hide: dict[str, Any]) -> None:
     include = ["attention_weights", "logsumexp", "masked_scores"]
     answer = post(client, query=EYE, key=EYE, value=[[5, 6], [7, 8]], include=include, **hide)
     assert answer["attention_weights"] == [[0, 0], [1, 0]]
@@ -69,34 +69,34 @@ def test_fully_masked_rows_are_counted_over_batch_and_heads(client: httpx.Client
     assert answer["metadata"]["fully_masked_rows"] == 2 * 3 * 4
 
 
-def test_the_output_map_still_sees_a_row_that_saw_nothing(client: httpx.Client) -> None:
-    """Its bias is all that remains of such a row: zero is the output before the map."""
+def test_the_output_projection_applies_to_fully_masked_rows(client: httpx.Client) -> None:
+    """The output before the projection is zero, so that the bias of the projection remains."""
     projection = {"output": {"kernel": EYE, "bias": [0.25, -1]}}
     answer = post(client, input=EYE, projection=projection, mask=[[False, False], [True, False]])
     assert answer["output"] == [[0.25, -1], [1.25, -1]]
 
 
-def test_what_is_hidden_cannot_poison(client: httpx.Client) -> None:
-    """The hidden score overflows float32, and its value is as large as can be."""
+def test_hidden_keys_with_extreme_numbers_have_no_effect(client: httpx.Client) -> None:
+    """The hidden score overflows float32, and its value is the largest number."""
     answer = one_row(client, [1.0, 2.0, 3e38], dtype="float32", mask=[True, True, False], bias=[0, 0, 3e38])
     clean = one_row(client, [1.0, 2.0], dtype="float32", bias=[0, 0])
     np.testing.assert_allclose(answer["output"], clean["output"], rtol=2e-7)
     np.testing.assert_allclose(answer["attention_weights"], [[*clean["attention_weights"][0], 0]], rtol=2e-7)
 
 
-def test_scale_zero_gives_the_mean(client: httpx.Client) -> None:
+def test_scale_zero_gives_the_mean_of_the_values(client: httpx.Client) -> None:
     answer = post(client, query=[[3.0], [-8.0]], key=[[1.0], [2.0], [9.0]], value=[[1.0], [2.0], [6.0]], scale=0)
     np.testing.assert_allclose(answer["output"], [[3], [3]], rtol=1e-15)
     assert answer["metadata"]["scale"] == 0
 
 
-def test_the_default_scale_is_that_of_one_head(client: httpx.Client) -> None:
+def test_the_default_scale_depends_on_the_size_of_one_head(client: httpx.Client) -> None:
     answer = post(client, input=np.zeros((2, 8)).tolist(), num_heads=2)
     assert answer["metadata"]["scale"] == 0.5
 
 
-def test_is_causal_and_offset(client: httpx.Client) -> None:
-    """Two queries over three keys: offset 0 aligns the first with the first, 1 the last with the last."""
+def test_causal_masking_follows_the_query_offset(client: httpx.Client) -> None:
+    """Two queries over three keys: offset 0 aligns the first tokens, offset 1 the last tokens."""
     request = {"query": [[0.0]] * 2, "key": [[0.0]] * 3, "value": [[0.0]] * 3, "is_causal": True}
     top_left = post(client, **request, query_offset=0)["attention_weights"]
     assert top_left == [[1, 0, 0], [0.5, 0.5, 0]]
@@ -107,13 +107,13 @@ def test_is_causal_and_offset(client: httpx.Client) -> None:
     assert post(client, **request, query_offset=-(2**62))["metadata"]["fully_masked_rows"] == 2
 
 
-def test_offset_per_batch_entry(client: httpx.Client) -> None:
+def test_each_batch_entry_may_have_its_own_offset(client: httpx.Client) -> None:
     tokens = np.zeros((2, 2, 1)).tolist()
     weights = post(client, input=tokens, is_causal=True, query_offset=[0, 1])["attention_weights"]
     assert weights == [[[1, 0], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]]
 
 
-def test_masks_compose_by_and(client: httpx.Client) -> None:
+def test_a_key_is_visible_only_if_all_masks_allow_it(client: httpx.Client) -> None:
     weights = post(
         client,
         input=np.zeros((3, 1)).tolist(),
@@ -151,7 +151,7 @@ def test_bias_is_added_after_scaling(client: httpx.Client) -> None:
         ([1.0, 2.0], {"mask": [False, False]}, [0, 0], False),
     ],
 )
-def test_normalization_by_sum(
+def test_normalization_by_sum_divides_by_the_sum_of_scores(
     client: httpx.Client, scores: list[float], options: dict[str, Any], weights: list[float], warned: bool
 ) -> None:
     answer = one_row(client, scores, normalization="sum", **options)
@@ -159,7 +159,7 @@ def test_normalization_by_sum(
     assert [warning["code"] for warning in answer["metadata"]["warnings"]] == ["zero_sum"] * warned
 
 
-def test_a_bias_of_zeros_and_ones_is_warned_about(client: httpx.Client) -> None:
+def test_a_bias_of_zeros_and_ones_gives_a_warning(client: httpx.Client) -> None:
     def codes(bias: list[float]) -> list[str]:
         return [warning["code"] for warning in one_row(client, [1.0, 2.0], bias=bias)["metadata"]["warnings"]]
 
@@ -176,8 +176,8 @@ SCORES = np.zeros((2, 3, 4, 5))  # b, h, q, k
     [((5,), "k"), ((4, 5), "qk"), ((4, 1), "qk"), ((3, 4, 5), "hqk"), ((1, 4, 5), "hqk"), ((3, 1, 5), "hqk"),
      ((2, 3, 4, 5), "bhqk"), ((2, 1, 1, 5), "bhqk"), ((1, 3, 4, 1), "bhqk")],
 )  # fmt: skip
-def test_the_axes_of_a_mask(client: httpx.Client, shape: tuple[int, ...], axes: str) -> None:
-    """A mask hides what einsum says it hides."""
+def test_a_mask_broadcasts_over_the_axes_of_the_scores(client: httpx.Client, shape: tuple[int, ...], axes: str) -> None:
+    """A mask hides the keys that einsum selects for its axes."""
     mask = np.random.default_rng(1).random(shape) < 0.6
     full = np.broadcast_to(mask.reshape([mask.shape[axes.index(a)] if a in axes else 1 for a in "bhqk"]), (2, 3, 4, 5))
     request = {name: np.zeros((2, 3, length, 1)).tolist() for name, length in (("query", 4), ("key", 5), ("value", 5))}
@@ -189,7 +189,7 @@ def test_the_axes_of_a_mask(client: httpx.Client, shape: tuple[int, ...], axes: 
 @pytest.mark.parametrize(
     ("layout", "shape", "mask"),
     [
-        ("bld", (2, 3, 1), (2, 3, 3)),  # one head: rank 3 is b first
+        ("bld", (2, 3, 1), (2, 3, 3)),  # one head: the first axis of rank 3 is b
         ("hld", (2, 3, 1), (2, 3, 3)),
         ("bdl", (2, 1, 3), (2, 3, 3)),
         ("ld", (3, 2), (1, 1, 3, 3)),
@@ -207,13 +207,13 @@ def test_a_mask_has_the_axes_of_the_scores_as_returned(
     np.testing.assert_array_equal(shown, hidden.reshape(shown.shape))
 
 
-def test_a_mask_over_keys_in_columns(client: httpx.Client) -> None:
-    """Rank 1 is over k in every layout; in columns the hidden key is a row of the weights."""
+def test_a_mask_over_keys_works_in_column_layout(client: httpx.Client) -> None:
+    """A mask of rank 1 is over k in every layout; in column layout the hidden key is a row of the weights."""
     weights = post(client, input=[[0.0, 0.0, 0.0]], layout="dl", mask=[True, False, True])["attention_weights"]
     assert weights == [[0.5, 0.5, 0.5], [0, 0, 0], [0.5, 0.5, 0.5]]
 
 
-def test_mask_of_rank_three_with_as_many_heads_as_batches_may_be_one_for_all(client: httpx.Client) -> None:
+def test_a_mask_of_rank_three_with_one_entry_broadcasts(client: httpx.Client) -> None:
     tokens = np.zeros((2, 2, 2, 1)).tolist()
     mask = [[[True, False], [True, True]]]
     weights = as_array(post(client, input=tokens, mask=mask)["attention_weights"])
@@ -228,14 +228,14 @@ def test_float32_is_computed_in_float32(client: httpx.Client) -> None:
     np.testing.assert_allclose(answer["attention_weights"], [exponentials / exponentials.sum()], rtol=2e-7)
 
 
-def test_include_chooses_what_comes_back(client: httpx.Client) -> None:
+def test_include_selects_the_outputs_of_the_response(client: httpx.Client) -> None:
     assert set(post(client, input=EYE)) == {"output", "attention_weights", "metadata"}
     assert set(post(client, input=EYE, include=[])) == {"output", "metadata"}
     assert set(post(client, input=EYE, include=["scores", "scores"])) == {"output", "scores", "metadata"}
 
 
-def test_projection_shapes(client: httpx.Client) -> None:
-    """A bias may be written in four ways; a per-head kernel is the packed one cut into pieces."""
+def test_a_projection_has_several_equivalent_shapes(client: httpx.Client) -> None:
+    """A bias has four equivalent forms; a kernel per head is the packed kernel split by heads."""
     kernel = np.arange(8.0).reshape(2, 4) / 10
     bias = np.array([0.1, 0.2, 0.3, 0.4])
     maps = {"kernel": kernel.tolist()}
@@ -259,19 +259,19 @@ def test_projection_shapes(client: httpx.Client) -> None:
     np.testing.assert_allclose(cut["output"], answers[0]["output"], rtol=1e-15)
 
 
-def test_heads_of_a_per_head_key_map_are_the_kv_heads(client: httpx.Client) -> None:
+def test_a_per_head_key_projection_sets_the_number_of_kv_heads(client: httpx.Client) -> None:
     one = [[[1.0, 0.0]]]
     projection = {"query": {"weight": one * 4}, "key": {"weight": one * 2}, "value": {"weight": one * 2}}
     metadata = post(client, input=EYE, projection=projection)["metadata"]
     assert (metadata["num_heads"], metadata["num_kv_heads"]) == (4, 2)
 
 
-def test_a_map_of_the_value_alone(client: httpx.Client) -> None:
+def test_a_projection_of_the_values_alone(client: httpx.Client) -> None:
     answer = post(client, input=EYE, projection={"value": {"weight": [[1.0, 1.0]], "bias": [1.0]}}, scale=0)
     assert answer["output"] == [[2], [2]]
 
 
-def test_labels_per_batch_entry(client: httpx.Client) -> None:
+def test_each_batch_entry_may_have_its_own_token_labels(client: httpx.Client) -> None:
     labels = [["a", "[b]"], ["c", "d"]]
     answer = post(client, input=[[[1], [2]], [[3], [4]]], query_tokens=labels, key_tokens=["e", "f"])
     assert (answer["query_tokens"], answer["key_tokens"]) == (labels, ["e", "f"])

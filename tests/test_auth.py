@@ -1,4 +1,4 @@
-"""Keys: who may call, and what is open to everybody."""
+"""API keys: which operations require them, and how they are checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY, HASH = "correct horse", f"sha256:{hashlib.sha256(b'correct horse').hexdiges
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[httpx.Client]:
+def client_of_protected() -> Iterator[httpx.Client]:
     with serving(app(api_keys=f" {HASH}, {new_key()[1]}", protect_metrics=True)) as client:
         yield client
 
@@ -30,9 +30,9 @@ def guarded() -> Iterator[httpx.Client]:
     "header",
     [None, "Bearer", "Bearer wrong", f"Basic {KEY}", KEY, f"Bearer {HASH}", f"Bearer {KEY}x", "Bearer \xff"],
 )
-def test_without_a_key_nobody_computes(guarded: httpx.Client, header: str | None) -> None:
+def test_requests_without_a_valid_key_get_a_401(client_of_protected: httpx.Client, header: str | None) -> None:
     headers = {} if header is None else {b"Authorization": header.encode("latin-1")}
-    response = guarded.post("/attention", json=GOOD, headers=headers)
+    response = client_of_protected.post("/attention", json=GOOD, headers=headers)
     assert (response.status_code, response.json()["code"]) == (401, "unauthorized")
     assert response.headers["WWW-Authenticate"] == "Bearer"
     assert KEY not in response.text
@@ -40,31 +40,31 @@ def test_without_a_key_nobody_computes(guarded: httpx.Client, header: str | None
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_with_a_key(guarded: httpx.Client, scheme: str) -> None:
-    response = guarded.post("/attention", json=GOOD, headers={"Authorization": f"{scheme} {KEY}"})
+def test_requests_with_a_valid_key_are_answered(client_of_protected: httpx.Client, scheme: str) -> None:
+    response = client_of_protected.post("/attention", json=GOOD, headers={"Authorization": f"{scheme} {KEY}"})
     assert response.json()["output"] == [[2.0]]
 
 
-def test_every_route_but_health_needs_a_key(guarded: httpx.Client) -> None:
-    """Walks the routes that there are, so that a new one cannot be forgotten; the API document says the same."""
+def test_every_route_except_health_needs_a_key(client_of_protected: httpx.Client) -> None:
+    """The test lists all routes of the application, so that it covers new ones; the API document agrees."""
     documented = app().openapi()["paths"]
     assert {path for path, item in documented.items() if item.get("get", {}).get("security") == []} == OPEN
     paths = set(documented) | {"/", "/docs", "/openapi.json", "/docs-assets/x", "/no"}
     assert len(paths) >= 9
     for path in paths:
         for method in ("GET", "POST"):
-            status = guarded.request(method, path.replace("{code}", "busy")).status_code
+            status = client_of_protected.request(method, path.replace("{code}", "busy")).status_code
             assert (status != 401) == path.startswith("/health/"), f"{method} {path}: {status}"
 
 
-def test_metrics_are_open_by_default() -> None:
+def test_metrics_need_no_key_by_default() -> None:
     with serving(app(api_keys=HASH)) as client:
         assert client.get("/metrics").status_code == 200
         assert client.get("/docs").status_code == 401
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each known hash is compared, whether or not one before matched, by the function made for it."""
+    """Each known hash is compared by compare_digest, even after a match."""
     compared = []
     real = hmac.compare_digest
 
@@ -80,7 +80,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
         assert compared == [(32, 32)] * 5
 
 
-def test_a_file_of_keys_is_read_again(tmp_path: Path) -> None:
+def test_a_changed_file_of_keys_is_read_again(tmp_path: Path) -> None:
     file, (key, hashed) = tmp_path / "keys", new_key()
     file.write_text(f"# people\n{HASH}  # Ada\n\n")
     keys = Keys("", file, reload=0)
@@ -95,7 +95,7 @@ def test_a_file_of_keys_is_read_again(tmp_path: Path) -> None:
     assert keys.admit(f"Bearer {key}".encode()), "those known go on to be valid"
 
 
-def test_text_that_is_no_hash_is_refused_without_being_quoted(tmp_path: Path) -> None:
+def test_text_that_is_not_a_hash_is_refused_without_quoting_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="hash 2 is not the hash of a key") as error:
         parse_hashes(f"{HASH}, my-secret")
     assert "my-secret" not in str(error.value)
@@ -106,14 +106,14 @@ def test_text_that_is_no_hash_is_refused_without_being_quoted(tmp_path: Path) ->
     assert "my-secret" not in str(error.value)
 
 
-def test_commas_without_a_hash_are_a_mistake_and_no_open_door() -> None:
+def test_api_keys_of_commas_only_are_an_error() -> None:
     assert parse_hashes("") == parse_hashes(" ") == frozenset()
     assert parse_hashes(f"{HASH},") == {hashlib.sha256(KEY.encode()).digest()}
     with pytest.raises(ValueError, match="no hash between the commas"):
         parse_hashes(" , ")
 
 
-def test_pages_of_other_origins_call_only_if_they_may() -> None:
+def test_only_allowed_origins_get_cors_headers() -> None:
     preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST",
                  "Access-Control-Request-Headers": "authorization"}  # fmt: skip
     with serving(app(cors_origins="https://a.example", api_keys=HASH)) as client:
@@ -128,7 +128,7 @@ def test_pages_of_other_origins_call_only_if_they_may() -> None:
         assert client.options("/attention", headers=preflight).status_code == 405
 
 
-def test_security_headers(client: httpx.Client) -> None:
+def test_responses_have_security_headers(client: httpx.Client) -> None:
     page = client.get("/docs")
     assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
     for response in (page, client.get("/health/live"), client.get("/nothing")):

@@ -1,4 +1,4 @@
-"""Which backend computes, when it is ready, and the memory of a device that requests share."""
+"""The choice of the backend, its warm-up, and the memory of a device that requests share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,86 +21,95 @@ from service.backends.base import OutOfMemory
 from service.backends.numpy.backend import NumpyBackend
 from service.backends.registry import Backends
 from service.backends.torch.memory import DeviceMemory
-from service.errors import UnknownBackend
 from service.pipeline.admit import memory_limit_error
 from service.pipeline.engine import Engine
 from service.runtime.machine import memory_left
 from service.settings import Settings
-from tests import wire
-from tests.backends import BACKENDS, HAS_TORCH
 from tests.conftest import app, free_port, serving
-from tests.devices import missing, needs_torch
+from tests.helpers import wire
+from tests.helpers.backends import BACKENDS
+from tests.helpers.devices import missing_gpu
+from tests.helpers.waiting import TIMEOUT, until
 
 
-def nothing() -> None:
-    """Nobody has to stop."""
+def do_nothing() -> None:
+    """A check for cancellation that never raises."""
 
 
 def test_requests_share_a_device_s_memory() -> None:
     memory, order = DeviceMemory(lambda: 100), list[str]()
-    held = threading.Event()
+    waits = threading.Event()
 
     def second() -> None:
-        held.wait()
-        with memory.reserve(60, nothing):
+        with memory.reserve(60, waits.set):
             order.append("second")
 
-    thread = threading.Thread(target=second)
-    thread.start()
-    with memory.reserve(60, nothing), memory.reserve(40, nothing):
-        held.set()
-        time.sleep(0.02)
+    with memory.reserve(60, do_nothing), memory.reserve(40, do_nothing):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waits.wait(TIMEOUT)
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
 
 
-def test_what_never_fits_is_refused_and_who_waits_can_give_up() -> None:
+def test_a_reservation_that_never_fits_is_refused_and_a_waiting_one_can_be_cancelled() -> None:
     memory = DeviceMemory(lambda: 100)
     with pytest.raises(OutOfMemory) as refused:
-        memory.reserve(101, nothing).__enter__()
+        memory.reserve(101, do_nothing).__enter__()
     assert (refused.value.needed, refused.value.available) == (101, 100)
 
-    def give_up() -> None:
+    def cancel() -> None:
         raise TimeoutError
 
-    with memory.reserve(60, nothing):
+    with memory.reserve(60, do_nothing):
         with pytest.raises(TimeoutError):
-            memory.reserve(60, give_up).__enter__()
-        with memory.reserve(40, give_up):  # which is there at once
+            memory.reserve(60, cancel).__enter__()
+        with memory.reserve(40, cancel):  # enough is free, so that it does not wait
             pass
-    with memory.reserve(100, give_up):
+    with memory.reserve(100, cancel):
         pass
 
 
-# Which backend computes where a request does not say.
+# The default backend.
 
 
-@pytest.mark.skipif(HAS_TORCH, reason="torch is installed; make test is the run without it")
-def test_without_torch_auto_is_numpy_and_asking_for_torch_stops_at_once() -> None:
-    assert Engine(Settings.model_construct(backend="auto")).ready
-    with pytest.raises(UnknownBackend, match="install attention-service"):
-        Engine(Settings.model_construct(backend="torch"))
-    command = [sys.executable, "-m", "service", "serve"]
-    for workers in ("1", "2"):
-        environment = os.environ | {"ATTENTION_BACKEND": "torch", "ATTENTION_WORKERS": workers}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr) == (
-            2,
-            "ATTENTION_BACKEND: torch is not there; install attention-service[torch]\n",
-        )
+# Makes torch appear as not installed.
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from service.cli import main
+from service.pipeline.engine import Engine
+from service.settings import Settings
+assert Engine(Settings.model_construct(backend="auto")).ready
+sys.exit(main(["serve"]))
+"""
 
 
-@needs_torch
-def test_auto_is_torch_only_where_it_sees_a_gpu() -> None:
-    expected = "numpy" if missing() else "torch"
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_without_torch_auto_is_numpy_and_the_setting_torch_is_an_error(workers: str) -> None:
+    environment = os.environ | {"ATTENTION_BACKEND": "torch", "ATTENTION_WORKERS": workers}
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [
+            "ATTENTION_BACKEND=auto: torch is not there, or sees no GPU; NumPy computes",
+            "ATTENTION_BACKEND: torch is not there; install attention-service[torch]",
+        ],
+    )
+
+
+@pytest.mark.torch
+def test_auto_is_torch_only_with_a_gpu() -> None:
+    expected = "numpy" if missing_gpu() else "torch"
     assert Backends("auto").preferred == expected
     assert Backends("torch").preferred == "torch"
     assert Backends("numpy").preferred == "numpy"
 
 
-@needs_torch
-def test_requests_that_do_not_say_go_where_the_service_is_set_to() -> None:
+@pytest.mark.torch
+def test_requests_without_a_backend_use_that_of_the_settings() -> None:
     def backend(client: httpx.Client, **options: str) -> str:
         answer = client.post("/attention", json={"input": [[1.0]]} | options).json()
         return str(answer["metadata"]["backend"])
@@ -117,18 +124,11 @@ def test_requests_that_do_not_say_go_where_the_service_is_set_to() -> None:
 READY = ("/health/ready", "/v2/health/ready", "/v2/models/attention/ready", "/v2/models/attention/versions/1/ready")
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_a_service_is_ready_when_the_first_request_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_is_ready_after_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     warm = threading.Event()
     monkeypatch.setattr(NumpyBackend, "warm_up", lambda self, device: warm.wait(60))
     service = app()
-    service.state.engine.ready = False  # as where torch is to be loaded
+    service.state.engine.ready = False  # as if torch had to be loaded
     with serving(service) as client:
         assert client.get("/health/live").status_code == 200
         for path in READY:
@@ -156,13 +156,13 @@ def test_a_service_that_cannot_warm_up_never_becomes_ready(
         assert client.get("/health/live").status_code == 200
 
 
-@needs_torch
-def test_torch_warms_up_by_itself() -> None:
+@pytest.mark.torch
+def test_torch_warms_up_at_the_start() -> None:
     with serving(app(backend="torch")) as client:
         until(lambda: client.get("/health/ready").status_code == 200)
 
 
-# Memory that is not there.
+# Allocations that fail.
 
 LIMITED = """
 import resource, sys
@@ -171,7 +171,7 @@ if sys.argv[2] == "torch":
     import service.backends.torch.backend
 from pathlib import Path
 pages = int(Path("/proc/self/statm").read_text().split()[0])
-limit = pages * resource.getpagesize() + 2**30
+limit = pages * resource.getpagesize() + int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 from service.cli import main
 sys.exit(main(["serve", "--port", sys.argv[1], "--threads", "1"]))
@@ -186,12 +186,13 @@ def assert_refused(response: httpx.Response) -> None:
     assert "top_k" in fault["hint"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on(backend: str) -> None:
-    """The limit on addresses is the operating system's; by the service's own, there would be memory for this."""
+def test_a_failed_allocation_is_a_413_and_the_service_continues(backend: str) -> None:
+    """The operating system limits the address space; the service's own limit would allow the request."""
     port = free_port()
     environment = os.environ | {"ATTENTION_MEMORY_LIMIT": "64GiB", "ATTENTION_LOG_LEVEL": "error"}
-    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), backend], env=environment)
+    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), backend, str(2**30)], env=environment)
     long = wire.write({"input": np.ones((20_000, 1), np.float32), "backend": backend}, "safetensors")
     headers = {"Content-Type": "application/vnd.safetensors", "Accept": "application/json"}
     try:
@@ -206,12 +207,13 @@ def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on(backend: str)
         assert process.wait(30) == 0
 
 
-def test_a_body_that_does_not_fit_is_a_413_and_the_service_goes_on() -> None:
-    """Its parser needs some times as much memory as there is left, of which nobody knows before."""
+@pytest.mark.slow
+def test_a_body_that_does_not_fit_is_a_413_and_the_service_continues() -> None:
+    """The parser needs several times as much memory as is left, which no estimate can predict."""
     port = free_port()
-    limits = {"ATTENTION_MEMORY_LIMIT": "64GiB", "ATTENTION_MAX_BODY_BYTES": "1GiB", "ATTENTION_LOG_LEVEL": "error"}
-    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), "numpy"], env=os.environ | limits)
-    body = b'{"input": [[' + b"1," * (150 * 2**20) + b"1]]}"
+    limits = {"ATTENTION_MEMORY_LIMIT": "64GiB", "ATTENTION_LOG_LEVEL": "error"}
+    process = subprocess.Popen([sys.executable, "-c", LIMITED, str(port), "numpy", str(2**28)], env=os.environ | limits)
+    body = b'{"input": [[' + b"1," * (12 * 2**20) + b"1]]}"
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             until(lambda: listens(client, process))
@@ -225,19 +227,17 @@ def test_a_body_that_does_not_fit_is_a_413_and_the_service_goes_on() -> None:
 
 
 def listens(client: httpx.Client, process: subprocess.Popen[bytes]) -> bool:
-    """Whether the service answers yet."""
+    """True if the service responds; asserts that its process runs."""
     with suppress(httpx.TransportError):
         return client.get("/health/ready").status_code == 200
     assert process.poll() is None
     return False
 
 
-@needs_torch
+@pytest.mark.torch
 @pytest.mark.parametrize("text", ["CUDA out of memory. Tried to allocate 9.00 GiB.", ""])
-def test_a_gpu_s_allocation_that_fails_is_a_413_and_the_service_goes_on(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What torch raises where a GPU has no memory left, raised where memory is asked for."""
+def test_a_failed_gpu_allocation_is_a_413_and_the_service_continues(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocation raises the exception that torch raises on a GPU without free memory."""
     import torch
 
     from service.backends.torch import devices, staging
@@ -260,8 +260,8 @@ def test_a_gpu_s_allocation_that_fails_is_a_413_and_the_service_goes_on(
     assert given_back == [devices.CPU] * 2
 
 
-@needs_torch
-def test_other_failures_of_torch_are_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.torch
+def test_other_errors_of_torch_do_not_count_as_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from service.backends.torch import staging
 
     def fail(*given: object) -> None:
@@ -272,7 +272,7 @@ def test_other_failures_of_torch_are_no_lack_of_memory(monkeypatch: pytest.Monke
         attend(input=[[1.0]], backend="torch")
 
 
-def test_nobody_tells_how_much_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_left_is_none_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     left = memory_left()
     assert left is not None
     assert left > 2**20
@@ -294,12 +294,14 @@ def test_nobody_tells_how_much_memory_is_left(monkeypatch: pytest.MonkeyPatch) -
         (("scores", "attention_weights"), "include without attention_weights, scores"),
     ],
 )
-def test_a_refusal_says_what_would_need_less(include: tuple[Output, ...], hint: str) -> None:
+def test_the_problem_of_a_refused_request_names_options_that_need_less_memory(
+    include: tuple[Output, ...], hint: str
+) -> None:
     plan = make_plan(AttentionSpec(input=np.ones((1, 1)), include=include))
     assert hint in str(memory_limit_error(plan, 2, 1))
 
 
-def test_a_device_without_room_is_a_413_that_says_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_device_is_a_413_with_the_amount_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: object) -> None:
         raise OutOfMemory(5 * 2**30, 3 * 2**30)
 
@@ -314,7 +316,7 @@ def test_a_device_without_room_is_a_413_that_says_how_much_there_is(monkeypatch:
     )
 
 
-def test_numpy_is_warm() -> None:
+def test_numpy_needs_no_warm_up() -> None:
     engine = Engine(Settings.model_construct())
     assert engine.ready
     engine.warm_up()

@@ -1,4 +1,4 @@
-"""Every bad request gets its 4xx with the place, what was expected and what came; and the server goes on."""
+"""Every bad request gets a 4xx with pointer, expected and got; and the server continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TWO_HEADS = {"query": [[[1.0]], [[2.0]]], "key": [[[1.0]], [[2.0]]], "value": [[
 
 @dataclass(frozen=True)
 class Bad:
-    """A body (fields, or raw bytes) and the fault that it is to be answered with."""
+    """A body (fields, or raw bytes), and the status and fault of the expected problem."""
 
     name: str
     body: dict[str, Any] | bytes
@@ -28,12 +28,12 @@ class Bad:
 
 
 def good(**fields: Any) -> dict[str, Any]:
-    """The good request with some fields replaced; None takes a field away."""
+    """The fields of a valid request with some replaced; None removes a field."""
     return {name: value for name, value in (GOOD | fields).items() if value is not None}
 
 
 def raw(text: str) -> bytes:
-    """The good request as text, with QUERY replaced."""
+    """A valid request as JSON text, with `text` as its query."""
     return json.dumps(good(query="QUERY")).replace('"QUERY"', text).encode()
 
 
@@ -42,7 +42,7 @@ def projected(**maps: Any) -> dict[str, Any]:
 
 
 BAD = [
-    # not parseable
+    # no valid JSON
     Bad("empty body", b"", 400, "invalid_json", "", "an object", "an empty body"),
     Bad("blank body", b" \n", 400, "invalid_json", "", "an object", "an empty body"),
     Bad("malformed JSON", b'{"query": [[1, 2}', 400, "invalid_json", "", "JSON", "line 1 column 17"),
@@ -66,7 +66,7 @@ BAD = [
     Bad("500 nested arrays", raw("[" * 500 + "]" * 500), 400, "too_deep", "/query", "32 levels", "more"),
     Bad("500 nested arrays later", raw(f"[1, {'[' * 500 + ']' * 500}]"), 400, "too_deep", "/query", "32", "more"),
     Bad("500 nested objects", b'{"a":' * 500 + b"1" + b"}" * 500, 400, "too_deep", "/a" * 32, "32 levels", "more"),
-    # numbers that do not fit
+    # numbers out of range
     Bad("1e400", raw("[[1, 1e400], [0, 1]]"), 422, "overflow", "/query/0/1", "float64", "'1e400'"),
     Bad("beyond 64 bits", raw("[[1, 18446744073709551616]]"), 422, "overflow", "/query/0/1", "64 bits", "'1844674"),
     Bad("beyond 64 bits, negative", raw("[[-9223372036854775809]]"), 422, "overflow", "/query/0/0", "64 bits", "'-92"),
@@ -216,7 +216,7 @@ BAD = [
         "key_positions": [0, 1]}), 422, "field_conflict", "/rotary/key_positions", "no positions", "both"),
     Bad("cos for other tokens", good(rotary={"cos": [[[1]]], "sin": [[[1]]]}), 422, "shape_mismatch", "/rotary/cos",
         "(1, 2, 1)", "(1, 1, 1)"),
-    # what to return
+    # outputs
     Bad("top_k 0", good(top_k=0), 422, "invalid_value", "/top_k", "at least 1", "number 0"),
     Bad("top_k of nothing", good(top_k=1, include=[]), 422, "field_conflict", "/top_k", "attention_weights", "without"),
     Bad("head out of range", good(select_heads=[1]), 422, "invalid_array", "/select_heads/0", "from 0 to 0", "1"),
@@ -290,14 +290,14 @@ BAD = [
 ]  # fmt: skip
 
 
-def test_the_table_is_long_enough_and_its_names_tell_apart() -> None:
+def test_the_table_is_long_enough_and_its_names_are_unique() -> None:
     assert len(BAD) >= 40
     assert len({(bad.name, bad.pointer) for bad in BAD}) == len(BAD)
 
 
-@pytest.mark.parametrize("padding", [0, 5000])  # small bodies are read in another way than large ones
+@pytest.mark.parametrize("padding", [0, 5000])  # small and large bodies are parsed on different paths
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
-def test_bad_request(bad: Bad, padding: int, client: httpx.Client) -> None:
+def test_a_bad_request_gets_its_problem(bad: Bad, padding: int, client: httpx.Client) -> None:
     body = bad.body if isinstance(bad.body, bytes) else json.dumps(bad.body).encode()
     body += b" " * padding
     headers = {"Content-Type": bad.content_type} if bad.content_type else {}
@@ -337,12 +337,12 @@ def errors(client: httpx.Client, request: dict[str, Any]) -> list[dict[str, str]
         ("past_key_values", "past_key and past_value"),
     ],
 )
-def test_unknown_names_come_with_advice(client: httpx.Client, name: str, advice: str) -> None:
+def test_unknown_names_get_a_suggestion(client: httpx.Client, name: str, advice: str) -> None:
     (fault,) = errors(client, good(**{name: 1}))
     assert advice in fault["hint"]
 
 
-def test_a_name_like_no_other_comes_without_advice(client: httpx.Client) -> None:
+def test_a_name_unlike_all_fields_gets_no_suggestion(client: httpx.Client) -> None:
     (fault,) = errors(client, good(zzzzzz=1))
     assert "hint" not in fault
 
@@ -358,18 +358,18 @@ def test_faults_of_several_kinds_are_reported_together(client: httpx.Client) -> 
     }
 
 
-def test_missing_parts_are_all_named(client: httpx.Client) -> None:
+def test_all_missing_fields_are_named(client: httpx.Client) -> None:
     assert [fault["pointer"] for fault in errors(client, {"query": [[1]]})] == ["/key", "/value"]
 
 
-def test_no_more_than_ten_faults_are_reported(client: httpx.Client) -> None:
+def test_at_most_ten_faults_are_reported(client: httpx.Client) -> None:
     assert len(errors(client, good(**{f"field{i}": i for i in range(50)}))) == 10
     strange = client.post("/attention", content=raw(str([["NaN"] * 50]).replace("'", "")),
                           headers={"Content-Type": "application/json"})  # fmt: skip
     assert len(strange.json()["errors"]) == 10
 
 
-def test_long_names_and_values_are_cut(client: httpx.Client) -> None:
+def test_long_names_and_values_are_truncated(client: httpx.Client) -> None:
     response = client.post("/attention", json=good(**{"x" * 100_000: "y" * 100_000, "layout": "z" * 100_000}))
     assert response.status_code == 422
     assert len(response.content) < 2000
@@ -387,9 +387,10 @@ def test_null_means_absent(client: httpx.Client) -> None:
     assert response.json()["output"] == client.post("/attention", json=GOOD).json()["output"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, "", 1, None, []], ids=repr)
-def test_a_long_string_among_many_elements_takes_no_more_than_it_is(first: Any, client: httpx.Client) -> None:
-    """NumPy would make all of them as long: 700 GB."""
+def test_a_long_string_in_a_long_list_needs_little_memory(first: Any, client: httpx.Client) -> None:
+    """A NumPy array would give all elements the length of the longest: 700 GB."""
     array = [first, "a" * 1_000_000, *[""] * 200_000]
     for name in ("mask", "past_key", "bias", "query", "key_lengths", "query_tokens"):
         answer = client.post("/attention", json={"input": [[1.0]], name: array})

@@ -1,4 +1,4 @@
-"""The command line as its users meet it."""
+"""The command line, run in separate processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(*arguments: str, stdin: str | None = None, **environment: str) -> subpro
     )
 
 
-def test_compute_answers_as_the_server_does(tmp_path: Path, client: httpx.Client) -> None:
+def test_compute_prints_the_same_response_as_the_server(tmp_path: Path, client: httpx.Client) -> None:
     case = next(case for case in CASES if case.name == "animals_projected")
     path = tmp_path / "request.json"
     path.write_text(json.dumps(case.request))
@@ -48,7 +48,8 @@ def test_compute_reads_standard_input() -> None:
     assert json.loads(done.stdout)["output"] == [[1]]
 
 
-def test_compute_says_what_is_wrong() -> None:
+@pytest.mark.slow
+def test_compute_prints_the_problem_of_a_bad_request() -> None:
     done = run("compute", "-", stdin='{"input": [[1], [2, 3]]}')
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "InvalidRequest: /input/1: expected a row of 1, as the first, got a row of 2\n"
@@ -61,14 +62,15 @@ def test_compute_says_what_is_wrong() -> None:
     assert (limited.returncode, limited.stderr.split(":")[0]) == (1, "MemoryLimit")
 
 
-def test_a_bad_setting_is_named() -> None:
+@pytest.mark.slow
+def test_an_invalid_setting_is_named() -> None:
     done = run("compute", "-", stdin='{"input": [[1]]}', ATTENTION_MAX_BODY_BYTES="much")
     assert done.returncode == 2
     assert done.stderr.startswith("ATTENTION_MAX_BODY_BYTES: ")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_version_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_usage_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"{__version__}\n"
@@ -76,14 +78,22 @@ def test_version_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
         main([])
 
 
-def test_openapi_and_settings_do_not_depend_on_the_environment() -> None:
-    assert run("openapi").stdout == run("openapi", ATTENTION_PORT="9").stdout
-    assert run("settings").stdout == run("settings", ATTENTION_PORT="9").stdout
+@pytest.mark.parametrize("command", ["openapi", "settings"])
+def test_openapi_and_settings_do_not_depend_on_the_environment(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+    for port in ("8", "9"):
+        monkeypatch.setenv("ATTENTION_PORT", port)
+        assert main([command]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["settings", "openapi"])
-def test_a_reader_that_stops_early_is_no_error(command: str) -> None:
-    """As in `attention-service settings | head -1`, but with a reader that has certainly stopped."""
+def test_a_closed_output_pipe_is_not_an_error(command: str) -> None:
+    """As in `attention-service settings | head -1`, but with a pipe that is closed from the start."""
     call = [sys.executable, "-m", "service", command]
     with subprocess.Popen(call, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -93,8 +103,9 @@ def test_a_reader_that_stops_early_is_no_error(command: str) -> None:
     assert (process.returncode, errors) == (1, b"")
 
 
-def test_serve_by_several_workers() -> None:
-    """All of them answer, on the one port."""
+@pytest.mark.slow
+def test_several_workers_serve_one_port() -> None:
+    """Each worker responds on the shared port."""
     port = free_port()
     command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--workers", "2", "--threads", "1"]
     with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
@@ -103,7 +114,7 @@ def test_serve_by_several_workers() -> None:
             started = 0
             while started < 2:
                 started += "startup complete" in process.stderr.readline()
-            for _ in range(10):  # each on a connection of its own
+            for _ in range(10):  # each on a new connection
                 answer = httpx.post(f"http://127.0.0.1:{port}/attention", json={"input": [[1]]})
                 assert answer.json()["output"] == [[1]]
             process.send_signal(signal.SIGTERM)
@@ -112,8 +123,9 @@ def test_serve_by_several_workers() -> None:
             process.kill()
 
 
-def test_health(client: httpx.Client) -> None:
-    """0 from a server that takes requests; 1, and why, from one that does not, or from none."""
+@pytest.mark.slow
+def test_health_exits_with_0_only_for_a_ready_server(client: httpx.Client) -> None:
+    """The exit status is 0 for a ready server; for others, or without a server, 1 with the reason."""
     port = str(client.base_url.port)
     well = run("health", ATTENTION_HOST="0.0.0.0", ATTENTION_PORT=port)
     assert (well.returncode, well.stdout, well.stderr) == (0, "", "")
@@ -125,32 +137,36 @@ def test_health(client: httpx.Client) -> None:
     assert (status.returncode, status.stderr.split(": ")[1]) == (1, "status 404\n")
 
 
-def test_key_and_its_hash() -> None:
+@pytest.mark.slow
+def test_key_prints_a_key_and_its_hash() -> None:
     key, hashed = (line.rsplit(" ", 1)[1] for line in run("key").stdout.splitlines())
     assert len(key) == 43
     assert hashed == f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-def test_health_asks_where_the_settings_say() -> None:
-    """It reads host and port by itself, with the same defaults."""
+def test_health_uses_the_host_and_port_of_the_settings() -> None:
+    """The command reads the environment without the settings module, with the same defaults."""
     defaults = Settings.model_construct()
     assert health.address({}) == (defaults.host, defaults.port)
     assert health.address({"ATTENTION_HOST": "::", "ATTENTION_PORT": "9"}) == ("::1", 9)
 
 
-def test_health_says_what_is_wrong_with_its_port() -> None:
+@pytest.mark.slow
+def test_health_reports_an_invalid_port() -> None:
     wrong = run("health", ATTENTION_PORT="tcp://10.0.0.1:8000")
     assert (wrong.returncode, wrong.stderr) == (2, "ATTENTION_PORT: expected a number\n")
 
 
-def test_health_imports_next_to_nothing() -> None:
+@pytest.mark.slow
+def test_health_imports_few_modules() -> None:
     code = "import sys; from service.cli import main; main(['health']); sys.exit('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["-m", "service"], ["-m", "service", "serve", "--port", "0"]])
-def test_serve_until_terminated(command: list[str]) -> None:
-    """A free port, announced in the log; SIGTERM ends it in good order."""
+def test_serve_runs_until_sigterm(command: list[str]) -> None:
+    """The log has the free port; SIGTERM ends the server with exit status 0."""
     environment = ENVIRONMENT | {"ATTENTION_PORT": "0", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen([sys.executable, *command], env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""Answers of any size are encoded in small chunks, which the formats' own libraries read as one."""
+"""Responses of any size are encoded in small chunks, and the formats' own libraries can read them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from service.codecs.chunks import ENCODE_BYTES, MAX_CHUNK, WORTH_SENDING, Chunk,
 from service.codecs.decoded import Decoded, RequestedOutputs
 from service.codecs.oip import http as oip
 from service.errors import NotAcceptable
-from tests.oip import TYPES
-from tests.wire import JSON, NO_OPTIONS, NPZ, SAFETENSORS, read
+from tests.helpers.oip import TYPES
+from tests.helpers.wire import JSON, NO_OPTIONS, NPZ, SAFETENSORS, read
 
 METADATA: dict[str, Any] = {"backend": "numpy", "scale": 0.5, "warnings": ()}
 WORST = -2.2250738585072014e-308  # as many digits as a number can have
 
 
 class Format(NamedTuple):
-    """One way to encode an answer, and a reader of it that knows nothing of ours."""
+    """A function that encodes a response, and an independent function that decodes it."""
 
     encode: Callable[[dict[str, Any]], Encoded]
     decode: Callable[[bytes, Encoded], dict[str, Any]]
 
 
 def header(encoded: Encoded, name: bytes) -> int | None:
-    """The number that a header tells, None if there is none."""
+    """The number in a header of an encoded response; None if the header is absent."""
     value = dict(encoded.headers).get(name)
     return None if value is None else int(value)
 
@@ -86,7 +86,7 @@ def parts(value: Any) -> list[str]:
 
 
 def untyped(value: Any) -> Any:
-    """An answer with its arrays in base64 as arrays."""
+    """The fields of a response with typed arrays decoded to ndarrays."""
     if not isinstance(value, dict):
         return value
     if value.keys() != {"dtype", "shape", "data"}:
@@ -135,9 +135,10 @@ def answer_of(array: np.ndarray) -> dict[str, Any]:
     return {"output": array[:1] if array.ndim else array, "attention_weights": array, "top_weights": top}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_array_comes_in_small_chunks_and_is_the_same(form: str, name: str) -> None:
+def test_every_array_is_encoded_in_small_chunks(form: str, name: str) -> None:
     array, (encode, decode) = ARRAYS[name], FORMATS[form]
     answer = answer_of(array)
     if form == "npz" and array.dtype == ml_dtypes.bfloat16:
@@ -155,13 +156,13 @@ def test_every_array_comes_in_small_chunks_and_is_the_same(form: str, name: str)
     )
     found = decode(content, encoded)
     for got, sent in pairs(found, answer):
-        typed = np.array(got, sent.dtype)  # JSON lists have no type
+        typed = np.array(got, sent.dtype)  # JSON lists have no dtype
         assert typed.tobytes() == sent.tobytes()
-        assert typed.shape == sent.shape or sent.size < 2  # lists of none or of no axes say less
+        assert typed.shape == sent.shape or sent.size < 2  # empty lists and scalars lose their shape in JSON
 
 
 def pairs(found: dict[str, Any], answer: dict[str, Any], prefix: str = "") -> Iterator[tuple[Any, np.ndarray]]:
-    """What was found, under nested or dotted names, beside what was sent."""
+    """Pairs of a decoded array, under a nested or dotted name, and the array that was encoded."""
     for name, value in answer.items():
         if isinstance(value, dict):
             yield from pairs(found.get(name, found), value, "" if name in found else f"{name}.")
@@ -169,10 +170,11 @@ def pairs(found: dict[str, Any], answer: dict[str, Any], prefix: str = "") -> It
             yield found[prefix + name], value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["rows", "columns", "nested"])
 @pytest.mark.parametrize("form", FORMATS)
-def test_encoding_takes_little_memory_whatever_the_size(form: str, layout: str) -> None:
-    """About that of a few chunks: neither the array nor its text exists a second time."""
+def test_encoding_needs_little_memory_for_any_size(form: str, layout: str) -> None:
+    """Encoding needs the memory of a few chunks: neither the array nor its text is copied as a whole."""
     array = np.full((2000, 2000), 0.1, np.float32)
     array = array.T if layout == "columns" else array
     answer: dict[str, Any] = {"output": array, "attention_weights": array}
@@ -199,9 +201,10 @@ LABELS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LABELS)
 @pytest.mark.parametrize("media_type", [JSON, NPZ, SAFETENSORS])
-def test_labels_of_any_number_and_length(media_type: str, name: str) -> None:
+def test_labels_of_any_number_and_length_are_returned(media_type: str, name: str) -> None:
     labels = tuple(tuple(item) if isinstance(item, list) else item for item in LABELS[name])
     answer = {"output": np.array([[0.5]]), "query_tokens": labels, "key_tokens": ("a",), "metadata": METADATA}
     encoded = CODECS[media_type].encode(answer, NO_OPTIONS)
@@ -212,7 +215,7 @@ def test_labels_of_any_number_and_length(media_type: str, name: str) -> None:
     assert (found["query_tokens"], found["key_tokens"], found["output"]) == (LABELS[name], ["a"], [[0.5]])
 
 
-def test_an_id_of_any_length_comes_back() -> None:
+def test_an_id_of_any_length_is_returned() -> None:
     name = '"\u20ac' * 200_000
     for binary in (False, True):
         request = Decoded({}, frozenset(), RequestedOutputs(name, {"output": binary}, False))
@@ -222,28 +225,28 @@ def test_an_id_of_any_length_comes_back() -> None:
         assert json.loads(b"".join(chunks)[: header(encoded, oip.HEADER)])["id"] == name
 
 
-def test_an_archive_needs_no_reader_that_knows_fortran_s_order() -> None:
+def test_npz_has_arrays_in_c_order() -> None:
     answer = {"output": np.arange(6.0).reshape(2, 3).T, "metadata": METADATA}
     content = b"".join(CODECS[NPZ].encode(answer, NO_OPTIONS).chunks)
     with np.load(io.BytesIO(content)) as archive:
         assert archive["output"].flags.c_contiguous
 
 
-def joined(chunks: Iterable[bytes]) -> list[Chunk]:
+def coalesced(chunks: Iterable[bytes]) -> list[Chunk]:
     return list(coalesce(chunks))
 
 
-def test_small_chunks_are_joined_and_large_ones_pass_as_they_are() -> None:
+def test_small_chunks_are_coalesced_and_large_ones_pass_unchanged() -> None:
     few, enough, large = b"a" * 10, b"b" * WORTH_SENDING, b"c" * MAX_CHUNK
-    assert joined([few, few]) == [few + few]
-    assert joined([few, enough, few]) == [few + enough, few]
-    assert joined([few, large, large, few]) == [few, large, large, few]
-    assert joined([enough, few, large]) == [enough, few, large]
-    assert joined([]) == []
+    assert coalesced([few, few]) == [few + few]
+    assert coalesced([few, enough, few]) == [few + enough, few]
+    assert coalesced([few, large, large, few]) == [few, large, large, few]
+    assert coalesced([enough, few, large]) == [enough, few, large]
+    assert coalesced([]) == []
     assert next(chunk for chunk in coalesce([few, large]) if len(chunk) == MAX_CHUNK) is large
 
 
-# Prepared in a process of its own, so that it may run out of memory.
+# Runs in a separate process, which may run out of memory.
 COMPUTE = """
 import resource, sys
 from pathlib import Path
@@ -256,9 +259,10 @@ sys.exit(service.cli.main(["compute", sys.argv[2]]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_an_answer_in_base64_needs_no_memory_for_its_text(tmp_path: Path) -> None:
-    """3000² weights take 69 MiB, their text a third more. Where orjson gets no memory the process dies."""
+def test_a_response_in_base64_needs_no_memory_for_its_text(tmp_path: Path) -> None:
+    """3000² weights take 69 MiB, and their text a third more. orjson ends the process if an allocation fails."""
     request, answer = tmp_path / "request.json", tmp_path / "answer.json"
     request.write_text(json.dumps({"input": [[0, 0, 0, 0]] * 3000, "encoding": "base64"}))
     with answer.open("wb") as file:

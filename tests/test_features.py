@@ -1,4 +1,4 @@
-"""Fast paths know what they compute: every option is refused by each of them, or gives what the general path gives."""
+"""Fast paths are safe: each of them refuses an option, or gives the same results as the general path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from service.attention.terms import ScoreTerm
 from service.backends.numpy.backend import NumpyBackend
 from service.backends.numpy.small import Small
 from service.library import attend
-from tests.backends import HAS_TORCH
+from tests.helpers.backends import HAS_TORCH
 
 B, H, L, D = 2, 2, 4, 6
 
@@ -34,7 +34,7 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
 ARRAYS: dict[str, Any] = {name: numbers(B, L, H * D, seed=seed) for seed, name in enumerate(("query", "key", "value"))}
 PLAIN = AttentionSpec(**ARRAYS, num_heads=H, include=("attention_weights",))
 
-# For each field of a request, and each field nested in one, a value that is not its default.
+# For each field of a request, and each nested field, a value that differs from its default.
 UNUSUAL: dict[str, dict[str, Any]] = {
     "projection.query.weight": {"projection": Projection(query=LinearMap(weight=numbers(12, 12)))},
     "projection.query.kernel": {"projection": Projection(query=LinearMap(kernel=numbers(12, 12)))},
@@ -99,14 +99,14 @@ def changed(name: str) -> AttentionSpec:
 
 
 def without_weights(name: str) -> AttentionSpec:
-    """The same request, with nothing included that a fused kernel cannot return."""
+    """The changed request, without outputs that a fused kernel cannot return."""
     spec = changed(name)
     kept = tuple(output for output in spec.include if output != "attention_weights")
     return spec._replace(include=spec.include if spec.top_k else kept)
 
 
 def general(spec: AttentionSpec) -> Result:
-    """What tiles of one score give."""
+    """The result of the general path, with tiles of one score."""
     backend = NumpyBackend()
     backend.small_scores = 0
     backend.tiling = replace(backend.tiling, scores=1, fast_rows=1, fast_columns=2, many=0)
@@ -133,7 +133,7 @@ def assert_same(found: Result, expected: Result, *, dtype: str = "float64") -> N
 
 
 def names(kind: Any, prefix: str = "") -> Iterator[str]:
-    """The fields of a request, nested ones too."""
+    """The names of all fields of a request, with dots for nested fields."""
     nested = {"projection": Projection, "rotary": Rotary, "query_norm": Norm, "key_norm": Norm, "window": Window,
               "segment_ids": SegmentIds}  # fmt: skip
     for name in kind._fields if hasattr(kind, "_fields") else [field.name for field in dataclasses.fields(kind)]:
@@ -148,7 +148,7 @@ def test_every_field_of_a_request_has_an_unusual_value() -> None:
         for name in names(AttentionSpec)
         if name not in SOURCES and name != "include" and not any(given.startswith(name) for given in UNUSUAL)
     ]
-    # Of the second of two norms or maps, its fields are those of the first.
+    # Norms and projections of other sources have the same fields as those tested.
     assert missing == ["key_norm.weight", "key_norm.eps"]
 
 
@@ -158,14 +158,14 @@ def test_a_plain_plan_has_no_other_features() -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_the_small_path_refuses_or_agrees(name: str) -> None:
+def test_the_small_path_refuses_or_agrees_with_the_general_path(name: str) -> None:
     spec = changed(name)
     assert_same(NumpyBackend().run(make_plan(spec), spec, spec.sources), general(spec), dtype=spec.dtype or "float64")
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_merged_requests_agree(name: str) -> None:
-    """Requests whose plan can be merged give what each gives by itself."""
+def test_merged_requests_agree_with_single_requests(name: str) -> None:
+    """Requests that can be merged into a batch give the same results as alone."""
     spec = changed(name)
     plan = make_plan(spec)
     if not merging.can_be_merged(plan):
@@ -180,7 +180,7 @@ def test_merged_requests_agree(name: str) -> None:
         assert_same(make_result(plan, part), general(one))
 
 
-def test_what_can_be_merged() -> None:
+def test_only_requests_with_known_features_can_be_merged() -> None:
     mergeable = {name for name in CHANGES if merging.can_be_merged(make_plan(changed(name)))}
     assert mergeable >= {"is_causal", "softcap", "scale", "layout", "top_k", "include logsumexp"}
     assert not mergeable & {
@@ -194,9 +194,9 @@ def test_what_can_be_merged() -> None:
     }
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
+@pytest.mark.torch
 @pytest.mark.parametrize("name", CHANGES)
-def test_fused_kernels_refuse_or_agree(name: str) -> None:
+def test_fused_kernels_refuse_or_agree_with_the_general_path(name: str) -> None:
     from service.backends.torch.backend import TorchBackend
 
     spec = without_weights(name)._replace(backend="torch")
@@ -206,17 +206,17 @@ def test_fused_kernels_refuse_or_agree(name: str) -> None:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlanWithAnOption(Plan):
-    """A plan with an option that nobody was taught."""
+    """A plan with an option that no fast path knows."""
 
     future: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownTerm(ScoreTerm):
-    """A term that nobody was taught."""
+    """A score term that no fast path knows."""
 
 
-def made_up() -> dict[str, Plan]:
+def unknown_features() -> dict[str, Plan]:
     plan = make_plan(PLAIN._replace(include=()))
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(Plan)}
     output = frozenset({"made_up"})
@@ -228,8 +228,8 @@ def made_up() -> dict[str, Plan]:
 
 
 @pytest.mark.parametrize("name", ["an option", "a term", "an output"])
-def test_a_made_up_feature_is_refused_by_all(name: str) -> None:
-    plan = made_up()[name]
+def test_all_fast_paths_refuse_an_unknown_feature(name: str) -> None:
+    plan = unknown_features()[name]
     assert len(plan.features - ALWAYS) == 1
     assert Small.of(plan) is None
     assert not merging.can_be_merged(plan)
@@ -244,13 +244,13 @@ def test_a_made_up_feature_is_refused_by_all(name: str) -> None:
         assert not flex.can_express(plan, loaded)
 
 
-def test_an_option_that_is_not_used_is_no_feature() -> None:
-    plan = made_up()["an option"]
+def test_an_option_with_its_neutral_value_is_not_a_feature() -> None:
+    plan = unknown_features()["an option"]
     assert replace(plan, future=0).features == ALWAYS  # type: ignore[call-arg]
 
 
 def test_buffers_of_results_hold_nan_in_tests() -> None:
-    """So that an output nobody computed cannot pass."""
+    """An output that was not computed is NaN and cannot pass."""
     from service.backends.dense.library import ArrayLibrary
     from service.backends.numpy.backend import NumpyLibrary
 

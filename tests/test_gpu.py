@@ -1,13 +1,12 @@
-"""The torch backend on a GPU: `make test-gpu`. All of it is skipped, with the reason, where torch sees none.
+"""The torch backend on a GPU: `make test-gpu`. Not collected without a GPU.
 
-What is expected comes from where the tests of the other backends have it: notebooks, hand calculation, torch's
+Expected numbers have the same sources as in the tests of other backends: notebooks, hand calculation, torch's
 FlexAttention in float64 on the CPU, onnx.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,18 +23,19 @@ from service.attention.operands import make_operands
 from service.attention.plan import make_plan
 from service.attention.spec import AttentionSpec, Window
 from service.backends.base import OutOfMemory
-from tests import wire
-from tests.by_flex import compare, random_request
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
-from tests.devices import missing, needs_gpu
-from tests.test_corners import CORNERS, Corner, finite, include
+from tests.helpers import wire
+from tests.helpers.by_flex import compare, random_request
+from tests.helpers.devices import missing_gpu
+from tests.helpers.waiting import until
+from tests.test_corner_cases import CORNERS, Corner, finite, include
 
-pytestmark = needs_gpu()
+pytestmark = pytest.mark.gpu
 ON_GPU: dict[str, Any] = {"backend": "torch", "device": "cuda"}
 HALVES = ("float16", "bfloat16")
 
-if not missing():
+if not missing_gpu():
     import torch
 
     from service.backends.torch.backend import TorchBackend
@@ -46,11 +46,11 @@ def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
-# Right numbers.
+# Results.
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_golden_cases(case: Case) -> None:
+def test_golden_cases_give_the_expected_numbers(case: Case) -> None:
     result = attend(**case.request, **ON_GPU)
     for expected in case.expected:
         expected.compare(result.arrays)
@@ -59,7 +59,7 @@ def test_golden_cases(case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("corner", CORNERS, ids=lambda corner: corner.name)
-def test_corner(corner: Corner, dtype: str) -> None:
+def test_an_edge_case_gives_the_expected_numbers(corner: Corner, dtype: str) -> None:
     result = attend(**{"dtype": dtype} | corner.request, include=include(corner.expected), **ON_GPU)
     tolerance = 1e-14 if result.metadata.dtype == "float64" else 2e-6
     for name, expected in corner.expected.items():
@@ -71,8 +71,8 @@ def test_corner(corner: Corner, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("corner", CORNERS, ids=lambda corner: corner.name)
-def test_the_output_does_not_depend_on_what_else_is_asked_for(corner: Corner, dtype: str) -> None:
-    """Without scores another kernel may run, and it must mean the same."""
+def test_the_output_does_not_depend_on_include(corner: Corner, dtype: str) -> None:
+    """Without scores another kernel may run, and its output must be the same."""
     request = {name: value for name, value in corner.request.items() if name not in ("top_k", "select_queries")}
     request = {"dtype": dtype} | request
     alone = attend(**request, include=[], **ON_GPU)
@@ -83,31 +83,39 @@ def test_the_output_does_not_depend_on_what_else_is_asked_for(corner: Corner, dt
 
 
 @pytest.mark.parametrize("seed", range(500))
-def test_random_requests(seed: int) -> None:
+def test_random_requests_agree_with_flex_attention(seed: int) -> None:
     request = random_request(seed, longest=300)
     compare(attend(**request.fields, dtype=request.dtype, **ON_GPU).arrays, request)
 
 
 @pytest.mark.skipif(find_spec("onnx") is None, reason="onnx is not installed")
 @pytest.mark.parametrize("operator", ["Attention", "RotaryEmbedding"])
-def test_onnx(operator: str) -> None:
-    onnx_cases, test_onnx = (import_module(f"tests.peers.{name}") for name in ("onnx_cases", "test_onnx"))
+def test_onnx_cases_give_the_expected_numbers(operator: str) -> None:
+    onnx_cases, test_onnx_cases_give_the_expected_numbers = (
+        import_module(f"tests.peers.{name}") for name in ("onnx_cases", "test_onnx")
+    )
     with serving(app()) as client:
         for case in onnx_cases.collect(operator):
             if operator == "Attention":
                 request, fields = onnx_cases.attention_request(case)
-                answer = test_onnx.post(client, request | ON_GPU)
+                answer = test_onnx_cases_give_the_expected_numbers.post(client, request | ON_GPU)
                 for theirs, ours in fields.items():
-                    test_onnx.compare(answer[ours], case.outputs[theirs], f"{case.name}: {theirs}")
+                    test_onnx_cases_give_the_expected_numbers.compare(
+                        answer[ours], case.outputs[theirs], f"{case.name}: {theirs}"
+                    )
             else:
-                answer = test_onnx.post(client, onnx_cases.rotary_request(case) | ON_GPU)
-                test_onnx.compare(answer["query"], test_onnx.rotated(case), case.name)
+                answer = test_onnx_cases_give_the_expected_numbers.post(
+                    client, onnx_cases.rotary_request(case) | ON_GPU
+                )
+                test_onnx_cases_give_the_expected_numbers.compare(
+                    answer["query"], test_onnx_cases_give_the_expected_numbers.rotated(case), case.name
+                )
             assert answer["metadata"]["device"] == "cuda:0"
 
 
 @pytest.mark.parametrize("tokens", [512, 2048])
-def test_float32_means_float32(tokens: int) -> None:
-    """TF32 keeps ten bits, by which this would be off a thousand times as much."""
+def test_float32_is_not_computed_in_tf32(tokens: int) -> None:
+    """TF32 keeps ten bits, so that the deviation would be a thousand times as large."""
     query, key, value = (normal(1, 2, tokens, 64, seed=seed) for seed in range(3))
     exact = attend(query, key, value, dtype="float64", include=["logsumexp"])
     for wanted in ([], ["attention_weights", "logsumexp"]):
@@ -118,7 +126,7 @@ def test_float32_means_float32(tokens: int) -> None:
             np.testing.assert_allclose(ours["logsumexp"], exact["logsumexp"], rtol=2e-6, atol=2e-6)
 
 
-# Which kernel, and how much memory.
+# Choice of the kernel, and memory.
 
 
 def kernel(request: dict[str, Any]) -> str:
@@ -126,7 +134,7 @@ def kernel(request: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("dtype", ["float32", *HALVES])
-def test_without_scores_a_fused_kernel_runs(dtype: str) -> None:
+def test_a_fused_kernel_runs_without_scores(dtype: str) -> None:
     arrays = {name: normal(1, 8, 1024, 64) for name in ("query", "key", "value")}
     fast = ("cudnn_attention", "flash_attention") if dtype in HALVES else ("efficient_attention",)
     for options in ({}, {"is_causal": True}, {"num_kv_heads": 8}):
@@ -148,9 +156,7 @@ FLEX: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FLEX)
-def test_flex_attention_takes_over_once_it_has_been_tried(
-    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flex_attention_runs_after_its_trial(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flex = TorchBackend(experimental={"flex_attention"}).flex
     assert flex is not None
     monkeypatch.setattr(backends().choose("torch", "cuda"), "flex", flex)
@@ -158,10 +164,7 @@ def test_flex_attention_takes_over_once_it_has_been_tried(
     request = {field: normal(*shape, seed=seed) for seed, field in enumerate(("query", "key", "value"))}
     request |= {"layout": "bhld", "include": [], "dtype": dtype} | FLEX[name]
     first = attend(**request, **ON_GPU)
-    deadline = time.monotonic() + 240
-    while flex.trials._running:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: not flex.trials._running)
     second = attend(**request, **ON_GPU)
     assert second.metadata.kernel == "flex_attention"
     assert second.metadata.fully_masked_rows == first.metadata.fully_masked_rows
@@ -181,8 +184,8 @@ LARGE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_32k_by_32k_is_never_there_at_once(name: str) -> None:
-    """One score matrix of it takes 4 GiB."""
+def test_a_score_matrix_of_32k_by_32k_is_never_allocated(name: str) -> None:
+    """The score matrix of one head would take 4 GiB."""
     length = 32768
     arrays: dict[str, Any] = {"query": normal(length, 64), "key": normal(length, 64, seed=1)}
     arrays["value"] = arrays["key"]
@@ -207,7 +210,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_no_more_memory_is_taken_than_was_estimated(name: str, dtype: Any) -> None:
+def test_peak_memory_stays_within_the_estimate(name: str, dtype: Any) -> None:
     arrays = {field: normal(4, 4096, 64, seed=seed) for seed, field in enumerate(("query", "key", "value"))}
     spec = AttentionSpec(**{"include": (), "layout": "hld", "dtype": dtype, **arrays} | OPTIONS[name])
     plan = make_plan(spec)
@@ -231,11 +234,11 @@ ASYNCHRONOUS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", ASYNCHRONOUS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_nothing_waits_for_the_gpu_but_the_end(dtype: str, options: dict[str, Any]) -> None:
-    """torch says so itself: every operation that waits would be an error."""
+def test_the_cpu_waits_for_the_gpu_only_for_the_result(dtype: str, options: dict[str, Any]) -> None:
+    """torch's sync debug mode turns every operation that waits into an error."""
     arrays = {name: normal(1, 4, 1024, 64) for name in ("query", "key", "value")}
     run = partial(attend, **arrays, dtype=dtype, **{"include": []} | options, **ON_GPU)
-    run()  # what is loaded now is not loaded then
+    run()  # loads modules and kernels first
     torch.cuda.set_sync_debug_mode("error")
     try:
         run()
@@ -243,10 +246,10 @@ def test_nothing_waits_for_the_gpu_but_the_end(dtype: str, options: dict[str, An
         torch.cuda.set_sync_debug_mode("default")
 
 
-# Memory that is not there.
+# Allocations that fail.
 
 
-def test_what_cannot_fit_is_refused_before_anything_is_allocated() -> None:
+def test_a_request_that_cannot_fit_is_refused_before_allocating() -> None:
     everything = torch.cuda.mem_get_info()[1]
     length = int((everything / 4) ** 0.5)
     before = torch.cuda.memory_allocated()
@@ -257,8 +260,8 @@ def test_what_cannot_fit_is_refused_before_anything_is_allocated() -> None:
     assert torch.cuda.memory_allocated() == before
 
 
-def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on() -> None:
-    """Of a GPU whose memory this process may only use a sliver of, without its being told before."""
+def test_a_failed_allocation_is_a_413_and_the_service_continues() -> None:
+    """torch limits the process to a small fraction of the GPU's memory, which the service does not know."""
     large = wire.write({"input": np.ones((20_000, 1), np.float32), **ON_GPU}, "safetensors")
     headers = {"Content-Type": "application/vnd.safetensors", "Accept": "application/json"}
     with serving(app(memory_limit=64 * 2**30)) as client:
@@ -283,26 +286,23 @@ def test_an_allocation_that_fails_is_a_413_and_the_service_goes_on() -> None:
 @pytest.fixture(scope="module")
 def service() -> Iterator[httpx.Client]:
     with serving(app(backend="auto")) as client:
-        deadline = time.monotonic() + 120
-        while client.get("/health/ready").status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: client.get("/health/ready").status_code == 200)
         yield client
 
 
-def test_auto_is_the_gpu(service: httpx.Client) -> None:
+def test_the_backend_auto_uses_the_gpu(service: httpx.Client) -> None:
     for options, expected in (({}, ("torch", "cuda:0")), ({"backend": "numpy"}, ("numpy", "cpu"))):
         answer = service.post("/attention", json={"input": [[1.0]]} | options).json()["metadata"]
         assert (answer["backend"], answer["device"]) == expected
 
 
-def test_small_requests_are_computed_together(service: httpx.Client) -> None:
-    """By default, where a GPU computes."""
-    from tests.test_batches import Answer, assert_same, connect, request, send
+def test_small_requests_are_computed_in_a_batch(service: httpx.Client) -> None:
+    """Dynamic batching is on by default with a GPU."""
+    from tests.test_batching import Answer, assert_same, connect, request, send
 
     bodies = [request(seed) for seed in range(64)]
     connections = [connect(service) for _ in bodies]
-    time.sleep(0.1)
+    assert service.get("/health/live").status_code == 200  # the server has accepted the earlier connections, too
     for connection, body in zip(connections, bodies, strict=True):
         send(connection, body)
     answers = [Answer(connection) for connection in connections]
@@ -311,8 +311,8 @@ def test_small_requests_are_computed_together(service: httpx.Client) -> None:
         assert_same(answer.body, service.post("/attention", json=body).json())
 
 
-def test_requests_side_by_side_do_not_mix() -> None:
-    """Each thread has a stream of its own."""
+def test_concurrent_requests_do_not_mix() -> None:
+    """Each thread has its own CUDA stream."""
     requests = [random_request(seed, longest=200) for seed in range(1000, 1016)]
     right = [attend(**one.fields, dtype=one.dtype, **ON_GPU).output for one in requests]
     started = threading.Barrier(4)
@@ -328,13 +328,11 @@ def test_requests_side_by_side_do_not_mix() -> None:
         list(pool.map(run, range(4)))
 
 
-def test_long_work_is_stopped_when_its_time_is_over() -> None:
+def test_a_long_computation_ends_at_its_deadline() -> None:
     body = wire.write(
         {"input": np.ones((16_384, 64)), "include": ["entropy"], "num_heads": 64, **ON_GPU}, "safetensors"
     )
     headers = {"Content-Type": "application/vnd.safetensors", "Accept": "application/json"}
     with serving(app(time_limit=0.05)) as client:
-        start = time.monotonic()
         response = client.post("/attention", content=body, headers=headers)
         assert (response.status_code, response.json()["code"]) == (504, "time_limit")
-        assert time.monotonic() - start < 10

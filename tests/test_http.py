@@ -1,4 +1,4 @@
-"""What HTTP itself promises: ids, timings, media types, limits, paths and methods."""
+"""HTTP: request ids, timings, content negotiation, limits, paths, methods and problems."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import socket
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -23,29 +22,29 @@ from service.http.negotiation import response_type
 from service.runtime.machine import cpu_count
 from service.settings import Settings
 from tests.conftest import app, serving
-from tests.raw import connect, receive_all
+from tests.helpers.raw import connect, receive_all
 
 GOOD = {"query": [[1, 0]], "key": [[1, 0], [0, 1]], "value": [[1, 2], [3, 4]]}
 
 
-def test_health(client: httpx.Client) -> None:
+def test_health_checks_are_answered(client: httpx.Client) -> None:
     for path in ("/health/live", "/health/ready"):
         response = client.get(path)
         assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 
-def test_the_root_leads_to_the_documentation(client: httpx.Client) -> None:
+def test_the_root_redirects_to_the_documentation(client: httpx.Client) -> None:
     assert client.get("/").headers["location"] == "/docs"
 
 
-def test_a_request_id_is_made_and_returned(client: httpx.Client) -> None:
+def test_a_response_has_a_new_request_id(client: httpx.Client) -> None:
     response = client.post("/attention", json=GOOD)
     assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
     assert response.json()["metadata"]["request_id"] == response.headers["x-request-id"]
     assert response.headers["x-request-id"] != client.get("/health/live").headers["x-request-id"]
 
 
-def test_a_client_may_choose_a_harmless_request_id(client: httpx.Client) -> None:
+def test_a_valid_request_id_of_the_client_is_returned(client: httpx.Client) -> None:
     for chosen in ("order-66", "a" * 128):
         assert client.get("/", headers={"X-Request-ID": chosen}).headers["x-request-id"] == chosen
     for harmful in ("a b", "a" * 129, "<script>", ""):
@@ -57,22 +56,22 @@ def test_problems_carry_the_request_id(client: httpx.Client) -> None:
     assert response.json()["request_id"] == response.headers["x-request-id"] == "mine"
 
 
-def test_timings_are_where_http_puts_them(client: httpx.Client) -> None:
+def test_timings_are_in_the_server_timing_header(client: httpx.Client) -> None:
     header = client.post("/attention", json=GOOD).headers["server-timing"]
     steps = dict(part.split(";dur=") for part in header.split(", "))
     assert list(steps) == ["decode", "plan", "queue", "compute", "encode"]
     assert all(float(duration) >= 0 for duration in steps.values())
 
 
-def test_a_large_request_is_computed_in_a_thread_with_the_same_answer() -> None:
+def test_a_large_request_is_computed_in_a_thread_with_the_same_result() -> None:
     request = {"input": [[0.1 * i, -0.2 * i] for i in range(20)]}
     with serving(app(inline_flops=0)) as threaded, serving(app()) as inline:
         first, second = (c.post("/attention", json=request).json() for c in (threaded, inline))
     assert first["attention_weights"] == second["attention_weights"]
 
 
-def test_head_and_body_arrive_together(client: httpx.Client) -> None:
-    """Whatever the body: in JSON, or views of arrays."""
+def test_response_head_and_body_arrive_together(client: httpx.Client) -> None:
+    """For bodies in JSON and for bodies that are views of arrays."""
     body = json.dumps(GOOD)
     for accept in ("application/json", "application/x-npz", "application/vnd.safetensors"):
         with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as connection:
@@ -87,7 +86,7 @@ def test_head_and_body_arrive_together(client: httpx.Client) -> None:
         assert len(content) == int(length[1])
 
 
-def test_unknown_paths_and_methods(client: httpx.Client) -> None:
+def test_unknown_paths_and_methods_get_a_404_or_405(client: httpx.Client) -> None:
     missing = client.get("/nowhere")
     assert (missing.status_code, missing.json()["code"], missing.json()["instance"]) == (404, "not_found", "/nowhere")
     wrong = client.get("/attention")
@@ -96,7 +95,7 @@ def test_unknown_paths_and_methods(client: httpx.Client) -> None:
     assert len(client.get("/" + "x" * 5000).content) < 1000
 
 
-def test_threads_are_shared_among_workers() -> None:
+def test_workers_divide_the_threads() -> None:
     assert Settings.model_construct(threads=3, workers=2).compute_threads == 3
     assert Settings.model_construct(workers=1).compute_threads == cpu_count()
     assert Settings.model_construct(workers=256).compute_threads == max(1, cpu_count() // 256)
@@ -105,7 +104,7 @@ def test_threads_are_shared_among_workers() -> None:
 @pytest.mark.parametrize(
     "content_type", ["application/json", "Application/JSON", "application/json; charset=utf-8", "application/json ;a=b"]
 )
-def test_json_by_any_spelling(client: httpx.Client, content_type: str) -> None:
+def test_all_forms_of_the_json_media_type_are_accepted(client: httpx.Client, content_type: str) -> None:
     body = b'{"query": [[1]], "key": [[1]], "value": [[1]]}'
     assert client.post("/attention", content=body, headers={"Content-Type": content_type}).status_code == 200
 
@@ -113,7 +112,7 @@ def test_json_by_any_spelling(client: httpx.Client, content_type: str) -> None:
 @pytest.mark.parametrize("media_type", CODECS)
 @pytest.mark.parametrize("encoding", ["gzip", "GZip, identity", "deflate", "br", "zstd", "nonsense"])
 def test_encoded_bodies_are_refused(client: httpx.Client, media_type: str, encoding: str) -> None:
-    """With what would be taken, as RFC 9110 wants, section 15.5.16."""
+    """The response names the accepted encodings (RFC 9110, section 15.5.16)."""
     headers = {"Content-Type": media_type, "Content-Encoding": encoding}
     response = client.post("/attention", content=gzip.compress(b'{"input": [[1]]}'), headers=headers)
     assert (response.status_code, response.json()["code"]) == (415, "unsupported_encoding")
@@ -123,7 +122,7 @@ def test_encoded_bodies_are_refused(client: httpx.Client, media_type: str, encod
 
 
 @pytest.mark.parametrize("encoding", ["identity", "Identity", ""])
-def test_a_body_may_say_that_it_comes_as_it_is(client: httpx.Client, encoding: str) -> None:
+def test_the_content_encoding_identity_is_accepted(client: httpx.Client, encoding: str) -> None:
     assert client.post("/attention", json=GOOD, headers={"Content-Encoding": encoding}).status_code == 200
 
 
@@ -137,12 +136,12 @@ def test_a_body_may_say_that_it_comes_as_it_is(client: httpx.Client, encoding: s
         ("text/html, application/json;q=0.1", 200),
         ("text/html", 406),
         ("application/json;q=0", 406),
-        ("application/json;q=0, */*", 200),  # another type then
+        ("application/json;q=0, */*", 200),  # another media type
         ("application/json;q=high", 406),
         ("application/xml", 406),
     ],
 )
-def test_accept(client: httpx.Client, accept: str, status: int) -> None:
+def test_the_accept_header_chooses_the_status(client: httpx.Client, accept: str, status: int) -> None:
     response = client.post("/attention", json=GOOD, headers={"Accept": accept})
     assert response.status_code == status
     if status == 406:
@@ -161,19 +160,19 @@ def test_accept(client: httpx.Client, accept: str, status: int) -> None:
         ("a/other;version=1;q=0.5, */*;q=0.1", "a/other"),
     ],
 )
-def test_accept_among_several(accept: str, chosen: str) -> None:
+def test_the_preferred_media_type_is_chosen(accept: str, chosen: str) -> None:
     assert response_type(accept, "a/own", ["a/other", "a/own"]) == chosen
 
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[httpx.Client]:
-    """A server that admits little."""
+    """A client of a server with low limits."""
     with serving(app(max_body_bytes=1000, memory_limit=ByteSize(64 * 1024))) as client:
         yield client
 
 
-def test_a_body_too_large_is_refused_by_its_announced_length(small: httpx.Client) -> None:
-    """The refusal comes before the body is sent."""
+def test_a_body_too_large_is_refused_by_its_content_length(small: httpx.Client) -> None:
+    """The response arrives before the client sends the body."""
     with socket.create_connection((small.base_url.host, small.base_url.port or 0), timeout=10) as connection:
         connection.sendall(
             b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1001\r\n\r\n"
@@ -184,7 +183,7 @@ def test_a_body_too_large_is_refused_by_its_announced_length(small: httpx.Client
     assert b"connection: close" in answer.lower()
 
 
-def test_a_body_too_large_is_refused_while_it_comes_in_chunks(small: httpx.Client) -> None:
+def test_a_chunked_body_too_large_is_refused_while_it_arrives(small: httpx.Client) -> None:
     response = small.post(
         "/attention", content=(b"[" * 100 for _ in range(11)), headers={"Content-Type": "application/json"}
     )
@@ -204,8 +203,8 @@ def test_a_request_that_would_need_too_much_memory_is_refused(small: httpx.Clien
     assert small.post("/attention", json={"input": [[0]] * 30}).status_code == 200
 
 
-def test_the_offer_of_another_protocol_is_ignored(client: httpx.Client) -> None:
-    """As curl --http2 and Java's client make it; the body comes with the head, or after it."""
+def test_requests_to_upgrade_the_protocol_are_ignored(client: httpx.Client) -> None:
+    """curl --http2 and Java's client send such requests; the body arrives with the request head, or after it."""
     body = b'{"input": [[2]]}'
     head = (
         b"POST /attention HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n"
@@ -216,11 +215,14 @@ def test_the_offer_of_another_protocol_is_ignored(client: httpx.Client) -> None:
         with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=10) as connection:
             for piece in pieces:
                 connection.sendall(piece)
-                time.sleep(0.05)
+                # The event loop has read the piece when it responds to a later request.
+                assert client.get("/health/live").status_code == 200
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_a_client_that_hangs_up_is_no_failure(small: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_disconnects_is_not_logged_as_an_error(
+    small: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
     address = (small.base_url.host, small.base_url.port or 0)
     with socket.create_connection(address, timeout=10) as connection:
         connection.sendall(b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -230,19 +232,19 @@ def test_a_client_that_hangs_up_is_no_failure(small: httpx.Client, caplog: pytes
 
 
 @pytest.mark.parametrize("code", error_classes())
-def test_every_code_is_described_where_its_type_points(client: httpx.Client, code: str) -> None:
+def test_the_type_of_every_problem_leads_to_its_description(client: httpx.Client, code: str) -> None:
     described = client.get(f"/problems/{code}").json()
     assert described["code"] == code
     assert described["description"]
 
 
-def test_an_unknown_problem_code(client: httpx.Client) -> None:
+def test_an_unknown_problem_code_gets_a_404(client: httpx.Client) -> None:
     response = client.get("/problems/nonsense")
     assert (response.status_code, response.json()["code"]) == (404, "not_found")
 
 
 def broken() -> FastAPI:
-    """The service with two defects."""
+    """The application with two routes that raise: before and after the response starts."""
     service = app()
 
     @service.get("/defect")
@@ -259,7 +261,7 @@ def broken() -> FastAPI:
     return service
 
 
-def test_a_defect_is_a_problem_too_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_exception_is_a_problem_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with serving(broken()) as client:
         response = client.get("/defect", headers={"X-Request-ID": "find-me"})
     assert (response.status_code, response.json()["code"]) == (500, "internal_error")
@@ -267,15 +269,15 @@ def test_a_defect_is_a_problem_too_and_is_logged(caplog: pytest.LogCaptureFixtur
     assert "find-me" in caplog.text
 
 
-def test_a_defect_after_the_response_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_after_the_response_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with serving(broken()) as client:
         response = client.get("/late", headers={"X-Request-ID": "find-me"})
     assert (response.status_code, response.text) == (200, "done")
     assert "find-me" in caplog.text
 
 
-def test_what_a_dependency_raises_is_a_problem() -> None:
-    """As an organisation adds its own checks to the application."""
+def test_an_exception_of_a_dependency_is_a_problem() -> None:
+    """An organisation may add its own dependencies to the application."""
 
     def forbid(number: int = 0) -> None:
         if number:
@@ -295,9 +297,9 @@ def test_what_a_dependency_raises_is_a_problem() -> None:
         assert [fault["pointer"] for fault in wrong["errors"]] == ["/query/number"]
 
 
-def test_every_error_below_v2_has_the_form_of_its_protocol() -> None:
-    """Also of paths without a route, and of requests that are refused before one is looked for."""
-    # h11 would refuse two Host headers by itself.
+def test_every_error_below_v2_has_the_format_of_the_inference_protocol() -> None:
+    """Also errors of unknown paths, and of requests that are refused before routing."""
+    # httptools, as h11 refuses two Host headers before the application gets the request.
     service = app(api_keys=f"sha256:{hashlib.sha256(b'key').hexdigest()}", http_parser="httptools")
 
     @service.get("/v2/closed")
@@ -323,13 +325,13 @@ def test_every_error_below_v2_has_the_form_of_its_protocol() -> None:
         assert 'attention_problems_total{code="forbidden"} 1.0' in client.get("/metrics", headers=key).text
 
 
-def test_an_answer_without_a_body_is_not_kept(client: httpx.Client) -> None:
+def test_a_response_to_head_does_not_affect_the_next_one(client: httpx.Client) -> None:
     assert client.head("/health/live").status_code == 405
     assert client.get("/health/live").status_code == 200
 
 
-def test_a_client_that_waits_to_be_told_is_told(client: httpx.Client) -> None:
-    """Expect: 100-continue (RFC 9110, section 10.1.1)."""
+def test_a_client_that_expects_100_continue_receives_it(client: httpx.Client) -> None:
+    """The header is Expect: 100-continue (RFC 9110, section 10.1.1)."""
     body = json.dumps(GOOD).encode()
     with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=10) as connection:
         connection.sendall(
@@ -341,14 +343,14 @@ def test_a_client_that_waits_to_be_told_is_told(client: httpx.Client) -> None:
         assert connection.recv(2**16).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-def test_a_long_list_of_names_is_refused_before_each_is_compared(client: httpx.Client) -> None:
+def test_a_list_of_too_many_names_is_refused(client: httpx.Client) -> None:
     answer = client.post("/attention", json=GOOD | {"include": [f"name {number}" for number in range(1000)]}).json()
     assert [(fault["pointer"], fault["expected"]) for fault in answer["errors"]] == [
         ("/include", "a list of at most 64 names")
     ]
 
 
-def test_the_first_media_ranges_of_many_are_considered(client: httpx.Client) -> None:
+def test_only_the_first_media_ranges_are_considered(client: httpx.Client) -> None:
     many = ", ".join(["text/html"] * 1000)
     found = client.post("/attention", json=GOOD, headers={"Accept": f"application/json, {many}"})
     assert found.headers["content-type"] == "application/json"

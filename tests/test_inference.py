@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP: metadata, tensors in JSON and as bytes, options, and requests that lie."""
+"""The Open Inference Protocol over HTTP: metadata, tensors in JSON and binary, options, and malformed requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from service.schemas.request import AttentionRequest
 from service.version import __version__
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
-from tests.oip import HEADER, INFER, body, read, request_of, tensor
+from tests.helpers.oip import HEADER, INFER, body, read, request_of, tensor
 
 EYE = np.eye(2, dtype=np.float32)
 
@@ -36,7 +36,7 @@ def infer(client: httpx.Client, arrays: dict[str, np.ndarray], binary: bool = Tr
     return read(response)
 
 
-def test_health_and_metadata(client: httpx.Client) -> None:
+def test_health_and_metadata_are_returned(client: httpx.Client) -> None:
     assert client.get("/v2/health/live").json() == {"live": True}
     assert client.get("/v2/health/ready").json() == {"ready": True}
     expected = {"name": "attention-service", "version": __version__, "extensions": ["binary_tensor_data"]}
@@ -59,20 +59,20 @@ def test_health_and_metadata(client: httpx.Client) -> None:
         "/v2/nowhere",
     ],
 )
-def test_what_there_is_not(client: httpx.Client, path: str) -> None:
+def test_unknown_models_and_paths_get_a_404(client: httpx.Client, path: str) -> None:
     response = client.get(path)
     assert (response.status_code, list(response.json())) == (404, ["error"])
     assert response.headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize("model", ["other", "attention/versions/2", "x" * 3000])
-def test_inference_by_what_there_is_not(client: httpx.Client, model: str) -> None:
+def test_inference_by_an_unknown_model_gets_a_404(client: httpx.Client, model: str) -> None:
     response = client.post(f"/v2/models/{model}/infer", json={"inputs": []})
     assert (response.status_code, list(response.json())) == (404, ["error"])
     assert len(response.content) < 200
 
 
-def test_inference_by_version(client: httpx.Client) -> None:
+def test_inference_by_the_version_of_the_model(client: httpx.Client) -> None:
     content, headers = body([tensor("input", EYE, True)], parameters={"scale": 0})
     answer = read(client.post("/v2/models/attention/versions/1/infer", content=content, headers=headers))
     assert answer["output"].tolist() == [[0.5, 0.5], [0.5, 0.5]]
@@ -95,7 +95,7 @@ def test_every_array_is_an_input() -> None:
 
 
 def test_inputs_have_the_datatypes_and_axes_of_their_fields() -> None:
-    """Those of the fields as their descriptions say, in layout ld."""
+    """Datatypes and axes are those of the fields' descriptions, in layout ld."""
     expected = {"query": ("FP32", 2), "past_key": ("FP32", 3), "mask": ("BOOL", 2), "key_mask": ("BOOL", 1),
                 "projection.query.weight": ("FP32", 2), "projection.output.bias": ("FP32", 1), "sinks": ("FP32", 1),
                 "rotary.cos": ("FP32", 2), "query_norm.weight": ("FP32", 1), "segment_ids.key": ("INT64", 1),
@@ -106,7 +106,7 @@ def test_inputs_have_the_datatypes_and_axes_of_their_fields() -> None:
 
 @pytest.mark.parametrize("form", ["binary", "flat", "nested"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_golden_cases(case: Case, form: str, client: httpx.Client) -> None:
+def test_golden_cases_give_the_expected_numbers(case: Case, form: str, client: httpx.Client) -> None:
     response = ask(client, *request_of(case.request, form == "binary", form == "nested"))
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == f"application/{'octet-stream' if form == 'binary' else 'json'}"
@@ -117,7 +117,7 @@ def test_golden_cases(case: Case, form: str, client: httpx.Client) -> None:
         expected.compare({name: array.tolist() for name, array in answer.items()})
 
 
-def test_tensors_may_be_mixed_on_both_ways(client: httpx.Client) -> None:
+def test_binary_and_json_tensors_may_be_mixed(client: httpx.Client) -> None:
     entries = [tensor("query", EYE, True), tensor("key", EYE, False), tensor("value", 3 * EYE, True),
                tensor("mask", np.array([[True, False], [True, True]]), True)]  # fmt: skip
     outputs = [
@@ -148,7 +148,7 @@ def test_options_are_parameters(client: httpx.Client) -> None:
         "query_tokens": "a, b",
     }
     answer = infer(client, {"input": EYE}, parameters=parameters)
-    assert answer["output"].tolist() == [[1, 0], [0, 1]]  # each sees itself only
+    assert answer["output"].tolist() == [[1, 0], [0, 1]]  # each query attends to its own key only
     assert answer["output"].dtype == np.float64
     assert answer["top_weights.indices"].tolist() == [[0], [1]]
     parameters = answer["rest"]["parameters"]
@@ -170,8 +170,8 @@ def test_include_may_be_a_parameter(client: httpx.Client) -> None:
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.int16, np.int32,
                                   np.int64, np.uint8, np.uint16, np.uint32])  # fmt: skip
-def test_every_datatype(client: httpx.Client, kind: Any, binary: bool) -> None:
-    """One key, whose weight is 1: the output is the value."""
+def test_every_datatype_is_received_and_returned(client: httpx.Client, kind: Any, binary: bool) -> None:
+    """With one key, whose weight is 1, the output is the value."""
     value = np.array([[1, 2, 3]], kind)
     answer = infer(client, {"query": np.ones((1, 1), kind), "key": np.ones((1, 1), kind), "value": value}, binary)
     floating = np.dtype(kind) in (np.float16, ml_dtypes.bfloat16, np.float32)
@@ -179,7 +179,7 @@ def test_every_datatype(client: httpx.Client, kind: Any, binary: bool) -> None:
     assert answer["output"].astype(float).tolist() == [[1, 2, 3]]
 
 
-def test_labels_are_checked(client: httpx.Client) -> None:
+def test_token_labels_are_checked(client: httpx.Client) -> None:
     def labels(*texts: str) -> tuple[dict[str, Any], bytes]:
         data = b"".join(len(text.encode()).to_bytes(4, "little") + text.encode() for text in texts)
         entry = {"name": "key_tokens", "shape": [len(texts)], "datatype": "BYTES"}
@@ -192,26 +192,27 @@ def test_labels_are_checked(client: httpx.Client) -> None:
     assert error.startswith("/key_tokens: expected ")
 
 
-def test_null_is_minus_infinity_in_a_bias(client: httpx.Client) -> None:
+def test_null_in_a_bias_is_minus_infinity(client: httpx.Client) -> None:
     for data in ([0, None, 0, 0], [[0, None], [0, 0]]):
         bias = {"name": "bias", "shape": [2, 2], "datatype": "FP32", "data": data}
         answer = read(ask(client, *body([tensor("input", EYE, False), (bias, b"")])))
         assert answer["attention_weights"][0].tolist() == [1, 0]
 
 
-def test_an_empty_past(client: httpx.Client) -> None:
+def test_an_empty_kv_cache_is_accepted(client: httpx.Client) -> None:
     past = {"shape": [1, 0, 2], "datatype": "FP32", "data": []}
     entries = [(past | {"name": name}, b"") for name in ("past_key", "past_value")]
     assert ask(client, *body([tensor("input", EYE, False), *entries])).status_code == 200
 
 
-def test_what_gateways_add_is_let_through(client: httpx.Client) -> None:
+def test_parameters_of_gateways_are_ignored(client: httpx.Client) -> None:
     parameters = {"priority": 1, "timeout": 5, "sequence_id": 3, "sequence_start": True, "sequence_end": True}
     infer(client, {"input": EYE}, parameters=parameters, model_name="attention")
 
 
-def test_large_requests_and_answers() -> None:
-    """Read in a thread, computed in a thread, and written while it is sent."""
+@pytest.mark.slow
+def test_large_requests_and_responses_are_processed() -> None:
+    """Large requests are decoded and computed in threads, and encoded while the response is sent."""
     array = np.random.default_rng(1).normal(size=(300, 64)).astype(np.float32)
     with serving(app(inline_flops=0)) as client:
         answers = [infer(client, {"input": array}, binary) for binary in (True, False)]
@@ -221,7 +222,7 @@ def test_large_requests_and_answers() -> None:
     assert answers[2]["output"].shape == (18000, 64)
 
 
-def test_views_where_they_lie_well() -> None:
+def test_binary_tensors_are_decoded_as_aligned_arrays() -> None:
     for shift in range(8):
         content, headers = body([tensor("query", np.arange(1000.0), True)], id="x" * shift)
         decoded = codec.HTTPCodec(int(headers[HEADER])).decode(content, 0)
@@ -230,7 +231,7 @@ def test_views_where_they_lie_well() -> None:
 
 
 def entry(**changed: Any) -> tuple[dict[str, Any], bytes]:
-    """An input of two numbers, changed; None takes away."""
+    """An input of two numbers with some fields replaced; None removes a field."""
     whole = {"name": "input", "shape": [2, 1], "datatype": "FP32", "data": [1, 2]} | changed
     return {name: value for name, value in whole.items() if value is not None}, b""
 
@@ -239,7 +240,7 @@ def sized(size: Any, data: bytes = b"\0" * 8, **changed: Any) -> tuple[dict[str,
     return entry(data=None, parameters={"binary_data_size": size}, **changed)[0], data
 
 
-def lie(*entries: tuple[Any, bytes], header: str | None = None, **more: Any) -> tuple[bytes, dict[str, str]]:
+def bad(*entries: tuple[Any, bytes], header: str | None = None, **more: Any) -> tuple[bytes, dict[str, str]]:
     content, headers = body([item for item in entries if isinstance(item[0], dict)], **more)
     return content, headers if header is None else headers | {HEADER: header}
 
@@ -250,7 +251,7 @@ def shifted(by: int) -> tuple[bytes, dict[str, str]]:
 
 
 EMPTY: tuple[bytes, dict[str, str]] = (b'{"inputs": []}', {})
-LIES: dict[str, tuple[Callable[[], tuple[bytes, dict[str, str]]], int, str]] = {
+BAD: dict[str, tuple[Callable[[], tuple[bytes, dict[str, str]]], int, str]] = {
     "no JSON": (lambda: (b"{", {}), 400, "expected JSON"),
     "a list": (lambda: (b"[]", {}), 400, "expected an object, got an array"),
     "no inputs": (lambda: (b"{}", {}), 400, "/inputs: expected an array of tensors, got null"),
@@ -258,90 +259,90 @@ LIES: dict[str, tuple[Callable[[], tuple[bytes, dict[str, str]]], int, str]] = {
     "numbers as inputs": (lambda: (b'{"inputs": [1]}', {}), 400, "/inputs: expected an array"),
     "an input that is none": (lambda: (b'{"inputs": [{}, 1]}', {}), 400, "/inputs/0"),
     "a key twice": (lambda: (b'{"inputs": [], "inputs": []}', {}), 400, "each key once"),
-    "no name": (lambda: lie(entry(name=None)), 400, "/inputs/0/name: expected the name of an input, got null"),
-    "no shape": (lambda: lie(entry(shape=None)), 400, "/inputs/0/shape: expected at most 8 lengths of axes"),
-    "negative shape": (lambda: lie(entry(shape=[-2, -1])), 400, "none negative, got '[-2, -1]'"),
-    "zero times too much": (lambda: lie(entry(shape=[0, 2**62, 2], data=[])), 400, "none negative"),
-    "shape of text": (lambda: lie(entry(shape="2")), 400, "none negative, got string '2'"),
-    "shape of fractions": (lambda: lie(entry(shape=[2.0, 1.0])), 400, "none negative"),
-    "9 axes": (lambda: lie(entry(shape=[1] * 8 + [2])), 400, "at most 8 lengths"),
-    "unknown datatype": (lambda: lie(entry(datatype="FP8")), 400, "/inputs/0/datatype: expected one of BOOL"),
-    "no datatype": (lambda: lie(entry(datatype=None)), 400, "got null"),
-    "no data": (lambda: lie(entry(data=None)), 400, "/inputs/0/data: expected data, or binary_data_size"),
-    "too little data": (lambda: lie(entry(data=[1])), 400, "expected 2 elements of shape (2, 1), got 1"),
-    "too much data": (lambda: lie(entry(data=[1, 2, 3])), 400, "expected 2 elements of shape (2, 1), got 3"),
-    "data nested otherwise": (lambda: lie(entry(data=[[1, 2]])), 400, "nested as (2, 1), got (1, 2)"),
-    "ragged data": (lambda: lie(entry(data=[[1], [2, 3]])), 400, "numbers for FP32, got array of 2"),
-    "data of text": (lambda: lie(entry(data=["1", "2"])), 400, "numbers for FP32, got array of 2"),
-    "one text": (lambda: lie(entry(data="12")), 400, "numbers for FP32, got string '12'"),
-    "data of null": (lambda: lie(entry(data=[1, None])), 400, "numbers for FP32"),
-    "booleans among numbers": (lambda: lie(entry(data=[1, True])), 400, "numbers for FP32"),
-    "booleans for numbers": (lambda: lie(entry(data=[False, True])), 400, "numbers for FP32, got booleans"),
-    "numbers for booleans": (lambda: lie(entry(data=[0, 1], datatype="BOOL")), 400, "true or false for BOOL"),
-    "fractions for integers": (lambda: lie(entry(data=[0.5, 1], datatype="INT32")), 400, "integers for INT32"),
-    "text in a bias": (lambda: lie(entry(name="bias", data=["x", None])), 400, "numbers for FP32"),
-    "numbers for strings": (lambda: lie(entry(data=[1, 2], datatype="BYTES")), 400, "strings for BYTES"),
-    "null for strings": (lambda: lie(entry(data=["a", None], datatype="BYTES")), 400, "strings for BYTES"),
-    "an integer too large": (lambda: lie(entry(data=[1, 300], datatype="INT8")), 422, "/1: expected an integer from"),
-    "a number too large": (lambda: lie(entry(data=[1, 7e4], datatype="FP16")), 422, "that float16 can hold"),
+    "no name": (lambda: bad(entry(name=None)), 400, "/inputs/0/name: expected the name of an input, got null"),
+    "no shape": (lambda: bad(entry(shape=None)), 400, "/inputs/0/shape: expected at most 8 lengths of axes"),
+    "negative shape": (lambda: bad(entry(shape=[-2, -1])), 400, "none negative, got '[-2, -1]'"),
+    "zero times too much": (lambda: bad(entry(shape=[0, 2**62, 2], data=[])), 400, "none negative"),
+    "shape of text": (lambda: bad(entry(shape="2")), 400, "none negative, got string '2'"),
+    "shape of fractions": (lambda: bad(entry(shape=[2.0, 1.0])), 400, "none negative"),
+    "9 axes": (lambda: bad(entry(shape=[1] * 8 + [2])), 400, "at most 8 lengths"),
+    "unknown datatype": (lambda: bad(entry(datatype="FP8")), 400, "/inputs/0/datatype: expected one of BOOL"),
+    "no datatype": (lambda: bad(entry(datatype=None)), 400, "got null"),
+    "no data": (lambda: bad(entry(data=None)), 400, "/inputs/0/data: expected data, or binary_data_size"),
+    "too little data": (lambda: bad(entry(data=[1])), 400, "expected 2 elements of shape (2, 1), got 1"),
+    "too much data": (lambda: bad(entry(data=[1, 2, 3])), 400, "expected 2 elements of shape (2, 1), got 3"),
+    "data nested otherwise": (lambda: bad(entry(data=[[1, 2]])), 400, "nested as (2, 1), got (1, 2)"),
+    "ragged data": (lambda: bad(entry(data=[[1], [2, 3]])), 400, "numbers for FP32, got array of 2"),
+    "data of text": (lambda: bad(entry(data=["1", "2"])), 400, "numbers for FP32, got array of 2"),
+    "one text": (lambda: bad(entry(data="12")), 400, "numbers for FP32, got string '12'"),
+    "data of null": (lambda: bad(entry(data=[1, None])), 400, "numbers for FP32"),
+    "booleans among numbers": (lambda: bad(entry(data=[1, True])), 400, "numbers for FP32"),
+    "booleans for numbers": (lambda: bad(entry(data=[False, True])), 400, "numbers for FP32, got booleans"),
+    "numbers for booleans": (lambda: bad(entry(data=[0, 1], datatype="BOOL")), 400, "true or false for BOOL"),
+    "fractions for integers": (lambda: bad(entry(data=[0.5, 1], datatype="INT32")), 400, "integers for INT32"),
+    "text in a bias": (lambda: bad(entry(name="bias", data=["x", None])), 400, "numbers for FP32"),
+    "numbers for strings": (lambda: bad(entry(data=[1, 2], datatype="BYTES")), 400, "strings for BYTES"),
+    "null for strings": (lambda: bad(entry(data=["a", None], datatype="BYTES")), 400, "strings for BYTES"),
+    "an integer too large": (lambda: bad(entry(data=[1, 300], datatype="INT8")), 422, "/1: expected an integer from"),
+    "a number too large": (lambda: bad(entry(data=[1, 7e4], datatype="FP16")), 422, "that float16 can hold"),
     "NaN": (lambda: (b'{"inputs": [{"data": [NaN]}]}', {}), 400, "/inputs/0/data/0: expected a finite number"),
-    "both": (lambda: lie(entry(parameters={"binary_data_size": 8})), 400, "data or binary_data_size, got both"),
-    "parameters that are none": (lambda: lie(entry(parameters=[1])), 400, "/inputs/0/parameters: expected an object"),
-    "shared memory": (lambda: lie(entry(parameters={"shared_memory_region": "x"})), 400, "data in the request"),
-    "size too small": (lambda: lie(sized(4)), 400, "expected 8 bytes of FP32 (2, 1), got 4"),
-    "size too large": (lambda: lie(sized(12, b"\0" * 12)), 400, "expected 8 bytes of FP32 (2, 1), got 12"),
-    "negative size": (lambda: lie(sized(-8)), 400, "a number of bytes, got number -8"),
-    "size of text": (lambda: lie(sized("8")), 400, "a number of bytes, got string '8'"),
-    "size that is true": (lambda: lie(sized(True)), 400, "a number of bytes"),
-    "a huge shape": (lambda: lie(sized(8, shape=[2**40, 2**40])), 400, "bytes of FP32"),
-    "tail missing": (lambda: lie(sized(8, b"")), 400, "at most the 0 bytes that are left"),
-    "tail too short": (lambda: lie(sized(8, b"\0" * 7)), 400, "at most the 7 bytes that are left"),
-    "tail too long": (lambda: lie(sized(8, b"\0" * 9)), 400, "8 bytes after the JSON, as its inputs say, got 9"),
-    "one tail for two": (lambda: lie(sized(8), sized(8, b"", name="context")), 400, "at most the 0 bytes"),
-    "booleans of 2": (lambda: lie(sized(2, b"\0\2", datatype="BOOL", name="mask")), 400, "bytes of 0 and 1"),
-    "strings cut off": (lambda: lie(sized(8, b"\4\0\0\0a\0\0\0", datatype="BYTES")), 400, "strings (2, 1)"),
-    "strings too long": (lambda: lie(sized(6, b"\4\0\0\0ab", datatype="BYTES")), 400, "strings (2, 1)"),
-    "strings of no length": (lambda: lie(sized(0, b"", datatype="BYTES", shape=[2**59, 0])), 400, "at least one str"),
-    "no strings": (lambda: lie(entry(datatype="BYTES", shape=[2**59, 0], data=[])), 400, "at least one string"),
-    "strings not UTF-8": (lambda: lie(sized(5, b"\1\0\0\0\xff", datatype="BYTES")), 400, "strings in UTF-8"),
+    "both": (lambda: bad(entry(parameters={"binary_data_size": 8})), 400, "data or binary_data_size, got both"),
+    "parameters that are none": (lambda: bad(entry(parameters=[1])), 400, "/inputs/0/parameters: expected an object"),
+    "shared memory": (lambda: bad(entry(parameters={"shared_memory_region": "x"})), 400, "data in the request"),
+    "size too small": (lambda: bad(sized(4)), 400, "expected 8 bytes of FP32 (2, 1), got 4"),
+    "size too large": (lambda: bad(sized(12, b"\0" * 12)), 400, "expected 8 bytes of FP32 (2, 1), got 12"),
+    "negative size": (lambda: bad(sized(-8)), 400, "a number of bytes, got number -8"),
+    "size of text": (lambda: bad(sized("8")), 400, "a number of bytes, got string '8'"),
+    "size that is true": (lambda: bad(sized(True)), 400, "a number of bytes"),
+    "a huge shape": (lambda: bad(sized(8, shape=[2**40, 2**40])), 400, "bytes of FP32"),
+    "tail missing": (lambda: bad(sized(8, b"")), 400, "at most the 0 bytes that are left"),
+    "tail too short": (lambda: bad(sized(8, b"\0" * 7)), 400, "at most the 7 bytes that are left"),
+    "tail too long": (lambda: bad(sized(8, b"\0" * 9)), 400, "8 bytes after the JSON, as its inputs say, got 9"),
+    "one tail for two": (lambda: bad(sized(8), sized(8, b"", name="context")), 400, "at most the 0 bytes"),
+    "booleans of 2": (lambda: bad(sized(2, b"\0\2", datatype="BOOL", name="mask")), 400, "bytes of 0 and 1"),
+    "strings cut off": (lambda: bad(sized(8, b"\4\0\0\0a\0\0\0", datatype="BYTES")), 400, "strings (2, 1)"),
+    "strings too long": (lambda: bad(sized(6, b"\4\0\0\0ab", datatype="BYTES")), 400, "strings (2, 1)"),
+    "strings of no length": (lambda: bad(sized(0, b"", datatype="BYTES", shape=[2**59, 0])), 400, "at least one str"),
+    "no strings": (lambda: bad(entry(datatype="BYTES", shape=[2**59, 0], data=[])), 400, "at least one string"),
+    "strings not UTF-8": (lambda: bad(sized(5, b"\1\0\0\0\xff", datatype="BYTES")), 400, "strings in UTF-8"),
     "no header": (lambda: (body([sized(8)])[0], {}), 400, "Extra data"),
     "size without header": (lambda: (body([sized(8, b"")])[0], {}), 400, "Inference-Header-Content-Length says"),
     "header too short": (lambda: shifted(-1), 400, "expected JSON"),
     "header too long": (lambda: shifted(4), 400, "expected JSON"),
     "header beyond the body": (lambda: shifted(100), 400, "as long as the body is"),
-    "header that is no number": (lambda: lie(sized(8), header="-1"), 400, "to be a number, got '-1'"),
-    "header of 30 digits": (lambda: lie(sized(8), header="9" * 30), 400, "as long as the body is"),
-    "header of zero": (lambda: lie(sized(8), header="0"), 400, "an empty body"),
-    "an input twice": (lambda: lie(entry(), entry()), 422, "/inputs/1/name: expected each input once"),
-    "input and parameter": (lambda: lie(entry(name="scale"), parameters={"scale": 1}), 422, "each field once"),
+    "header that is no number": (lambda: bad(sized(8), header="-1"), 400, "to be a number, got '-1'"),
+    "header of 30 digits": (lambda: bad(sized(8), header="9" * 30), 400, "as long as the body is"),
+    "header of zero": (lambda: bad(sized(8), header="0"), 400, "an empty body"),
+    "an input twice": (lambda: bad(entry(), entry()), 422, "/inputs/1/name: expected each input once"),
+    "input and parameter": (lambda: bad(entry(name="scale"), parameters={"scale": 1}), 422, "each field once"),
     "too many": (lambda: (json.dumps({"inputs": [{}] * 201}).encode(), {}), 422, "200 tensors"),
-    "an id that is none": (lambda: lie(entry(), id=3), 400, "/id: expected a string, got number 3"),
-    "outputs that are none": (lambda: lie(entry(), outputs={}), 400, "/outputs: expected an array"),
-    "an output that is none": (lambda: lie(entry(), outputs=[None]), 400, "/outputs/0: expected an object"),
-    "an unknown output": (lambda: lie(entry(), outputs=[{"name": "weights"}]), 422, "/outputs/0/name: expected one of"),
-    "an output twice": (lambda: lie(entry(), outputs=[{"name": "output"}] * 2), 422, "each output once"),
-    "classification": (lambda: lie(entry(), outputs=[{"name": "output", "parameters": {"classification": 2}}]), 400,
+    "an id that is none": (lambda: bad(entry(), id=3), 400, "/id: expected a string, got number 3"),
+    "outputs that are none": (lambda: bad(entry(), outputs={}), 400, "/outputs: expected an array"),
+    "an output that is none": (lambda: bad(entry(), outputs=[None]), 400, "/outputs/0: expected an object"),
+    "an unknown output": (lambda: bad(entry(), outputs=[{"name": "weights"}]), 422, "/outputs/0/name: expected one of"),
+    "an output twice": (lambda: bad(entry(), outputs=[{"name": "output"}] * 2), 422, "each output once"),
+    "classification": (lambda: bad(entry(), outputs=[{"name": "output", "parameters": {"classification": 2}}]), 400,
                        "an output as it is"),
-    "a flag that is none": (lambda: lie(entry(), parameters={"binary_data_output": 1}), 400, "true or false"),
-    "outputs and include": (lambda: lie(entry(), outputs=[{"name": "output"}], parameters={"include": "scores"}), 422,
+    "a flag that is none": (lambda: bad(entry(), parameters={"binary_data_output": 1}), 400, "true or false"),
+    "outputs and include": (lambda: bad(entry(), outputs=[{"name": "output"}], parameters={"include": "scores"}), 422,
                             "include or outputs, got both"),
-    "weights with top_k": (lambda: lie(entry(), outputs=[{"name": "attention_weights"}], parameters={"top_k": 1}), 422,
+    "weights with top_k": (lambda: bad(entry(), outputs=[{"name": "attention_weights"}], parameters={"top_k": 1}), 422,
                            "top_weights.indices and top_weights.values"),
-    "top_weights without": (lambda: lie(entry(), outputs=[{"name": "top_weights.values"}]), 422, "parameter top_k"),
-    "an unknown parameter": (lambda: lie(entry(), parameters={"causal": True}), 422, "(use is_causal)"),
-    "encoding": (lambda: lie(entry(), parameters={"encoding": "base64"}), 422, "binary_data_output"),
-    "a parameter in a scalar": (lambda: lie(entry(), parameters={"scale": 1, "scale.x": 1}), 422, "an object"),
-    "an unknown input": (lambda: lie(entry(name="queri")), 422, "did you mean query?"),
-    "shapes that do not fit": (lambda: lie(entry(name="query"), entry(name="key", shape=[1, 2]), entry(name="value")),
+    "top_weights without": (lambda: bad(entry(), outputs=[{"name": "top_weights.values"}]), 422, "parameter top_k"),
+    "an unknown parameter": (lambda: bad(entry(), parameters={"causal": True}), 422, "(use is_causal)"),
+    "encoding": (lambda: bad(entry(), parameters={"encoding": "base64"}), 422, "binary_data_output"),
+    "a parameter in a scalar": (lambda: bad(entry(), parameters={"scale": 1, "scale.x": 1}), 422, "an object"),
+    "an unknown input": (lambda: bad(entry(name="queri")), 422, "did you mean query?"),
+    "shapes that do not fit": (lambda: bad(entry(name="query"), entry(name="key", shape=[1, 2]), entry(name="value")),
                                422, "/value: expected (1, ·), got numbers of shape (2, 1)"),
     "nothing to compute": (lambda: EMPTY, 422, "expected query, key and value"),
-    "numbers as mask": (lambda: lie(entry(), entry(name="mask", datatype="UINT8")), 422, "/mask: expected "),
+    "numbers as mask": (lambda: bad(entry(), entry(name="mask", datatype="UINT8")), 422, "/mask: expected "),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_requests_that_lie(client: httpx.Client, name: str) -> None:
-    make, status, expected = LIES[name]
+@pytest.mark.parametrize("name", BAD)
+def test_malformed_requests_are_refused(client: httpx.Client, name: str) -> None:
+    make, status, expected = BAD[name]
     response = ask(client, *make())
     assert response.status_code == status, response.text
     assert list(response.json()) == ["error"]
@@ -354,7 +355,7 @@ def test_a_compressed_body_is_refused(client: httpx.Client) -> None:
     assert (response.status_code, list(response.json())) == (415, ["error"])
 
 
-def test_limits_hold_here_too() -> None:
+def test_limits_apply_to_the_inference_protocol() -> None:
     with serving(app(max_body_bytes=1000)) as client:
         response = ask(client, *body([sized(2000, b"\0" * 2000)]))
         assert (response.status_code, list(response.json())) == (413, ["error"])
@@ -367,7 +368,7 @@ GOOD = body([tensor("query", EYE, True), tensor("key", EYE, False), tensor("valu
 
 
 @given(data=st.data())
-def test_garbage_parses_or_raises_our_own_error(data: st.DataObject) -> None:
+def test_garbage_decodes_or_raises_a_service_error(data: st.DataObject) -> None:
     content, headers = bytearray(GOOD[0]), GOOD[1]
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(content)))

@@ -1,4 +1,4 @@
-"""The JSON codec against Python's own reader: the same values, or our own error."""
+"""The JSON codec decodes the same values as Python's json module, or raises a ServiceError."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from service.codecs.json import JSONCodec
 from service.codecs.json import reader as json_reader
-from service.codecs.json.limits import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_LISTS
+from service.codecs.json.limits import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_LISTS, MAX_SEARCHED
 from service.codecs.json.reader import decode as decode_with_types
 from service.errors import InvalidArray, InvalidJSON, ServiceError, TooLarge
 from service.pipeline.prepare import make_spec_and_plan
-from tests.wire import NO_OPTIONS
+from tests.helpers.wire import NO_OPTIONS
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -39,14 +39,14 @@ documents = st.dictionaries(texts, values, max_size=6)
 
 
 def plain(value: Any) -> Any:
-    """Arrays as lists again, so that they compare with what json.loads gives."""
+    """Arrays converted to lists, for comparison with the result of json.loads."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Equal, where an array of integers and other numbers may hold the integers as floats; true is not 1."""
+    """True if both are equal; integers among other numbers may have become floats; true is not 1."""
     if isinstance(theirs, dict):
         return ours.keys() == theirs.keys() and all(same(ours[key], theirs[key]) for key in theirs)
     if isinstance(theirs, list):
@@ -63,13 +63,13 @@ def same(ours: Any, theirs: Any) -> bool:
 @example({"a": [True, [False]], "b": [[True], [[True]]], "c": [True, "false"], "d": [[True, None]], "e": [[True], []]})
 @example({"a": [1, 2**63 - 1], "b": [0.5, 2**64 - 1], "c": 2**64 - 1})
 @example({"a": [[[1]], [[2, 3]]], "b": [[], []], "c": [[1], []], "d": [[1], {}]})
-def test_reads_what_python_reads(document: dict[str, Any]) -> None:
+def test_documents_are_decoded_as_by_python(document: dict[str, Any]) -> None:
     body = json.dumps(document).encode()
     assert same(plain(decode(body)), json.loads(body))
 
 
 @given(st.binary(max_size=60) | documents.map(lambda document: json.dumps(document).encode()[:-3]))
-def test_garbage_parses_or_raises_our_own_error(body: bytes) -> None:
+def test_garbage_decodes_or_raises_a_service_error(body: bytes) -> None:
     try:
         assert isinstance(decode(body), dict)
     except ServiceError as error:
@@ -90,43 +90,44 @@ def test_garbage_parses_or_raises_our_own_error(body: bytes) -> None:
         ("[[[1, 2, 3]], [[4, 5, 6]]]", np.int64, (2, 1, 3)),
     ],
 )
-def test_types_of_arrays(text: str, dtype: type, shape: tuple[int, ...]) -> None:
+def test_arrays_have_the_dtype_of_their_numbers(text: str, dtype: type, shape: tuple[int, ...]) -> None:
     array: np.ndarray = decode(f'{{"a": {text}}}'.encode())["a"]
     assert isinstance(array, np.ndarray)
     assert (array.dtype, array.shape) == (np.dtype(dtype), shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", ["[", "[[", '["a",'])
-def test_a_row_longer_than_simdjson_counts_is_refused(opening: str) -> None:
-    """It would lose what lies beyond 2**24 - 1 elements without a word."""
+def test_a_row_longer_than_simdjson_can_count_is_refused(opening: str) -> None:
+    """simdjson would silently drop all elements after 2**24 - 1."""
     closing = "]" * opening.count("[")
     row = "1," * (2**24 - 1 - opening.count("a"))
     with pytest.raises(InvalidArray, match="at most 16777214 elements"):
-        decode(f'{{"a":{opening}{row}2{closing}}}'.encode())
-    assert len(decode(b'{"a":[' + b"1," * (MAX_LENGTH - 1) + b"2]}")["a"]) == MAX_LENGTH
+        decode_with_types(f'{{"a":{opening}{row}2{closing}}}'.encode())
+    assert len(decode_with_types(b'{"a":[' + b"1," * (MAX_LENGTH - 1) + b"2]}").fields["a"]) == MAX_LENGTH
 
 
-def test_limits_are_reached_exactly() -> None:
+def test_bodies_at_the_limits_are_accepted() -> None:
     nested = "[" * MAX_DEPTH + "]" * MAX_DEPTH
     assert decode(f'{{"a": {nested}}}'.encode())
     assert len(decode(json.dumps({str(i): i for i in range(MAX_KEYS)}).encode())) == MAX_KEYS
 
 
-def test_nan_before_depth_is_still_our_error() -> None:
+def test_nan_before_deep_nesting_raises_a_service_error() -> None:
     body = b'{"a": NaN, "b": ' + b"[" * 5000 + b"]" * 5000 + b"}"
     with pytest.raises(ServiceError):
         decode(body)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.bool_])
-def test_writes_arrays_of_any_strides(dtype: type) -> None:
+def test_arrays_of_any_strides_are_encoded(dtype: type) -> None:
     array: np.ndarray = np.arange(6).astype(dtype).reshape(2, 3)
     for view in (array, array.T, array[:, ::2], array[0]):
         assert json.loads(encode({"a": view}))["a"] == view.tolist()
 
 
 @pytest.mark.parametrize("shape", [(2**14 + 1,), (3, 2**14 + 1), (300, 200), (2, 3, 70, 50), (1, 2**15), (40000, 1)])
-def test_writes_large_arrays_in_chunks(shape: tuple[int, ...]) -> None:
+def test_large_arrays_are_encoded_in_chunks(shape: tuple[int, ...]) -> None:
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 7
     array.flat[-1] = -np.inf
     for view in (array, array.T):
@@ -137,63 +138,64 @@ def test_writes_large_arrays_in_chunks(shape: tuple[int, ...]) -> None:
         assert json.loads(b"".join(chunks), parse_float=np.float32) == {"a": 1, "b": expected.tolist(), "c": {"d": [2]}}
 
 
-def test_writes_what_is_not_finite_as_null() -> None:
+def test_numbers_that_are_not_finite_are_encoded_as_null() -> None:
     assert orjson.loads(encode({"a": np.array([1.5, -np.inf])})) == {"a": [1.5, None]}
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
-def test_numbers_survive_the_round_trip_bit_for_bit(row: list[float]) -> None:
+def test_numbers_are_encoded_and_decoded_bit_for_bit(row: list[float]) -> None:
     back = decode(encode({"a": np.array(row)}))["a"]
     assert [math.copysign(1, x) for x in back] == [math.copysign(1, x) for x in row]
     assert back.tolist() == row
 
 
 @pytest.mark.parametrize("body", [b"[" + b"[]," * MAX_LISTS + b"[1]]", b"[" + b"{}," * MAX_LISTS + b"1]"])
-def test_what_would_take_far_more_memory_than_its_text_is_refused(body: bytes) -> None:
+def test_too_many_lists_or_objects_are_refused(body: bytes) -> None:
     with pytest.raises(TooLarge, match="/bias: expected at most 524288 arrays"):
         decode(b'{"bias": ' + body + b"}")
-    with pytest.raises(InvalidJSON, match="RFC 8259"):  # nor is it read a second time
+    with pytest.raises(InvalidJSON, match="RFC 8259"):  # and it is not parsed a second time
         decode(b'{"bias": ' + body)
 
 
 @pytest.mark.parametrize("item", [b"1", b"true"])
-def test_as_many_rows_of_numbers_or_booleans_are_read(item: bytes) -> None:
+def test_the_limit_of_lists_does_not_apply_to_rows_of_numbers_or_booleans(item: bytes) -> None:
     body = b'{"query": [' + (b"[" + item + b"],") * MAX_LISTS + b"[" + item + b"]]}"
     assert decode(body)["query"].shape == (MAX_LISTS + 1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["1", "1.5"])
-def test_the_search_for_what_is_wrong_ends(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says where, up to a number of values; beyond, at least what."""
-    monkeypatch.setattr("service.codecs.json.limits.MAX_SEARCHED", 100)
-    row = ",".join([number] * 99)
+def test_the_search_for_a_wrong_value_has_a_limit(number: str) -> None:
+    """Up to a number of values, the error has the pointer of the wrong value; beyond, only its kind."""
+    row = f"{number}," * (MAX_SEARCHED - 1)
     for wrong, error in (("NaN", InvalidJSON), ("null", InvalidArray), ("[1]", InvalidArray)):
         with pytest.raises(ServiceError) as found:
-            make_spec_and_plan(decode_with_types(f'{{"query": [{row}, {wrong}]}}'.encode()))
-        assert found.value.faults[0].pointer == "/query/99"
+            make_spec_and_plan(decode_with_types(f'{{"query": [{row} {wrong}]}}'.encode()))
+        assert found.value.faults[0].pointer == f"/query/{MAX_SEARCHED - 1}"
         with pytest.raises(error) as found:
-            decode(f'{{"query": [{row}, {number}, {wrong}]}}'.encode())
-        assert found.value.faults[0].hint == "the place is looked for in bodies of at most 100 values"
+            decode_with_types(f'{{"query": [{row} {number}, {wrong}]}}'.encode())
+        assert found.value.faults[0].hint == f"the place is looked for in bodies of at most {MAX_SEARCHED} values"
 
 
-def test_short_lists_are_read_beside_any_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.codecs.json.limits.MAX_SEARCHED", 100)
-    fields = decode(f'{{"query": {[1] * 200}, "include": [], "key_tokens": ["a", "b"]}}'.encode())
+def test_short_lists_are_decoded_beside_any_number_of_values() -> None:
+    many = b"1," * MAX_SEARCHED
+    fields = decode_with_types(b'{"query": [' + many + b'1], "include": [], "key_tokens": ["a", "b"]}').fields
     assert (fields["include"], fields["key_tokens"]) == ([], ["a", "b"])
 
 
 @pytest.mark.parametrize("bracket", ["[", "\\u005b", "[]"])
-def test_a_bracket_in_a_string_costs_no_search(bracket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It makes brackets too many, so that each array is looked at again, however long."""
-    monkeypatch.setattr("service.codecs.json.limits.MAX_SEARCHED", 100)
-    rows = [[1, 2.5]] * 100
-    assert decode(f'{{"query": {json.dumps(rows)}, "a": "{bracket}"}}'.encode())["query"].shape == (100, 2)
+def test_a_bracket_in_a_string_costs_no_search(bracket: str) -> None:
+    """Brackets in strings raise the number of brackets, so that a naive search would scan each array again."""
+    row = b"[1,2.5]," * (MAX_SEARCHED // 2)
+    end = f'"a": "{bracket}"}}'.encode()
+    query = decode_with_types(b'{"query": [' + row + b"[1,2.5]], " + end).fields["query"]
+    assert query.shape == (MAX_SEARCHED // 2 + 1, 2)
     for wrong in ("[[1, 2], [3, [4]]]", "[1, [2]]", "[[1], [[], [1, 2]]]", "[true, [false]]", "[[[1], [[2]]]]"):
-        assert isinstance(decode(f'{{"query": {wrong}, "a": "{bracket}"}}'.encode())["query"], list)
+        assert isinstance(decode(f'{{"query": {wrong}, '.encode() + end)["query"], list)
 
 
 def test_a_body_is_not_searched_for_each_of_its_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There may be very many, and it may be very long."""
+    """A body may be long and have very many lists."""
     looks: list[str] = []
 
     def counted(name: str, look: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
@@ -207,7 +209,7 @@ def test_a_body_is_not_searched_for_each_of_its_lists(monkeypatch: pytest.Monkey
     for name in names:
         monkeypatch.setattr(json_reader, name, counted(name, getattr(json_reader, name)))
     lists = ",".join(f'"{i}": {json.dumps([None] * 65)}' for i in range(50))
-    assert len(decode(f"{{{lists}}}".encode())) == 50
+    assert len(decode_with_types(f"{{{lists}}}".encode()).fields) == 50
     assert sorted(looks) == names
 
 
@@ -226,8 +228,8 @@ BUFFERS = {
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_a_body_in_any_memory_is_read_alike(name: str) -> None:
-    """Long ones come as views, which know less of text than bytes do."""
+def test_bodies_in_any_buffer_are_decoded_the_same(name: str) -> None:
+    """Long bodies are memoryviews, which lack the text methods of bytes."""
 
     def exact(value: Any) -> Any:
         return (value.dtype, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value

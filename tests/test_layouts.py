@@ -1,4 +1,4 @@
-"""The same tokens in every layout give the same numbers, in the axes of that layout."""
+"""The same tokens give the same numbers in every layout, in the axes of that layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUERY, KEY, VALUE = (random.normal(size=shape) for shape in ((B, H, Q, D), (B, H
 
 
 def in_layout(array: np.ndarray, layout: str) -> np.ndarray:
-    """(b, h, l, d) in the axes of a layout; the first batch entry and, without h, the heads packed in d."""
+    """(b, h, l, d) in the axes of a layout: without b the first batch entry, without h the heads packed in d."""
     if "b" not in layout:
         array = array[:1]
     if "h" in layout:
@@ -36,7 +36,7 @@ def post(client: httpx.Client, **request: Any) -> dict[str, Any]:
 
 
 def by_definition() -> tuple[np.ndarray, np.ndarray]:
-    """Output (b, h, q, e) and weights (b, h, q, k), one query at a time, as a textbook writes it."""
+    """Output (b, h, q, e) and weights (b, h, q, k) by the definition, query by query."""
     output, weights = np.zeros((B, H, Q, E)), np.zeros((B, H, Q, K))
     for b, h, q in np.ndindex(B, H, Q):
         exponentials = [np.exp(np.dot(QUERY[b, h, q], KEY[b, h, k]) / np.sqrt(D)) for k in range(K)]
@@ -47,7 +47,7 @@ def by_definition() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout(client: httpx.Client, layout: str) -> None:
+def test_every_layout_gives_the_same_numbers(client: httpx.Client, layout: str) -> None:
     output, weights = by_definition()
     answer = post(
         client,
@@ -85,7 +85,7 @@ def test_the_default_layout_follows_the_rank(client: httpx.Client, rank: int, la
 
 
 @pytest.mark.parametrize(("layout", "weights"), [("ld", [[0.5, 0.5]]), ("dl", [[0.5], [0.5]])])
-def test_one_head_of_one_batch_shows_neither_axis(client: httpx.Client, layout: str, weights: list[Any]) -> None:
+def test_one_head_of_one_batch_entry_has_neither_axis(client: httpx.Client, layout: str, weights: list[Any]) -> None:
     tokens = np.zeros((2, 3))
     query, key = (x.tolist() if layout == "ld" else x.T.tolist() for x in (tokens[:1], tokens))
     assert post(client, query=query, key=key, value=key, layout=layout)["attention_weights"] == weights
@@ -113,7 +113,7 @@ def test_a_vector_with_heads_keeps_the_axis_of_heads(client: httpx.Client) -> No
 
 
 def test_query_heads_share_key_heads_by_repetition(client: httpx.Client) -> None:
-    """num_kv_heads = 2 of 4: heads 0 and 1 read key head 0, heads 2 and 3 key head 1."""
+    """With num_kv_heads = 2 of 4, query heads 0 and 1 use key head 0, and query heads 2 and 3 key head 1."""
     query, key, value = (random.normal(size=(1, heads, 3, 2)) for heads in (4, 2, 2))
     grouped = post(client, query=query.tolist(), key=key.tolist(), value=value.tolist())
     repeated = post(

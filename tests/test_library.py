@@ -1,8 +1,9 @@
-"""`from service import attend`: the same engine in one's own tests."""
+"""`from service import attend`: the same engine without a server."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 
@@ -13,15 +14,15 @@ import pytest
 import service
 from service import attend
 from service.errors import InvalidRequest, Overflow, ServiceError
-from tests.backends import BACKENDS, HAS_TORCH
 from tests.cases import CASES, Case, as_array
+from tests.helpers.backends import BACKENDS
 from tests.test_layouts import post
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_golden_cases_on_every_backend(case: Case, backend: str, client: httpx.Client) -> None:
-    """In process as over HTTP, to the last printed digit."""
+def test_golden_cases_give_the_same_numbers_on_every_backend(case: Case, backend: str, client: httpx.Client) -> None:
+    """`attend` and HTTP give the same numbers, to the last printed digit."""
     result = attend(**case.request, backend=backend)
     answer = post(client, **case.request, backend=backend)
     for expected in case.expected:
@@ -31,14 +32,14 @@ def test_golden_cases_on_every_backend(case: Case, backend: str, client: httpx.C
     assert answer["metadata"]["backend"] == backend
 
 
-def test_arrays_keep_their_type_and_lists_have_none() -> None:
+def test_arrays_set_the_dtype_and_lists_do_not() -> None:
     single = np.eye(2, dtype=np.float32)
     assert attend(single, single, single).output.dtype == np.float32
     assert attend(single, [[1, 0], [0, 1]], single).output.dtype == np.float32
     assert attend([[1, 0]], [[1, 0]], [[1, 0]]).output.dtype == np.float64
 
 
-def test_within_a_running_event_loop() -> None:
+def test_attend_works_within_a_running_event_loop() -> None:
     async def main() -> float:
         return float(attend([[1.0]], [[1.0]], [[2.5]]).output[0, 0])
 
@@ -55,13 +56,13 @@ def test_errors_point_at_the_field() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("where", ["key", "value", "query"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_and_visible_is_an_error(where: str, poison: float, backend: str) -> None:
+def test_a_visible_number_that_is_not_finite_is_an_error(where: str, poison: float, backend: str) -> None:
     arrays = {name: np.ones((2, 2)) for name in ("query", "key", "value")}
     arrays[where][1, 1] = poison
     with pytest.raises(Overflow):
         attend(**arrays, backend=backend)
     with pytest.raises(Overflow):
-        attend(**arrays, backend=backend, is_causal=True)  # the last query sees it
+        attend(**arrays, backend=backend, is_causal=True)  # it is visible to the last query
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -70,23 +71,39 @@ def test_a_visible_value_that_is_not_finite_is_an_error_even_at_weight_zero(back
         attend([[1.0]], [[0.0], [-1e6]], [[1.0], [np.inf]], scale=1, backend=backend)
 
 
+@pytest.mark.slow
 def test_importing_the_service_does_not_import_torch() -> None:
     code = "import service.app, service.library, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert service.__all__ == ["__version__", "attend"]
 
 
-@pytest.mark.skipif(HAS_TORCH, reason="torch is installed; make test is the run without it")
-@pytest.mark.parametrize("options", [{"backend": "torch"}, {"device": "cuda"}, {"device": "cuda:1"}])
-def test_without_torch_asking_for_it_names_the_extra(client: httpx.Client, options: dict[str, str]) -> None:
-    response = client.post("/attention", json={"input": [[1]], **options})
-    assert (response.status_code, response.json()["code"]) == (422, "unknown_backend")
-    (fault,) = response.json()["errors"]
-    assert (fault["pointer"], fault["hint"]) == ("/backend", "install attention-service[torch] where the service runs")
+# Prints the response to a request with torch made to appear as not installed.
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from starlette.testclient import TestClient
+from service.app import create_app
+from service.settings import Settings
+client = TestClient(create_app(Settings.model_construct()))
+for options in ({"backend": "torch"}, {"device": "cuda"}, {"device": "cuda:1"}):
+    print(client.post("/attention", json={"input": [[1]]} | options).text)
+"""
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
-def test_the_kernel_that_ran_is_named(client: httpx.Client) -> None:
+@pytest.mark.slow
+def test_requests_for_torch_without_torch_name_the_extra() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], stdout=subprocess.PIPE, text=True, check=True)
+    problems = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(problem["status"], problem["code"]) for problem in problems] == [(422, "unknown_backend")] * 3
+    for problem in problems:
+        (fault,) = problem["errors"]
+        assert fault["pointer"] == "/backend"
+        assert fault["hint"] == "install attention-service[torch] where the service runs"
+
+
+@pytest.mark.torch
+def test_the_metadata_name_the_kernel(client: httpx.Client) -> None:
     def kernel(**fields: object) -> str:
         return str(post(client, input=[[1.0, 2.0], [3.0, 4.0]], backend="torch", **fields)["metadata"]["kernel"])
 
@@ -103,15 +120,15 @@ def test_the_kernel_that_ran_is_named(client: httpx.Client) -> None:
     assert kernel(include=[], normalization="sum") == "dense"
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
-def test_scores_that_might_overflow_are_watched(client: httpx.Client) -> None:
-    """The fused kernel would hide that a score overflowed to minus infinity."""
+@pytest.mark.torch
+def test_scores_that_may_overflow_are_checked(client: httpx.Client) -> None:
+    """The fused kernel would not report that a score overflowed to minus infinity."""
     request = {"query": [[1e20]], "key": [[-1e20], [1]], "value": [[1], [2]], "dtype": "float32", "include": []}
     response = client.post("/attention", json={**request, "backend": "torch"})
     assert (response.status_code, response.json()["code"]) == (422, "overflow")
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
-def test_a_device_that_is_not_there(client: httpx.Client) -> None:
+@pytest.mark.torch
+def test_an_absent_device_is_refused(client: httpx.Client) -> None:
     response = client.post("/attention", json={"input": [[1]], "device": "cuda:999"})
     assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "/device")

@@ -1,4 +1,4 @@
-"""The API document is valid, up to date, true of real answers, and its examples run."""
+"""The API document is valid and up to date, real responses follow it, and its examples run."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ DOCUMENT: dict[str, Any] = json.loads((ROOT / "openapi" / "openapi.json").read_t
 OPERATIONS = {operation["operationId"]: operation for path in DOCUMENT["paths"].values() for operation in path.values()}
 
 
-def test_what_is_generated_is_up_to_date() -> None:
+def test_generated_files_are_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "openapi" / "generate.py", "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_reference_is_generated(tmp_path: Path) -> None:
-    """Whatever is marked as generated in the docs, or compiled, damaged, is found by --check, and made again."""
+@pytest.mark.slow
+def test_damaged_generated_sections_are_found_and_restored(tmp_path: Path) -> None:
+    """--check finds a damaged section or compiled file that is generated, and the generator restores it."""
     for folder in ("openapi", "docs", "tests/cases", "service/codecs", "service/routes"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "CONTRIBUTING.md", tmp_path)
@@ -68,7 +69,7 @@ def test_every_reference_is_generated(tmp_path: Path) -> None:
         assert page.read_bytes() == (ROOT / page.relative_to(tmp_path)).read_bytes()
 
 
-def test_no_promise_is_broken_without_a_word_in_the_changelog() -> None:
+def test_every_broken_promise_is_in_the_changelog() -> None:
     promised = set((ROOT / "openapi" / "promises.txt").read_text(encoding="utf-8").splitlines())
     check = runpy.run_path(str(ROOT / "openapi" / "promises.py"))
     assert check["broken"](promised, DOCUMENT, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")) == []
@@ -81,8 +82,8 @@ def test_no_promise_is_broken_without_a_word_in_the_changelog() -> None:
     assert told == []
 
 
-def test_the_older_document_is_valid() -> None:
-    """Derived for generators that do not read 3.1."""
+def test_the_openapi_3_0_document_is_valid() -> None:
+    """The document is for generators that do not support OpenAPI 3.1."""
     older = json.loads((ROOT / "openapi" / "openapi-3.0.json").read_text(encoding="utf-8"))
     OpenAPIV30SpecValidator(older).validate()
     assert "anyOf" not in json.dumps(older)
@@ -91,7 +92,7 @@ def test_the_older_document_is_valid() -> None:
 
 
 def inner(node: Any, where: str) -> Iterator[str]:
-    """Objects without a name, titles, and sets of names without one, below a node."""
+    """The places below a node with titles, or with objects or enumerations that have no name of their own."""
     if isinstance(node, list):
         for i, item in enumerate(node):
             yield from inner(item, f"{where}/{i}")
@@ -116,12 +117,12 @@ def test_the_document_is_valid() -> None:
     OpenAPIV31SpecValidator(DOCUMENT).validate()
 
 
-def test_the_server_serves_it(client: httpx.Client) -> None:
+def test_the_server_serves_the_document(client: httpx.Client) -> None:
     assert client.get("/openapi.json").json() == DOCUMENT
 
 
 def test_operation_ids_are_stable() -> None:
-    """Generated clients have methods of these names."""
+    """Generated clients name their methods after the operation ids."""
     own = {"computeAttention", "checkLive", "checkReady", "describeProblem", "getMetrics"}
     server = {"getServerMetadata", "checkServerLive", "checkServerReady"}
     model = {"getModelMetadata", "getModelVersionMetadata", "checkModelReady", "checkModelVersionReady"}
@@ -138,7 +139,7 @@ def test_every_field_is_described() -> None:
     assert missing == []
 
 
-def test_every_field_of_a_request_says_its_default() -> None:
+def test_every_field_of_a_request_has_a_default() -> None:
     requests = ["AttentionRequest", "InferenceRequest", "InferenceInput", "InferenceRequestedOutput"]
     missing = [
         f"{name}.{field}"
@@ -151,13 +152,13 @@ def test_every_field_of_a_request_says_its_default() -> None:
     assert missing == []
 
 
-def test_nothing_is_described_that_nobody_uses() -> None:
+def test_every_schema_is_used() -> None:
     names = set(DOCUMENT["components"]["schemas"])
     assert set(re.findall(r"#/components/schemas/(\w+)", json.dumps(DOCUMENT))) == names
 
 
 def test_every_status_is_described() -> None:
-    """All that the table of bad requests provokes, and all that can happen to any request."""
+    """The statuses of the table of bad requests, and those that are possible for any request."""
     documented = set(OPERATIONS["computeAttention"]["responses"])
     assert {str(bad.status) for bad in BAD} <= documented
     everywhere = {"404", "405"}
@@ -174,14 +175,14 @@ def resolved(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_real_requests_and_answers_fit_their_schemas(case: Any, client: httpx.Client) -> None:
+def test_real_requests_and_responses_follow_their_schemas(case: Any, client: httpx.Client) -> None:
     operation = OPERATIONS["computeAttention"]
     jsonschema.validate(case.request, resolved(operation["requestBody"]["content"]["application/json"]["schema"]))
     answer = client.post("/attention", json=case.request).json()
     jsonschema.validate(answer, resolved(operation["responses"]["200"]["content"]["application/json"]["schema"]))
 
 
-def test_real_problems_fit_their_schema(client: httpx.Client) -> None:
+def test_real_problems_follow_their_schema(client: httpx.Client) -> None:
     for request in ({}, {"query": [[1]], "key": [[1, 2], [3]], "num_head": 3}):
         response = client.post("/attention", json=request)
         content = OPERATIONS["computeAttention"]["responses"]["422"]["content"]["application/problem+json"]
@@ -192,7 +193,7 @@ EXAMPLES = OPERATIONS["computeAttention"]["requestBody"]["content"]["application
 
 
 def test_the_inference_example_runs(client: httpx.Client) -> None:
-    """The first query sees the first key; the second sees two, and itself more than the other."""
+    """The first query attends to the first key; the second to both, and to its own key more."""
     operation = OPERATIONS["infer"]
     (example,) = operation["requestBody"]["content"]["application/json"]["examples"].values()
     jsonschema.validate(example["value"], resolved(operation["requestBody"]["content"]["application/json"]["schema"]))
@@ -206,7 +207,7 @@ def test_the_inference_example_runs(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_run_and_give_what_the_notebooks_print(name: str, client: httpx.Client) -> None:
+def test_examples_run_and_give_the_numbers_of_the_notebooks(name: str, client: httpx.Client) -> None:
     (case,) = (case for case in CASES if case.name == name)
     response = client.post("/attention", json=EXAMPLES[name]["value"])
     assert response.status_code == 200
@@ -214,7 +215,7 @@ def test_examples_run_and_give_what_the_notebooks_print(name: str, client: httpx
         expected.compare(response.json())
 
 
-def test_the_answer_that_is_shown_is_that_to_the_first_example(client: httpx.Client) -> None:
+def test_the_response_example_is_that_of_the_first_request_example(client: httpx.Client) -> None:
     shown = OPERATIONS["computeAttention"]["responses"]["200"]["content"]["application/json"]["example"]
     answer = client.post("/attention", json=next(iter(EXAMPLES.values()))["value"]).json()
     assert shown.keys() == answer.keys()
@@ -237,7 +238,7 @@ def test_the_documentation_page_needs_no_internet(client: httpx.Client) -> None:
     assert re.search(r'"validatorUrl": null', page.text)
 
 
-# How the request came, which the codec and the caller know.
+# Fields that the codec and the caller set, not the request.
 NOT_SENT = {"untyped", "allow_non_finite"}
 
 
@@ -249,7 +250,7 @@ NOT_SENT = {"untyped", "allow_non_finite"}
     ],
 )
 def test_schema_and_spec_have_the_same_fields_and_defaults(model: Any, spec: Any) -> None:
-    """The API describes fields and defaults, the spec uses them."""
+    """The schema, which documents fields and defaults, agrees with the spec, which the code uses."""
     fields = [name for name in inspect.signature(spec).parameters if name not in NOT_SENT]
     assert [name for name in model.model_fields if name != "encoding"] == fields
     for name in fields:

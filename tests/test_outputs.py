@@ -1,6 +1,6 @@
-"""Every output of `include`, on every path, in every wire format, also where a row sees no key.
+"""Every output of `include`, on every path, in every wire format, also with fully masked rows.
 
-What is expected is the definition, written out with NumPy.
+Expected numbers are the definition, written in NumPy.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pytest
 from service import attend
 from service.attention.outputs import OUTPUTS
 from service.attention.spec import Output
-from tests import oip, wire
-from tests.backends import BACKENDS, compute_like_large_ones
+from tests.helpers import oip, wire
+from tests.helpers.backends import BACKENDS, compute_as_if_large
 from tests.test_encoding import untyped
 
 B, H, Q, K, D = 2, 2, 3, 5, 4
@@ -43,7 +43,7 @@ def request() -> dict[str, np.ndarray]:
 
 
 def expected(visible: np.ndarray) -> dict[str, np.ndarray]:
-    """Each output by its definition."""
+    """Every output by its definition."""
     query, key, value = (x.reshape(B, -1, H, D).transpose(0, 2, 1, 3) for x in request().values())
     scores = query @ key.swapaxes(-1, -2)
     scaled = scores / np.sqrt(D)
@@ -78,7 +78,7 @@ def check(found: dict[str, Any], include: list[str], visible: np.ndarray, *, is_
     right = expected(visible)
     for name in ("output", *include):
         array = np.array(found[name], dtype=np.float64)
-        if is_json and name in ("masked_scores", "logsumexp"):  # null, which is minus infinity
+        if is_json and name in ("masked_scores", "logsumexp"):  # JSON has null for minus infinity
             array = np.where(np.isnan(array), -np.inf, array)
         np.testing.assert_allclose(array, right[name], rtol=1e-12, atol=1e-13, err_msg=name)
 
@@ -88,12 +88,14 @@ def test_the_table_has_a_row_for_every_name() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("tile", [None, 1, 7, 2**20], ids=["as it is", "tiles of 1", "tiles of 7", "one tile"])
+@pytest.mark.parametrize("tile", [None, 1, 7, 2**20], ids=["default", "tiles of 1", "tiles of 7", "one tile"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_paths(variant: str, tile: int | None, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_right_on_every_path(
+    variant: str, tile: int | None, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options, visible = VARIANTS[variant]
     if tile is not None:
-        compute_like_large_ones(monkeypatch, tile)
+        compute_as_if_large(monkeypatch, tile)
     for include in ([], *([name] for name in NAMES), list(NAMES)):
         result = attend(**request(), num_heads=H, include=include, backend=backend, **options)
         check(result.arrays, include, visible)
@@ -139,7 +141,7 @@ TRANSPORTS: dict[str, Callable[[httpx.Client, dict[str, Any]], dict[str, Any]]] 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_transports(variant: str, transport: str, client: httpx.Client) -> None:
+def test_outputs_are_right_in_every_transport(variant: str, transport: str, client: httpx.Client) -> None:
     options, visible = VARIANTS[variant]
     for include in (*([name] for name in NAMES), list(NAMES)):
         fields = request() | options | {"num_heads": H, "include": include}
@@ -149,15 +151,15 @@ def test_transports(variant: str, transport: str, client: httpx.Client) -> None:
 
 @pytest.fixture(scope="module")
 def grpc() -> Iterator[Any]:
-    from tests.rpc import remote
+    from tests.helpers.rpc import remote
 
     with remote() as server:
         yield server
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_grpc(variant: str, grpc: Any) -> None:
-    from tests import messages
+def test_outputs_are_right_over_grpc(variant: str, grpc: Any) -> None:
+    from tests.helpers import messages
 
     options, visible = VARIANTS[variant]
     for include in (*([name] for name in NAMES), list(NAMES)):
@@ -165,7 +167,7 @@ def test_grpc(variant: str, grpc: Any) -> None:
         check(grpc.infer(messages.request(arrays, parameters, outputs=("output", *include))), include, visible)
 
 
-def test_the_command_line(tmp_path: Path) -> None:
+def test_outputs_are_right_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "request.json"
     options, visible = VARIANTS["a masked row in the middle"]
     file.write_bytes(wire.write(request() | options | {"num_heads": H, "include": list(NAMES)}, wire.JSON))

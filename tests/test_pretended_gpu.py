@@ -1,7 +1,7 @@
-"""The torch backend as on a GPU, as far as torch can pretend that there is one: no number is computed.
+"""The torch backend on a simulated GPU: a device that torch tracks, but on which it computes no number.
 
-torch follows where tensors lie, and their types and shapes. To mix two devices or two types is an error, and so is to
-look at a number, for which a thread would wait until a GPU has computed it. Put in place of a GPU: the crossing to it
+torch tracks the devices, dtypes and shapes of tensors. Mixing two devices or two dtypes is an error, and so is
+reading a number, for which a thread would wait until a GPU has computed it. Replaced by test code: the transfer to it
 and back, its events, and its choice of a kernel.
 """
 
@@ -18,11 +18,10 @@ from service.attention.plan import make_plan
 from service.library import backends
 from service.schemas.request import AttentionRequest
 from service.schemas.validate import validate
-from tests.backends import HAS_TORCH, compute_like_large_ones
-from tests.by_flex import random_request
 from tests.cases import CASES, Case
-from tests.devices import needs_torch
-from tests.test_corners import CORNERS, Corner, finite, include
+from tests.helpers.backends import HAS_TORCH, compute_as_if_large
+from tests.helpers.by_flex import random_request
+from tests.test_corner_cases import CORNERS, Corner, finite, include
 
 if HAS_TORCH:
     import torch
@@ -33,18 +32,18 @@ if HAS_TORCH:
     from service.backends.torch import devices, sdpa, staging
     from service.backends.torch.backend import TorchBackend
 
-pytestmark = needs_torch
+pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
 def gpu() -> Any:
-    """A kind of device that torch knows no kernels for."""
+    """A device for which torch has no kernels."""
     _setup_privateuseone_for_python_backend("pretended")
     return torch.device("pretended", 0)
 
 
 class Pace:
-    """Of devices that are never behind."""
+    """The pace of a device that is never behind the CPU."""
 
     def __init__(self, device: Any, ahead: int) -> None:
         pass
@@ -67,7 +66,7 @@ def zeros(tensor: Any) -> np.ndarray:
     return np.zeros(tuple(tensor.shape), BFLOAT16 if name == "bfloat16" else name)
 
 
-@pytest.fixture(params=["a kernel fits", "none fits"])
+@pytest.fixture(params=["a kernel fits", "no kernel fits"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     fits = request.param == "a kernel fits"
     choice = SDPBackend.EFFICIENT_ATTENTION if fits else SDPBackend.MATH
@@ -79,7 +78,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def check(fields: dict[str, Any], gpu: Any, kernel: str) -> str:
-    """Which kernel ran, of those that may; all that comes back is of the shapes and types that the CPU gives."""
+    """The kernel that ran. Asserts that it may run, and that results have the shapes and dtypes of those on the CPU."""
     untyped = {name for name, value in fields.items() if isinstance(value, list)}
     spec = validate(AttentionRequest, fields).attention_spec(untyped, allow_non_finite=True)
     plan = make_plan(spec)
@@ -101,12 +100,12 @@ def check(fields: dict[str, Any], gpu: Any, kernel: str) -> str:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.request.get("normalization") != "sum"],
                          ids=lambda case: case.name)  # fmt: skip
-def test_golden_cases(case: Case, gpu: Any, kernel: str) -> None:
+def test_golden_cases_have_the_shapes_of_the_cpu(case: Case, gpu: Any, kernel: str) -> None:
     check(case.request, gpu, kernel)
 
 
-def watched(corner: Corner) -> bool:
-    """Whether numbers must be looked at: what is not finite, sums that may be 0, scores that may overflow."""
+def needs_checks(corner: Corner) -> bool:
+    """True if numbers must be read: for those that are not finite, sums that may be 0, scores that may overflow."""
     request = corner.request
     largest = max(np.max(np.abs(x)) for x in map(np.asarray, request.values()) if x.dtype.kind == "f" and x.size)
     divides_by_anything = request.get("query_norm", {}).get("eps") == 0
@@ -114,20 +113,20 @@ def watched(corner: Corner) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("corner", [corner for corner in CORNERS if not watched(corner)],
+@pytest.mark.parametrize("corner", [corner for corner in CORNERS if not needs_checks(corner)],
                          ids=lambda corner: corner.name)  # fmt: skip
-def test_corners(corner: Corner, dtype: str, gpu: Any, kernel: str) -> None:
+def test_edge_cases_have_the_shapes_of_the_cpu(corner: Corner, dtype: str, gpu: Any, kernel: str) -> None:
     check({"dtype": dtype} | corner.request | {"include": include(corner.expected)}, gpu, kernel)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_requests(seed: int, gpu: Any, kernel: str) -> None:
+def test_random_requests_have_the_shapes_of_the_cpu(seed: int, gpu: Any, kernel: str) -> None:
     request = random_request(seed)
     for dtype in {request.dtype, "bfloat16"}:
         check({**request.fields, "dtype": dtype}, gpu, kernel)
 
 
-def test_what_no_scores_are_asked_of_takes_a_fused_kernel(gpu: Any, kernel: str) -> None:
+def test_a_fused_kernel_runs_without_scores(gpu: Any, kernel: str) -> None:
     query = np.ones((1, 4, 6, 8), np.float32)
     arrays = {"query": query, "key": query[:, :2], "value": query[:, :2], "include": []}
     for options in ({}, {"is_causal": True}, {"key_lengths": [3]}, {"mask": query[0, 0, :, :6] > 0}):
@@ -147,9 +146,11 @@ CHOSEN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("tile", [1, 40, 2**20])
 @pytest.mark.parametrize("name", CHOSEN)
-def test_parts(name: str, tile: int, gpu: Any, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the scores, in one tile and in many."""
-    compute_like_large_ones(monkeypatch, tile)
+def test_tiles_have_the_shapes_of_the_cpu(
+    name: str, tile: int, gpu: Any, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scores are computed in one tile and in many."""
+    compute_as_if_large(monkeypatch, tile)
     stages = [] if "top_k" in CHOSEN[name] else ["scores", "masked_scores"]
     returned = {"include": ["attention_weights", "received", "entropy", "logsumexp", *stages]}
     check({"input": np.ones((7, 8)), "num_heads": 4} | returned | CHOSEN[name], gpu, kernel)

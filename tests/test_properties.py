@@ -1,4 +1,4 @@
-"""What holds for every attention, by hypothesis, on both backends."""
+"""Properties of every attention, checked by hypothesis on both backends."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from service import attend
 from service.backends.numpy.threads import TilePool
 from service.library import backends
-from tests.backends import BACKENDS, compute_like_large_ones
+from tests.helpers.backends import BACKENDS, compute_as_if_large
 
 pytestmark = [pytest.mark.parametrize("backend", BACKENDS)]
 
 
 def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
-    """Equal but for the order of sums."""
+    """Assert that both are equal up to the rounding of sums in another order."""
     np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-13)
 
 
 @st.composite
 def tensors(draw: st.DrawFn) -> dict[str, Any]:
-    """query (h, q, d), key (g, k, d), value (g, k, e) and a few options that compose with everything."""
+    """query (h, q, d), key (g, k, d), value (g, k, e), and options that are valid with all others."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     g, groups, q, k, d, e = (draw(st.integers(1, most)) for most in (2, 3, 6, 6, 8, 5))
     request: dict[str, Any] = {
@@ -44,7 +44,6 @@ def tensors(draw: st.DrawFn) -> dict[str, Any]:
     return request
 
 
-@settings(max_examples=50, deadline=None)
 @given(request=tensors(), seed=st.integers(0, 1000))
 def test_permuting_tokens_permutes_outputs(backend: str, request: dict[str, Any], seed: int) -> None:
     q, k = request["query"].shape[1], request["key"].shape[1]
@@ -57,7 +56,6 @@ def test_permuting_tokens_permutes_outputs(backend: str, request: dict[str, Any]
     assert_close(second.output, first.output[:, rows])
 
 
-@settings(max_examples=50, deadline=None)
 @given(request=tensors(), constant=st.floats(-50, 50))
 def test_adding_a_constant_to_all_scores_of_a_row_changes_nothing(
     backend: str, request: dict[str, Any], constant: float
@@ -72,9 +70,8 @@ def test_adding_a_constant_to_all_scores_of_a_row_changes_nothing(
     np.testing.assert_allclose(second["attention_weights"], first["attention_weights"], rtol=1e-10, atol=1e-13)
 
 
-@settings(max_examples=50, deadline=None)
 @given(request=tensors())
-def test_a_mask_that_hides_nothing_is_no_mask(backend: str, request: dict[str, Any]) -> None:
+def test_a_mask_that_hides_nothing_changes_nothing(backend: str, request: dict[str, Any]) -> None:
     request = {name: value for name, value in request.items() if name != "mask"}
     (h, q), k = request["query"].shape[:2], request["key"].shape[1]
     everything = {
@@ -93,10 +90,11 @@ def test_a_mask_that_hides_nothing_is_no_mask(backend: str, request: dict[str, A
         np.testing.assert_allclose(masked[name], plain[name], rtol=1e-15, atol=0)
 
 
-@settings(max_examples=50, deadline=None)
 @given(request=tensors(), cut=st.integers(1, 5))
-def test_parts_merged_by_logsumexp_are_the_whole(backend: str, request: dict[str, Any], cut: int) -> None:
-    """As kernels that split the keys do. Without sinks, which would count twice."""
+def test_attention_over_two_parts_of_the_keys_merges_by_logsumexp(
+    backend: str, request: dict[str, Any], cut: int
+) -> None:
+    """Kernels that split the keys do so. Without sinks, which would count twice."""
     request = {name: value for name, value in request.items() if name != "sinks"}
     k = request["key"].shape[1]
     cut = min(cut, k - 1)
@@ -117,7 +115,6 @@ def test_parts_merged_by_logsumexp_are_the_whole(backend: str, request: dict[str
     assert_close(output, whole.output)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     tokens=st.integers(2, 8),
@@ -159,7 +156,6 @@ def test_prefill_and_decode_with_a_cache_equal_one_pass(
         assert_close(cache[name], whole[name])
 
 
-@settings(max_examples=50, deadline=None)
 @given(request=tensors(), top_k=st.integers(1, 7))
 def test_top_k_are_the_largest_of_the_full_weights(backend: str, request: dict[str, Any], top_k: int) -> None:
     full = attend(**request, backend=backend)["attention_weights"]
@@ -169,7 +165,6 @@ def test_top_k_are_the_largest_of_the_full_weights(backend: str, request: dict[s
     np.testing.assert_array_equal(top["values"], np.take_along_axis(full, order, axis=-1))
 
 
-@settings(max_examples=50, deadline=None)
 @given(request=tensors(), heads=st.sets(st.integers(0, 5), min_size=1), rows=st.sets(st.integers(0, 5), min_size=1))
 def test_selections_and_averages_are_of_the_full_weights(
     backend: str, request: dict[str, Any], heads: set[int], rows: set[int]
@@ -190,10 +185,11 @@ def test_selections_and_averages_are_of_the_full_weights(
     assert_close(full["received"], full["attention_weights"].sum(axis=-2))
 
 
-@settings(max_examples=60, deadline=None)
 @given(request=tensors(), size=st.sampled_from([1, 5, 20, 60]), choose=st.booleans(), banded=st.booleans())
-def test_tiles_do_not_show(backend: str, request: dict[str, Any], size: int, choose: bool, banded: bool) -> None:
-    """However small the tiles are, and whatever they leave out, the answer is the same."""
+def test_tiles_do_not_change_the_result(
+    backend: str, request: dict[str, Any], size: int, choose: bool, banded: bool
+) -> None:
+    """The result is the same for any size of tiles, and with or without the tiles that masks hide."""
     (h, q), k = request["query"].shape[:2], request["key"].shape[1]
     include = ["attention_weights", "logsumexp", "entropy", "received"] + ["scores", "masked_scores"] * choose
     batch = {name: np.stack([request[name], -request[name]]) for name in ("query", "key", "value")}
@@ -213,7 +209,7 @@ def test_tiles_do_not_show(backend: str, request: dict[str, Any], size: int, cho
     for variant in variants:
         whole = attend(**options | variant)
         with pytest.MonkeyPatch.context() as patch:
-            compute_like_large_ones(patch, size)
+            compute_as_if_large(patch, size)
             cut = attend(**options | variant)
         assert whole.arrays.keys() == cut.arrays.keys()
         for name, array in whole.arrays.items():
@@ -222,14 +218,14 @@ def test_tiles_do_not_show(backend: str, request: dict[str, Any], size: int, cho
         assert cut.metadata == whole.metadata
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(request=tensors())
-def test_threads_do_not_show(backend: str, request: dict[str, Any]) -> None:
+def test_threads_do_not_change_the_result(backend: str, request: dict[str, Any]) -> None:
     include = ["attention_weights", "logsumexp", "received"]
     alone = attend(**request, include=include, backend=backend)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends().choose("numpy", "cpu"), "pool", TilePool(3))
-        compute_like_large_ones(patch, 3)
+        compute_as_if_large(patch, 3)
         together = attend(**request, include=include, backend=backend)
     for name in ("output", *include):
         assert_close(together[name], alone[name])

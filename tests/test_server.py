@@ -14,10 +14,10 @@ from uvicorn.server import ServerState
 
 from service.server.progress import ReportProgress
 from service.server.protocol import MAX_UNTAKEN, LimitedProtocol, Limits
-from tests.virtual_time import run
+from tests.helpers.virtual_time import run
 
 LIMITS = Limits(idle=5, head=30, head_bytes=1000, write=20)
-INTERVAL = 1.0  # of the protocol's looks at its limits
+INTERVAL = 1.0  # seconds between two checks of the limits
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 PARSERS = pytest.mark.parametrize("parser", ["h11", "httptools"])
 
@@ -25,7 +25,7 @@ App = Callable[[Any, Any, Any], Any]
 
 
 class Client:
-    """The other end of a connection."""
+    """The client's end of a connection."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -35,14 +35,14 @@ class Client:
         await self._loop.sock_sendall(self._end, data)
 
     async def receive(self, size: int = 2**16) -> bytes:
-        """Some bytes; none where the connection is closed, or reset."""
+        """The next bytes; b"" if the connection is closed or reset."""
         try:
             return await self._loop.sock_recv(self._end, size)
         except ConnectionResetError:
             return b""
 
     async def closed(self) -> float:
-        """The time at which the server closes the connection, all that it sends before discarded."""
+        """The time at which the server closes the connection; bytes before are discarded."""
         while await self.receive():
             pass
         return self._loop.time()
@@ -50,7 +50,7 @@ class Client:
 
 @asynccontextmanager
 async def connection(app: App, parser: str, limits: Limits = LIMITS, **state: Any) -> AsyncIterator[Client]:
-    """A client of an application on a connection of its own. state: of the application"""
+    """A client on a new connection to an application. state: the lifespan state of the application"""
     config = uvicorn.Config(ReportProgress(app), http=parser, ws="none", lifespan="off", access_log=False,
                             log_config=None, timeout_keep_alive=5)  # fmt: skip
     config.load()
@@ -72,7 +72,7 @@ async def connection(app: App, parser: str, limits: Limits = LIMITS, **state: An
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answer with the body."""
+    """An ASGI application that responds with the body of the request."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -92,7 +92,7 @@ def test_a_connection_without_a_byte_is_closed_after_the_idle_time(parser: str) 
 
 
 @PARSERS
-def test_a_head_that_is_not_complete_in_time_is_closed_without_an_answer(parser: str) -> None:
+def test_a_request_head_that_takes_too_long_closes_the_connection(parser: str) -> None:
     async def main() -> tuple[bytes, float]:
         async with connection(echo, parser) as client:
             for at in range(len(GET) - 1):
@@ -106,7 +106,7 @@ def test_a_head_that_is_not_complete_in_time_is_closed_without_an_answer(parser:
 
 
 @PARSERS
-def test_each_request_of_a_connection_has_the_time_of_its_own(parser: str) -> None:
+def test_each_request_of_a_connection_has_its_own_head_timeout(parser: str) -> None:
     async def main() -> tuple[list[bytes], float]:
         answers = []
         async with connection(echo, parser) as client:
@@ -124,12 +124,12 @@ def test_each_request_of_a_connection_has_the_time_of_its_own(parser: str) -> No
 
 
 @PARSERS
-def test_part_of_the_next_head_that_came_before_the_response_has_a_time_too(parser: str) -> None:
+def test_a_pipelined_partial_request_head_has_a_timeout(parser: str) -> None:
     async def main() -> tuple[bytes, float]:
         async with connection(slow, parser) as client:
             await client.send(GET + GET[:10])
             answer = await client.receive()
-            for _ in range(100):  # keep the connection from being idle
+            for _ in range(100):  # so that the connection is not idle
                 await asyncio.sleep(1)
                 try:
                     await client.send(b"a")
@@ -150,7 +150,7 @@ def test_part_of_the_next_head_that_came_before_the_response_has_a_time_too(pars
 @pytest.mark.parametrize(
     "head", [GET[:-2] + b"A: " + b"a" * 3000, GET[:-2] + b"A: b\r\n" * 500, b"GET /" + b"a" * 3000]
 )
-def test_a_head_that_is_too_large_is_closed(parser: str, head: bytes) -> None:
+def test_a_request_head_that_is_too_large_closes_the_connection(parser: str, head: bytes) -> None:
     async def main() -> int:
         sent = 0
         async with connection(echo, parser) as client:
@@ -167,7 +167,7 @@ def test_a_head_that_is_too_large_is_closed(parser: str, head: bytes) -> None:
 
 
 def test_trailers_and_chunk_extensions_have_a_limit() -> None:
-    """h11 has one of its own; httptools keeps all trailers in memory."""
+    """h11 has its own limit; httptools keeps all trailers in memory."""
 
     async def main(start: bytes, endless: bytes) -> int:
         sent = 0
@@ -189,7 +189,7 @@ def test_trailers_and_chunk_extensions_have_a_limit() -> None:
 
 @PARSERS
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_long_body_is_no_head(parser: str, chunked: bool) -> None:
+def test_the_limit_of_request_heads_does_not_apply_to_bodies(parser: str, chunked: bool) -> None:
     body = b"x" * 3_000_000
 
     async def main() -> int:
@@ -210,7 +210,7 @@ def test_a_long_body_is_no_head(parser: str, chunked: bool) -> None:
 
 
 async def endless(scope: Any, receive: Any, send: Any) -> None:
-    """Answer for ever."""
+    """An ASGI application whose response never ends."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for _ in range(2**12):
         await send({"type": "http.response.body", "body": b"x" * 2**16, "more_body": True})
@@ -224,12 +224,12 @@ def test_a_client_that_reads_nothing_is_closed(parser: str) -> None:
             await asyncio.sleep(20 + 3 * INTERVAL)
             return await client.closed()
 
-    assert run(main()) == 20 + 3 * INTERVAL  # it was closed when somebody looked
+    assert run(main()) == 20 + 3 * INTERVAL  # the limits are checked at intervals
 
 
 @PARSERS
 def test_a_client_that_reads_slowly_is_not_closed(parser: str) -> None:
-    """Much less than one write in the write timeout."""
+    """The client reads much less than one write within the write timeout."""
 
     async def main() -> int:
         received = 0
@@ -245,7 +245,7 @@ def test_a_client_that_reads_slowly_is_not_closed(parser: str) -> None:
 
 @PARSERS
 @pytest.mark.parametrize("more", [b"", GET, b"\0 malformed", GET[:10]])
-def test_nothing_that_follows_the_last_request_reaches_the_parser(parser: str, more: bytes) -> None:
+def test_bytes_after_the_last_request_do_not_reach_the_parser(parser: str, more: bytes) -> None:
     async def main() -> tuple[bytes, float]:
         async with connection(slow_echo, parser) as client:
             await client.send(GET[:-2] + b"Connection: close\r\n\r\n")
@@ -266,8 +266,8 @@ async def slow_echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @PARSERS
-def test_what_comes_after_a_connection_is_closed_is_discarded_for_a_while(parser: str) -> None:
-    """Else it would reset the connection, and the client would lose the answer."""
+def test_bytes_after_closing_are_discarded_for_a_limited_time(parser: str) -> None:
+    """Otherwise they would reset the connection, and the client would lose the response."""
 
     async def main() -> tuple[float, float]:
         loop = asyncio.get_running_loop()
@@ -302,7 +302,7 @@ def test_an_idle_connection_is_closed_without_waiting_for_the_client(parser: str
 
 
 def test_an_error_of_the_parser_within_a_response_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
-    """uvicorn would answer a second time, which h11 refuses; what the application has sent is not lost."""
+    """uvicorn would send a second response, which h11 refuses; the bytes that the application has sent still arrive."""
 
     async def early(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"4")]})
@@ -324,10 +324,10 @@ def test_an_error_of_the_parser_within_a_response_closes_the_connection(caplog: 
 
 @PARSERS
 @pytest.mark.parametrize("sent", [False, True])
-def test_what_is_sent_to_a_connection_that_was_given_up_is_no_error(
+def test_sending_to_a_closed_connection_is_not_an_error(
     parser: str, sent: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """uvicorn calls it one if a response is not complete before it learns that the client is disconnected."""
+    """uvicorn would log an error if a response is incomplete when the client disconnects."""
 
     async def aborted(scope: Any, receive: Any, send: Any) -> None:
         if sent:
@@ -345,10 +345,10 @@ def test_what_is_sent_to_a_connection_that_was_given_up_is_no_error(
 
 
 @PARSERS
-def test_a_request_ends_although_its_client_disconnects_with_another_one_waiting(
+def test_a_client_that_disconnects_with_a_pipelined_request_ends_both(
     parser: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With httptools, uvicorn tells only the last of several requests that the client is disconnected."""
+    """With httptools, uvicorn signals the disconnect only to the last of several requests."""
     ended: list[float] = []
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
@@ -369,16 +369,14 @@ def test_a_request_ends_although_its_client_disconnects_with_another_one_waiting
 
 @PARSERS
 @pytest.mark.parametrize("sent", [False, True])
-def test_a_request_that_is_cancelled_ends_its_connection(
-    parser: str, sent: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As uvicorn does when the time to stop is over; it would answer 500, and log an error with a traceback."""
+def test_a_cancelled_request_closes_its_connection(parser: str, sent: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """uvicorn cancels requests after the grace period; it would send a 500, and log an error with a traceback."""
 
     async def endless(scope: Any, receive: Any, send: Any) -> None:
         if sent:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"part", "more_body": True})
-        asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)  # type: ignore[union-attr]  # it is one
+        asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)  # type: ignore[union-attr]  # there is a current task
         await asyncio.sleep(1000)
 
     async def main() -> bytes:
@@ -393,7 +391,7 @@ def test_a_request_that_is_cancelled_ends_its_connection(
 
 
 @PARSERS
-def test_head_and_body_leave_in_one_write(parser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_response_head_and_body_are_sent_in_one_write(parser: str, monkeypatch: pytest.MonkeyPatch) -> None:
     writes: list[bytes] = []
 
     async def main() -> bytes:
@@ -403,18 +401,18 @@ def test_head_and_body_leave_in_one_write(parser: str, monkeypatch: pytest.Monke
 
     send = socket.socket.send
 
-    def noted(self: socket.socket, data: bytes) -> int:
+    def recorded(self: socket.socket, data: bytes) -> int:
         writes.append(bytes(data))
         return send(self, data)
 
-    monkeypatch.setattr(socket.socket, "send", noted)
+    monkeypatch.setattr(socket.socket, "send", recorded)
     answer = run(main())
     assert answer.endswith(b"\r\n\r\nabc")
     assert answer in writes
 
 
-def test_the_state_of_the_application_is_kept() -> None:
-    """What the lifespan put there comes with every request."""
+def test_requests_get_the_lifespan_state() -> None:
+    """The state that the lifespan sets is in the scope of every request."""
     found: list[dict[str, Any]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

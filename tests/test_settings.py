@@ -1,11 +1,13 @@
-"""Wrong settings end the service with one line; right ones are taken as they are."""
+"""Invalid settings end the service with a one-line message; valid ones are accepted."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -13,6 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.app import from_environment
+from service.cli import main
 from service.settings import Settings, table
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
@@ -24,7 +27,7 @@ FORM = "(sha256: and 64 hexadecimal digits, as `attention-service key` prints)"
 MISSING, UNREADABLE = "No such file or directory", "Is a directory"
 NO_KEY = "the file holds no private key in PEM without a passphrase"
 
-# Variables, whose {folder} holds the files of the fixture below, and the line that they end with.
+# Variables, in which {folder} is the folder of the fixture below, and the line that they cause.
 WRONG: dict[str, tuple[dict[str, str], str]] = {
     "no hash": ({"API_KEYS": SECRET}, f"API_KEYS: hash 1 is not the hash of a key {FORM}"),
     "only commas": ({"API_KEYS": ","}, "API_KEYS: there is no hash between the commas"),
@@ -75,7 +78,7 @@ WRONG: dict[str, tuple[dict[str, str], str]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files to be named by settings."""
+    """A folder with files for settings."""
     folder = tmp_path_factory.mktemp("settings")
     both = LOCALHOST.read_text()
     start = both.index("-----BEGIN PRIVATE KEY-----")
@@ -88,27 +91,47 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that ends by itself; the names of variables are without ATTENTION_."""
+    """Run a command until it ends, with these variables; their names get the prefix ATTENTION_."""
     environment = ENVIRONMENT | {f"ATTENTION_{name}": value for name, value in variables.items()}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.fixture(scope="module")
+def port_in_use() -> Iterator[str]:
+    """A port that is in use, so that a service ends even if the settings are valid by mistake."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield str(server.getsockname()[1])
+
+
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_setting_ends_serve_with_one_line(name: str, folder: Path) -> None:
+def test_an_invalid_setting_ends_serve_with_one_line(
+    name: str, folder: Path, port_in_use: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The command runs in this process; the next test starts a separate one, as users do."""
     variables, line = WRONG[name]
-    done = run(SERVE, **{key: value.replace("{folder}", str(folder)) for key, value in variables.items()})
-    assert (done.returncode, done.stderr, done.stdout) == (2, f"ATTENTION_{line}\n", "")
+    for key in os.environ.keys() - ENVIRONMENT.keys():
+        monkeypatch.delenv(key)
+    for key, value in variables.items():
+        monkeypatch.setenv(f"ATTENTION_{key}", value.replace("{folder}", str(folder)))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit, match=r"^2$"):
+            main(["serve", "--port", port_in_use])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capfd.readouterr() == ("", f"ATTENTION_{line}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_port_in_use_ends_serve_with_one_line(workers: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as port_in_use:
+        port = port_in_use.getsockname()[1]
         done = run([*SERVE[:-1], str(port)], WORKERS=workers)
     assert (done.returncode, done.stderr) == (2, f"ATTENTION_PORT: 127.0.0.1:{port}: Address already in use\n")
 
 
-def test_every_wrong_setting_has_its_line() -> None:
+def test_every_invalid_setting_has_its_line() -> None:
     done = run(SERVE, API_KEYS=SECRET, TIME_LIMIT="nan", WORKERS="many")
     assert done.returncode == 2
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [
@@ -119,13 +142,14 @@ def test_every_wrong_setting_has_its_line() -> None:
     assert SECRET not in done.stderr
 
 
-def test_stock_uvicorn_ends_with_the_same_line() -> None:
+@pytest.mark.slow
+def test_an_invalid_setting_ends_stock_uvicorn_with_the_same_line() -> None:
     command = [sys.executable, "-m", "uvicorn", "service.app:from_environment", "--factory", "--port", "0"]
     done = run(command, API_KEYS=SECRET)
     assert (done.returncode, done.stderr) == (2, f"ATTENTION_API_KEYS: hash 1 is not the hash of a key {FORM}\n")
 
 
-def test_from_environment_raises_system_exit(
+def test_from_environment_raises_system_exit_for_an_invalid_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ATTENTION_MEMORY_LIMIT", "1")
@@ -146,7 +170,7 @@ def test_every_number_of_seconds_is_finite_and_not_negative(name: str, value: st
 
 
 def test_an_error_of_pydantic_quotes_no_key() -> None:
-    """Whoever prints it as it is."""
+    """The error may be printed unchanged."""
     with pytest.raises(ValidationError) as error:
         Settings(api_keys=SECRET)
     assert SECRET not in str(error.value)
@@ -156,7 +180,7 @@ def test_an_error_of_pydantic_quotes_no_key() -> None:
     "given",
     [
         {"tls_certificate": "{folder}/certificate.pem", "tls_key": "{folder}/key.pem"},
-        {"tls_certificate": str(LOCALHOST)},  # which holds its key
+        {"tls_certificate": str(LOCALHOST)},  # the file contains the key, too
         {"memory_limit": "16MiB", "max_body_bytes": "16MiB"},
         {"api_keys": f"sha256:{'0' * 64}, "},
         {"api_keys": ""},
@@ -165,21 +189,22 @@ def test_an_error_of_pydantic_quotes_no_key() -> None:
     ],
     ids=str,
 )
-def test_what_is_right_is_taken(given: dict[str, str], folder: Path) -> None:
+def test_valid_settings_are_accepted(given: dict[str, str], folder: Path) -> None:
     values: dict[str, Any] = {name: value.replace("{folder}", str(folder)) for name, value in given.items()}
     settings = Settings(**values)
     assert settings.model_fields_set == values.keys()
 
 
-def test_the_metrics_folder_is_made(tmp_path: Path) -> None:
-    for _ in range(2):  # it may be there already
+def test_the_metrics_folder_is_created(tmp_path: Path) -> None:
+    for _ in range(2):  # the second time it exists already
         assert Settings(metrics_folder=tmp_path / "metrics").metrics_folder == tmp_path / "metrics"
         assert list(tmp_path.iterdir()) == [tmp_path / "metrics"]
         assert list((tmp_path / "metrics").iterdir()) == []
 
 
-def test_the_memory_limit_is_half_of_the_memory_that_there_is() -> None:
-    """Of 1 GiB of address space; and 2 GiB where there are more than 4."""
+@pytest.mark.slow
+def test_the_memory_limit_is_half_of_the_available_memory() -> None:
+    """Half of an address space of 1 GiB; and at most 2 GiB."""
     code = (
         "import resource, sys; limit = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); "
         "from service.settings import Settings; print(int(Settings().memory_limit))"
@@ -189,7 +214,8 @@ def test_the_memory_limit_is_half_of_the_memory_that_there_is() -> None:
     assert Settings.model_construct().memory_limit == Settings().memory_limit
 
 
-def test_the_table_shows_every_choice_and_is_alike_on_every_machine() -> None:
+@pytest.mark.slow
+def test_the_table_of_settings_has_every_choice_and_is_the_same_on_every_machine() -> None:
     rows = {line.split("`")[1]: line for line in table().splitlines()[2:]}
     literals = [name for name, field in Settings.model_fields.items() if get_origin(field.annotation) is Literal]
     assert {"log_level", "log_format", "backend", "http_parser"} <= set(literals)

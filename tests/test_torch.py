@@ -1,13 +1,12 @@
-"""The torch backend: the way of numbers to a device and back, which kernel runs, memory. What needs no GPU of it."""
+"""The torch backend without a GPU: transfers to a device and back, the choice of the kernel, memory."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from service import attend
@@ -23,9 +22,9 @@ from service.attention.operands import make_operands
 from service.attention.plan import Plan, make_plan
 from service.attention.spec import AttentionSpec, SegmentIds, Window
 from service.backends.base import OutOfMemory
-from tests.backends import HAS_TORCH
-from tests.by_flex import OPTIONS, compare, random_request
-from tests.devices import missing, needs_torch
+from tests.helpers.backends import HAS_TORCH
+from tests.helpers.by_flex import OPTIONS, compare, random_request
+from tests.helpers.waiting import until
 
 if HAS_TORCH:
     import torch
@@ -38,21 +37,21 @@ if HAS_TORCH:
 
     BACKEND = TorchBackend()
 
-pytestmark = needs_torch
+pytestmark = pytest.mark.torch
 
 
 PLAN = make_plan(AttentionSpec(input=np.ones((1, 1))))
 
 
-def nothing() -> None:
-    """Nobody has to stop."""
+def do_nothing() -> None:
+    """A check for cancellation that never raises."""
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
-# To a device and back.
+# Transfers to a device and back.
 
 
 def views() -> dict[str, np.ndarray]:
@@ -80,8 +79,8 @@ def views() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("chunk", [8, 64, 2**20])
 @pytest.mark.parametrize("name", views())
-def test_numbers_arrive_as_they_left(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are sent to a GPU, chunk by chunk, but to the CPU."""
+def test_arrays_are_transferred_unchanged(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arrays are sent to the CPU in chunks, as they would be to a GPU."""
     monkeypatch.setattr(staging, "CHUNK", chunk)
     array = views()[name]
     before = array.copy()
@@ -95,7 +94,7 @@ def test_numbers_arrive_as_they_left(name: str, chunk: int, monkeypatch: pytest.
     np.testing.assert_array_equal(array, before)
 
 
-def test_what_is_read_only_is_not_copied_to_be_read() -> None:
+def test_read_only_arrays_are_not_copied() -> None:
     array = np.frombuffer(normal(100).tobytes(), np.float32)
     shown = staging._writeable(array)
     assert shown.ctypes.data == array.ctypes.data
@@ -152,13 +151,13 @@ print(memory("VmHWM") - before, torch.peak_bytes(plan, "cpu", copied=0))
 
 
 @pytest.mark.parametrize("name", ["bias", "alibi and mask", "weights", "stages", "top_k"])
-def test_no_more_memory_is_taken_than_was_estimated(name: str) -> None:
+def test_peak_memory_stays_within_the_estimate(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE, name], capture_output=True, text=True, check=True)
     taken, estimated = map(int, done.stdout.split())
-    assert 20 * 2**20 < taken <= estimated < 7 * taken  # three tiles, which a fused kernel does without
+    assert 20 * 2**20 < taken <= estimated < 7 * taken  # three tiles, which a fused kernel does not need
 
 
-# Which kernel.
+# The choice of the kernel.
 
 
 def by_torch(request: dict[str, Any]) -> Any:
@@ -166,8 +165,8 @@ def by_torch(request: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_requests(seed: int) -> None:
-    """As torch's own FlexAttention computes them in float64."""
+def test_random_requests_agree_with_flex_attention(seed: int) -> None:
+    """torch's FlexAttention computes the expected results in float64."""
     request = random_request(seed)
     compare(attend(**request.fields, dtype=request.dtype, backend="torch").arrays, request)
 
@@ -177,7 +176,7 @@ def test_random_requests_have_every_option() -> None:
 
 
 def test_a_kernel_that_holds_all_scores_is_not_used() -> None:
-    """For values of other features than keys torch has none on the CPU that does not."""
+    """If values have other features than keys, all kernels of torch on the CPU hold all scores."""
     query, value = normal(1, 2, 5, 8), normal(1, 2, 5, 3)
     result = by_torch({"query": query, "key": query, "value": value})
     assert result.metadata.kernel == "dense"
@@ -186,12 +185,12 @@ def test_a_kernel_that_holds_all_scores_is_not_used() -> None:
     assert grouped.metadata.kernel == "dense"
 
 
-def test_cudnn_comes_first_only_where_it_is_asked_for() -> None:
+def test_cudnn_is_preferred_only_if_enabled() -> None:
     assert TorchBackend().kernels.order[0] == SDPBackend.FLASH_ATTENTION
     assert TorchBackend(experimental={"cudnn_first"}).kernels.order[0] == SDPBackend.CUDNN_ATTENTION
 
 
-def test_a_kernel_that_turns_out_not_to_work_is_done_without(
+def test_the_general_path_replaces_a_kernel_that_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*given: Any, **options: Any) -> Any:
@@ -206,7 +205,7 @@ def test_a_kernel_that_turns_out_not_to_work_is_done_without(
     assert "kernel of torch failed" in caplog.text
 
 
-def test_scores_are_watched_where_bounds_do_not_rule_out_that_they_overflow() -> None:
+def test_scores_are_checked_unless_bounds_exclude_an_overflow() -> None:
     large = normal(1, 1, 4, 8) * 1e18
     ways = [by_torch({"query": large, "key": large, "value": large, "scale": scale}) for scale in (1e-30, 1e-37)]
     assert [way.metadata.kernel for way in ways] == [sdpa.ON_CPU, sdpa.ON_CPU]
@@ -215,8 +214,7 @@ def test_scores_are_watched_where_bounds_do_not_rule_out_that_they_overflow() ->
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 30), st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_the_largest_in_order_equal_ones_by_lower_index(seed: int, count: int, wide: bool) -> None:
+def test_top_k_is_sorted_and_equal_numbers_are_in_the_order_of_their_indices(seed: int, count: int, wide: bool) -> None:
     random = np.random.default_rng(seed)
     numbers = random.integers(-4, 5, size=(3, 2, 30)).astype(np.float32) * random.choice([-0.5, 1e-30, 1.0])
     tensor = torch.from_numpy(numbers).to(torch.float64 if wide else torch.float32)
@@ -225,7 +223,7 @@ def test_the_largest_in_order_equal_ones_by_lower_index(seed: int, count: int, w
     np.testing.assert_array_equal(found.numpy(), order)
 
 
-def test_float32_is_not_computed_by_less() -> None:
+def test_float32_is_not_computed_in_lower_precision() -> None:
     torch.set_float32_matmul_precision("medium")
     TorchBackend(torch.get_num_threads())
     assert torch.get_float32_matmul_precision() == "highest"
@@ -234,7 +232,7 @@ def test_float32_is_not_computed_by_less() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_halves_stay_halves_only_where_nothing_is_done_to_them(dtype: str) -> None:
+def test_16_bit_operands_are_kept_only_without_bias(dtype: str) -> None:
     def stays(**options: Any) -> bool:
         spec = AttentionSpec(input=normal(1, 4, 8), dtype=dtype, include=(), **options)  # type: ignore[arg-type]
         return keeps_halves(make_plan(spec))
@@ -245,7 +243,7 @@ def test_halves_stay_halves_only_where_nothing_is_done_to_them(dtype: str) -> No
     assert not keeps_halves(make_plan(AttentionSpec(input=normal(1, 4, 8))))
 
 
-# FlexAttention, traced as it is before it is compiled for a GPU.
+# FlexAttention, traced without compilation for a GPU.
 
 FLEX: dict[str, dict[str, Any]] = {
     "causal window": {"is_causal": True, "window": Window(20, None)},
@@ -263,7 +261,7 @@ FLEX: dict[str, dict[str, Any]] = {
 
 
 def prepared(options: dict[str, Any], dtype: Any = np.float32) -> tuple[Plan, Any, Any]:
-    """A plan, its library on the CPU, and its operands there."""
+    """A plan, the array library of the CPU, and the operands."""
     fields: dict[str, Any] = {"include": (), "query_offset": np.array(0), "query": normal(2, 4, 300, 16, dtype=dtype)}
     fields |= {name: normal(2, 2, 280, 16, dtype=dtype, seed=seed) for seed, name in enumerate(("key", "value"), 1)}
     spec = AttentionSpec(**fields | options)
@@ -273,8 +271,8 @@ def prepared(options: dict[str, Any], dtype: Any = np.float32) -> tuple[Plan, An
 
 
 @pytest.mark.parametrize("name", FLEX)
-def test_flex_attention_means_what_the_plan_does(name: str) -> None:
-    """Its own way through our functions, but for the compiler; judged by the definition, which others judge."""
+def test_flex_attention_gives_the_results_of_the_plan(name: str) -> None:
+    """FlexAttention runs our functions without the compiler; the reference is the general path, tested elsewhere."""
     plan, lib, loaded = prepared(FLEX[name])
     assert flex.can_express(plan, loaded)
     with torch.inference_mode():
@@ -286,8 +284,8 @@ def test_flex_attention_means_what_the_plan_does(name: str) -> None:
     assert flex.agree(ours, definition, torch.float32)
 
 
-def test_flex_attention_is_compiled_for_many_kinds() -> None:
-    """By itself torch stops at eight of them. In threads, as requests are computed and kernels tried."""
+def test_flex_attention_is_compiled_for_many_combinations_of_options() -> None:
+    """torch's default limit is eight. The test uses threads, in which requests are computed and kernels tried."""
 
     def run(kind: tuple[Any, float, dict[str, Any]]) -> bool:
         dtype, scale, options = kind
@@ -301,16 +299,16 @@ def test_flex_attention_is_compiled_for_many_kinds() -> None:
         assert all(pool.map(run, product((np.float32, np.float64), (0.1, 0.2, 0.3, 0.4), options)))
 
 
-def test_what_flex_attention_cannot_say() -> None:
+def test_flex_attention_refuses_what_it_cannot_express() -> None:
     for options in ({"mask": np.ones(280, bool)}, {"bias": np.zeros(280)}, {"include": ("entropy",)}):
         plan, _, loaded = prepared(options)
         assert not flex.can_express(plan, loaded)
     plan, _, loaded = prepared({})
     assert flex.can_express(plan, loaded)
-    assert not flex.Flex(lambda *given: True).fits(plan, loaded)  # as it is too small to be worth it, and hides nothing
+    assert not flex.Flex(lambda *given: True).fits(plan, loaded)  # too small, and without masking
 
 
-def test_flex_attention_is_for_what_is_large_and_hides() -> None:
+def test_flex_attention_is_used_for_large_requests_with_masking() -> None:
     chosen = flex.Flex(lambda *given: True, fewest_scores=0)
 
     def fits(options: dict[str, Any], dtype: Any = np.float32) -> bool:
@@ -323,15 +321,8 @@ def test_flex_attention_is_for_what_is_large_and_hides() -> None:
     assert not fits({"softcap": 1.0}, np.float64)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_a_kernel_is_used_after_it_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: the first request is computed otherwise, and those after the trial by FlexAttention."""
+def test_a_kernel_is_used_after_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first request runs on another kernel, as on a GPU, and requests after the trial on FlexAttention."""
     backend = TorchBackend(experimental={"flex_attention"})
     assert backend.flex is not None
     backend.flex.fewest_scores = 0
@@ -339,10 +330,10 @@ def test_a_kernel_is_used_after_it_was_tried(monkeypatch: pytest.MonkeyPatch) ->
     lib.is_asynchronous = True  # as on a GPU
     monkeypatch.setattr(flex, "_compiled", lambda compiler: COMPILED("eager"))
     with torch.inference_mode():
-        assert backend.attend(plan, lib, loaded, nothing).kernel == "dense"  # torch has no other kernel for softcap
+        assert backend.attend(plan, lib, loaded, do_nothing).kernel == "dense"  # torch has no other kernel for softcap
         kind = flex.kind_of(plan, loaded)
         until(lambda: backend.flex is not None and backend.flex.trials.passed(kind, lambda: False))
-        found = backend.attend(plan, lib, loaded, nothing)
+        found = backend.attend(plan, lib, loaded, do_nothing)
         assert found.kernel == "flex_attention"
         definition = compute(plan, lib, loaded, "torch")
         np.testing.assert_allclose(found.arrays["output"], definition.arrays["output"], rtol=1e-5, atol=1e-6)
@@ -351,8 +342,8 @@ def test_a_kernel_is_used_after_it_was_tried(monkeypatch: pytest.MonkeyPatch) ->
             raise RuntimeError("out of luck")
 
         monkeypatch.setattr(flex, "compute", fail)
-        assert backend.attend(plan, lib, loaded, nothing).kernel == "dense"
-        assert not backend.flex.trials.passed(kind, lambda: True)  # it has had its chance
+        assert backend.attend(plan, lib, loaded, do_nothing).kernel == "dense"
+        assert not backend.flex.trials.passed(kind, lambda: True)  # each kernel has only one trial
 
 
 def test_flex_attention_is_off_by_default() -> None:
@@ -364,7 +355,7 @@ if HAS_TORCH:
 
 
 @pytest.mark.parametrize("wrong", ["output", "rows", "exception"])
-def test_a_kernel_that_is_wrong_is_never_used(
+def test_a_kernel_with_wrong_results_is_never_used(
     wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan, _, loaded = prepared({"window": Window(9, 9)})
@@ -394,15 +385,17 @@ def test_a_kernel_that_is_wrong_is_never_used(
     assert ("gave up" in caplog.text) == (wrong == "exception")
 
 
-# The benchmark of GPUs, as far as it runs without one.
+# The benchmark of GPUs, without one.
 
 
 def benchmark(*options: str) -> subprocess.CompletedProcess[str]:
+    """Run the benchmark with GPUs hidden from torch."""
     command = [sys.executable, "-m", "benchmarks.gpu", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_the_benchmark_runs() -> None:
+def test_the_benchmark_runs_on_the_cpu() -> None:
     done = benchmark("--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("the CPU; ")
@@ -415,8 +408,7 @@ def test_the_benchmark_runs() -> None:
         assert re.search(rf"^\| {row} .*\d", done.stdout, re.MULTILINE), done.stdout
 
 
-@pytest.mark.skipif(not missing(), reason="there is a GPU; make bench-gpu measures it")
-def test_the_benchmark_says_that_there_is_no_gpu() -> None:
+def test_the_benchmark_reports_a_missing_gpu() -> None:
     done = benchmark()
     assert (done.returncode, done.stdout) == (1, "")
     assert "sees no GPU" in done.stderr

@@ -1,1 +1,1 @@
-"""Attacks: what a hostile or unlucky client could send, and a server that must stand it. `make test-attack`."""
+"""Requests of hostile and unlucky clients, sent to a running service. `make test-attack` runs them."""

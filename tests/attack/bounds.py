@@ -1,4 +1,4 @@
-"""What reading a body may cost, whatever the body is: memory and time in proportion to its length, no other error."""
+"""Upper bounds for decoding any body: memory and time in proportion to its length, no errors but ServiceError."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from service.errors import ServiceError
 MB: Final = 2**20
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 STATM: Final = os.open("/proc/self/statm", os.O_RDONLY)
-# To how much a body may unpack here.
+# The default limit for the decompressed size of a body, in bytes.
 LIMIT: Final = 16 * MB
 
 
 class BoundBroken(Exception):
-    """A body that cost more than it may."""
+    """Raised when decoding a body exceeds a bound."""
 
 
 def memory_bound(codec: Codec, length: int, limit: int = LIMIT) -> int:
-    """Bytes for a body of this length, and what it unpacks to."""
+    """The most bytes that decoding a body of this length may use, its decompressed content included."""
     return 20 * length + 64 * MB + (limit if codec.may_be_compressed else 0)
 
 
 def time_bound(length: int) -> float:
-    """Seconds of processor time. Far above what is usual, as the machine is shared, and far below what would hang."""
+    """The most seconds of processor time for a body: far above what is usual, as machines are shared, below a hang."""
     return 1 + length * 2e-6
 
 
 def parse(codec: Codec, body: bytes, limit: int = LIMIT) -> bool:
-    """Whether it is well formed. Errors: anything but a ServiceError; BoundBroken."""
+    """True if the codec decodes the body, False if it raises a ServiceError. Errors: any other; BoundBroken."""
     start = time.process_time()
     try:
         codec.decode(body, limit)
@@ -53,7 +53,7 @@ def parse(codec: Codec, body: bytes, limit: int = LIMIT) -> bool:
 
 @contextmanager
 def address_space(more: int) -> Iterator[None]:
-    """Inside, asking for so much more memory fails: cheap enough for each of a million executions."""
+    """Limits the process to `more` bytes beyond its present address space; cheap enough for a million executions."""
     now = int(os.pread(STATM, 64, 0).split()[0]) * PAGE
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (now + more, hard))
@@ -64,7 +64,7 @@ def address_space(more: int) -> Iterator[None]:
 
 
 def peak_of_parsing(codec: Codec, body: bytes) -> int:
-    """Bytes that became resident while a body was parsed, as the kernel counts them."""
+    """The growth of resident memory while the codec decodes the body, in bytes, as the kernel counts it."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")

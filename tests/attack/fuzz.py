@@ -1,6 +1,6 @@
 """`make fuzz`: mutate bodies of every wire format, guided by which lines of the codecs and of zipfile they reach.
 
-Invariant: a body parses, or raises our own error, within bounds.py; libFuzzer writes down one that does not.
+Invariant: decoding a body succeeds or raises a ServiceError, within the bounds of bounds.py. libFuzzer saves others.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import time
 
 from tests.attack.corpus import TARGETS
 
-# For one body; as all of them are small, most take a thousandth of that.
+# Limits for one body. All bodies are small, and most take a thousandth of that.
 SECONDS = 10
 MEMORY_MB = 2048
 
 
 def fuzz(media_type: str, runs: int, seconds: int, seed: int) -> tuple[int, str]:
-    """Fuzz one codec in a process of its own: how many bodies it got, and what went wrong, if anything did."""
+    """The number of bodies with which a separate process fuzzed the codec, and its failure ("" if none)."""
     command = [sys.executable, "-m", "tests.attack.fuzz_one", media_type, f"-atheris_runs={runs}", f"-seed={seed}"]
     command += [f"-max_total_time={seconds}", f"-timeout={SECONDS}", f"-rss_limit_mb={MEMORY_MB}", "-verbosity=0"]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
@@ -29,7 +29,7 @@ def fuzz(media_type: str, runs: int, seconds: int, seed: int) -> tuple[int, str]
 
 
 def main() -> None:
-    """Fuzz one codec after the other; exit status 1 if one fails."""
+    """Fuzz all chosen codecs in turn; exit status 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1_000_000, help="executions of each codec")
     parser.add_argument("--seconds", type=int, default=0, help="at most, for each codec; 0: no end")

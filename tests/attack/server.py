@@ -1,4 +1,4 @@
-"""The service in a process of its own, as its users start it, and raw connections to it."""
+"""The service in a separate process, started as its users start it, and raw connections to it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from typing import IO, Any, Final
 
 from benchmarks.serving import Running
 
-STARTING: Final = 60.0
-# Seconds to wait for anything that should come at once, on a machine that others use, too.
-PATIENCE: Final = 30.0
+START_TIMEOUT: Final = 60.0
+# Seconds to wait for a result that is expected at once, long because the machine may be busy.
+TIMEOUT: Final = 30.0
 HEALTH: Final = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @dataclass
 class Live:
-    """A server that runs."""
+    """A running service: its process, port and log."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -40,45 +40,45 @@ class Live:
     def running(self) -> Running:
         return Running(self.process.pid, self.port)
 
-    def connect(self, timeout: float = PATIENCE) -> socket.socket:
+    def connect(self, timeout: float = TIMEOUT) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self.port), timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return unverified().wrap_socket(connection) if self.tls else connection
 
-    def ask(self, request: bytes, timeout: float = PATIENCE) -> tuple[int, bytes]:
-        """Status and body of the answer to a request on a connection of its own."""
+    def ask(self, request: bytes, timeout: float = TIMEOUT) -> tuple[int, bytes]:
+        """Status and body of the response to a request on a new connection."""
         with self.connect(timeout) as connection:
-            with suppress(ConnectionError):  # it may be refused before all of it is sent
+            with suppress(ConnectionError):  # the server may refuse the request before it is sent completely
                 connection.sendall(request)
-            return read_answer(connection)
+            return read_response(connection)
 
     def healthy(self) -> float:
-        """Seconds until the server says that it lives. Errors: AssertionError."""
+        """Seconds that the server took to answer a liveness check. Errors: AssertionError."""
         start = time.monotonic()
         assert self.ask(HEALTH) == (200, b'{"status":"ok"}')
         return time.monotonic() - start
 
     def descriptors(self) -> int:
-        """Open ones of all processes."""
+        """The number of open file descriptors in all processes of the server."""
         return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.running.tree())
 
-    def settled(self, descriptors: int) -> bool:
-        """Whether soon no more are open than so many."""
-        return within(PATIENCE, lambda: self.descriptors() <= descriptors)
+    def descriptors_fall_to(self, descriptors: int) -> bool:
+        """True if the number of open file descriptors falls to `descriptors` in time."""
+        return within(TIMEOUT, lambda: self.descriptors() <= descriptors)
 
     def logged(self) -> str:
         self.log.seek(0)
         return self.log.read().decode(errors="replace")
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Signal the server and wait for its end; its exit status."""
+        """Send a signal to the server and wait until it ends; returns its exit status."""
         self.process.send_signal(number)
         return self.process.wait(90)
 
 
 @cache
 def unverified() -> ssl.SSLContext:
-    """A client's context that accepts any certificate."""
+    """A TLS context of a client that accepts any certificate."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -86,7 +86,7 @@ def unverified() -> ssl.SSLContext:
 
 
 def within(seconds: float, condition: Any) -> bool:
-    """Whether a condition comes true in time."""
+    """True if the condition becomes true within so many seconds."""
     end = time.monotonic() + seconds
     while not (met := bool(condition())) and time.monotonic() < end:
         time.sleep(0.02)
@@ -101,15 +101,15 @@ def free_port() -> int:
 
 @contextmanager
 def live(port: int = 0, address_space: int | None = None, **settings: object) -> Iterator[Live]:
-    """A server with these settings, ended in the end; it must not have logged a defect.
+    """A server with these settings; it is killed on exit, and must not have logged a traceback.
 
-    address_space: bytes that it may take, as by `ulimit -v`
+    address_space: limit of its address space in bytes, as by `ulimit -v`
     """
     port = port or free_port()
     values = {"port": port, "log_level": "warning"} | settings
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")
-    }  # it is killed
+    }  # a killed process saves no coverage
     environment |= {f"ATTENTION_{name.upper()}": str(value) for name, value in values.items()}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -122,7 +122,7 @@ def live(port: int = 0, address_space: int | None = None, **settings: object) ->
         )
         server = Live(process, port, log, tls="tls_certificate" in settings)
         try:
-            assert within(STARTING, lambda: _answers(server)), server.logged()
+            assert within(START_TIMEOUT, lambda: _is_live(server)), server.logged()
             yield server
         finally:
             tree = server.running.tree() if process.poll() is None else []
@@ -138,48 +138,48 @@ def _limit(address_space: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
 
 
-def _answers(server: Live) -> bool:
+def _is_live(server: Live) -> bool:
     with suppress(OSError):
         return server.ask(HEALTH)[0] == 200
     return False
 
 
 def post(body: bytes, media_type: str = "application/json", path: str = "/attention", more: str = "") -> bytes:
-    """A whole request."""
+    """The bytes of a complete POST request."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {media_type}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
     return head.encode() + body
 
 
-class Half(Exception):
-    """An answer that ends before it is complete."""
+class IncompleteResponse(Exception):
+    """Raised when a connection ends before a response is complete."""
 
 
-def read_answer(connection: socket.socket) -> tuple[int, bytes]:
-    """Status and body of one answer; (0, b"") where the connection ends without one. Errors: Half."""
-    return Answers(connection).next()
+def read_response(connection: socket.socket) -> tuple[int, bytes]:
+    """Status and body of one response; (0, b"") if the connection ends without one. Errors: IncompleteResponse."""
+    return ResponseReader(connection).next()
 
 
-class Answers:
-    """Reads one answer after the other, by the letter."""
+class ResponseReader:
+    """Reads consecutive HTTP responses from a connection, strictly."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._buffer = b""
 
     def next(self) -> tuple[int, bytes]:
-        if not self._buffer and not self._more():
+        if not self._buffer and not self._receive():
             return 0, b""
         while b"\r\n\r\n" not in self._buffer:
-            self._need()
+            self._receive_or_raise()
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
         found = re.match(rb"HTTP/1\.1 (\d{3}) ", head)
         if found is None:
-            raise Half(f"no answer begins with {head[:80]!r}")
+            raise IncompleteResponse(f"no answer begins with {head[:80]!r}")
         if length := re.search(rb"(?im)^content-length: (\d+)\r?$", head):
             return int(found[1]), self._take(int(length[1]))
-        if not re.search(rb"(?i)transfer-encoding: chunked", head):  # it ends with the connection
+        if not re.search(rb"(?i)transfer-encoding: chunked", head):  # the body ends with the connection
             assert re.search(rb"(?i)connection: close", head), head
-            while self._more():
+            while self._receive():
                 pass
             body, self._buffer = self._buffer, b""
             return int(found[1]), body
@@ -192,7 +192,7 @@ class Answers:
 
     def _line(self) -> bytes:
         while b"\r\n" not in self._buffer:
-            self._need()
+            self._receive_or_raise()
         line, _, self._buffer = self._buffer.partition(b"\r\n")
         return line
 
@@ -200,17 +200,17 @@ class Answers:
         parts, missing = [], size
         while missing:
             if not self._buffer:
-                self._need()
+                self._receive_or_raise()
             part, self._buffer = self._buffer[:missing], self._buffer[missing:]
             parts.append(part)
             missing -= len(part)
         return b"".join(parts)
 
-    def _need(self) -> None:
-        if not self._more():
-            raise Half(f"the connection ended after {self._buffer[-80:]!r}")
+    def _receive_or_raise(self) -> None:
+        if not self._receive():
+            raise IncompleteResponse(f"the connection ended after {self._buffer[-80:]!r}")
 
-    def _more(self) -> bool:
+    def _receive(self) -> bool:
         try:
             part = self._connection.recv(2**20)
         except ConnectionResetError:

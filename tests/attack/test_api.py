@@ -1,4 +1,4 @@
-"""Schemathesis makes requests from the API document of a live server, and holds the answers to it."""
+"""Schemathesis generates requests from the API document of a running server and validates the responses."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from schemathesis.generation import GenerationMode
 from service.version import MODEL, MODEL_VERSION
 from tests.attack.corpus import seeds
 from tests.attack.server import Live, live
-from tests.wire import JSON, NPZ, SAFETENSORS
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS
 
-# In CI; `make test-deep` asks for more.
+# The default; `make test-deep` sets more.
 CASES = int(os.environ.get("ATTACK_CASES", "500"))
 SEED = int(os.environ.get("ATTACK_SEED", "1"))
-# Of the cases with tensors, those that are computed: without examples to begin with, hardly any would fit together.
-GOOD = 0.3
-# No schema can say that inner sizes match, nor what fits into the memory of a server; a busy one says so.
+# The least share of requests that get a 200: without examples to start from, hardly any shapes would match.
+SUCCESS_RATE = 0.3
+# A JSON schema cannot express that inner sizes match, or what fits into memory; a busy server responds with 503.
 EXPECTED = ["2xx", "404", "413", "422", "503"]
-# What may be asked of any example.
+# Options that are valid for every example.
 VARIATIONS: dict[str, st.SearchStrategy[Any]] = {
     "scale": st.floats(-10, 10) | st.none(),
     "is_causal": st.none() | st.just(False),
@@ -58,16 +58,16 @@ def server() -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def document(server: Live) -> Any:
-    """The document as the server has it, with all checks on."""
+    """The API document that the server serves, with all checks of schemathesis enabled."""
     checks = ChecksConfig(positive_data_acceptance=PositiveDataAcceptanceConfig(expected_statuses=EXPECTED))
-    # A key with NUL is refused, which a schema could say only for keys that it names.
+    # A key with NUL is refused; a schema can forbid that only for keys that it names.
     project = ProjectConfig(checks=checks, generation=GenerationConfig(allow_x00=False))
     config = SchemathesisConfig(projects=ProjectsConfig(default=project))
     return schemathesis.openapi.from_url(f"http://127.0.0.1:{server.port}/openapi.json", config=config)
 
 
 def attack(strategy: st.SearchStrategy[Any], cases: int) -> Counter[int]:
-    """Send so many cases, hold the answers to the document, and count their statuses."""
+    """Sends so many generated requests, validates the responses, and returns the number of each status."""
     statuses: Counter[int] = Counter()
 
     def check(case: Any) -> None:
@@ -88,14 +88,14 @@ def attack(strategy: st.SearchStrategy[Any], cases: int) -> Counter[int]:
 
 
 def from_examples(operation: Any) -> st.SearchStrategy[Any]:
-    """The examples of the document, with other options."""
+    """Requests that combine the examples of the document with other options."""
     content = operation.definition.raw["requestBody"]["content"][JSON]
     examples = st.sampled_from([example["value"] for example in content["examples"].values()])
     bodies = st.builds(dict.__or__, examples, st.fixed_dictionaries({}, optional=VARIATIONS))
     return bodies.flatmap(lambda body: operation.as_strategy(body=body, media_type=JSON))
 
 
-def test_attention(document: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attention_responses_follow_the_api_document(document: Any, capsys: pytest.CaptureFixture[str]) -> None:
     operation = document["/attention"]["POST"]
     statuses: Counter[int] = Counter()
     for strategy, part in (
@@ -106,11 +106,11 @@ def test_attention(document: Any, capsys: pytest.CaptureFixture[str]) -> None:
         statuses += attack(strategy, int(CASES * part))
     with capsys.disabled():
         print(f"\n{statuses.total()} cases by status: {dict(sorted(statuses.items()))}")
-    assert statuses.total() >= CASES * 0.9  # hypothesis leaves out what it made already
-    assert statuses[200] >= GOOD * statuses.total()
+    assert statuses.total() >= CASES * 0.9  # hypothesis leaves out duplicates
+    assert statuses[200] >= SUCCESS_RATE * statuses.total()
 
 
-# What the protocol asks for shapes that no schema can say, and names that are not there.
+# Operations with a request body; the schemas cannot express which shapes match.
 INFER = ("/v2/models/{model_name}/infer", "/v2/models/{model_name}/versions/{model_version}/infer")
 OTHERS = (
     "/health/live",
@@ -128,25 +128,25 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("path", OTHERS)
-def test_other_operations(document: Any, path: str) -> None:
+def test_other_operations_follow_the_api_document(document: Any, path: str) -> None:
     assert attack(document[path]["GET"].as_strategy(), max(CASES // 25, 10)).total() >= 1
 
 
 @pytest.mark.parametrize("path", INFER)
-def test_inference(document: Any, path: str) -> None:
-    """Of the names in the path nearly all are unknown, so those that are known are given."""
+def test_inference_responses_follow_the_api_document(document: Any, path: str) -> None:
+    """The path has the names of the real model and version, as nearly all generated names are unknown."""
     operation = document[path]["POST"]
     names = {"model_name": MODEL} | ({"model_version": MODEL_VERSION} if "model_version" in path else {})
     content = operation.definition.raw["requestBody"]["content"][JSON]
     examples = st.sampled_from([example["value"] for example in content["examples"].values()])
     given = examples.flatmap(lambda body: operation.as_strategy(body=body, media_type=JSON, path_parameters=names))
     statuses = attack(given, max(CASES // 10, 10))
-    assert statuses[200] >= GOOD * statuses.total()
+    assert statuses[200] >= SUCCESS_RATE * statuses.total()
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
         attack(operation.as_strategy(mode), max(CASES // 20, 10))
 
 
-def test_no_operation_is_left_out(document: Any) -> None:
-    """One that is added needs a test above."""
+def test_every_operation_has_a_test(document: Any) -> None:
+    """A new operation must be added to one of the lists above."""
     found = {result.ok().path for result in document.get_all_operations()}
     assert found == {"/attention", *INFER, *OTHERS}

@@ -1,4 +1,4 @@
-"""gRPC against messages that hurt, and clients that do not speak it."""
+"""The gRPC server receives hostile messages, and connections that do not speak gRPC."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from tests.attack.bounds import MB
-from tests.attack.corpus import GRPC, nasty
+from tests.attack.corpus import GRPC, hostile_bodies
 from tests.attack.server import Live, free_port, live
 from tests.attack.test_sockets import LIMIT, SLACK, Growth
-from tests.messages import request
-from tests.rpc import connected
+from tests.helpers.messages import request
+from tests.helpers.rpc import connected
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 SMALL = request({"input": np.eye(2, dtype=np.float32)}).SerializeToString()
@@ -31,8 +31,8 @@ def server() -> Iterator[tuple[Live, int]]:
         yield found, port
 
 
-def answered(channel: grpc.Channel, message: bytes) -> str:
-    """The name of the status."""
+def status_of(channel: grpc.Channel, message: bytes) -> str:
+    """The name of the gRPC status of the response to a message."""
     call: Any = channel.unary_unary(INFER)
     try:
         call(message, timeout=60)
@@ -42,19 +42,19 @@ def answered(channel: grpc.Channel, message: bytes) -> str:
     return "OK"
 
 
-def test_nasty_messages_are_refused(server: tuple[Live, int]) -> None:
+def test_hostile_messages_are_refused(server: tuple[Live, int]) -> None:
     running, port = server
     growth = Growth(running)
     with connected(port) as channel:
-        for name, make in nasty(GRPC).items():
-            status = answered(channel, make())
+        for name, make in hostile_bodies(GRPC).items():
+            status = status_of(channel, make())
             assert status in ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED"), (name, status)
-        assert answered(channel, SMALL) == "OK"
+        assert status_of(channel, SMALL) == "OK"
     assert growth.now() < 32 * LIMIT / MB + 64 + SLACK
 
 
-def test_what_is_not_grpc_does_no_harm(server: tuple[Live, int]) -> None:
-    """Other protocols, half a handshake, noise; and many who say nothing."""
+def test_connections_that_do_not_speak_grpc_do_not_disturb_others(server: tuple[Live, int]) -> None:
+    """Other protocols, half a handshake, random bytes, and many silent connections."""
     running, port = server
     before = running.descriptors()
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -64,19 +64,19 @@ def test_what_is_not_grpc_does_no_harm(server: tuple[Live, int]) -> None:
     connections = []
     for noise in noises * 20:
         connection = replace(running, port=port).connect()
-        with suppress(OSError):  # it may have had enough
+        with suppress(OSError):  # the server may have closed the connection
             connection.sendall(noise)
         connections.append(connection)
     with connected(port) as channel:
-        assert answered(channel, SMALL) == "OK"
+        assert status_of(channel, SMALL) == "OK"
     running.healthy()
     for connection in connections:
         connection.close()
-    assert running.settled(before)
+    assert running.descriptors_fall_to(before)
 
 
-def test_calls_that_send_nothing_are_ended(server: tuple[Live, int]) -> None:
-    """As many as a connection may have at once. They keep memory from each other, no longer than they may."""
+def test_calls_that_send_no_message_end_after_the_read_timeout(server: tuple[Live, int]) -> None:
+    """One connection opens as many calls as it may have; each waits for memory no longer than its deadline."""
     running, port = server
     before = running.descriptors()
     sent = threading.Event()
@@ -92,5 +92,5 @@ def test_calls_that_send_nothing_are_ended(server: tuple[Live, int]) -> None:
         sent.set()
     assert codes <= {"DEADLINE_EXCEEDED", "UNAVAILABLE"}
     with connected(port) as channel:
-        assert answered(channel, SMALL) == "OK"
-    assert running.settled(before)
+        assert status_of(channel, SMALL) == "OK"
+    assert running.descriptors_fall_to(before)

@@ -1,4 +1,4 @@
-"""Clients that do not read, senders that do not send, requests at the limit of the memory: all limits hold."""
+"""The limits of time and memory hold for slow readers, slow senders, and requests that exhaust the memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from tests.attack.server import HEALTH, Answers, Live, live, post, read_answer, within
-from tests.oip import INFER
-from tests.wire import JSON, NPZ, SAFETENSORS, write
+from tests.attack.server import HEALTH, Live, ResponseReader, live, post, read_response, within
+from tests.helpers.oip import INFER
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS, write
 
 MB = 2**20
 WRITE_TIMEOUT = 4.0
 LIMIT = 512
-# More of them by `make test-deep`.
+# The default; ATTACK_CASES sets more.
 REQUESTS = int(os.environ.get("ATTACK_CASES", "40"))
 
 
@@ -35,16 +35,16 @@ def gauge(server: Live, name: str) -> float:
     return next(float(line.split()[1]) for line in text.decode().splitlines() if line.startswith(name + " "))
 
 
-def large(tokens: int, media_type: str = JSON, **fields: Any) -> bytes:
-    """A request of some kilobytes with an answer of many megabytes."""
+def request_for_large_response(tokens: int, media_type: str = JSON, **fields: Any) -> bytes:
+    """A request of some kilobytes whose response has many megabytes."""
     return post(write({"input": np.ones((tokens, 2)) * 0.5, **fields}, media_type), media_type)
 
 
-def test_clients_that_read_nothing_are_closed_and_hold_what_is_accounted_for() -> None:
-    """Sixty of them, each asking for 32 MB. Meanwhile the gauge tells what they hold."""
-    request = large(2000, SAFETENSORS)
+def test_clients_that_read_nothing_are_closed_and_their_memory_is_counted() -> None:
+    """Sixty clients request 32 MB each. The gauge of used memory agrees with the resident memory."""
+    request = request_for_large_response(2000, SAFETENSORS)
     with live(memory_limit=f"{LIMIT}MiB", write_timeout=WRITE_TIMEOUT, grace=20, log_level="error") as server:
-        server.ask(large(300))
+        server.ask(request_for_large_response(300))
         idle, start = server.running.resident(), time.monotonic()
         server.running.forget_peak()
         with ExitStack() as stack:
@@ -57,7 +57,7 @@ def test_clients_that_read_nothing_are_closed_and_hold_what_is_accounted_for() -
             grown = server.running.resident() - idle
             print(f"{held:.0f} MB accounted for, {grown:.0f} MB resident")
             assert grown < held * 1.25 + 40
-            # Batch after batch is given memory, computed, and cut off.
+            # As clients are disconnected, the next requests get memory.
             assert within(300, lambda: gauge(server, "attention_memory_bytes") == 0)
             assert server.running.peak() <= (LIMIT + idle) * 1.1
             print(
@@ -72,7 +72,7 @@ def test_clients_that_read_nothing_are_closed_and_hold_what_is_accounted_for() -
 
 def test_a_client_that_reads_nothing_is_closed_after_the_write_timeout() -> None:
     with live(memory_limit=f"{LIMIT}MiB", write_timeout=WRITE_TIMEOUT) as server, server.connect() as client:
-        client.sendall(large(2000, SAFETENSORS))
+        client.sendall(request_for_large_response(2000, SAFETENSORS))
         assert within(20, lambda: gauge(server, "attention_memory_bytes") > 0)
         start = time.monotonic()
         assert within(WRITE_TIMEOUT + 20, lambda: gauge(server, "attention_memory_bytes") == 0)
@@ -80,11 +80,11 @@ def test_a_client_that_reads_nothing_is_closed_after_the_write_timeout() -> None
     assert WRITE_TIMEOUT - 2 < took < WRITE_TIMEOUT + 2
 
 
-def test_a_slow_but_steady_reader_gets_its_whole_answer() -> None:
-    """At a rate that takes longer for a chunk of the answer than the write timeout."""
+def test_a_slow_but_steady_reader_gets_its_whole_response() -> None:
+    """Each chunk of the response takes longer than the write timeout, but makes progress."""
     with live(write_timeout=1) as server, server.connect(120) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
-        client.sendall(large(700, SAFETENSORS))
+        client.sendall(request_for_large_response(700, SAFETENSORS))
         received, end = 0, time.monotonic() + 12
         while time.monotonic() < end:
             received += len(client.recv(2**13))
@@ -96,19 +96,19 @@ def test_a_slow_but_steady_reader_gets_its_whole_answer() -> None:
     assert received > 700 * 700 * 8
 
 
-def test_a_server_that_is_told_to_stop_does_not_wait_for_clients_that_read_nothing() -> None:
+def test_shutdown_does_not_wait_for_clients_that_read_nothing() -> None:
     with live(write_timeout=60, grace=3, log_level="critical") as server, ExitStack() as stack:
         for _ in range(4):
             client = stack.enter_context(server.connect())
-            client.sendall(large(2000, SAFETENSORS))
+            client.sendall(request_for_large_response(2000, SAFETENSORS))
         assert within(20, lambda: gauge(server, "attention_memory_bytes") > 0)
         start = time.monotonic()
         server.stop()
         assert time.monotonic() - start < 3 + 7
 
 
-def test_senders_that_stop_halfway_keep_nobody_out() -> None:
-    """Dozens announce the largest body and send a few bytes: others are answered."""
+def test_incomplete_bodies_do_not_block_other_requests() -> None:
+    """A hundred clients announce large bodies and send a few bytes; other clients get responses."""
     with live(memory_limit="256MiB", max_body_bytes="64MiB", read_timeout=15) as server, ExitStack() as stack:
         head = (
             b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 60000000\r\n\r\n"
@@ -116,14 +116,14 @@ def test_senders_that_stop_halfway_keep_nobody_out() -> None:
         for _ in range(100):
             stack.enter_context(server.connect()).sendall(head + b'{"input": [')
         server.healthy()
-        time.sleep(1.5)  # requests that have just begun to arrive count as such for a second
+        time.sleep(1.5)  # the announced size of a body counts during its first second
         body = json.dumps({"input": np.ones((600, 64)).tolist(), "include": []}).encode()
         assert len(body) > 2**17
         for _ in range(5):
             assert server.ask(post(body))[0] == 200
 
 
-def test_half_sent_bodies_that_fill_the_memory_are_all_completed() -> None:
+def test_half_sent_bodies_that_exhaust_the_memory_are_all_answered() -> None:
     array = np.random.default_rng(0).normal(size=(20_000, 64)).astype(np.float32)
     arrays = {"query": array, "key": array[:4], "value": array[:4]}
     request = post(save(arrays, {"request": '{"include": []}'}), SAFETENSORS)
@@ -136,7 +136,7 @@ def test_half_sent_bodies_that_fill_the_memory_are_all_completed() -> None:
 
         def second(client: socket.socket) -> int:
             client.sendall(request[half:])
-            return read_answer(client)[0]
+            return read_response(client)[0]
 
         with ThreadPoolExecutor(24) as pool:
             list(pool.map(first, clients))
@@ -144,13 +144,13 @@ def test_half_sent_bodies_that_fill_the_memory_are_all_completed() -> None:
     assert statuses == [200] * 24
 
 
-# Seconds that the event loop may stand still, beyond what a thread waits for a processor that others use.
+# The longest time that the event loop may block, in seconds, without the time that its thread waits for a processor.
 STALL: Final = 0.05
 PERIOD: Final = 0.005
 
 
-def queued(pids: Iterable[int]) -> dict[str, float]:
-    """Seconds that each thread of these processes could have run and did not, as another had its processor."""
+def seconds_queued(pids: Iterable[int]) -> dict[str, float]:
+    """Seconds that each thread of these processes was runnable and waited for a processor."""
     found = {}
     for pid in pids:
         for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
@@ -159,30 +159,30 @@ def queued(pids: Iterable[int]) -> dict[str, float]:
     return found
 
 
-def longest_wait(live: tuple[int, int], pipe: Any) -> None:
-    """In a process of its own: ask for health again and again until told to end; the latencies, by time.
+def measure_latencies(live: tuple[int, int], pipe: Any) -> None:
+    """In a separate process: send health checks until the pipe has a message, then send start times and latencies.
 
     live: process and port of the server
     """
     pid, port = live
     found = []
     with socket.create_connection(("127.0.0.1", port), 60) as connection:
-        answers = Answers(connection)
-        before = queued([pid, os.getpid()])
+        answers = ResponseReader(connection)
+        before = seconds_queued([pid, os.getpid()])
         while not pipe.poll():
             start = time.monotonic()
             connection.sendall(HEALTH)
             assert answers.next()[0] == 200
             took = time.monotonic() - start
-            after = queued([pid, os.getpid()])
+            after = seconds_queued([pid, os.getpid()])
             found.append((start, took - max(after[thread] - before.get(thread, 0) for thread in after)))
             before = after
             time.sleep(PERIOD)
     pipe.send(found)
 
 
-def longest_nap(_: tuple[int, int], pipe: Any) -> None:
-    """The control: how late a process wakes that does nothing but sleep."""
+def measure_wake_delays(_: tuple[int, int], pipe: Any) -> None:
+    """The control: how late a process wakes up that only sleeps."""
     found = []
     while not pipe.poll():
         start = time.monotonic()
@@ -195,7 +195,7 @@ SQUARE = np.random.default_rng(0).normal(size=(2000, 2))
 OIP_BODY = json.dumps(
     {"inputs": [{"name": "input", "shape": [2000, 2], "datatype": "FP64", "data": SQUARE.ravel().tolist()}]}
 ).encode()
-ANSWERS: Final = {
+REQUESTS_BY_FORMAT: Final = {
     "lists": post(write({"input": SQUARE}, JSON)),
     "base64": post(write({"input": SQUARE, "encoding": "base64"}, JSON)),
     "every stage in base64": post(
@@ -211,23 +211,26 @@ ANSWERS: Final = {
 
 
 @pytest.fixture(scope="module")
-def roomy() -> Any:
+def server_with_memory() -> Any:
     with live(memory_limit="1GiB") as server:
         yield server
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_the_event_loop_does_not_stand_still_while_a_large_answer_is_encoded(roomy: Live, answer: str) -> None:
-    """Four at a time. A wait counts unless the control process waited as well at that time."""
-    processes, pipes, server = [], [], (roomy.process.pid, roomy.port)
-    for target in (longest_wait, longest_nap):
+@pytest.mark.parametrize("answer", REQUESTS_BY_FORMAT)
+def test_encoding_a_large_response_does_not_block_the_event_loop(server_with_memory: Live, answer: str) -> None:
+    """Four requests at a time. A latency does not count if the control process woke up late at that time, too."""
+    processes, pipes, server = [], [], (server_with_memory.process.pid, server_with_memory.port)
+    for target in (measure_latencies, measure_wake_delays):
         ours, theirs = multiprocessing.Pipe()
         processes.append(multiprocessing.get_context("spawn").Process(target=target, args=(server, theirs)))
         pipes.append(ours)
         processes[-1].start()
     time.sleep(1)
     with ThreadPoolExecutor(4) as pool:
-        statuses = [status for status, _ in pool.map(lambda _: roomy.ask(ANSWERS[answer], 120), range(8))]
+        statuses = [
+            status
+            for status, _ in pool.map(lambda _: server_with_memory.ask(REQUESTS_BY_FORMAT[answer], 120), range(8))
+        ]
     for pipe in pipes:
         pipe.send(None)
     waits, naps = (pipe.recv() for pipe in pipes)
@@ -241,17 +244,19 @@ def test_the_event_loop_does_not_stand_still_while_a_large_answer_is_encoded(roo
     assert max(stalls) < STALL
 
 
-def test_large_requests_in_little_memory_end_in_an_answer_or_a_refusal() -> None:
-    """A thousand of them where the process may take 4 GB, at random: it lives, and each gets 200, 413 or 503."""
+def test_large_requests_in_little_memory_are_answered_or_refused() -> None:
+    """Random requests to a process limited to 4 GB: it survives, and each response is a 200, 413 or 503."""
     chance = random.Random(0)
 
     def one(number: int) -> int:
         tokens, kind = chance.choice([500, 2000, 5000, 7500]), chance.random()
         fields: dict[str, Any] = {"encoding": "base64"} if kind < 0.5 else {"top_k": 20} if kind < 0.7 else {}
-        return server.ask(large(tokens, chance.choice([JSON, JSON, SAFETENSORS, NPZ]), **fields), 300)[0]
+        return server.ask(
+            request_for_large_response(tokens, chance.choice([JSON, JSON, SAFETENSORS, NPZ]), **fields), 300
+        )[0]
 
     with live(address_space=4_000_000 * 1024, log_level="error") as server:
-        first = server.ask(large(7500, encoding="base64"), 300)[0]
+        first = server.ask(request_for_large_response(7500, encoding="base64"), 300)[0]
         with ThreadPoolExecutor(6) as pool:
             statuses = list(pool.map(one, range(REQUESTS)))
         assert server.process.poll() is None

@@ -1,4 +1,4 @@
-"""Clients that lie, dawdle, hang up or never end, each on raw connections to a server in a process of its own."""
+"""Hostile, slow, endless and disconnecting clients, on raw connections to a server in a separate process."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import pytest
 from safetensors.numpy import save
 
 from service.codecs.oip.http import OCTETS
-from tests.attack.corpus import GRPC, NO_HEAD, OIP, TARGETS, nasty
-from tests.attack.server import HEALTH, Answers, Live, live, post, read_answer, within
-from tests.oip import HEADER, INFER
-from tests.wire import NPZ, SAFETENSORS
+from tests.attack.corpus import GRPC, NO_HEAD, OIP, TARGETS, hostile_bodies
+from tests.attack.server import HEALTH, Live, ResponseReader, live, post, read_response, within
+from tests.helpers.oip import HEADER, INFER
+from tests.helpers.wire import NPZ, SAFETENSORS
 
 MB = 2**20
 READ_TIMEOUT = 1.0
 LIMIT = 8 * MB
-# Of resident memory, for what is no body: threads, arenas of the allocator.
+# Megabytes of resident memory for threads and arenas of the allocator.
 SLACK = 32
 SMALL = json.dumps({"input": [[1, 0], [0, 1]]}).encode()
 GOOD = post(SMALL)
@@ -39,7 +39,7 @@ def server() -> Iterator[Live]:
 
 
 def warm_up(server: Live) -> None:
-    """What is loaded or remembered by a first request is no leak."""
+    """Send requests that load modules and fill caches, so that these do not count as leaks."""
     large = json.dumps({"input": np.zeros((400, 64)).tolist()}).encode()
     for request in (GOOD, post(large), post(json.dumps({"input": []}).encode())):
         server.ask(request)
@@ -48,17 +48,17 @@ def warm_up(server: Live) -> None:
 
 
 @pytest.fixture(autouse=True)
-def lives_on(server: Live) -> Iterator[None]:
-    """After each attack the server answers, and has let go of what it had open."""
-    assert server.settled(base := server.descriptors())
+def server_recovers(server: Live) -> Iterator[None]:
+    """After each test the server responds, and its file descriptors are closed."""
+    assert server.descriptors_fall_to(base := server.descriptors())
     yield
     server.healthy()
     assert server.ask(GOOD)[0] == 200
-    assert server.settled(base)
+    assert server.descriptors_fall_to(base)
 
 
 class Growth:
-    """Megabytes at the peak above what was resident before."""
+    """Measures the growth of the server's peak memory, in MB."""
 
     def __init__(self, server: Live) -> None:
         self._running = server.running
@@ -70,7 +70,7 @@ class Growth:
 
 
 def send_until_refused(connection: socket.socket, size: int) -> int:
-    """Send so many bytes, or fewer if the other side has had enough; how many."""
+    """Sends so many bytes, or fewer if the server closes the connection; returns the number of sent bytes."""
     piece, sent = b" " * MB, 0
     with suppress(ConnectionError, TimeoutError):
         while sent < size:
@@ -79,35 +79,35 @@ def send_until_refused(connection: socket.socket, size: int) -> int:
     return sent
 
 
-# Bodies that lie about themselves.
+# Hostile bodies.
 
 
-def inference(body: bytes) -> bytes:
-    """A request of the inference protocol, from what stands for its header and its body."""
+def inference_request(body: bytes) -> bytes:
+    """An HTTP request of the inference protocol, from a body of the corpus, whose first eight bytes are its header."""
     head = int.from_bytes(body[:8], "little")
     return post(body[8:], OCTETS, INFER, "" if head == NO_HEAD else f"{HEADER}: {head}\r\n")
 
 
 @pytest.mark.parametrize("target", TARGETS.keys() - {GRPC})
-def test_nasty_bodies_are_refused_over_http(server: Live, target: str) -> None:
+def test_hostile_bodies_are_refused_over_http(server: Live, target: str) -> None:
     growth = Growth(server)
-    for name, make in nasty(target).items():
+    for name, make in hostile_bodies(target).items():
         body = make()
-        status, answer = server.ask(inference(body) if target == OIP else post(body, target))
+        status, answer = server.ask(inference_request(body) if target == OIP else post(body, target))
         assert status in (400, 413, 422), (name, status)
         assert len(answer) < 8000, name
     assert growth.now() < 20 * LIMIT / MB + 64 + SLACK
 
 
 @pytest.mark.parametrize(("name", "status"), [("bomb of 1 GB", 413), ("200 members, 2 GB in one place", 413)])
-def test_zip_bombs_are_not_unpacked(server: Live, name: str, status: int) -> None:
-    body = nasty(NPZ)[name]()
+def test_zip_bombs_are_not_decompressed(server: Live, name: str, status: int) -> None:
+    body = hostile_bodies(NPZ)[name]()
     growth = Growth(server)
     assert server.ask(post(body, NPZ))[0] == status
     assert growth.now() < SLACK
 
 
-def test_weights_of_a_terabyte_are_refused_before_anything_is_made(server: Live) -> None:
+def test_weights_of_a_terabyte_are_refused_before_memory_is_allocated(server: Live) -> None:
     tall = np.zeros((2**18 * 7 // 5, 1))  # its square in float64: a terabyte
     assert 8 * len(tall) ** 2 > 10**12
     body = save({"input": tall.astype(np.float64)})
@@ -120,31 +120,31 @@ def test_weights_of_a_terabyte_are_refused_before_anything_is_made(server: Live)
     assert growth.now() < SLACK
 
 
-# Senders who are slow.
+# Slow senders.
 
 
 @pytest.mark.parametrize("beginning", [b"POST /att", GOOD[:60]])
-def test_slow_heads_are_closed(server: Live, beginning: bytes) -> None:
+def test_slow_request_heads_close_the_connection(server: Live, beginning: bytes) -> None:
     with server.connect() as connection:
         start = time.monotonic()
         connection.sendall(beginning)
-        assert read_answer(connection) == (0, b"")
+        assert read_response(connection) == (0, b"")
         assert time.monotonic() - start >= READ_TIMEOUT * 0.9
 
 
 @pytest.mark.parametrize("beginning", [GOOD[:-1], CHUNKED, CHUNKED + b"5\r\n{"])
-def test_slow_bodies_are_refused(server: Live, beginning: bytes) -> None:
+def test_slow_bodies_get_a_408(server: Live, beginning: bytes) -> None:
     with server.connect() as connection:
         start = time.monotonic()
         connection.sendall(beginning)
-        status, answer = read_answer(connection)
+        status, answer = read_response(connection)
         took = time.monotonic() - start
     assert (status, json.loads(answer)["code"]) == (408, "too_slow")
     assert took >= READ_TIMEOUT * 0.9
 
 
 @pytest.mark.parametrize("request_", [GOOD, CHUNKED + b"1\r\n{\r\n" * 100], ids=["counted", "chunked"])
-def test_a_byte_now_and_then_does_not_help(server: Live, request_: bytes) -> None:
+def test_sending_single_bytes_does_not_extend_the_read_timeout(server: Live, request_: bytes) -> None:
     with server.connect() as connection:
         start = time.monotonic()
         with suppress(ConnectionError):
@@ -153,12 +153,12 @@ def test_a_byte_now_and_then_does_not_help(server: Live, request_: bytes) -> Non
                 time.sleep(0.05)
                 if time.monotonic() - start > 5 * READ_TIMEOUT:
                     break
-        assert time.monotonic() - start < 4 * READ_TIMEOUT  # the pipe broke
+        assert time.monotonic() - start < 4 * READ_TIMEOUT  # the server closed the connection
         with suppress(ConnectionError):
-            assert read_answer(connection)[0] in (0, 408)
+            assert read_response(connection)[0] in (0, 408)
 
 
-def test_many_who_say_nothing_are_sent_away(server: Live) -> None:
+def test_many_silent_connections_are_closed(server: Live) -> None:
     connections = [server.connect() for _ in range(200)]
     server.healthy()
     for connection in connections:
@@ -166,27 +166,27 @@ def test_many_who_say_nothing_are_sent_away(server: Live) -> None:
         connection.close()
 
 
-# Connections that end halfway.
+# Connections that end early.
 
 
 @pytest.mark.parametrize("part", [GOOD, GOOD[:-5], GOOD[:30], CHUNKED + b"3\r\n{"])
-def test_half_closed_connections(server: Live, part: bytes) -> None:
+def test_half_closed_connections_are_answered_or_closed(server: Live, part: bytes) -> None:
     for _ in range(20):
         with server.connect() as connection:
             connection.sendall(part)
             connection.shutdown(socket.SHUT_WR)
-            status, _ = read_answer(connection)
+            status, _ = read_response(connection)
             assert status in ((0, 200) if part == GOOD else (0, 408))
 
 
-def test_clients_that_hang_up_at_any_time(server: Live) -> None:
+def test_clients_may_disconnect_at_any_byte(server: Live) -> None:
     for at in range(0, len(GOOD), 3):
         with server.connect() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset
             connection.sendall(GOOD[:at])
 
 
-# Bytes that are no HTTP, or too much of it.
+# Bytes that are not HTTP, and messages that are too long.
 
 
 GARBAGE = [
@@ -209,19 +209,19 @@ GARBAGE = [
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_garbage_is_refused(server: Live, garbage: bytes) -> None:
     status, _ = server.ask(garbage)
-    assert status in (400, 404, 405, 408)  # h11 takes a chunk size of 17 digits, and waits for the chunk
+    assert status in (400, 404, 405, 408)  # h11 accepts a chunk size of 17 digits, and waits for the chunk
 
 
 @pytest.mark.parametrize("garbage", [b"\0\1\2\3", b"GET\r\n\r\n", b"POST /attention HTTP/9.9\r\n\r\n"])
-def test_garbage_after_good_requests_spoils_no_answer(server: Live, garbage: bytes) -> None:
-    """Those before it are answered in full, then the connection ends."""
+def test_garbage_after_valid_requests_does_not_change_their_responses(server: Live, garbage: bytes) -> None:
+    """The requests before the garbage get complete responses, then the connection ends."""
     large = post(json.dumps({"input": np.ones((500, 64)).tolist()}).encode())
     for good, pause in ((GOOD, 0.0), (GOOD, 0.2), (large, 0.0), (large, 0.05), (large, 0.2)):
         with server.connect() as connection:
             connection.sendall(good)
             time.sleep(pause)
             connection.sendall(garbage)
-            answers = Answers(connection)
+            answers = ResponseReader(connection)
             assert answers.next()[0] == 200
             assert answers.next()[0] in (0, 400)
             assert answers.next()[0] == 0
@@ -231,7 +231,7 @@ def test_pipelined_requests_are_answered_in_order(server: Live) -> None:
     bodies = [json.dumps({"input": [[1.0]], "scale": 1.0 + n}).encode() for n in range(100)]
     with server.connect() as connection:
         connection.sendall(b"".join(map(post, bodies)))
-        answers = Answers(connection)
+        answers = ResponseReader(connection)
         for number in range(100):
             status, body = answers.next()
             assert (status, json.loads(body)["metadata"]["scale"]) == (200, 1.0 + number)
@@ -240,21 +240,21 @@ def test_pipelined_requests_are_answered_in_order(server: Live) -> None:
 @pytest.mark.parametrize(
     "head", [b"GET / HTTP/1.1\r\nX: ", b"GET /", b"POST /attention HTTP/1.1\r\n" + b"A: b\r\n" * 100_000, b"A" * 10**6]
 )
-def test_absurdly_long_heads_are_refused(server: Live, head: bytes) -> None:
+def test_very_long_request_heads_are_refused(server: Live, head: bytes) -> None:
     growth = Growth(server)
     with server.connect() as connection:
         with suppress(ConnectionError):
             connection.sendall(head)
         sent = send_until_refused(connection, 100 * MB)
         with suppress(ConnectionError):
-            assert read_answer(connection)[0] in (0, 400)
+            assert read_response(connection)[0] in (0, 400)
     assert sent < 100 * MB
     assert growth.now() < SLACK
 
 
 @pytest.mark.parametrize("end", [b"0\r\nX: ", b"1;", b"0\r\n" + b"A: b\r\n" * 100_000])
-def test_chunked_bodies_that_never_end(server: Live, end: bytes) -> None:
-    """Trailers and extensions of chunks have no length that could be looked at."""
+def test_endless_trailers_and_chunk_extensions_are_cut_off(server: Live, end: bytes) -> None:
+    """Trailers and chunk extensions have no announced length."""
     growth = Growth(server)
     with server.connect() as connection:
         with suppress(ConnectionError):
@@ -264,17 +264,17 @@ def test_chunked_bodies_that_never_end(server: Live, end: bytes) -> None:
     assert growth.now() < SLACK
 
 
-def test_a_gigabyte_with_its_length(server: Live) -> None:
+def test_a_body_of_a_gigabyte_with_content_length_is_refused(server: Live) -> None:
     growth = Growth(server)
     head = GOOD.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n\r\n" % 2**30
     with server.connect() as connection:
         connection.sendall(head)
-        assert read_answer(connection)[0] == 413
+        assert read_response(connection)[0] == 413
         assert send_until_refused(connection, 2**30) < 100 * MB
     assert growth.now() < SLACK
 
 
-def test_a_gigabyte_in_chunks(server: Live) -> None:
+def test_a_body_of_a_gigabyte_in_chunks_is_refused(server: Live) -> None:
     growth = Growth(server)
     chunk = b"10000\r\n" + b" " * 2**16 + b"\r\n"
     with server.connect() as connection:
@@ -285,15 +285,15 @@ def test_a_gigabyte_in_chunks(server: Live) -> None:
                 connection.sendall(chunk)
                 sent += 2**16
         with suppress(ConnectionError):
-            assert read_answer(connection)[0] in (0, 413)
-    assert sent < LIMIT + 64 * MB  # what the buffers of both sides hold
+            assert read_response(connection)[0] in (0, 413)
+    assert sent < LIMIT + 64 * MB  # the rest is in socket buffers
     assert growth.now() < LIMIT / MB + SLACK
 
 
-# Many at once.
+# Many requests at once.
 
 
-def test_many_huge_requests_at_once(server: Live) -> None:
+def test_concurrent_large_requests_stay_within_the_memory_limit(server: Live) -> None:
     body = io.BytesIO()
     random = np.random.default_rng(0)
     query, key, value = random.normal(size=(3, 2000, 64))
@@ -322,22 +322,22 @@ def test_many_huge_requests_at_once(server: Live) -> None:
     assert slowest < 5
 
 
-def test_a_client_that_hangs_up_stops_its_computation(server: Live) -> None:
+def test_a_client_that_disconnects_cancels_its_computation(server: Live) -> None:
     request = post(save({"input": np.ones((30_000, 64), np.float32)}, {"request": '{"include": []}'}), SAFETENSORS)
     with server.connect() as connection:
         connection.sendall(request)
         used = server.running.processor_seconds()
         assert within(20, lambda: server.running.processor_seconds() > used + 0.5), "it does not compute"
 
-    def rests() -> bool:
+    def is_idle() -> bool:
         before = server.running.processor_seconds()
         time.sleep(0.5)
         return server.running.processor_seconds() - before < 0.1
 
-    assert within(10, rests), "it goes on computing for nobody"
+    assert within(10, is_idle), "it still computes after the client disconnected"
 
 
-def test_a_request_over_the_time_limit_gets_its_504() -> None:
+def test_a_request_beyond_the_time_limit_gets_a_504() -> None:
     request = post(save({"input": np.ones((200_000, 64), np.float32)}, {"request": '{"include": []}'}), SAFETENSORS)
     with live(time_limit=1) as server:
         start = time.monotonic()
@@ -348,20 +348,20 @@ def test_a_request_over_the_time_limit_gets_its_504() -> None:
     assert 1 <= took < 6
 
 
-def test_upgrades_that_nobody_offers(server: Live) -> None:
+def test_requests_to_upgrade_the_protocol_are_ignored(server: Live) -> None:
     for kind in (b"websocket", b"h2c"):
         upgrade = HEALTH[:-2] + b"Connection: Upgrade\r\nUpgrade: " + kind + b"\r\n\r\n"
         with server.connect() as connection:
             connection.sendall(upgrade)
-            answers = Answers(connection)
+            answers = ResponseReader(connection)
             assert answers.next()[0] == 200
             with suppress(ConnectionError):
                 connection.sendall(b"\x81\x85garbage" * 100)
                 assert answers.next()[0] in (0, 400)
 
 
-def test_small_bodies_that_unpack_to_large_ones_share_the_memory(server: Live) -> None:
-    """A thousand bytes to one, well formed, and long to compute: what was unpacked waits with the request."""
+def test_decompressed_bodies_count_against_the_memory_limit(server: Live) -> None:
+    """Valid bodies, compressed a thousand to one, that take long: their decompressed arrays wait in memory."""
     body = io.BytesIO()
     np.savez_compressed(body, input=np.zeros((15_000, 64)), request=np.array('{"include": []}'))
     assert len(body.getvalue()) < 2**14 < 7 * MB < 15_000 * 64 * 8 < LIMIT

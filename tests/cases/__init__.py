@@ -1,7 +1,7 @@
 """Golden cases: requests with the numbers that five notebooks print for them.
 
-Each file holds a request and what is expected: for a field of the answer, or a function of one as in `exp(scores)`,
-the values and the format that they were printed in. An answer is right when it prints the same.
+Each file holds a request and expected numbers: for a field of the response, or a function of it as in `exp(scores)`,
+the values and the format in which they were printed. A response is right if it prints the same digits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Expected:
     def compare(self, answer: dict[str, Any]) -> float:
         """The largest deviation from the printed numbers, in units of the last digit printed.
 
-        Asserts that the answer, printed the same way, gives the same digits.
+        Asserts that the field of the response, printed in the same format, gives the same digits.
         """
         function, field = re.fullmatch(r"(?:(\w+)\()?(\w+)\)?", self.name).groups()  # type: ignore[union-attr]
         got = as_array(answer[field])
@@ -59,12 +59,12 @@ class Case:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """Nested lists as an array; null, which JSON has for minus infinity, as that."""
+    """Nested lists as an array of floats; None (null in JSON) becomes minus infinity."""
 
-    def filled(x: Any) -> Any:
-        return [filled(item) for item in x] if isinstance(x, list) else -math.inf if x is None else x
+    def replace_none(x: Any) -> Any:
+        return [replace_none(item) for item in x] if isinstance(x, list) else -math.inf if x is None else x
 
-    return np.asarray(filled(value), dtype=float)
+    return np.asarray(replace_none(value), dtype=float)
 
 
 def load(path: Path) -> Case:

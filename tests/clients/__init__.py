@@ -1,1 +1,1 @@
-"""The service asked by clients that nobody here wrote."""
+"""The service receives requests from third-party clients."""

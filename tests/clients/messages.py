@@ -1,4 +1,4 @@
-"""Our messages beside those that clients ship."""
+"""Compares the service's protobuf messages with those that clients ship."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from service.codecs.oip.messages import MESSAGES
 
-# Which KServe's has not: older.
+# Fields that KServe's older messages lack.
 TRITON_ONLY = {"double_param", "uint64_param"}
 METHODS = {"ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"}
 
 
 def compare(theirs: Any) -> None:
-    """Hold our messages and methods against a file of theirs: what has the same name is the same."""
+    """Assert that our messages, fields and methods equal those of the same names in a client's file descriptor."""
     service = theirs.services_by_name["GRPCInferenceService"]
     assert set(service.methods_by_name.keys()) >= METHODS
     for method in METHODS:

@@ -1,4 +1,4 @@
-"""Every command and every program in the pages about clients runs, as it stands there, in the order of the page."""
+"""Every command and program in the pages about clients runs unmodified, in the order of the page."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import pytest
 
 from tests.attack.server import free_port, within
 from tests.clients.test_generated_others import ANNOTATIONS, JAR
-from tests.documents import ADDRESS, BLOCKS, ROOT, Block
+from tests.helpers.documents import ADDRESS, BLOCKS, ROOT, Block
 
 PAGES = ("docs/clients.md", "docs/inference-protocol.md")
-OF_PAGES = [block for block in BLOCKS if block.page in PAGES]
-# Where the pages have gRPC.
+CLIENT_BLOCKS = [block for block in BLOCKS if block.page in PAGES]
+# The port of gRPC in the pages.
 GRPC_PORT = "8001"
 NODE = ROOT / "tests" / "clients" / "typescript" / "node_modules"
 BIN = Path(sys.executable).parent
-# What the pages install has been installed from locks, and what they start is running.
+# Replaces commands that install or start: packages are installed from locks, the service is running.
 INSTALLED = "set -e\npip() { :; }\nnpm() { :; }\nattention-service() { :; }\n"
-# In a process of its own, as tritonclient and kserve have messages of the same names.
+# Runs in a separate process, as tritonclient and kserve have messages with the same names.
 EXECUTED = """import sys
-from tests.documents import Block
+from tests.helpers.documents import Block
 shown = Block("", 0, "python", sys.stdin.read()).execute()
-assert shown, "nothing that could be compared"
+assert shown, "no value to compare"
 for expression, value, said in shown:
     assert value == said, f"{expression} is {value}"
 """
@@ -46,8 +46,8 @@ public final class Snippet {
 """
 
 
-class Place:
-    """A folder in which the blocks of a page run one after the other, beside a service."""
+class Workspace:
+    """A folder in which the blocks of a page run in turn, with a running service."""
 
     def __init__(self, folder: Path, port: int, grpc_port: int) -> None:
         self.folder = folder
@@ -56,15 +56,15 @@ class Place:
             (folder / name).symlink_to(target)
         (folder / "package.json").write_text('{"type": "module"}')
 
-    def own(self, text: str) -> str:
-        """The same for the service of this test."""
+    def with_ports(self, text: str) -> str:
+        """The text with the addresses of the service of this test."""
         for address, found in self._ports.items():
             text = text.replace(address, found)
         return text
 
-    def written(self, name: str, text: str) -> Path:
+    def write(self, name: str, text: str) -> Path:
         path = self.folder / name
-        path.write_text(self.own(text), encoding="utf-8")
+        path.write_text(self.with_ports(text), encoding="utf-8")
         return path
 
     def run(self, *command: str | Path, stdin: str = "") -> str:
@@ -77,37 +77,37 @@ class Place:
         return done.stdout
 
     def sh(self, text: str) -> None:
-        answer = self.run("bash", self.written("snippet.sh", INSTALLED + text))
+        answer = self.run("bash", self.write("snippet.sh", INSTALLED + text))
         if text.startswith("curl"):
             assert '"output' in answer, answer
 
     def python(self, text: str) -> None:
-        self.run(sys.executable, "-c", EXECUTED, stdin=self.own(text))
+        self.run(sys.executable, "-c", EXECUTED, stdin=self.with_ports(text))
 
     def py(self, text: str) -> None:
-        assert self.run(sys.executable, self.written("generated.py", text))
+        assert self.run(sys.executable, self.write("generated.py", text))
 
     def js(self, text: str) -> None:
         said = re.findall(r"console\.log\(.*\); // (.*)", text)
-        printed = self.run("node", self.written("snippet.mjs", text))
+        printed = self.run("node", self.write("snippet.mjs", text))
         assert re.sub(r"\s", "", printed) == re.sub(r"\s", "", "".join(said))
 
     def ts(self, text: str) -> None:
         options = shlex.split("--strict --module nodenext --target es2022 --types node --skipLibCheck")
-        self.run(NODE / ".bin" / "tsc", *options, self.written("snippet.ts", text))
+        self.run(NODE / ".bin" / "tsc", *options, self.write("snippet.ts", text))
         assert self.run("node", "snippet.js")
 
     def java(self, text: str) -> None:
         sources = sorted((self.folder / "java" / "src" / "main").rglob("*.java"))
         path = f"classes:{JAR}:{ANNOTATIONS}"
-        self.run("javac", "-nowarn", "-d", "classes", "-cp", path, *sources, self.written("Snippet.java", JAVA % text))
+        self.run("javac", "-nowarn", "-d", "classes", "-cp", path, *sources, self.write("Snippet.java", JAVA % text))
         assert self.run("java", "-cp", path, "Snippet")
 
 
 @pytest.fixture(scope="module")
 def ports() -> Iterator[tuple[int, int]]:
-    """A service started by the command of the page, on ports of our own."""
-    (started,) = (block.text for block in OF_PAGES if "attention-service serve" in block.text)
+    """The HTTP and gRPC ports of a service started by the command of the page."""
+    (started,) = (block.text for block in CLIENT_BLOCKS if "attention-service serve" in block.text)
     port, grpc_port = free_port(), free_port()
     environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "ATTENTION_PORT": str(port)}
     serve = started.replace(GRPC_PORT, str(grpc_port)).replace(
@@ -125,17 +125,17 @@ def ports() -> Iterator[tuple[int, int]]:
 
 
 @pytest.fixture(scope="module")
-def places(ports: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Place]:
-    return {page: Place(tmp_path_factory.mktemp("page"), *ports) for page in PAGES}
+def workspaces(ports: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Workspace]:
+    return {page: Workspace(tmp_path_factory.mktemp("page"), *ports) for page in PAGES}
 
 
-@pytest.mark.parametrize("block", OF_PAGES, ids=str)
-def test_a_block_runs(block: Block, places: dict[str, Place]) -> None:
-    getattr(places[block.page], block.language)(block.text)
+@pytest.mark.parametrize("block", CLIENT_BLOCKS, ids=str)
+def test_every_block_runs(block: Block, workspaces: dict[str, Workspace]) -> None:
+    getattr(workspaces[block.page], block.language)(block.text)
 
 
-def test_all_clients_are_shown() -> None:
-    text = "\n".join(block.text for block in OF_PAGES)
+def test_the_pages_show_all_clients() -> None:
+    text = "\n".join(block.text for block in CLIENT_BLOCKS)
     for client in ("curl ", "httpx", "fetch(", "openapi-python-client", "openapi-typescript", "openapi-generator-cli",
                    "tritonclient.http", "tritonclient.grpc", "kserve"):  # fmt: skip
         assert client in text, client

@@ -35,26 +35,26 @@ def ask(generated: Client, **fields: Any) -> Any:
     return answer
 
 
-def test_attention(generated: Client) -> None:
+def test_attention_returns_outputs_and_scores(generated: Client) -> None:
     answer = ask(generated, query=EYE, key=EYE, value=[[1.0], [2.0]], scale=0.0, include=[m.IncludedOutput.SCORES])
     assert (answer.output, answer.scores) == ([[1.5], [1.5]], EYE)
     assert answer.metadata.num_heads == 1
 
 
-def test_a_projection(generated: Client) -> None:
-    """The values are doubled."""
+def test_a_projection_is_applied(generated: Client) -> None:
+    """A projection of the values doubles them."""
     double = m.LinearMap(kernel=[[2.0, 0.0], [0.0, 2.0]])
     answer = ask(generated, input_=EYE, scale=0.0, projection=m.Projection(value=double))
     assert answer.output == [[1, 1], [1, 1]]
 
 
-def test_a_mask(generated: Client) -> None:
+def test_a_mask_and_a_window_hide_keys(generated: Client) -> None:
     assert ask(generated, input_=EYE, mask=[[False, True], [True, True]]).attention_weights[0] == [0, 1]
     answer = ask(generated, input_=EYE, layout=m.Layout.LD, window=m.Window(left=0, right=0), query_offset=0)
     assert answer.attention_weights == EYE
 
 
-def test_base64(generated: Client) -> None:
+def test_base64_arrays_are_received_and_returned(generated: Client) -> None:
     data = base64.b64encode(np.eye(2, dtype="<f4").tobytes()).decode()
     tensor = m.EncodedArray(dtype=m.ElementType.FLOAT32, shape=[2, 2], data=data)
     answer = ask(generated, input_=tensor, scale=0.0, encoding=m.Encoding.BASE64)
@@ -63,7 +63,7 @@ def test_base64(generated: Client) -> None:
     assert np.frombuffer(base64.b64decode(answer.output.data), "<f4").tolist() == [0.5] * 4
 
 
-def test_an_error(generated: Client) -> None:
+def test_an_error_is_a_problem(generated: Client) -> None:
     problem = ask(generated, query=EYE, key=[[1.0]], value=[[1.0]])
     assert isinstance(problem, m.Problem)
     assert (problem.status, problem.code, problem.errors[0].pointer) == (422, "shape_mismatch", "/key")
@@ -72,7 +72,7 @@ def test_an_error(generated: Client) -> None:
     assert described.status == 422
 
 
-def test_inference(generated: Client) -> None:
+def test_inference_returns_outputs_or_an_error(generated: Client) -> None:
     tensor = m.InferenceInput(name="input", shape=[2, 2], datatype=m.TensorDatatype.FP32, data=[1, 0, 0, 1])
     parameters = m.InferenceParameters.from_dict({"scale": 0})
     request = m.InferenceRequest(inputs=[tensor], parameters=parameters)

@@ -1,4 +1,4 @@
-"""KServe's Python client over REST, as it comes."""
+"""KServe's Python client over REST, unmodified."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ask(client: httpx.Client, question: Callable[[InferenceRESTClient, str], Awa
     return asyncio.run(answer())
 
 
-def test_health(client: httpx.Client) -> None:
+def test_health_and_readiness(client: httpx.Client) -> None:
     assert ask(client, lambda rest, url: rest.is_server_live(url)) is True
     assert ask(client, lambda rest, url: rest.is_server_ready(url)) is True
     assert ask(client, lambda rest, url: rest.is_model_ready(url, "attention")) is True
@@ -34,7 +34,7 @@ def test_health(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("binary_output", [True, False])
 @pytest.mark.parametrize("binary", [True, False])
-def test_inference(client: httpx.Client, binary: bool, binary_output: bool) -> None:
+def test_inference_returns_the_requested_outputs(client: httpx.Client, binary: bool, binary_output: bool) -> None:
     tensor = InferInput("input", [2, 2], "FP32")
     tensor.set_data_from_numpy(EYE, binary_data=binary)
     outputs = [RequestedOutput(name, parameters={"binary_data": binary_output}) for name in ("output", "scores")]
@@ -47,7 +47,7 @@ def test_inference(client: httpx.Client, binary: bool, binary_output: bool) -> N
     assert answer.parameters["dtype"] == "float32"
 
 
-def test_errors_can_be_read(client: httpx.Client) -> None:
+def test_errors_have_a_status_and_a_message(client: httpx.Client) -> None:
     tensor = InferInput("quary", [2, 2], "FP32")
     tensor.set_data_from_numpy(EYE)
     request = InferRequest("attention", [tensor])

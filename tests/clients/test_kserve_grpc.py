@@ -1,4 +1,4 @@
-"""KServe's Python client over gRPC, as it comes."""
+"""KServe's Python client over gRPC, unmodified."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from kserve.protocol.infer_type import RequestedOutput
 from tests.attack.server import free_port, live
 from tests.cases import CASES, Case
 from tests.clients.messages import compare
-from tests.oip import NAMES, arrays_of
+from tests.helpers.oip import NAMES, arrays_of
 
 EYE = np.eye(2, dtype=np.float32)
 # softmax of (1, 0), times the identity
 WEIGHTS = np.array([[1, np.exp(-1)], [np.exp(-1), 1]]) / (1 + np.exp(-1))
-# Those whose options are no fractions, which KServe's messages do not have.
-WHOLE = [case for case in CASES if case.request.get("scale", 1) == 1]
+# Cases without fractional options, which KServe's messages cannot express.
+INTEGER_CASES = [case for case in CASES if case.request.get("scale", 1) == 1]
 
 Question = Callable[[InferenceGRPCClient], Awaitable[Any]]
 
 
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Callable[[Question], Any]]:
-    """Asks a server in a process of its own, as the client has an event loop of its own."""
+    """A function that runs a call of the client in a new event loop, on a server in a separate process."""
     port = free_port()
 
     async def answer(question: Question) -> Any:
@@ -44,17 +44,17 @@ def ask() -> Iterator[Callable[[Question], Any]]:
 def tensor(name: str, array: np.ndarray, raw: bool = True) -> InferInput:
     found = InferInput(name, list(array.shape), NAMES[array.dtype])
     if raw and array.dtype == ml_dtypes.bfloat16:
-        found._raw_data = array.tobytes()  # the client knows no such type, and takes the bytes that it is given
+        found._raw_data = array.tobytes()  # the client does not know bfloat16, and sends these bytes unchanged
     else:
         found.set_data_from_numpy(array, binary_data=raw)
     return found
 
 
-def test_messages_are_those_of_the_protocol() -> None:
+def test_messages_match_those_of_the_client() -> None:
     compare(grpc_predict_v2_pb2.DESCRIPTOR)
 
 
-def test_health(ask: Callable[[Question], Any]) -> None:
+def test_health_and_readiness(ask: Callable[[Question], Any]) -> None:
     assert ask(lambda client: client.is_server_live()) is True
     assert ask(lambda client: client.is_server_ready()) is True
     assert ask(lambda client: client.is_model_ready("attention")) is True
@@ -64,7 +64,7 @@ def test_health(ask: Callable[[Question], Any]) -> None:
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_inference(raw: bool, ask: Callable[[Question], Any]) -> None:
+def test_inference_returns_the_requested_outputs(raw: bool, ask: Callable[[Question], Any]) -> None:
     outputs = [RequestedOutput(name) for name in ("output", "scores")]
     request = InferRequest(
         "attention", [tensor("input", EYE, raw)], "5", parameters={"scale": 1}, request_outputs=outputs
@@ -79,8 +79,8 @@ def test_inference(raw: bool, ask: Callable[[Question], Any]) -> None:
     assert answer.parameters["query_length"].int64_param == 2
 
 
-@pytest.mark.parametrize("case", WHOLE[:10], ids=lambda case: case.name)
-def test_golden_cases(case: Case, ask: Callable[[Question], Any]) -> None:
+@pytest.mark.parametrize("case", INTEGER_CASES[:10], ids=lambda case: case.name)
+def test_golden_cases_give_the_expected_numbers(case: Case, ask: Callable[[Question], Any]) -> None:
     arrays, parameters = arrays_of(case.request)
     inputs = [tensor(name, array) for name, array in arrays.items()]
     answer = ask(lambda client: client.infer(InferRequest("attention", inputs, parameters=parameters)))
@@ -90,8 +90,8 @@ def test_golden_cases(case: Case, ask: Callable[[Question], Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-def test_floating_types(kind: Any, ask: Callable[[Question], Any]) -> None:
-    """One key, whose weight is 1: the output is the value. The client sends BF16, but cannot read it."""
+def test_floating_types_are_returned_unchanged(kind: Any, ask: Callable[[Question], Any]) -> None:
+    """With one key, whose weight is 1, the output is the value. The client sends BF16, but cannot read it."""
     value, one = np.array([[1, -2.5, 3]], kind), np.ones((1, 1), kind)
     inputs = [tensor("query", one), tensor("key", one), tensor("value", value)]
     back = np.float32 if kind is ml_dtypes.bfloat16 else kind
@@ -102,8 +102,8 @@ def test_floating_types(kind: Any, ask: Callable[[Question], Any]) -> None:
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_a_mask_of_booleans(raw: bool, ask: Callable[[Question], Any]) -> None:
-    """Each query sees the other's key only."""
+def test_a_boolean_mask_hides_keys(raw: bool, ask: Callable[[Question], Any]) -> None:
+    """Each query may attend to the other token's key only."""
     inputs = [tensor("input", EYE, raw), tensor("mask", ~np.eye(2, dtype=bool), raw)]
     answer = ask(lambda client: client.infer(InferRequest("attention", inputs)))
     found = {output.name: output.as_numpy() for output in answer.outputs}
@@ -118,7 +118,9 @@ def test_a_mask_of_booleans(raw: bool, ask: Callable[[Question], Any]) -> None:
         ("query", "attention", "INVALID_ARGUMENT", "expected query, key and value"),
     ],
 )
-def test_errors_can_be_read(name: str, model: str, status: str, message: str, ask: Callable[[Question], Any]) -> None:
+def test_errors_have_a_status_and_a_message(
+    name: str, model: str, status: str, message: str, ask: Callable[[Question], Any]
+) -> None:
     request = InferRequest(model, [tensor(name, EYE)])
     with pytest.raises(grpc.RpcError, match=message) as error:
         ask(lambda client: client.infer(request))

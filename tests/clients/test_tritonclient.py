@@ -1,4 +1,4 @@
-"""tritonclient over HTTP, as it comes."""
+"""tritonclient over HTTP, unmodified."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.cases import CASES, Case
-from tests.oip import arrays_of
+from tests.helpers.oip import arrays_of
 
 EYE = np.eye(2, dtype=np.float32)
 
@@ -46,7 +46,7 @@ def test_health_and_metadata(server: triton.InferenceServerClient) -> None:
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_golden_cases(case: Case, binary: bool, server: triton.InferenceServerClient) -> None:
+def test_golden_cases_give_the_expected_numbers(case: Case, binary: bool, server: triton.InferenceServerClient) -> None:
     arrays, parameters = arrays_of(case.request)
     if not binary and any(np.isneginf(array).any() for array in arrays.values()):
         pytest.skip("JSON has no infinity")
@@ -64,8 +64,8 @@ def test_golden_cases(case: Case, binary: bool, server: triton.InferenceServerCl
 
 
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-def test_floating_types(kind: Any, server: triton.InferenceServerClient) -> None:
-    """One key, whose weight is 1: the output is the value."""
+def test_floating_types_are_returned_unchanged(kind: Any, server: triton.InferenceServerClient) -> None:
+    """With one key, whose weight is 1, the output is the value."""
     value = np.array([[1, -2.5, 3]], kind)
     inputs = [tensor("query", np.ones((1, 1), kind)), tensor("key", np.ones((1, 1), kind)), tensor("value", value)]
     output = server.infer("attention", inputs).as_numpy("output")
@@ -73,19 +73,19 @@ def test_floating_types(kind: Any, server: triton.InferenceServerClient) -> None
     assert output.tobytes() == value.tobytes()
 
 
-def test_a_mask_of_booleans(server: triton.InferenceServerClient) -> None:
-    """Each query sees the other's key only."""
+def test_a_boolean_mask_hides_keys(server: triton.InferenceServerClient) -> None:
+    """Each query may attend to the other token's key only."""
     inputs = [tensor("input", EYE), tensor("mask", ~np.eye(2, dtype=bool))]
     assert server.infer("attention", inputs).as_numpy("attention_weights").tolist() == [[0, 1], [1, 0]]
 
 
-def test_labels(server: triton.InferenceServerClient) -> None:
+def test_token_labels_are_accepted(server: triton.InferenceServerClient) -> None:
     for binary in (True, False):
         labels = tensor("key_tokens", np.array(["kitten", "lézard"], dtype=object), binary)
         assert server.infer("attention", [tensor("input", EYE), labels]).as_numpy("output").shape == (2, 2)
 
 
-def test_asynchronously(server: triton.InferenceServerClient) -> None:
+def test_asynchronous_requests_are_answered(server: triton.InferenceServerClient) -> None:
     requests = [server.async_infer("attention", [tensor("input", n * EYE)]) for n in range(1, 4)]
     outputs = [request.get_result().as_numpy("output") for request in requests]
     assert [output[0, 0] > output[0, 1] for output in outputs] == [True] * 3
@@ -109,7 +109,7 @@ BAD: dict[str, tuple[Callable[[triton.InferenceServerClient], Any], str, str]] =
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_errors_can_be_read(name: str, server: triton.InferenceServerClient) -> None:
+def test_errors_have_a_status_and_a_message(name: str, server: triton.InferenceServerClient) -> None:
     ask, status, message = BAD[name]
     with pytest.raises(InferenceServerException) as caught:
         ask(server)

@@ -1,4 +1,4 @@
-"""Answers, parsed by h11 as a client, and whether they are right."""
+"""Parses responses with h11 as a client would, and checks them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VOLATILE: Final = {b"date", b"server-timing", b"transfer-encoding"}
 
 
 class Answer(NamedTuple):
-    """The final answer to a request."""
+    """The final response to a request."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -25,13 +25,13 @@ class Answer(NamedTuple):
 
 
 class Mismatch(Exception):
-    """An answer is not the right one."""
+    """Raised when a response is not the expected one."""
 
 
 def parse(received: bytearray, requests: list[Request], ended: bool) -> list[Answer]:
-    """The complete answers to requests in all that a server sent. Errors: Mismatch, h11.ProtocolError.
+    """The complete responses to the requests in all bytes that a server sent. Errors: Mismatch, h11.ProtocolError.
 
-    ended: the server has closed the connection, so that nothing may be left over
+    ended: the server has closed the connection, so that no bytes may follow the last response
     """
     connection = h11.Connection(h11.CLIENT)
     connection.receive_data(bytes(received))
@@ -56,7 +56,7 @@ def parse(received: bytearray, requests: list[Request], ended: bool) -> list[Ans
 
 
 def _next(connection: h11.Connection, request: Request) -> Answer | None:
-    """The next answer; None if it is not complete yet."""
+    """The next response; None if it is not complete yet."""
     final: h11.Response | None = None
     body, interim = b"", 0
     while not isinstance(event := connection.next_event(), h11.EndOfMessage):
@@ -74,10 +74,10 @@ def _next(connection: h11.Connection, request: Request) -> Answer | None:
     return Answer(final.status_code, headers, body)
 
 
-def fault(request: Request, answer: Answer) -> str:
-    """What the standards and the service's contract forbid in an answer; empty if nothing."""
+def violation(request: Request, answer: Answer) -> str:
+    """A description of what the response violates of HTTP or of the service's contract; empty if nothing."""
     request_id = request.id.encode()
-    if answer.status not in (request.status, request.also):
+    if answer.status not in (request.status, request.other_status):
         return f"expected status {request.status}"
     if answer.headers.get(b"x-request-id", b"" if request.parsed else request_id) != request_id:
         return f"expected id {request.id}"

@@ -1,4 +1,4 @@
-"""A client that sends bytes in given pieces, and returns all bytes that come back."""
+"""A client that sends bytes in given pieces, and receives all bytes of the responses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Final, NamedTuple
 
 from tests.attack.server import unverified
 
-PATIENCE: Final = 30.0  # seconds
+TIMEOUT: Final = 120.0  # seconds
 SIOCOUTQNSD: Final = 0x894B  # Linux: bytes that the kernel has yet to send
 HEALTH: Final = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Server(NamedTuple):
-    """Where a server listens, and how."""
+    """The port of a server, its HTTP parser, and whether it uses TLS."""
 
     port: int
     parser: str
@@ -26,10 +26,10 @@ class Server(NamedTuple):
 
 
 class Barrier:
-    """Waits until the server has read what the kernel holds for it, by health requests on a connection of its own.
+    """Waits until the server has read what the kernel holds for it, by health checks on a separate connection.
 
     The event loop of the server handles events in the order of their arrival, so that it has read all earlier bytes
-    of other connections when it answers, except where it paused reading. Callers share requests.
+    of other connections when it responds, except where it paused reading. Concurrent callers share a health check.
     """
 
     def __init__(self, server: Server) -> None:
@@ -48,7 +48,7 @@ class Barrier:
                 await self._streams[1].wait_closed()
 
     async def wait(self) -> None:
-        """Return when the server has read what was sent before."""
+        """Return when the server has read all bytes that were sent before."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         if self._asking is None:
@@ -66,7 +66,7 @@ class Barrier:
             for future in waiting:
                 if not future.done():
                     future.set_result(None)
-            await asyncio.sleep(0)  # so that they can ask again
+            await asyncio.sleep(0)  # so that the callers can wait again
         self._asking = None
 
     async def _health(self) -> None:
@@ -78,7 +78,7 @@ class Barrier:
 
 
 class Connection:
-    """One connection. TLS is a layer over the socket, so that pieces leave as they are given."""
+    """One connection. TLS is a layer over the socket, so that each piece is sent separately."""
 
     def __init__(self, server: Server, barrier: Barrier) -> None:
         self.received = bytearray()
@@ -94,20 +94,20 @@ class Connection:
     ) -> None:
         """Send the pieces, each after the server has read the one before, and receive until the server closes.
 
-        complete: True if what was received is all that is wanted; late: receive nothing until all is sent, or the
-        kernel takes no more. Errors: TimeoutError, OSError.
+        complete: True if the received bytes are enough; late: receive nothing until all is sent, or the
+        kernel's buffers are full. Errors: TimeoutError, OSError.
         """
         with socket.socket() as self._socket:
             self._socket.setblocking(False)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 await self._loop.sock_connect(self._socket, ("127.0.0.1", self._server.port))
                 await self._handshake()
                 receiving = asyncio.create_task(self._receive(complete))
                 try:
                     if not late:
                         self._may_receive.set()
-                    with suppress(ConnectionError):  # the answer that closes the connection may be here already
+                    with suppress(ConnectionError):  # the server may have closed the connection already
                         for piece in pieces:
                             await self._send(piece, receiving)
                     self._may_receive.set()

@@ -1,4 +1,4 @@
-"""Many sequences: short ones cut at every byte, long ones at random places; `make test-deep` runs it."""
+"""Many sequences: short ones cut at every byte, long ones at random offsets; `make test-deep` runs it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from tests.framing.run import PARSERS, Case, check, every_byte, random_cases, se
 SHOWN: Final = 20  # failures of each server
 
 
-def work(server: Server, short: int, places: int, seed: int) -> Iterator[tuple[str, list[Case]]]:
-    """Names of sequences, and where they are cut."""
+def sequences_to_try(server: Server, short: int, cuts: int, seed: int) -> Iterator[tuple[str, list[Case]]]:
+    """Names of sequences, each with its cases."""
     for index in range(short):
         name = f"short-{seed}.{index}"
         yield name, every_byte(server, name)
     for index in count():
-        if places <= 0:
+        if cuts <= 0:
             return
         name = f"long-{seed}.{index}"
         cases = random_cases(server, name, Random(name), 10)
-        places -= sum(len(case.cuts) for case in cases)
+        cuts -= sum(len(case.cuts) for case in cases)
         yield name, cases
 
 
 def try_all(server: Server, options: argparse.Namespace) -> int:
-    """Print progress and the first failures; return how many cases fail."""
+    """Send all sequences; print progress and the first failures; return the number of failed cases."""
     label = f"{server.parser}{', TLS' * server.tls}"
     tried = failed = sequences = 0
     start = time.monotonic()
-    for name, cases in work(server, options.short, options.count, options.seed):
+    for name, cases in sequences_to_try(server, options.short, options.count, options.seed):
         outcome = check(server, name, cases)
         for failure in outcome.failures[: max(0, SHOWN - failed)]:
             print(failure)
@@ -51,7 +51,7 @@ def try_all(server: Server, options: argparse.Namespace) -> int:
 def main() -> int:
     """Exit status 1 if any case fails."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=20_000, help="random places in long sequences")
+    parser.add_argument("--count", type=int, default=20_000, help="random cuts of long sequences")
     parser.add_argument("--short", type=int, default=40, help="short sequences, each cut at every byte")
     parser.add_argument("--seed", type=int, default=0, help="other sequences")
     parser.add_argument("--parser", choices=PARSERS, help="default: all")

@@ -1,7 +1,7 @@
-"""What uvicorn's httptools protocol gets wrong; with h11 nothing is left out.
+"""Kinds of requests that uvicorn's httptools protocol frames wrongly, and that tests leave out; h11 has none.
 
-In these cases bytes of one request become part of another, or of its answer. So httptools is only for servers behind a
-proxy that forwards no offers to upgrade, no trailers, and nothing malformed.
+In these cases bytes of one request become part of another, or of its response. So httptools is only for use behind a
+proxy that forwards no upgrade requests, no trailers, and no malformed requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIFFERENCES: Final[dict[str, dict[str, Difference]]] = {
         "h2c-chunked": Difference("never", UPGRADE),
         "trailers": Difference("never", "uvicorn adds trailers to the headers of the request"),
         "early": Difference("never", "the 400 of the parser follows the answer of the application"),
-        "large-head": Difference("never", "it is no error of the parser, and the connection is aborted"),
+        "large-head": Difference("never", "uvicorn aborts the connection instead of sending a 400"),
         **dict.fromkeys(
             ("bad-line", "bad-header", "bad-length", "two-lengths", "length-and-chunks", "bad-chunk"),
             Difference("first", ERROR),

@@ -1,4 +1,4 @@
-"""Send sequences of requests over one connection, cut into pieces, and compare the answers with the requests alone.
+"""Send sequences of requests over one connection, cut into pieces; each response must equal that to the request alone.
 
 `python -m tests.framing.run NAME --cuts 10,20` repeats one case.
 """
@@ -18,14 +18,14 @@ from typing import Any, Final, NamedTuple
 import h11
 
 from tests.attack.server import live
-from tests.framing.answers import Answer, Mismatch, fault, parse
+from tests.framing.answers import Answer, Mismatch, parse, violation
 from tests.framing.client import Barrier, Connection, Server
 from tests.framing.sequences import MAX_BODY, Request, sequence
 
 CERTIFICATE: Final = Path(__file__).parents[1] / "tls" / "localhost.pem"
 PARSERS: Final = ("h11", "httptools")
 WIDTH: Final = 16  # connections at a time
-WRONG: Final = (Mismatch, h11.ProtocolError, OSError)
+FAILURES: Final = (Mismatch, h11.ProtocolError, OSError)
 
 
 class Case(NamedTuple):
@@ -44,16 +44,16 @@ class Outcome(NamedTuple):
 
 @contextmanager
 def serving(parser: str, tls: bool) -> Iterator[Server]:
-    """A server in a process of its own."""
+    """A server in a separate process."""
     settings: dict[str, Any] = {"tls_certificate": CERTIFICATE, "tls_key": CERTIFICATE} if tls else {}
     with live(http_parser=parser, max_body_bytes=MAX_BODY, **settings) as server:
         yield Server(server.port, parser, tls)
 
 
 def every_byte(server: Server, name: str) -> list[Case]:
-    """One case for each place between two bytes of a sequence, and one whose pieces are single bytes."""
+    """One case for each offset within a sequence, and one whose pieces are single bytes."""
     length = sum(len(request.data) for request in sequence(name, server.parser))
-    return [*(Case((place,)) for place in range(1, length)), Case(tuple(range(1, length)))]
+    return [*(Case((offset,)) for offset in range(1, length)), Case(tuple(range(1, length)))]
 
 
 def random_cases(server: Server, name: str, rng: Random, count: int) -> list[Case]:
@@ -65,15 +65,17 @@ def random_cases(server: Server, name: str, rng: Random, count: int) -> list[Cas
         between.append(length)
     cases = []
     for _ in range(count):
-        places = rng.sample(between, rng.randint(0, len(between)))
-        places += [rng.choice(between + ends) + rng.randint(-60, 60) for _ in range(rng.randint(0, 4))]
-        places += [rng.randrange(length) for _ in range(rng.randint(0, 2))]
-        cases.append(Case(tuple(sorted({place for place in places if 0 < place < length})), late=rng.random() < 0.5))
+        offsets = rng.sample(between, rng.randint(0, len(between)))
+        offsets += [rng.choice(between + ends) + rng.randint(-60, 60) for _ in range(rng.randint(0, 4))]
+        offsets += [rng.randrange(length) for _ in range(rng.randint(0, 2))]
+        cases.append(
+            Case(tuple(sorted({offset for offset in offsets if 0 < offset < length})), late=rng.random() < 0.5)
+        )
     return cases
 
 
 def check(server: Server, name: str, cases: Iterable[Case]) -> Outcome:
-    """Send a sequence in several ways."""
+    """Send a sequence once for each case, and compare the responses."""
     return asyncio.run(_check(server, name, cases))
 
 
@@ -85,43 +87,43 @@ async def _check(server: Server, name: str, cases: Iterable[Case]) -> Outcome:
     outcomes: list[str] = []
     remaining = iter(cases)
 
-    async def work(barrier: Barrier, right: list[Answer]) -> None:
+    async def send_cases(barrier: Barrier, expected: list[Answer]) -> None:
         for case in remaining:
             connection = Connection(server, barrier)
             pieces = [data[start:end] for start, end in pairwise((0, *case.cuts, len(data)))]
             failure = ""
             try:
                 await connection.exchange(pieces, lambda _: False, case.late)
-                _compare(requests, parse(connection.received, requests, ended=True), right)
-            except WRONG as error:
+                _compare(requests, parse(connection.received, requests, ended=True), expected)
+            except FAILURES as error:
                 failure = f"{label}: {error!r}\n  {_command(server, name, case)}"
             outcomes.append(failure)
 
     async with Barrier(server) as barrier:
         try:
-            right = [await _right(server, barrier, request) for request in requests[: last + 1]]
-        except WRONG as error:
+            expected = [await _response_alone(server, barrier, request) for request in requests[: last + 1]]
+        except FAILURES as error:
             return Outcome(1, [f"{label}: {error!r}\n  {_command(server, name, Case(()))}"])
-        await asyncio.gather(*(work(barrier, right) for _ in range(WIDTH)))
+        await asyncio.gather(*(send_cases(barrier, expected) for _ in range(WIDTH)))
     return Outcome(len(outcomes), [failure for failure in outcomes if failure])
 
 
-async def _right(server: Server, barrier: Barrier, request: Request) -> Answer:
-    """The answer to a request that is sent whole on a connection of its own. Errors: Mismatch, if that is wrong."""
+async def _response_alone(server: Server, barrier: Barrier, request: Request) -> Answer:
+    """The response to a request that is sent whole on a new connection. Errors: Mismatch, if it violates HTTP."""
     connection = Connection(server, barrier)
     await connection.exchange([request.data], lambda received: bool(parse(received, [request], ended=False)))
     answers = parse(connection.received, [request], ended=request.closes)
-    if not answers or fault(request, answers[0]):
-        raise Mismatch(f"{request.kind} alone is answered by {answers}: {answers and fault(request, answers[0])}")
+    if not answers or violation(request, answers[0]):
+        raise Mismatch(f"{request.kind} alone is answered by {answers}: {answers and violation(request, answers[0])}")
     return answers[0]
 
 
-def _compare(requests: list[Request], answers: list[Answer], right: list[Answer]) -> None:
-    for index, (request, answer, alone) in enumerate(zip(requests, answers, right, strict=False)):
-        if answer != alone and (not request.also or fault(request, answer)):
+def _compare(requests: list[Request], answers: list[Answer], expected: list[Answer]) -> None:
+    for index, (request, answer, alone) in enumerate(zip(requests, answers, expected, strict=False)):
+        if answer != alone and (not request.other_status or violation(request, answer)):
             raise Mismatch(f"answer {index} is {answer}, not {alone}")
-    if len(answers) != len(right):
-        raise Mismatch(f"{len(answers)} answers, not {len(right)}: {answers}")
+    if len(answers) != len(expected):
+        raise Mismatch(f"{len(answers)} answers, not {len(expected)}: {answers}")
 
 
 def _command(server: Server, name: str, case: Case) -> str:
@@ -134,7 +136,7 @@ def main() -> int:
     """Send one sequence."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("name", help="short-SEED, long-SEED, or kinds joined by +")
-    parser.add_argument("--cuts", default="", help="places, comma-separated; every: each place, one after the other")
+    parser.add_argument("--cuts", default="", help="offsets, comma-separated; every: each offset, one after the other")
     parser.add_argument("--late", action="store_true", help="receive only after all is sent")
     parser.add_argument("--parser", default=PARSERS[0], choices=PARSERS)
     parser.add_argument("--tls", action="store_true")

@@ -19,15 +19,15 @@ MAX_BODY: Final = 2_000_000
 
 @dataclass(frozen=True)
 class Request:
-    """The bytes of a request, and its answer by RFC 9110, RFC 9112 and the service's contract."""
+    """The bytes of a request, and the expected response by RFC 9110, RFC 9112 and the service's contract."""
 
     data: bytes
     status: int = 200
-    also: int = 0  # another status that is right: the parser or the application may be the first to see an error
-    head: bool = False  # the answer has no body
-    closes: bool = False  # the server answers no further request on this connection
-    parsed: bool = True  # the application sees the request, so that the answer carries its id
-    expects: bool = False  # 100 Continue may precede the answer
+    other_status: int = 0  # also allowed, as either the parser or the application may find the error first
+    head: bool = False  # the response has no body
+    closes: bool = False  # the server serves no further request on this connection
+    parsed: bool = True  # the application gets the request, so that the response has its id
+    expects: bool = False  # 100 Continue may precede the response
     kind: str = ""
     id: str = ""
 
@@ -37,7 +37,7 @@ Body = bytes | Callable[[Random], bytes]
 
 
 def sequence(name: str, parser: str) -> list[Request]:
-    """The requests that a name stands for: short-SEED, long-SEED, or kinds joined by +. The last asks to close."""
+    """The requests of a name: short-SEED, long-SEED, or kinds joined by +. The last request closes the connection."""
     rng = Random(name)
     kinds = name.split("+")
     if name.startswith(("short-", "long-")):
@@ -99,21 +99,21 @@ def _in_chunks(rng: Random, body: bytes) -> bytes:
 
 
 def _small(rng: Random) -> bytes:
-    """JSON with other numbers each time, and with what ends a head inside."""
+    """JSON with random numbers, which contains the bytes that end a request head."""
     rows = [[rng.randint(-9, 9) for _ in range(2)] for _ in range(rng.randint(1, 3))]
     return json.dumps({"input": rows}).replace(" ", "\r\n\r\n").encode()
 
 
 @cache
 def _json() -> bytes:
-    """200 kB."""
+    """A JSON body of 200 kB."""
     numbers = np.random.default_rng(0).integers(-999, 999, (350, 72)) / 256
     return json.dumps({"input": numbers.tolist(), "include": []}).encode()
 
 
 @cache
 def _safetensors() -> bytes:
-    """1.5 MB."""
+    """A safetensors body of 1.5 MB."""
     numbers = np.random.default_rng(1).integers(-9, 9, (1500, 256)).astype("<f4").tobytes()
     tensor = {"dtype": "F32", "shape": [1500, 256], "data_offsets": [0, len(numbers)]}
     head = json.dumps({"__metadata__": {"request": '{"include":[]}'}, "input": tensor}).encode()
@@ -121,12 +121,12 @@ def _safetensors() -> bytes:
 
 
 def _wide(rng: Random) -> bytes:
-    """2 kB of JSON that are answered by 2 MB or more, which is more than sockets buffer."""
+    """A JSON body of 2 kB with a response of 2 MB or more, which is more than sockets buffer."""
     return json.dumps({"input": [[i % 7] for i in range(430)], "encoding": rng.choice(["base64", "list"])}).encode()
 
 
 def _bad_chunk(rng: Random) -> bytes:
-    """A chunk, and a malformed one."""
+    """A valid chunk and a malformed one."""
     bad = [b"zz\r\n", b"-1\r\n", b"0x5\r\n", b"1\r\n[[\r\n", b"1\r\n\r\n\r\n", b"f" * 25 + b"\r\n", b"\r\n"]
     return b"2\r\n[[\r\n" + rng.choice(bad)
 
@@ -143,10 +143,10 @@ H2C: Final = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Sett
 WEBSOCKET: Final = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
                     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")  # fmt: skip
 TRAILERS: Final = b"Accept: text/html\r\nContent-Type: text/html\r\nX-Request-ID: trailer\r\n"
-# Stands inside bodies, and behind heads that announce none: no server may answer it.
+# Inside bodies, and behind request heads without a body: no server may respond to it.
 SMUGGLED: Final = b"GET /health/live HTTP/1.1\r\nHost: x\r\nX-Request-ID: smuggled\r\n\r\n"
 
-# Requests after which the connection is as good as before.
+# Requests after which the connection stays open.
 GOOD: Final[dict[str, Make]] = {
     "live": _request(LIVE),
     "document": _request("GET /openapi.json HTTP/1.1"),
@@ -170,7 +170,7 @@ GOOD: Final[dict[str, Make]] = {
     "bad-path": _request(NOWHERE, JSON, body=SMUGGLED, status=404),
     "bad-method": _request("PUT /attention HTTP/1.1", JSON, body=SMUGGLED, status=405),
 }
-# Requests after which no other is answered.
+# Requests after which the server closes the connection.
 FATAL: Final[dict[str, Make]] = {
     "close": _request(LIVE, CLOSE, closes=True),
     "close-after-body": _request(POST, JSON, CLOSE, body=_small, closes=True),
@@ -190,7 +190,8 @@ FATAL: Final[dict[str, Make]] = {
     "two-hosts": _malformed((LIVE, "Host: y")),
     "gzip": _malformed((POST, JSON, "Transfer-Encoding: gzip, chunked"), tail=b"2\r\n{}\r\n0\r\n\r\n"),
     "bad-chunk": _malformed((POST, JSON, CHUNKED), tail=_bad_chunk),
-    "early": _malformed((NOWHERE, JSON, CHUNKED), tail=_bad_chunk, also=404),  # which does not depend on the body
+    # 404 does not depend on the body.
+    "early": _malformed((NOWHERE, JSON, CHUNKED), tail=_bad_chunk, other_status=404),
 }
 LARGE: Final[dict[str, Make]] = {
     "large": _request(POST, JSON, body=lambda _: _json()),
@@ -203,6 +204,6 @@ LARGE_FATAL: Final[dict[str, Make]] = {
     "large-close": _request(POST, JSON, CLOSE, body=_wide, closes=True),
     "too-large": _request(POST, JSON, body=SMUGGLED * (MAX_BODY // 50), status=413, closes=True),
     "too-large-chunked": _request(POST, JSON, chunks=SMUGGLED * (MAX_BODY // 50), status=413, closes=True),
-    "large-head": _malformed((LIVE, "A: " + 400_000 * "a"), also=431),
+    "large-head": _malformed((LIVE, "A: " + 400_000 * "a"), other_status=431),
 }
 KINDS: Final = GOOD | FATAL | LARGE | LARGE_FATAL

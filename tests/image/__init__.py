@@ -1,1 +1,1 @@
-"""The image as it runs in production: read-only, with neither root nor capabilities. `make image-test` runs this."""
+"""The image runs as in production: read-only, without root and capabilities. `make image-test` runs these tests."""

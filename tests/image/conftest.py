@@ -1,4 +1,4 @@
-"""What the tests of images share."""
+"""Fixtures of the tests of the image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import uncaptured
 
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Prints a figure, whatever pytest captures."""
+    """A function that prints a line, also if pytest captures output."""
 
     def show(line: str) -> None:
         with uncaptured(request):

@@ -1,4 +1,4 @@
-"""Containers, by the engine that deploy/engine found, and the bare process that they are compared with."""
+"""Containers, run by the engine that deploy/engine found, and a process without a container for comparison."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINE, BASE_IMAGE = os.environ["ENGINE"], os.environ["BASE_IMAGE"]
 IMAGE = f"{os.environ['IMAGE']}:cpu"
 COMPOSE = ("docker", "compose") if ENGINE == "docker" else (os.environ["PODMAN_COMPOSE"],)
-# As docker-compose.yml and the manifests run it.
+# The options of docker-compose.yml and the manifests.
 HARDENED = (
     *("--read-only", "--tmpfs=/tmp", "--cap-drop=all", "--security-opt=no-new-privileges"),
     *("--memory=1g", "--pids-limit=256", "--cpus=2", "--env=ATTENTION_THREADS=2"),
@@ -27,39 +27,39 @@ HARDENED = (
 
 
 def engine(*arguments: str) -> str:
-    """What a command of the engine prints. Its complaints are seen only where it fails."""
+    """The output of a command of the engine. Errors: AssertionError with its stderr if it fails."""
     done = subprocess.run([ENGINE, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(arguments)}: {done.stderr}"
     return done.stdout.strip()
 
 
 def succeeds(*arguments: str) -> bool:
-    """Whether a command of the engine does."""
+    """True if a command of the engine succeeds."""
     return subprocess.run([ENGINE, *arguments], capture_output=True, check=False).returncode == 0
 
 
 @dataclass(frozen=True)
 class Container:
-    """One that runs, and where it answers."""
+    """A running container, and the URL of its service."""
 
     name: str
     url: str
 
     def run(self, *command: str) -> str:
-        """What a command prints that runs in the container."""
+        """The output of a command in the container."""
         return engine("exec", self.name, *command)
 
     def can(self, *command: str) -> bool:
-        """Whether a command succeeds there."""
+        """True if a command succeeds in the container."""
         return succeeds("exec", self.name, *command)
 
     def status(self) -> dict[str, str]:
-        """What the kernel says of the service's process."""
+        """The fields of /proc/1/status in the container: the state of the service's process."""
         return dict(line.split(":", 1) for line in self.run("cat", "/proc/1/status").splitlines())
 
 
 def assert_confined(one: Container) -> None:
-    """It is not root, cannot become it, can do nothing that root could, and writes to two folders alone."""
+    """Assert that the container has no root, no capabilities, no new privileges, and only two writable folders."""
     facts = {name: value.split() for name, value in one.status().items()}
     assert {*facts["Uid"], *facts["Gid"]} == {"10001"}
     assert int(facts["CapEff"][0], 16) == int(facts["CapBnd"][0], 16) == 0
@@ -70,7 +70,7 @@ def assert_confined(one: Container) -> None:
 
 @contextmanager
 def container(*flags: str) -> Iterator[Container]:
-    """A hardened container of the image, not awaited; removed in the end."""
+    """A hardened container of the image, which may still be starting; it is removed on exit."""
     port = free_port()
     name = engine("run", "--detach", *HARDENED, f"--publish=127.0.0.1:{port}:8000", *flags, IMAGE)
     try:
@@ -81,9 +81,9 @@ def container(*flags: str) -> Iterator[Container]:
 
 @contextmanager
 def process() -> Iterator[str]:
-    """The URL of a service without a container."""
+    """The URL of a service in a process without a container."""
     port = free_port()
-    # Bytecode is kept, as it is in the image.
+    # Python writes bytecode, which the image has, too.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-m", "service", "serve", "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL) as running:
@@ -93,8 +93,8 @@ def process() -> Iterator[str]:
             running.terminate()
 
 
-def await_answer(url: str) -> None:
-    """Ask until there is an answer."""
+def await_response(url: str) -> None:
+    """Send requests until the service responds."""
 
     def answers() -> bool:
         try:
@@ -102,16 +102,16 @@ def await_answer(url: str) -> None:
         except httpx.TransportError:
             return False
 
-    await_that(answers, f"an answer from {url}")
+    await_condition(answers, f"an answer from {url}")
 
 
 def await_success(*arguments: str) -> None:
     """Run a command of the engine until it succeeds."""
-    await_that(lambda: succeeds(*arguments), " ".join(arguments))
+    await_condition(lambda: succeeds(*arguments), " ".join(arguments))
 
 
-def await_that(holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Try until it holds."""
+def await_condition(holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """Poll the condition until it is true. Errors: AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds} seconds: {what}"

@@ -1,4 +1,4 @@
-"""The commands of docs/deployment.md run, as they stand there."""
+"""The commands of docs/deployment.md run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import free_port
-from tests.documents import blocks
+from tests.helpers.documents import blocks
 from tests.image.engine import COMPOSE, ENGINE, IMAGE, ROOT
 
 CONTAINER, COMPOSED, APPLY, OVERLAY = (block.text for block in blocks(ROOT / "docs" / "deployment.md"))
 MANIFESTS = Path("deploy") / "kubernetes"
 NAME = "attention-docs"
-# The engine, whichever it is, under the name that the page has for it; and nothing left behind.
+# Makes the engine available as `docker`, which the page uses, and removes all containers on exit.
 SETUP = f"""set -e
 docker() {{ case "$1" in compose) shift; {" ".join(COMPOSE)} "$@";; *) command {ENGINE} "$@";; esac; }}
 trap 'docker rm --force {NAME} || true; docker compose down --volumes || true' EXIT
@@ -25,8 +25,8 @@ trap 'docker rm --force {NAME} || true; docker compose down --volumes || true' E
 
 
 @pytest.mark.parametrize("commands", [CONTAINER, COMPOSED], ids=["container", "compose"])
-def test_commands_run(commands: str) -> None:
-    """The image is built already; port and names are our own."""
+def test_the_commands_of_the_page_run(commands: str) -> None:
+    """The commands of the page run with the built image, a free port and other names."""
     port = str(free_port())
     own = commands.replace("make image\n", "").replace("attention-service:cpu", IMAGE)
     own = re.sub(r"(?<=\s)attention(?=\s)", NAME, own.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
@@ -38,8 +38,8 @@ def test_commands_run(commands: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_what_would_be_applied_to_a_cluster_can_be_made(tmp_path: Path) -> None:
-    """The folder that the page applies, and the overlay that it shows, beside it."""
+def test_the_kubernetes_manifests_and_the_overlay_render(tmp_path: Path) -> None:
+    """kubectl renders the folder that the page applies, and the overlay that it shows."""
     shutil.copytree(ROOT / MANIFESTS, tmp_path / MANIFESTS)
     overlay = MANIFESTS / "overlay"
     (tmp_path / overlay).mkdir()

@@ -1,4 +1,4 @@
-"""What is in the image, what it may do, what it answers, how it stops, and how large, quick and hungry it is."""
+"""The image: its contents, privileges, responses, shutdown, size, start time and memory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from service.version import __version__
+from tests.helpers.wire import NPZ, read, write
 from tests.image.engine import (
     BASE_IMAGE,
     ENGINE,
@@ -23,14 +24,13 @@ from tests.image.engine import (
     ROOT,
     Container,
     assert_confined,
-    await_answer,
-    await_that,
+    await_condition,
+    await_response,
     container,
     engine,
     process,
     succeeds,
 )
-from tests.wire import NPZ, read, write
 
 Report = Callable[[str], None]
 MB = 1e6
@@ -39,18 +39,18 @@ MB = 1e6
 @pytest.fixture(scope="module")
 def running() -> Iterator[Container]:
     with container() as one:
-        await_answer(one.url)
+        await_response(one.url)
         yield one
 
 
-def test_it_answers_what_the_notebooks_print(running: Container) -> None:
-    """The tests of the golden cases and of the binary formats, against the container."""
-    tests = ["tests/test_cases.py", "tests/test_binary.py"]
+def test_the_container_passes_the_golden_cases(running: Container) -> None:
+    """The tests of the golden cases and of the binary formats pass with the container."""
+    tests = ["tests/test_golden_cases.py", "tests/test_binary_codecs.py"]
     done = subprocess.run([sys.executable, "-m", "pytest", *tests, "--url", running.url], cwd=ROOT, check=False)
     assert done.returncode == 0
 
 
-def test_it_answers_npz(running: Container) -> None:
+def test_the_container_answers_in_npz(running: Container) -> None:
     random = np.random.default_rng(0)
     request = {name: random.normal(size=(8, 128, 64)).astype(np.float32) for name in ("query", "key", "value")}
     answer = httpx.post(f"{running.url}/attention", content=write(request, NPZ), headers={"Content-Type": NPZ})
@@ -60,11 +60,11 @@ def test_it_answers_npz(running: Container) -> None:
     np.testing.assert_allclose(fields["attention_weights"].sum(axis=-1), 1, rtol=1e-6)
 
 
-def test_it_may_do_next_to_nothing(running: Container) -> None:
+def test_the_container_has_no_privileges(running: Container) -> None:
     assert_confined(running)
 
 
-def test_it_holds_what_it_needs_and_no_more(running: Container) -> None:
+def test_the_image_has_no_pip_compiler_or_tests_and_all_bytecode(running: Container) -> None:
     assert not running.can("python", "-m", "pip", "--version")
     for compiler in ("cc", "gcc", "clang"):
         assert not running.can("sh", "-c", f"command -v {compiler}"), compiler
@@ -74,7 +74,7 @@ def test_it_holds_what_it_needs_and_no_more(running: Container) -> None:
     assert sources == compiled
 
 
-def test_it_says_what_it_is() -> None:
+def test_the_image_has_labels_and_a_user() -> None:
     (image,) = json.loads(engine("image", "inspect", IMAGE))
     labels = image["Config"]["Labels"]
     assert labels["org.opencontainers.image.version"] == __version__
@@ -82,72 +82,72 @@ def test_it_says_what_it_is() -> None:
     assert image["Config"]["User"] == "10001:10001"
 
 
-def test_health(running: Container) -> None:
-    """The check that the image names passes, fails where nobody answers, and is the one that the engine runs."""
+def test_the_health_check_of_the_image_works(running: Container) -> None:
+    """The health check passes, fails without a service, and is the one that the engine runs."""
     health = ("attention-service", "health")
     assert running.can(*health)
     assert not succeeds("exec", "--env", "ATTENTION_PORT=1", running.name, *health)
-    if ENGINE == "podman":  # which has a command for it, and runs none by itself where there is no systemd
+    if ENGINE == "podman":  # podman has a command for it, and runs no health check automatically without systemd
         assert succeeds("healthcheck", "run", running.name)
         return
     state = ("inspect", "--format", "{{.State.Health.Status}}", running.name)
-    await_that(lambda: engine(*state) == "healthy", "the engine's own check")
+    await_condition(lambda: engine(*state) == "healthy", "the engine's own check")
 
 
-def test_size(report: Report) -> None:
+def test_the_image_adds_at_most_150_mb(report: Report) -> None:
     size, base = (int(engine("image", "inspect", "--format", "{{.Size}}", name)) / MB for name in (IMAGE, BASE_IMAGE))
     report(f"size: {size - base:.0f} MB over the base's {base:.0f} MB (at most 150)")
     assert size - base <= 150
 
 
-def test_idle_memory(report: Report) -> None:
+def test_an_idle_container_needs_at_most_90_mb(report: Report) -> None:
     with container() as one:
-        await_answer(one.url)
+        await_response(one.url)
         resident = int(one.status()["VmRSS"].split()[0]) * 1024 / MB
     report(f"memory after the first answer: {resident:.0f} MB (at most 90)")
     assert resident <= 90
 
 
-def test_cold_start(report: Report) -> None:
-    """Only shown: what a shared machine takes proves nothing."""
+def test_the_start_time_is_reported(report: Report) -> None:
+    """Reported, not asserted, as times on a shared machine vary."""
     seconds: dict[str, list[float]] = {"container": [], "process": []}
-    for _ in range(5):  # in turns, so that whatever else runs meets both
+    for _ in range(5):  # alternating, so that other load affects both
         start = time.perf_counter()
         with container() as one:
-            await_answer(one.url)
+            await_response(one.url)
             seconds["container"].append(time.perf_counter() - start)
         start = time.perf_counter()
         with process() as url:
-            await_answer(url)
+            await_response(url)
             seconds["process"].append(time.perf_counter() - start)
     ours, bare = (statistics.median(values) for values in seconds.values())
     report(f"first answer: {ours:.2f} s, {ours / bare:.2f} times the bare process's {bare:.2f} s (wanted: 1.5 times)")
 
 
-def test_sigterm_under_load(report: Report) -> None:
-    """What was begun is answered, what comes later is turned away at once, and the status is 0."""
+def test_sigterm_under_load_completes_accepted_requests(report: Report) -> None:
+    """Accepted requests get responses, later connections are refused, and the exit status is 0."""
     random = np.random.default_rng(0)
     large = {name: random.normal(size=(4, 4096, 64)).astype(np.float32) for name in ("query", "key", "value")}
     body = write(large | {"layout": "hld", "include": []}, NPZ)
-    done: list[bool] = []  # of large ones, whether it was answered
+    done: list[bool] = []  # for each large request, whether it got its response
     small: list[str] = []
     stopped = threading.Event()
 
-    def ask_once() -> None:
+    def send_large_request() -> None:
         answer = httpx.post(f"{one.url}/attention", content=body, headers={"Content-Type": NPZ}, timeout=60)
         done.append(answer.status_code == 200 and read(answer.content, NPZ)["output"].shape == (4, 4096, 64))
 
-    def ask_again_and_again() -> None:
+    def send_small_requests() -> None:
         while not stopped.is_set():
             small.append(small_request(one.url))
 
     with container() as one:
-        await_answer(one.url)
-        clients = [threading.Thread(target=ask_again_and_again) for _ in range(4)]
-        clients += [threading.Thread(target=ask_once) for _ in range(8)]
+        await_response(one.url)
+        clients = [threading.Thread(target=send_small_requests) for _ in range(4)]
+        clients += [threading.Thread(target=send_large_request) for _ in range(8)]
         for client in clients:
             client.start()
-        time.sleep(1)  # all of the large ones are in now, and none, or not all, are out
+        time.sleep(1)  # all large requests are accepted now, and at least one of them is not finished
         before = len(done)
         start = time.perf_counter()
         engine("kill", "--signal=TERM", one.name)
@@ -157,24 +157,22 @@ def test_sigterm_under_load(report: Report) -> None:
         for client in clients:
             client.join()
     outcomes = ", ".join(f"{number} {outcome}" for outcome, number in Counter(small).items())
-    report(
-        f"SIGTERM with {8 - before} large requests under way: exit {status} after {seconds:.1f} s; small: {outcomes}"
-    )
+    report(f"SIGTERM with {8 - before} large running requests: exit {status} after {seconds:.1f} s; small: {outcomes}")
     assert (sum(done), small.count("broken"), status) == (8, 0, "0")
     assert before < 8
 
 
-def test_sigterm_while_it_starts() -> None:
-    """Nothing is to be waited for; but Python itself needs a moment before it hears of signals."""
+def test_sigterm_during_the_start_ends_the_container() -> None:
+    """Signals are repeated, as Python needs a moment before it handles them."""
     with container() as one:
-        await_that(lambda: not succeeds("kill", "--signal=TERM", one.name), "the container to stop")
+        await_condition(lambda: not succeeds("kill", "--signal=TERM", one.name), "the container to stop")
         assert engine("wait", one.name) == "0"
         logs = subprocess.run([ENGINE, "logs", one.name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
         assert b"startup complete" not in logs.stdout
 
 
 def small_request(url: str) -> str:
-    """What becomes of a small request on a connection of its own."""
+    """The outcome of a small request on a new connection: answered, broken, or turned away."""
     begun = False
     try:
         with httpx.stream("POST", f"{url}/attention", json={"input": [[1, 0], [0, 1]]}, timeout=30) as answer:

@@ -1,4 +1,4 @@
-"""The pod of the Kubernetes manifests, as podman runs it."""
+"""The pod of the Kubernetes manifests, run by podman."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def pod() -> Iterator[Container]:
         engine("play", "kube", "--down", DEPLOYMENT)
 
 
-def test_it_has_the_processors_of_its_limit(pod: Container) -> None:
+def test_the_pod_has_as_many_threads_as_its_cpu_limit(pod: Container) -> None:
     assert pod.run("printenv", "ATTENTION_THREADS") == "2"
 
 
-def test_it_may_do_next_to_nothing(pod: Container) -> None:
+def test_the_pod_has_no_privileges(pod: Container) -> None:
     assert_confined(pod)

@@ -20,13 +20,13 @@ from service.errors import BodyTooLarge
 from service.http.problems import MEDIA_TYPE
 from service.schemas.problem import Problem
 from tests.conftest import free_port
-from tests.image.engine import COMPOSE, ROOT, await_answer, await_success, engine
-from tests.wire import NPZ, read, write
+from tests.helpers.wire import NPZ, read, write
+from tests.image.engine import COMPOSE, ROOT, await_response, await_success, engine
 
 PROJECT = "attention-test"
 CLIENTS = 12
-# Of an answer that ended before its length.
-CUT = 0
+# Counts as the status of a response that ends before its Content-Length.
+INCOMPLETE = 0
 REQUESTS = 1000
 
 
@@ -43,24 +43,24 @@ def proxy() -> Iterator[str]:
 
     try:
         compose("up", "--detach", "replica")
-        for name in containers("replica"):  # podman-compose may not wait for them by itself
+        for name in containers("replica"):  # podman-compose may not wait until they are healthy
             await_success("exec", name, "attention-service", "health")
         compose("up", "--detach", "proxy")
-        await_answer(f"http://127.0.0.1:{port}")
+        await_response(f"http://127.0.0.1:{port}")
         yield f"http://127.0.0.1:{port}"
     finally:
         compose("down", "--volumes")
 
 
 def containers(service: str) -> list[str]:
-    """Their names."""
+    """The names of all containers of a service of the project."""
     names = engine("ps", "--format", "{{.Names}}").splitlines()
     return sorted(name for name in names if re.fullmatch(rf"{PROJECT}[-_]{service}[-_]\d+", name))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the proxy's log."""
+    """A line of the proxy's log. begun: Unix time; asked: addresses of the replicas that got the request"""
 
     begun: float
     status: int
@@ -68,7 +68,7 @@ class Entry:
 
 
 def log() -> list[Entry]:
-    """What the proxy logged of POST /attention."""
+    """The entries of POST /attention in the proxy's log."""
     lines = (re.fullmatch(r'([\d.]+) (\d+) ([\d.]+) (.+) "POST /attention .*"', line) for line in logged())
     found = (line.groups() for line in lines if line)
     return [
@@ -82,8 +82,8 @@ def logged() -> list[str]:
 
 
 def ask(url: str, during: Callable[[int], None] = lambda _: None) -> Counter[int]:
-    """Statuses of 1,000 requests from 12 clients, CUT for an answer that broke off. Calls `during` with the number of
-    each, before it is sent."""
+    """Statuses of 1,000 requests from 12 clients, INCOMPLETE for one that is cut off. Calls `during` with the number of
+    each request before it is sent."""
     random = np.random.default_rng(0)
     body = write({"input": random.normal(size=(128, 64)).astype(np.float32)}, NPZ)
     numbers, statuses = count(), list[int]()
@@ -95,7 +95,7 @@ def ask(url: str, during: Callable[[int], None] = lambda _: None) -> Counter[int
                 try:
                     answer = own.post("/attention", content=body, headers={"Content-Type": NPZ})
                 except httpx.RemoteProtocolError:
-                    statuses.append(CUT)
+                    statuses.append(INCOMPLETE)
                     continue
                 statuses.append(answer.status_code)
                 assert answer.status_code != 200 or read(answer.content, NPZ)["output"].shape == (128, 64)
@@ -119,8 +119,8 @@ def test_requests_are_spread_over_all_replicas(proxy: str, report: Callable[[str
     assert min(shares.values()) > REQUESTS / 6
 
 
-def test_bodies_pass_through(proxy: str) -> None:
-    """Large ones too, though the proxy has 4 MB to write to; too large ones are refused in the service's words."""
+def test_the_proxy_passes_large_bodies_and_problems(proxy: str) -> None:
+    """Large bodies pass, though the proxy has a buffer of 4 MB; larger bodies get a problem of the service's format."""
     tokens = np.ones((100_000, 64), np.float32)
     large = {"query": tokens[:1], "key": tokens, "value": tokens, "include": []}
     answer = httpx.post(f"{proxy}/attention", content=write(large, NPZ), headers={"Content-Type": NPZ}, timeout=60)
@@ -132,7 +132,7 @@ def test_bodies_pass_through(proxy: str) -> None:
     assert (problem.title, problem.request_id) == (BodyTooLarge.title, refused.headers["X-Request-ID"])
 
 
-def test_a_replica_killed_at_work_takes_nothing_with_it_but_that(proxy: str, report: Callable[[str], None]) -> None:
+def test_killing_a_busy_replica_loses_only_its_running_requests(proxy: str, report: Callable[[str], None]) -> None:
     before = len(log())
     killed: list[float] = []
 
@@ -144,22 +144,20 @@ def test_a_replica_killed_at_work_takes_nothing_with_it_but_that(proxy: str, rep
     statuses = ask(proxy, kill)
     lost = [entry for entry in log()[before:] if entry.status != 200]
     report(
-        f"one replica killed at work: {statuses[200]} of {REQUESTS} answered, {len(lost)} lost that it was working on, "
-        f"{statuses[CUT]} answers broken off"
+        f"one replica killed under load: {statuses[200]} of {REQUESTS} answered, {len(lost)} lost with it, "
+        f"{statuses[INCOMPLETE]} incomplete responses"
     )
-    assert len(lost) + statuses[CUT] == REQUESTS - statuses[200] < CLIENTS
+    assert len(lost) + statuses[INCOMPLETE] == REQUESTS - statuses[200] < CLIENTS
     assert all(entry.begun < killed[0] for entry in lost)
     assert len({entry.asked for entry in lost}) <= 1
 
 
-def test_a_replica_killed_at_rest_takes_nothing_with_it(proxy: str, report: Callable[[str], None]) -> None:
-    """The proxy learns of it by a connection that fails, and asks another."""
+def test_killing_an_idle_replica_loses_no_request(proxy: str, report: Callable[[str], None]) -> None:
+    """The proxy's connection fails, and it sends the request to another replica."""
     before = len(log())
     engine("kill", "--signal=KILL", containers("replica")[-1])
     statuses = ask(proxy)
-    elsewhere = sum(len(entry.asked) > 1 for entry in log()[before:])
-    report(
-        f"another killed at rest: {statuses[200]} of {REQUESTS} answered, {elsewhere} of them by the second one asked"
-    )
+    retried = sum(len(entry.asked) > 1 for entry in log()[before:])
+    report(f"an idle replica killed: {statuses[200]} of {REQUESTS} answered, {retried} by a second replica")
     assert statuses == {200: REQUESTS}
-    assert elsewhere
+    assert retried

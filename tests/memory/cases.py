@@ -1,4 +1,4 @@
-"""Requests of every kind, each with some ten megabytes: what is sent in which format, and how the answer goes back."""
+"""Requests that cover all options and formats, each with some ten megabytes, and the formats of their responses."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 import orjson
 import safetensors.numpy
 
-from tests.oip import body as inference
-from tests.oip import tensor
-from tests.wire import JSON, NPZ, SAFETENSORS, split, typed_array, write
+from tests.helpers.oip import body as inference
+from tests.helpers.oip import tensor
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS, split, typed_array, write
 
 INFERENCE = "inference"
 F2, F4, F8, BF = np.float16, np.float32, np.float64, ml_dtypes.bfloat16
 
 
 class Case(NamedTuple):
-    """media_type: of the request; answer: of the response; fields: makes the request, arrays as ndarrays"""
+    """A request. media_type: of the request; answer: of the response; fields: makes the fields, with ndarrays"""
 
     name: str
     media_type: str
@@ -233,7 +233,7 @@ CASES = [
 
 
 def write_case(case: Case) -> tuple[np.ndarray, int | None]:
-    """The body of a request, in memory of its own, and where its JSON ends if tensors follow."""
+    """The body of a request as an array that owns its memory, and the length of its JSON if tensors follow."""
     fields = case.fields()
     head = None
     if case.media_type == INFERENCE:

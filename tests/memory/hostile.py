@@ -1,4 +1,4 @@
-"""Bodies that take far more memory than they show, decoded each in a process of its own, as in `measure`."""
+"""Bodies that need far more memory than their length, each decoded in a separate process, as in `measure`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from service.codecs.oip import http as oip
 from service.errors import ServiceError
 from service.runtime.process import return_memory
 from tests.attack.corpus import FOR_MODEL, elements
-from tests.memory.measure import LIMIT, measured
-from tests.wire import JSON, NPZ, SAFETENSORS
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS
+from tests.memory.measure import LIMIT, measure_in_child
 
 N = 4 * 2**20
 INFERENCE, GRPC = "inference", "grpc"
 
 
-def many(item: str, last: str = "", count: int = 0) -> Callable[[], bytes]:
-    """A list of so many items, or as many as the size allows."""
+def repeated(item: str, last: str = "", count: int = 0) -> Callable[[], bytes]:
+    """A JSON list of `count` times the item, or of as many as fit into N bytes, with `last` at the end."""
     return lambda: f'{{"a": [{f"{item}," * (count or N // len(item.encode()))}{last or item}]}}'.encode()
 
 
-def text(body: Callable[[], str]) -> Callable[[], bytes]:
+def encoded(body: Callable[[], str]) -> Callable[[], bytes]:
     return lambda: body().encode()
 
 
@@ -61,49 +61,49 @@ def archive(method: int, **members: Any) -> Callable[[], bytes]:
 
 def tensors(header: dict[str, Any], data: int = 0) -> Callable[[], bytes]:
     def make() -> bytes:
-        text = json.dumps(header).encode()
-        return len(text).to_bytes(8, "little") + text + bytes(data)
+        encoded = json.dumps(header).encode()
+        return len(encoded).to_bytes(8, "little") + encoded + bytes(data)
 
     return make
 
 
 def inference(tail: bytes, **entry: Any) -> Callable[[], bytes]:
-    """Where the JSON ends stands in eight bytes before it."""
+    """A request of the protocol with one input; the first eight bytes are the length of its JSON."""
 
     def make() -> bytes:
         binary = {"parameters": {"binary_data_size": len(tail)}} if tail else {}
-        text = json.dumps({"inputs": [{"name": "query_tokens", "shape": [1]} | entry | binary]}).encode()
-        return len(text).to_bytes(8, "little") + text + tail
+        encoded = json.dumps({"inputs": [{"name": "query_tokens", "shape": [1]} | entry | binary]}).encode()
+        return len(encoded).to_bytes(8, "little") + encoded + tail
 
     return make
 
 
-TEXT = np.array(many("1", "x", 2**19)().decode())
+TEXT = np.array(repeated("1", "x", 2**19)().decode())
 SHORT_STRING = b"\2\0\0\0\xc3\xa9"
 BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
-    "small integers": (JSON, many("1")),
-    "small integers, then null": (JSON, many("0", "null")),
-    "integers, then null": (JSON, many("257", "null")),
-    "fractions, then ragged": (JSON, many("0.5", "[1]")),
-    "rows of one": (JSON, many("[1]")),
-    "booleans": (JSON, many("[true]")),
-    "strings": (JSON, many('"\u0100"')),
-    "strings of ASCII": (JSON, many('"ab"')),
-    "empty lists": (JSON, many("[]", "1", 2**19 - 10)),
-    "lists in lists": (JSON, many("[[]]", "1", 2**18 - 10)),
-    "more lists than may be": (JSON, many("[]", "1", 2**20)),
-    "objects": (JSON, many('{"":0}', "1", 2**17 - 10)),
+    "small integers": (JSON, repeated("1")),
+    "small integers, then null": (JSON, repeated("0", "null")),
+    "integers, then null": (JSON, repeated("257", "null")),
+    "fractions, then ragged": (JSON, repeated("0.5", "[1]")),
+    "rows of one": (JSON, repeated("[1]")),
+    "booleans": (JSON, repeated("[true]")),
+    "strings": (JSON, repeated('"\u0100"')),
+    "strings of ASCII": (JSON, repeated('"ab"')),
+    "empty lists": (JSON, repeated("[]", "1", 2**19 - 10)),
+    "lists in lists": (JSON, repeated("[[]]", "1", 2**18 - 10)),
+    "more lists than the limit": (JSON, repeated("[]", "1", 2**20)),
+    "objects": (JSON, repeated('{"":0}', "1", 2**17 - 10)),
     "objects in objects": (JSON, nested),
     "keys": (JSON, keys),
-    "a string": (JSON, text(lambda: f'{{"a": "{"x" * N}"}}')),
-    "a string with one wide character": (JSON, text(lambda: f'{{"a": "{"x" * N}\U0001f600"}}')),
-    "a string with one wide character escaped": (JSON, text(lambda: f'{{"a": "{"x" * N}\\ud83d\\ude00"}}')),
-    "a hidden list": (JSON, text(lambda: f'{{"query": [{"1," * (N // 2)}1], "key": [1, [2]]}}')),
-    "a bracket in disguise": (JSON, text(lambda: f'{{"x": "\\u005b", "query": [{"[1,1]," * (N // 6)}[1,1]]}}')),
-    "no JSON at the end": (JSON, many("257", "x")),
-    "no JSON after strings": (JSON, many('"\u0100"', "x")),
-    "a long number": (JSON, text(lambda: f'{{"a": 1{"0" * N}}}')),
-    "spaces": (JSON, text(lambda: " " * N)),
+    "a string": (JSON, encoded(lambda: f'{{"a": "{"x" * N}"}}')),
+    "a string with one wide character": (JSON, encoded(lambda: f'{{"a": "{"x" * N}\U0001f600"}}')),
+    "a string with one wide character escaped": (JSON, encoded(lambda: f'{{"a": "{"x" * N}\\ud83d\\ude00"}}')),
+    "a hidden list": (JSON, encoded(lambda: f'{{"query": [{"1," * (N // 2)}1], "key": [1, [2]]}}')),
+    "an escaped bracket": (JSON, encoded(lambda: f'{{"x": "\\u005b", "query": [{"[1,1]," * (N // 6)}[1,1]]}}')),
+    "no JSON at the end": (JSON, repeated("257", "x")),
+    "no JSON after strings": (JSON, repeated('"\u0100"', "x")),
+    "a long number": (JSON, encoded(lambda: f'{{"a": 1{"0" * N}}}')),
+    "spaces": (JSON, encoded(lambda: " " * N)),
     "not UTF-8": (JSON, lambda: b"\xff" * N),
     "stored": (NPZ, archive(zipfile.ZIP_STORED, query=np.ones(N // 8), key=np.ones(N, np.bool_))),
     "big-endian": (NPZ, archive(zipfile.ZIP_STORED, query=np.ones(N // 8, ">f8"))),
@@ -114,10 +114,10 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "no archive": (NPZ, lambda: b"PK" * (N // 2)),
     "a header of lists": (SAFETENSORS, tensors({"a": [[]] * 2**18})),
     "a header of numbers": (SAFETENSORS, tensors({"a": [257] * (N // 5)})),
-    "a text of lists": (SAFETENSORS, tensors({"__metadata__": {"request": many("[]", "1", 2**19)().decode()}})),
+    "a text of lists": (SAFETENSORS, tensors({"__metadata__": {"request": repeated("[]", "1", 2**19)().decode()}})),
     "a header that is no JSON": (SAFETENSORS, tensors({"a": "x" * N})),
     "strings in bytes": (INFERENCE, inference(SHORT_STRING * 2**19, datatype="BYTES", shape=[2**19])),
-    "more strings than may be": (INFERENCE, inference(SHORT_STRING * 2**20, datatype="BYTES", shape=[2**20])),
+    "more strings than the limit": (INFERENCE, inference(SHORT_STRING * 2**20, datatype="BYTES", shape=[2**20])),
     "numbers in lists": (INFERENCE, inference(b"", datatype="FP32", shape=[N // 3], data=[1] * (N // 3), name="query")),
     "numbers across words": (INFERENCE, inference(bytes(N), datatype="FP64", shape=[N // 8], name="query")),
     "typed integers": (GRPC, lambda: FOR_MODEL + elements("INT64", N, 3, b"\1" * N)),
@@ -127,7 +127,7 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 
 def decode(kind: str, bodies: list[np.ndarray]) -> Memory:
-    """Decode a body, whatever comes of it; what that was to take."""
+    """Decode a body, ignore a ServiceError, and return its estimate (`decode`) and bound (`results`)."""
     body: Body = bodies.pop().data
     kept: Any = None
     try:
@@ -157,7 +157,7 @@ def main() -> None:
         body = make()
         bodies = [np.frombuffer(body, np.uint8).copy()]
         del body
-        found = measured(partial(decode, kind, bodies), bodies[0].nbytes)
+        found = measure_in_child(partial(decode, kind, bodies), bodies[0].nbytes)
         print(json.dumps({"name": name} | found), flush=True)
 
 

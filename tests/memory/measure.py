@@ -1,10 +1,10 @@
-"""Measures what each case takes, every one in a process of its own: `python -m tests.memory.measure`.
+"""Measures the memory of each case in a separate process: `python -m tests.memory.measure BACKEND [NAME...]`.
 
-One parent loads and warms up everything, and forks a child for each request. A child has its parent's pages in its own
-resident set from the start, and copying one that it writes to does not make that larger; what the parent had freed was
-given back to the system before, so that a child finds no resident memory to reuse. The peak of the child, reset just
-before the request, is therefore what the request adds. The body was made by the parent: it is subtracted from where
-the child starts, as it is the request's own and is let go when it is decoded.
+The parent imports all modules, warms up, and forks a child for each request. Resident memory of a child includes the
+parent's pages from the start, and copying a page on write does not enlarge it. The parent has returned freed memory to
+the system before, so that a child finds no resident memory to reuse. The peak of the child, reset just
+before the request, is therefore what the request adds. The parent makes the body: its size is subtracted from where
+the child starts, as it belongs to the request and is released after decoding.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def main(backend: Any, names: list[str]) -> None:
             body, head = write_case(case)
             bodies = [body]
             del body
-            work = partial(request, case, bodies, head, executor)
-            print(json.dumps({"name": case.name} | measured(work, bodies[0].nbytes)), flush=True)
+            compute = partial(request, case, bodies, head, executor)
+            print(json.dumps({"name": case.name} | measure_in_child(compute, bodies[0].nbytes)), flush=True)
 
 
 def warm_up(backend: Any, executor: Backend) -> None:
-    """One small request in each format, on one thread: a process with several could not be forked."""
+    """Compute a small request in each format on one thread, as a process with several threads cannot be forked."""
     fields = {"input": np.ones((20, 2)), "is_causal": True}
     for media_type, answer_type, form in sorted({(case.media_type, case.answer, case.form) for case in CASES}):
         body, head = write_case(Case("", media_type, answer_type, lambda: fields, form))
@@ -62,7 +62,7 @@ def warm_up(backend: Any, executor: Backend) -> None:
 
 
 def request(case: Case, bodies: list[np.ndarray], head: int | None, executor: Backend) -> Memory:
-    """Answer a request as the service does, to nowhere; its estimate."""
+    """Compute a request as the service does, discard the response, and return the memory estimate."""
     body = bodies.pop().data
     size = len(body)
     if case.media_type == INFERENCE:
@@ -83,21 +83,21 @@ def request(case: Case, bodies: list[np.ndarray], head: int | None, executor: Ba
     del result
     chunks = encoder.encode(fields, decoded).chunks
     del fields
-    with open(os.devnull, "wb") as nowhere:
+    with open(os.devnull, "wb") as null:
         for chunk in chunks:
-            nowhere.write(chunk)
+            null.write(chunk)
     return expected
 
 
-def measured(work: Callable[[], Memory], size: int) -> dict[str, Any]:
-    """Peak and estimate of a request, in a child. size: of its body"""
+def measure_in_child(compute: Callable[[], Memory], size: int) -> dict[str, Any]:
+    """Peak and estimate of a request, in bytes, measured in a forked child. size: of its body in bytes"""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         try:
-            os.write(writer, json.dumps(in_child(work, size)).encode())
+            os.write(writer, json.dumps(in_child(compute, size)).encode())
         except BaseException:
             traceback.print_exc()
         os._exit(0)
@@ -108,10 +108,10 @@ def measured(work: Callable[[], Memory], size: int) -> dict[str, Any]:
     return dict(json.loads(found))
 
 
-def in_child(work: Callable[[], Memory], size: int) -> dict[str, Any]:
+def in_child(compute: Callable[[], Memory], size: int) -> dict[str, Any]:
     Path("/proc/self/clear_refs").write_text("5")
     before, start = status("VmRSS") - size, time.monotonic()
-    expected = work()
+    expected = compute()
     found = {"estimate": expected.peak, "peak": status("VmHWM") - before, "phases": expected._asdict()}
     return found | {"seconds": time.monotonic() - start}
 

@@ -1,4 +1,4 @@
-"""What is known of memory without measuring it."""
+"""The parts of a memory estimate, checked without measuring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.pipeline.execute import execute
 from service.pipeline.prepare import make_spec_and_plan
 from service.settings import Settings
 from tests.cases import CASES, Case
-from tests.wire import JSON, NPZ, SAFETENSORS, write
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS, write
 
 LIMIT = 2**20
 
@@ -30,7 +30,7 @@ def nbytes(value: Any) -> int:
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_is_returned_is_known_to_the_byte(case: Case, dtype: DType) -> None:
+def test_the_size_of_the_results_is_estimated_exactly(case: Case, dtype: DType) -> None:
     fields = CODECS[JSON].decode(write({**case.request, "dtype": dtype}, JSON), LIMIT)
     request = Engine(Settings.model_construct()).plans.prepare(fields)
     assert nbytes(execute(request).arrays) == request.plan.returned_bytes
@@ -40,7 +40,7 @@ BODY: dict[str, Any] = {"query": np.ones((50, 4)), "key": np.ones((60, 4)), "val
 ARRAYS = 170 * 4 * 8
 
 
-def test_views_keep_the_whole_body_once() -> None:
+def test_decoded_views_count_the_whole_body_once() -> None:
     body = write(BODY | {"query_tokens": ["a" * 1000] * 50}, SAFETENSORS)
     kept = CODECS[SAFETENSORS].decode(body, LIMIT).nbytes
     assert len(body) + 50 * 1000 <= kept <= len(body) + 50 * 1200
@@ -48,20 +48,20 @@ def test_views_keep_the_whole_body_once() -> None:
         assert CODECS[SAFETENSORS].decode(view, LIMIT).nbytes == kept
 
 
-def test_arrays_of_their_own_keep_no_more() -> None:
+def test_decoded_copies_count_only_their_own_size() -> None:
     stream = io.BytesIO()
     np.savez_compressed(stream, **BODY)
     for media_type, body in ((JSON, write(BODY, JSON)), (NPZ, stream.getvalue())):
         assert ARRAYS <= CODECS[media_type].decode(body, LIMIT).nbytes <= ARRAYS + 3 * 200
 
 
-def test_lists_count_what_python_takes() -> None:
+def test_decoded_lists_count_the_memory_of_python_objects() -> None:
     rows = Decoded({"bias": [[0.5, None]] * 1000}, frozenset()).nbytes
     assert 1000 * (56 + 2 * 8) <= rows <= 1000 * (56 + 2 * 8 + 2 * 32 + 100)
     assert Decoded({"include": [], "layout": "ld"}, frozenset()).nbytes < 500
 
 
-def test_the_peak_is_that_of_the_dearest_phase() -> None:
+def test_the_estimated_peak_is_that_of_the_largest_phase() -> None:
     body = write(BODY, SAFETENSORS)
     decoded = CODECS[SAFETENSORS].decode(body, LIMIT)
     spec, plan = make_spec_and_plan(decoded)

@@ -1,4 +1,4 @@
-"""What requests take is what was estimated: never much more, and seldom less than half."""
+"""Requests need at most the estimated memory, and large ones at least half of it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import pytest
 from tests.memory.cases import CASES
 
 MB = 2**20
-# What a process takes once and not for a request, but here in the first request of each process: OpenBLAS's buffers of
-# two or three megabytes for each thread, stacks, pages of code, and up to 8 MiB that the C library keeps of what is
-# freed (see service.runtime.process).
+# Memory that a process needs once, here in its first request: OpenBLAS's buffers of
+# two or three megabytes for each thread, stacks, pages of code, and up to 8 MiB of freed memory that the C library
+# keeps (see service.runtime.process).
 SLACK = 8 * MB
-# Estimates below this may be loose.
+# Smaller estimates need not be tight.
 LARGE = 32 * MB
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 
 @pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+def measurements(request: pytest.FixtureRequest) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.memory.measure", "numpy"]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -39,12 +39,12 @@ def found(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES])
-def test_a_request_takes_what_was_estimated(name: str, found: dict[str, Any]) -> None:
-    estimate, peak = found[name]["estimate"], found[name]["peak"]
+def test_the_peak_memory_of_a_request_matches_its_estimate(name: str, measurements: dict[str, Any]) -> None:
+    estimate, peak = measurements[name]["estimate"], measurements[name]["peak"]
     assert peak <= 1.25 * estimate + SLACK
     assert estimate <= LARGE or estimate <= 2 * peak
 
 
-def test_cases_are_large_enough_to_tell(found: dict[str, Any]) -> None:
-    large = [name for name, row in found.items() if row["peak"] > LARGE]
+def test_most_cases_are_large_enough_to_check_the_estimate(measurements: dict[str, Any]) -> None:
+    large = [name for name, row in measurements.items() if row["peak"] > LARGE]
     assert len(large) >= 30

@@ -1,1 +1,1 @@
-"""Comparison with implementations that nobody here wrote. Runs in the environment of `make install-torch`."""
+"""Comparison with independent implementations. Runs in the environment of `make install-torch`."""

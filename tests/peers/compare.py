@@ -1,4 +1,4 @@
-"""How far two tensors are apart."""
+"""Measures the difference of two tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TINY = 1e-30
 
 
 def deviation(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """max|a - b| / max|b|, over what is finite; infinite where shapes, zeros, or what is not finite differ."""
+    """max|a - b| / max|b| over finite elements; infinite if shapes or the elements that are not finite differ."""
     a, b = np.asarray(ours).astype(np.float64), np.asarray(theirs).astype(np.float64)
     if a.shape != b.shape or not np.array_equal(np.isfinite(a), np.isfinite(b)):
         return math.inf
@@ -22,5 +22,5 @@ def deviation(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def same_zeros(ours: np.ndarray, theirs: np.ndarray) -> bool:
-    """Whether both are zero, or hidden, at the same places; what underflows is no zero."""
+    """True if both arrays are exactly zero at the same places."""
     return bool(np.array_equal(np.asarray(ours) == 0, np.asarray(theirs) == 0))

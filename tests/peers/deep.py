@@ -1,7 +1,7 @@
 """`make test-deep`: 10,000 random configurations for each peer.
 
-Runs in pieces and notes each finished one in a file, so that it resumes where it stopped, with the same seed. A file
-of another seed is left alone: delete it to start anew, or choose the seed by PEERS_SEED.
+Runs in pieces and records finished pieces in a file, so that it resumes where it stopped, with the same seed. A file
+of another seed is never overwritten: delete it to start anew, or set the seed by PEERS_SEED.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.wire import typed_array as encode
+from tests.helpers.wire import typed_array as encode
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class OnnxCase:
 
 
 def collect(operator: str) -> list[OnnxCase]:
-    """All tests of an operator, without those of its expansion into others.
+    """All tests of an operator, without those of its expansion into other operators.
 
-    The collector of onnx keeps its first answer for the whole process, so each operator gets a process of its own.
+    The collector of onnx caches its first result for the whole process, so each operator gets a separate process.
     """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_collect, (operator,))
@@ -59,12 +59,12 @@ def _collect(operator: str) -> list[OnnxCase]:
     return found
 
 
-# The modes of qk_matmul_output, which are stages here.
+# The modes of qk_matmul_output, as names of our outputs.
 STAGES = ("scaled_scores", "capped_scores", "masked_scores", "attention_weights")
 
 
 def attention_request(case: OnnxCase) -> tuple[dict[str, Any], dict[str, str]]:
-    """The request for a test of Attention, and which of our fields is which of its outputs."""
+    """The request for a test of Attention, and our field for each of its outputs."""
     given, options = case.inputs, case.attributes
     stage = STAGES[options.get("qk_matmul_output_mode", 0)]
     fields = {"Y": "output", "present_key": "present_key", "present_value": "present_value", "qk_matmul_output": stage}
@@ -92,7 +92,7 @@ def attention_request(case: OnnxCase) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _mask(mask: np.ndarray, keys: int) -> dict[str, Any]:
-    """A mask as mask or bias; the operator pads one that is too short, hiding what it does not cover."""
+    """The field mask or bias for an ONNX mask. A mask that is too short is padded and hides the remaining keys."""
     hidden = False if mask.dtype == bool else -np.inf
     widths = [(0, 0)] * (mask.ndim - 1) + [(0, keys - mask.shape[-1])]
     return {"mask" if mask.dtype == bool else "bias": encode(np.pad(mask, widths, constant_values=hidden))}

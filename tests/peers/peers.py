@@ -1,7 +1,7 @@
-"""Random configurations of attention, computed by us on both backends and by somebody else.
+"""Random configurations of attention, computed by both of our backends and by other libraries.
 
-Each peer is a strategy for configurations and a function that computes one both ways. What differs by convention is
-translated or kept out of the draw, and said here.
+Each peer is a strategy for configurations and a function that computes one both ways. Conventions that differ are
+translated or not generated, as comments say.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def configs(*options: str, dtypes: tuple[str, ...] = ("float64", "float32"), **f
     return st.builds(Config, **(drawn | fixed))
 
 
-# A pool of shapes for peers that compile each anew: b, g, groups, q, k, d, e.
+# A pool of shapes for peers that compile for each shape: b, g, groups, q, k, d, e.
 _pool = np.random.default_rng(40)
 POOL = [tuple(int(x) for x in _pool.integers(1, (4, 4, 4, 13, 13, 17, 17))) for _ in range(40)]
 
@@ -97,14 +97,14 @@ def tolerance(dtype: str, k: int) -> float:
 
 
 def worst_ratio(pairs: Pairs, limit: float) -> float:
-    """The largest deviation as a part of the limit; at most 1 is right."""
+    """The largest deviation divided by the limit; at most 1 passes."""
     return max(deviation(ours, theirs) / limit for ours, theirs in pairs.values())
 
 
 def ulps(ours: np.ndarray, theirs: np.ndarray, limit: float) -> float:
-    """The largest deviation of halves, as a part of two units in the last place.
+    """The largest deviation of 16-bit results, divided by two units in the last place.
 
-    `theirs` is exact; float32, in which halves are computed, may be off by `limit` of the largest number before.
+    `theirs` is exact; float32, in which 16-bit types are computed, may deviate by `limit` of the largest number.
     """
     kind = ours.dtype
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
@@ -119,14 +119,14 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(wide))
 
 
-def seen_rows(result: Result) -> np.ndarray:
-    """Which rows see a key: only there do all conventions agree. (b, h, q)"""
+def visible_rows(result: Result) -> np.ndarray:
+    """True for rows with a visible key; all conventions agree only there. (b, h, q)"""
     return np.isfinite(result["logsumexp"])
 
 
 # torch.nn.functional.scaled_dot_product_attention: bool masks have our polarity, causal masking aligns at the first
-# token (and gives NaN for a scale <= 0, not drawn), fully masked rows are 0. It computes halves with halves in between,
-# so those are held against its float64.
+# token (and gives NaN for a scale <= 0, not generated), fully masked rows are 0. It rounds intermediate 16-bit results,
+# so 16-bit types are compared with its float64.
 
 
 def torch_sdpa(config: Config, backend: str) -> tuple[Pairs, float]:
@@ -154,7 +154,7 @@ def torch_sdpa(config: Config, backend: str) -> tuple[Pairs, float]:
     return {"output": (result.output, expected.numpy())}, tolerance(config.dtype, config.k)
 
 
-# torch.nn.MultiheadAttention: True hides, fully masked rows are NaN (not drawn: the first key is always seen).
+# torch.nn.MultiheadAttention: True hides, fully masked rows are NaN (not generated: the first key is always visible).
 
 
 def torch_mha(config: Config, backend: str) -> tuple[Pairs, float]:
@@ -210,14 +210,14 @@ def torch_mha(config: Config, backend: str) -> tuple[Pairs, float]:
     ours_weights = result["attention_weights"]
     if config.h == 1 and not average:
         ours_weights = ours_weights[:, None]
-    # Projections add their own sums over the features that go in.
+    # Projections add sums over the input features.
     return {"output": (result.output, output), "weights": (ours_weights, weights)}, tolerance(
         config.dtype, max(config.k, width)
     )
 
 
 # jax.nn.dot_product_attention: tokens before heads, causal masking and windows align at the first token, the softmax
-# is float32 whatever goes in, rows that see nothing are uniform (not compared).
+# is always float32, fully masked rows are uniform (not compared).
 
 
 def jax_attention(config: Config, backend: str) -> tuple[Pairs, float]:
@@ -249,11 +249,11 @@ def jax_attention(config: Config, backend: str) -> tuple[Pairs, float]:
         ours["scale"] = theirs["scale"] = 0.3
     result = attend(query, key, value, layout="blhd", include=["logsumexp"], backend=backend, **ours)
     expected = np.asarray(jax.nn.dot_product_attention(query, key, value, **theirs))
-    rows = seen_rows(result).transpose(0, 2, 1)
+    rows = visible_rows(result).transpose(0, 2, 1)
     return {"output": (result.output[rows], expected[rows])}, tolerance("float32", config.k)
 
 
-# keras.layers.MultiHeadAttention: kernels (in, h, d), True is seen, rows that see nothing are 0.
+# keras.layers.MultiHeadAttention: kernels (in, h, d), True is visible, fully masked rows are 0.
 
 
 def keras_mha(config: Config, backend: str) -> tuple[Pairs, float]:
@@ -297,8 +297,8 @@ def keras_mha(config: Config, backend: str) -> tuple[Pairs, float]:
     return pairs, tolerance(config.dtype, max(config.k, config.h * config.e, config.d + 1))
 
 
-# torch FlexAttention, uncompiled: scores as a function of position. Rows that see nothing are 0. logsumexp is compared
-# as the sum that it is the logarithm of: weights are off by as much as that is, while a logarithm near 0 has no digits.
+# torch FlexAttention, uncompiled: scores as a function of position. Fully masked rows are 0. exp(logsumexp) is compared
+# instead of logsumexp: its relative error is that of the weights, while a logarithm near 0 has few correct digits.
 
 
 def flex_attention(config: Config, backend: str) -> tuple[Pairs, float]:
@@ -333,7 +333,7 @@ def flex_attention(config: Config, backend: str) -> tuple[Pairs, float]:
 
     expected, logsumexp = flex(*map(to_torch, (query, key, value)), score_mod=score, enable_gqa=True, return_lse=True)
     result = attend(query, key, value, include=["logsumexp"], backend=backend, **ours)
-    rows = seen_rows(result)
+    rows = visible_rows(result)
     pairs = {
         "output": (result.output, expected.numpy()),
         "exp(logsumexp)": (np.exp(result["logsumexp"][rows]), np.exp(logsumexp.numpy()[rows])),
@@ -341,7 +341,7 @@ def flex_attention(config: Config, backend: str) -> tuple[Pairs, float]:
     return pairs, tolerance(config.dtype, config.k)
 
 
-# Hugging Face's eager attention of gpt-oss, with sinks. Masks are added; of a row that sees nothing the sink takes all.
+# Hugging Face's eager attention of gpt-oss, with sinks. Masks are added; in a fully masked row the sink has all weight.
 
 
 def hugging_face(config: Config, backend: str) -> tuple[Pairs, float]:
@@ -383,7 +383,7 @@ ALL_TYPES = ("float64", "float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Peer:
-    """Who is compared with, on what."""
+    """An implementation for comparison: its configurations, and a function that computes one both ways."""
 
     configs: st.SearchStrategy[Config]
     compute: Callable[[Config, str], tuple[Pairs, float]]
@@ -400,7 +400,7 @@ PEERS = {
 
 
 def ratio(peer: Peer, config: Config) -> float:
-    """How far apart both backends are from the peer, and from each other, as a part of what is allowed."""
+    """The largest deviation of both backends from the peer and from each other, divided by the tolerance."""
     found, outputs = 0.0, []
     for backend in ("numpy", "torch"):
         pairs, limit = peer.compute(config, backend)

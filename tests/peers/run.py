@@ -10,9 +10,9 @@ from tests.peers.peers import PEERS, Config, ratio
 
 
 def run(name: str, examples: int, first_seed: int) -> tuple[int, float]:
-    """Hold `examples` configurations of a peer against us; how many ran, and the worst part of what is allowed.
+    """Compare us with a peer on `examples` configurations; returns their number and the largest ratio to the tolerance.
 
-    Asserts that none is above 1; hypothesis then reports the smallest one that is.
+    Asserts that no ratio exceeds 1; hypothesis reports the smallest configuration that fails.
     """
     peer = PEERS[name]
     ran: list[float] = []

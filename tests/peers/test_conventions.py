@@ -1,4 +1,4 @@
-"""What docs/coming-from.md says of other libraries, seen."""
+"""The conventions of other libraries are those that docs/coming-from.md describes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MEAN = VALUES.mean(dim=2, keepdim=True).expand(1, 1, 2, 4)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_torch_sdpa() -> None:
-    """True is seen; a row that sees nothing is 0; causal masking aligns at the first token."""
+def test_the_conventions_of_torch_sdpa() -> None:
+    """True is visible; a fully masked row is 0; causal masking aligns at the first token."""
     attention = torch.nn.functional.scaled_dot_product_attention
     seen = torch.tensor([[True, False], [True, True]])
     assert torch.equal(attention(ZEROS, ZEROS, VALUES, attn_mask=seen)[0, 0, 0], VALUES[0, 0, 0])
@@ -34,8 +34,8 @@ def test_torch_sdpa() -> None:
     np.testing.assert_array_equal(ours.output, first[0, 0])
 
 
-def test_torch_multihead_attention() -> None:
-    """True is hidden; a row that sees nothing is NaN; a zero key is our sink of 0."""
+def test_the_conventions_of_torch_multihead_attention() -> None:
+    """True is hidden; a fully masked row is NaN; add_zero_attn is our sink of 0."""
     module = torch.nn.MultiheadAttention(4, 1, batch_first=True, bias=False)
     tokens = VALUES[0]
     _, weights = module(tokens, tokens, tokens, attn_mask=torch.tensor([[False, True], [True, False]]))
@@ -53,8 +53,8 @@ def test_torch_multihead_attention() -> None:
     np.testing.assert_allclose(ours["attention_weights"], weights[..., :2].detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_jax() -> None:
-    """True is seen; tokens stand before heads; a row that sees nothing is uniform."""
+def test_the_conventions_of_jax() -> None:
+    """True is visible; the axis of tokens comes before heads; a fully masked row is uniform."""
     zeros, values = ZEROS.numpy().transpose(0, 2, 1, 3), VALUES.numpy().transpose(0, 2, 1, 3)
     output = np.asarray(jax.nn.dot_product_attention(zeros, zeros, values, mask=HIDDEN.numpy()[None, None]))
     np.testing.assert_allclose(output, MEAN.numpy().transpose(0, 2, 1, 3))
@@ -62,8 +62,8 @@ def test_jax() -> None:
     np.testing.assert_allclose(first[0, 0, 0], VALUES[0, 0, 0])
 
 
-def test_keras() -> None:
-    """True is seen; a row that sees nothing is 0; kernels are (in, h, d) and (h, d, out)."""
+def test_the_conventions_of_keras() -> None:
+    """True is visible; a fully masked row is 0; kernels are (in, h, d) and (h, d, out)."""
     import keras
 
     layer = keras.layers.MultiHeadAttention(3, 2)
@@ -75,8 +75,8 @@ def test_keras() -> None:
 
 
 @pytest.mark.parametrize(("opset", "expected"), [(23, 0.0), (24, 0.0)])
-def test_onnx(opset: int, expected: float) -> None:
-    """True is seen; a row that sees nothing is 0."""
+def test_the_conventions_of_onnx(opset: int, expected: float) -> None:
+    """True is visible; a fully masked row is 0."""
     node = onnx.helper.make_node("Attention", ["Q", "K", "V", "M"], ["Y"])
     names = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in ("Q", "K", "V")]
     names.append(onnx.helper.make_tensor_value_info("M", onnx.TensorProto.BOOL, None))
@@ -88,7 +88,7 @@ def test_onnx(opset: int, expected: float) -> None:
     np.testing.assert_array_equal(output, np.full((1, 1, 2, 4), expected))
 
 
-def test_hugging_face_rotates_halves() -> None:
+def test_hugging_face_rotates_halves_as_our_default() -> None:
     """rotate_half is our default, with rope_theta as base."""
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 

@@ -1,4 +1,4 @@
-"""float64 against fifty digits."""
+"""float64 results agree with a computation in fifty digits by mpmath."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from service import attend
-from tests.backends import compute_like_large_ones
+from tests.helpers.backends import compute_as_if_large
 
 EPSILON = 2.0**-52
 
@@ -34,7 +34,7 @@ def test_weights_have_as_many_digits_as_their_scores_allow(
     seed: int, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        compute_like_large_ones(monkeypatch)
+        compute_as_if_large(monkeypatch)
     random = np.random.default_rng(seed)
     q, k, d, e = random.integers(1, (5, 7, 9, 5))
     reach = 10.0 ** random.uniform(-1, 4)  # of the scaled scores

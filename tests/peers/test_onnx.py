@@ -1,4 +1,4 @@
-"""Every test that onnx has for Attention and RotaryEmbedding, over HTTP, on both backends."""
+"""All tests of onnx for Attention and RotaryEmbedding pass over HTTP, on both backends."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.peers.onnx_cases import OnnxCase, attention_request, collect, rotary_
 
 ATTENTION = collect("Attention")
 ROTARY = collect("RotaryEmbedding")
-# Of the largest number of a tensor.
+# Relative to the largest number of a tensor.
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
 
 
 @pytest.fixture(scope="module")
 def counts(request: pytest.FixtureRequest) -> Iterator[Counter[tuple[str, str]]]:
-    """Counts outcomes and prints them as a table."""
+    """Counts of outcomes by group, printed as a table after the last test."""
     found: Counter[tuple[str, str]] = Counter()
     yield found
     with uncaptured(request):
@@ -33,7 +33,7 @@ def counts(request: pytest.FixtureRequest) -> Iterator[Counter[tuple[str, str]]]
             print(f"  {group:28} {row[0]:8} {row[1]:16} {row[2]:7}")
 
 
-def test_there_are_as_many_as_there_should_be() -> None:
+def test_onnx_has_the_expected_number_of_tests() -> None:
     assert len(ATTENTION) == 93
     assert {case.opset for case in ATTENTION} == {23, 24, 25}
     assert len(ROTARY) == 8
@@ -54,7 +54,9 @@ def compare(ours: dict[str, Any], theirs: np.ndarray, name: str) -> None:
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 @pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.name)
-def test_attention(case: OnnxCase, backend: str, client: httpx.Client, counts: Counter[tuple[str, str]]) -> None:
+def test_attention_agrees_with_onnx(
+    case: OnnxCase, backend: str, client: httpx.Client, counts: Counter[tuple[str, str]]
+) -> None:
     group = f"Attention, {backend}"
     counts[group, "failed"] += 1
     request, fields = attention_request(case)
@@ -67,7 +69,7 @@ def test_attention(case: OnnxCase, backend: str, client: httpx.Client, counts: C
 
 
 def rotated(case: OnnxCase) -> np.ndarray:
-    """What a test of RotaryEmbedding expects, as query comes back: (b, h, l, d)."""
+    """The expected output of a test of RotaryEmbedding in the shape of our output `query`: (b, h, l, d)."""
     (theirs,) = case.outputs.values()
     if theirs.ndim == 3:  # (b, l, h·d)
         b, length, _ = theirs.shape
@@ -78,7 +80,9 @@ def rotated(case: OnnxCase) -> np.ndarray:
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 @pytest.mark.parametrize("case", ROTARY, ids=lambda case: case.name)
-def test_rotary(case: OnnxCase, backend: str, client: httpx.Client, counts: Counter[tuple[str, str]]) -> None:
+def test_rotary_embedding_agrees_with_onnx(
+    case: OnnxCase, backend: str, client: httpx.Client, counts: Counter[tuple[str, str]]
+) -> None:
     group = f"RotaryEmbedding, {backend}"
     counts[group, "failed"] += 1
     answer = post(client, rotary_request(case) | {"backend": backend})

@@ -1,4 +1,4 @@
-"""At least 200 random configurations for each peer, on both backends."""
+"""Both backends agree with each peer on at least 200 random configurations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
 @pytest.mark.parametrize("name", PEERS)
-def test_peer(name: str, table: list[str]) -> None:
+def test_random_configurations_agree_with_the_peer(name: str, table: list[str]) -> None:
     count, worst = run(name, EXAMPLES, SEED)
     table.append(f"  {name:28} {count:6} {worst:.3f}")
     assert count >= EXAMPLES

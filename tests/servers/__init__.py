@@ -1,1 +1,1 @@
-"""The application under every ASGI server that its users may run it under."""
+"""The application runs under every ASGI server that its users may choose."""

@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 BIN: Final = Path(sys.executable).parent
 FACTORY: Final = "service.app:from_environment"
 # Seconds for a server to import the application and to bind its port.
-STARTING: Final = 90.0
+START_TIMEOUT: Final = 90.0
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ SERVERS: Final = (
 
 @contextmanager
 def started(server: Server, **settings: object) -> Iterator[Live]:
-    """Start a server with these ATTENTION_* settings, and kill all of its processes in the end.
+    """Start a server with these ATTENTION_* settings, and kill all its processes on exit.
 
-    Asserts that nothing in its log is a traceback.
+    Asserts that its log has no traceback.
     """
     port = free_port()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
@@ -80,7 +80,7 @@ def started(server: Server, **settings: object) -> Iterator[Live]:
         )
         live = Live(process, port, log)
         try:
-            assert within(STARTING, lambda: process.poll() is not None or is_ready(port)), live.logged()
+            assert within(START_TIMEOUT, lambda: process.poll() is not None or is_ready(port)), live.logged()
             assert process.poll() is None, live.logged()
             yield live
         finally:

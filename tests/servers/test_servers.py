@@ -1,4 +1,4 @@
-"""The application gives the same answers under every ASGI server as under `attention-service serve`."""
+"""The application gives the same responses under every ASGI server as under `attention-service serve`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import save
 
-from tests import oip
-from tests.attack.server import Answers, Live, post, within
+from tests.attack.server import Live, ResponseReader, post, within
 from tests.cases import CASES, Case
+from tests.helpers import oip
+from tests.helpers.wire import JSON, MEDIA_TYPES, SAFETENSORS, read, write
 from tests.servers.servers import ROOT, SERVERS, Server, started
 from tests.test_bad_requests import BAD, Bad
-from tests.wire import JSON, MEDIA_TYPES, SAFETENSORS, read, write
 
 MB = 2**20
 LIMIT = 44 * MB
@@ -52,7 +52,7 @@ def client(server: Live) -> Iterator[httpx.Client]:
         yield client
 
 
-def assert_answered(response: httpx.Response, media_type: str) -> None:
+def assert_success(response: httpx.Response, media_type: str) -> None:
     """Asserts that a tensor operation succeeded, with all headers that the service sets."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == media_type
@@ -60,15 +60,15 @@ def assert_answered(response: httpx.Response, media_type: str) -> None:
     assert re.search(r"\bcompute;dur=[\d.]+", response.headers["server-timing"])
 
 
-# The numbers of the golden cases.
+# Golden cases.
 
 
 @pytest.mark.parametrize("media_type", MEDIA_TYPES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_golden_cases(case: Case, media_type: str, client: httpx.Client) -> None:
+def test_golden_cases_give_the_expected_numbers(case: Case, media_type: str, client: httpx.Client) -> None:
     content = write(case.request, media_type)
     response = client.post("/attention", content=content, headers={"Content-Type": media_type})
-    assert_answered(response, media_type)
+    assert_success(response, media_type)
     answer = read(response.content, media_type)
     assert answer["metadata"]["request_id"] == response.headers["x-request-id"]
     for expected in case.expected:
@@ -80,58 +80,60 @@ def test_golden_cases(case: Case, media_type: str, client: httpx.Client) -> None
 def test_golden_cases_by_the_inference_protocol(case: Case, binary: bool, client: httpx.Client) -> None:
     content, headers = oip.request_of(case.request, binary)
     response = client.post(oip.INFER, content=content, headers=headers)
-    assert_answered(response, "application/octet-stream" if binary else JSON)
+    assert_success(response, "application/octet-stream" if binary else JSON)
     answer = oip.read(response)
     for expected in case.expected:
         expected.compare(answer)
 
 
-# Bodies and answers of many megabytes.
+# Bodies and responses of many megabytes.
 
 
 @cache
-def large(media_type: str, megabytes: int) -> tuple[np.ndarray, bytes]:
+def large_request(media_type: str, megabytes: int) -> tuple[np.ndarray, bytes]:
     """A key of so many megabytes, and a request that returns it transposed.
 
     The queries are the rows of the identity matrix, so that the scores are the features of the keys, exactly.
     """
     key: np.ndarray = np.random.default_rng(megabytes).integers(100_000, 1_000_000, (megabytes * MB // 512, 64))
-    if media_type != JSON:  # where a number of six digits and the comma take eight bytes as well
+    if media_type != JSON:  # in JSON a number of six digits and its separator take eight bytes, too
         key = key / 7
     request = {"query": np.eye(64), "key": key, "value": np.ones((len(key), 1)), "include": ["scores"]}
     return key, write(request, media_type)
 
 
-def pieces(body: bytes) -> Iterator[bytes]:
-    """The same body, for clients to send it in chunks, its length unknown."""
+def split_body(body: bytes) -> Iterator[bytes]:
+    """The body in pieces, which make the client send chunks without a Content-Length."""
     return (body[start : start + PIECE] for start in range(0, len(body), PIECE))
 
 
 @pytest.mark.parametrize("framing", ["counted", "chunked"])
 @pytest.mark.parametrize("megabytes", [1, 2, 5, 12, 40])
 @pytest.mark.parametrize("media_type", MEDIA_TYPES)
-def test_large_bodies(media_type: str, megabytes: int, framing: str, client: httpx.Client) -> None:
-    key, body = large(media_type, megabytes)
-    accept = SAFETENSORS if media_type == JSON else media_type  # large answers in JSON have a test of their own
+def test_large_bodies_are_received_completely(
+    media_type: str, megabytes: int, framing: str, client: httpx.Client
+) -> None:
+    key, body = large_request(media_type, megabytes)
+    accept = SAFETENSORS if media_type == JSON else media_type  # large responses in JSON have a separate test
     response = client.post(
         "/attention",
-        content=body if framing == "counted" else pieces(body),
+        content=body if framing == "counted" else split_body(body),
         headers={"Content-Type": media_type, "Accept": accept},
     )
-    assert_answered(response, accept)
+    assert_success(response, accept)
     answer = read(response.content, accept)
     np.testing.assert_array_equal(answer["scores"], key.T)
     np.testing.assert_allclose(answer["output"], 1, rtol=1e-12)
 
 
 @pytest.mark.parametrize("media_type", MEDIA_TYPES)
-def test_large_answers(media_type: str, client: httpx.Client) -> None:
-    """A query of zeros weighs 1,024 keys alike, so that the output is the mean of the values."""
+def test_large_responses_are_sent_completely(media_type: str, client: httpx.Client) -> None:
+    """A query of zeros gives 1,024 keys equal weights, so that the output is the mean of the values."""
     values = np.arange(1024.0)[:, None]
     body = write({"query": np.zeros((1024, 1)), "key": values, "value": values}, SAFETENSORS)
     headers = {"Content-Type": SAFETENSORS, "Accept": media_type}
     response = client.post("/attention", content=body, headers=headers)
-    assert_answered(response, media_type)
+    assert_success(response, media_type)
     answer = read(response.content, media_type)
     np.testing.assert_array_equal(answer["attention_weights"], np.full((1024, 1024), 2.0**-10))
     np.testing.assert_allclose(answer["output"], np.full((1024, 1), 511.5), rtol=1e-12)
@@ -141,7 +143,7 @@ def test_large_answers(media_type: str, client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
-def test_bad_requests(bad: Bad, client: httpx.Client) -> None:
+def test_bad_requests_get_their_problem(bad: Bad, client: httpx.Client) -> None:
     body = bad.body if isinstance(bad.body, bytes) else json.dumps(bad.body).encode()
     headers = {"Content-Type": bad.content_type} if bad.content_type else {}
     response = client.post("/attention", content=body, headers=headers)
@@ -166,17 +168,17 @@ UNREAD: dict[str, tuple[str, dict[str, str], int, str, int, str]] = {
 
 
 @pytest.mark.parametrize("name", UNREAD)
-def test_a_client_that_sends_everything_before_reading_gets_the_whole_refusal(
+def test_a_client_that_reads_only_after_sending_gets_the_whole_problem(
     name: str, server: Live, request: pytest.FixtureRequest
 ) -> None:
-    """As Python's own client does. A server that closes the connection too early breaks its pipe."""
+    """Python's http.client does so. If the server closes the connection too early, its send fails."""
     if str(request.node.callspec.params["server"]) == "granian":
         pytest.skip("granian closes the connection as soon as a response is complete: docs/deployment.md says so")
     path, headers, megabytes, framing, status, code = UNREAD[name]
     length = {"Content-Length": str(megabytes * MB)} if framing == "counted" else {"Transfer-Encoding": "chunked"}
 
     def body() -> Iterator[bytes]:
-        time.sleep(0.05)  # the server may answer by the head alone
+        time.sleep(0.05)  # the server may respond to the request head alone
         yield from [b" " * PIECE] * (megabytes * MB // PIECE)
 
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
@@ -191,7 +193,7 @@ def test_a_client_that_sends_everything_before_reading_gets_the_whole_refusal(
 
 
 @pytest.mark.parametrize("authorization", [None, "Bearer", "Bearer wrong", f"Basic {KEY}"])
-def test_keys(authorization: str | None, server: Live) -> None:
+def test_requests_without_a_valid_key_get_a_401(authorization: str | None, server: Live) -> None:
     headers = {} if authorization is None else {"Authorization": authorization}
     with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", headers=headers, timeout=60) as client:
         for path in ("/attention", oip.INFER):
@@ -202,7 +204,7 @@ def test_keys(authorization: str | None, server: Live) -> None:
         assert client.get("/health/ready").json() == {"status": "ok"}
 
 
-def test_pages_of_other_origins(client: httpx.Client) -> None:
+def test_only_allowed_origins_get_cors_headers(client: httpx.Client) -> None:
     preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     for origin, status, allowed in ((ORIGIN, 200, ORIGIN), ("https://b.example", 400, None)):
         response = client.options("/attention", headers=preflight | {"Origin": origin})
@@ -211,7 +213,7 @@ def test_pages_of_other_origins(client: httpx.Client) -> None:
         assert (response.status_code, response.headers.get("access-control-allow-origin")) == (200, allowed)
 
 
-# What HTTP itself promises.
+# Request ids, methods, and metrics.
 
 
 @pytest.mark.parametrize("chosen", ["order-66", "a" * 128])
@@ -246,7 +248,9 @@ def test_harmful_request_ids_are_replaced(chosen: str, client: httpx.Client) -> 
         ("GET", "/v2/health/ready", 200, None),
     ],
 )
-def test_paths_and_methods(method: str, path: str, status: int, allow: str | None, client: httpx.Client) -> None:
+def test_paths_and_methods_get_their_status(
+    method: str, path: str, status: int, allow: str | None, client: httpx.Client
+) -> None:
     response = client.request(method, path)
     assert (response.status_code, response.headers.get("allow")) == (status, allow)
     assert response.headers["x-request-id"]
@@ -258,7 +262,7 @@ def test_paths_and_methods(method: str, path: str, status: int, allow: str | Non
         assert response.json()["status"] == status
     else:
         assert response.content
-    assert client.get("/health/live").json() == {"status": "ok"}, "the connection carries the next request"
+    assert client.get("/health/live").json() == {"status": "ok"}, "the connection does not serve the next request"
 
 
 def samples(client: httpx.Client) -> dict[str, float]:
@@ -272,7 +276,7 @@ def samples(client: httpx.Client) -> dict[str, float]:
     }
 
 
-def test_metrics(client: httpx.Client) -> None:
+def test_metrics_count_requests_and_problems(client: httpx.Client) -> None:
     before = samples(client)
     for _ in range(3):
         client.post("/attention", json=GOOD)
@@ -288,11 +292,11 @@ def test_metrics(client: httpx.Client) -> None:
     assert after["attention_requests_in_flight"] == 1, "this one"
 
 
-# Clients that disconnect or stall, and the end of the server.
+# Clients that disconnect or stall, and the shutdown of the server.
 
 
-def test_a_client_that_disconnects_ends_its_computation(server: Live, client: httpx.Client) -> None:
-    """Status 499 says that no answer was made."""
+def test_a_client_that_disconnects_cancels_its_computation(server: Live, client: httpx.Client) -> None:
+    """The metrics count status 499 for a request without a response."""
     inputs = np.random.default_rng(0).normal(size=(200_000, 16)).astype(np.float32)
     request = post(save({"input": inputs}, {"request": '{"include": []}'}), SAFETENSORS,
                    more=f"Authorization: Bearer {KEY}\r\n")  # fmt: skip
@@ -304,28 +308,28 @@ def test_a_client_that_disconnects_ends_its_computation(server: Live, client: ht
         assert within(60, lambda: server.running.processor_seconds() > used + 0.5), "it does not compute"
     assert within(60, lambda: samples(client).get(disconnected, 0) == before + 1), "the computation goes on"
 
-    def rests() -> bool:
+    def is_idle() -> bool:
         used = server.running.processor_seconds()
         time.sleep(0.5)
         return server.running.processor_seconds() - used < 0.1
 
-    assert within(60, rests), "the processor is still busy"
+    assert within(60, is_idle), "the processor is still busy"
     assert client.post("/attention", json=GOOD).json()["output"] == [[2.0]]
 
 
 @pytest.mark.parametrize("kind", SERVERS, ids=str)
-def test_a_body_that_does_not_arrive_is_given_up(kind: Server) -> None:
+def test_a_body_that_does_not_arrive_gets_a_408(kind: Server) -> None:
     head = f"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: {JSON}\r\n"
     with started(kind, read_timeout=1) as live:
         for rest in ("Content-Length: 10\r\n\r\n{", "Transfer-Encoding: chunked\r\n\r\n5\r\n{"):
             with live.connect() as connection:
                 connection.sendall((head + rest).encode())
-                status, problem = Answers(connection).next()
+                status, problem = ResponseReader(connection).next()
             assert (status, json.loads(problem)["code"]) == (408, "too_slow")
 
 
 @pytest.mark.parametrize("kind", SERVERS, ids=str)
-def test_sigterm_answers_what_is_at_work_and_ends(kind: Server) -> None:
+def test_sigterm_completes_running_requests_before_the_exit(kind: Server) -> None:
     """All inputs are equal, so that the output equals each of them."""
     inputs = np.ones((6000, 64), np.float32)
     request = post(save({"input": inputs}, {"request": '{"include": []}'}), SAFETENSORS)
@@ -333,8 +337,8 @@ def test_sigterm_answers_what_is_at_work_and_ends(kind: Server) -> None:
 
         def received() -> bool:
             found = samples(client)
-            at_work = found["attention_requests_in_flight"] - 1  # without the request for /metrics
-            return at_work + found.get("attention_requests_total /attention http 200", 0) == len(connections)
+            in_flight = found["attention_requests_in_flight"] - 1  # without the request for /metrics
+            return in_flight + found.get("attention_requests_total /attention http 200", 0) == len(connections)
 
         idle = live.connect(timeout=60)
         connections = [live.connect(timeout=60) for _ in range(4)]
@@ -342,7 +346,7 @@ def test_sigterm_answers_what_is_at_work_and_ends(kind: Server) -> None:
             connection.sendall(request)
         assert within(60, received), "the requests do not arrive"
         assert live.stop() == kind.exit_status, live.logged()
-        answers = [Answers(connection).next() for connection in connections]
+        answers = [ResponseReader(connection).next() for connection in connections]
         assert idle.recv(1) == b""
     for connection in (idle, *connections):
         connection.close()
@@ -351,7 +355,7 @@ def test_sigterm_answers_what_is_at_work_and_ends(kind: Server) -> None:
         np.testing.assert_allclose(read(body, SAFETENSORS)["output"], inputs, rtol=1e-4)
 
 
-def test_the_docs_show_these_commands() -> None:
+def test_the_docs_show_the_commands_of_all_servers() -> None:
     page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
     for server in SERVERS[1:]:
         program, *rest = server.command(8000)

@@ -1,1 +1,1 @@
-"""What needs a process of its own: messages of tritonclient have the names of those of kserve."""
+"""Tests that need a separate process: the messages of tritonclient and kserve have the same names."""

@@ -1,4 +1,4 @@
-"""tritonclient over gRPC, as it comes."""
+"""tritonclient over gRPC, unmodified."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tests.cases import CASES, Case
 from tests.clients.messages import compare
 from tests.conftest import app, serving
-from tests.oip import arrays_of
-from tests.test_grpc_service import until
+from tests.helpers.oip import arrays_of
+from tests.test_rpc_server import until
 
 EYE = np.eye(2, dtype=np.float32)
 
@@ -37,7 +37,7 @@ def tensor(name: str, array: np.ndarray) -> triton.InferInput:
     return found
 
 
-def test_messages_are_those_of_the_protocol() -> None:
+def test_messages_match_those_of_the_client() -> None:
     compare(service_pb2.DESCRIPTOR)
 
 
@@ -53,7 +53,7 @@ def test_health_and_metadata(server: triton.InferenceServerClient) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_golden_cases(case: Case, server: triton.InferenceServerClient) -> None:
+def test_golden_cases_give_the_expected_numbers(case: Case, server: triton.InferenceServerClient) -> None:
     arrays, parameters = arrays_of(case.request)
     inputs = [tensor(name, array) for name, array in arrays.items()]
     names = parameters.pop("include", "attention_weights").split(",")
@@ -65,13 +65,13 @@ def test_golden_cases(case: Case, server: triton.InferenceServerClient) -> None:
         expected.compare({field: result.as_numpy(field).tolist()})
 
 
-def typed(server: triton.InferenceServerClient, message: Any) -> Any:
-    """The answer to a message of the client's own, which it has no other function for."""
+def send_message(server: triton.InferenceServerClient, message: Any) -> Any:
+    """The response to a message of the client's own types, sent by its private stub, as it has no public function."""
     return server._client_stub.ModelInfer(message, timeout=30)
 
 
-def test_typed_contents(server: triton.InferenceServerClient) -> None:
-    """One key, whose weight is 1: the output is the value."""
+def test_typed_contents_are_received_and_returned(server: triton.InferenceServerClient) -> None:
+    """With one key, whose weight is 1, the output is the value."""
     for datatype, field, numbers in (
         ("FP32", "fp32_contents", [1, -2.5]),
         ("FP64", "fp64_contents", [1, -2.5]),
@@ -83,14 +83,14 @@ def test_typed_contents(server: triton.InferenceServerClient) -> None:
         for name, data in (("query", [1]), ("key", [1]), ("value", numbers)):
             contents = service_pb2.InferTensorContents(**{field: data})
             message.inputs.add(name=name, datatype=datatype, shape=[1, len(data)], contents=contents)
-        output, weights = typed(server, message).outputs
+        output, weights = send_message(server, message).outputs
         known = field if datatype.startswith("FP") else "fp64_contents"
         assert (list(getattr(output.contents, known)), list(getattr(weights.contents, known))) == (numbers, [1])
 
 
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-def test_floating_types(kind: Any, server: triton.InferenceServerClient) -> None:
-    """One key, whose weight is 1: the output is the value."""
+def test_floating_types_are_returned_unchanged(kind: Any, server: triton.InferenceServerClient) -> None:
+    """With one key, whose weight is 1, the output is the value."""
     value = np.array([[1, -2.5, 3]], kind)
     inputs = [tensor("query", np.ones((1, 1), kind)), tensor("key", np.ones((1, 1), kind)), tensor("value", value)]
     output = server.infer("attention", inputs).as_numpy("output")
@@ -98,18 +98,18 @@ def test_floating_types(kind: Any, server: triton.InferenceServerClient) -> None
     assert output.tobytes() == value.tobytes()
 
 
-def test_a_mask_of_booleans(server: triton.InferenceServerClient) -> None:
-    """Each query sees the other's key only."""
+def test_a_boolean_mask_hides_keys(server: triton.InferenceServerClient) -> None:
+    """Each query may attend to the other token's key only."""
     inputs = [tensor("input", EYE), tensor("mask", ~np.eye(2, dtype=bool))]
     assert server.infer("attention", inputs).as_numpy("attention_weights").tolist() == [[0, 1], [1, 0]]
 
 
-def test_labels(server: triton.InferenceServerClient) -> None:
+def test_token_labels_are_accepted(server: triton.InferenceServerClient) -> None:
     labels = tensor("key_tokens", np.array(["kitten", "lézard"], dtype=object))
     assert server.infer("attention", [tensor("input", EYE), labels]).as_numpy("output").shape == (2, 2)
 
 
-def test_asynchronously(server: triton.InferenceServerClient) -> None:
+def test_asynchronous_requests_are_answered(server: triton.InferenceServerClient) -> None:
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     for _ in range(3):
         server.async_infer("attention", [tensor("input", EYE)], lambda result, error: answers.put((result, error)))
@@ -119,8 +119,8 @@ def test_asynchronously(server: triton.InferenceServerClient) -> None:
         assert result.as_numpy("output").shape == (2, 2)
 
 
-def lied(change: Callable[[Any], Any]) -> Callable[[triton.InferenceServerClient], Any]:
-    """A good message, changed."""
+def with_change(change: Callable[[Any], Any]) -> Callable[[triton.InferenceServerClient], Any]:
+    """A function that sends a valid message after `change` was applied to it."""
 
     def ask(server: triton.InferenceServerClient) -> Any:
         message = service_pb2.ModelInferRequest(model_name="attention")
@@ -128,7 +128,7 @@ def lied(change: Callable[[Any], Any]) -> Callable[[triton.InferenceServerClient
         message.raw_input_contents.append(EYE.tobytes())
         change(message)
         try:
-            return typed(server, message)
+            return send_message(server, message)
         except grpc.RpcError as error:
             raise InferenceServerException(error.details(), str(error.code())) from None
 
@@ -177,17 +177,17 @@ BAD: dict[str, tuple[Callable[[triton.InferenceServerClient], Any], str, str]] =
     "statistics": (lambda server: server.get_inference_statistics(), "UNIMPLEMENTED", "a method among ServerLive"),
     "no data": (lambda server: server.infer("attention", [triton.InferInput("input", [2, 2], "FP32")]),
                 "INVALID_ARGUMENT", "expected 4 elements of shape (2, 2), got 0"),
-    "raw too short": (lied(set_raw(RAW[:-1])), "INVALID_ARGUMENT", "expected 16 bytes of FP32 (2, 2), got 15"),
-    "raw too long": (lied(set_raw(RAW + b"\0")), "INVALID_ARGUMENT", "expected 16 bytes of FP32 (2, 2), got 17"),
-    "raw too many": (lied(set_raw(RAW, RAW)), "INVALID_ARGUMENT", "expected 1, one for each input, got 2"),
-    "negative shape": (lied(set_shape(-2, -2)), "INVALID_ARGUMENT", "none negative, got '[-2, -2]'"),
-    "unknown datatype": (lied(lambda message: setattr(message.inputs[0], "datatype", "FP8")), "INVALID_ARGUMENT",
+    "raw too short": (with_change(set_raw(RAW[:-1])), "INVALID_ARGUMENT", "expected 16 bytes of FP32 (2, 2), got 15"),
+    "raw too long": (with_change(set_raw(RAW + b"\0")), "INVALID_ARGUMENT", "expected 16 bytes of FP32 (2, 2), got 17"),
+    "raw too many": (with_change(set_raw(RAW, RAW)), "INVALID_ARGUMENT", "expected 1, one for each input, got 2"),
+    "negative shape": (with_change(set_shape(-2, -2)), "INVALID_ARGUMENT", "none negative, got '[-2, -2]'"),
+    "unknown datatype": (with_change(lambda message: setattr(message.inputs[0], "datatype", "FP8")), "INVALID_ARGUMENT",
                          "/inputs/0/datatype: expected one of BOOL"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_errors_can_be_read(name: str, server: triton.InferenceServerClient) -> None:
+def test_errors_have_a_status_and_a_message(name: str, server: triton.InferenceServerClient) -> None:
     ask, status, message = BAD[name]
     with pytest.raises(InferenceServerException) as caught:
         ask(server)
@@ -195,7 +195,7 @@ def test_errors_can_be_read(name: str, server: triton.InferenceServerClient) -> 
     assert (found.status(), message in found.message()) == (f"StatusCode.{status}", True), found
 
 
-def test_keys_are_headers() -> None:
+def test_api_keys_are_sent_as_headers() -> None:
     hashed = f"sha256:{hashlib.sha256(b'secret').hexdigest()}"
     application = app(grpc_port=0, api_keys=hashed)
     with serving(application), triton.InferenceServerClient(f"127.0.0.1:{application.state.rpc.port}") as server:
@@ -204,11 +204,11 @@ def test_keys_are_headers() -> None:
         assert server.is_server_live(headers={"authorization": "Bearer secret"})
 
 
-def test_a_client_s_own_deadline_stops_the_work() -> None:
+def test_a_deadline_of_the_client_cancels_the_computation() -> None:
     application = app(grpc_port=0)
     engine = application.state.engine
     with serving(application), triton.InferenceServerClient(f"127.0.0.1:{application.state.rpc.port}") as server:
         large = tensor("input", np.ones((40_000, 64), np.float32))
         with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
             server.infer("attention", [large], outputs=[triton.InferRequestedOutput("output")], client_timeout=0.5)
-        assert until(lambda: engine.admission.slots_taken == 0, 5)
+        until(lambda: engine.admission.slots_taken == 0)

@@ -1,4 +1,4 @@
-"""The backends that tests run against: NumPy always, torch where it is installed."""
+"""The backends that tests run against: NumPy always, torch where it is installed (see `unavailable` in conftest.py)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ from service.library import backends
 
 HAS_TORCH = find_spec("torch") is not None
 
-BACKENDS = [
-    "numpy",
-    pytest.param(
-        "torch", marks=pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed; run make test-torch")
-    ),
-]
+BACKENDS = ["numpy", pytest.param("torch", marks=pytest.mark.torch)]
 
 
-def compute_like_large_ones(patch: pytest.MonkeyPatch, tile: int = 1) -> None:
-    """Let `attend` compute small requests as it does large ones: in tiles and blocks of this size.
+def compute_as_if_large(patch: pytest.MonkeyPatch, tile: int = 1) -> None:
+    """Let `attend` compute small requests on the path of large ones, in tiles and blocks of this size.
 
-    tile: scores of a tile
+    tile: number of scores in a tile
     """
     numpy = backends().choose("numpy", "cpu")
     assert isinstance(numpy, NumpyBackend)

@@ -1,4 +1,4 @@
-"""What the service tells of itself: metrics, logs, traces."""
+"""Metrics, logs and traces of the service."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,13 @@ from service.errors import error_classes
 from service.observability.logs import FIELDS, HumanFormatter, JsonFormatter
 from service.observability.metrics import remove_stale_files
 from tests.conftest import app, free_port, serving
+from tests.helpers.waiting import TIMEOUT, until
 
 GOOD: dict[str, Any] = {"query": [[1.0, 2.0]], "key": [[1.0, 2.0]], "value": [[2.0]]}
 
 
 def samples(client: httpx.Client) -> dict[str, float]:
-    """Every sample by its name and labels, as Prometheus' own parser reads them."""
+    """Every sample of /metrics by its name and labels, read by Prometheus' own parser."""
     response = client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     return {
@@ -42,18 +42,18 @@ def samples(client: httpx.Client) -> dict[str, float]:
 
 
 @pytest.fixture
-def fresh() -> Iterator[httpx.Client]:
+def fresh_client() -> Iterator[httpx.Client]:
     with serving(app()) as client:
         yield client
 
 
-def test_requests_are_counted(fresh: httpx.Client) -> None:
+def test_requests_are_counted(fresh_client: httpx.Client) -> None:
     for _ in range(3):
-        assert fresh.post("/attention", json=GOOD).status_code == 200
-    fresh.post("/attention", json=GOOD | {"scale": "x"})
-    fresh.get("/health/live")
-    fresh.get("/etc/passwd")
-    found = samples(fresh)
+        assert fresh_client.post("/attention", json=GOOD).status_code == 200
+    fresh_client.post("/attention", json=GOOD | {"scale": "x"})
+    fresh_client.get("/health/live")
+    fresh_client.get("/etc/passwd")
+    found = samples(fresh_client)
     assert found["attention_requests_total operation=/attention protocol=http status=200"] == 3
     assert found["attention_requests_total operation=/attention protocol=http status=422"] == 1
     assert found["attention_requests_total operation=/health/live protocol=http status=200"] == 1
@@ -70,36 +70,29 @@ def test_requests_are_counted(fresh: httpx.Client) -> None:
     assert not any("passwd" in name for name in found)
 
 
-def test_buckets_hold_what_is_below_them(fresh: httpx.Client) -> None:
-    fresh.post("/attention", json=GOOD)
-    found = samples(fresh)
+def test_histogram_buckets_are_cumulative(fresh_client: httpx.Client) -> None:
+    fresh_client.post("/attention", json=GOOD)
+    found = samples(fresh_client)
     counts = [value for name, value in found.items() if name.startswith("attention_request_seconds_bucket")]
     assert counts == sorted(counts)
     assert counts[-1] == found["attention_request_seconds_count operation=/attention"] == 1
 
 
-def test_without_metrics_there_are_none() -> None:
+def test_the_setting_metrics_false_removes_the_metrics() -> None:
     with serving(app(metrics=False)) as client:
         assert client.get("/metrics").status_code == 404
         assert client.post("/attention", json=GOOD).status_code == 200
 
 
-def test_every_problem_is_counted_from_0_on(fresh: httpx.Client) -> None:
-    """increase() of Prometheus does not see the first sample of a series."""
-    found = {name: value for name, value in samples(fresh).items() if name.startswith("attention_problems")}
+def test_the_counter_of_every_problem_starts_at_0(fresh_client: httpx.Client) -> None:
+    """increase() of Prometheus ignores the first sample of a series."""
+    found = {name: value for name, value in samples(fresh_client).items() if name.startswith("attention_problems")}
     assert found == {f"attention_problems_total code={code}": 0 for code in error_classes()}
 
 
-def until(holds: Callable[[], bool]) -> None:
-    """Wait up to a minute until this holds."""
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, "it does not hold after a minute"
-        time.sleep(0.1)
-
-
+@pytest.mark.slow
 def test_workers_share_their_metrics(tmp_path: Path) -> None:
-    """Each request and scrape has a connection of its own, and so goes to any of the workers."""
+    """Each request and scrape has a new connection, so that any worker may serve it."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
 
@@ -133,7 +126,7 @@ def test_workers_share_their_metrics(tmp_path: Path) -> None:
         assert scrape()[answered] == 20, "what ended workers counted stays"
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(TIMEOUT) == 0
 
 
 def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
@@ -144,19 +137,21 @@ def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
-    """The line about the one request; it is written when the answer is on its way."""
-    for _ in range(100):
-        found = [record for record in caplog.records if record.name == "attention.access"]
-        if found:
-            return found[0]
-        time.sleep(0.05)
-    raise AssertionError("nothing was logged")
+    """The log record of the only request, which is written after the response starts."""
+
+    def found() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.name == "attention.access"]
+
+    until(found)
+    return found()[0]
 
 
-def test_the_log_holds_no_numbers_and_no_keys(fresh: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_no_numbers_of_tensors_and_no_keys(
+    fresh_client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "attention")
     headers = {"X-Request-ID": "find-me", "Authorization": "Bearer very-secret"}
-    fresh.post("/attention", json=GOOD | {"value": [[31337.25]]}, headers=headers)
+    fresh_client.post("/attention", json=GOOD | {"value": [[31337.25]]}, headers=headers)
     record = logged(caplog)
     human, event = HumanFormatter().format(record), json.loads(JsonFormatter().format(record))
     assert re.fullmatch(r"\d\d:\d\d:\d\d INFO +request request_id=find-me method=POST path=/attention status=200 "
@@ -167,14 +162,14 @@ def test_the_log_holds_no_numbers_and_no_keys(fresh: httpx.Client, caplog: pytes
         assert "very-secret" not in text
 
 
-def test_a_line_of_the_log_is_one_line(fresh: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_record_is_a_single_line(fresh_client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "attention")
-    fresh.get("/a%0Ab%1B", headers={"X-Request-ID": "a\tb"})
+    fresh_client.get("/a%0Ab%1B", headers={"X-Request-ID": "a\tb"})
     record = logged(caplog)
     assert HumanFormatter().format(record).isprintable()
 
 
-def test_traces_continue_those_of_the_caller() -> None:
+def test_traces_continue_the_trace_of_the_client() -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -194,19 +189,19 @@ def names_in(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("path", ["deploy/prometheus/rules/attention.yml", "deploy/grafana/dashboards/attention.json"])
-def test_alerts_and_dashboard_ask_for_metrics_that_there_are(path: str, fresh: httpx.Client) -> None:
-    fresh.post("/attention", json=GOOD)
-    offered = {name.split()[0] for name in samples(fresh)}
+def test_alerts_and_dashboard_use_existing_metrics(path: str, fresh_client: httpx.Client) -> None:
+    fresh_client.post("/attention", json=GOOD)
+    offered = {name.split()[0] for name in samples(fresh_client)}
     asked = names_in(Path(path).read_text(encoding="utf-8"))
     assert len(asked) >= 5
     assert asked - offered == set()
 
 
-def test_every_alert_and_metric_is_explained(fresh: httpx.Client) -> None:
+def test_every_alert_and_metric_is_documented(fresh_client: httpx.Client) -> None:
     text = Path("docs/operations.md").read_text(encoding="utf-8")
     alerts = re.findall(r"alert: (\w+)", Path("deploy/prometheus/rules/attention.yml").read_text(encoding="utf-8"))
     assert len(alerts) >= 6
-    found = text_string_to_metric_families(fresh.get("/metrics").text)
+    found = text_string_to_metric_families(fresh_client.get("/metrics").text)
     metrics = [f"{family.name}_total" if family.type == "counter" else family.name for family in found]
     own = [name for name in metrics if name.startswith("attention_")]
     assert len(own) >= 20

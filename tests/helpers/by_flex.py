@@ -1,6 +1,6 @@
-"""Random requests with all options that compose, and what torch's FlexAttention makes of them in float64 on the CPU.
+"""Random requests with combinations of options, and their results by torch's FlexAttention in float64 on the CPU.
 
-FlexAttention calls our own functions for each score, written here once more from the definition in docs/attention.md.
+FlexAttention calls functions for each score; they are written here anew from the definition in docs/attention.md.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from service.attention.arrays import FLOATS
 
 OPTIONS = ("causal", "offset", "window", "segments", "key_mask", "key_lengths", "query_lengths", "mask", "bias",
            "alibi", "softcap", "sinks", "weights", "logsumexp")  # fmt: skip
-# Of the largest number; halves: what their output is rounded to, and what weights are on the way to it.
+# Relative to the largest number. For 16-bit types: the rounding of the output, and of the weights before it.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-6}
 LAST_PLACE = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 @dataclass(frozen=True)
 class RandomRequest:
-    """Fields of a request in layout bhld, the options it has, and its numbers in float64 as they are in its type."""
+    """Fields of a request in layout bhld, the names of its options, and its dtype."""
 
     fields: dict[str, Any]
     options: frozenset[str]
     dtype: str
 
     def expected(self) -> dict[str, np.ndarray]:
-        """output, attention_weights and logsumexp, in float64."""
+        """The expected output, attention_weights and logsumexp, in float64."""
         query, key, value = (self.fields[name].astype(np.float64) for name in ("query", "key", "value"))
         (b, h, q, d), (_, g, k, _) = query.shape, key.shape
-        seen, added = self._seen(b, q, k), self._added(b, h, q, k)
+        seen, added = self._visible(b, q, k), self._bias(b, h, q, k)
         scale = self.fields.get("scale", 1 / np.sqrt(d))
         everything = np.concatenate([value, np.broadcast_to(np.eye(k), (b, g, k, k))], axis=-1)
         found, logsumexp = flex(query, key, everything, seen, added, scale, self.fields.get("softcap"))
@@ -45,8 +45,8 @@ class RandomRequest:
         e = value.shape[-1]
         return {"output": found[..., :e], "attention_weights": found[..., e:], "logsumexp": logsumexp}
 
-    def _seen(self, b: int, q: int, k: int) -> np.ndarray:
-        """Whether query i sees key j, (b, h or 1, q, k)."""
+    def _visible(self, b: int, q: int, k: int) -> np.ndarray:
+        """True where query i may attend to key j, (b, h or 1, q, k)."""
         fields, i, j = self.fields, np.arange(q)[:, None], np.arange(k)[None]
         offset = np.atleast_1d(fields.get("query_offset", 0))[:, None, None, None]
         seen = np.ones((b, 1, q, k), bool)
@@ -70,7 +70,7 @@ class RandomRequest:
             seen = seen & fields["mask"]
         return seen
 
-    def _added(self, b: int, h: int, q: int, k: int) -> np.ndarray:
+    def _bias(self, b: int, h: int, q: int, k: int) -> np.ndarray:
         added = np.zeros((b, h, q, k))
         if "bias" in self.fields:
             added = added + self.fields["bias"].astype(np.float64)
@@ -82,12 +82,12 @@ class RandomRequest:
 
 
 def random_request(seed: int, longest: int = 40) -> RandomRequest:
-    """One of endlessly many, up to so many tokens. Half of them are of sizes that fused kernels are made for."""
+    """A random request with up to `longest` tokens. Half of all seeds give head sizes that fused kernels support."""
     random = np.random.default_rng(seed)
-    made_for = random.random() < 0.5
+    fused_size = random.random() < 0.5
     b, g, groups, q, k = (int(random.integers(1, most)) for most in (4, 3, 4, longest, longest))
     d, e = (int(x) for x in random.integers(1, 40, 2))
-    if made_for:
+    if fused_size:
         d = e = int(random.choice([16, 32, 64, 128]))
     h, dtype = g * groups, str(random.choice(["float64", "float32", "float16", "bfloat16"]))
     options = frozenset(name for name in OPTIONS if random.random() < 0.2)
@@ -131,7 +131,7 @@ def flex(
     scale: float,
     softcap: float | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs and logsumexp by torch's FlexAttention, not compiled."""
+    """Outputs and logsumexp by torch's FlexAttention, without compilation."""
     import torch
     from torch.nn.attention import flex_attention as module
 
@@ -143,7 +143,7 @@ def flex(
         return torch.where(visible[b, h, i, j], capped + extra[b, h, i, j], -torch.inf)
 
     before = module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG
-    module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True  # what it is for: the definition, step by step
+    module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True  # so that it runs the definition step by step
     try:
         outputs, aux = module.flex_attention(
             *tensors, score_mod=score, scale=scale, enable_gqa=True, return_aux=module.AuxRequest(lse=True)
@@ -154,8 +154,8 @@ def flex(
 
 
 def compare(ours: dict[str, np.ndarray], request: RandomRequest) -> None:
-    """Within 1e-12 in float64, 2e-6 √k in float32; halves within two units in the last place, and one more of the
-    largest value where weights are rounded on the way, as tensor cores do."""
+    """Assert that results agree: within 1e-12 in float64, 2e-6 √k in float32, and in 16-bit types within two units in
+    the last place, plus one unit of the largest value where weights are rounded, too, as tensor cores do."""
     keys = request.fields["key"].shape[2]
     for name, theirs in request.expected().items():
         if name not in ours:

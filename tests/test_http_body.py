@@ -1,4 +1,4 @@
-"""Receiving bodies, checking heads, discarding what nobody reads: ASGI, in virtual time, without a server."""
+"""Receiving bodies, checking request heads, discarding unread bodies: ASGI in virtual time, without a server."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from service.http.head import MAX_HEAD, check, parse_length
 from service.pipeline.admission import AdmissionController
 from service.pipeline.deadline import Deadline
 from service.pipeline.execution import Execution
-from tests.virtual_time import run
+from tests.helpers.virtual_time import run
 
 MB = 2**20
 LIMITS = BodyLimits(size=64 * MB, grace=30, rate=MB)
 
 
 class Sender:
-    """A client that sends a chunk after so many seconds, again and again, and may disconnect before the last.
+    """An ASGI receive callable that returns `count` chunks, one every so many seconds, and may end by a disconnect.
 
     sent: bytes of chunks that were received
     """
@@ -54,7 +54,7 @@ def execution(memory: int = 256 * MB, queue: int = 9) -> Execution:
 
 
 def received(sender: Sender, length: int | None = None, limits: BodyLimits = LIMITS) -> tuple[bytes, int, float]:
-    """The body, the memory that is held for it, and how long it took."""
+    """The received body, the memory of its lease, and the seconds it took."""
 
     async def main() -> tuple[bytes, int, float]:
         running = execution()
@@ -66,13 +66,13 @@ def received(sender: Sender, length: int | None = None, limits: BodyLimits = LIM
 
 
 @pytest.mark.parametrize("length", [None, 5 * MB])
-def test_a_body_is_held_as_it_arrives(length: int | None) -> None:
+def test_the_lease_of_a_body_grows_as_it_arrives(length: int | None) -> None:
     body, held, _ = received(Sender(MB, 5), length)
     assert body == b"".join(bytes([number]) * MB for number in range(5))
     assert 5 * MB <= held <= 5 * MB + STEP
 
 
-def test_a_small_body_is_not_counted() -> None:
+def test_a_small_body_needs_no_memory_of_admission_control() -> None:
     assert received(Sender(1000, 3)) == (b"\0" * 1000 + b"\1" * 1000 + b"\2" * 1000, 0, 0)
 
 
@@ -84,7 +84,7 @@ def test_a_body_beyond_the_limit_is_not_read_further(chunk: int, length: int | N
     assert sender.sent <= LIMITS.size + chunk
 
 
-def test_what_announces_too_much_is_not_read_at_all() -> None:
+def test_a_body_with_a_content_length_beyond_the_limit_is_not_read() -> None:
     for text in (b"%d" % (LIMITS.size + 1), b"9" * 30):
         with pytest.raises(BodyTooLarge):
             content_length({b"content-length": text}, LIMITS)
@@ -93,7 +93,7 @@ def test_what_announces_too_much_is_not_read_at_all() -> None:
 
 
 def test_a_slow_but_steady_body_is_received() -> None:
-    """Sixty megabytes at the least rate, which takes twice the grace."""
+    """Sixty megabytes at the minimum rate take twice the grace period."""
     body, _, took = received(Sender(MB, 60, every=1))
     assert (len(body), took) == (60 * MB, 60)
 
@@ -101,7 +101,7 @@ def test_a_slow_but_steady_body_is_received() -> None:
 @pytest.mark.parametrize(
     ("sender", "after"), [(Sender(1, 0), 30), (Sender(1, 1000, every=1), 30), (Sender(MB, 60, every=3), 45)]
 )
-def test_a_body_below_the_least_rate_is_refused(sender: Sender, after: float) -> None:
+def test_a_body_below_the_minimum_rate_is_refused(sender: Sender, after: float) -> None:
     async def main() -> float:
         with pytest.raises(TooSlow, match="within 30 s, or at"):
             await receive_body(sender.receive, None, LIMITS, execution(), lambda size, limit: size)
@@ -110,7 +110,7 @@ def test_a_body_below_the_least_rate_is_refused(sender: Sender, after: float) ->
     assert run(main()) == pytest.approx(after, abs=1)
 
 
-def test_the_time_of_a_sender_stands_still_while_it_waits_for_memory() -> None:
+def test_waiting_for_memory_does_not_count_against_the_sender() -> None:
     async def main() -> None:
         waiting = execution(4 * MB)
         holder = waiting._admission.admit(4 * MB)
@@ -123,12 +123,12 @@ def test_the_time_of_a_sender_stands_still_while_it_waits_for_memory() -> None:
     run(main())
 
 
-def test_a_client_that_disconnects_is_noticed() -> None:
+def test_a_client_that_disconnects_ends_receiving() -> None:
     with pytest.raises(ClientDisconnect):
         received(Sender(1000, 3, disconnects=True))
 
 
-def test_a_large_body_is_refused_before_it_is_read_where_no_place_is_left() -> None:
+def test_a_large_body_is_refused_before_it_is_read_if_the_queue_is_full() -> None:
     async def main() -> int:
         running = execution(queue=0)
         others = [running._admission.admit(1) for _ in range(2)]
@@ -174,14 +174,14 @@ HOST = (b"host", b"x")
         (scope(HOST, query_string=b"a" * MAX_HEAD), 431),
     ],
 )
-def test_heads_are_checked(request_: dict[str, Any], status: int | None) -> None:
+def test_request_heads_are_checked(request_: dict[str, Any], status: int | None) -> None:
     error = check(request_)
     assert (None if error is None else error.status) == status
     assert error is None or error.headers == {"Connection": "close"}
 
 
 async def refuse(scope: Any, receive: Any, send: Any) -> None:
-    """Answer without reading."""
+    """An ASGI application that responds without reading the body."""
     await send({"type": "http.response.start", "status": 413, "headers": []})
     await send({"type": "http.response.body", "body": b"no"})
 
@@ -192,10 +192,10 @@ async def read_all(scope: Any, receive: Any, send: Any) -> None:
     await refuse(scope, receive, send)
 
 
-def answered(
+def response_of(
     app: Callable[[Any, Any, Any], Coroutine[Any, Any, None]], sender: Sender, *headers: tuple[bytes, bytes]
 ) -> tuple[list[Any], float]:
-    """What is sent, and when the response ends."""
+    """The messages that an application sends, and the time at which the response ends."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -216,7 +216,7 @@ CHUNKED = (b"transfer-encoding", b"chunked")
 @pytest.mark.parametrize("framing", [LENGTH, CHUNKED])
 def test_the_rest_of_a_body_is_discarded_between_the_response_and_its_end(framing: tuple[bytes, bytes]) -> None:
     sender = Sender(MB, 10, every=1)
-    sent, ended = answered(refuse, sender, framing)
+    sent, ended = response_of(refuse, sender, framing)
     assert sent == [
         START,
         {"type": "http.response.body", "body": b"no", "more_body": True},
@@ -227,9 +227,9 @@ def test_the_rest_of_a_body_is_discarded_between_the_response_and_its_end(framin
 
 
 @pytest.mark.parametrize("app", [refuse, read_all])
-def test_nothing_is_discarded_where_nothing_is_left(app: Any) -> None:
+def test_nothing_is_discarded_after_a_complete_body(app: Any) -> None:
     framing = [LENGTH] if app is read_all else []
-    sent, _ = answered(app, Sender(MB, 10), *framing)
+    sent, _ = response_of(app, Sender(MB, 10), *framing)
     assert sent == [START, {"type": "http.response.body", "body": b"no"}]
 
 
@@ -241,14 +241,14 @@ def test_nothing_is_discarded_where_nothing_is_left(app: Any) -> None:
         (Sender(1, 1000, every=1), CHUNKED, 30, 30),
     ],
 )
-def test_what_is_discarded_has_limits(sender: Sender, framing: tuple[bytes, bytes], bytes_: int, seconds: int) -> None:
-    sent, ended = answered(refuse, sender, framing)
+def test_discarding_has_limits(sender: Sender, framing: tuple[bytes, bytes], bytes_: int, seconds: int) -> None:
+    sent, ended = response_of(refuse, sender, framing)
     assert len(sent) == 3
     assert sender.sent == pytest.approx(bytes_, abs=MB)
     assert ended == pytest.approx(seconds, abs=0.1)
 
 
-def test_discarded_bytes() -> None:
+def test_discarded_bytes_are_counted() -> None:
     assert discarded_bytes([(b"content-length", b"5000000")]) == 5_000_000
     for length in (b"%d" % ANNOUNCED, b"9" * 30, b"x"):
         assert discarded_bytes([(b"content-length", length)]) == UNKNOWN
@@ -262,5 +262,5 @@ def test_discarded_bytes() -> None:
         (b"", None), (b"-1", None), (b"+1", None), (b"1_0", None), (b"1, 1", None), ("\u0663".encode(), None),
     ],
 )  # fmt: skip
-def test_lengths_are_parsed_alike_everywhere(value: bytes, length: int | None) -> None:
+def test_content_lengths_are_parsed_the_same_everywhere(value: bytes, length: int | None) -> None:
     assert parse_length(value) == length

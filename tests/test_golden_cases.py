@@ -1,9 +1,9 @@
-"""Every number that the notebooks print as a result of attention comes back from the service, digit for digit."""
+"""The service returns every number that the notebooks print as a result of attention, digit for digit."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,30 +11,21 @@ import numpy as np
 import pytest
 
 from tests.cases import CASES, Case, as_array
-from tests.conftest import uncaptured
 
 BY_NAME = {case.name: case for case in CASES}
 
 
-@pytest.fixture(scope="module")
-def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Collects a line for each array compared, and prints them all at the end."""
-    lines: list[str] = []
-    yield lines
-    with uncaptured(request):
-        print("\n\nlargest deviation from the printed numbers, in units of the last digit printed (0.5 is exact):")
-        print("\n".join(lines))
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_case(case: Case, client: httpx.Client, table: list[str]) -> None:
+def test_a_golden_case_gives_the_printed_numbers(
+    case: Case, client: httpx.Client, record_property: Callable[[str, object], None]
+) -> None:
     response = client.post("/attention", json=case.request)
     assert response.status_code == 200, response.text
     answer = response.json()
     assert case.expected
     for expected in case.expected:
         deviation = expected.compare(answer)
-        table.append(f"  {case.name:32} {expected.name:20} {expected.printed:7} {deviation:.3f}")
+        record_property("deviation", f"{case.name:32} {expected.name:20} {expected.printed:7} {deviation:.3f}")
     assert answer["metadata"]["warnings"] == []
     for field in ("query_tokens", "key_tokens"):
         assert answer.get(field) == case.request.get(field)
@@ -54,7 +45,7 @@ def test_in_column_layout_the_columns_of_the_weights_sum_to_one(client: httpx.Cl
 
 
 def test_permuting_the_columns_permutes_the_outputs(client: httpx.Client) -> None:
-    """The notebook finds the closest columns of any two outputs less than 3e-16 apart."""
+    """As in the notebook, the closest columns of any two outputs differ by less than 3e-16."""
     outputs = [as_array(post(client, **BY_NAME[f"self_attention_permutation_{n}"].request)["output"]) for n in range(6)]
     for n, permutation in enumerate(itertools.permutations(range(3))):
         np.testing.assert_allclose(outputs[n], outputs[0][:, list(permutation)], rtol=0, atol=2e-15)
@@ -65,7 +56,7 @@ def test_the_weight_form_equals_the_kernel_form(client: httpx.Client) -> None:
     np.testing.assert_allclose(as_array(weight["output"]), as_array(kernel["output"]), rtol=0, atol=1e-16)
 
 
-def test_the_three_ways_to_hide_later_tokens_agree(client: httpx.Client) -> None:
+def test_the_three_forms_of_causal_masking_agree(client: httpx.Client) -> None:
     by_bias, by_flag, by_mask = (
         post(client, **BY_NAME[name].request) for name in ("causal_additive_mask", "causal", "causal_boolean_mask")
     )
@@ -78,8 +69,8 @@ def normal(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
     return [random.normal(size=shape) for shape in shapes]
 
 
-def test_the_inputs_are_those_of_the_notebooks() -> None:
-    """The seeds that the notebooks set give the inputs of the cases."""
+def test_the_seeds_of_the_notebooks_give_the_inputs_of_the_cases() -> None:
+    """NumPy's generators with the notebooks' seeds draw the same numbers."""
     columns = np.hstack(normal(3, *[(4, 1)] * 3))
     q, k, v, bias_q, bias_k, bias_v = normal(0, *[(4, 4)] * 3, *[(4, 1)] * 3)
     request = BY_NAME["self_attention_scaled"].request

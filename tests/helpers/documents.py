@@ -1,4 +1,4 @@
-"""What the README and the docs hold: blocks of code, the output that they show, links, headings."""
+"""Reads the README and the docs: blocks of code, the output that they show, links, headings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -25,7 +25,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page, and the line that it begins at."""
+    """A fenced block of code, its page, and its first line."""
 
     page: str
     line: int
@@ -36,7 +36,7 @@ class Block:
         return f"{self.page}:{self.line}"
 
     def run(self, address: str = ADDRESS) -> str:
-        """What commands for a shell print, the service being at this address. Errors: AssertionError if they fail."""
+        """The output of the shell commands, with the service at this address. Errors: AssertionError if they fail."""
         folder = str(Path(sys.executable).parent)
         own = self.text.replace(ADDRESS, address).replace(".venv/bin/", f"{folder}/")
         environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
@@ -47,9 +47,9 @@ class Block:
         return done.stdout
 
     def execute(self, address: str = ADDRESS) -> list[tuple[str, Any, Any]]:
-        """Run Python; each expression that stands alone with a comment behind it, its value, and what the comment says.
+        """Run the Python code; returns (code, value, comment) of each expression with a comment behind it.
 
-        Of an array the comment says the shape.
+        The comment shows the value, or for an array its shape.
         """
         lines, found = self.text.splitlines(), []
         names: dict[str, Any] = {}
@@ -64,7 +64,7 @@ class Block:
 
 
 def plain(value: Any) -> Any:
-    """A value as a comment shows it: of arrays the shapes."""
+    """A value as a comment shows it: arrays become their shapes."""
     if isinstance(value, tuple):
         return tuple(map(plain, value))
     return value.shape if isinstance(value, np.ndarray) else value
@@ -75,7 +75,9 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     name = str(page.relative_to(ROOT))
     found = [Block(name, text.count("\n", 0, match.start()) + 1, *match.groups()) for match in BLOCK.finditer(text)]
-    assert 2 * len(found) == len(re.findall(r"^\s*```", text, re.MULTILINE)), f"{name}: a block that is not seen"
+    assert 2 * len(found) == len(re.findall(r"^\s*```", text, re.MULTILINE)), (
+        f"{name}: a block that BLOCK does not match"
+    )
     return found
 
 
@@ -83,7 +85,7 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
 def links(page: Path) -> Iterator[str]:
-    """Where a page points: links and pictures, in Markdown or HTML. Code is none."""
+    """The targets of all links and images of a page, in Markdown or HTML, outside of code."""
     text = re.sub(r"`[^`\n]*`", "", BLOCK.sub("", page.read_text(encoding="utf-8")))
     yield from re.findall(r"\]\(([^)\s]*)[^)]*\)", text)
     yield from re.findall(r"^\[[^\]]+\]: +(\S+)", text, re.MULTILINE)
@@ -91,6 +93,6 @@ def links(page: Path) -> Iterator[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What the headings of a page can be reached by."""
+    """The anchors of all headings of a page."""
     headings = re.findall(r"^#+ +(.+)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from service.codecs.oip.messages import MESSAGES
-from tests.oip import NAMES, TYPES
+from tests.helpers.oip import NAMES, TYPES
 
 FIELDS: dict[str, str] = {
     "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
@@ -20,7 +20,7 @@ SCALARS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "
 def request(
     arrays: dict[str, Any], options: dict[str, Any] | None = None, *, raw: bool = True, outputs: tuple[str, ...] = ()
 ) -> Any:
-    """A ModelInferRequest."""
+    """A ModelInferRequest with raw or typed tensors."""
     message = MESSAGES["ModelInferRequest"](model_name="attention", id="17")
     for field, array in arrays.items():
         datatype = NAMES.get(array.dtype, "BYTES")
@@ -40,7 +40,7 @@ def request(
 
 
 def read(message: Any) -> dict[str, Any]:
-    """The outputs of an answer as arrays, and the message itself as `rest`."""
+    """The outputs of a ModelInferResponse as arrays by name, and the message itself as `rest`."""
     found: dict[str, Any] = {"rest": message}
     assert len(message.raw_output_contents) in (0, len(message.outputs))
     for i, output in enumerate(message.outputs):

@@ -1,4 +1,4 @@
-"""Types of numbers: which one counts, what is computed in, what comes back; and typed arrays inside JSON."""
+"""Dtypes: their choice, the dtype of computation, the dtype of results; and typed arrays in JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def typed(array: Any, dtype: Any) -> dict[str, Any]:
     return encode(np.asarray(array).astype(dtype))
 
 
-def test_a_typed_array_by_hand() -> None:
+def test_a_typed_array_has_the_bytes_of_the_format() -> None:
     """1.0 and -2.0 in float32 are 0000803f and 000000c0, little-endian."""
     data = base64.b64encode(bytes.fromhex("0000803f000000c0")).decode()
     array = decode({"dtype": "float32", "shape": [1, 2], "data": data}, "")
@@ -39,7 +39,7 @@ def test_a_typed_array_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_type_survives_the_round_trip_bit_for_bit(name: str) -> None:
+def test_every_dtype_is_encoded_and_decoded_bit_for_bit(name: str) -> None:
     random = np.random.default_rng(7)
     content = random.integers(0, 2 if name == "bool" else 256, 240, dtype=np.uint8).tobytes()
     array = np.frombuffer(content, DTYPES[name]).reshape(-1, 5, 3)
@@ -51,7 +51,7 @@ def test_every_type_survives_the_round_trip_bit_for_bit(name: str) -> None:
 
 
 @given(hnp.arrays(np.float64, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0)))
-def test_any_shape_survives(array: np.ndarray) -> None:
+def test_any_shape_is_encoded_and_decoded(array: np.ndarray) -> None:
     back = decode(encode(array), "")
     assert back.shape == array.shape
     assert back.tobytes() == array.tobytes()
@@ -71,13 +71,13 @@ def test_any_shape_survives(array: np.ndarray) -> None:
         ({"query": np.int64, "key": np.float32, "value": np.int32}, "float32"),
     ],
 )
-def test_the_widest_typed_array_chooses(client: httpx.Client, types: dict[str, Any], expected: str) -> None:
+def test_the_widest_typed_array_sets_the_dtype(client: httpx.Client, types: dict[str, Any], expected: str) -> None:
     request = {name: EYE.tolist() if kind == "list" else typed(EYE, kind) for name, kind in types.items()}
     assert post(client, **request)["metadata"]["dtype"] == expected
     assert post(client, **request, dtype="float32")["metadata"]["dtype"] == "float32"
 
 
-def test_the_past_takes_part_in_the_choice_and_other_fields_do_not(client: httpx.Client) -> None:
+def test_the_kv_cache_affects_the_dtype_and_other_fields_do_not(client: httpx.Client) -> None:
     past = {"past_key": typed(np.ones((1, 1, 2)), np.float16), "past_value": [[[1, 2]]]}
     other = {"scale": 1, "bias": typed(np.zeros(3), np.float64)}
     assert post(client, input=EYE.tolist(), **past, **other)["metadata"]["dtype"] == "float16"
@@ -88,7 +88,7 @@ def arrays(answer: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_what_comes_back_in_which_type(client: httpx.Client, dtype: str) -> None:
+def test_every_output_has_its_documented_dtype(client: httpx.Client, dtype: str) -> None:
     computed = "float64" if dtype == "float64" else "float32"
     include = ["attention_weights", "scores", "scaled_scores", "capped_scores", "masked_scores", "logsumexp", "entropy",
                "received", "query", "key", "value", "head_outputs", "present_key", "present_value"]  # fmt: skip
@@ -98,15 +98,15 @@ def test_what_comes_back_in_which_type(client: httpx.Client, dtype: str) -> None
         assert array.dtype.name == (dtype if name in own else computed), name
 
 
-def test_halves_are_cast_first_and_computed_in_float32(client: httpx.Client) -> None:
+def test_float16_is_computed_in_float32(client: httpx.Client) -> None:
     """0.1 in float16 is 0.0999755859375; its square needs more bits than float16 has."""
     answer = post(client, input=[[0.1]], dtype="float16", include=["scores", "query"])
     assert np.float32(answer["scores"][0][0]) == np.float32(0.0999755859375**2)
-    assert answer["query"] == [[0.099975586]]  # the shortest text for the float32 that it is
+    assert answer["query"] == [[0.099975586]]  # the shortest text of this float32
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_half_s_output_is_the_rounded_float32_one(client: httpx.Client, dtype: str) -> None:
+def test_a_16_bit_output_is_the_rounded_float32_output(client: httpx.Client, dtype: str) -> None:
     random = np.random.default_rng(3)
     kind = DTYPES[dtype]
     halves = {name: random.normal(size=(5, 4)).astype(kind) for name in ("query", "key", "value")}
@@ -118,25 +118,25 @@ def test_a_half_s_output_is_the_rounded_float32_one(client: httpx.Client, dtype:
         np.testing.assert_array_equal(half[name], single[name].astype(kind))
 
 
-def test_bfloat16_as_lists(client: httpx.Client) -> None:
+def test_bfloat16_is_returned_as_lists(client: httpx.Client) -> None:
     answer = post(client, input=[[1.0, 0.1]], dtype="bfloat16")
     assert answer["output"] == [[1.0, 0.100097656]]  # 0.1 in bfloat16, the shortest text for the float32
 
 
-def test_minus_infinity_is_null_in_lists_and_itself_in_base64(client: httpx.Client) -> None:
+def test_minus_infinity_is_null_in_lists_and_kept_in_base64(client: httpx.Client) -> None:
     request = {"input": EYE.tolist(), "mask": [True, False], "include": ["masked_scores"], "scale": 1}
     assert post(client, **request)["masked_scores"] == [[1, None], [0, None]]
     answer = arrays(post(client, **request, encoding="base64"))
     np.testing.assert_array_equal(answer["masked_scores"], [[1, -np.inf], [0, -np.inf]])
 
 
-def test_top_weights_in_base64(client: httpx.Client) -> None:
+def test_top_weights_are_returned_in_base64(client: httpx.Client) -> None:
     answer = post(client, input=EYE.tolist(), top_k=1, encoding="base64")
     indices = decode(answer["top_weights"]["indices"], "")
     assert (indices.dtype, indices.tolist()) == (np.dtype(np.int64), [[0], [1]])
 
 
-def test_typed_masks_biases_and_integers(client: httpx.Client) -> None:
+def test_masks_biases_and_integers_may_be_typed_arrays(client: httpx.Client) -> None:
     answer = post(
         client,
         input=EYE.tolist(),
@@ -149,7 +149,7 @@ def test_typed_masks_biases_and_integers(client: httpx.Client) -> None:
     assert answer["attention_weights"] == [[1, 0]]
 
 
-def test_an_empty_past_in_both_forms(client: httpx.Client) -> None:
+def test_an_empty_kv_cache_may_be_a_list_or_a_typed_array(client: httpx.Client) -> None:
     plain = post(client, input=EYE.tolist(), include=["present_key"])
     empties: list[Any] = [[[]], encode(np.zeros((1, 0, 2)))]
     for empty in empties:

@@ -1,6 +1,6 @@
-"""One table of corners, the same for every backend. What is expected is worked out by hand.
+"""One table of edge cases for all backends. Expected numbers are calculated by hand.
 
-Most rows use keys of zeros, so that every visible key has the same weight and hiding is all that shows.
+Most rows use keys of zeros, so that all visible keys have the same weight and only masking has an effect.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from service import attend
-from tests.backends import BACKENDS, compute_like_large_ones
+from tests.helpers.backends import BACKENDS, compute_as_if_large
 
 INF = math.inf
 NAN = math.nan
@@ -21,12 +21,12 @@ LN2 = math.log(2)
 
 
 def flat(q: int, k: int) -> dict[str, Any]:
-    """q queries over k keys that are all alike, values 1, 2, 3, …"""
+    """Fields of q queries over k equal keys, with values 1, 2, 3, …"""
     return {"query": np.zeros((q, 1)), "key": np.zeros((k, 1)), "value": np.arange(1.0, k + 1)[:, None]}
 
 
 def one_query(scores: list[float], **options: Any) -> dict[str, Any]:
-    """One query with these scores, values 1, 2, 3, …"""
+    """Fields of one query with these scores, and values 1, 2, 3, …"""
     key = np.array(scores)[:, None]
     return {
         "query": np.ones((1, 1)),
@@ -62,7 +62,7 @@ CORNERS = [
     Corner("extreme scores", one_query([1e4, -1e4]), {"attention_weights": [[1, 0]], "logsumexp": [1e4]}),
     Corner("extreme equal scores", one_query([-1e4, -1e4]), {"attention_weights": [[H, H]], "logsumexp": [-1e4 + LN2]}),
     Corner("value_dim is not head_dim", flat(1, 2) | {"value": [[1, 2, 3], [3, 4, 5]]}, {"output": [[2, 3, 4]]}),
-    # hidden rows and keys
+    # masked rows and keys
     Corner("fully masked row", flat(2, 2) | {"mask": [[False, False], [True, False]]},
            {"attention_weights": [[0, 0], [1, 0]], "output": [[0], [1]], "logsumexp": [-INF, 0],
             "entropy": [0, 0], "masked_scores": [[-INF, -INF], [0, -INF]]}, 1),
@@ -84,7 +84,7 @@ CORNERS = [
            {"attention_weights": [[1, 0, 0], [H, H, 0], [H, H, 0]]}),
     Corner("segments", self_attention(3, segment_ids={"query": [7, 7, 8], "key": [7, 8, 8]}),
            {"attention_weights": [[1, 0, 0], [1, 0, 0], [0, H, H]]}),
-    Corner("segments that nobody shares", self_attention(1, segment_ids={"query": [[1]], "key": [[2]]}),
+    Corner("disjoint segments", self_attention(1, segment_ids={"query": [[1]], "key": [[2]]}),
            {"attention_weights": [[0]]}, 1),
     Corner("window", self_attention(4, window={"left": 1, "right": 0}),
            {"attention_weights": [[1, 0, 0, 0], [H, H, 0, 0], [0, H, H, 0], [0, 0, H, H]]}),
@@ -101,7 +101,7 @@ CORNERS = [
            {"attention_weights": [[0, 0]]}, 1),
     Corner("offset before everything", flat(1, 2) | {"is_causal": True, "query_offset": -(2**62)},
            {"output": [[0]]}, 1),
-    # what is added to scores
+    # terms added to scores
     Corner("softcap", one_query([1, -3], softcap=2, scale=2),
            {"scaled_scores": [[2, -6]], "capped_scores": [[2 * math.tanh(1), 2 * math.tanh(-3)]],
             "masked_scores": [[2 * math.tanh(1), 2 * math.tanh(-3)]]}),
@@ -117,7 +117,7 @@ CORNERS = [
     Corner("a sink below all", one_query([0.0], sinks=[-1e4]), {"attention_weights": [[1]], "logsumexp": [0]}),
     Corner("sinks per head", {"input": np.zeros((1, 2)), "num_heads": 2, "sinks": [0.0, LN2]},
            {"attention_weights": [[[H]], [[T]]]}),
-    # the past
+    # KV caches
     Corner("past", {"query": [[[0.0]]], "key": [[[0.0]]], "value": [[[3.0]]], "layout": "hld",
            "past_key": [[[0.0], [0.0]]], "past_value": [[[1.0], [2.0]]], "is_causal": True},
            {"output": [[[2]]], "attention_weights": [[[T, T, T]]], "present_key": [[[0], [0], [0]]],
@@ -127,7 +127,7 @@ CORNERS = [
     Corner("past in a batch of packed heads", {"input": np.zeros((1, 1, 2)), "num_heads": 2,
            "past_key": np.zeros((1, 2, 1, 1)), "past_value": [[[[2.0]], [[4.0]]]]},
            {"output": [[[1, 2]]], "present_value": [[[[2], [0]], [[4], [0]]]]}),
-    # norms and rotation
+    # norms and rotary embedding
     Corner("norm", {"query": [[3.0, 4.0]], "key": [[1.0, 0.0]], "value": [[1.0]], "query_norm": {"eps": 0}},
            {"query": [[3 / math.sqrt(12.5), 4 / math.sqrt(12.5)]]}),
     Corner("norm with weight", {"query": [[3.0, 4.0]], "key": [[2.0, 0.0]], "value": [[1.0]],
@@ -152,7 +152,7 @@ CORNERS = [
     Corner("cos looked up by position", {"input": np.ones((2, 2)), "rotary": {"cos": [[1.0], [7.0], [0.0]],
            "sin": [[0.0], [7.0], [1.0]], "query_positions": [[2, 0]], "key_positions": [0, 2]}},
            {"query": [[-1, 1], [1, 1]], "key": [[1, 1], [-1, 1]]}),
-    # what is returned
+    # outputs
     Corner("entropy", one_query([0.0, LN2]), {"entropy": [math.log(3) - 2 * T * LN2]}),
     Corner("entropy of weights beside a sink", one_query([0.0], sinks=[0.0]), {"entropy": [H * LN2]}),
     Corner("received", self_attention(2, is_causal=True), {"received": [1.5, 0.5]}),
@@ -174,7 +174,7 @@ CORNERS = [
            {"top_weights": {"indices": [1], "values": [1 / (1 + math.exp(-1))]}}),
     Corner("top_k of averaged heads", {"input": np.zeros((1, 2)), "num_heads": 2, "sinks": [0.0, 1e4], "top_k": 1,
            "average_heads": True}, {"top_weights": {"indices": [[0]], "values": [[0.25]]}}),
-    # what cannot be seen cannot poison, not even inf and NaN (which only this entry admits)
+    # masked keys have no effect, not even with inf and NaN (which only `attend` accepts)
     Corner("hidden key and value are NaN", {"query": [[1.0], [1.0]], "key": [[0.0], [NAN]], "value": [[1.0], [NAN]],
            "key_mask": [True, False]}, {"output": [[1], [1]], "attention_weights": [[1, 0], [1, 0]],
            "masked_scores": [[0, -INF], [0, -INF]]}),
@@ -197,17 +197,17 @@ def include(expected: dict[str, Any]) -> list[str]:
 
 
 @pytest.fixture(params=["small", "large"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small requests are computed at once, large ones in parts."""
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computes the request on the path of small requests, or on that of large ones, in tiles."""
     if request.param == "large":
-        compute_like_large_ones(monkeypatch)
+        compute_as_if_large(monkeypatch)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("corner", CORNERS, ids=lambda corner: corner.name)
-def test_corner(corner: Corner, dtype: str, backend: str) -> None:
+def test_an_edge_case_gives_the_expected_numbers(corner: Corner, dtype: str, backend: str) -> None:
     result = attend(**{"dtype": dtype} | corner.request, include=include(corner.expected), backend=backend)
     tolerance = 1e-14 if result.metadata.dtype == "float64" else 2e-6
     for name, expected in corner.expected.items():
@@ -220,11 +220,11 @@ def test_corner(corner: Corner, dtype: str, backend: str) -> None:
         assert getattr(result.metadata, name) == value
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("corner", CORNERS, ids=lambda corner: corner.name)
-def test_the_output_does_not_depend_on_what_else_is_asked_for(corner: Corner, backend: str) -> None:
-    """Without scores another kernel may run, and it must mean the same."""
+def test_the_output_does_not_depend_on_include(corner: Corner, backend: str) -> None:
+    """Without scores another kernel may run, and its output must be the same."""
     request = {name: value for name, value in corner.request.items() if name not in ("top_k", "select_queries")}
     alone = attend(**request, include=[], backend=backend)
     beside = attend(**request, include=["logsumexp", "scores"], backend=backend) if finite(request) else alone

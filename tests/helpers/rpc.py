@@ -1,4 +1,4 @@
-"""Calls over gRPC, by its own library."""
+"""Calls over gRPC, by the library grpcio."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import httpx
 
 from service.codecs.oip.messages import MESSAGES, SERVICE
 from tests.conftest import app, serving
-from tests.messages import read
+from tests.helpers.messages import read
 
 
 class Remote:
-    """A server, asked over gRPC. http: the same over HTTP; app: what it runs."""
+    """A client of a server over gRPC. http: a client of the same server over HTTP; app: the application."""
 
     def __init__(self, channel: grpc.Channel, http: httpx.Client, app: Any) -> None:
         self.channel = channel
@@ -24,14 +24,14 @@ class Remote:
         self.trailers: dict[str, Any] = {}
 
     def send(self, method: str, data: bytes = b"", **more: Any) -> bytes:
-        """The bytes of the answer to these. Errors: grpc.RpcError."""
+        """The bytes of the response to a request in bytes. Errors: grpc.RpcError."""
         call: Any = self.channel.unary_unary(f"/{SERVICE}/{method}")
         answer, info = call.with_call(data, timeout=more.pop("timeout", 30), **more)
         self.trailers = dict(info.trailing_metadata())
         return bytes(answer)
 
     def ask(self, method: str, message: Any = None, **more: Any) -> Any:
-        """The message that answers a message."""
+        """The response message to a request message. Errors: grpc.RpcError."""
         data = b"" if message is None else message.SerializeToString()
         return MESSAGES[f"{method}Response"].FromString(self.send(method, data, **more))
 
@@ -40,7 +40,7 @@ class Remote:
         return read(self.ask("ModelInfer", message, **more))
 
     def named(self, method: str, name: str, version: str = "") -> Any:
-        """What a method says of a model."""
+        """The response of a method that takes the name and version of a model."""
         prefix = "model_" * (method == "ModelInfer")
         names = {f"{prefix}name": name, f"{prefix}version": version}
         return self.ask(method, MESSAGES[f"{method}Request"](**names))
@@ -48,7 +48,7 @@ class Remote:
 
 @contextmanager
 def remote(credentials: grpc.ChannelCredentials | None = None, **settings: Any) -> Iterator[Remote]:
-    """A server with these settings, and gRPC on a free port."""
+    """A client of a server with these settings and gRPC on a free port."""
     application = app(grpc_port=0, **settings)
     with serving(application) as http, connected(application.state.rpc.port, credentials) as channel:
         yield Remote(channel, http, application)

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer whenever nothing else is to be done: timeouts without waiting."""
+"""An event loop whose clock jumps to the next timer when no event is pending, so that timeouts take no time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class JumpingSelector(selectors.DefaultSelector):
-    """Lets the time pass at once for which it was asked to wait. now: seconds"""
+    """Advances its clock instead of waiting. now: seconds of virtual time"""
 
     now = 0.0
 
@@ -23,7 +23,7 @@ class JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Good for sockets of this process, not for threads: the loop does not wait for them."""
+    """An event loop in virtual time, for sockets of this process only: it does not wait for threads."""
 
     def __init__(self) -> None:
         self._clock = JumpingSelector()

@@ -1,4 +1,4 @@
-"""npz and safetensors, against the libraries of these formats: what they write is read, what is written they read."""
+"""npz and safetensors: the codecs read what the formats' own libraries write, and the libraries read our responses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import struct
 import zipfile
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import httpx
@@ -22,8 +23,8 @@ from service.codecs import CODECS
 from service.errors import ServiceError, TooLarge
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
+from tests.helpers.wire import JSON, MEDIA_TYPES, NO_OPTIONS, NPZ, SAFETENSORS, read, split, write
 from tests.test_bad_requests import BAD, Bad
-from tests.wire import JSON, MEDIA_TYPES, NO_OPTIONS, NPZ, SAFETENSORS, read, split, write
 
 EYE = np.eye(2)
 LIMIT = 10**6
@@ -37,7 +38,7 @@ def post(client: httpx.Client, content: bytes, media_type: str, accept: str | No
 @pytest.mark.parametrize("accept", MEDIA_TYPES)
 @pytest.mark.parametrize("media_type", MEDIA_TYPES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_golden_cases_in_and_out_of_every_format(
+def test_golden_cases_give_the_same_numbers_in_every_format(
     case: Case, media_type: str, accept: str, client: httpx.Client
 ) -> None:
     response = post(client, write(case.request, media_type), media_type, accept)
@@ -54,13 +55,13 @@ def test_golden_cases_in_and_out_of_every_format(
 
 
 def same_fault(bad: Bad) -> bool:
-    """Whether a bad request means the same in a binary format: all but those about JSON itself."""
+    """True if a bad request can be sent in a binary format and has the same fault there."""
     return isinstance(bad.body, dict) and not bad.name.startswith("typed")
 
 
 @pytest.mark.parametrize("media_type", [NPZ, SAFETENSORS])
 @pytest.mark.parametrize("bad", [bad for bad in BAD if same_fault(bad)], ids=lambda bad: bad.name)
-def test_bad_requests_in_every_format(bad: Bad, media_type: str, client: httpx.Client) -> None:
+def test_bad_requests_get_the_same_problem_in_every_format(bad: Bad, media_type: str, client: httpx.Client) -> None:
     assert isinstance(bad.body, dict)
     response = post(client, write(bad.body, media_type), media_type)
     assert response.status_code == bad.status, response.text
@@ -70,19 +71,22 @@ def test_bad_requests_in_every_format(bad: Bad, media_type: str, client: httpx.C
     assert bad.expected in fault["expected"]
 
 
-def test_the_answer_is_in_the_request_s_own_format_unless_asked_otherwise(client: httpx.Client) -> None:
+def test_the_response_has_the_format_of_the_request_by_default(client: httpx.Client) -> None:
     for media_type in MEDIA_TYPES:
         content = write({"input": [[1.0]]}, media_type)
         for accept in (None, "*/*"):
             assert post(client, content, media_type, accept).headers["content-type"] == media_type
 
 
-@pytest.mark.parametrize("media_type", [NPZ, SAFETENSORS])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_values_survive_bit_for_bit(client: httpx.Client, media_type: str, dtype: str) -> None:
-    """One key whose weight is 1: the output is the value. Any bits but NaN and infinity go through."""
-    if media_type == NPZ and dtype == "bfloat16":
-        pytest.skip("npy files know no bfloat16; its refusal is tested below")
+@pytest.mark.parametrize(
+    ("media_type", "dtype"),
+    [*product([NPZ, SAFETENSORS], ["float64", "float32", "float16"]), (SAFETENSORS, "bfloat16")],
+)
+def test_values_are_returned_bit_for_bit(client: httpx.Client, media_type: str, dtype: str) -> None:
+    """With one key, whose weight is 1, the output is the value, for any bits except NaN and infinity.
+
+    npy files do not support bfloat16: a test below covers its refusal.
+    """
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     value = np.frombuffer(np.random.default_rng(5).bytes(64 * kind.itemsize), kind).reshape(1, 64)
     value = np.where(np.isfinite(value.astype(np.float64)), value, kind.type(1)).astype(kind)
@@ -137,8 +141,8 @@ def test_stored_tensors_are_views_of_the_body(media_type: str) -> None:
     assert not array.flags.writeable
 
 
-def test_other_spellings_of_npz(client: httpx.Client) -> None:
-    """Compressed, Fortran order, big-endian, the JSON text as bytes, no JSON text at all."""
+def test_equivalent_forms_of_npz_are_accepted(client: httpx.Client) -> None:
+    """Compressed, in Fortran order, big-endian, with the JSON text as bytes, and without JSON text."""
     fortran = np.asfortranarray(np.arange(6.0).reshape(3, 2))
     expected = post(client, write({"input": fortran.tolist(), "scale": 1}, JSON), JSON).json()["output"]
     request = np.frombuffer(b'{"scale": 1}', np.uint8)
@@ -153,11 +157,11 @@ def test_other_spellings_of_npz(client: httpx.Client) -> None:
     assert post(client, stream.getvalue(), NPZ).status_code == 200
 
 
-def test_a_safetensors_file_without_metadata(client: httpx.Client) -> None:
+def test_a_safetensors_file_without_metadata_is_accepted(client: httpx.Client) -> None:
     assert post(client, safetensors.numpy.save({"input": EYE}), SAFETENSORS).status_code == 200
 
 
-def test_bfloat16_does_not_fit_into_npz(client: httpx.Client) -> None:
+def test_bfloat16_in_npz_is_refused(client: httpx.Client) -> None:
     content = write({"input": EYE, "dtype": "bfloat16"}, SAFETENSORS)
     response = post(client, content, SAFETENSORS, NPZ)
     assert (response.status_code, response.json()["code"]) == (406, "not_acceptable")
@@ -209,7 +213,7 @@ def patched(content: bytes, old: bytes, new: bytes) -> bytes:
 
 
 def _compressed(start: bytes) -> bytes:
-    """A compressed member whose data begins with other bytes."""
+    """An archive whose compressed member starts with these bytes instead of its own."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("query.npy", GOOD_NPY)
@@ -275,12 +279,12 @@ def check(response: httpx.Response, status: int, expected: str) -> None:
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_npz_that_lies(client: httpx.Client, name: str) -> None:
+def test_malformed_npz_is_refused(client: httpx.Client, name: str) -> None:
     content, status, expected = LIES[name]
     check(post(client, content() if callable(content) else content, NPZ), status, expected)
 
 
-def test_json_text_that_unpacks_to_far_more_than_the_body(client: httpx.Client) -> None:
+def test_compressed_json_text_beyond_the_limit_is_refused(client: httpx.Client) -> None:
     text = np.frombuffer(b'{"query": [' + b"1," * 2**20 + b"1]}", np.uint8)
     for request in (text, np.array(text.tobytes().decode())):
         stream = io.BytesIO()
@@ -290,8 +294,8 @@ def test_json_text_that_unpacks_to_far_more_than_the_body(client: httpx.Client) 
 
 
 @pytest.mark.parametrize("media_type", [NPZ, SAFETENSORS])
-def test_json_text_that_is_long(media_type: str) -> None:
-    """Reading it takes many times its length, so that a body of tensors could take far more than it shows."""
+def test_long_json_text_is_refused(media_type: str) -> None:
+    """Parsing JSON needs a multiple of its length, so that JSON text in a binary body has a limit."""
     labels = ["a" * 10**6] * 3
     content = write({"query": [[1.0]] * 3, "query_tokens": labels}, media_type)
     with pytest.raises(TooLarge, match="request of at most 2097152 bytes"):
@@ -300,13 +304,13 @@ def test_json_text_that_is_long(media_type: str) -> None:
     assert CODECS[media_type].decode(content, 10**9).fields["query_tokens"] == labels[:2]
 
 
-def test_npz_that_unpacks_to_more_than_the_limit() -> None:
+def test_npz_that_decompresses_beyond_the_limit_is_refused() -> None:
     stream = io.BytesIO()
     np.savez_compressed(stream, query=np.zeros((1000, 100)))
     with serving(app(max_body_bytes=100_000)) as client:
         response = post(client, stream.getvalue(), NPZ)
         check(response, 413, "at most 100000 bytes when unpacked")
-    # A size in the directory that is too small does not help: no more than it says is unpacked.
+    # Also if the size in the directory is too small: no more than this size is decompressed.
     small = stream.getvalue().replace(struct.pack("<I", 800_128), struct.pack("<I", 1_000))
     with serving(app(max_body_bytes=100_000)) as client:
         check(post(client, small, NPZ), 400, "undamaged")
@@ -357,7 +361,7 @@ TENSOR_LIES: dict[str, tuple[bytes, int, str]] = {
 
 
 @pytest.mark.parametrize("name", TENSOR_LIES)
-def test_safetensors_that_lie(client: httpx.Client, name: str) -> None:
+def test_malformed_safetensors_are_refused(client: httpx.Client, name: str) -> None:
     content, status, expected = TENSOR_LIES[name]
     check(post(client, content, SAFETENSORS), status, expected)
 
@@ -375,7 +379,7 @@ TWICE: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", TWICE)
-def test_safetensors_that_name_a_key_twice(client: httpx.Client, name: str) -> None:
+def test_safetensors_with_duplicate_keys_are_refused(client: httpx.Client, name: str) -> None:
     header, key = TWICE[name]
     response = post(client, tensors(header, b"\0" * 8), SAFETENSORS)
     check(response, 400, f"'{key}' once in the header")
@@ -383,8 +387,8 @@ def test_safetensors_that_name_a_key_twice(client: httpx.Client, name: str) -> N
 
 
 @pytest.mark.parametrize("hidden", [DEEP, b'{"a":' * 500 + b"1" + b"}" * 500, b"1" * 5000, b"NaN", b'"\\ud800"'])
-def test_values_hidden_under_a_key_that_is_named_twice(client: httpx.Client, hidden: bytes) -> None:
-    """The later value of the key is a good one; no limit of a parser may end in another error than ours."""
+def test_hostile_values_under_a_duplicate_key_are_refused(client: httpx.Client, hidden: bytes) -> None:
+    """The last value of the key is valid; every limit of a parser raises a ServiceError."""
     response = post(client, tensors(b'{"query": %b, "query": %b}' % (hidden, ENTRY), b"\0" * 8), SAFETENSORS)
     assert response.status_code == 400
     assert response.json()["code"] in ("duplicate_key", "invalid_tensors", "too_deep")
@@ -397,8 +401,8 @@ GOOD_BODIES = {
 
 @pytest.mark.parametrize("media_type", MEDIA_TYPES)
 @given(data=st.data())
-def test_garbage_parses_or_raises_our_own_error(media_type: str, data: st.DataObject) -> None:
-    """Good bodies with some bytes changed, cut or repeated."""
+def test_garbage_decodes_or_raises_a_service_error(media_type: str, data: st.DataObject) -> None:
+    """Valid bodies with some bytes changed, removed or repeated."""
     body = bytearray(GOOD_BODIES[media_type])
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, max(len(body) - 1, 0)))
@@ -413,7 +417,7 @@ def test_garbage_parses_or_raises_our_own_error(media_type: str, data: st.DataOb
         assert isinstance(fields, dict)
 
 
-def test_split_takes_what_tensors_can_hold() -> None:
+def test_split_separates_tensors_from_other_fields() -> None:
     arrays, rest = split({"a": [[1, 2]], "b": {"c": [True], "d": "x"}, "e": [1, None], "f": []})
     assert {name: array.tolist() for name, array in arrays.items()} == {"a": [[1, 2]], "b.c": [True]}
     assert rest == {"b": {"d": "x"}, "e": [1, None], "f": []}

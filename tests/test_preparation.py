@@ -1,4 +1,4 @@
-"""What is remembered of a request must not show in the next one of its kind."""
+"""The cache of prepared requests does not change the results of later requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests import wire
+from tests.helpers import wire
 
 QUERY, KEY = [[1.0, 0.0], [0.0, 2.0]], [[1.0, 1.0], [0.5, -1.0]]
 
@@ -25,7 +25,7 @@ def by_definition(query: Any, key: Any, value: Any, scale: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("scale", [0.5, 2.0, -1.0])
-def test_other_numbers_of_the_same_kind(client: httpx.Client, scale: float) -> None:
+def test_a_request_with_other_numbers_is_computed_anew(client: httpx.Client, scale: float) -> None:
     random = np.random.default_rng(1)
     for _ in range(3):
         query, key, value = (random.normal(size=(4, 3)).tolist() for _ in range(3))
@@ -47,15 +47,15 @@ def test_other_numbers_of_the_same_kind(client: httpx.Client, scale: float) -> N
         ({}, {"query": [[1.0, 0.0], [0.0, True]]}, "invalid_array"),
     ],
 )
-def test_a_bad_request_after_a_good_one(client: httpx.Client, good: Any, bad: Any, code: str) -> None:
-    """Equal in Python, or of the same shapes, but not the same."""
+def test_a_bad_request_similar_to_a_cached_one_is_refused(client: httpx.Client, good: Any, bad: Any, code: str) -> None:
+    """The fields are equal in Python, or of the same shapes, but not valid."""
     for _ in range(2):
         assert send(client, **good).status_code == 200
         answer = send(client, **bad)
         assert (answer.status_code, answer.json()["code"]) == (422, code)
 
 
-def test_infinity_after_a_good_one(client: httpx.Client) -> None:
+def test_infinity_after_a_cached_request_is_refused(client: httpx.Client) -> None:
     headers = {"Content-Type": "application/vnd.safetensors"}
     good = {"input": np.ones((2, 2), np.float32)}
     bad = {"input": np.array([[1, 2], [3, np.inf]], np.float32)}
@@ -72,18 +72,19 @@ def test_the_sign_of_zero_is_kept(client: httpx.Client) -> None:
         assert np.signbit(answer["scaled_scores"][0][0]) == np.signbit(zero)
 
 
-def test_masks_are_looked_at_each_time(client: httpx.Client) -> None:
+def test_masks_are_part_of_each_request(client: httpx.Client) -> None:
     for mask in ([True, False], [False, True], [False, False]):
         answer = send(client, mask=mask).json()
         np.testing.assert_array_equal(np.array(answer["attention_weights"]) > 0, np.broadcast_to(mask, (2, 2)))
 
 
-def test_labels_are_those_of_the_request(client: httpx.Client) -> None:
+def test_token_labels_are_not_cached(client: httpx.Client) -> None:
     for tokens in (["a", "b"], ["c", "d"]):
         assert send(client, query_tokens=tokens).json()["query_tokens"] == tokens
 
 
-def test_more_kinds_than_are_remembered(client: httpx.Client) -> None:
+@pytest.mark.slow
+def test_more_requests_than_the_cache_holds(client: httpx.Client) -> None:
     for n in range(300):
         answer = send(client, scale=1.0 + n, query=QUERY[:1])
         assert answer.json()["metadata"]["scale"] == 1.0 + n

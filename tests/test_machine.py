@@ -1,4 +1,4 @@
-"""How much memory a process may use: by files as the Linux kernel writes them, and by those of this machine."""
+"""The memory that a process may use, read from files of the Linux kernel: examples, and those of this machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TREES: dict[str, tuple[dict[str, str], int]] = {
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_the_least_limit_counts(name: str, tmp_path: Path) -> None:
+def test_the_smallest_limit_applies(name: str, tmp_path: Path) -> None:
     files, expected = TREES[name]
     for path, text in ({"proc/meminfo": "MemTotal:        8388608 kB\nMemFree:  1 kB\n"} | files).items():
         file = tmp_path / path
@@ -45,7 +45,7 @@ def test_the_least_limit_counts(name: str, tmp_path: Path) -> None:
     assert memory_total(tmp_path) == expected * MIB
 
 
-def test_this_machine() -> None:
+def test_the_memory_of_this_machine_is_known() -> None:
     total, left = memory_total(), memory_left()
     assert total is not None
     assert left is not None
@@ -53,5 +53,5 @@ def test_this_machine() -> None:
     assert left > 0
 
 
-def test_a_machine_that_does_not_tell(tmp_path: Path) -> None:
+def test_the_memory_is_none_without_the_files(tmp_path: Path) -> None:
     assert memory_total(tmp_path) is None

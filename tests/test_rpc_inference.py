@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC: health, metadata, tensors both ways, options, and messages that lie."""
+"""The Open Inference Protocol over gRPC: health, metadata, tensors, options, and malformed messages."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from service.errors import ServiceError, error_classes
 from service.rpc.calls import STATUSES
 from service.version import __version__
 from tests.cases import CASES, Case
-from tests.messages import request
-from tests.oip import TYPES, arrays_of
-from tests.rpc import Remote, remote
+from tests.helpers.messages import request
+from tests.helpers.oip import TYPES, arrays_of
+from tests.helpers.rpc import Remote, remote
 
 EYE = np.eye(2, dtype=np.float32)
 
@@ -31,12 +31,12 @@ def server() -> Iterator[Remote]:
         yield found
 
 
-def told(error: pytest.ExceptionInfo[Any]) -> tuple[str, str]:
-    """Status and message."""
+def status_and_message(error: pytest.ExceptionInfo[Any]) -> tuple[str, str]:
+    """The name of the status and the message of a gRPC error."""
     return error.value.code().name, error.value.details()
 
 
-def test_health_and_metadata(server: Remote) -> None:
+def test_health_and_metadata_are_returned(server: Remote) -> None:
     assert server.ask("ServerLive").live
     assert server.ask("ServerReady").ready
     about = server.ask("ServerMetadata")
@@ -53,11 +53,11 @@ def test_health_and_metadata(server: Remote) -> None:
 
 
 @pytest.mark.parametrize(("name", "version"), [("other", ""), ("", ""), ("attention", "2"), ("ä" * 3000, "")])
-def test_what_there_is_not(server: Remote, name: str, version: str) -> None:
+def test_unknown_models_and_versions_are_not_found(server: Remote, name: str, version: str) -> None:
     for method in ("ModelReady", "ModelMetadata", "ModelInfer"):
         with pytest.raises(grpc.RpcError) as error:
             server.named(method, name, version)
-        code, details = told(error)
+        code, details = status_and_message(error)
         assert code == "NOT_FOUND"
         assert re.match("expected (the model attention|version 1 of the model attention), got '", details)
         assert len(details) < 150
@@ -67,13 +67,13 @@ def test_what_there_is_not(server: Remote, name: str, version: str) -> None:
 def test_other_methods_are_not_implemented(server: Remote, method: str) -> None:
     with pytest.raises(grpc.RpcError) as error:
         server.send(method)
-    code, details = told(error)
+    code, details = status_and_message(error)
     assert (code, "ModelInfer" in details) == ("UNIMPLEMENTED", True)
 
 
 @pytest.mark.parametrize("raw", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_golden_cases(case: Case, raw: bool, server: Remote) -> None:
+def test_golden_cases_give_the_expected_numbers(case: Case, raw: bool, server: Remote) -> None:
     arrays, options = arrays_of(case.request)
     answer = server.infer(request(arrays, options, raw=raw))
     message = answer.pop("rest")
@@ -85,8 +85,8 @@ def test_golden_cases(case: Case, raw: bool, server: Remote) -> None:
 
 @pytest.mark.parametrize("raw", [True, False])
 @pytest.mark.parametrize("kind", list(TYPES.values()), ids=str)
-def test_every_datatype(server: Remote, kind: Any, raw: bool) -> None:
-    """One key, whose weight is 1: the output is the value."""
+def test_every_datatype_is_received_and_returned(server: Remote, kind: Any, raw: bool) -> None:
+    """With one key, whose weight is 1, the output is the value."""
     dtype = np.dtype(kind)
     if dtype.kind == "b":
         answer = server.infer(request({"input": EYE, "mask": ~np.eye(2, dtype=bool)}, raw=raw))
@@ -104,13 +104,13 @@ def test_every_datatype(server: Remote, kind: Any, raw: bool) -> None:
     assert answer["output"].astype(float).tolist() == [[1, 2, 3]]
 
 
-def test_the_answer_has_the_form_of_the_request_or_the_one_asked_for(server: Remote) -> None:
+def test_tensors_of_the_response_are_raw_or_typed_as_requested(server: Remote) -> None:
     cases: tuple[tuple[bool, dict[str, Any], bool], ...] = (
         (True, {}, True),
         (False, {}, False),
         (True, {"binary_data_output": False}, False),
         (False, {"binary_data_output": True}, True),
-        (False, {"dtype": "float16"}, True),  # there is no other way for it
+        (False, {"dtype": "float16"}, True),  # float16 has no typed field
     )
     for raw, options, expected in cases:
         answer = server.infer(request({"input": EYE}, {"scale": 0} | options, raw=raw))
@@ -126,7 +126,7 @@ def test_the_answer_has_the_form_of_the_request_or_the_one_asked_for(server: Rem
 
 @pytest.mark.parametrize("raw", [True, False])
 def test_options_are_parameters(server: Remote, raw: bool) -> None:
-    """Each query sees itself only."""
+    """Each query attends to its own key only."""
     options = {"window.left": 0, "window.right": 0, "query_offset": 0, "top_k": 1, "dtype": "float64",
                "query_tokens": "a, b"}  # fmt: skip
     labels = np.array([b"\xc3\xa9", b""], dtype=object)
@@ -140,8 +140,8 @@ def test_options_are_parameters(server: Remote, raw: bool) -> None:
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_labels_per_batch_entry(server: Remote, raw: bool) -> None:
-    """As many as there are entries, and in each as there are tokens."""
+def test_each_batch_entry_may_have_its_own_token_labels(server: Remote, raw: bool) -> None:
+    """The labels have one row for each batch entry, and one column for each token."""
     both = np.stack([EYE, EYE, EYE])
     labels = np.array([[b"a", b"b"], [b"c", b"d"], [b"e", b"f"]], dtype=object)
     server.infer(request({"input": both, "key_tokens": labels}, raw=raw))
@@ -150,8 +150,8 @@ def test_labels_per_batch_entry(server: Remote, raw: bool) -> None:
             server.infer(request({"input": both, "key_tokens": wrong}, raw=raw))
 
 
-def test_numbers_of_triton(server: Remote) -> None:
-    """An unsigned integer is one as well; what schedulers are told is ignored; nothing is nothing."""
+def test_parameters_of_triton_clients_are_accepted(server: Remote) -> None:
+    """Unsigned integers are accepted, parameters for schedulers and those without a value are ignored."""
     message = request({"input": EYE}, {"scale": 0})
     message.parameters["priority"].uint64_param = 1
     message.parameters["num_heads"].uint64_param = 2
@@ -160,14 +160,14 @@ def test_numbers_of_triton(server: Remote) -> None:
     assert server.infer(message)["rest"].parameters["num_heads"].int64_param == 2
 
 
-def test_requested_outputs_and_warnings(server: Remote) -> None:
+def test_requested_outputs_and_warnings_are_returned(server: Remote) -> None:
     answer = server.infer(request({"input": EYE, "bias": EYE}, {"scale": 1}, outputs=("masked_scores", "output")))
     assert list(answer) == ["rest", "masked_scores", "output"]
     assert answer["masked_scores"].tolist() == [[2, 0], [0, 2]]
     assert answer["rest"].parameters["warnings"].string_param.startswith("bias_looks_like_mask: ")
 
 
-def test_minus_infinity_hides(server: Remote) -> None:
+def test_minus_infinity_in_a_bias_hides_keys(server: Remote) -> None:
     bias = np.array([[0, -np.inf], [0, 0]], np.float32)
     for raw in (True, False):
         message = request({"input": EYE, "bias": bias}, {"scale": 1}, raw=raw, outputs=("masked_scores",))
@@ -175,15 +175,16 @@ def test_minus_infinity_hides(server: Remote) -> None:
         assert answer["masked_scores"].tolist() == [[1, -np.inf], [0, 1]]
 
 
-def test_an_empty_past(server: Remote) -> None:
+def test_an_empty_kv_cache_is_accepted(server: Remote) -> None:
     past = np.zeros((1, 0, 2), np.float32)
     for raw in (True, False):
         server.infer(request({"input": EYE, "past_key": past, "past_value": past}, raw=raw))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raw", [True, False])
-def test_large_requests_and_answers(server: Remote, raw: bool) -> None:
-    """Read in a thread, computed in a thread, and written in one."""
+def test_large_requests_and_responses_are_processed(server: Remote, raw: bool) -> None:
+    """Large messages are decoded, computed and encoded in threads."""
     array = np.random.default_rng(1).normal(size=(600, 64)).astype(np.float32)
     answer = server.infer(request({"input": array}, raw=raw))
     over_http = server.http.post("/attention", json={"input": array.tolist(), "dtype": "float32"}).json()
@@ -193,7 +194,7 @@ def test_large_requests_and_answers(server: Remote, raw: bool) -> None:
 
 
 def changed(**fields: Any) -> Callable[[], Any]:
-    """A good request, changed: its first input's fields, or those of the request."""
+    """A function that makes a valid request with some fields of its first input, or of the request, replaced."""
 
     def make() -> Any:
         message = request({"input": np.ones((2, 1), np.float32)})
@@ -210,7 +211,7 @@ def changed(**fields: Any) -> Callable[[], Any]:
 
 
 def typed(**contents: Any) -> Callable[[], Any]:
-    """An input in typed fields; datatype, shape: its own."""
+    """A function that makes a request with one input in typed fields. datatype, shape: of the input"""
 
     def make() -> Any:
         message = MESSAGES["ModelInferRequest"](model_name="attention")
@@ -247,7 +248,7 @@ def twice() -> Any:
 
 
 FOUR = b"\0\0\x80?"
-LIES: dict[str, tuple[Callable[[], Any], str]] = {
+MALFORMED: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: b"", "the model attention, got ''"),
     "garbage": (lambda: b"garbage", "a message of inference.proto"),
     "a key without an end": (lambda: b"\xff" * 20, "a message of inference.proto"),
@@ -309,23 +310,23 @@ LIES: dict[str, tuple[Callable[[], Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_messages_that_lie(server: Remote, name: str) -> None:
-    make, expected = LIES[name]
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_messages_are_refused(server: Remote, name: str) -> None:
+    make, expected = MALFORMED[name]
     message = make()
     with pytest.raises(grpc.RpcError) as error:
         server.send("ModelInfer", message if isinstance(message, bytes) else message.SerializeToString())
     status = "NOT_FOUND" if name == "nothing" else "INVALID_ARGUMENT"
-    code, details = told(error)
+    code, details = status_and_message(error)
     assert (code, expected in details) == (status, True), details
     assert len(details) < 1000
 
 
-def test_half_a_message(server: Remote) -> None:
+def test_a_truncated_message_is_refused(server: Remote) -> None:
     for method in ("ModelReady", "ModelMetadata"):
         with pytest.raises(grpc.RpcError, match=r"a message of inference\.proto") as error:
             server.send(method, b"\x0a\x09abc")
-        assert told(error)[0] == "INVALID_ARGUMENT"
+        assert status_and_message(error)[0] == "INVALID_ARGUMENT"
     for messages, expected in ([], "INVALID_ARGUMENT"), ([b"\x0a\x09attention"] * 2, None):
         call: Any = server.channel.stream_unary("/inference.GRPCInferenceService/ModelReady")
         try:
@@ -346,7 +347,7 @@ TYPED = request({"query": EYE, "key": EYE, "value": EYE}, {"scale": 1}, raw=Fals
 
 
 @given(data=st.data())
-def test_garbage_parses_or_raises_our_own_error(data: st.DataObject) -> None:
+def test_garbage_decodes_or_raises_a_service_error(data: st.DataObject) -> None:
     content = bytearray(data.draw(st.sampled_from([GOOD, TYPED])).SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(content)))
@@ -360,8 +361,8 @@ def test_garbage_parses_or_raises_our_own_error(data: st.DataObject) -> None:
         assert isinstance(fields, dict)
 
 
-def test_taking_apart_changes_nothing() -> None:
-    """As protobuf's own library reads it; raw tensors are views."""
+def test_splitting_a_message_keeps_its_content() -> None:
+    """The parts agree with protobuf's own parser, and raw tensors are views of the message."""
     for message in (GOOD, TYPED):
         content = message.SerializeToString()
         head, raw = oip_grpc.split(content)

@@ -1,5 +1,5 @@
-"""Requests and answers of the Open Inference Protocol, written and read as its specification and Triton's extension
-for binary tensor data say."""
+"""Requests and responses of the Open Inference Protocol, written and read by its specification and Triton's extension
+for binary tensor data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import ml_dtypes
 import numpy as np
 
-from tests.wire import split
+from tests.helpers.wire import split
 
 INFER = "/v2/models/attention/infer"
 HEADER = "Inference-Header-Content-Length"
@@ -22,7 +22,7 @@ NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
 
 
 def tensor(name: str, array: np.ndarray, binary: bool, nested: bool = False) -> tuple[dict[str, Any], bytes]:
-    """The entry of an input, and its bytes after the JSON."""
+    """The JSON entry of an input, and its bytes after the JSON ("" if not binary)."""
     entry: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": NAMES[array.dtype]}
     if binary:
         return entry | {"parameters": {"binary_data_size": array.nbytes}}, array.tobytes()
@@ -38,36 +38,36 @@ def body(entries: list[tuple[dict[str, Any], bytes]], **more: Any) -> tuple[byte
     return text + tail, {HEADER: str(len(text))} if binary else {}
 
 
-def scalars(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What is no tensor of a request as parameters: names dotted, lists of names joined."""
+def parameters_of(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The fields that are not tensors as parameters of the protocol: dotted names, lists of names joined by commas."""
     found: dict[str, Any] = {}
     for name, value in fields.items():
         if isinstance(value, dict):
-            found |= scalars(value, f"{prefix}{name}.")
+            found |= parameters_of(value, f"{prefix}{name}.")
         else:
             found[prefix + name] = ",".join(value) if isinstance(value, list) else value
     return found
 
 
 def arrays_of(fields: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The tensors of a request for POST /attention, and its options. Null in a bias is minus infinity."""
+    """Tensors and parameters for the fields of a request for POST /attention. Null in a bias becomes minus infinity."""
     if "bias" in fields:
         filled = [[-np.inf if item is None else item for item in row] for row in fields["bias"]]
         fields = fields | {"bias": np.array(filled, dtype=float)}
     arrays, rest = split(fields)
     floats = {name: array.astype(float) if array.dtype == np.int64 else array for name, array in arrays.items()}
-    return floats, scalars(rest)
+    return floats, parameters_of(rest)
 
 
 def request_of(fields: dict[str, Any], binary: bool, nested: bool = False) -> tuple[bytes, dict[str, str]]:
-    """A request for POST /attention in this protocol."""
+    """Body and headers of the request of this protocol that equals a request for POST /attention."""
     arrays, parameters = arrays_of(fields)
     entries = [tensor(name, array, binary, nested) for name, array in arrays.items()]
     return body(entries, id="17", parameters=parameters | {"binary_data_output": binary})
 
 
 def read(response: httpx.Response) -> dict[str, Any]:
-    """The outputs of an answer as arrays, and the rest of it."""
+    """The outputs of a response as arrays by name, and the other fields as `rest`."""
     content = response.content
     at = int(response.headers.get(HEADER, len(content)))
     answer: dict[str, Any] = json.loads(content[:at])

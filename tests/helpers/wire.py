@@ -1,4 +1,4 @@
-"""Requests and answers in every wire format, written and read by the formats' own libraries."""
+"""Requests and responses in every wire format, written and read by the formats' own libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import safetensors.numpy
 from service.codecs.decoded import Decoded
 
 JSON, NPZ, SAFETENSORS = "application/json", "application/x-npz", "application/vnd.safetensors"
-# A request that says nothing of its answer.
+# A decoded request without fields: it sets no option of the response.
 NO_OPTIONS = Decoded({}, frozenset())
 MEDIA_TYPES = (JSON, NPZ, SAFETENSORS)
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "BOOL": "?", "BF16": ml_dtypes.bfloat16}
@@ -29,7 +29,7 @@ def typed_array(array: np.ndarray) -> dict[str, Any]:
 
 
 def split(fields: dict[str, Any], prefix: str = "") -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """What of a request can be tensors, under dotted names, and the rest."""
+    """The fields of a request that can be tensors, by dotted names, and the other fields."""
     tensors: dict[str, np.ndarray] = {}
     rest: dict[str, Any] = {}
     for name, value in fields.items():
@@ -47,7 +47,7 @@ def split(fields: dict[str, Any], prefix: str = "") -> tuple[dict[str, np.ndarra
 
 
 def _tensor(value: Any) -> np.ndarray | None:
-    """A list as the array that it is; None where it is none, or empty (which JSON says better)."""
+    """A value as an array; None if it is not numeric, ragged, mixed, or empty (which stays JSON)."""
     if isinstance(value, np.ndarray):
         return value
     if not isinstance(value, list):
@@ -61,7 +61,7 @@ def _tensor(value: Any) -> np.ndarray | None:
 
 
 def _mixed(value: Any) -> bool:
-    """Booleans among numbers, which NumPy would make numbers."""
+    """True if a list has booleans and numbers, which NumPy would convert to numbers."""
 
     def leaves(x: Any) -> Iterator[Any]:
         if isinstance(x, list):
@@ -74,7 +74,7 @@ def _mixed(value: Any) -> bool:
 
 
 def write(fields: dict[str, Any], media_type: str) -> bytes:
-    """A request in a wire format."""
+    """The body of a request in a wire format."""
     if media_type == JSON:
         return json.dumps(fields, default=np.ndarray.tolist).encode()
     tensors, rest = split(fields)
@@ -88,7 +88,7 @@ def write(fields: dict[str, Any], media_type: str) -> bytes:
 
 
 def read(content: bytes, media_type: str) -> dict[str, Any]:
-    """An answer in a wire format, its arrays as ndarrays (JSON lists: as lists)."""
+    """The fields of a response in a wire format, with arrays as ndarrays (in JSON: as lists)."""
     if media_type == JSON:
         plain: dict[str, Any] = json.loads(content)
         return plain

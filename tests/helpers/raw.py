@@ -1,4 +1,4 @@
-"""Raw connections to a server, for what no HTTP library would send."""
+"""Raw connections to a server, for requests that no HTTP library would send."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ HEALTH = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def connect(client: httpx.Client) -> socket.socket:
-    """A connection to the server of a client."""
+    """A new TCP connection to the server of an HTTP client."""
     return socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=30)
 
 
 def with_length(length: int, more: bytes = b"") -> bytes:
-    """The head of a request whose body has this length."""
+    """A request head with this Content-Length."""
     return HEAD + more + b"Content-Length: %d\r\n\r\n" % length
 
 
 def receive_all(connection: socket.socket) -> bytes:
-    """What comes until the server closes the connection."""
+    """All bytes until the server closes the connection."""
     parts = []
     while part := connection.recv(2**16):
         parts.append(part)
@@ -32,7 +32,7 @@ def receive_all(connection: socket.socket) -> bytes:
 
 
 def problem_of(response: bytes) -> tuple[int, str]:
-    """Status and code of the one response that this is, as long as its Content-Length says."""
+    """Status and code of a problem response. Asserts that its body has the length of its Content-Length."""
     head, _, body = response.partition(b"\r\n\r\n")
     length = re.search(rb"(?i)content-length: (\d+)", head)
     assert length is not None

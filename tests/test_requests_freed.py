@@ -1,0 +1,141 @@
+"""All objects of a request are freed after the response without the garbage collector, which may run hours later."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+
+from service.codecs.decoded import Decoded
+from service.pipeline.execution import Execution
+from service.pipeline.prepare import PreparedRequest
+from tests.conftest import app, serving
+from tests.helpers.messages import request
+from tests.helpers.raw import connect
+from tests.helpers.rpc import remote
+from tests.helpers.waiting import until
+
+pytestmark = pytest.mark.slow
+
+JSON = {"Content-Type": "application/json"}
+LARGE = [[0.5] * 64] * 3000
+MANY = b"1," * 1_500_000  # a long body, which is decoded in a thread
+LIMIT = 8_000_000
+KINDS = {Decoded, Execution, PreparedRequest}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[httpx.Client]:
+    with serving(app(max_body_bytes=LIMIT)) as client:
+        client.post("/attention", content=body(input=[[1.0]]), headers=JSON)
+        yield client
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+@contextmanager
+def assert_freed() -> Iterator[None]:
+    """Disables garbage collection inside, and asserts at the end that no objects or tracebacks of requests are left."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = {id(found) for found in gc.get_objects() if type(found) in {*KINDS, TracebackType}}
+        yield
+        until(lambda: not _left(before))  # the server may still be returning from the last function
+    finally:
+        gc.enable()
+
+
+def _left(before: set[int]) -> bool:
+    return any(id(found) not in before and (type(found) in KINDS or _is_ours(found)) for found in gc.get_objects())
+
+
+def _is_ours(found: object) -> bool:
+    """True for a traceback through the service. Does not use isinstance, which runs the code of lazy objects."""
+    return type(found) is TracebackType and "/service/" in found.tb_frame.f_code.co_filename
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (body(input=[[1.0, 2.0]]), 200),
+        (body(input=LARGE), 200),
+        (b'{"query": [' + MANY + b"1],}", 400),
+        (b'{"query": [' + MANY + b"null]}", 422),
+        (b'{"input": [[' + MANY + b"1]], \"n\": 1}", 422),
+        (b'{"query": [1],}', 400),
+        (b'{"query": [null]}', 422),
+        (body(input=[[1e30] * 64] * 3000, dtype="float32"), 422),
+        (body(input=[[1e30] * 4] * 4, dtype="float32"), 422),
+        (b"{" + b" " * LIMIT + b"}", 413),
+    ],
+    ids=["small", "large", "no JSON, in a thread", "null, in a thread", "unknown field, in a thread", "no JSON", "null",
+         "overflow in a thread", "overflow", "too long"],
+)  # fmt: skip
+def test_a_response_frees_its_request(server: httpx.Client, content: bytes, status: int) -> None:
+    with assert_freed():
+        assert server.post("/attention", content=content, headers=JSON).status_code == status
+    with assert_freed():
+        reply = server.post("/v2/models/attention/infer", content=content, headers=JSON)
+        assert reply.status_code in (400, 413, 422)
+
+
+def test_a_request_beyond_the_time_limit_is_freed() -> None:
+    with serving(app(time_limit=0.001)) as client, assert_freed():
+        assert client.post("/attention", content=body(input=LARGE), headers=JSON).status_code == 504
+
+
+def test_a_request_beyond_the_memory_limit_is_freed() -> None:
+    with serving(app(memory_limit=2**20)) as client, assert_freed():
+        assert client.post("/attention", content=body(input=LARGE), headers=JSON).status_code in (413, 503)
+
+
+def test_a_client_that_disconnects_releases_its_memory() -> None:
+    """Objects and lease are released, wherever the body ends."""
+    content = body(input=LARGE)
+    head = b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    service = app()
+    admission = service.state.engine.admission
+    with serving(service) as client:
+        client.post("/attention", content=body(input=[[1.0]]), headers=JSON)
+        with assert_freed():
+            for sent in (len(content), len(content) // 2, 1000):
+                with connect(client) as connection:
+                    connection.sendall(head % len(content) + content[:sent])
+                    # The event loop has read the request head when it responds to a later request.
+                    assert client.get("/health/live").status_code == 200
+                until(lambda: service.state.metrics.in_flight == 0)
+        until(lambda: (admission.free, admission.at_work) == (admission.memory, 0))
+
+
+def test_the_requests_of_a_batch_are_freed() -> None:
+    """Also requests whose fault is found while the batch is computed."""
+    huge = np.full((4, 4), 1e30).tolist()
+    with serving(app(batch_window=0.05, backend="numpy")) as client, assert_freed():
+        for rows, status in (([[0.5] * 4] * 200, 200), (huge, 422)):
+            reply = client.post("/attention", content=body(input=rows, dtype="float32"), headers=JSON)
+            assert reply.status_code == status
+
+
+@pytest.mark.parametrize("number", [0.5, 1e30], ids=["good", "overflow"])
+@pytest.mark.parametrize("rows", [4, 3000], ids=["small", "large"])
+def test_a_call_over_grpc_is_freed(rows: int, number: float) -> None:
+    message = request({"input": np.full((rows, 64), number, np.float32)}, outputs=("output",))
+    with remote() as server:
+        server.ask("ServerLive")
+        with assert_freed(), suppress(grpc.RpcError):
+            server.infer(message)
+        with assert_freed(), pytest.raises(grpc.RpcError):
+            server.infer(request({"input": np.full((rows, 64), np.nan, np.float32)}, {"wrong": True}))
+        with assert_freed(), suppress(grpc.RpcError):
+            server.infer(message, timeout=0.001)

@@ -96,7 +96,7 @@ class Calls:
                 self._count_and_log(call, path, operation, status, problem, time.perf_counter() - start)
 
     async def _answer(self, call: Call, method: Method) -> tuple[int, str | None]:
-        """Send the answer or the error of a call; its status over HTTP, and the code of the error."""
+        """Send the answer or the error of a call; return its status over HTTP, and the code of the error."""
         try:
             self._authenticate(call)
             message = await method(call)
@@ -118,7 +118,7 @@ class Calls:
         return 200, None
 
     def _authenticate(self, call: Call) -> None:
-        """Errors: Unauthorized."""
+        """Refuse a call without a valid API key. Errors: Unauthorized."""
         authorization = call.metadata.get("authorization", b"")
         if self._keys is not None and not self._keys.admit(authorization):
             got = "another key" if authorization else "none"
@@ -145,7 +145,7 @@ class Calls:
 
 
 def _set_error(call: Call, error: ServiceError) -> tuple[int, str]:
-    """End a call with an error; returns its status over HTTP, and its code."""
+    """End a call with an error; return its status over HTTP, and its code."""
     kind = kind_of(error)
     text = str(error)
     call.context.set_trailing_metadata(call.trailers(error))

@@ -79,6 +79,15 @@ def inference(tail: bytes, **entry: Any) -> Callable[[], bytes]:
 
 
 TEXT = np.array(repeated("1", "x", 2**19)().decode())
+
+
+def escaped() -> bytes:
+    """A request of strings whose datatype is not found by its letters."""
+    body = inference(SHORT_STRING * 2**19, datatype="BYTES", shape=[2**19])()
+    text = body[8:].replace(b"BYTES", b"\\u0042YTES", 1)
+    return (int.from_bytes(body[:8], "little") + 5).to_bytes(8, "little") + text
+
+
 SHORT_STRING = b"\2\0\0\0\xc3\xa9"
 BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "small integers": (JSON, repeated("1")),
@@ -117,6 +126,7 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a text of lists": (SAFETENSORS, tensors({"__metadata__": {"request": repeated("[]", "1", 2**19)().decode()}})),
     "a header that is no JSON": (SAFETENSORS, tensors({"a": "x" * N})),
     "strings in bytes": (INFERENCE, inference(SHORT_STRING * 2**19, datatype="BYTES", shape=[2**19])),
+    "strings in bytes, by an escaped name": (INFERENCE, escaped),
     "more strings than the limit": (INFERENCE, inference(SHORT_STRING * 2**20, datatype="BYTES", shape=[2**20])),
     "numbers in lists": (INFERENCE, inference(b"", datatype="FP32", shape=[N // 3], data=[1] * (N // 3), name="query")),
     "numbers across words": (INFERENCE, inference(bytes(N), datatype="FP64", shape=[N // 8], name="query")),

@@ -35,7 +35,7 @@ from service.codecs.shapes import MAX_RANK
 from service.errors import InvalidTensors, MemoryLimit
 from service.version import MODEL, MODEL_VERSION
 
-# Of ModelInferRequest and of ModelInferResponse.
+# The numbers of the fields with raw tensors, of ModelInferRequest and of ModelInferResponse.
 RAW_INPUTS: Final = 7
 RAW_OUTPUTS: Final = 6
 # Inputs and their bytes, outputs, parameters.
@@ -73,7 +73,7 @@ FIXED: Final = {1: 8, 5: 4}
 
 
 class GRPCCodec(Codec):
-    """One ModelInferRequest and its answer. Errors: InvalidTensors if the body is no message"""
+    """The codec of one ModelInferRequest and its answer. Errors: InvalidTensors if the body is no message"""
 
     media_type = "application/grpc"
     encode_inline = LARGE_ANSWER

@@ -38,11 +38,11 @@ COPIES: Final = 2
 STRINGS: Final = 16
 STRING: Final = 96
 # A datatype may be written with escapes.
-HOLDS_STRINGS: Final = re.compile(rb"BYTES|\\\\")
+HOLDS_STRINGS: Final = re.compile(rb"BYTES|\\")
 
 
 class HTTPCodec(Codec):
-    """One request and its answer. head: bytes of the body that are JSON, all if None"""
+    """The codec of one request and its answer. head: bytes of the body that are JSON, all if None"""
 
     def __init__(self, head: int | None) -> None:
         self._head = head
@@ -54,8 +54,9 @@ class HTTPCodec(Codec):
         if self._head is not None and self._head > len(body):
             expected = f"at most {len(body)} bytes of JSON, as long as the body is"
             raise InvalidTensors.at("", expected, str(self._head))
-        request = reader.decode(body if self._head is None else body[: self._head]).fields
-        tail = memoryview(body)[len(body) if self._head is None else self._head :]
+        whole = memoryview(body)
+        text, tail = whole[: self._head], whole[len(body) if self._head is None else self._head :]
+        request = reader.decode(text).fields
         return assembled(request, tensors_of(_inputs(request.get("inputs"), tail)))
 
     def decode_bound(self, length: int, limit: int) -> int:

@@ -25,7 +25,7 @@ from service.observability.metrics import Metrics
 from service.observability.requests import ComputedRequest, RequestRecord
 from service.pipeline.compute import execute
 from service.pipeline.engine import Engine
-from service.rpc.statuses import STATUSES
+from service.rpc.calls import STATUSES
 from service.schemas.response import answer
 from service.settings import Settings, table
 

@@ -22,7 +22,7 @@ from service.attention.result import Result
 from service.backends.numpy.backend import NumpyBackend
 from service.codecs import CODECS
 from service.codecs.decoded import Decoded
-from service.codecs.typed_arrays import decode, encode
+from service.codecs.typed_arrays import decode
 from service.errors import Busy, InvalidArray, Overflow, TimeLimit
 from service.pipeline.admission import AdmissionController, Lease
 from service.pipeline.admit import admit
@@ -36,6 +36,7 @@ from tests.conftest import app, serving
 from tests.helpers.backends import BACKENDS
 from tests.helpers.virtual_time import run
 from tests.helpers.waiting import turns, until, until_async
+from tests.helpers.wire import typed_array as encode
 from tests.test_observability import samples
 
 # Options that keep NumPy from taking its path for small requests.

@@ -13,12 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
-from service.codecs.json import decode as decode_json
-from service.codecs.typed_arrays import DTYPES, decode, encode
+from service.codecs.json.reader import decode as decode_json
+from service.codecs.typed_arrays import DTYPES, chunks, decode
 from tests.test_layouts import post
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 EYE = np.eye(2)
+
+
+def encode(array: np.ndarray) -> dict[str, Any]:
+    """A typed array as the service writes it."""
+    return dict(json.loads(b"".join(chunks(array))))
 
 
 def typed(array: Any, dtype: Any) -> dict[str, Any]:

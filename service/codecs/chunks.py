@@ -6,7 +6,8 @@ and does not block the event loop. Binary formats send arrays from their own mem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,25 +26,35 @@ class Encoded(NamedTuple):
     """An encoded answer.
 
     headers: Content-Type, Content-Length unless it is unknown before the chunks are made, and those of the format
-    chunks: the bytes to send; a list if all are made, else an iterable that makes them, so iterate only once
+    chunks: the bytes to send; a list if all are made, else an iterator that makes them
     """
 
     headers: list[tuple[bytes, bytes]]
     chunks: Iterable[Chunk]
 
 
-def streamed(media_type: str, chunks: Iterable[Chunk], length: int | None = None) -> Encoded:
-    """An answer whose chunks, of so many bytes in total, are made while it is sent."""
+def encoded(media_type: str, chunks: Iterable[Chunk], length: int | None = None) -> Encoded:
+    """An answer of these chunks: small ones joined, all made already if the answer is small.
+
+    length: bytes of the whole answer, if they are known
+    """
+    joined = coalesce(chunks)
+    start = list(islice(joined, 2))
+    is_small = len(start) < 2
+    if is_small:
+        length = sum(map(len, start))
     headers = [(b"content-type", media_type.encode("ascii"))]
     if length is not None:
         headers.append((b"content-length", b"%d" % length))
-    return Encoded(headers, coalesce(chunks))
+    return Encoded(headers, start if is_small else chain(iter(start), joined))  # `chain` would keep the list itself
 
 
-def in_one(media_type: str, chunks: Iterable[Chunk]) -> Encoded:
-    """A small answer, its chunks joined into one."""
-    content = b"".join(chunks)
-    return Encoded(streamed(media_type, (), len(content)).headers, [content])
+def measured(make: Callable[[], Iterator[Chunk]]) -> tuple[Iterator[Chunk], int]:
+    """The chunks that `make` returns, and their length; it is called again for many chunks, which are not kept."""
+    start = list(islice(coalesce(make()), 2))
+    if len(start) < 2:
+        return iter(start), sum(map(len, start))
+    return make(), sum(map(len, make()))
 
 
 def coalesce(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
@@ -64,13 +75,6 @@ def _joined(chunks: list[Chunk]) -> Chunk:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def sliced(content: Chunk, size: int = MAX_CHUNK) -> Iterator[memoryview]:
-    """Cut bytes into views of at most `size` bytes."""
-    view = memoryview(content)
-    for start in range(0, len(view), size):
-        yield view[start : start + size]
-
-
 def memory(array: np.ndarray, size: int = MAX_CHUNK) -> Iterator[memoryview]:
     """The bytes of an array in row-major order, in chunks of at most `size`. The whole array is never copied."""
     for part in contiguous(array, size // array.itemsize):
@@ -80,16 +84,10 @@ def memory(array: np.ndarray, size: int = MAX_CHUNK) -> Iterator[memoryview]:
 def contiguous(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """The elements of an array in row-major order, as vectors of at most `size` elements.
 
-    A contiguous array gives views; any other is copied a few rows at a time.
+    A contiguous array gives views, any other copies.
     """
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
-        for start in range(0, flat.size, size):
-            yield flat[start : start + size]
-    elif (row := array[0].size) > size:
-        for item in array:
-            yield from contiguous(item, size)
-    else:
-        step = size // row
-        for start in range(0, len(array), step):
-            yield np.ascontiguousarray(array[start : start + step]).reshape(-1)
+        return (flat[start : start + size] for start in range(0, flat.size, size))
+    parts = np.nditer(array, ["buffered", "external_loop", "zerosize_ok"], order="C", buffersize=size)
+    return map(np.copy, parts)  # as all parts are in one buffer

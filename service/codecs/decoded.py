@@ -19,18 +19,13 @@ STRING: Final = 56
 class RequestedOutputs(NamedTuple):
     """The outputs that a request of the Open Inference Protocol names.
 
-    id: returned with the answer; names: all outputs that there are if none is named
-    binary: True for each name whose output comes as bytes; for other outputs `default` holds
+    id: returned with the answer; binary: for each output True if it comes as bytes; all outputs as `default` says if
+    none is named
     """
 
     id: str | None
-    names: tuple[str, ...]
     binary: Mapping[str, bool]
     default: bool
-
-    def is_binary(self, name: str) -> bool:
-        """True if an output comes as bytes after the JSON."""
-        return self.binary.get(name, self.default)
 
 
 class Decoded(NamedTuple):

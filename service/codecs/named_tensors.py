@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 
-from service.codecs import json
-from service.codecs.chunks import Chunk
 from service.codecs.decoded import Decoded
+from service.codecs.json.limits import MAX_DEPTH
+from service.codecs.json.reader import decode
 from service.errors import FieldConflict, InvalidRequest, InvalidTensors, TooDeep, TooLarge, child, quote
 
 # The name of the JSON text in a request, and in an answer.
@@ -29,7 +28,7 @@ def request_fields(tensors: Mapping[str, np.ndarray], text: bytes | None) -> Dec
     """
     if text is not None and len(text) > MAX_TEXT:
         raise TooLarge.at("", f"{REQUEST} of at most {MAX_TEXT} bytes", str(len(text)))
-    decoded = json.decode(text) if text else Decoded({}, frozenset())
+    decoded = decode(text) if text else Decoded({}, frozenset())
     add_dotted(decoded.fields, tensors)
     return decoded
 
@@ -40,8 +39,8 @@ def add_dotted(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
     Errors: FieldConflict for a field given twice, TooDeep.
     """
     for name, value in values.items():
-        if name.count(".") >= json.MAX_DEPTH:
-            raise TooDeep.at(child("", name), f"at most {json.MAX_DEPTH} levels", "more")
+        if name.count(".") >= MAX_DEPTH:
+            raise TooDeep.at(child("", name), f"at most {MAX_DEPTH} levels", "more")
         *path, last = name.split(".")
         inner, pointer = fields, ""
         for step in path:
@@ -69,27 +68,19 @@ def answer_tensors(answer: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
             yield from answer_tensors(value, f"{prefix}{name}.")
 
 
-class AnswerText:
-    """The JSON text of an answer without its tensors, in chunks. Labels make it long, so it is never joined.
-
-    It may be iterated several times: formats say its length before they write it.
-    """
-
-    def __init__(self, answer: Mapping[str, Any], tensors: Iterable[str]) -> None:
-        without = {name.partition(".")[0] for name in tensors}
-        self._fields = {name: value for name, value in answer.items() if name not in without}
-        self._start = list(islice(json.chunks(self._fields), 2))
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return iter(self._start) if len(self._start) == 1 else json.chunks(self._fields)
+def split_answer(answer: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The tensors of an answer under dotted names, and the fields without tensors."""
+    tensors = dict(answer_tensors(answer))
+    without = {name.partition(".")[0] for name in tensors}
+    return tensors, {name: value for name, value in answer.items() if name not in without}
 
 
-def booleans(data: memoryview, name: str) -> np.ndarray:
-    """Bytes of 0 and 1 as booleans, without a copy. Errors: InvalidTensors for other bytes."""
+def elements(data: memoryview, dtype: np.dtype, name: str) -> np.ndarray:
+    """A view of the bytes of a tensor as a vector. Errors: InvalidTensors for booleans other than 0 and 1."""
     octets = np.frombuffer(data, np.uint8)
-    if octets.size and octets.max() > 1:
+    if dtype == np.bool_ and octets.size and octets.max() > 1:
         raise InvalidTensors.at("", f"bytes of 0 and 1 in {quote(name)}", "others")
-    return octets.view(np.bool_)
+    return octets.view(dtype)
 
 
 def whole_words(array: np.ndarray) -> np.ndarray:

@@ -18,18 +18,19 @@ from typing import IO, Any, Final, NamedTuple, cast
 import numpy as np
 from numpy.lib import format as npy
 
-from service.codecs import json
-from service.codecs.chunks import MAX_CHUNK, WORTH_SENDING, Chunk, Encoded, in_one, memory, sliced, streamed
+from service.codecs.base import Codec
+from service.codecs.chunks import MAX_CHUNK, Chunk, Encoded, encoded, memory
 from service.codecs.decoded import Body, Decoded
+from service.codecs.json.memory import decode_bound
+from service.codecs.json.writer import chunks
 from service.codecs.named_tensors import (
     MAX_TEXT,
     REQUEST,
     RESPONSE,
-    AnswerText,
-    answer_tensors,
-    booleans,
     check_count,
+    elements,
     request_fields,
+    split_answer,
     whole_words,
 )
 from service.codecs.shapes import MAX_RANK, shape_of
@@ -44,7 +45,6 @@ from service.errors import (
     quote,
 )
 
-MEDIA_TYPE: Final = "application/x-npz"
 SUFFIX: Final = ".npy"
 DTYPES: Final = tuple(np.dtype(kind) for kind in (np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
 # The types that are read, in both byte orders, and what they become.
@@ -67,62 +67,71 @@ MAX_HEADER: Final = 4096
 DAMAGED: Final = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
 # What NumPy raises for the header of an npy file that is none.
 NO_HEADER: Final = (ValueError, LookupError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
-# Of the widest elements.
-ALIGNMENT: Final = 8
-# Bytes of an archive beside names and contents: for each file its header with an extra field of 20, the descriptor
-# after its content, and its entry in the directory; then the end. Of larger archives the directory has longer entries.
-PER_FILE: Final = 30 + 20 + 24 + 46
-END: Final = 22
-ZIP64: Final = 2**31 - 1
 
 
-def decode(body: Body, limit: int) -> Decoded:
-    """The fields of a request that unpacks to at most `limit` bytes.
+class NPZCodec(Codec):
+    """Tensors under dotted names, all other fields as JSON text in a tensor of its own."""
 
-    Errors: InvalidTensors, InvalidRequest, FieldConflict, BodyTooLarge, and those of the JSON text.
-    """
-    stream = _Stream(body)
-    archive = _open(stream)
-    unpacked = sum(file.file_size for file in archive.infolist())
-    if unpacked > max(limit, len(body)):
-        raise BodyTooLarge.at("", f"at most {limit} bytes when unpacked", f"{unpacked}")
-    tensors: dict[str, np.ndarray] = {}
-    text = None
-    for file in archive.infolist():
-        name = file.filename.removesuffix(SUFFIX)
-        content = _content(archive, file, stream)
-        if name == REQUEST and text is None:
-            text = _text(_array(content, name, is_text=True), _max_text(len(body)))
-        elif name in tensors or name == REQUEST:
-            raise FieldConflict.at(child("", name), "each tensor once", "the same name again")
-        else:
-            tensors[name] = _array(content, name)
-    return request_fields(tensors, text)
+    media_type = "application/x-npz"
+    decode_inline = 2**14
+    may_be_compressed = True
 
+    def decode(self, body: Body, limit: int) -> Decoded:
+        """The fields of a request that unpacks to at most `limit` bytes.
 
-def decode_bound(length: int, limit: int) -> int:
-    """Upper bound of the memory for decoding any body of this length, in bytes."""
-    text = _max_text(length)
-    directory = DIRECTORY_GROWTH * min(length, MAX_DIRECTORY)
-    return length + min(DEFLATE * length, max(limit, length)) + _text_bytes(text) + directory
+        Errors: InvalidTensors, InvalidRequest, FieldConflict, BodyTooLarge, and those of the JSON text.
+        """
+        stream = _Stream(body)
+        archive = _open(stream)
+        unpacked = sum(file.file_size for file in archive.infolist())
+        if unpacked > max(limit, len(body)):
+            raise BodyTooLarge.at("", f"at most {limit} bytes when unpacked", f"{unpacked}")
+        tensors: dict[str, np.ndarray] = {}
+        text = None
+        for file in archive.infolist():
+            name = file.filename.removesuffix(SUFFIX)
+            content = _content(archive, file, stream)
+            if name == REQUEST and text is None:
+                text = _text(_parse(content, name), _max_text(len(body)))
+            elif name in tensors or name == REQUEST:
+                raise FieldConflict.at(child("", name), "each tensor once", "the same name again")
+            else:
+                tensors[name] = _array(_parse(content, name), name)
+        return request_fields(tensors, text)
 
+    def decode_bound(self, length: int, limit: int) -> int:
+        """Upper bound of the memory for decoding any body of `length` bytes that unpacks to at most `limit`."""
+        directory = DIRECTORY_GROWTH * min(length, MAX_DIRECTORY)
+        return length + min(DEFLATE * length, max(limit, length)) + _text_bytes(_max_text(length)) + directory
 
-def decode_bytes(body: Body, limit: int) -> int:
-    """Upper bound of the memory for decoding this body, by the sizes in its directory."""
-    memory = len(body) + DIRECTORY_GROWTH * min(len(body), MAX_DIRECTORY)
-    try:
-        files = _open(_Stream(body)).infolist()
-    except ServiceError:
-        return memory  # nothing is made of it
-    for file in files:
-        memory += file.file_size
-        if file.filename.removesuffix(SUFFIX) == REQUEST:
-            memory += _text_bytes(min(file.file_size, _max_text(len(body))))
-    return min(memory, decode_bound(len(body), limit))
+    def decode_bytes(self, body: Body, limit: int) -> int:
+        """A closer upper bound, by the sizes in the directory."""
+        memory = len(body) + DIRECTORY_GROWTH * min(len(body), MAX_DIRECTORY)
+        try:
+            files = _open(_Stream(body)).infolist()
+        except ServiceError:
+            return memory  # nothing is made of it
+        for file in files:
+            memory += file.file_size
+            if file.filename.removesuffix(SUFFIX) == REQUEST:
+                memory += _text_bytes(min(file.file_size, _max_text(len(body))))
+        return min(memory, self.decode_bound(len(body), limit))
+
+    def encode(self, answer: Mapping[str, Any], request: Decoded) -> Encoded:
+        """The answer as numpy.savez would write it: the memory of each array as it is.
+
+        Errors: NotAcceptable for bfloat16, which npy files do not know.
+        """
+        tensors, fields = split_answer(answer)
+        for name, tensor in tensors.items():
+            if tensor.dtype.kind == "V":
+                raise NotAcceptable.at("", "another media type than npz for bfloat16", f"{name} in bfloat16")
+        files = {RESPONSE: _text_file(fields)} | {name: _tensor_file(tensor) for name, tensor in tensors.items()}
+        return encoded(self.media_type, _archive(files))
 
 
 def _text_bytes(text: int) -> int:
-    return TEXT_COPIES * text + json.decode_bound(text)
+    return TEXT_COPIES * text + decode_bound(text)
 
 
 def _max_text(length: int) -> int:
@@ -191,8 +200,7 @@ def _content(archive: zipfile.ZipFile, file: zipfile.ZipInfo, stream: _Stream) -
 
 def _inflated(unpacked: IO[bytes], size: int) -> memoryview:
     """The content of a compressed file; zipfile unpacks no more than `size` bytes, and compares the checksum."""
-    padding = -size % ALIGNMENT  # in front, as the elements of an array stand at the end
-    content = np.empty(padding + size, np.uint8).data[padding:]
+    content = np.empty(size, np.uint8).data
     at = 0
     while part := unpacked.read(MAX_CHUNK):
         content[at : at + len(part)] = part
@@ -200,93 +208,82 @@ def _inflated(unpacked: IO[bytes], size: int) -> memoryview:
     return content[:at]
 
 
-def _array(content: memoryview, name: str, *, is_text: bool = False) -> np.ndarray:
-    """The array of an npy file, whose size is what its header says. Errors: InvalidTensors.
+class _NpyFile(NamedTuple):
+    """The header of an npy file, and the bytes after it."""
 
-    is_text: the array is the JSON text, one string or bytes
-    """
+    shape: tuple[int, ...]
+    fortran_order: bool
+    dtype: np.dtype
+    data: memoryview
+
+
+def _parse(content: memoryview, name: str) -> _NpyFile:
+    """The parts of an npy file, checked against each other. Errors: InvalidTensors."""
     start = io.BytesIO(content[: MAX_HEADER + 16])
     try:
         version = npy.read_magic(start)
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
-        lengths, fortran, dtype = read(start, max_header_size=MAX_HEADER)
+        shape, fortran_order, dtype = read(start, max_header_size=MAX_HEADER)
     except NO_HEADER:
         raise InvalidTensors.at("", f"{quote(name)} to be an npy file", "something else") from None
-    native = NATIVE.get(dtype)
-    if is_text:
-        native = dtype if dtype.kind == "U" or dtype == np.uint8 else None
-    if native is None or dtype.itemsize == 0:
-        wanted = "a string, or bytes" if is_text else ", ".join(kind.name for kind in DTYPES)
-        raise InvalidTensors.at("", f"{quote(name)} to be of {wanted}", quote(dtype.str))
-    if shape_of(lengths) is None:
-        raise InvalidTensors.at("", f"at most {MAX_RANK} axes of {quote(name)}", quote(str(lengths)))
+    if name == REQUEST:
+        expected, known = "a string, or bytes", dtype == np.uint8 or (dtype.kind == "U" and dtype.itemsize > 0)
+    else:
+        expected, known = ", ".join(kind.name for kind in DTYPES), dtype in NATIVE
+    if not known:
+        raise InvalidTensors.at("", f"{quote(name)} to be of {expected}", quote(dtype.str))
+    if shape_of(shape) is None:
+        raise InvalidTensors.at("", f"at most {MAX_RANK} axes of {quote(name)}", quote(str(shape)))
     data = content[start.tell() :]
-    needed = math.prod(lengths) * dtype.itemsize
+    needed = math.prod(shape) * dtype.itemsize
     if len(data) != needed:
         raise InvalidTensors.at("", f"{needed} bytes of {quote(name)}, as its header says", f"{len(data)}")
-    flat = booleans(data, name) if dtype == np.bool_ else np.frombuffer(data, dtype)
-    if dtype != native and flat.flags.writeable:  # it was unpacked here
+    return _NpyFile(shape, fortran_order, dtype, data)
+
+
+def _array(file: _NpyFile, name: str) -> np.ndarray:
+    """The array of an npy file, in the byte order of the machine. Errors: InvalidTensors."""
+    native = NATIVE[file.dtype]
+    flat = elements(file.data, file.dtype, name)
+    if file.dtype != native and flat.flags.writeable:  # it was unpacked here
         flat = flat.byteswap(inplace=True).view(native)
-    return whole_words(flat.astype(native, copy=False)).reshape(lengths, order="F" if fortran else "C")
+    return whole_words(flat.astype(native, copy=False)).reshape(file.shape, order="F" if file.fortran_order else "C")
 
 
-def _text(array: np.ndarray, limit: int) -> bytes:
-    """The JSON text: one string, or its bytes. Errors: InvalidTensors, TooLarge."""
-    length = array.nbytes if array.dtype == np.uint8 else array.nbytes // 4
+def _text(file: _NpyFile, limit: int) -> bytes:
+    """The JSON text in an npy file: one string, or its bytes. Errors: InvalidTensors, TooLarge."""
+    is_bytes = file.dtype == np.uint8
+    length = len(file.data) if is_bytes else len(file.data) // 4
     if length <= limit:
-        text = array.tobytes() if array.dtype == np.uint8 else _string(array)
+        text = bytes(file.data) if is_bytes else _string(file).encode()
         length = len(text)
     if length > limit:
         raise TooLarge.at("", f"{REQUEST} of at most {limit} bytes when unpacked", str(length))
     return text
 
 
-def _string(array: np.ndarray) -> bytes:
-    if array.size != 1:
-        raise InvalidTensors.at("", f"{REQUEST} to be one string", f"{array.size}")
+def _string(file: _NpyFile) -> str:
+    """The string of an npy file that holds one. Errors: InvalidTensors."""
+    if (count := math.prod(file.shape)) != 1:
+        raise InvalidTensors.at("", f"{REQUEST} to be one string", f"{count}")
     try:
-        text = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes().decode("utf-32-le")
+        return str(file.data, "utf-32-be" if file.dtype.byteorder == ">" else "utf-32-le").rstrip("\0")
     except UnicodeDecodeError:
         raise InvalidTensors.at("", f"{REQUEST} to be a string of Unicode", "half a surrogate, or nothing") from None
-    return text.rstrip("\0").encode()
 
 
-def encode(answer: Mapping[str, Any], request: Decoded) -> Encoded:
-    """An answer as numpy.savez would write it: the memory of each array as it is.
-
-    Errors: NotAcceptable for bfloat16, which npy files do not know.
-    """
-    tensors = dict(answer_tensors(answer))
-    for name, tensor in tensors.items():
-        if tensor.dtype.kind == "V":
-            raise NotAcceptable.at("", "another media type than npz for bfloat16", f"{name} in bfloat16")
-    files = [_text_file(AnswerText(answer, tensors)), *(_tensor_file(name, tensor) for name, tensor in tensors.items())]
-    length = END + sum(PER_FILE + 2 * len(file.name) + len(file.header) + file.nbytes for file in files)
-    if length <= WORTH_SENDING:
-        return in_one(MEDIA_TYPE, _archive(files))
-    return streamed(MEDIA_TYPE, _archive(files), length if length < ZIP64 else None)
+def _tensor_file(tensor: np.ndarray) -> Iterator[Chunk]:
+    """An array as an npy file."""
+    yield _npy_header(npy.header_data_from_array_1_0(tensor) | {"fortran_order": False})  # some readers know no other
+    yield from memory(tensor)
 
 
-class _NpyFile(NamedTuple):
-    """An npy file to be written: its header, and `nbytes` bytes in chunks."""
-
-    name: str
-    header: bytes
-    nbytes: int
-    chunks: Iterator[Chunk]
-
-
-def _tensor_file(name: str, tensor: np.ndarray) -> _NpyFile:
-    header = npy.header_data_from_array_1_0(tensor) | {"fortran_order": False}  # some readers know no other
-    return _NpyFile(name + SUFFIX, _npy_header(header), tensor.nbytes, memory(tensor))
-
-
-def _text_file(text: AnswerText) -> _NpyFile:
-    """The JSON text as NumPy's array of one string, with four bytes for each character."""
-    length = sum(len(str(chunk, "utf-8")) for chunk in text)
-    header = _npy_header({"descr": f"<U{length}", "fortran_order": False, "shape": ()})
-    chunks = (part for chunk in text for part in sliced(str(chunk, "utf-8").encode("utf-32-le")))
-    return _NpyFile(RESPONSE + SUFFIX, header, 4 * length, chunks)
+def _text_file(fields: Mapping[str, Any]) -> Iterator[Chunk]:
+    """The JSON of fields as an npy file with one string, four bytes for each character."""
+    length = sum(len(str(chunk, "utf-8")) for chunk in chunks(fields))
+    yield _npy_header({"descr": f"<U{length}", "fortran_order": False, "shape": ()})
+    for chunk in chunks(fields):
+        yield from memory(np.frombuffer(str(chunk, "utf-8").encode("utf-32-le"), np.uint8))
 
 
 def _npy_header(header: dict[str, Any]) -> bytes:
@@ -295,33 +292,25 @@ def _npy_header(header: dict[str, Any]) -> bytes:
     return stream.getvalue()
 
 
-def _archive(files: list[_NpyFile]) -> Iterator[Chunk]:
-    """A zip archive, in the chunks that zipfile writes."""
+def _archive(files: Mapping[str, Iterator[Chunk]]) -> Iterator[Chunk]:
+    """A zip archive of npy files by their names, in the chunks that zipfile writes."""
     written = _Written()
     with zipfile.ZipFile(cast(Any, written), "w", zipfile.ZIP_STORED) as archive:
-        for name, header, _, chunks in files:
-            with archive.open(zipfile.ZipInfo(name), "w", force_zip64=True) as file:
-                file.write(header)
-                for chunk in chunks:
+        for name, content in files.items():
+            with archive.open(zipfile.ZipInfo(name + SUFFIX), "w", force_zip64=True) as file:
+                for chunk in content:
                     file.write(chunk)
-                    yield from written.take()
-    yield from written.take()
+                    yield from written
+                    written.clear()
+    yield from written
 
 
-class _Written:
-    """A file for zipfile that cannot be rewound, and keeps what is written until it is taken."""
-
-    def __init__(self) -> None:
-        self._chunks: list[Chunk] = []
+class _Written(list[Chunk]):
+    """The chunks that zipfile writes to a file that cannot be rewound."""
 
     def write(self, data: Chunk) -> int:
-        self._chunks.append(data)
+        self.append(data)
         return len(data)
 
     def flush(self) -> None:
         """Nothing is held back."""
-
-    def take(self) -> list[Chunk]:
-        """The chunks written since the last time."""
-        chunks, self._chunks = self._chunks, []
-        return chunks

@@ -6,32 +6,33 @@ Format: 8 bytes little-endian length of the header, the header, the data. Tensor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from itertools import chain
 from json import JSONDecoder
 from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
-import orjson
 
-from service.codecs import json
-from service.codecs.chunks import WORTH_SENDING, Chunk, Encoded, in_one, memory, streamed
+from service.codecs.base import Codec
+from service.codecs.chunks import Encoded, encoded, measured, memory
 from service.codecs.decoded import Body, Decoded
+from service.codecs.json.limits import MAX_DEPTH, MAX_LISTS, has_too_many_lists
+from service.codecs.json.memory import decode_bound
+from service.codecs.json.writer import Text, chunks
 from service.codecs.named_tensors import (
     MAX_TEXT,
     REQUEST,
     RESPONSE,
-    AnswerText,
-    answer_tensors,
-    booleans,
     check_count,
+    elements,
     request_fields,
+    split_answer,
 )
 from service.codecs.shapes import MAX_RANK, shape_of
 from service.errors import DuplicateKey, InvalidTensors, TooDeep, describe, quote
 
-MEDIA_TYPE: Final = "application/vnd.safetensors"
 DTYPES: Final[dict[str, np.dtype]] = {
     "BOOL": np.dtype(np.bool_),
     "I32": np.dtype("<i4"),
@@ -43,43 +44,62 @@ DTYPES: Final[dict[str, np.dtype]] = {
 }
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 METADATA: Final = "__metadata__"
-# How the header of an answer begins.
-OPENING: Final = f'{{"{METADATA}":{{"{RESPONSE}":"'.encode()
 # A header names at most MAX_TENSORS tensors in about 100 bytes each; the JSON text stands in it too.
 MAX_HEADER: Final = 8 * 2**20
 
 
-def decode(body: Body, limit: int) -> Decoded:
-    """The fields of a request. `limit` is for other codecs: nothing is compressed here.
+class SafetensorsCodec(Codec):
+    """Tensors under dotted names, all other fields as JSON text in the metadata."""
 
-    Errors: InvalidTensors, DuplicateKey, TooDeep, InvalidRequest, FieldConflict, and those of the JSON text.
-    """
-    header, data = _split(body)
-    text = _text(header.pop(METADATA, {}))
-    check_count(len(header))
-    entries = sorted(_entry(name, entry, len(data)) for name, entry in header.items())
-    _check_offsets(entries, len(data))
-    tensors = {}
-    for begin, end, name, code, shape in entries:
-        content, dtype = data[begin:end], DTYPES[code]
-        flat = booleans(content, name) if dtype == np.bool_ else np.frombuffer(content, dtype)
-        tensors[name] = flat.reshape(shape)
-    return request_fields(tensors, text)
+    media_type = "application/vnd.safetensors"
+    decode_inline = 2**22
 
+    def decode(self, body: Body, limit: int) -> Decoded:
+        """The fields of a request.
 
-def decode_bound(length: int, limit: int) -> int:
-    """Upper bound of the memory for decoding any body of this length, in bytes."""
-    return length + _header_bytes(min(length, MAX_HEADER))
+        Errors: InvalidTensors, DuplicateKey, TooDeep, InvalidRequest, FieldConflict, and those of the JSON text.
+        """
+        header, data = _split(body)
+        text = _text(header.pop(METADATA, {}))
+        check_count(len(header))
+        tensors: dict[str, np.ndarray] = {}
+        at = 0
+        for begin, end, name, dtype, shape in sorted(_entry(*item, len(data)) for item in header.items()):
+            if begin != at:  # so nothing is hidden or shared, as the format has it
+                raise InvalidTensors.at("", f"a tensor that begins at byte {at}", f"one at {begin}")
+            tensors[name] = elements(data[begin:end], DTYPES[dtype], name).reshape(shape)
+            at = end
+        if at != len(data):
+            raise InvalidTensors.at("", f"{at} bytes of data, as the header says", f"{len(data)} bytes")
+        return request_fields(tensors, text)
 
+    def decode_bound(self, length: int, limit: int) -> int:
+        """Upper bound of the memory for decoding any body of `length` bytes."""
+        return length + _header_bytes(min(length, MAX_HEADER))
 
-def decode_bytes(body: Body, limit: int) -> int:
-    """Upper bound of the memory for decoding this body, by the length of its header. Tensors are not copied."""
-    return len(body) + _header_bytes(min(int.from_bytes(body[:8], "little"), len(body), MAX_HEADER))
+    def decode_bytes(self, body: Body, limit: int) -> int:
+        """A closer upper bound, by the length of the header. Tensors are not copied."""
+        return len(body) + _header_bytes(min(int.from_bytes(body[:8], "little"), len(body), MAX_HEADER))
+
+    def encode(self, answer: Mapping[str, Any], request: Decoded) -> Encoded:
+        """The answer: the header, then the memory of each array as it is."""
+        tensors, fields = split_answer(answer)
+        header: dict[str, Any] = {METADATA: {RESPONSE: Text(fields)}}
+        offset = 0
+        for name, tensor in tensors.items():
+            end = offset + tensor.nbytes
+            header[name] = {"dtype": NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (offset, end)}
+            offset = end
+        text, length = measured(partial(chunks, header))
+        padding = -length % 8  # so that the data of most tensors is aligned
+        prefix = (length + padding).to_bytes(8, "little")
+        content = chain([prefix], text, [b" " * padding], *map(memory, tensors.values()))
+        return encoded(self.media_type, content, 8 + length + padding + offset)
 
 
 def _header_bytes(length: int) -> int:
     """Memory for parsing a header, no more than a JSON body of its length takes, and the JSON text within."""
-    return json.decode_bound(length) + json.decode_bound(min(length, MAX_TEXT))
+    return decode_bound(length) + decode_bound(min(length, MAX_TEXT))
 
 
 def _split(body: Body) -> tuple[dict[str, Any], memoryview]:
@@ -91,14 +111,14 @@ def _split(body: Body) -> tuple[dict[str, Any], memoryview]:
     if length > longest:
         raise InvalidTensors.at("", f"a header of at most {longest} bytes", f"one of {length}")
     text = memoryview(body)[8 : 8 + length]
-    if json.has_too_many_lists(text):
-        raise InvalidTensors.at("", f"a header of at most {json.MAX_LISTS} arrays and objects", "more")
+    if has_too_many_lists(text):
+        raise InvalidTensors.at("", f"a header of at most {MAX_LISTS} arrays and objects", "more")
     try:
         header = HEADER.decode(str(text, "utf-8"))
     except ValueError as error:
         raise InvalidTensors.at("", "a header in JSON", quote(str(error), 80)) from None
     except RecursionError:
-        raise TooDeep.at("", f"at most {json.MAX_DEPTH} levels in the header", "more") from None
+        raise TooDeep.at("", f"at most {MAX_DEPTH} levels in the header", "more") from None
     if not isinstance(header, dict):
         raise InvalidTensors.at("", "a header that is an object", describe(header))
     return header, memoryview(body)[8 + length :]
@@ -145,44 +165,3 @@ def _entry(name: str, entry: Any, available: int) -> tuple[int, int, str, str, t
             if end - begin == needed:
                 return begin, end, name, code, shape
     raise InvalidTensors.of("", f"{needed} bytes of {quote(name)} within {available}", offsets)
-
-
-def _check_offsets(entries: list[tuple[int, int, str, str, tuple[int, ...]]], available: int) -> None:
-    """Refuse tensors that do not lie side by side, as the format has it: nothing is hidden or shared.
-
-    Errors: InvalidTensors.
-    """
-    at = 0
-    for begin, end, *_ in entries:
-        if begin != at:
-            raise InvalidTensors.at("", f"a tensor that begins at byte {at}", f"one at {begin}")
-        at = end
-    if at != available:
-        raise InvalidTensors.at("", f"{at} bytes of data, as the header says", f"{available} bytes")
-
-
-def encode(answer: Mapping[str, Any], request: Decoded) -> Encoded:
-    """An answer: the header, then the memory of each array as it is."""
-    tensors = dict(answer_tensors(answer))
-    entries: dict[str, Any] = {}
-    offset = 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.nbytes
-        entries[name] = {"dtype": NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (offset, end)}
-        offset = end
-    text = AnswerText(answer, tensors)
-    after = b'"},' + orjson.dumps(entries)[1:]
-    length = len(OPENING) + sum(map(len, _escaped(text))) + len(after)
-    padding = -length % 8  # so that the data of most tensors is aligned
-    length += padding
-    header = chain([length.to_bytes(8, "little") + OPENING], _escaped(text), [after + b" " * padding])
-    chunks = chain(header, *map(memory, tensors.values()))
-    if 8 + length + offset <= WORTH_SENDING:
-        return in_one(MEDIA_TYPE, chunks)
-    return streamed(MEDIA_TYPE, chunks, 8 + length + offset)
-
-
-def _escaped(text: Iterable[Chunk]) -> Iterator[Chunk]:
-    """A text as a string of JSON, without its quotes."""
-    for chunk in text:
-        yield memoryview(orjson.dumps(str(chunk, "utf-8")))[1:-1]

@@ -25,11 +25,6 @@ BASE64: Final = MAX_CHUNK // 4 * 3
 KEYS: Final = {"dtype", "shape", "data"}
 
 
-def is_typed_array(fields: dict[str, Any]) -> bool:
-    """True if an object has the keys of a typed array."""
-    return fields.keys() == KEYS
-
-
 def decode(fields: dict[str, Any], pointer: str) -> np.ndarray:
     """The array that a typed array describes, read-only. Errors: InvalidValue, InvalidArray."""
     name, lengths, data = fields["dtype"], shape_of(fields["shape"]), fields["data"]
@@ -52,16 +47,9 @@ def decode(fields: dict[str, Any], pointer: str) -> np.ndarray:
     return np.frombuffer(content, dtype).reshape(lengths)
 
 
-def encode(array: np.ndarray) -> dict[str, Any]:
-    """A small array as a typed array."""
-    array = _little_endian(array)
-    content = binascii.b2a_base64(array.tobytes(), newline=False)
-    return {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data": content.decode("ascii")}
-
-
 def chunks(array: np.ndarray) -> Iterator[Chunk]:
-    """An array of any size as a typed array in JSON, in chunks."""
-    array = _little_endian(array)
+    """The JSON of an array of any size as a typed array, in chunks."""
+    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     opening = orjson.dumps({"dtype": NAMES[array.dtype], "shape": list(array.shape)})
     yield opening[:-1] + b',"data":"'
     left = b""
@@ -71,7 +59,3 @@ def chunks(array: np.ndarray) -> Iterator[Chunk]:
         yield binascii.b2a_base64(content[:whole], newline=False)
         left = bytes(content[whole:])
     yield binascii.b2a_base64(left, newline=False) + b'"}'
-
-
-def _little_endian(array: np.ndarray) -> np.ndarray:
-    return array.astype(array.dtype.newbyteorder("<"), copy=False)

@@ -12,7 +12,6 @@ from service.codecs import CODECS, Codec
 from service.codecs.oip import http as oip
 from service.errors import BadRequest, NotAcceptable, UnsupportedEncoding, UnsupportedMediaType, quote
 from service.http.head import parse_length
-from service.schemas.inference import MODEL, VERSION
 
 # Media ranges of an Accept header that are considered; more take longer than a small request.
 MAX_RANGES: Final = 64
@@ -33,7 +32,7 @@ def negotiate_inference(headers: Mapping[bytes, bytes]) -> tuple[Codec, Codec]:
     length = None if value is None else parse_length(value)
     if value is not None and length is None:
         raise BadRequest.at("", "Inference-Header-Content-Length to be a number", quote(value.decode("latin-1")))
-    codec = oip.codec(length, MODEL, VERSION)
+    codec = oip.HTTPCodec(length)
     return codec, codec
 
 

@@ -36,10 +36,6 @@ async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execu
         await execution.grow(needed)
         return codec.decode(body, limit)
     async with execution.cancel_on_disconnect():
-        await execution.grow(needed)
-        decoded = codec.decode_quickly(body)
-        if decoded is None:
-            await execution.grow(needed, slot=True)
-            execution.timings.step("queue")
-            decoded = await execution.in_thread(codec.decode, body, limit)
-        return decoded
+        await execution.grow(needed, slot=True)
+        execution.timings.step("queue")
+        return await execution.in_thread(codec.decode, body, limit)

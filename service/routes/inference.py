@@ -7,12 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
 
+from service.codecs.oip import check_model
 from service.http.negotiation import negotiate_inference
 from service.http.problems import INFERENCE
 from service.routes.attention import respond
 from service.routes.openapi import inference_answer, inference_body, inference_errors
 from service.schemas.inference import (
-    MODEL,
     MODEL_METADATA,
     SERVER_METADATA,
     InferenceResponse,
@@ -21,8 +21,8 @@ from service.schemas.inference import (
     ServerLive,
     ServerMetadata,
     ServerReady,
-    check_model,
 )
+from service.version import MODEL
 
 
 async def check_name(model_name: Annotated[str, Path(description="Name of the model: attention.")]) -> None:
@@ -32,7 +32,7 @@ async def check_name(model_name: Annotated[str, Path(description="Name of the mo
 
 async def check_version(model_version: Annotated[str, Path(description="Version of the model: 1.")]) -> None:
     """Errors: NotFound for any other version than ours."""
-    check_model(model_version=model_version)
+    check_model(version=model_version)
 
 
 # Of paths with a model, and with its version.

@@ -14,7 +14,6 @@ from service.observability.metrics import Metrics
 from service.observability.requests import REQUEST_ID, RequestRecord, choose_request_id
 from service.pipeline.engine import Engine
 from service.pipeline.execution import Execution
-from service.rpc.statuses import STATUSES
 from service.settings import Settings
 from service.settings.keys import Keys
 
@@ -22,6 +21,22 @@ from service.settings.keys import Keys
 MAX_DETAILS: Final = 800
 
 HEADER: Final = str(REQUEST_ID, "ascii")
+# The gRPC status of an error, by its status over HTTP.
+STATUSES: Final = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+    406: "INVALID_ARGUMENT",
+    408: "DEADLINE_EXCEEDED",
+    413: "RESOURCE_EXHAUSTED",
+    415: "UNIMPLEMENTED",
+    422: "INVALID_ARGUMENT",
+    431: "INVALID_ARGUMENT",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
 
 logger = logging.getLogger("attention")
 
@@ -97,7 +112,7 @@ class Calls:
             _set_error(call, InternalError())
 
     def _authenticate(self, call: Call) -> None:
-        """Errors: Unauthorized."""
+        """Refuse a call without a valid API key. Errors: Unauthorized."""
         authorization = call.metadata.get("authorization", b"")
         if self._keys is not None and not self._keys.admit(authorization):
             got = "another key" if authorization else "none"

@@ -9,7 +9,8 @@ from typing import Any, Final
 import grpc
 from google.protobuf.json_format import ParseDict
 
-from service.codecs.oip import grpc as oip_grpc
+from service.codecs.oip import check_model
+from service.codecs.oip.grpc import GRPCCodec, parse
 from service.codecs.oip.messages import MESSAGES
 from service.errors import BadRequest, Busy, MethodNotAllowed, TooSlow, drop_tracebacks
 from service.observability.requests import ComputedRequest
@@ -17,8 +18,9 @@ from service.pipeline.deadline import Deadline
 from service.pipeline.engine import Engine
 from service.pipeline.run import run
 from service.rpc.calls import Call, Method
-from service.schemas.inference import MODEL, MODEL_METADATA, SERVER_METADATA, VERSION, check_model
+from service.schemas.inference import MODEL_METADATA, SERVER_METADATA
 from service.settings import Settings
+from service.version import MODEL_VERSION
 
 # Copies of a message in memory: as it was received, and its tensors.
 COPIES: Final = 2
@@ -73,8 +75,8 @@ class Inference:
 
     async def _check_model(self, name: str, call: Call) -> None:
         """Check the model that a message names. Errors: NotFound for any other."""
-        request = oip_grpc.parse(name, await self._receive(call))
-        check_model(request.name, request.version or VERSION)
+        request = parse(name, await self._receive(call))
+        check_model(request.name, request.version or MODEL_VERSION)
 
     async def _receive(self, call: Call) -> bytes:
         """The message of a call.
@@ -107,7 +109,7 @@ class Inference:
     async def _compute(self, call: Call, body: bytes) -> bytes:
         """The answer to a request. Errors: ServiceError of every kind, Cancelled."""
         execution = call.execution
-        codec = oip_grpc.codec(body, MODEL, VERSION, check_model)
+        codec = GRPCCodec(body)
         encoded = await run(self._engine, body, codec, codec, execution, call.record.request_id)
         message = b"".join(encoded.chunks)
         execution.lease.shrink(COPIES * len(message))

@@ -9,13 +9,10 @@ from pydantic import BaseModel, Field, RootModel
 from typing_extensions import TypeAliasType
 
 from service.attention.outputs import OUTPUTS
-from service.errors import NotFound, quote
 from service.schemas.arrays import Tensor
 from service.schemas.request import AttentionRequest, Part
-from service.version import __version__
+from service.version import MODEL, MODEL_VERSION, __version__
 
-MODEL: Final = "attention"
-VERSION: Final = "1"
 SERVER: Final = "attention-service"
 EXTENSIONS: Final = ["binary_tensor_data"]
 
@@ -167,7 +164,7 @@ def _metadata(name: str, datatype: str, rank: int) -> TensorMetadata:
 SERVER_METADATA: Final = ServerMetadata(name=SERVER, version=__version__, extensions=EXTENSIONS)
 MODEL_METADATA: Final = ModelMetadata(
     name=MODEL,
-    versions=[VERSION],
+    versions=[MODEL_VERSION],
     platform=SERVER,
     inputs=list(_inputs(AttentionRequest)),
     outputs=[
@@ -178,11 +175,3 @@ MODEL_METADATA: Final = ModelMetadata(
         _metadata("top_weights.values", "FP32", 2),
     ],
 )
-
-
-def check_model(model_name: str = MODEL, model_version: str = VERSION) -> None:
-    """Refuse a request for any other model or version. Errors: NotFound."""
-    if model_name != MODEL:
-        raise NotFound.at("", f"the model {MODEL}", quote(model_name))
-    if model_version != VERSION:
-        raise NotFound.at("", f"version {VERSION} of the model {MODEL}", quote(model_version))

@@ -7,22 +7,21 @@ import json
 import struct
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 
 from service.codecs import CODECS, Codec
-from service.codecs import typed_arrays as encoded
 from service.codecs.decoded import Body, Decoded
+from service.codecs.json import JSONCodec
 from service.codecs.oip import grpc as oip_grpc
 from service.codecs.oip import http as oip
-from service.codecs.oip.outputs import OUTPUTS
+from service.codecs.oip.fields import OUTPUTS
 from tests.cases import CASES
 from tests.helpers import oip as requests_of_protocol
 from tests.helpers.messages import request as message_of
-from tests.helpers.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, write
+from tests.helpers.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, typed_array, write
 from tests.test_binary_codecs import GOOD_NPY, LIES, TENSOR_LIES, archive, entry, tensors
 
 # Bytes of a large body.
@@ -45,6 +44,8 @@ OIP: Final = "oip"
 GRPC: Final = "grpc"
 # Stands for a request without the header that gives the length of its JSON.
 NO_HEAD: Final = 2**64 - 1
+# The field of a message that names the model.
+FOR_MODEL: Final = b"\x0a\x09attention"
 ANSWER: Final[dict[str, Any]] = {
     **{name: np.ones((2, 2), np.float32) for name in OUTPUTS if "." not in name},
     "top_weights": {"indices": np.zeros((2, 1), np.int64), "values": np.ones((2, 1))},
@@ -55,7 +56,7 @@ ANSWER: Final[dict[str, Any]] = {
 def decode_and_encode_inference(body: Body, limit: int) -> Decoded:
     """Decodes a request of the protocol (eight bytes stand for its header) and encodes a response in its form."""
     head = int.from_bytes(body[:8], "little")
-    codec = oip.codec(None if head == NO_HEAD else head, "attention", "1")
+    codec = oip.HTTPCodec(None if head == NO_HEAD else head)
     decoded = codec.decode(body[8:], limit)
     encoded = codec.encode(ANSWER, decoded)
     headers, length = dict(encoded.headers), sum(map(len, encoded.chunks))
@@ -66,17 +67,26 @@ def decode_and_encode_inference(body: Body, limit: int) -> Decoded:
 
 def decode_and_encode_message(body: Body, limit: int) -> Decoded:
     """Decodes a gRPC message, and encodes a response in its form."""
-    message = oip_grpc.split(bytes(body))
-    decoded = oip_grpc.decode(oip_grpc.parse("ModelInferRequest", message.head), message.raw)
-    assert decoded.outputs is not None
-    assert oip_grpc.encode(ANSWER, decoded.outputs, "attention", "1")
+    codec = oip_grpc.GRPCCodec(FOR_MODEL + bytes(body))
+    decoded = codec.decode(body, limit)
+    assert codec.encode(ANSWER, decoded).chunks
     return decoded
+
+
+class Target(JSONCodec):
+    """A codec whose `decode` is another function."""
+
+    def __init__(self, function: Callable[[Body, int], Decoded]) -> None:
+        self._function = function
+
+    def decode(self, body: Body, limit: int) -> Decoded:
+        return self._function(body, limit)
 
 
 # Every codec, by its media type or protocol.
 TARGETS: Final[dict[str, Codec]] = CODECS | {
-    OIP: replace(CODECS[JSON], decode=decode_and_encode_inference),
-    GRPC: replace(CODECS[JSON], decode=decode_and_encode_message),
+    OIP: Target(decode_and_encode_inference),
+    GRPC: Target(decode_and_encode_message),
 }
 
 
@@ -104,7 +114,7 @@ def seeds(media_type: str) -> list[bytes]:
                 found.append(write(fields, media_type))
             continue
         plain = {name: value.tolist() if _is_array(value) else value for name, value in fields.items()}
-        typed = {name: encoded.encode(value) if _is_array(value) else value for name, value in fields.items()}
+        typed = {name: typed_array(value) if _is_array(value) else value for name, value in fields.items()}
         found += [json.dumps(plain).encode(), json.dumps(typed, ensure_ascii=False).encode()]
     if media_type == NPZ:
         found += [deflated(query=GOOD_NPY, request=npy_file(np.frombuffer(b"{}", np.uint8)))]

@@ -21,7 +21,7 @@ from schemathesis.config import (
 )
 from schemathesis.generation import GenerationMode
 
-from service.schemas.inference import MODEL, VERSION
+from service.version import MODEL, MODEL_VERSION
 from tests.attack.corpus import seeds
 from tests.attack.server import Live, live
 from tests.helpers.wire import JSON, NPZ, SAFETENSORS
@@ -136,7 +136,7 @@ def test_other_operations_follow_the_api_document(document: Any, path: str) -> N
 def test_inference_responses_follow_the_api_document(document: Any, path: str) -> None:
     """The path has the names of the real model and version, as nearly all generated names are unknown."""
     operation = document[path]["POST"]
-    names = {"model_name": MODEL} | ({"model_version": VERSION} if "model_version" in path else {})
+    names = {"model_name": MODEL} | ({"model_version": MODEL_VERSION} if "model_version" in path else {})
     content = operation.definition.raw["requestBody"]["content"][JSON]
     examples = st.sampled_from([example["value"] for example in content["examples"].values()])
     given = examples.flatmap(lambda body: operation.as_strategy(body=body, media_type=JSON, path_parameters=names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from collections.abc import Iterator
@@ -19,6 +20,12 @@ JSON, NPZ, SAFETENSORS = "application/json", "application/x-npz", "application/v
 NO_OPTIONS = Decoded({}, frozenset())
 MEDIA_TYPES = (JSON, NPZ, SAFETENSORS)
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "BOOL": "?", "BF16": ml_dtypes.bfloat16}
+
+
+def typed_array(array: np.ndarray) -> dict[str, Any]:
+    """An array as a typed array in JSON."""
+    content = array.astype(array.dtype.newbyteorder("<")).tobytes()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": base64.b64encode(content).decode()}
 
 
 def split(fields: dict[str, Any], prefix: str = "") -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -12,10 +12,9 @@ import numpy as np
 import orjson
 import safetensors.numpy
 
-from service.codecs.typed_arrays import encode as typed
 from tests.helpers.oip import body as inference
 from tests.helpers.oip import tensor
-from tests.helpers.wire import JSON, NPZ, SAFETENSORS, split, write
+from tests.helpers.wire import JSON, NPZ, SAFETENSORS, split, typed_array, write
 
 INFERENCE = "inference"
 F2, F4, F8, BF = np.float16, np.float32, np.float64, ml_dtypes.bfloat16
@@ -246,7 +245,8 @@ def write_case(case: Case) -> tuple[np.ndarray, int | None]:
         )
         head = int(next(iter(headers.values()))) if headers else None
     elif case.form == "base64":
-        text = json.dumps({name: typed(x) if isinstance(x, np.ndarray) else x for name, x in fields.items()}).encode()
+        typed = {name: typed_array(x) if isinstance(x, np.ndarray) else x for name, x in fields.items()}
+        text = json.dumps(typed).encode()
     elif case.media_type == JSON:
         text = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
     elif case.form == "deflated":

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from service.attention.cost import Memory
-from service.codecs import CODECS
+from service.codecs import CODECS, Codec
+from service.codecs.decoded import Body
 from service.codecs.oip import grpc as oip_grpc
 from service.codecs.oip import http as oip
 from service.errors import ServiceError
 from service.runtime.process import return_memory
-from tests.attack.corpus import elements
+from tests.attack.corpus import FOR_MODEL, elements
 from tests.helpers.wire import JSON, NPZ, SAFETENSORS
 from tests.memory.measure import LIMIT, measure_in_child
 
@@ -78,6 +79,15 @@ def inference(tail: bytes, **entry: Any) -> Callable[[], bytes]:
 
 
 TEXT = np.array(repeated("1", "x", 2**19)().decode())
+
+
+def escaped() -> bytes:
+    """A request of strings whose datatype is not found by its letters."""
+    body = inference(SHORT_STRING * 2**19, datatype="BYTES", shape=[2**19])()
+    text = body[8:].replace(b"BYTES", b"\\u0042YTES", 1)
+    return (int.from_bytes(body[:8], "little") + 5).to_bytes(8, "little") + text
+
+
 SHORT_STRING = b"\2\0\0\0\xc3\xa9"
 BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "small integers": (JSON, repeated("1")),
@@ -116,36 +126,32 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a text of lists": (SAFETENSORS, tensors({"__metadata__": {"request": repeated("[]", "1", 2**19)().decode()}})),
     "a header that is no JSON": (SAFETENSORS, tensors({"a": "x" * N})),
     "strings in bytes": (INFERENCE, inference(SHORT_STRING * 2**19, datatype="BYTES", shape=[2**19])),
+    "strings in bytes, by an escaped name": (INFERENCE, escaped),
     "more strings than the limit": (INFERENCE, inference(SHORT_STRING * 2**20, datatype="BYTES", shape=[2**20])),
     "numbers in lists": (INFERENCE, inference(b"", datatype="FP32", shape=[N // 3], data=[1] * (N // 3), name="query")),
     "numbers across words": (INFERENCE, inference(bytes(N), datatype="FP64", shape=[N // 8], name="query")),
-    "typed integers": (GRPC, lambda: elements("INT64", N, 3, b"\1" * N)),
-    "typed strings": (GRPC, lambda: elements("BYTES", N // 4, 0, b"\x42\2\xc3\xa9" * (N // 4))),
-    "raw": (GRPC, lambda: b"\x3a\x80\x80\x80\x02" + bytes(N)),
+    "typed integers": (GRPC, lambda: FOR_MODEL + elements("INT64", N, 3, b"\1" * N)),
+    "typed strings": (GRPC, lambda: FOR_MODEL + elements("BYTES", N // 4, 0, b"\x42\2\xc3\xa9" * (N // 4))),
+    "raw": (GRPC, lambda: FOR_MODEL + b"\x3a\x80\x80\x80\x02" + bytes(N)),
 }  # fmt: skip
 
 
 def decode(kind: str, bodies: list[np.ndarray]) -> Memory:
     """Decode a body, ignore a ServiceError, and return its estimate (`decode`) and bound (`results`)."""
-    body = bodies.pop().data
+    body: Body = bodies.pop().data
     kept: Any = None
     try:
         if kind == INFERENCE:
             head = int.from_bytes(body[:8], "little")
             body = body[8:]
-            expected, bound = oip.decode_bytes(body, head), oip.decode_bound(len(body), head)
-            kept = oip.decode(body, head)
+            codec: Codec = oip.HTTPCodec(head)
         elif kind == GRPC:
-            content = bytes(body)
-            del body
-            message = oip_grpc.split(content)
-            expected = oip_grpc.decode_bytes(message, len(content))
-            bound = oip_grpc.decode_bound(len(content))
-            kept = oip_grpc.decode(oip_grpc.parse("ModelInferRequest", message.head), message.raw)
+            body = bytes(body)
+            codec = oip_grpc.GRPCCodec(body)
         else:
-            expected = CODECS[kind].decode_bytes(body, LIMIT)
-            bound = CODECS[kind].decode_bound(len(body), LIMIT)
-            kept = CODECS[kind].decode(body, LIMIT)
+            codec = CODECS[kind]
+        expected, bound = codec.decode_bytes(body, LIMIT), codec.decode_bound(len(body), LIMIT)
+        kept = codec.decode(body, LIMIT)
     except ServiceError:
         pass
     del kept

@@ -26,7 +26,7 @@ import numpy as np
 from service.attention.cost import Memory
 from service.backends.base import Backend
 from service.backends.registry import Backends
-from service.codecs import CODECS
+from service.codecs import CODECS, Codec
 from service.codecs.chunks import ENCODE_BYTES
 from service.codecs.oip import http as oip
 from service.pipeline.admit import estimate
@@ -66,7 +66,8 @@ def request(case: Case, bodies: list[np.ndarray], head: int | None, executor: Ba
     body = bodies.pop().data
     size = len(body)
     if case.media_type == INFERENCE:
-        decoder = encoder = oip.codec(head, "attention", "1")
+        decoder: Codec = oip.HTTPCodec(head)
+        encoder = decoder
     else:
         decoder, encoder = CODECS[case.media_type], CODECS[case.answer]
     decode = decoder.decode_bytes(body, LIMIT)

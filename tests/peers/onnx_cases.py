@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from service.codecs.typed_arrays import encode
+from tests.helpers.wire import typed_array as encode
 
 
 @dataclass(frozen=True)

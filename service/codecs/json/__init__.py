@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from service.codecs.json.limits import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_LISTS, has_too_many_lists
-from service.codecs.json.memory import decode_bound, decode_bytes
-from service.codecs.json.reader import decode, decode_quickly
-from service.codecs.json.writer import AT_ONCE, MEDIA_TYPE, chunks, encode, flat, longest, unclosed
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = [
-    "AT_ONCE",
-    "MAX_DEPTH",
-    "MAX_KEYS",
-    "MAX_LENGTH",
-    "MAX_LISTS",
-    "MEDIA_TYPE",
-    "chunks",
-    "decode",
-    "decode_bound",
-    "decode_bytes",
-    "decode_quickly",
-    "encode",
-    "flat",
-    "has_too_many_lists",
-    "longest",
-    "unclosed",
-]
+from service.codecs.base import Codec
+from service.codecs.chunks import Encoded, encoded
+from service.codecs.decoded import Body, Decoded
+from service.codecs.json import memory, reader, writer
+
+
+class JSONCodec(Codec):
+    """Arrays are nested lists, or typed arrays {dtype, shape, data}."""
+
+    media_type = "application/json"
+    decode_inline = 2**17
+
+    def decode(self, body: Body, limit: int) -> Decoded:
+        """The fields of the JSON object in a body, as `reader.decode` says."""
+        return reader.decode(body)
+
+    def decode_bound(self, length: int, limit: int) -> int:
+        """Upper bound of the memory for decoding any body of `length` bytes."""
+        return memory.decode_bound(length)
+
+    def decode_bytes(self, body: Body, limit: int) -> int:
+        """A closer upper bound, from the counts of its values."""
+        return memory.decode_bytes(body)
+
+    def encode(self, answer: Mapping[str, Any], request: Decoded) -> Encoded:
+        """The answer with typed arrays if the `encoding` of the request is base64, else with nested lists."""
+        base64 = request.fields.get("encoding") == "base64"
+        return encoded(self.media_type, writer.chunks(answer, base64=base64))

@@ -37,13 +37,13 @@ BOUND_OF_STRINGS: Final = 6, 27 * MAX_SEARCHED
 BOUND_OF_LISTS: Final = 31, 112 * MAX_LISTS
 
 
-def decode_bound(length: int, limit: int | None = None) -> int:
+def decode_bound(length: int) -> int:
     """Upper bound of the memory for decoding any body of this length, in bytes."""
     others = sum(min(factor * length, most) for factor, most in (BOUND_OF_STRINGS, BOUND_OF_LISTS))
     return BOUND * length + others
 
 
-def decode_bytes(body: Body, limit: int | None = None) -> int:
+def decode_bytes(body: Body) -> int:
     """Upper bound of the memory for decoding this body. Counting its values takes about half a millisecond per MiB.
 
     Only decoding tells which lists become arrays and which become Python objects, so Python objects are counted as far

@@ -36,7 +36,6 @@ from service.errors import (
     InvalidArray,
     InvalidJSON,
     InvalidValue,
-    ServiceError,
     TooDeep,
     TooLarge,
     child,
@@ -44,8 +43,6 @@ from service.errors import (
     quote,
 )
 
-# Bytes of a body whose numbers are read within a few milliseconds.
-QUICK: Final = 2**21
 # Elements of a list that is read as it is, whatever else the body holds: names of outputs, a few labels.
 FEW: Final = 64
 PLAIN: Final = frozenset((str, int, float, bool, type(None)))
@@ -56,17 +53,12 @@ BITS: Final = bytes.maketrans(b"ft", b"\0\1")
 AROUND_BITS: Final = b"[],alserue"
 
 
-class _TakesLong(Exception):
-    """Raised where a document holds what is not read within a few milliseconds."""
-
-
-def decode(body: Body, limit: int | None = None) -> Decoded:
+def decode(body: Body) -> Decoded:
     """The fields of the JSON object that a body holds, with each rectangle of numbers or booleans as an ndarray.
 
     So it is within objects, and within objects in a list, as the Open Inference Protocol has its tensors. Integers
     give int64, other numbers float64, and typed arrays {dtype, shape, data} what they say. A list that is ragged,
-    empty or mixed stays a list; the schema of its field says what is wrong with it. `limit` is for other codecs:
-    nothing is compressed here.
+    empty or mixed stays a list; the schema of its field says what is wrong with it.
 
     Errors: InvalidJSON, DuplicateKey, TooDeep, InvalidValue (too many keys), InvalidArray (too long a row), Overflow (a
     number beyond 64 bits), TooLarge (too many lists that are no rectangles).
@@ -92,44 +84,23 @@ def decode(body: Body, limit: int | None = None) -> Decoded:
     return Decoded(fields, frozenset(reader.untyped))
 
 
-def decode_quickly(body: Body) -> Decoded | None:
-    """The same fields if that takes at most a few milliseconds; None for any other body, good or bad.
-
-    Such a body has a moderate length, rectangles of numbers, short lists of names, and no objects. simdjson holds the
-    interpreter, so that in a thread it would keep the event loop waiting just as long.
-    """
-    if len(body) > QUICK or BYTE_ORDER_MARK.match(body):
-        return None
-    try:
-        document = simdjson.Parser().parse(body)
-        if not isinstance(document, simdjson.Object):
-            return None
-        reader = _Reader(body, quick=True)
-        fields = reader.object(document, "", 1)
-    except (ValueError, RuntimeError, ServiceError, _TakesLong):
-        return None
-    return Decoded(fields, frozenset(reader.untyped)) if reader.brackets == count(body, b"[") else None
-
-
 class _Reader:
     """Turns a document of simdjson into fields.
 
     check_elements: look for lists among the elements of each array
-    quick: raise _TakesLong for all that is not read within a few milliseconds
     brackets: how many opening brackets the arrays and lists account for
     untyped: the top-level fields whose arrays came as lists
     """
 
-    def __init__(self, body: Body, *, check_elements: bool = False, quick: bool = False) -> None:
+    def __init__(self, body: Body, *, check_elements: bool = False) -> None:
         self._body = body
         self._check_elements = check_elements
-        self._quick = quick
         self._objects = 0
         self.brackets = 0
         self.untyped: list[str] = []
 
     def object(self, found: simdjson.Object, pointer: str, depth: int) -> dict[str, Any]:
-        """The keys and values of an object. Errors: those of `decode`, _TakesLong."""
+        """The keys and values of an object. Errors: those of `decode`."""
         self._objects += 1
         if self._objects > MAX_OBJECTS:
             raise TooLarge.at(pointer, f"at most {MAX_OBJECTS} objects", "more")
@@ -139,60 +110,50 @@ class _Reader:
             raise TooDeep.at(pointer, f"at most {MAX_DEPTH} levels", "more")
         fields: dict[str, Any] = {}
         for key in found.keys():  # noqa: SIM118  (it is no dict)
+            here = child(pointer, key)
             if key in fields:
-                raise DuplicateKey.at(child(pointer, key), "each key once", "the same key again")
+                raise DuplicateKey.at(here, "each key once", "the same key again")
             try:
                 value: Any = found[key]
             except KeyError:  # simdjson does not find a key that holds a NUL character
-                raise InvalidJSON.at(child(pointer, key), "keys without NUL characters", quote(key)) from None
-            if type(value) is simdjson.Array:
-                fields[key] = self._array(value, child(pointer, key), depth)
-                if depth == 1:
-                    self.untyped.append(key)
-            elif type(value) is simdjson.Object:
-                fields[key] = self._typed_or_object(value, child(pointer, key), depth + 1)
-            else:
-                fields[key] = value
+                raise InvalidJSON.at(here, "keys without NUL characters", quote(key)) from None
+            if depth == 1 and type(value) is simdjson.Array:
+                self.untyped.append(key)
+            fields[key] = self._value(value, here, depth)
         return fields
 
-    def _typed_or_object(self, found: simdjson.Object, pointer: str, depth: int) -> np.ndarray | dict[str, Any]:
-        """An object inside the document; an array if it is a typed one."""
-        if self._quick:
-            raise _TakesLong
-        fields = self.object(found, pointer, depth)
-        return typed_arrays.decode(fields, pointer) if typed_arrays.is_typed_array(fields) else fields
+    def _value(self, found: Any, pointer: str, depth: int) -> Any:
+        """A value in an object: arrays and typed arrays as ndarrays, all else plain."""
+        if type(found) is simdjson.Array:
+            return self._array(found, pointer, depth)
+        if type(found) is not simdjson.Object:
+            return found
+        fields = self.object(found, pointer, depth + 1)
+        return typed_arrays.decode(fields, pointer) if fields.keys() == typed_arrays.KEYS else fields
 
     def _array(self, found: simdjson.Array, pointer: str, depth: int) -> np.ndarray | list[Any]:
         """An array of JSON: an ndarray if it is a rectangle of numbers or booleans, else a list."""
         shape, first = _shape(found, pointer)
         if type(first) is simdjson.Object and len(shape) == 1 and shape[0] <= MAX_KEYS:
             items = [item for item in found if isinstance(item, simdjson.Object)]
-            if len(items) == shape[0] and not self._quick:
+            if len(items) == shape[0]:
                 self.brackets += 1
                 return [self.object(item, child(pointer, i), depth + 1) for i, item in enumerate(items)]
-        array = self._rectangle(found, shape, first) if isinstance(first, bool | int | float) else None
+        array = None
+        if isinstance(first, bool | int | float) and _fits(found, shape, self._check_elements):
+            array = _booleans(found, shape) if isinstance(first, bool) else _numbers(found, shape, first)
         if array is None:
             return self._list(found, pointer)
         self.brackets += list_count(shape)
         return array
 
-    def _rectangle(self, found: simdjson.Array, shape: tuple[int, ...], first: float) -> np.ndarray | None:
-        """The array with this shape; None if a row has another length, or holds anything but numbers or booleans."""
-        if isinstance(first, bool) and self._quick:
-            raise _TakesLong
-        if not _fits(found, shape, self._check_elements):
-            return None
-        return _booleans(found, shape) if isinstance(first, bool) else _numbers(found, shape, first)
-
     def _list(self, found: simdjson.Array, pointer: str) -> list[Any]:
-        """An array of JSON as a Python list. Errors: InvalidArray, TooLarge, TooDeep, _TakesLong."""
+        """An array of JSON as a Python list. Errors: InvalidArray, TooLarge, TooDeep."""
         items: list[Any]
         if len(found) <= FEW and PLAIN.issuperset(map(type, found)):
             self.brackets += 1
             items = found.as_list()
             return items
-        if self._quick:
-            raise _TakesLong
         too_many_values, too_many_lists = self._exceeded
         if too_many_values:
             hint = f"the place is looked for in bodies of at most {limits.MAX_SEARCHED} values"

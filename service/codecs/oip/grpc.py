@@ -6,17 +6,19 @@ tensors become views of it, not copies, and the length of all other fields bound
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from service.codecs import Codec
+from service.codecs.base import Codec
 from service.codecs.chunks import ENCODE_BYTES, Chunk, Encoded
-from service.codecs.decoded import Body, Decoded, RequestedOutputs
+from service.codecs.decoded import Body, Decoded
 from service.codecs.named_tensors import MAX_TENSORS
-from service.codecs.oip.http import STRING, STRINGS, assembled, outputs_of, scalars
+from service.codecs.oip import check_model
+from service.codecs.oip.fields import assembled, outputs_of, scalars
+from service.codecs.oip.http import STRING, STRINGS
 from service.codecs.oip.messages import MESSAGES
 from service.codecs.oip.tensors import (
     BYTES,
@@ -31,9 +33,9 @@ from service.codecs.oip.tensors import (
 )
 from service.codecs.shapes import MAX_RANK
 from service.errors import InvalidTensors, MemoryLimit
+from service.version import MODEL, MODEL_VERSION
 
-MEDIA_TYPE: Final = "application/grpc"
-# Of ModelInferRequest and of ModelInferResponse.
+# The numbers of the fields with raw tensors, of ModelInferRequest and of ModelInferResponse.
 RAW_INPUTS: Final = 7
 RAW_OUTPUTS: Final = 6
 # Inputs and their bytes, outputs, parameters.
@@ -70,64 +72,73 @@ DELIMITED: Final = 2
 FIXED: Final = {1: 8, 5: 4}
 
 
-class Message(NamedTuple):
-    """A ModelInferRequest. head: all fields but the raw tensors; raw: views of these, not copied"""
+class GRPCCodec(Codec):
+    """The codec of one ModelInferRequest and its answer. Errors: InvalidTensors if the body is no message"""
 
-    head: bytes
-    raw: list[memoryview]
+    media_type = "application/grpc"
+    encode_inline = LARGE_ANSWER
+
+    def __init__(self, body: bytes) -> None:
+        self._head, self._raw = split(body)
+        self.decode_inline = INLINE_BODY if len(self._head) <= INLINE_HEAD else INLINE_HEAD
+
+    def decode(self, body: Body, limit: int) -> Decoded:
+        """The fields of the request. Errors: NotFound, InvalidTensors, InvalidRequest, FieldConflict, Overflow."""
+        request = parse("ModelInferRequest", self._head)
+        check_model(request.model_name, request.model_version or MODEL_VERSION)
+        raw, inputs = self._raw, request.inputs
+        if raw and len(raw) != len(inputs):
+            raise InvalidTensors.at("/raw_input_contents", f"{len(inputs)}, one for each input", str(len(raw)))
+        tensors = tensors_of(_inputs(inputs, raw))
+        outputs = [{"name": output.name, "parameters": _scalars(output.parameters)} for output in request.outputs]
+        plain = {"id": request.id or None, "outputs": outputs, "parameters": _scalars(request.parameters)}
+        return assembled(plain, tensors, binary=bool(raw))
+
+    def decode_bound(self, length: int, limit: int) -> int:
+        """Upper bound of the memory for decoding any message of `length` bytes."""
+        return (COPIES + EFFORT) * length
+
+    def decode_bytes(self, body: Body, limit: int) -> int:
+        """A closer upper bound, by the length of its head."""
+        memory = COPIES * len(body) + EFFORT * len(self._head)
+        if BYTES.encode() in self._head:
+            memory += min(STRINGS * len(body), STRING * MAX_STRINGS)
+        return min(memory, self.decode_bound(len(body), limit))
+
+    def encode(self, answer: Mapping[str, Any], request: Decoded) -> Encoded:
+        """One ModelInferResponse with the requested outputs: all tensors raw, or all in typed fields.
+
+        Errors: MemoryLimit.
+        """
+        requested = request.outputs
+        assert requested is not None
+        outputs = outputs_of(answer, requested)
+        size = sum(array.nbytes for array, _ in outputs.values())
+        if size > MAX_ANSWER:
+            raise MemoryLimit.at("", f"at most {MAX_ANSWER} bytes in an answer, as gRPC has no larger ones", str(size))
+        raw = any(binary or DATATYPES[array.dtype] not in CONTENTS for array, binary in outputs.values())
+        response = MESSAGES["ModelInferResponse"](model_name=MODEL, model_version=MODEL_VERSION, id=requested.id or "")
+        for name, scalar in scalars(answer["metadata"]).items():
+            setattr(response.parameters[name], PARAMETERS[type(scalar)], scalar)
+        content: list[Chunk] = []
+        for name, (array, _) in outputs.items():
+            tensor = response.outputs.add(name=name, datatype=DATATYPES[array.dtype], shape=array.shape)
+            if raw:
+                content += _field(RAW_OUTPUTS, array)
+            else:
+                _fill(tensor.contents, array)
+        # Raw tensors are the last field of a message, which may be written in pieces.
+        message = b"".join([response.SerializeToString(), *content])
+        return Encoded([(b"content-type", self.media_type.encode())], [message])
+
+    def encode_bytes(self, answer: int, request: Decoded) -> int:
+        """Memory for encoding arrays of `answer` bytes as one message, the message included."""
+        raw = request.outputs is not None and request.outputs.default
+        return ENCODE_BYTES + (RAW_COPIES if raw else TYPED_COPIES) * answer
 
 
-def codec(body: bytes, model: str, version: str, check_model: Callable[[str, str], None]) -> Codec:
-    """The codec of one ModelInferRequest. model, version: for its answer; check_model: raises NotFound for any other
-
-    Errors: InvalidTensors if the body is no message.
-    """
-    message = split(body)
-
-    def decode_message(body: Body, limit: int) -> Decoded:
-        request = parse("ModelInferRequest", message.head)
-        check_model(request.model_name, request.model_version or version)
-        return decode(request, message.raw)
-
-    def encode_answer(answer: Mapping[str, Any], request: Decoded) -> Encoded:
-        assert request.outputs is not None
-        return Encoded([(b"content-type", MEDIA_TYPE.encode())], [encode(answer, request.outputs, model, version)])
-
-    def encode_memory(answer: int, request: Decoded) -> int:
-        return encode_bytes(answer, raw=request.outputs is not None and request.outputs.default)
-
-    return Codec(
-        media_type=MEDIA_TYPE,
-        decode=decode_message,
-        encode=encode_answer,
-        decode_bound=lambda length, limit: decode_bound(length),
-        decode_bytes=lambda body, limit: decode_bytes(message, len(body)),
-        decode_inline=INLINE_BODY if len(message.head) <= INLINE_HEAD else INLINE_HEAD,
-        encode_bytes=encode_memory,
-        encode_inline=LARGE_ANSWER,
-    )
-
-
-def decode_bound(length: int) -> int:
-    """Upper bound of the memory for decoding any message of this length, in bytes."""
-    return (COPIES + EFFORT) * length
-
-
-def decode_bytes(message: Message, length: int) -> int:
-    """Upper bound of the memory for decoding this message, in bytes."""
-    memory = COPIES * length + EFFORT * len(message.head)
-    if BYTES.encode() in message.head:
-        memory += min(STRINGS * length, STRING * MAX_STRINGS)
-    return min(memory, decode_bound(length))
-
-
-def encode_bytes(answer: int, *, raw: bool) -> int:
-    """Memory for encoding arrays of `answer` bytes as one message, the message included. raw: as raw tensors"""
-    return ENCODE_BYTES + (RAW_COPIES if raw else TYPED_COPIES) * answer
-
-
-def split(body: bytes) -> Message:
-    """The fields of a message, raw tensors apart from all others. Errors: InvalidTensors."""
+def split(body: bytes) -> tuple[bytes, list[memoryview]]:
+    """The head of a ModelInferRequest, all fields but the raw tensors, and views of these. Errors: InvalidTensors."""
     view = memoryview(body)
     head: list[memoryview] = []
     raw: list[memoryview] = []
@@ -151,7 +162,7 @@ def split(body: bytes) -> Message:
             head.append(view[start:at])
         if len(head) + len(raw) > MAX_FIELDS:
             raise InvalidTensors.at("", f"a message of at most {MAX_FIELDS} fields", "more")
-    return Message(b"".join(head), raw)
+    return b"".join(head), raw
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
@@ -176,20 +187,6 @@ def parse(name: str, data: bytes) -> Any:
         raise _no_message() from None
 
 
-def decode(request: Any, raw: list[memoryview]) -> Decoded:
-    """The fields of a ModelInferRequest beside its raw tensors.
-
-    Errors: InvalidTensors, InvalidRequest, FieldConflict, Overflow.
-    """
-    inputs = request.inputs
-    if raw and len(raw) != len(inputs):
-        raise InvalidTensors.at("/raw_input_contents", f"{len(inputs)}, one for each input", str(len(raw)))
-    tensors = tensors_of(_inputs(inputs, raw))
-    outputs = [{"name": output.name, "parameters": _scalars(output.parameters)} for output in request.outputs]
-    plain = {"id": request.id or None, "outputs": outputs, "parameters": _scalars(request.parameters)}
-    return assembled(plain, tensors, binary=bool(raw))
-
-
 def _scalars(parameters: Any) -> dict[str, Any]:
     """Parameters as the scalars that they hold; None for a parameter that holds nothing."""
     chosen = {name: parameter.WhichOneof("parameter_choice") for name, parameter in parameters.items()}
@@ -208,7 +205,7 @@ def _inputs(tensors: Any, raw: list[memoryview]) -> Iterator[Input]:
         elif filled:
             raise InvalidTensors.at(f"{pointer}/contents", "contents or raw_input_contents", "both")
         else:
-            yield Input(head, raw[i], f"/raw_input_contents/{i}")
+            yield head, raw[i], f"/raw_input_contents/{i}"
 
 
 def _typed(contents: Any, filled: list[str], head: Head) -> Input:
@@ -224,34 +221,10 @@ def _typed(contents: Any, filled: list[str], head: Head) -> Input:
     elements = getattr(contents, field)
     pointer = f"{pointer}/{field}"
     if head.datatype == BYTES:
-        return Input(head, [text(element, pointer) for element in elements], pointer)
+        return head, [text(element, pointer) for element in elements], pointer
     dtype = DTYPES[head.datatype]
     plain = np.dtype(np.int64) if dtype.kind in "iu" else dtype  # whose overflow is found later
-    return Input(head, np.fromiter(elements, plain, len(elements)), pointer)
-
-
-def encode(answer: Mapping[str, Any], requested: RequestedOutputs, model: str, version: str) -> bytes:
-    """The ModelInferResponse with the outputs that were requested: all tensors raw, or all in typed fields.
-
-    Errors: MemoryLimit.
-    """
-    outputs = {name: np.asarray(array, order="C") for name, array in outputs_of(answer, requested).items()}
-    size = sum(array.nbytes for array in outputs.values())
-    if size > MAX_ANSWER:
-        raise MemoryLimit.at("", f"at most {MAX_ANSWER} bytes in an answer, as gRPC has no larger ones", str(size))
-    raw = any(requested.is_binary(name) or DATATYPES[array.dtype] not in CONTENTS for name, array in outputs.items())
-    response = MESSAGES["ModelInferResponse"](model_name=model, model_version=version, id=requested.id or "")
-    for name, scalar in scalars(answer["metadata"]).items():
-        setattr(response.parameters[name], PARAMETERS[type(scalar)], scalar)
-    for name, array in outputs.items():
-        tensor = response.outputs.add(name=name, datatype=DATATYPES[array.dtype], shape=array.shape)
-        if not raw:
-            _fill(tensor.contents, array)
-    parts: list[Chunk] = [response.SerializeToString()]
-    if raw:  # these are the last field, and a message may be written in pieces
-        for array in outputs.values():
-            parts += _field(RAW_OUTPUTS, array)
-    return b"".join(parts)
+    return head, np.fromiter(elements, plain, len(elements)), pointer
 
 
 def _fill(contents: Any, array: np.ndarray) -> None:
@@ -266,6 +239,7 @@ def _fill(contents: Any, array: np.ndarray) -> None:
 def _field(number: int, array: np.ndarray) -> tuple[bytes, memoryview]:
     """A delimited field: its key and its length, and what it holds."""
     opening = [number << 3 | DELIMITED]
+    array = np.asarray(array, order="C")
     length = array.nbytes
     while length > 0x7F:
         opening.append(length & 0x7F | 0x80)

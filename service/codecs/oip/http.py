@@ -1,26 +1,28 @@
 """The Open Inference Protocol (v2) over HTTP: a JSON object, and after it the bytes of tensors that it leaves out.
 
-Inputs are the fields that are arrays, parameters all others, nested ones dotted. Requested outputs are `include`. The
-binary tensor data extension is that of Triton: sizes stand in the JSON, the bytes follow in the same order.
+The binary tensor data extension is that of Triton: sizes stand in the JSON, the bytes follow in the same order.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
 
 import numpy as np
-import orjson
 
-from service.codecs import Codec, json
-from service.codecs.chunks import MAX_CHUNK, WORTH_SENDING, Chunk, Encoded, in_one, memory, streamed
-from service.codecs.decoded import Body, Decoded, RequestedOutputs
-from service.codecs.named_tensors import add_dotted, answer_tensors, check_count
-from service.codecs.oip.outputs import ALWAYS, BINARY_OUTPUT, requested_outputs, set_include
+from service.codecs.base import Codec
+from service.codecs.chunks import MAX_CHUNK, Chunk, Encoded, encoded, memory
+from service.codecs.decoded import Body, Decoded
+from service.codecs.json import JSONCodec, reader
+from service.codecs.json import memory as json_memory
+from service.codecs.json.writer import Flat, chunks, longest
+from service.codecs.named_tensors import check_count
+from service.codecs.oip.fields import assembled, outputs_of, scalars
 from service.codecs.oip.tensors import DATATYPES, MAX_STRINGS, Input, head_of, parameters_of, tensors_of
-from service.errors import InvalidTensors, UnknownField
+from service.errors import InvalidTensors
+from service.version import MODEL, MODEL_VERSION
 
 OCTETS: Final = "application/octet-stream"
 # The header that says how many bytes of a body are JSON.
@@ -30,67 +32,71 @@ INLINE_JSON: Final = 2**18
 INLINE_BODY: Final = 2**22
 # The parameter with the number of bytes after the JSON that a tensor takes.
 BINARY_SIZE: Final = "binary_data_size"
-# Parameters are scalars, so that lists of names come as one string.
-NAME_LISTS: Final = ("include", "query_tokens", "key_tokens")
-# What clients and gateways say to schedulers, batchers and decoders, of which there are none here.
-IGNORED: Final = frozenset(
-    {"content_type", "headers", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"}
-)
 # A tensor after the JSON is copied where its elements are not aligned.
 COPIES: Final = 2
 # Bytes for each byte of strings after the JSON, of which the shortest take five, and for each of these strings.
 STRINGS: Final = 16
 STRING: Final = 96
-# JSON that is searched for strings, in bytes: longer ones take more than these anyway.
-SEARCHED: Final = 2**16
 # A datatype may be written with escapes.
-HOLDS_STRINGS: Final = re.compile(rb"BYTES|\\\\")
+HOLDS_STRINGS: Final = re.compile(rb"BYTES|\\")
 
 
-def codec(head: int | None, model: str, version: str) -> Codec:
-    """The codec of one request. head: bytes of its body that are JSON, all if None; model, version: for its answer"""
+class HTTPCodec(Codec):
+    """The codec of one request and its answer. head: bytes of the body that are JSON, all if None"""
 
-    def encode_answer(answer: Mapping[str, Any], request: Decoded) -> Encoded:
+    def __init__(self, head: int | None) -> None:
+        self._head = head
+        self.media_type = JSONCodec.media_type if head is None else OCTETS
+        self.decode_inline = INLINE_JSON if head is None or head > INLINE_JSON else INLINE_BODY
+
+    def decode(self, body: Body, limit: int) -> Decoded:
+        """The fields of a request. Errors: InvalidTensors, InvalidRequest, FieldConflict, and those of JSON."""
+        if self._head is not None and self._head > len(body):
+            expected = f"at most {len(body)} bytes of JSON, as long as the body is"
+            raise InvalidTensors.at("", expected, str(self._head))
+        whole = memoryview(body)
+        text, tail = whole[: self._head], whole[len(body) if self._head is None else self._head :]
+        request = reader.decode(text).fields
+        return assembled(request, tensors_of(_inputs(request.get("inputs"), tail)))
+
+    def decode_bound(self, length: int, limit: int) -> int:
+        """Upper bound of the memory for decoding any body of `length` bytes."""
+        text = length if self._head is None else min(self._head, length)
+        return json_memory.decode_bound(text) + _tail_bytes(length - text, strings=True)
+
+    def decode_bytes(self, body: Body, limit: int) -> int:
+        """A closer upper bound, by what the JSON holds."""
+        text = memoryview(body)[: self._head]
+        tail = len(body) - len(text)
+        return json_memory.decode_bytes(text) + _tail_bytes(tail, strings=tail > 0 and bool(HOLDS_STRINGS.search(text)))
+
+    def encode(self, answer: Mapping[str, Any], request: Decoded) -> Encoded:
+        """The requested outputs: JSON, and after it the bytes of binary outputs.
+
+        The length of the JSON must be known before bytes follow. So it is padded to an upper bound.
+        """
         assert request.outputs is not None
-        return encode(answer, request.outputs, model, version)
-
-    return Codec(
-        media_type=json.MEDIA_TYPE if head is None else OCTETS,
-        decode=lambda body, limit: decode(body, head),
-        encode=encode_answer,
-        decode_bound=lambda length, limit: decode_bound(length, head),
-        decode_bytes=lambda body, limit: decode_bytes(body, head),
-        decode_inline=INLINE_JSON if head is None or head > INLINE_JSON else INLINE_BODY,
-    )
-
-
-def decode(body: Body, head: int | None) -> Decoded:
-    """The fields of a request whose JSON is the first `head` bytes, all of it if None.
-
-    Errors: InvalidTensors, InvalidRequest, FieldConflict, and those of JSON.
-    """
-    if head is not None and head > len(body):
-        raise InvalidTensors.at("", f"at most {len(body)} bytes of JSON, as long as the body is", str(head))
-    request = json.decode(body if head is None else body[:head]).fields
-    tail = memoryview(body)[len(body) if head is None else head :]
-    return assembled(request, tensors_of(_inputs(request.get("inputs"), tail)))
+        document: dict[str, Any] = {"model_name": MODEL, "model_version": MODEL_VERSION}
+        if request.outputs.id is not None:
+            document["id"] = request.outputs.id
+        document["parameters"] = scalars(answer["metadata"])
+        tensors = outputs_of(answer, request.outputs)
+        document["outputs"] = [_entry(name, *tensor) for name, tensor in tensors.items()]
+        binary = [tensor for tensor, is_binary in tensors.values() if is_binary]
+        if not binary:
+            return encoded(JSONCodec.media_type, chunks(document))
+        without_data = [entry | {"data": []} if "data" in entry else entry for entry in document["outputs"]]
+        head = sum(map(len, chunks(document | {"outputs": without_data})))
+        head += sum(longest(tensor) for tensor, is_binary in tensors.values() if not is_binary)
+        content = chain(_padded(chunks(document), head), *map(memory, binary))
+        result = encoded(OCTETS, content, head + sum(tensor.nbytes for tensor in binary))
+        result.headers.append((HEADER, b"%d" % head))
+        return result
 
 
-def decode_bound(length: int, head: int | None) -> int:
-    """Upper bound of the memory for decoding any body of this length, in bytes. head: as for `decode`"""
-    text = length if head is None else min(head, length)
-    tail = length - text
-    return json.decode_bound(text) + COPIES * tail + min(STRINGS * tail, STRING * MAX_STRINGS)
-
-
-def decode_bytes(body: Body, head: int | None) -> int:
-    """Upper bound of the memory for decoding this body, in bytes."""
-    text = memoryview(body)[:head]
-    tail = len(body) - len(text)
-    memory = json.decode_bytes(text) + COPIES * tail
-    if tail and (len(text) > SEARCHED or HOLDS_STRINGS.search(text)):
-        memory += min(STRINGS * tail, STRING * MAX_STRINGS)
-    return memory
+def _tail_bytes(length: int, *, strings: bool) -> int:
+    """Upper bound of the memory for tensors in so many bytes after the JSON. strings: True if they may be strings"""
+    return COPIES * length + (min(STRINGS * length, STRING * MAX_STRINGS) if strings else 0)
 
 
 def _inputs(entries: Any, tail: memoryview) -> Iterator[Input]:
@@ -110,13 +116,13 @@ def _inputs(entries: Any, tail: memoryview) -> Iterator[Input]:
             if data is None:
                 expected = f"data, or {BINARY_SIZE} among the parameters"
                 raise InvalidTensors.at(f"{pointer}/data", expected, "neither")
-            yield Input(head, data, f"{pointer}/data")
+            yield head, data, f"{pointer}/data"
             continue
         if "data" in entry:
             raise InvalidTensors.at(pointer, f"data or {BINARY_SIZE}", "both")
         pointer = f"{pointer}/parameters/{BINARY_SIZE}"
         size = _checked_size(parameters[BINARY_SIZE], len(tail), taken, pointer)
-        yield Input(head, tail[taken : taken + size], pointer)
+        yield head, tail[taken : taken + size], pointer
         taken += size
     if taken != len(tail):
         raise InvalidTensors.at("", f"{taken} bytes after the JSON, as its inputs say", str(len(tail)))
@@ -133,102 +139,15 @@ def _checked_size(size: Any, available: int, taken: int, pointer: str) -> int:
     return size
 
 
-def assembled(request: Mapping[str, Any], tensors: Mapping[str, Any], *, binary: bool = False) -> Decoded:
-    """The fields of a request from its tensors and all its other parts.
-
-    binary: whether outputs come as bytes where the request does not say
-    Errors: InvalidTensors, InvalidValue, FieldConflict, UnknownField.
-    """
-    parameters = parameters_of(request, "")
-    fields: dict[str, Any] = {}
-    add_dotted(fields, tensors)
-    add_dotted(fields, _options(parameters))
-    outputs = requested_outputs(request, parameters, binary)
-    if outputs.names:
-        set_include(fields, outputs.names)
-    return Decoded(fields, frozenset(), outputs)
+def _entry(name: str, tensor: np.ndarray, is_binary: bool) -> dict[str, Any]:
+    """An output in the JSON of an answer."""
+    data = {"parameters": {BINARY_SIZE: tensor.nbytes}} if is_binary else {"data": Flat(tensor)}
+    return {"name": name, "datatype": DATATYPES[tensor.dtype], "shape": tensor.shape} | data
 
 
-def _options(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that are fields of the request."""
-    if "encoding" in parameters:
-        raise UnknownField.at("/parameters/encoding", f"{BINARY_OUTPUT}, or binary_data of an output", "encoding")
-    found = {name: value for name, value in parameters.items() if value is not None and name not in IGNORED}
-    found.pop(BINARY_OUTPUT, None)
-    for name in NAME_LISTS:
-        if isinstance(found.get(name), str):
-            found[name] = [item.strip() for item in found[name].split(",") if item.strip()]
-    return found
-
-
-def encode(answer: Mapping[str, Any], outputs: RequestedOutputs, model: str, version: str) -> Encoded:
-    """The answer with the outputs that were requested: JSON, and after it the bytes of binary outputs.
-
-    The length of the JSON must be known before bytes follow. Long JSON is therefore padded to an upper bound.
-    """
-    chosen = outputs_of(answer, outputs)
-    opening: dict[str, Any] = {"model_name": model, "model_version": version}
-    if outputs.id is not None:
-        opening["id"] = outputs.id
-    opening["parameters"] = scalars(answer["metadata"])
-    binary = [tensor for name, tensor in chosen.items() if outputs.is_binary(name)]
-    listed = [tensor for name, tensor in chosen.items() if not outputs.is_binary(name)]
-    text: Iterable[Chunk] = _json(opening, chosen, outputs, json.flat)
-    if sum(tensor.size for tensor in listed) <= json.AT_ONCE and len(outputs.id or "") <= json.AT_ONCE:
-        text = list(text)
-        head = sum(map(len, text))
-    elif binary:
-        head = sum(map(len, _json(opening, chosen, outputs, lambda tensor: ()))) + sum(map(json.longest, listed))
-        text = _padded(text, head)
-    else:
-        return streamed(json.MEDIA_TYPE, text)
-    length = head + sum(tensor.nbytes for tensor in binary)
-    chunks = chain(text, *map(memory, binary))
-    media_type = OCTETS if binary else json.MEDIA_TYPE
-    encoded = in_one(media_type, chunks) if length <= WORTH_SENDING else streamed(media_type, chunks, length)
-    if binary:
-        encoded.headers.append((HEADER, b"%d" % head))
-    return encoded
-
-
-def outputs_of(answer: Mapping[str, Any], outputs: RequestedOutputs) -> dict[str, np.ndarray]:
-    """The tensors of an answer that were requested."""
-    tensors = dict(answer_tensors(answer))
-    return {name: tensors[name] for name in outputs.names or dict.fromkeys((ALWAYS, *tensors))}
-
-
-def scalars(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata as parameters, which are scalars."""
-    found = {name: value for name, value in metadata.items() if name != "warnings"}
-    if metadata["warnings"]:
-        found["warnings"] = "; ".join(f"{notice.code}: {notice.message}" for notice in metadata["warnings"])
-    return found
-
-
-def _json(
-    opening: Mapping[str, Any],
-    tensors: Mapping[str, np.ndarray],
-    outputs: RequestedOutputs,
-    data_of: Callable[[np.ndarray], Iterable[Chunk]],
-) -> Iterator[Chunk]:
-    """The JSON of an answer, in chunks. data_of: writes the data of a tensor that does not come as bytes"""
-    yield from json.unclosed(opening)
-    before = b',"outputs":['
-    for name, tensor in tensors.items():
-        entry: dict[str, Any] = {"name": name, "datatype": DATATYPES[tensor.dtype], "shape": tensor.shape}
-        if outputs.is_binary(name):
-            yield before + orjson.dumps(entry | {"parameters": {BINARY_SIZE: tensor.nbytes}})
-        else:
-            yield before + orjson.dumps(entry)[:-1] + b',"data":'
-            yield from data_of(tensor)
-            yield b"}"
-        before = b","
-    yield b"]}"
-
-
-def _padded(chunks: Iterable[Chunk], length: int) -> Iterator[Chunk]:
+def _padded(text: Iterable[Chunk], length: int) -> Iterator[Chunk]:
     """JSON padded with spaces at its end to this length."""
-    for chunk in chunks:
+    for chunk in text:
         length -= len(chunk)
         yield chunk
     while length:

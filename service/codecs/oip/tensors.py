@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from service.attention.arrays import cast
-from service.codecs.named_tensors import booleans, whole_words
+from service.attention.arrays import cast, within
+from service.codecs.named_tensors import elements, whole_words
 from service.codecs.shapes import MAX_RANK, shape_of
-from service.errors import FieldConflict, InvalidTensors, Overflow, child, describe, quote, shape
+from service.errors import FieldConflict, InvalidTensors, describe, quote, shape
 
 DTYPES: Final[dict[str, np.dtype]] = {
     "BOOL": np.dtype(np.bool_),
@@ -51,12 +51,8 @@ class Head(NamedTuple):
         return math.prod(self.shape)
 
 
-class Input(NamedTuple):
-    """An input and its data: bytes, or elements as JSON has them. pointer: the place of the data in the request"""
-
-    head: Head
-    data: Any
-    pointer: str
+# The head of an input; its data as bytes, or elements as JSON has them; the place of the data in the request.
+Input = tuple[Head, Any, str]
 
 
 def head_of(name: Any, datatype: Any, lengths: Any, parameters: Container[str], pointer: str) -> Head:
@@ -111,13 +107,12 @@ def tensors_of(inputs: Iterable[Input]) -> dict[str, Any]:
 def _from_bytes(data: memoryview, head: Head, pointer: str) -> Any:
     """A tensor from its bytes: a view of them if its elements are aligned there. Errors: InvalidTensors."""
     if head.datatype == BYTES:
-        return nested(_strings(data, head, pointer), head.shape)
+        return np.array(_strings(data, head, pointer), dtype=object).reshape(head.shape).tolist()
     dtype = DTYPES[head.datatype]
     needed = head.size * dtype.itemsize
     if len(data) != needed:
         raise InvalidTensors.at(pointer, f"{needed} bytes of {head.datatype} {shape(head.shape)}", str(len(data)))
-    flat = booleans(data, head.name) if dtype == np.bool_ else np.frombuffer(data, dtype)
-    return whole_words(flat).reshape(head.shape)
+    return whole_words(elements(data, dtype, head.name)).reshape(head.shape)
 
 
 def _strings(data: memoryview, head: Head, pointer: str) -> list[str]:
@@ -144,68 +139,40 @@ def text(data: bytes | memoryview, pointer: str) -> str:
         raise InvalidTensors.at(pointer, "strings in UTF-8", "other bytes") from None
 
 
-def nested(texts: list[Any], lengths: tuple[int, ...]) -> Any:
-    """Strings in lists of this shape; there are as many as it needs, at least one."""
-    for length in reversed(lengths[1:]):
-        texts = [texts[at : at + length] for at in range(0, len(texts), length)]
-    return texts if lengths else texts[0]
-
-
 def _from_elements(data: Any, head: Head, pointer: str) -> Any:
     """A tensor from its elements: flat, or nested as the shape says. Errors: InvalidTensors, Overflow."""
-    elements = _elements(data, head, pointer)
-    if elements.size != head.size:
-        raise InvalidTensors.at(pointer, f"{head.size} elements of shape {shape(head.shape)}", str(elements.size))
-    if elements.ndim > 1 and elements.shape != head.shape:
-        expected = f"a flat list, or one nested as {shape(head.shape)}"
-        raise InvalidTensors.at(pointer, expected, shape(elements.shape))
-    if head.datatype == BYTES:
-        return nested(elements.reshape(-1).tolist(), head.shape)
-    return _typed(elements, DTYPES[head.datatype], pointer).reshape(head.shape)
-
-
-def _elements(data: Any, head: Head, pointer: str) -> np.ndarray:
-    """The elements, of the kind that the datatype wants but in JSON's own types. Errors: InvalidTensors."""
-    if isinstance(data, list):
-        data = _list_to_array(data, head)
+    array = _to_array(data, head) if isinstance(data, list) else data
     wanted, kinds = {BYTES: ("strings", "O"), "BOOL": ("true or false", "b")}.get(
         head.datatype, ("integers", "iu") if "INT" in head.datatype else ("numbers", "iuf")
     )
-    if not isinstance(data, np.ndarray) or (data.size and data.dtype.kind not in kinds):
-        raise InvalidTensors.of(pointer, f"{wanted} for {head.datatype}", data)
-    return data
+    if not isinstance(array, np.ndarray) or (array.size and array.dtype.kind not in kinds):
+        raise InvalidTensors.of(pointer, f"{wanted} for {head.datatype}", array)
+    if array.size != head.size:
+        raise InvalidTensors.at(pointer, f"{head.size} elements of shape {shape(head.shape)}", str(array.size))
+    if array.ndim > 1 and array.shape != head.shape:
+        expected = f"a flat list, or one nested as {shape(head.shape)}"
+        raise InvalidTensors.at(pointer, expected, shape(array.shape))
+    if head.datatype == BYTES:
+        return array.reshape(head.shape).tolist()
+    return _typed(array, DTYPES[head.datatype], pointer).reshape(head.shape)
 
 
-def _list_to_array(data: list[Any], head: Head) -> np.ndarray | list[Any]:
-    """A list that the JSON codec left as an array: strings, nothing at all, a bias with null. Else the list itself."""
+def _to_array(items: list[Any], head: Head) -> np.ndarray | list[Any]:
+    """A list of strings, of nothing, or of a bias with null, as an array; any other list as it is."""
     try:
-        if head.name == BIAS and head.datatype != BYTES:
-            return np.array(_null_to_minus_infinity(data))
-        array = np.array(data, dtype=object)  # else each string would take as much memory as the longest of them
-    except (ValueError, TypeError):  # ragged, or other values
-        return data
-    strings = head.datatype == BYTES and all(isinstance(item, str) for item in array.flat)
-    return array if strings or array.size == 0 else data
+        array = np.array(items, dtype=object)  # else each string would take as much memory as the longest of them
+    except ValueError:  # ragged
+        return items
+    kinds = set(map(type, array.flat))
+    if head.name == BIAS and kinds <= {int, float, type(None)}:
+        return np.array([-math.inf if item is None else item for item in array.flat]).reshape(array.shape)
+    return array if kinds <= ({str} if head.datatype == BYTES else set()) else items
 
 
-def _null_to_minus_infinity(value: Any) -> Any:
-    """Numbers in lists, with minus infinity for null. Errors: TypeError for what is no number."""
-    if isinstance(value, list):
-        return [_null_to_minus_infinity(item) for item in value]
-    if isinstance(value, bool) or not isinstance(value, int | float | None):
-        raise TypeError
-    return -math.inf if value is None else value
-
-
-def _typed(elements: np.ndarray, dtype: np.dtype, pointer: str) -> np.ndarray:
-    """The elements in the type of their datatype. Errors: Overflow for a number that the type cannot hold."""
-    if dtype.kind in "iu" and elements.size:
-        limits = np.iinfo(dtype)
-        bad = (elements < limits.min) | (elements > limits.max)
-        if bad.any():
-            index = int(np.argmax(bad.reshape(-1)))
-            got = int(elements.reshape(-1)[index])
-            raise Overflow.of(child(pointer, index), f"an integer of {dtype.name}", got)
-    if dtype == elements.dtype or dtype.itemsize == 8 or dtype.kind not in "fV":  # V: bfloat16
-        return elements.astype(dtype, copy=False)
-    return cast(elements.astype(np.float64, copy=False), dtype, pointer, minus_infinity=True)
+def _typed(array: np.ndarray, dtype: np.dtype, pointer: str) -> np.ndarray:
+    """The elements in the type of their datatype. Errors: InvalidArray, Overflow for what the type cannot hold."""
+    if dtype.kind in "iu":
+        within(array, int(np.iinfo(dtype).min), int(np.iinfo(dtype).max), pointer)
+    if dtype == array.dtype or dtype.itemsize == 8 or dtype.kind not in "fV":  # V: bfloat16
+        return array.astype(dtype, copy=False)
+    return cast(array.astype(np.float64, copy=False), dtype, pointer, minus_infinity=True)

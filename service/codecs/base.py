@@ -1,0 +1,49 @@
+"""What every wire format can do."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from service.codecs.chunks import ENCODE_BYTES, Encoded
+from service.codecs.decoded import Body, Decoded
+
+
+class Codec(ABC):
+    """One wire format, as the pipeline uses it.
+
+    media_type: of the bodies that it decodes
+    decode_inline: bytes of a body that is decoded in well below a millisecond, and whose faults are found in a few
+    may_be_compressed: True if a body may unpack to more bytes than it has
+    encode_inline: bytes of an answer that is encoded in the event loop; unlimited if chunks are made one by one
+    """
+
+    media_type: str
+    decode_inline: int
+    may_be_compressed = False
+    encode_inline = math.inf
+
+    @abstractmethod
+    def decode(self, body: Body, limit: int) -> Decoded:
+        """The fields of a body that unpacks to at most `limit` bytes: arrays as ndarrays, all else plain.
+
+        Errors: BadRequest, InvalidRequest, TooLarge.
+        """
+
+    @abstractmethod
+    def encode(self, answer: Mapping[str, Any], request: Decoded) -> Encoded:
+        """The headers and chunks of an answer to a request. Errors: NotAcceptable, MemoryLimit."""
+
+    @abstractmethod
+    def decode_bound(self, length: int, limit: int) -> int:
+        """Upper bound of the memory for decoding any body of `length` bytes that unpacks to at most `limit`."""
+
+    @abstractmethod
+    def decode_bytes(self, body: Body, limit: int) -> int:
+        """A closer upper bound of the memory for decoding this body."""
+
+    def encode_bytes(self, answer: int, request: Decoded) -> int:
+        """Upper bound of the memory for encoding an answer of `answer` bytes, beside the answer."""
+        return ENCODE_BYTES

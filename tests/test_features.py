@@ -69,6 +69,8 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "window.right": {"window": Window(right=0)},
     "query_lengths": {"query_lengths": np.array(2)},
     "key_lengths": {"key_lengths": np.array(2)},
+    "key_lengths of each entry": {"key_lengths": np.array([2, 3])},
+    "query_offset of each entry": {"is_causal": True, "query_offset": np.array([0, -2])},
     "segment_ids.query": {"segment_ids": SegmentIds(np.array([0, 0, 1, 2]), np.arange(L))},
     "segment_ids.key": {"segment_ids": SegmentIds(np.arange(L), np.array([0, 0, 1, 2]))},
     "sinks": {"sinks": np.array([1.0, -2.0])},

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from service.attention.cost import arrays_of
 from service.attention.features import ALWAYS, leaves
 from service.attention.operands import Operands
 from service.attention.outputs import OUTPUTS, output_shape
@@ -23,7 +24,7 @@ from service.attention.shapes import Sizes
 from service.attention.terms import Band, Causal, KeyLengths, Mask, QueryLengths, ScoreTerm, visible
 from service.attention.tiles import whole
 
-# What plans may have that are stacked: nothing of it depends on the batch entry, as no array comes with the request.
+# What plans may have that are stacked.
 STACKABLE: Final = (
     ALWAYS
     | {"softcap", "single_query", "terms.Causal.high", "terms.KeyLengths.booleans", "terms.QueryLengths.booleans"}
@@ -38,7 +39,8 @@ PADDED: Final = frozenset(
 
 def can_be_merged(plan: Plan) -> bool:
     """True if other requests can be computed together with those of this plan."""
-    return plan.features <= STACKABLE
+    is_same_for_all_entries = all(len(array) == 1 for term in plan.terms for array in arrays_of(term))
+    return plan.features <= STACKABLE and is_same_for_all_entries
 
 
 def padding_key(plan: Plan) -> Hashable:

@@ -21,9 +21,10 @@ from promises import promises
 from service.cli import parser
 from service.codecs import CODECS
 from service.errors import error_classes
-from service.observability.metrics import ComputedRequest, Metrics
+from service.observability.metrics import Metrics
+from service.observability.requests import ComputedRequest, RequestRecord
+from service.pipeline.compute import execute
 from service.pipeline.engine import Engine
-from service.pipeline.execute import execute
 from service.rpc.calls import STATUSES
 from service.schemas.response import answer
 from service.settings import Settings, table
@@ -114,7 +115,7 @@ def errors() -> str:
     """All error codes as a Markdown table."""
     rows = ["| code | status | when |", "|---|---|---|"]
     for code, kind in error_classes().items():
-        rows.append(f"| `{code}` | {kind.status} | {' '.join((kind.__doc__ or '').split())} |")
+        rows.append(f"| `{code}` | {kind.status} | {kind.description()} |")
     return "\n".join(rows)
 
 
@@ -122,8 +123,9 @@ def metrics() -> str:
     """All metrics as a Markdown table, with the names and labels that they have after a request."""
     engine = Engine(Settings.model_construct())
     counted = Metrics(engine.admission)
-    counted.request_answered("http", "/attention", 200, seconds=0, code=None)
-    counted.tensors_computed(ComputedRequest("", "", "numpy", "small", 0, engine.start().timings), sent=0)
+    record = RequestRecord("http", "POST", "/attention", "")
+    record.computed = ComputedRequest("", "", "numpy", "small", 0, engine.start().timings)
+    counted.request_answered(record)
     rows = ["| metric | kind | labels | what |", "|---|---|---|---|"]
     for family in counted.registry.collect():
         name = family.name + "_total" * (family.type == "counter")

@@ -1,4 +1,4 @@
-"""The application, wired: what it answers, in which order a request passes through it, what it holds."""
+"""The FastAPI application: its routes, its middleware, and the objects that requests share."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from service.errors import ServiceError
 from service.http.auth import Guard
-from service.http.browsers import cors
 from service.http.discard import DiscardUnreadBody
 from service.http.head import CheckHead
-from service.http.problems import on_http_exception, on_memory_error, on_service_error, on_validation_error
+from service.http.problems import on_http_exception, on_service_error, on_validation_error
 from service.http.request_context import RequestContext
 from service.observability.metrics import Metrics
 from service.observability.tracing import tracing
 from service.pipeline.engine import Engine
-from service.routes import attention, health, inference, metrics, openapi, pages, problems
+from service.routes import attention, inference, openapi, operations
 from service.runtime.process import end_with_parent, tune, when_told_to_stop
 from service.settings import Settings, load_settings
 from service.version import __version__
@@ -74,7 +74,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def warm_up(engine: Engine) -> None:
-    """Until this is done the service is alive, and not ready."""
+    """Load the backend in a worker thread. Until then the service is alive, but not ready."""
     try:
         await to_thread.run_sync(engine.warm_up, abandon_on_cancel=True)
     except Exception:
@@ -122,12 +122,13 @@ def create_app(settings: Settings) -> FastAPI:
         static_url="/docs-assets",
         swagger_ui_parameters={"validatorUrl": None},  # the validator badge would be fetched from elsewhere
         redirect_slashes=False,
+        separate_input_output_schemas=False,
         lifespan=lifespan,
         middleware=middleware(settings, service_metrics),
         exception_handlers={
             ServiceError: on_service_error,
             HTTPException: on_http_exception,
-            MemoryError: on_memory_error,
+            MemoryError: on_service_error,
             RequestValidationError: on_validation_error,
         },
         telemetry={"tracing": False, "metrics": False, "logs": False},
@@ -144,15 +145,13 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def add_routes(app: FastAPI) -> None:
-    """All operations, those on tensors first, as routes are tried in order."""
+    """Add all operations, those on tensors first, as routes are tried in order."""
     attention.add_routes(app)
     inference.add_routes(app)
-    app.include_router(health.router)
     app.include_router(inference.router)
-    app.include_router(problems.router)
+    app.include_router(operations.router)
     if app.state.settings.metrics:
-        app.include_router(metrics.router)
-    app.include_router(pages.router)
+        app.include_router(operations.metrics_router)
 
 
 def middleware(settings: Settings, service_metrics: Metrics | None) -> list[Middleware]:
@@ -165,7 +164,14 @@ def middleware(settings: Settings, service_metrics: Metrics | None) -> list[Midd
     if settings.tracing:
         found.insert(0, tracing())
     if settings.cors_origins:
-        found.append(cors(settings.cors_origins))
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=[origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()],
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
+            expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
+        )
+        found.append(cors)
     if settings.has_keys:
         found.append(Middleware(Guard, settings=settings))
     return found

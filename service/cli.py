@@ -12,14 +12,25 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Final
 from uuid import uuid4
 
 from service.version import __version__
 
-# Flags of `serve`. Each has the name of the setting that it replaces.
-FLAGS = ("host", "port", "grpc_port", "workers", "threads")
+# Flags of `serve`: the setting that each replaces, its type, its help text.
+FLAGS: Final = (
+    ("host", str, "address to listen on (default: ATTENTION_HOST or 127.0.0.1)"),
+    ("port", int, "port to listen on (default: ATTENTION_PORT or 8000)"),
+    ("grpc_port", int, "port for gRPC (default: ATTENTION_GRPC_PORT or no gRPC)"),
+    ("workers", int, "worker processes (default: ATTENTION_WORKERS or 1)"),
+    (
+        "threads",
+        int,
+        "threads of each worker that compute (default: ATTENTION_THREADS or an equal share of the processors)",
+    ),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,43 +52,32 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    serve = commands.add_parser("serve", help="run the service", description="Run the service until SIGINT or SIGTERM.")
-    serve.add_argument("--host", help="address to listen on (default: ATTENTION_HOST or 127.0.0.1)")
-    serve.add_argument("--port", type=int, help="port to listen on (default: ATTENTION_PORT or 8000)")
-    serve.add_argument("--grpc-port", type=int, help="port for gRPC (default: ATTENTION_GRPC_PORT or no gRPC)")
-    serve.add_argument("--workers", type=int, help="worker processes (default: ATTENTION_WORKERS or 1)")
-    serve.add_argument(
-        "--threads",
-        type=int,
-        help="threads of each worker that compute (default: ATTENTION_THREADS or an equal share of the processors)",
-    )
-    serve.set_defaults(run=_serve)
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str, description: str | None = None) -> Any:
+        command = commands.add_parser(name, help=text, description=description)
+        command.set_defaults(run=run)
+        return command
 
-    health = commands.add_parser(
+    serve = add("serve", _serve, "run the service", "Run the service until SIGINT or SIGTERM.")
+    for setting, kind, text in FLAGS:
+        serve.add_argument(f"--{setting.replace('_', '-')}", type=kind, help=text)
+    add(
         "health",
-        help="check whether a running server accepts requests",
-        description="Request /health/ready of the server at ATTENTION_HOST and ATTENTION_PORT. Exit status 1 if the "
-        "response is not 200.",
+        _health,
+        "check whether a running server accepts requests",
+        "Request /health/ready of the server at ATTENTION_HOST and ATTENTION_PORT. Exit status 1 if the response is "
+        "not 200.",
     )
-    health.set_defaults(run=_health)
-
-    compute = commands.add_parser(
+    compute = add(
         "compute",
-        help="compute one request without a server",
-        description="Compute one JSON request and print the response of POST /attention. Exit status 1 if the request "
-        "is not valid.",
+        _compute,
+        "compute one request without a server",
+        "Compute one JSON request and print the response of POST /attention. Exit status 1 if the request is not "
+        "valid.",
     )
     compute.add_argument("request", metavar="REQUEST.json", help="file with the request, or - for standard input")
-    compute.set_defaults(run=_compute)
-
-    document = commands.add_parser("openapi", help="print the OpenAPI document")
-    document.set_defaults(run=_openapi)
-
-    key = commands.add_parser("key", help="make an API key, and its hash for ATTENTION_API_KEYS")
-    key.set_defaults(run=_key)
-
-    settings = commands.add_parser("settings", help="print all settings as a Markdown table")
-    settings.set_defaults(run=_settings)
+    add("openapi", _openapi, "print the OpenAPI document")
+    add("key", _key, "make an API key, and its hash for ATTENTION_API_KEYS")
+    add("settings", _settings, "print all settings as a Markdown table")
     return top
 
 
@@ -88,7 +88,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     from service.server.run import serve
 
-    serve({name: value for name in FLAGS if (value := getattr(options, name)) is not None})
+    serve({name: value for name, _, _ in FLAGS if (value := getattr(options, name)) is not None})
     return 0
 
 
@@ -119,14 +119,13 @@ def _compute(options: argparse.Namespace) -> int:
     from service.errors import ServiceError
     from service.pipeline.engine import Engine
     from service.pipeline.execution import Execution
-    from service.pipeline.run import Exchange, run
+    from service.pipeline.run import run
     from service.settings import load_settings
 
     async def write(body: bytes) -> None:
         engine, codec = Engine(load_settings()), CODECS["application/json"]
-        with Execution(engine.admission, math.inf) as execution:
-            encoded = await run(engine, Exchange(codec, codec, uuid4().hex, execution), body)
-            sys.stdout.buffer.writelines(encoded.chunks)
+        encoded = await run(engine, body, codec, codec, Execution(engine.admission, math.inf), uuid4().hex)
+        sys.stdout.buffer.writelines(encoded.chunks)
 
     try:
         body = sys.stdin.buffer.read() if options.request == "-" else Path(options.request).read_bytes()

@@ -37,8 +37,7 @@ wrong with one request: a JSON pointer, what was expected, and what came instead
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -79,14 +78,21 @@ class ServiceError(Exception):
     title: ClassVar[str] = "The service failed"
 
     def __init__(self, *faults: Fault, headers: dict[str, str] | None = None) -> None:
-        self.faults = tuple(_coded(fault, self.code) for fault in faults)
+        self.faults = tuple(replace(fault, code=fault.code or self.code) for fault in faults)
         self.headers = headers or {}
         super().__init__("; ".join(fault.sentence() for fault in self.faults) or self.title)
 
     @classmethod
-    def at(cls, pointer: str, expected: str, got: str, hint: str = "") -> Self:
+    def description(cls) -> str:
+        """What the problem code means, in one line."""
+        return " ".join((cls.__doc__ or "").split())
+
+    @classmethod
+    def at(
+        cls, pointer: str, expected: str, got: str, hint: str = "", *, headers: dict[str, str] | None = None
+    ) -> Self:
         """An error with one fault. `got` is not quoted: for text of the client use `of`, or `quote` it before."""
-        return cls(Fault(pointer, expected, got, hint, cls.code))
+        return cls(Fault(pointer, expected, got, hint), headers=headers)
 
     @classmethod
     def of(cls, pointer: str, expected: str, value: object, hint: str = "") -> Self:
@@ -269,15 +275,11 @@ class TimeLimit(ServiceError):
     status, code, title = 504, "time_limit", "The computation took too long"
 
 
-@cache
-def error_classes() -> dict[str, type[ServiceError]]:
-    """All error classes by their code, in the order of the tree above."""
+def error_classes(base: type[ServiceError] = ServiceError) -> dict[str, type[ServiceError]]:
+    """All error classes below this one by their code, in the order of the tree above."""
     found: dict[str, type[ServiceError]] = {}
-    waiting: list[type[ServiceError]] = list(ServiceError.__subclasses__())
-    while waiting:
-        error = waiting.pop(0)
-        found[error.code] = error
-        waiting[:0] = error.__subclasses__()
+    for kind in base.__subclasses__():
+        found |= {kind.code: kind} | error_classes(kind)
     return found
 
 
@@ -345,7 +347,3 @@ def shape(sizes: tuple[Any, ...]) -> str:
 
 def _kind(array: np.ndarray) -> str:
     return "booleans" if array.dtype == bool else "integers" if array.dtype.kind in "iu" else "numbers"
-
-
-def _coded(fault: Fault, code: str) -> Fault:
-    return fault if fault.code else Fault(fault.pointer, fault.expected, fault.got, fault.hint, code)

@@ -12,7 +12,7 @@ from service.pipeline.prepare import make_spec_and_plan
 
 
 def attend(query: Any = None, key: Any = None, value: Any = None, **fields: Any) -> Result:
-    """Compute attention exactly, in any variant, with every number on the way.
+    """The exact attention of query, key and value, in any variant, with the intermediate results of `include`.
 
     Takes the fields of `POST /attention`, by name, as docs/attention.md describes them. Arrays are ndarrays or nested
     lists; an ndarray's type counts for the result's. Nested fields are dicts, like `window={"left": 3}`.

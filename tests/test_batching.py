@@ -26,10 +26,9 @@ from service.codecs.typed_arrays import decode
 from service.errors import Busy, InvalidArray, Overflow, TimeLimit
 from service.pipeline.admission import AdmissionController, Lease
 from service.pipeline.admit import admit
-from service.pipeline.compute import compute
+from service.pipeline.compute import compute, execute
 from service.pipeline.deadline import Cancelled, Deadline
 from service.pipeline.engine import Engine
-from service.pipeline.execute import execute
 from service.pipeline.execution import Execution
 from service.pipeline.prepare import make_spec_and_plan
 from service.settings import Settings

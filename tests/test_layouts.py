@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import numpy as np
 import pytest
 
-from service.attention.shapes import LAYOUTS
+from service.attention.spec import Layout
 from tests.cases import as_array
 
 B, H, Q, K, D, E = 2, 3, 4, 5, 6, 7
@@ -46,7 +46,7 @@ def by_definition() -> tuple[np.ndarray, np.ndarray]:
     return output, weights
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", get_args(Layout))
 def test_every_layout_gives_the_same_numbers(client: httpx.Client, layout: str) -> None:
     output, weights = by_definition()
     answer = post(

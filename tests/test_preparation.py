@@ -8,6 +8,9 @@ import httpx
 import numpy as np
 import pytest
 
+from service.codecs.decoded import Decoded
+from service.pipeline.engine import Engine
+from service.settings import Settings
 from tests.helpers import wire
 
 QUERY, KEY = [[1.0, 0.0], [0.0, 2.0]], [[1.0, 1.0], [0.5, -1.0]]
@@ -88,3 +91,25 @@ def test_more_requests_than_the_cache_holds(client: httpx.Client) -> None:
     for n in range(300):
         answer = send(client, scale=1.0 + n, query=QUERY[:1])
         assert answer.json()["metadata"]["scale"] == 1.0 + n
+
+
+def kept_plans(tokens: int, **options: Any) -> bool:
+    """True if a second request shares the plan of the first."""
+    plans = Engine(Settings.model_construct()).plans
+    first, second = (plans.prepare(Decoded({"input": np.zeros((tokens, 8))} | options, frozenset())) for _ in range(2))
+    return first.plan is second.plan
+
+
+def test_plans_with_large_tables_are_not_kept() -> None:
+    """A plan holds tables of cosines and sines, or masks, as long as the request; the cache must not keep many."""
+    assert kept_plans(16, rotary={"base": 100.0})
+    assert not kept_plans(4096, rotary={"base": 100.0})
+    assert kept_plans(4096, is_causal=True)
+    assert not kept_plans(100_000, key_lengths=5)
+
+
+def test_plans_of_requests_with_other_arrays_or_long_names_are_not_kept() -> None:
+    assert not kept_plans(4, bias=np.zeros(4))
+    assert not kept_plans(4, segment_ids={"query": np.zeros(4, int), "key": np.zeros(4, int)})
+    assert not kept_plans(100, query_tokens=["a"] * 100)
+    assert kept_plans(4, query_tokens=["a"] * 4)

@@ -40,25 +40,23 @@ def compute_dtype(dtype: np.dtype) -> np.dtype:
     return dtype if dtype.itemsize >= 4 else FLOATS["float32"]
 
 
-def cast(
-    array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bool = False, non_finite: bool = False
-) -> np.ndarray:
+def cast(array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bool = False) -> np.ndarray:
     """The array in `dtype`; the same array if it has this type already.
 
-    minus_infinity: True if -inf is allowed, as in an additive bias; non_finite: True if inf and NaN are
+    minus_infinity: True if -inf is allowed, as in an additive bias
 
-    Errors: InvalidArray for anything but (finite) numbers, Overflow for a number that `dtype` cannot hold.
+    Errors: InvalidArray for anything but finite numbers, Overflow for a number that `dtype` cannot hold.
     """
     with np.errstate(all="ignore"):
-        return measured(array, dtype, pointer, minus_infinity=minus_infinity, non_finite=non_finite)[0]
+        return cast_and_norm(array, dtype, pointer, minus_infinity=minus_infinity)[0]
 
 
-def measured(
+def cast_and_norm(
     array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bool = False, non_finite: bool = False
 ) -> tuple[np.ndarray, float]:
-    """The result of `cast`, and a bound on the Euclidean norm of the array as one vector; inf if no bound is known.
+    """The array in `dtype`, as `cast` returns it, and a bound on its Euclidean norm; inf if no bound is known.
 
-    NumPy may warn of overflow on the way.
+    non_finite: True if inf and NaN are allowed. NumPy may warn of overflow on the way.
     """
     if array.dtype.kind not in "iu" and not is_float(array.dtype):
         raise InvalidArray.of(pointer, "numbers", array)
@@ -70,12 +68,11 @@ def measured(
     if not good.all() and (minus_infinity or non_finite):
         good |= array == -np.inf if minus_infinity else ~np.isfinite(array)
     if not good.all():
-        index = tuple(int(i) for i in np.argwhere(~good)[0])
-        place = "".join(f"/{i}" for i in index)
+        index, place = _first(~good, pointer)
         value = float(array[index])
         if np.isfinite(value):
-            raise Overflow.of(pointer + place, f"a number that {dtype.name} can hold", value, wider(dtype))
-        raise InvalidArray.of(pointer + place, "a finite number", value)
+            raise Overflow.of(place, f"a number that {dtype.name} can hold", value, wider(dtype))
+        raise InvalidArray.of(place, "a finite number", value)
     return converted, math.inf
 
 
@@ -85,18 +82,13 @@ def norm(array: np.ndarray) -> float:
     It is inf or NaN if a number is, and inf also if a square overflows. So a finite norm shows that all numbers are
     finite, in a third of the time of np.isfinite.
     """
-    if array.dtype.itemsize < 4:
-        return math.sqrt(array.size) * _largest(array) if array.size else 0.0
-    return math.sqrt(np.vdot(array, array))
-
-
-def _largest(halves: np.ndarray) -> float:
-    """The largest magnitude of halves; inf or NaN if a number is.
-
-    Found by their bits, which are ordered as the numbers are: NumPy has no fast comparison of halves.
-    """
-    bits = max(int(halves.view(np.int16).max()), int(halves.view(np.uint16).max()) & 0x7FFF)
-    return float(np.array(bits, np.uint16).view(halves.dtype))
+    if array.dtype.itemsize >= 4:
+        return math.sqrt(np.vdot(array, array))
+    if array.size == 0:
+        return 0.0
+    # The largest magnitude by its bits, which are ordered as the numbers are: NumPy has no fast comparison of halves.
+    bits = max(int(array.view(np.int16).max()), int(array.view(np.uint16).max()) & 0x7FFF)
+    return math.sqrt(array.size) * float(np.array(bits, np.uint16).view(array.dtype))
 
 
 def all_finite(array: np.ndarray) -> bool:
@@ -105,12 +97,12 @@ def all_finite(array: np.ndarray) -> bool:
 
 
 def wider(dtype: np.dtype) -> str:
-    """The hint of an overflow error: which type is wider."""
+    """The hint of an overflow error: the next wider type than `dtype`."""
     return f"ask for dtype {WIDER[dtype.name]}" if dtype.name in WIDER else "no wider type is offered"
 
 
 def integers(array: np.ndarray, pointer: str, shapes: dict[tuple[int, ...], str]) -> np.ndarray:
-    """The array as int64. shapes: those allowed, each with its text for the error
+    """The array as int64. shapes: the allowed shapes, each with its text for the error
 
     Errors: InvalidArray, ShapeMismatch.
     """
@@ -122,9 +114,14 @@ def integers(array: np.ndarray, pointer: str, shapes: dict[tuple[int, ...], str]
 
 
 def within(array: np.ndarray, low: int, high: int, pointer: str) -> None:
-    """Check that all elements are from `low` to `high`. Errors: InvalidArray with the place of the first other one."""
+    """Check that all elements are from `low` to `high`. Errors: InvalidArray at the first element outside."""
     bad = (array < low) | (array > high)
     if bad.any():
-        index = tuple(int(i) for i in np.argwhere(bad)[0])
-        place = "".join(f"/{i}" for i in index)
-        raise InvalidArray.of(pointer + place, f"an integer from {low} to {high}", int(array[index]))
+        index, place = _first(bad, pointer)
+        raise InvalidArray.of(place, f"an integer from {low} to {high}", int(array[index]))
+
+
+def _first(bad: np.ndarray, pointer: str) -> tuple[tuple[int, ...], str]:
+    """The index of the first True, and its JSON pointer. pointer: that of the array"""
+    index = tuple(int(i) for i in np.argwhere(bad)[0])
+    return index, pointer + "".join(f"/{i}" for i in index)

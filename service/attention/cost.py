@@ -6,19 +6,19 @@ Letters as everywhere: b batch, h query heads, g key/value heads, q queries, k k
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from service.attention.features import leaves
-from service.attention.outputs import OUTPUTS, output_shape
+from service.attention.outputs import OUTPUT, TOP_INDICES, output_dtype, output_shape
 from service.attention.roles import Role
 from service.attention.tiles import Tiling, steps
 
 if TYPE_CHECKING:
     from service.attention.plan import Plan
-    from service.attention.spec import AttentionSpec, Norm, Output
+    from service.attention.spec import AttentionSpec, Norm
 
 # Operations that take as long as a comparison.
 SORTING: Final = 16
@@ -44,147 +44,126 @@ class Memory(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """The memory of the dearest phase."""
+        """The memory of the phase that takes most."""
         return SMALL + max(self.decode, self.decoded + max(self.compute, self.results + self.encode))
 
 
 def flops(plan: Plan) -> int:
-    """Multiplications and additions of the maps and the two products, and about 8 an element for the softmax.
+    """Floating-point operations of a plan: of the maps, the two products, and about 8 an element for the softmax.
 
     Sorting an element takes as long as some more for each of log2(k) comparisons.
     """
     sizes = plan.sizes
     new_keys = sizes.key_length - plan.roles.past_length
     lengths = sizes.query_length, new_keys, new_keys
-    roles = plan.roles.query, plan.roles.key, plan.roles.value
-    maps = sum(
-        2 * length * role.map.weight.size for length, role in zip(lengths, roles, strict=True) if role.map is not None
-    )
+    inputs = zip(lengths, plan.roles.inputs, strict=True)
+    maps = sum(2 * length * role.map.weight.size for length, role in inputs if role.map is not None)
     sorting = 0 if plan.selection.top_k is None else SORTING * sizes.key_length.bit_length()
     return plan.score_count * (2 * (sizes.head_dim + sizes.value_dim) + 8 + sorting) + sizes.batch_size * maps
 
 
 def returned_bytes(plan: Plan) -> int:
-    """Memory of all returned arrays, as if none were a view of another."""
-    return _output_count(plan) * plan.dtype.itemsize + sum(_output_bytes(plan, name) for name in plan.selection.include)
+    """Bytes of all arrays that a plan returns, as if none were a view of another."""
+    top_indices = () if plan.selection.top_k is None else (TOP_INDICES,)
+    return sum(_returned_bytes(plan, name) for name in (OUTPUT, *plan.selection.include, *top_indices))
 
 
-def _output_bytes(plan: Plan, name: Output) -> int:
-    """Memory of one output, with the indices of top_k."""
-    row, count = OUTPUTS[name], prod(output_shape(name, plan.roles, plan.selection))
-    indices = INDEX * count if name == "attention_weights" and plan.selection.top_k is not None else 0
-    return count * (plan.compute_dtype if row.in_compute_dtype else plan.dtype).itemsize + indices
-
-
-def _output_count(plan: Plan) -> int:
-    sizes, output = plan.sizes, plan.roles.output_map
-    features = sizes.num_heads * sizes.value_dim if output is None else output.features
-    return sizes.batch_size * sizes.query_length * features
+def _returned_bytes(plan: Plan, name: str) -> int:
+    return prod(output_shape(name, plan)) * output_dtype(name, plan).itemsize
 
 
 def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
-    """Memory that computing takes beyond the arrays of a request, at most; results included.
+    """Upper bound of the bytes for computing a plan, beyond the arrays of the request; results included.
 
     working: memory of the tiles that are computed at the same time
     copied: bytes of those arrays that are cast, see `copied_bytes`; None if that is not known
     """
-    sizes, roles = plan.sizes, plan.roles
-    computing = plan.compute_dtype.itemsize
-    kept, loading = operand_bytes(plan)
+    sizes, computing = plan.sizes, plan.compute_dtype.itemsize
+    kept, loading = _operand_bytes(plan)
     queries = sizes.batch_size * sizes.num_heads * sizes.query_length
     outputs = queries * sizes.value_dim * computing
     scaled = 0 if "scores" in plan.selection.include else queries * sizes.head_dim * computing
-    mapped = 0 if roles.output_map is None else _output_count(plan) * computing
-    collected = returned_bytes(plan) - _output_count(plan) * plan.dtype.itemsize
+    mapped = 0 if plan.roles.output_map is None else prod(output_shape(OUTPUT, plan)) * computing
+    returned = returned_bytes(plan)
+    collected = returned - _returned_bytes(plan, OUTPUT)
     # A boolean for each number, when the largest finite one is looked for.
     scanned = max((array.size for term in plan.terms for array in term.arrays if array.dtype != bool), default=0)
     computed = kept + outputs + scaled + collected + max(working, mapped, scanned)
-    finished = outputs + mapped + returned_bytes(plan) + kept
-    if copied is None:
-        copied = _all_copied_bytes(plan)
+    finished = outputs + mapped + returned + kept
+    if copied is None:  # all of query, key and value
+        copied = sum({role.field: size for role, size, *_ in _inputs(plan)}.values()) * plan.dtype.itemsize
     return copied + max(loading, computed, finished)
 
 
-def _all_copied_bytes(plan: Plan) -> int:
-    """Bytes of query, key and value if all of them are cast."""
-    return sum(prod(role.view.shape) for role in _distinct_roles(plan)) * plan.dtype.itemsize
-
-
 def copied_bytes(plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarray]) -> int:
-    """Memory of casts: arrays of the request that the plan or the operands hold in another type.
+    """Bytes of the arrays of a request that the plan or the operands hold as casts to another type.
 
     sources: the fields that query, key and value come from; all others stand in spec
     """
-    given = [sources[role.field] for role in _distinct_roles(plan)]
+    given = [sources[field] for field in {role.field for role in plan.roles.inputs}]
     given += [array for array in (spec.past_key, spec.past_value) if array is not None]
     cast = sum(array.size for array in given if array.dtype != plan.dtype) * plan.dtype.itemsize
-    received = list(_arrays(spec))
-    for array in _arrays(plan):
+    received = list(arrays_of(spec))
+    for array in arrays_of(plan):
         if not any(np.may_share_memory(array, other) for other in received):
             cast += array.nbytes
     return cast
 
 
-def _arrays(value: object) -> Iterator[np.ndarray]:
+def arrays_of(value: object) -> Iterator[np.ndarray]:
     """All arrays in the fields of a dataclass or named tuple."""
     return (leaf for _, leaf in leaves(value) if isinstance(leaf, np.ndarray))
 
 
-def _distinct_roles(plan: Plan) -> list[Role]:
-    """The roles, each field once."""
-    roles = (plan.roles.query, plan.roles.key, plan.roles.value)
-    return list({role.field: role for role in roles}.values())
+def _inputs(plan: Plan) -> Iterator[tuple[Role, int, int, int]]:
+    """Query, key and value: each role with the elements of its field, of its new tokens as heads, and of its past."""
+    h, g, b, q, k, d, e = plan.sizes
+    past = plan.roles.past_length
+    shapes = (h * d, q, 0), (g * d, k - past, past), (g * e, k - past, past)
+    for role, (features, new, before) in zip(plan.roles.inputs, shapes, strict=True):
+        given = features if role.map is None else role.map.weight.shape[1]
+        yield role, b * new * given, b * new * features, b * before * features
 
 
-def operand_bytes(plan: Plan) -> tuple[int, int]:
-    """Memory of the loaded query, key and value unless they are views, and its peak while they are prepared."""
-    sizes, roles = plan.sizes, plan.roles
-    b, computing = sizes.batch_size, plan.compute_dtype.itemsize
-    new, past = sizes.key_length - roles.past_length, roles.past_length
+def _operand_bytes(plan: Plan) -> tuple[int, int]:
+    """Bytes of the loaded query, key and value that are not views, and their peak while they are prepared."""
+    computing = plan.compute_dtype.itemsize
     halves = plan.dtype.itemsize < computing
-    query = b * sizes.num_heads * sizes.query_length * sizes.head_dim * computing
-    key = b * sizes.num_kv_heads * new * sizes.head_dim * computing
-    value = b * sizes.num_kv_heads * new * sizes.value_dim * computing
-    held, peak = [0, 0, 0], 0
-    for i, (role, size) in enumerate(((roles.query, query), (roles.key, key), (roles.value, value))):
-        cast = 0
+    norms = plan.query_norm, plan.key_norm, None
+    rotations = plan.query_rotation, plan.key_rotation, None
+    held = extra = 0
+    for (role, given, new, past), norm, rotation in zip(_inputs(plan), norms, rotations, strict=True):
+        size, cached = new * computing, past * computing
+        is_copied = role.map is not None or halves
+        is_changed = norm is not None or rotation is not None
+        if is_copied or is_changed or cached:
+            held += size + cached
         if role.map is not None and halves:
-            cast = (prod(role.view.shape) + role.map.weight.size) * computing
-        held[i] = size if role.map is not None or halves else 0
-        peak = max(peak, sum(held) + cast)
-    for i, size, norm, rotated in (
-        (0, query, plan.query_norm, plan.query_rotation is not None),
-        (1, key, plan.key_norm, plan.key_rotation is not None),
-    ):
-        if norm is not None or rotated:
-            peak = max(peak, sum(held) + _changing(size, norm, rotated=rotated))
-            held[i] = size
-    if past:
-        for i, size, features in ((1, key, sizes.head_dim), (2, value, sizes.value_dim)):
-            before = b * sizes.num_kv_heads * past * features * computing
-            peak = max(peak, sum(held) + size + before + (before if halves else 0))
-            held[i] = size + before
-    return sum(held), peak
+            extra = max(extra, (given + role.map.weight.size) * computing)
+        if is_changed:
+            extra = max(extra, is_copied * size + _changing(size, norm, rotated=rotation is not None) - size)
+        if cached:
+            extra = max(extra, size + halves * cached)
+    return held, held + extra
 
 
 def _changing(size: int, norm: Norm | None, *, rotated: bool) -> int:
-    """Peak memory beside an operand while it is normalised and rotated, the result included."""
+    """Peak bytes beside an operand while it is normalised and rotated, the result included. size: of the operand"""
     normed = 0 if norm is None else size if norm.weight is None else 2 * size
     return max(normed, (size if norm is not None else 0) + 2 * size) if rotated else normed
 
 
 def working_bytes(plan: Plan, tiling: Tiling) -> int:
-    """Memory of the tiles that NumPy computes at the same time."""
-    sizes, chosen = plan.sizes, plan.selection
-    computing, k = plan.compute_dtype.itemsize, sizes.key_length
-    step = steps(plan, tiling)
-    tile = step.batch, step.kv_heads * (sizes.num_heads // sizes.num_kv_heads), step.rows, k
-    scores = prod(tile)
-    heights = -(-sizes.query_length // step.rows)
-    tiles = -(-sizes.batch_size // step.batch) * -(-sizes.num_kv_heads // step.kv_heads) * heights
-    memory = scores * computing + prod(tile[:3]) * sizes.value_dim * computing
+    """Upper bound of the bytes for the tiles that NumPy computes at the same time."""
+    (h, g, b, q, k, _, e), chosen = plan.sizes, plan.selection
+    computing, step = plan.compute_dtype.itemsize, steps(plan, tiling)
+    tile = step.batch, step.kv_heads * (h // g), step.rows, k
+    scores, heights = prod(tile), ceil(q / step.rows)
+    tiles = ceil(b / step.batch) * ceil(g / step.kv_heads) * heights
+    memory = (scores + prod(tile[:3]) * e) * computing
     # Masks that are made and combined; and some of the scores by themselves.
-    memory += 3 * max((term.mask_size(tile) for term in plan.terms), default=0) + scores // 2
+    masks: list[int] = [prod(map(min, array.shape, tile)) for term in plan.terms for array in term.arrays]
+    memory += 3 * max([*masks, step.batch * step.rows * k if plan.terms else 0]) + scores // 2
     memory += sum(term.added_size(tile) for term in plan.terms) * computing
     if chosen.heads is not None or chosen.queries is not None:
         memory += scores * computing
@@ -194,5 +173,5 @@ def working_bytes(plan: Plan, tiling: Tiling) -> int:
         memory += scores * (2 * computing + INDEX)
     received = 0
     if "received" in chosen.include:  # each tile's, until all are there
-        received = heights * sizes.batch_size * sizes.num_heads * k * computing
+        received = heights * b * h * k * computing
     return min(tiling.workers, tiles) * memory + received

@@ -24,14 +24,17 @@ def features(value: object) -> frozenset[str]:
 
 
 def leaves(value: object) -> list[tuple[str, object]]:
-    """The same names, each with the value of its field."""
+    """The names that `features` returns, each with the value of its field."""
     found: list[tuple[str, object]] = []
     _add_leaves(value, "", found)
     return found
 
 
 def _add_leaves(value: object, name: str, found: list[tuple[str, object]], *, is_option: bool = False) -> None:
-    """is_option: True if the presence of a dataclass counts even if all of its fields have their defaults"""
+    """Append the names and values of a field and of those nested in it.
+
+    is_option: True if the presence of a dataclass counts even if all of its fields have their defaults
+    """
     known = _fields_of(value)
     if known is not None:
         before = len(found)
@@ -74,9 +77,7 @@ def _is_default(item: object, default: object) -> bool:
 
 
 def _always() -> frozenset[str]:
-    roles = {
-        f"roles.{role}.{name}" for role in ("query", "key", "value") for name in ("field", "view.shape", "view.axes")
-    }
+    roles = {f"roles.{role}.field" for role in ("query", "key", "value")}
     sizes = ("batch_size", "num_heads", "num_kv_heads", "query_length", "key_length", "head_dim", "value_dim")
     return frozenset({"dtype", "scale", "layout"} | roles | {f"roles.sizes.{name}" for name in sizes})
 

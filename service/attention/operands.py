@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from service.attention.arrays import measured
-from service.attention.roles import past_shape
+from service.attention.arrays import cast_and_norm
+from service.attention.shapes import canonical
 from service.attention.spec import AttentionSpec
 
 if TYPE_CHECKING:
@@ -41,36 +41,33 @@ def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndar
     NumPy may warn of overflow on the way. Errors: InvalidArray for anything but (finite) numbers, Overflow for a number
     that dtype cannot hold.
     """
-    roles = (plan.roles.query, plan.roles.key, plan.roles.value)
+    non_finite, roles = spec.allow_non_finite, plan.roles
     loaded: dict[str, tuple[np.ndarray, float]] = {}
-    for role in roles:
-        if role.field not in loaded:  # the same input may play several roles
-            array = sources[role.field]
-            loaded[role.field] = measured(array, plan.dtype, f"/{role.field}", non_finite=spec.allow_non_finite)
-    (query, query_norm), (key, key_norm), (value, value_norm) = (loaded[role.field] for role in roles)
+    for role in roles.inputs:
+        field = role.field
+        if field not in loaded:  # the same input may play several roles
+            loaded[field] = cast_and_norm(sources[field], plan.dtype, f"/{field}", non_finite=non_finite)
+    (query, query_norm), (key, key_norm), (value, value_norm) = (loaded[role.field] for role in roles.inputs)
     past_key = past_value = None
-    if plan.roles.past_length or spec.past_key is not None:
-        past_key, past_key_norm = _past(spec, plan, "past_key")
-        past_value, past_value_norm = _past(spec, plan, "past_value")
-        key_norm, value_norm = math.hypot(key_norm, past_key_norm), math.hypot(value_norm, past_value_norm)
+    if spec.past_key is not None and spec.past_value is not None:
+        past_key, norm = cast_and_norm(spec.past_key, plan.dtype, "/past_key", non_finite=non_finite)
+        key_norm = math.hypot(key_norm, norm)
+        past_value, norm = cast_and_norm(spec.past_value, plan.dtype, "/past_value", non_finite=non_finite)
+        value_norm = math.hypot(value_norm, norm)
+        leading = plan.sizes.batch_size, plan.sizes.num_kv_heads, roles.past_length
+        past_key = past_key.reshape(*leading, plan.sizes.head_dim)
+        past_value = past_value.reshape(*leading, plan.sizes.value_dim)
+    h, g = plan.sizes.num_heads, plan.sizes.num_kv_heads
     return Operands(
-        query=plan.roles.query.view.of(query),
-        key=plan.roles.key.view.of(key),
-        value=plan.roles.value.view.of(value),
+        query=canonical(query, plan.layout, None if roles.query.map else h),
+        key=canonical(key, plan.layout, None if roles.key.map else g),
+        value=canonical(value, plan.layout, None if roles.value.map else g),
         past_key=past_key,
         past_value=past_value,
         norms=(query_norm, key_norm, value_norm),
-        finite=not spec.allow_non_finite or _all_finite(query, key, value, past_key, past_value),
+        finite=not non_finite or _all_finite(query, key, value, past_key, past_value),
     )
 
 
 def _all_finite(*arrays: np.ndarray | None) -> bool:
     return all(np.isfinite(array).all() for array in arrays if array is not None)
-
-
-def _past(spec: AttentionSpec, plan: Plan, name: str) -> tuple[np.ndarray, float]:
-    array = getattr(spec, name)
-    features = plan.sizes.head_dim if name == "past_key" else plan.sizes.value_dim
-    shaped = array.reshape(past_shape(plan.roles, plan.layout, features))
-    typed, norm = measured(shaped, plan.dtype, f"/{name}", non_finite=spec.allow_non_finite)
-    return typed if "b" in plan.layout else typed[None], norm

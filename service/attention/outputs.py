@@ -1,23 +1,31 @@
-"""The table of outputs: one row for each name of `include`, with its axes, its type and the step that computes it."""
+"""The table of outputs, one row for each name of `include`; and what a request selects of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
-from service.attention.spec import Output
+import numpy as np
+
+from service.attention.arrays import within
+from service.attention.shapes import Sizes
+from service.attention.spec import AttentionSpec, Output
+from service.errors import FieldConflict, InvalidArray, InvalidValue, ShapeMismatch
 
 if TYPE_CHECKING:
-    from service.attention.roles import Roles
-    from service.attention.selection import Selection
+    from service.attention.plan import Plan
 
 Source = Literal["scores", "row_sums", "weights", "operands", "heads"]
+
+# What is returned beside the names of `include`: the output of attention, and the keys of the largest weights.
+OUTPUT: Final = "output"
+TOP_INDICES: Final = "top_indices"
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRow:
-    """One output.
+    """A row of the table: how one output is computed and returned.
 
     axes: as a backend computes it. b batch, h query heads, g key/value heads, q queries, k keys, n keys without the
           past, d and e features
@@ -65,30 +73,95 @@ OUTPUTS: Final[Mapping[Output, OutputRow]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which outputs to return, and which part of score matrices.
+
+    include:        names of outputs beside `output`
+    heads, queries: indices in the order asked for, None for all
+    average_heads:  True to average weights and received over these heads
+    top_k:          return only so many of the largest weights of each row; None for all
+    """
+
+    include: frozenset[Output] = frozenset()
+    heads: np.ndarray | None = None
+    queries: np.ndarray | None = None
+    average_heads: bool = False
+    top_k: int | None = None
+
+
 def outputs_of(*sources: Source) -> frozenset[Output]:
-    """The names of the outputs that these steps compute."""
+    """The names of the outputs that any of these steps computes."""
     return frozenset(name for name, row in OUTPUTS.items() if row.source in sources)
 
 
-def output_shape(name: Output, roles: Roles, selection: Selection) -> tuple[int, ...]:
-    """The shape of an output as a backend computes it."""
-    row, sizes = OUTPUTS[name], roles.sizes
-    lengths = {
-        "b": sizes.batch_size,
-        "h": sizes.num_heads,
-        "g": sizes.num_kv_heads,
-        "q": sizes.query_length,
-        "k": sizes.key_length,
-        "n": sizes.key_length - roles.past_length,
-        "d": sizes.head_dim,
-        "e": sizes.value_dim,
-    }
-    if row.is_selected and selection.heads is not None:
-        lengths["h"] = len(selection.heads)
-    if row.is_selected and selection.queries is not None:
-        lengths["q"] = len(selection.queries)
-    if row.averaged and selection.average_heads:
+def row_of(name: str) -> OutputRow:
+    """The row of an array that a backend returns beside `output`; top_indices have that of attention_weights."""
+    return OUTPUTS["attention_weights" if name == TOP_INDICES else cast(Output, name)]
+
+
+def output_dtype(name: str, plan: Plan) -> np.dtype:
+    """The type that an output of a plan is returned in."""
+    if name == TOP_INDICES:
+        return np.dtype(np.int64)
+    return plan.compute_dtype if name != OUTPUT and row_of(name).in_compute_dtype else plan.dtype
+
+
+def output_shape(name: str, plan: Plan) -> tuple[int, ...]:
+    """The shape of an array that a backend returns.
+
+    `output` is (b, h, q, e) if the layout has heads, else (b, q, out).
+    """
+    lengths, chosen = plan.sizes.by_letter, plan.selection
+    if name == OUTPUT:
+        if "h" in plan.layout:
+            return tuple(lengths[axis] for axis in "bhqe")
+        output_map = plan.roles.output_map
+        return lengths["b"], lengths["q"], output_map.features if output_map else lengths["h"] * lengths["e"]
+    row = row_of(name)
+    lengths["n"] = lengths["k"] - plan.roles.past_length
+    if row.is_selected and chosen.heads is not None:
+        lengths["h"] = len(chosen.heads)
+    if row.is_selected and chosen.queries is not None:
+        lengths["q"] = len(chosen.queries)
+    if row.averaged and chosen.average_heads:
         lengths["h"] = 1
-    if name == "attention_weights" and selection.top_k is not None:
-        lengths["k"] = selection.top_k
+    if row is OUTPUTS["attention_weights"] and chosen.top_k is not None:
+        lengths["k"] = chosen.top_k
     return tuple(lengths[axis] for axis in row.axes)
+
+
+def make_selection(spec: AttentionSpec, sizes: Sizes) -> Selection:
+    """The selection of a request. Errors: FieldConflict, InvalidArray, InvalidValue, ShapeMismatch."""
+    include = frozenset(spec.include)
+    if spec.normalization == "sum":
+        for name in ("logsumexp", "entropy"):
+            if name in include:
+                raise FieldConflict.at("/include", f"no {name} beside normalization sum", name)
+        if spec.sinks is not None:
+            raise FieldConflict.at("/sinks", "no sinks beside normalization sum", "both")
+    if spec.top_k is not None:
+        if spec.top_k < 1:
+            raise InvalidValue.of("/top_k", "at least 1", spec.top_k)
+        if "attention_weights" not in include:
+            raise FieldConflict.at("/top_k", "attention_weights in include, which top_k replaces", "top_k without them")
+    return Selection(
+        include=include,
+        heads=_indices(spec.select_heads, "/select_heads", sizes.num_heads),
+        queries=_indices(spec.select_queries, "/select_queries", sizes.query_length),
+        average_heads=spec.average_heads,
+        top_k=None if spec.top_k is None else min(spec.top_k, sizes.key_length),
+    )
+
+
+def _indices(array: np.ndarray | None, pointer: str, length: int) -> np.ndarray | None:
+    if array is None:
+        return None
+    if array.ndim != 1:
+        raise ShapeMismatch.of(pointer, "a list of indices", array)
+    if array.dtype.kind not in "iu" or array.size == 0:
+        raise InvalidArray.of(pointer, "at least one index", array)
+    within(array, 0, length - 1, pointer)
+    if len(np.unique(array)) != len(array):
+        raise InvalidArray.at(pointer, "each once", "one of them again")
+    return array.astype(np.int64, copy=False)

@@ -8,18 +8,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from service.attention import cost, rotary, shapes
+from service.attention import cost, rotary
 from service.attention.arrays import FLOATS, cast, compute_dtype, widest
-from service.attention.axes import ScoreAxes, score_axes
 from service.attention.features import features
-from service.attention.outputs import outputs_of
-from service.attention.roles import Roles, Sizes, resolve_roles
+from service.attention.outputs import Selection, make_selection, outputs_of
+from service.attention.roles import Given, Roles, resolve_layout, resolve_roles, sources
 from service.attention.rotary import Rotation
-from service.attention.selection import Selection, make_selection
+from service.attention.shapes import Sizes, score_axes
 from service.attention.spec import AttentionSpec, Layout, Norm, Normalization
 from service.attention.terms import Frame, QueryLengths, ScoreTerm, make_terms, per_head
 from service.errors import InvalidValue, ShapeMismatch, shape
@@ -78,21 +76,6 @@ class Plan:
         return self.dtype.name
 
     @cached_property
-    def facts(self) -> dict[str, Any]:
-        """The part of the metadata that is the same for every answer to this plan."""
-        sizes = self.sizes
-        return {
-            "num_heads": sizes.num_heads,
-            "num_kv_heads": sizes.num_kv_heads,
-            "batch_size": sizes.batch_size,
-            "query_length": sizes.query_length,
-            "key_length": sizes.key_length,
-            "head_dim": sizes.head_dim,
-            "value_dim": sizes.value_dim,
-            "scale": self.scale,
-        }
-
-    @cached_property
     def score_count(self) -> int:
         """Elements of one score matrix: b·h·q·k."""
         sizes = self.sizes
@@ -100,24 +83,16 @@ class Plan:
 
     @cached_property
     def features(self) -> frozenset[str]:
-        """The names of all options that it uses, see service.attention.features."""
+        """The names of all options that the plan uses, see service.attention.features."""
         return features(self)
 
     @cached_property
-    def score_axes(self) -> ScoreAxes:
-        """The axes of the score matrices that the request shows."""
-        columns = shapes.has_columns(self.layout)
-        return score_axes(self.layout, self.sizes, columns=columns, single_query=self.single_query)
+    def score_axes(self) -> str:
+        """The axes of the score matrices in the response, like `hqk`, see `shapes.score_axes`."""
+        return score_axes(self.layout, self.sizes.num_heads, single_query=self.single_query)
 
-    @cached_property
-    def flops(self) -> int:
-        """Floating-point operations, see `cost.flops`."""
-        return cost.flops(self)
-
-    @cached_property
-    def returned_bytes(self) -> int:
-        """Memory of the returned arrays, see `cost.returned_bytes`."""
-        return cost.returned_bytes(self)
+    flops = cached_property(cost.flops)
+    returned_bytes = cached_property(cost.returned_bytes)
 
     @cached_property
     def skips_hidden_keys(self) -> bool:
@@ -127,8 +102,8 @@ class Plan:
 
     @cached_property
     def real_queries(self) -> np.ndarray | None:
-        """Which queries are not padding, (b or 1, q); None if all are real."""
-        return next((term.queries for term in self.terms if isinstance(term, QueryLengths)), None)
+        """Which queries are not padding, (b or 1, 1, q, 1); None if all are real."""
+        return next((term.booleans for term in self.terms if isinstance(term, QueryLengths)), None)
 
 
 def make_plan(spec: AttentionSpec) -> Plan:
@@ -137,13 +112,13 @@ def make_plan(spec: AttentionSpec) -> Plan:
     It depends on the shapes and types of the sources, not on their numbers, so that a request without other arrays has
     the same plan as any other of the same shapes and options.
     """
-    given = shapes.sources(spec)
-    layout = shapes.resolve_layout(spec.layout, given)
+    given = sources(spec)
+    layout = resolve_layout(spec.layout, given)
     dtype = _dtype(spec, given)
     roles = resolve_roles(spec, given, layout, dtype)
     computing, sizes, past = compute_dtype(dtype), roles.sizes, roles.past_length
     single_query = given["query"][1].ndim == 1
-    axes = score_axes(layout, sizes, columns=shapes.has_columns(layout), single_query=single_query)
+    axes = score_axes(layout, sizes.num_heads, single_query=single_query)
     query_rotation, key_rotation = rotary.rotations(spec.rotary, sizes, past, computing)
     _check_tokens(spec, sizes)
     return Plan(
@@ -165,7 +140,7 @@ def make_plan(spec: AttentionSpec) -> Plan:
     )
 
 
-def _dtype(spec: AttentionSpec, given: dict[str, tuple[str, np.ndarray]]) -> np.dtype:
+def _dtype(spec: AttentionSpec, given: Given) -> np.dtype:
     """The type asked for, else the widest type of the arrays that came with one."""
     if spec.dtype is not None:
         return FLOATS[spec.dtype]
@@ -200,7 +175,7 @@ def _norm(norm: Norm | None, field: str, head_dim: int, dtype: np.dtype) -> Norm
 
 
 def _check_tokens(spec: AttentionSpec, sizes: Sizes) -> None:
-    """Errors: ShapeMismatch if the labels are not (l,) or (b, l), as many as the tokens they name."""
+    """Check that labels are (l,) or (b, l), as many as the tokens that they name. Errors: ShapeMismatch."""
     for field, length in (("query_tokens", sizes.query_length), ("key_tokens", sizes.key_length)):
         labels = getattr(spec, field)
         if labels is None:

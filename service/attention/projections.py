@@ -26,24 +26,22 @@ class DenseMap:
 
     @property
     def features(self) -> int:
-        """Numbers per token that come out."""
+        """The numbers per token that come out of the map."""
         return int(self.weight.shape[0])
 
 
 def dense(linear: LinearMap, name: str, in_features: int | None, dtype: np.dtype) -> DenseMap:
-    """A map of a request as a DenseMap, its bias still unchecked. in_features: that it must take, None for any
+    """A map of a request as a DenseMap, its bias unchecked. in_features: numbers per token that go in, None for any
 
     Errors: MissingField, FieldConflict (not exactly one of weight and kernel), ShapeMismatch.
     """
     base = f"/projection/{name}"
-    if linear.weight is not None and linear.kernel is not None:
-        raise FieldConflict.at(base, "weight (out, in) or kernel (in, out)", "both")
-    if linear.weight is not None:
-        pointer, matrix = f"{base}/weight", linear.weight
-    elif linear.kernel is not None:
-        pointer, matrix = f"{base}/kernel", linear.kernel
-    else:
-        raise MissingField.at(base, "weight (out, in) or kernel (in, out)", "neither")
+    given = [(name, x) for name, x in (("weight", linear.weight), ("kernel", linear.kernel)) if x is not None]
+    if len(given) != 1:
+        error, got = (FieldConflict, "both") if given else (MissingField, "neither")
+        raise error.at(base, "weight (out, in) or kernel (in, out)", got)
+    [(field, matrix)] = given
+    pointer = f"{base}/{field}"
     ranks = (2,) if name == "output" else (2, 3)
     axes = "(out, in)" if linear.kernel is None else "(in, out)"
     if matrix.ndim not in ranks or 0 in matrix.shape:
@@ -60,7 +58,7 @@ def dense(linear: LinearMap, name: str, in_features: int | None, dtype: np.dtype
 
 
 def with_bias(found: DenseMap, heads: int | None, dtype: np.dtype) -> DenseMap:
-    """The map with its bias checked and flattened to (out,).
+    """A map with its bias checked and flattened to (out,).
 
     heads: that the features are split into; None for the output map, whose bias has no form per head
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from service.attention import shapes
 from service.attention.arrays import all_finite, wider
-from service.attention.outputs import OUTPUTS
+from service.attention.outputs import OUTPUT, OUTPUTS, TOP_INDICES, output_dtype, row_of
 from service.attention.plan import Notice, Plan
-from service.attention.spec import Output
+from service.attention.shapes import reordered
 from service.errors import Overflow
-
-OUTPUT: Final = "output"
-# The keys of the largest weights, beside `attention_weights` with top_k.
-TOP_INDICES: Final = "top_indices"
 
 
 class Computed(NamedTuple):
     """What a backend returns for a plan, heads before tokens.
 
-    arrays: `output` (b, q, out), or (b, h, q, e) if the layout has heads; what the plan includes, with the shapes of
-            `output_shape`; with top_k also `top_indices`, of the shape of attention_weights
+    arrays: `output`, what the plan includes, and with top_k also `top_indices`, with the shapes of `output_shape`
     kernel: the name of the code path that ran
-    finite: True if every number is known to be finite, so that the arrays need not be checked
     """
 
     arrays: dict[str, np.ndarray]
@@ -33,11 +27,10 @@ class Computed(NamedTuple):
     device: str
     kernel: str
     notices: tuple[Notice, ...] = ()
-    finite: bool = False
 
 
 class Metadata(NamedTuple):
-    """What was computed, where and how. fully_masked_rows: of the b·h·q rows"""
+    """The metadata of a result. fully_masked_rows: how many of the b·h·q rows see no key"""
 
     backend: str
     device: str
@@ -55,31 +48,20 @@ class Metadata(NamedTuple):
     warnings: tuple[Notice, ...]
 
 
+@dataclass(slots=True)
 class Result:
     """The result of a request: arrays with the names and axes of the API, and metadata.
 
     arrays: `top_weights` is a dict of indices and values; everything else is an ndarray
-    facts: the metadata, by name
     """
 
-    __slots__ = ("arrays", "facts")
-
-    def __init__(self, arrays: dict[str, Any], facts: dict[str, Any]) -> None:
-        self.arrays = arrays
-        self.facts = facts
+    arrays: dict[str, Any]
+    metadata: Metadata
 
     @property
-    def nbytes(self) -> int:
-        """Memory of all arrays, in bytes."""
-        return sum(
-            sum(part.nbytes for part in value.values()) if isinstance(value, dict) else value.nbytes
-            for value in self.arrays.values()
-        )
-
-    @property
-    def metadata(self) -> Metadata:
-        """What was computed, where and how."""
-        return Metadata(**self.facts)
+    def facts(self) -> dict[str, Any]:
+        """The metadata, by name."""
+        return self.metadata._asdict()
 
     @property
     def output(self) -> np.ndarray:
@@ -94,25 +76,20 @@ class Result:
 
 def make_result(plan: Plan, computed: Computed) -> Result:
     """The result of a plan. Errors: Overflow for a returned number that its type cannot hold."""
-    arrays: dict[str, Any] = {}
-    for name, array in computed.arrays.items():
-        arrays[name] = _with_request_axes(name, array if computed.finite else _typed(name, array, plan), plan)
+    arrays: dict[str, Any] = {
+        name: _with_request_axes(name, _typed(name, array, plan), plan) for name, array in computed.arrays.items()
+    }
     if TOP_INDICES in arrays:
         arrays["top_weights"] = {"indices": arrays.pop(TOP_INDICES), "values": arrays.pop("attention_weights")}
-    facts = {
-        "backend": computed.backend,
-        "device": computed.device,
-        "dtype": plan.dtype_name,
-        "kernel": computed.kernel,
-        **plan.facts,
-        "fully_masked_rows": computed.fully_masked_rows,
-        "warnings": plan.notices + computed.notices,
-    }
-    return Result(arrays, facts)
+    _, masked, backend, device, kernel, notices = computed
+    metadata = Metadata(
+        backend, device, plan.dtype_name, kernel, *plan.sizes, plan.scale, masked, plan.notices + notices
+    )
+    return Result(arrays, metadata)
 
 
 def overflow(plan: Plan, name: str) -> Overflow:
-    """The error for numbers that their type cannot hold. name: what they are, like `scores`"""
+    """The error for numbers that their type cannot hold. name: of these numbers, like `scores`"""
     expected = f"inputs whose {name} are finite in {plan.dtype_name}"
     return Overflow.at("", expected, "numbers too large for it", wider(plan.dtype))
 
@@ -121,26 +98,24 @@ def _typed(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
     """The array in the type that it is returned in. Errors: Overflow."""
     if name == TOP_INDICES:
         return array
-    row = None if name == OUTPUT else OUTPUTS[cast(Output, name)]
-    typed = array if row and row.in_compute_dtype else array.astype(plan.dtype, copy=False)
+    typed = array.astype(output_dtype(name, plan), copy=False)
     # The maximum is NaN if any number is. ravel("K") copies nothing: it takes the numbers in the order of memory.
-    good = typed.max() < np.inf if row and row.may_be_minus_infinity else all_finite(typed.ravel("K"))
+    may_be_minus_infinity = name != OUTPUT and row_of(name).may_be_minus_infinity
+    good = typed.max() < np.inf if may_be_minus_infinity else all_finite(typed.ravel("K"))
     if not good:
         raise overflow(plan, name)
     return typed
 
 
 def _with_request_axes(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
-    """Drop the axes that the request does not show, and put the others in its order."""
+    """A view of an array with the axes that the request shows, in their order."""
     if name == OUTPUT:
-        whole: np.ndarray = array[0, 0] if plan.single_query else shapes.from_canonical(array, plan.layout)
-        return whole
-    axes, chosen = plan.score_axes, plan.selection
-    row = OUTPUTS[cast(Output, "attention_weights" if name == TOP_INDICES else name)]
-    has_heads = row.keeps_heads or ("h" in axes.names and not (row.averaged and chosen.average_heads))
-    shown: np.ndarray = array if has_heads else array[:, 0]
-    shown = shown if "b" in axes.names else shown[0]
-    if row.is_score_matrix and plan.single_query:
-        return shown[..., 0, :]
-    has_top_k = row is OUTPUTS["attention_weights"] and chosen.top_k is not None  # these rows are never swapped
-    return shown.swapaxes(-1, -2) if row.is_score_matrix and axes.swapped and not has_top_k else shown
+        shown = plan.layout.replace("l", "") if plan.single_query else plan.layout
+        return reordered(array, "bhld" if "h" in plan.layout else "bld", shown)
+    axes, chosen, row = plan.score_axes, plan.selection, row_of(name)
+    has_heads = row.keeps_heads or ("h" in axes and not (row.averaged and chosen.average_heads))
+    leading = ("b" if "b" in axes else "") + (row.axes[1] if has_heads else "")
+    tail = axes.lstrip("bh") if row.is_score_matrix else row.axes[2:]
+    if tail == "kq" and chosen.top_k is not None and row is OUTPUTS["attention_weights"]:
+        tail = "qk"  # the rows of top_weights are never columns
+    return reordered(array, row.axes, leading + tail)

@@ -7,38 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from service.attention import shapes
 from service.attention.projections import DenseMap, dense, with_bias
-from service.attention.shapes import View
-from service.attention.spec import AttentionSpec, Layout, Projection
-from service.errors import FieldConflict, MissingField, ShapeMismatch, shape
+from service.attention.shapes import Sizes
+from service.attention.spec import SOURCES, AttentionSpec, Layout
+from service.errors import Fault, FieldConflict, InvalidArray, MissingField, ShapeMismatch, shape
 
+ROLES: Final = ("query", "key", "value")
+DEFAULT_LAYOUTS: Final[dict[int, Layout]] = {2: "ld", 3: "bld", 4: "bhld"}
+ALLOWED_SOURCES: Final = "query, key and value; or input alone; or input and context"
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The lengths of all axes, named as in the metadata."""
-
-    batch_size: int
-    num_heads: int
-    num_kv_heads: int
-    query_length: int
-    key_length: int
-    head_dim: int
-    value_dim: int
+# The field and array that query, key and value each come from.
+Given = Mapping[str, tuple[str, np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The source of query, key or value: a field of the request, and a map that is applied to it.
-
-    view: from the field to heads (b, h, l, d), or to tokens (b, l, in) if there is a map
-    """
+    """The source of query, key or value: a field of the request, and a map that is applied to it."""
 
     field: str
-    view: View
     map: DenseMap | None = None
 
 
@@ -56,15 +46,62 @@ class Roles:
     output_map: DenseMap | None = None
     past_length: int = 0
 
+    @property
+    def inputs(self) -> tuple[Role, Role, Role]:
+        """Query, key and value."""
+        return self.query, self.key, self.value
+
+
+def sources(spec: AttentionSpec) -> Given:
+    """The field and array that query, key and value each come from.
+
+    Errors: MissingField for none or half a source, FieldConflict for two.
+    """
+    given = [name for name in SOURCES if getattr(spec, name) is not None]
+    if not given:
+        raise MissingField(Fault("", ALLOWED_SOURCES, "none of them"))
+    if spec.input is not None:
+        extra = [name for name in given if name in ROLES]
+        if extra:
+            raise FieldConflict(*(Fault(f"/{name}", "no other source beside input", name) for name in extra))
+        other = "input" if spec.context is None else "context"
+        chosen = {"query": "input", "key": other, "value": other}
+    elif spec.context is not None:
+        raise MissingField(Fault("/input", "input beside context", ", ".join(given), "queries come from input"))
+    else:
+        missing = [name for name in ROLES if name not in given]
+        if missing:
+            raise MissingField(*(Fault(f"/{name}", ALLOWED_SOURCES, f"only {', '.join(given)}") for name in missing))
+        chosen = {name: name for name in given}
+    return {role: (field, getattr(spec, field)) for role, field in chosen.items()}
+
+
+def resolve_layout(asked: Layout | None, given: Given) -> Layout:
+    """The layout of a request: the one asked for, else that of the highest rank. Every array must have its rank.
+
+    A query of rank 1 is one token of `ld` or `dl`. Errors: ShapeMismatch, InvalidArray for an axis of length 0.
+    """
+    field, array = max(given.values(), key=lambda source: source[1].ndim)
+    if asked is None and array.ndim not in DEFAULT_LAYOUTS:
+        raise ShapeMismatch.of(f"/{field}", "2 to 4 axes (or 1 for a single query)", array)
+    layout = asked or DEFAULT_LAYOUTS[array.ndim]
+    single_allowed = len(layout) == 2 and given["query"][0] != given["key"][0]
+    for role, (field, array) in given.items():
+        if array.ndim != len(layout) and not (array.ndim == 1 and role == "query" and single_allowed):
+            raise ShapeMismatch.of(f"/{field}", f"{len(layout)} axes, as layout {layout} has", array)
+        if 0 in array.shape:
+            raise InvalidArray.of(f"/{field}", "at least one element on every axis", array)
+    return layout
+
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _Source:
     """A role while it is being resolved: its field, array as given, and map."""
 
     field: str
     layout: Layout
     array: np.ndarray
-    map: DenseMap | None
+    map: DenseMap | None = None
 
     def size(self, axis: str) -> int:
         """The length of an axis; 1 if the array does not have it."""
@@ -97,18 +134,19 @@ class _Given:
         """The error for this role if axes should have had the given sizes."""
         if self.map and "d" in sizes:
             return ShapeMismatch.at(self.pointer, f"{sizes['d']} features out", str(self.map.features), reason)
-        return ShapeMismatch.of(f"/{self.field}", shapes.expected(self.layout, sizes), self.array, reason)
+        wanted = shape(tuple(sizes.get(letter, "·") for letter in self.layout))
+        return ShapeMismatch.of(f"/{self.field}", wanted, self.array, reason)
+
+    def resolved(self, heads: int, dtype: np.dtype) -> Role:
+        """The role, for this number of heads. Errors: those of the map's bias."""
+        return Role(self.field, with_bias(self.map, heads, dtype) if self.map else None)
 
 
-def resolve_roles(
-    spec: AttentionSpec, given: Mapping[str, tuple[str, np.ndarray]], layout: Layout, dtype: np.dtype
-) -> Roles:
+def resolve_roles(spec: AttentionSpec, given: Given, layout: Layout, dtype: np.dtype) -> Roles:
     """The roles of a request. Errors: ShapeMismatch, FieldConflict, MissingField."""
-    projection = spec.projection
-    if projection is not None and "h" in layout:
+    if spec.projection is not None and "h" in layout:
         raise FieldConflict.at("/projection", "a layout whose heads are packed in d", f"layout {layout}")
-    found = {name: _given(name, *source, layout, projection, dtype) for name, source in given.items()}
-    query, key, value = found["query"], found["key"], found["value"]
+    query, key, value = (_source(spec, name, *given[name], layout, dtype) for name in ROLES)
     b, k = query.size("b"), key.size("l")
     for role in (key, value):
         if role.size("b") != b:
@@ -122,39 +160,22 @@ def resolve_roles(
         raise key.mismatch(f"head_dim {d}, as the query has", d=per_head)
     e = value.per_head(g)
     past = _past_length(spec, layout, (b, g, d, e))
-    output = projection and projection.output
+    output = spec.projection and spec.projection.output
     return Roles(
-        query=_role(query, h, dtype),
-        key=_role(key, g, dtype),
-        value=_role(value, g, dtype),
+        query=query.resolved(h, dtype),
+        key=key.resolved(g, dtype),
+        value=value.resolved(g, dtype),
         output_map=with_bias(dense(output, "output", h * e, dtype), None, dtype) if output else None,
         past_length=past,
-        sizes=Sizes(b, h, g, query.size("l"), past + k, d, e),
+        sizes=Sizes(h, g, b, query.size("l"), past + k, d, e),
     )
 
 
-def past_shape(roles: Roles, layout: Layout, features: int) -> tuple[int, ...]:
-    """The shape that past_key and past_value come in: [b,] h, l, d."""
-    leading = (roles.sizes.batch_size,) if "b" in layout else ()
-    return (*leading, roles.sizes.num_kv_heads, roles.past_length, features)
-
-
-def _given(
-    name: str, field: str, array: np.ndarray, layout: Layout, projection: Projection | None, dtype: np.dtype
-) -> _Given:
+def _source(spec: AttentionSpec, name: str, field: str, array: np.ndarray, layout: Layout, dtype: np.dtype) -> _Source:
     """A role with its map checked against the features that go in."""
-    plain = _Given(field, layout, array, None)
-    linear = getattr(projection, name) if projection else None
-    return _Given(field, layout, array, dense(linear, name, plain.size("d"), dtype)) if linear else plain
-
-
-def _role(role: _Given, heads: int, dtype: np.dtype) -> Role:
-    lengths = {"b": role.size("b"), "h": heads, "l": role.size("l")}
-    if role.map is not None:
-        view = shapes.to_canonical(role.layout, "bld", lengths | {"d": role.size("d")})
-        return Role(role.field, view, with_bias(role.map, heads, dtype))
-    view = shapes.to_canonical(role.layout, "bhld", lengths | {"d": role.per_head(heads)})
-    return Role(role.field, view)
+    source = _Source(field, layout, array)
+    linear = getattr(spec.projection, name) if spec.projection else None
+    return _Source(field, layout, array, dense(linear, name, source.size("d"), dtype)) if linear else source
 
 
 def _past_length(spec: AttentionSpec, layout: Layout, sizes: tuple[int, int, int, int]) -> int:
@@ -167,10 +188,9 @@ def _past_length(spec: AttentionSpec, layout: Layout, sizes: tuple[int, int, int
     b, g, d, e = sizes
     leading = ((b,) if "b" in layout else ()) + (g,)
     length: int | str = "·"
-    for name, features in (("past_key", d), ("past_value", e)):
-        array: np.ndarray = getattr(spec, name)
+    for name, array, features in (("past_key", spec.past_key, d), ("past_value", spec.past_value, e)):
         # Nested lists cannot say how wide nothing is.
-        have = (*leading, 0, features) if array.size == 0 and array.shape == (*leading, 0) else array.shape
+        have = (*leading, 0, features) if array.shape == (*leading, 0) else array.shape
         wanted = (*leading, length, features)
         if len(have) != len(wanted) or any(w not in ("·", x) for w, x in zip(wanted, have, strict=True)):
             raise ShapeMismatch.of(f"/{name}", shape(wanted), array)
@@ -178,7 +198,7 @@ def _past_length(spec: AttentionSpec, layout: Layout, sizes: tuple[int, int, int
     return int(length)
 
 
-def _heads(spec: AttentionSpec, query: _Given, key: _Given, value: _Given) -> tuple[int, int]:
+def _heads(spec: AttentionSpec, query: _Source, key: _Source, value: _Source) -> tuple[int, int]:
     """num_heads and num_kv_heads: as asked for, else of the arrays and maps, else 1 and num_heads. All must agree."""
     h = _agree("num_heads", spec.num_heads, query) or 1
     g = _agree("num_kv_heads", spec.num_kv_heads, key)
@@ -192,7 +212,7 @@ def _heads(spec: AttentionSpec, query: _Given, key: _Given, value: _Given) -> tu
     return h, g
 
 
-def _agree(field: str, asked: int | None, role: _Given) -> int | None:
+def _agree(field: str, asked: int | None, role: _Source) -> int | None:
     shown = role.heads
     if asked is not None and shown is not None and asked != shown:
         raise ShapeMismatch.at(f"/{field}", f"{shown}, as {role.pointer} shows", str(asked))

@@ -1,111 +1,103 @@
-"""Layouts: the order of axes in a request, and its conversion to the one order that this package uses."""
+"""Axes by their letters: layouts of requests, the sizes of a plan, and the conversions between orders of axes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Final, get_args
+from typing import NamedTuple
 
 import numpy as np
 
-from service.attention.spec import AttentionSpec, Layout
-from service.errors import Fault, FieldConflict, InvalidArray, MissingField, ShapeMismatch, shape
-
-LAYOUTS: Final[tuple[str, ...]] = get_args(Layout)
-DEFAULT_LAYOUTS: Final[dict[int, Layout]] = {2: "ld", 3: "bld", 4: "bhld"}
-SOURCES: Final = "query, key and value; or input alone; or input and context"
+from service.errors import ShapeMismatch, shape
 
 
-def sources(spec: AttentionSpec) -> dict[str, tuple[str, np.ndarray]]:
-    """The field and array that query, key and value each come from.
+class Sizes(NamedTuple):
+    """The lengths of all axes, named and ordered as in the metadata."""
 
-    Errors: MissingField for none or half a source, FieldConflict for two.
+    num_heads: int
+    num_kv_heads: int
+    batch_size: int
+    query_length: int
+    key_length: int
+    head_dim: int
+    value_dim: int
+
+    @property
+    def by_letter(self) -> dict[str, int]:
+        """The lengths by the letters of the axes (b, h, g, q, k, d, e; see service.attention)."""
+        return dict(zip("hgbqkde", self, strict=True))
+
+
+def canonical(array: np.ndarray, layout: str, heads: int | None) -> np.ndarray:
+    """A view of an array of a request with the axes (b, h, l, d), or (b, l, d) if `heads` is None.
+
+    A batch of one is added if the layout has none. d is split into heads if the layout has none. A vector is one token.
     """
-    given = [name for name in ("query", "key", "value", "input", "context") if getattr(spec, name) is not None]
-    if not given:
-        raise MissingField(Fault("", SOURCES, "none of them"))
-    if spec.input is not None:
-        extra = [name for name in given if name in ("query", "key", "value")]
-        if extra:
-            raise FieldConflict(*(Fault(f"/{name}", "no other source beside input", name) for name in extra))
-        other = "input" if spec.context is None else "context"
-        chosen = {"query": "input", "key": other, "value": other}
-    elif spec.context is not None:
-        raise MissingField(Fault("/input", "input beside context", ", ".join(given), "queries come from input"))
-    else:
-        missing = [name for name in ("query", "key", "value") if name not in given]
-        if missing:
-            raise MissingField(*(Fault(f"/{name}", SOURCES, f"only {', '.join(given)}") for name in missing))
-        chosen = {name: name for name in given}
-    return {role: (field, getattr(spec, field)) for role, field in chosen.items()}
+    axes = layout if array.ndim == len(layout) else "d"
+    if heads is not None and "h" not in layout:
+        place = axes.index("d")
+        array = array.reshape(*array.shape[:place], heads, -1, *array.shape[place + 1 :])
+        axes = axes.replace("d", "hd")
+    wanted = "bld" if heads is None else "bhld"
+    missing = "".join(letter for letter in wanted if letter not in axes)
+    return reordered(array.reshape((1,) * len(missing) + array.shape), missing + axes, wanted)
 
 
-def resolve_layout(asked: Layout | None, arrays: Mapping[str, tuple[str, np.ndarray]]) -> Layout:
-    """The layout of a request: the one asked for, else that of the highest rank. Every array must have its rank.
-
-    A query of rank 1 is one token of `ld` or `dl`. Errors: ShapeMismatch, InvalidArray for an axis of length 0.
-    """
-    ranks = {field: array.ndim for field, array in arrays.values()}
-    highest = max(ranks.values())
-    if asked is None and highest not in DEFAULT_LAYOUTS:
-        field, array = next(item for item in arrays.values() if item[1].ndim == highest)
-        raise ShapeMismatch.of(f"/{field}", "2 to 4 axes (or 1 for a single query)", array)
-    layout = asked or DEFAULT_LAYOUTS[highest]
-    single_allowed = len(layout) == 2 and arrays["query"][0] != arrays["key"][0]
-    for role, (field, array) in arrays.items():
-        if array.ndim != len(layout) and not (array.ndim == 1 and role == "query" and single_allowed):
-            raise ShapeMismatch.of(f"/{field}", f"{len(layout)} axes, as layout {layout} has", array)
-        if 0 in array.shape:
-            raise InvalidArray.of(f"/{field}", "at least one element on every axis", array)
-    return layout
-
-
-# Axes in their own order.
-UNCHANGED: Final = frozenset(tuple(range(rank)) for rank in range(5))
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A reshape and a transposition of an array, which copy nothing."""
-
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-
-    def of(self, array: np.ndarray) -> np.ndarray:
-        """The array with these axes."""
-        shaped = array if array.shape == self.shape else array.reshape(self.shape)
-        return shaped if self.axes in UNCHANGED else shaped.transpose(self.axes)
-
-
-def to_canonical(layout: str, target: str, lengths: Mapping[str, int]) -> View:
-    """The view from a layout to `bhld`, or to `bld` without splitting features.
-
-    lengths: of each axis. A batch of one is added if the layout has none; d is split into heads if only the target has
-    them.
-    """
-    letters = layout if "b" in layout else "b" + layout
-    if "h" in target and "h" not in layout:
-        letters = letters.replace("d", "hd")
-    return View(tuple(lengths[letter] for letter in letters), tuple(letters.index(letter) for letter in target))
-
-
-def from_canonical(array: np.ndarray, layout: str) -> np.ndarray:
-    """A view of an array b, [h,] l, d in the axes of a layout."""
-    return (array if "b" in layout else array[0]).transpose(_order(layout))
+def reordered(array: np.ndarray, axes: str, wanted: str) -> np.ndarray:
+    """A view of an array with these axes in the order `wanted`; axes of length 1 that are not wanted are dropped."""
+    dropped, order = _order(axes, wanted)
+    return array.squeeze(dropped).transpose(order)
 
 
 @cache
-def _order(layout: str) -> tuple[int, ...]:
-    ordered = [letter for letter in "bhld" if letter in layout]
-    return tuple(ordered.index(letter) for letter in layout)
+def _order(axes: str, wanted: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The indices of the axes that are not wanted, and those of the wanted ones among the rest."""
+    kept = [letter for letter in axes if letter in wanted]
+    dropped = (i for i, letter in enumerate(axes) if letter not in wanted)
+    return tuple(dropped), tuple(kept.index(letter) for letter in wanted)
 
 
-def has_columns(layout: str) -> bool:
-    """True if tokens are columns: score matrices are then swapped too, so that their columns sum to one."""
-    return layout in ("dl", "bdl")
+def score_axes(layout: str, num_heads: int, *, single_query: bool) -> str:
+    """The axes of score matrices in a response: `qk`, after `b` and `h` if they are shown.
+
+    b is shown if the layout has it, h if the layout has it or there are several heads. With tokens in columns k stands
+    before q, so that columns sum to one. A single query has no q.
+    """
+    tail = "k" if single_query else "kq" if layout in ("dl", "bdl") else "qk"
+    return ("b" if "b" in layout else "") + ("h" if "h" in layout or num_heads > 1 else "") + tail
 
 
-def expected(layout: str, sizes: Mapping[str, int]) -> str:
-    """The text of a shape in a layout, with a dot for each axis of any length."""
-    return shape(tuple(sizes.get(letter, "·") for letter in layout))
+def align(array: np.ndarray, axes: str, sizes: Sizes, field: str) -> np.ndarray:
+    """A view of a mask or bias with axes (b, h, q, k), each full or of length 1.
+
+    axes: of score matrices, see `score_axes`. Rank 1 is always over k; rank 4 is always b, h first; rank 3 beside
+    scores with b and h is per head.
+
+    Errors: ShapeMismatch, also if rank 3 could mean one matrix for each batch entry as well.
+    """
+    lengths = sizes.by_letter
+    have = _axes_of(array, axes, lengths, field)
+    wanted = tuple(lengths[letter] for letter in have)
+    if any(length not in (1, full) for length, full in zip(array.shape, wanted, strict=True)):
+        raise ShapeMismatch.of(f"/{field}", f"{shape(wanted)}, or 1 on any axis", array, f"axes {', '.join(have)}")
+    missing = "".join(letter for letter in "bhqk" if letter not in have)
+    return reordered(array.reshape((1,) * len(missing) + array.shape), missing + have, "bhqk")
+
+
+def _axes_of(array: np.ndarray, axes: str, lengths: Mapping[str, int], field: str) -> str:
+    """The axes that an array has, by its rank."""
+    rank = array.ndim
+    if rank == 1:
+        return "k"
+    if rank == 4:
+        return "bhkq" if axes.endswith("kq") else "bhqk"
+    if rank == 3 and "b" in axes and "h" in axes:
+        b, h, q, k = (lengths[letter] for letter in "bhqk")
+        if b == h > 1 and array.shape[0] > 1:
+            both = f"{shape((b, 1, q, k))} for one per batch entry or {shape((1, h, q, k))} for one per head"
+            raise ShapeMismatch.of(f"/{field}", both, array, "as many heads as batch entries: say which is meant")
+        return axes[1:]
+    if 2 <= rank <= len(axes):
+        return axes[-rank:]
+    wanted = shape(tuple(lengths[letter] for letter in axes))
+    raise ShapeMismatch.of(f"/{field}", f"an array that broadcasts to {wanted}, or (b, h, q, k)", array)

@@ -101,7 +101,7 @@ SOURCES: Final = ("query", "key", "value", "input", "context")
 
 
 class AttentionSpec(NamedTuple):
-    """One request. None always means absent.
+    """One request as plain values. None always means absent.
 
     untyped: fields whose numbers came without a type (JSON lists), so that they do not choose the dtype
     allow_non_finite: inputs may hold inf and NaN as long as nothing visible depends on them
@@ -154,5 +154,5 @@ class AttentionSpec(NamedTuple):
         return {name: array for name in SOURCES if (array := getattr(self, name)) is not None}
 
     def without_sources(self) -> AttentionSpec:
-        """All else that is asked for."""
+        """The same request without the arrays that query, key and value come from."""
         return self._replace(query=None, key=None, value=None, input=None, context=None)

@@ -12,16 +12,15 @@ and device of the backend; arrays that it returns know comparison, `&`, `~`, ari
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
 from service.attention.arrays import cast, integers, within
-from service.attention.axes import ScoreAxes
-from service.attention.roles import Sizes
+from service.attention.shapes import Sizes, align
 from service.attention.spec import AttentionSpec
 from service.attention.tiles import Tile, part_of
 from service.errors import InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
@@ -34,10 +33,10 @@ Load = Callable[[np.ndarray], Array]
 class Frame:
     """What terms are made with, beside the request.
 
-    past: tokens of the cache; dtype: that is computed in
+    axes: of score matrices, see `score_axes`; past: tokens of the cache; dtype: that is computed in
     """
 
-    axes: ScoreAxes
+    axes: str
     sizes: Sizes
     past: int
     dtype: np.dtype
@@ -73,17 +72,15 @@ class ScoreTerm:
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """Arrays with axes (b, h, q, k), each full or of length 1, that the term reads."""
+        """Arrays with axes (b, h, q, k), each full or of length 1, that the term reads.
+
+        `visible` may return a mask of the size of their parts; without them a mask is not larger than (b, 1, r, k).
+        """
         return ()
 
     def visible(self, tile: Tile, load: Load) -> Array | None:
         """Booleans that broadcast to the scores of a tile, True = visible; None if all are."""
         return None
-
-    def edges(self, tile: Tile, load: Load) -> list[tuple[slice, Array]]:
-        """The same as columns of the tile with booleans for these columns; columns not listed are visible."""
-        seen = self.visible(tile, load)
-        return [] if seen is None else [(slice(None), seen)]
 
     def added(self, tile: Tile, load: Load) -> Array | None:
         """Numbers that broadcast to the scores of a tile and are added to them; None for none."""
@@ -97,13 +94,12 @@ class ScoreTerm:
         """The part of these keys that some of these queries may see, by position."""
         return keys
 
-    def mask_size(self, tile: tuple[int, int, int, int]) -> int:
-        """Elements of `visible` for a tile of these lengths (b, h, r, k)."""
-        batch, _, rows, keys = tile
-        return batch * rows * keys
+    def visible_columns(self, rows: slice, keys: slice) -> slice:
+        """A part of these keys that all of these queries see, so that `visible` need not be called for it."""
+        return slice(keys.start, keys.start)
 
     def added_size(self, tile: tuple[int, int, int, int]) -> int:
-        """Elements of new arrays that `added` makes for such a tile."""
+        """Elements of the new arrays that `added` makes for a tile of these lengths (b, h, r, k)."""
         return 0
 
 
@@ -118,7 +114,8 @@ class Bias(ScoreTerm):
         """The `bias` of a request."""
         if spec.bias is None:
             return None
-        return cls(frame.axes.align(cast(spec.bias, frame.dtype, "/bias", minus_infinity=True), "bias"))
+        numbers = cast(spec.bias, frame.dtype, "/bias", minus_infinity=True)
+        return cls(align(numbers, frame.axes, frame.sizes, "bias"))
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
@@ -136,9 +133,6 @@ class Bias(ScoreTerm):
         if low == -math.inf:
             low = float(np.min(self.numbers, where=np.isfinite(self.numbers), initial=0))
         return max(-low, high if math.isfinite(high) else 0.0, 0.0)
-
-    def mask_size(self, tile: tuple[int, int, int, int]) -> int:
-        return _size_of_part(self.numbers, tile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +159,6 @@ class Alibi(ScoreTerm):
         furthest = float(np.max(np.abs(self.offset))) + sizes.query_length + sizes.key_length
         return float(np.max(np.abs(self.slopes))) * furthest
 
-    def mask_size(self, tile: tuple[int, int, int, int]) -> int:
-        return 0
-
     def added_size(self, tile: tuple[int, int, int, int]) -> int:
         return prod(tile) + 2 * tile[2] * tile[3]
 
@@ -181,7 +172,9 @@ class Mask(ScoreTerm):
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
         """The `mask` of a request."""
-        return None if spec.mask is None else cls(frame.axes.align(_booleans(spec.mask, "/mask"), "mask"))
+        if spec.mask is None:
+            return None
+        return cls(align(_booleans(spec.mask, "/mask"), frame.axes, frame.sizes, "mask"))
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
@@ -190,15 +183,11 @@ class Mask(ScoreTerm):
     def visible(self, tile: Tile, load: Load) -> Array | None:
         return load(part_of(self.booleans, tile))
 
-    def mask_size(self, tile: tuple[int, int, int, int]) -> int:
-        return _size_of_part(self.booleans, tile)
 
+class KeyMask(Mask):
+    """Keys (b or 1, 1, 1, k); False hides a key from all queries."""
 
-@dataclass(frozen=True, slots=True)
-class KeyMask(ScoreTerm):
-    """Keys (b or 1, k); False hides a key from all queries."""
-
-    keys: np.ndarray
+    __slots__ = ()
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -208,10 +197,7 @@ class KeyMask(ScoreTerm):
         keys, b, k = _booleans(spec.key_mask, "/key_mask"), frame.sizes.batch_size, frame.sizes.key_length
         if keys.shape not in ((k,), (b, k)):
             raise ShapeMismatch.of("/key_mask", f"{shape((k,))} or {shape((b, k))}", keys)
-        return cls(np.atleast_2d(keys))
-
-    def visible(self, tile: Tile, load: Load) -> Array | None:
-        return load(part_of(self.keys[:, None, None, :], tile))
+        return cls(keys.reshape(-1, 1, 1, k))
 
 
 class KeyLengths(KeyMask):
@@ -224,24 +210,22 @@ class KeyLengths(KeyMask):
         """The `key_lengths` of a request."""
         if spec.key_lengths is None:
             return None
-        return cls(_real_tokens(spec.key_lengths, "/key_lengths", frame.sizes.batch_size, frame.sizes.key_length))
+        real = _real_tokens(spec.key_lengths, "/key_lengths", frame.sizes.batch_size, frame.sizes.key_length)
+        return cls(real[:, None, None, :])
 
 
-@dataclass(frozen=True, slots=True)
-class QueryLengths(ScoreTerm):
-    """Queries (b or 1, q); False is padding, which sees no key and is not counted as a masked row."""
+class QueryLengths(Mask):
+    """Queries (b or 1, 1, q, 1); False is padding, which sees no key and is not counted as a masked row."""
 
-    queries: np.ndarray
+    __slots__ = ()
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
         """The `query_lengths` of a request."""
         if spec.query_lengths is None:
             return None
-        return cls(_real_tokens(spec.query_lengths, "/query_lengths", frame.sizes.batch_size, frame.sizes.query_length))
-
-    def visible(self, tile: Tile, load: Load) -> Array | None:
-        return load(part_of(self.queries[:, None, :, None], tile))
+        real = _real_tokens(spec.query_lengths, "/query_lengths", frame.sizes.batch_size, frame.sizes.query_length)
+        return cls(real[:, None, :, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,38 +264,27 @@ class Band(ScoreTerm):
     narrows: ClassVar[bool] = True
 
     def visible(self, tile: Tile, load: Load) -> Array | None:
-        found = None
-        for columns, seen in self._cuts(tile, load, narrow=False):
-            assert columns == slice(None)
-            found = seen if found is None else found & seen
-        return found
-
-    def edges(self, tile: Tile, load: Load) -> list[tuple[slice, Array]]:
-        return self._cuts(tile, load, narrow=True)
-
-    def _cuts(self, tile: Tile, load: Load, *, narrow: bool) -> list[tuple[slice, Array]]:
-        """The edges of the band that cut through a tile. narrow: only the columns that an edge cuts, else all"""
-        found, columns = [], tile.columns
+        if self.visible_columns(tile.rows, tile.columns) == tile.columns:
+            return None
         i = np.arange(tile.rows.start, tile.rows.stop)[:, None]
+        j = load(np.arange(tile.columns.start, tile.columns.stop))
+        seen = None
         if self.low is not None:
-            low = part_of(self.low[:, None, None, None], tile)
-            stop = min(tile.rows.stop - 1 + int(low.max()), columns.stop)  # from there on all rows see all keys
-            if columns.start < stop:
-                j = np.arange(columns.start, stop if narrow else columns.stop)
-                found.append((slice(0, len(j)) if narrow else slice(None), load(j) >= load(i + low)))
+            seen = j >= load(i + part_of(self.low[:, None, None, None], tile))
         if self.high is not None:
-            high = part_of(self.high[:, None, None, None], tile)
-            start = max(tile.rows.start + int(high.min()) + 1, columns.start)  # up to there all rows see all keys
-            if start < columns.stop:
-                j = np.arange(start if narrow else columns.start, columns.stop)
-                width = columns.stop - columns.start
-                found.append((slice(width - len(j), width) if narrow else slice(None), load(j) <= load(i + high)))
-        return found
+            below = j <= load(i + part_of(self.high[:, None, None, None], tile))
+            seen = below if seen is None else seen & below
+        return seen
 
     def columns(self, rows: slice, keys: slice) -> slice:
         start = keys.start if self.low is None else max(keys.start, rows.start + int(self.low.min()))
         stop = keys.stop if self.high is None else min(keys.stop, rows.stop + int(self.high.max()))
         return slice(start, stop)
+
+    def visible_columns(self, rows: slice, keys: slice) -> slice:
+        start = keys.start if self.low is None else max(keys.start, rows.stop - 1 + int(self.low.max()))
+        stop = keys.stop if self.high is None else min(keys.stop, rows.start + 1 + int(self.high.min()))
+        return slice(start, stop) if start < stop else slice(keys.start, keys.start)
 
 
 class Causal(Band):
@@ -367,6 +340,41 @@ def make_terms(spec: AttentionSpec, frame: Frame) -> tuple[ScoreTerm, ...]:
     return tuple(term for kind in TERMS if (term := kind.of(spec, frame)) is not None)
 
 
+def visible(terms: Iterable[ScoreTerm], tile: Tile, load: Load) -> Array | None:
+    """Booleans that broadcast to the scores of a tile, True where all terms let a key be seen; None if all keys are."""
+    found = None
+    for term in terms:
+        seen = term.visible(tile, load)
+        if seen is not None:
+            found = seen if found is None else found & seen
+    return found
+
+
+def hidden_parts(terms: Iterable[ScoreTerm], tile: Tile, load: Load) -> Iterator[tuple[slice, Array]]:
+    """The columns of a tile in which keys may be hidden, counted from its first, each with `visible` for them.
+
+    Bands hide only at their edges: the columns that all queries of the tile see are left out.
+    """
+    start, whole = tile.columns.start, []
+    for term in terms:
+        clear = term.visible_columns(tile.rows, tile.columns)
+        if clear.start == clear.stop:
+            whole.append(term)
+            continue
+        for part in (slice(start, clear.start), slice(clear.stop, tile.columns.stop)):
+            if part.start < part.stop:
+                seen = term.visible(replace(tile, columns=part), load)
+                yield slice(part.start - start, part.stop - start), seen
+    seen = visible(whole, tile, load)
+    if seen is not None:
+        yield slice(None), seen
+
+
+def additions(terms: Iterable[ScoreTerm], tile: Tile, load: Load) -> list[Array]:
+    """What terms add to the scores of a tile; each array broadcasts to them."""
+    return [added for term in terms if (added := term.added(tile, load)) is not None]
+
+
 def per_head(array: np.ndarray, pointer: str, sizes: Sizes, dtype: np.dtype) -> np.ndarray:
     """Numbers of shape (h,) in a type. Errors: ShapeMismatch, InvalidArray, Overflow."""
     if array.shape != (sizes.num_heads,):
@@ -399,8 +407,3 @@ def _edge(offset: np.ndarray, shift: int, sizes: Sizes) -> np.ndarray:
     """offset + shift, no further out than where all or nothing is visible, so that nothing overflows."""
     inside = [max(-sizes.query_length, min(sizes.key_length, int(x) + shift)) for x in offset]
     return np.array(inside, dtype=np.int64)
-
-
-def _size_of_part(array: np.ndarray, tile: tuple[int, int, int, int]) -> int:
-    """Elements of the part of an array (b, h, q, k), each axis full or 1, that belongs to a tile."""
-    return prod(min(length, part) for length, part in zip(array.shape, tile, strict=True))

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-
-from service.attention.roles import Sizes
 
 if TYPE_CHECKING:
     from service.attention.plan import Plan
@@ -30,7 +28,7 @@ PER_WORKER: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Batch entries, key/value heads with their query heads, queries, and the keys that these queries may see."""
+    """A part of the scores: batch entries, heads, queries (rows), and the keys that these queries may see (columns)."""
 
     batch: slice
     kv_heads: slice
@@ -73,51 +71,46 @@ def tiles(plan: Plan, tiling: Tiling) -> Iterator[Tile]:
 
     Keys that no query of a tile can see, by position, are left out of it, unless their scores are returned.
     """
-    sizes, step = plan.sizes, steps(plan, tiling)
-    group = sizes.num_heads // sizes.num_kv_heads
-    for b in _slices(sizes.batch_size, step.batch):
-        for g in _slices(sizes.num_kv_heads, step.kv_heads):
-            for r in _slices(sizes.query_length, step.rows):
-                yield Tile(b, g, slice(g.start * group, g.stop * group), r, _columns(plan, r))
+    (h, g, b, q, *_), step = plan.sizes, steps(plan, tiling)
+    for batch in _slices(b, step.batch):
+        for kv_heads in _slices(g, step.kv_heads):
+            heads = slice(kv_heads.start * h // g, kv_heads.stop * h // g)
+            for rows in _slices(q, step.rows):
+                yield Tile(batch, kv_heads, heads, rows, _columns(plan, rows))
 
 
 def whole(plan: Plan) -> Tile:
-    """All of a plan as one tile."""
-    sizes = plan.sizes
-    lengths = sizes.batch_size, sizes.num_kv_heads, sizes.num_heads, sizes.query_length, sizes.key_length
-    return Tile(*(slice(0, length) for length in lengths))
+    """The tile that covers a whole plan."""
+    h, g, b, q, k, _, _ = plan.sizes
+    return Tile(slice(0, b), slice(0, g), slice(0, h), slice(0, q), slice(0, k))
 
 
 def steps(plan: Plan, tiling: Tiling) -> Steps:
-    """The lengths of the largest tiles."""
-    sizes, scores = plan.sizes, tiling.scores
-    group = sizes.num_heads // sizes.num_kv_heads
-    columns = min(sizes.key_length, tiling.fast_columns) if tiling.streams else sizes.key_length
-    one_row = group * columns
+    """The lengths of the largest tiles of a plan."""
+    (h, g, b, q, k, *_), scores = plan.sizes, tiling.scores
+    columns = min(k, tiling.fast_columns) if tiling.streams else k
+    one_row = h // g * columns
     fast_rows = tiling.fast_rows if tiling.fast_rows * one_row <= tiling.largest else 0
-    rows = _clamp(max(scores // one_row, fast_rows), sizes.query_length)
+    rows = _clamp(max(scores // one_row, fast_rows), q)
     if tiling.workers > 1 and plan.flops > SHARED_FLOPS:
-        rows = min(rows, max(SHARED_ROWS, _fair(sizes, rows, tiling.workers)))
+        rows = min(rows, max(SHARED_ROWS, _fair(b * g, q, rows, tiling.workers)))
     if plan.skips_hidden_keys:  # the lower a tile, the more keys are left out
-        rows = min(rows, max(BAND_ROWS, sizes.query_length // 16))
-    kv_heads = _clamp(scores // (group * rows * columns), sizes.num_kv_heads)
-    if rows < sizes.query_length:
-        kv_heads = 1
+        rows = min(rows, max(BAND_ROWS, q // 16))
+    kv_heads = _clamp(scores // (one_row * rows), g) if rows >= q else 1
     if plan.selection.average_heads:  # all heads of a query meet in its tile
-        kv_heads = sizes.num_kv_heads
-        rows = _clamp(scores // (sizes.num_heads * columns), sizes.query_length)
-    has_all_rows = kv_heads == sizes.num_kv_heads and rows == sizes.query_length
-    batch = _clamp(scores // (sizes.num_heads * rows * columns), sizes.batch_size) if has_all_rows else 1
-    return Steps(batch, kv_heads, rows)
+        kv_heads, rows = g, _clamp(scores // (h * columns), q)
+    has_all_rows = kv_heads == g and rows == q
+    return Steps(_clamp(scores // (h * rows * columns), b) if has_all_rows else 1, kv_heads, rows)
 
 
 def key_blocks(tile: Tile, tiling: Tiling) -> Iterator[Tile]:
-    """A tile in blocks of keys, each of about `tiling.scores` scores."""
-    one_column = (tile.batch.stop - tile.batch.start) * (tile.heads.stop - tile.heads.start)
-    one_column *= tile.rows.stop - tile.rows.start
-    step = max(tiling.fast_columns, tiling.scores // one_column)
+    """A tile in blocks of keys, each of about `tiling.scores` scores; the tile itself if `tiling` does not stream."""
+    if not tiling.streams:
+        yield tile
+        return
+    one_column = prod(part.stop - part.start for part in (tile.batch, tile.heads, tile.rows))
     start = tile.columns.start
-    for block in _slices(tile.columns.stop - start, step):
+    for block in _slices(tile.columns.stop - start, max(tiling.fast_columns, tiling.scores // one_column)):
         yield replace(tile, columns=slice(start + block.start, start + block.stop))
 
 
@@ -127,13 +120,12 @@ def part_of(array: np.ndarray, tile: Tile) -> np.ndarray:
     return array[tuple(slice(None) if size == 1 else cut for size, cut in zip(array.shape, cuts, strict=True))]
 
 
-def _fair(sizes: Sizes, rows: int, workers: int) -> int:
+def _fair(groups: int, queries: int, rows: int, workers: int) -> int:
     """Rows of the highest tiles, at most `rows`, that workers can share evenly: the higher, the faster."""
-    pieces = ceil(sizes.query_length / rows)
-    groups = sizes.batch_size * sizes.num_kv_heads
+    pieces = ceil(queries / rows)
     while groups * pieces % workers and groups * pieces < PER_WORKER * workers:
         pieces += 1
-    return ceil(sizes.query_length / pieces)
+    return ceil(queries / pieces)
 
 
 def _clamp(wanted: int, most: int) -> int:

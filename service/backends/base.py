@@ -18,8 +18,12 @@ from service.attention.spec import AttentionSpec
 Check = Callable[[], None]
 
 
+def no_check() -> None:
+    """Do nothing: the check of a computation that is not ended before its time."""
+
+
 class OutOfMemory(MemoryError):
-    """Memory of the machine or of a device is not enough.
+    """Raised if the memory of the machine or of a device is not enough.
 
     needed: bytes, by an estimate; available: bytes that there are, None if that is not known
     """
@@ -45,6 +49,8 @@ class Backend(ABC):
         self.threads = threads
         self.experimental = experimental
 
+    # Overflow is found by checking the numbers, with an error that says what to do; a warning would add nothing.
+    @np.errstate(all="ignore")
     def run(
         self, plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarray], check: Check | None = None
     ) -> Result:
@@ -54,10 +60,11 @@ class Backend(ABC):
 
         Errors: InvalidRequest, MemoryError, and what `check` raises.
         """
-        return make_result(plan, self.execute(plan, make_operands(spec, plan, sources), spec.device, check))
+        operands = make_operands(spec, plan, sources)
+        return make_result(plan, self.execute(plan, operands, spec.device, check or no_check))
 
     @abstractmethod
-    def execute(self, plan: Plan, operands: Operands, device: str, check: Check | None = None) -> Computed:
+    def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:
         """Compute all that the plan includes, from operands that were made for it.
 
         Errors: Overflow if a visible score is not finite, UnknownBackend for a device that is not there, MemoryError,
@@ -83,4 +90,4 @@ class Backend(ABC):
         return True
 
     def warm_up(self, device: str) -> None:  # noqa: B027  # most backends have nothing to load
-        """Load what the first request would otherwise have to wait for."""
+        """Load everything that the first request would otherwise wait for."""

@@ -42,7 +42,10 @@ class Backends:
         self._made: dict[spec.Backend, Backend] = {}
         self.preferred = preferred
         if preferred == "auto":
-            self.preferred = CUDA if self._has_gpu() else "numpy"
+            self.preferred = "numpy"
+            with suppress(UnknownBackend):
+                if self._make(CUDA).is_gpu("auto"):
+                    self.preferred = CUDA
         self._make(self.preferred)
 
     def choose(self, name: spec.Backend, device: str) -> Backend:
@@ -50,11 +53,6 @@ class Backends:
         if name == "auto":
             name = CUDA if device.startswith("cuda") else self.preferred
         return self._made.get(name) or self._make(name)
-
-    def _has_gpu(self) -> bool:
-        with suppress(UnknownBackend):
-            return self._make(CUDA).is_gpu("auto")
-        return False
 
     def _make(self, name: spec.Backend) -> Backend:
         module, kind = BACKENDS[name]

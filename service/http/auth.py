@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.errors import Fault, Unauthorized
+from service.errors import Unauthorized
 from service.http.problems import problem
 from service.settings import Settings
 from service.settings.keys import Keys
@@ -16,7 +16,7 @@ METRICS = "/metrics"
 
 
 class Guard:
-    """Refuses requests without a valid key, except those to open paths."""
+    """Refuses requests without a valid API key, except to open paths."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -28,8 +28,8 @@ class Guard:
         if scope["type"] == "http" and scope["path"] not in self._open:
             authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
             if not self._keys.admit(authorization):
-                fault = Fault("", "Authorization: Bearer and a key", "another key" if authorization else "none")
-                error = Unauthorized(fault, headers={"WWW-Authenticate": "Bearer"})
+                expected, got = "Authorization: Bearer and a key", "another key" if authorization else "none"
+                error = Unauthorized.at("", expected, got, headers={"WWW-Authenticate": "Bearer"})
                 await problem(error, Request(scope))(scope, receive, send)
                 return
         await self._app(scope, receive, send)

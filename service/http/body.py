@@ -10,9 +10,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from service.codecs.decoded import Body
-from service.errors import BodyTooLarge, Fault, TooSlow
-from service.http.head import parse_length
-from service.pipeline.execution import UNCOUNTED, Execution
+from service.errors import BodyTooLarge, TooSlow
+from service.http.head import CLOSE, parse_length
+from service.pipeline.admission import UNCOUNTED
+from service.pipeline.execution import Execution
 
 # Bytes by which the lease of a body grows.
 STEP: Final = 2**20
@@ -27,12 +28,12 @@ class BodyLimits(NamedTuple):
 
     def too_large(self, got: str) -> BodyTooLarge:
         """The error. The rest of the body is not read, so that the connection cannot carry another request."""
-        return BodyTooLarge(Fault("", f"at most {self.size} bytes", got), headers={"Connection": "close"})
+        return BodyTooLarge.at("", f"at most {self.size} bytes", got, headers=CLOSE)
 
     def too_slow(self, received: int) -> TooSlow:
         """The error. The rest of the body is not read."""
         expected = f"a body that arrives within {self.grace:g} s, or at {self.rate:g} bytes a second"
-        return TooSlow(Fault("", expected, f"{received} bytes"), headers={"Connection": "close"})
+        return TooSlow.at("", expected, f"{received} bytes", headers=CLOSE)
 
 
 def content_length(headers: Mapping[bytes, bytes], limits: BodyLimits) -> int | None:
@@ -61,7 +62,8 @@ async def receive_body(
     """
     most = limits.size if length is None else length
     if length is not None and length > UNCOUNTED:
-        execution.admit_body(bound(length, limits.size))
+        execution.admission.check_capacity()
+        execution.lease.begin(bound(length, limits.size))
     now = asyncio.get_running_loop().time
     start = now()
     body = bytearray()
@@ -75,11 +77,14 @@ async def receive_body(
                 size = len(body) + len(chunk)
                 if size > limits.size:
                     raise limits.too_large("more")
-                if size > UNCOUNTED and size > execution.admit_body(bound(most, limits.size)).memory:
+                if size > UNCOUNTED and size > execution.lease.memory:
+                    if not execution.lease.counted:
+                        execution.admission.check_capacity()
+                        execution.lease.begin(bound(most, limits.size))
                     timeout.reschedule(None)
                     start -= now()
+                    execution.deadline.restart()
                     await execution.grow(min(size + STEP, most))
-                    execution.restart_time_limit()
                     start += now()
                 if not message.get("more_body", False):
                     break
@@ -87,8 +92,7 @@ async def receive_body(
                 timeout.reschedule(start + limits.grace + size / limits.rate)
     except TimeoutError:
         raise limits.too_slow(len(body)) from None
-    if execution.lease is not None:
-        execution.lease.receiving = False
+    execution.lease.receiving = False
     if not body:
         return chunk
     body += chunk

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.head import parse_length
 
-# Bytes that are discarded of a body of unknown length, or one that is longer than `ANNOUNCED`.
+# Bytes that are discarded of a body whose length is unknown, or more than `ANNOUNCED`.
 UNKNOWN: Final = 2**24
 # Bytes that are discarded of a body whose length was announced.
 ANNOUNCED: Final = 2**27

@@ -7,18 +7,19 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import BadRequest, Fault, HeadTooLarge, ServiceError, quote
+from service.errors import BadRequest, HeadTooLarge, ServiceError, quote
 from service.http.problems import problem
 
 # Bytes of a head: names and values of its headers, and its target. More than any client sends.
 MAX_HEAD: Final = 2**16
 MAX_LENGTH_DIGITS: Final = 18
 MAX_LENGTH: Final = 10**MAX_LENGTH_DIGITS
+CLOSE: Final = {"Connection": "close"}
 VERSIONS: Final = ("1.0", "1.1", "2", "3")
 
 
 class CheckHead:
-    """Refuses requests whose head is too large, names no host or several, or frames its body in a doubtful way.
+    """Refuses requests whose head is too large, has no or several hosts, or frames the body ambiguously.
 
     close_after_upgrade: close the connection after a request with an Upgrade header. The header is ignored (RFC 9110,
     section 7.8), but httptools takes what follows the head for the other protocol, and uvicorn the next part of that
@@ -41,30 +42,25 @@ class CheckHead:
 
 
 def check(scope: Scope) -> ServiceError | None:
-    """What is wrong with the head of a request."""
-    size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
-    hosts = lengths = 0
-    codings: bytes | None = None
-    for name, value in scope["headers"]:
-        size += len(name) + len(value) + 4  # colon, space, end of line
-        if name == b"host":
-            hosts += 1
-        elif name == b"content-length":
-            lengths += 1
-        elif name == b"transfer-encoding":
-            codings = value if codings is None else codings + b", " + value
-    closing = {"Connection": "close"}
+    """The error for an invalid head; None if the head is valid."""
+    headers, version = scope["headers"], scope["http_version"]
+    # Each header with a colon, a space and the end of the line.
+    size = sum(len(name) + len(value) + 4 for name, value in headers)
+    size += len(scope.get("raw_path") or b"") + len(scope["query_string"])
     if size > MAX_HEAD:
-        return HeadTooLarge(Fault("", f"a request head of at most {MAX_HEAD} bytes", str(size)), headers=closing)
-    if scope["http_version"] not in VERSIONS:
-        return BadRequest(Fault("", f"HTTP in version {', '.join(VERSIONS)}", scope["http_version"]), headers=closing)
-    if hosts != 1 and scope["http_version"] == "1.1":
-        return BadRequest(Fault("", "one Host header", str(hosts)), headers=closing)
-    if codings is not None and codings.strip().lower() != b"chunked":
-        got = quote(codings.decode("latin-1"))
-        return BadRequest(Fault("", "no Transfer-Encoding but chunked", got), headers=closing)
-    if lengths > 1 or (lengths and codings is not None):
-        return BadRequest(Fault("", "one Content-Length, or chunked", "both, or several"), headers=closing)
+        return HeadTooLarge.at("", f"a request head of at most {MAX_HEAD} bytes", str(size), headers=CLOSE)
+    if version not in VERSIONS:
+        return BadRequest.at("", f"HTTP in version {', '.join(VERSIONS)}", version, headers=CLOSE)
+    names = [name for name, _ in headers]
+    hosts, lengths = names.count(b"host"), names.count(b"content-length")
+    codings = b", ".join(value for name, value in headers if name == b"transfer-encoding")
+    chunked = b"transfer-encoding" in names
+    if hosts != 1 and version == "1.1":
+        return BadRequest.at("", "one Host header", str(hosts), headers=CLOSE)
+    if chunked and codings.strip().lower() != b"chunked":
+        return BadRequest.at("", "no Transfer-Encoding but chunked", quote(codings.decode("latin-1")), headers=CLOSE)
+    if lengths + chunked > 1:
+        return BadRequest.at("", "one Content-Length, or chunked", "both, or several", headers=CLOSE)
     return None
 
 

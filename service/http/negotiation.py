@@ -10,7 +10,7 @@ from typing import Final
 
 from service.codecs import CODECS, Codec
 from service.codecs.oip import http as oip
-from service.errors import BadRequest, Fault, NotAcceptable, UnsupportedEncoding, UnsupportedMediaType, quote
+from service.errors import BadRequest, NotAcceptable, UnsupportedEncoding, UnsupportedMediaType, quote
 from service.http.head import parse_length
 
 # Media ranges of an Accept header that are considered; more take longer than a small request.
@@ -40,8 +40,8 @@ def refuse_content_encoding(headers: Mapping[bytes, bytes]) -> None:
     """Errors: UnsupportedEncoding for a compressed body, which could unpack to anything."""
     encoding = headers.get(b"content-encoding", b"").decode("latin-1").strip()
     if encoding and encoding.lower() != "identity":
-        fault = Fault("", "a body without Content-Encoding", quote(encoding))
-        raise UnsupportedEncoding(fault, headers={"Accept-Encoding": "identity"})
+        expected = "a body without Content-Encoding"
+        raise UnsupportedEncoding.at("", expected, quote(encoding), headers={"Accept-Encoding": "identity"})
 
 
 def request_type(content_type: str, known: Collection[str]) -> str:
@@ -62,31 +62,28 @@ def response_type(accept: str, own: str, known: Collection[str]) -> str:
     """
     if not accept.strip() or accept == "*/*":
         return own
-    ranges = [_range(part) for part in accept.split(",")[:MAX_RANGES]]
-    candidates = [own, *(name for name in known if name != own)]
-    quality = {name: _quality(name, ranges) for name in candidates}
-    best = max(candidates, key=lambda name: quality[name])  # the first of equals, so `own` before others
-    if quality[best] <= 0:
+    ranges: dict[str, float] = {}
+    for part in accept.split(",")[:MAX_RANGES]:
+        name, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        ranges.setdefault(name, _quality(parameters))
+
+    def preference(name: str) -> float:
+        """The quality of the most specific range that covers a media type."""
+        covering = (name, f"{name.partition('/')[0]}/*", "*/*")
+        return next((ranges[wanted] for wanted in covering if wanted in ranges), 0.0)
+
+    best = max([own, *known], key=preference)  # the first of equals, so `own` before others
+    if preference(best) <= 0:
         raise NotAcceptable.at("", f"Accept to allow {' or '.join(known)}", quote(accept))
     return best
 
 
-def _range(part: str) -> tuple[str, float]:
-    """One media range and its quality, which is 0 if it cannot be parsed."""
-    name, *parameters = (piece.strip().lower() for piece in part.split(";"))
+def _quality(parameters: list[str]) -> float:
+    """The quality among the parameters of a media range; 0 if it is not a number."""
     for parameter in parameters:
         if parameter.startswith("q="):
             try:
-                return name, float(parameter[2:])
+                return float(parameter[2:])
             except ValueError:
-                return name, 0.0
-    return name, 1.0
-
-
-def _quality(name: str, ranges: list[tuple[str, float]]) -> float:
-    """The quality of the most specific range that covers a media type."""
-    for wanted in (name, name.partition("/")[0] + "/*", "*/*"):
-        for given, quality in ranges:
-            if given == wanted:
-                return quality
-    return 0.0
+                return 0.0
+    return 1.0

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from collections.abc import Iterable
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import InternalError, drop_tracebacks
-from service.http.browsers import security_headers
 from service.http.problems import problem
-from service.observability.metrics import DISCONNECTED, ComputedRequest, Metrics
-from service.observability.request_id import LOWER, assign_request_id
+from service.observability.metrics import Metrics
+from service.observability.requests import DISCONNECTED, REQUEST_ID, RequestRecord, choose_request_id
 from service.pipeline.deadline import Cancelled
 
 logger = logging.getLogger("attention")
-access = logging.getLogger("attention.access")
+
+# The pages hold their scripts and styles, or load them from this server. They cannot be framed.
+PAGE = [
+    (b"content-security-policy",
+     b"default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+     b"frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
+    (b"referrer-policy", b"no-referrer"),
+]  # fmt: skip
+# Browsers must not guess the media type of a response.
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
 
 class RequestContext:
-    """Assigns the request id, adds security headers, counts and logs requests, and answers what fails inside with 500.
+    """Keeps a record of each request for metrics and log, adds headers, and turns unexpected exceptions into 500.
 
     Pure ASGI, so that large responses pass without being copied.
     """
@@ -35,60 +43,44 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        start = time.perf_counter()
-        header = (LOWER, assign_request_id(scope).encode())
-        status = sent = 0
-        complete = False
-        end = 0.0
+        request_id = choose_request_id(value for name, value in scope["headers"] if name == REQUEST_ID)
+        record = RequestRecord("http", scope["method"], scope["path"], request_id)
+        scope.setdefault("state", {})["record"] = record
 
-        async def send_with_id(message: Message) -> None:
-            nonlocal status, sent, complete, end
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                status = message["status"]
+                record.status = message["status"]
                 headers = message["headers"]
-                message["headers"] = [*headers, header, *security_headers(headers)]
+                message["headers"] = [*headers, (REQUEST_ID, request_id.encode()), *security_headers(headers)]
             elif not message.get("more_body", False):
-                complete = True
-                end = time.perf_counter()  # the rest of a refused body is discarded before `send` returns
+                record.ended = time.perf_counter()  # the rest of a refused body is discarded before `send` returns
             await send(message)
-            sent += len(message.get("body", b""))
+            record.sent += len(message.get("body", b""))
 
         if self._metrics is not None:
-            self._metrics.request_started()
+            self._metrics.in_flight += 1
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive, send_with_headers)
         except (ClientDisconnect, Cancelled) as error:
             drop_tracebacks(error)
         except Exception:
-            logger.exception("request %s failed: a defect of the service", scope["state"]["request_id"])
-            if not status:
-                await problem(InternalError(), Request(scope))(scope, receive, send_with_id)
-            elif not complete:
+            logger.exception("request %s failed: a defect of the service", record.request_id)
+            if record.status == DISCONNECTED:
+                await problem(InternalError(), Request(scope))(scope, receive, send_with_headers)
+            elif not record.ended:
                 raise  # the response has begun: the client only notices if the connection breaks
         finally:
-            self._count_and_log(scope, status or DISCONNECTED, (end or time.perf_counter()) - start, sent)
+            # The template: as a label, the requested path could be anything.
+            record.operation = getattr(scope.get("route"), "path", "other")
+            self._count_and_log(record)
 
-    def _count_and_log(self, scope: Scope, status: int, seconds: float, sent: int) -> None:
-        """Count and log a request. sent: bytes of the body of its response"""
-        state = scope["state"]
-        computed: ComputedRequest | None = state.get("computed")
+    def _count_and_log(self, record: RequestRecord) -> None:
         if self._metrics is not None:
-            self._metrics.request_answered("http", operation_of(scope), status, seconds, state.get("problem"))
-            if computed is not None:
-                self._metrics.tensors_computed(computed, sent)
-        if access.isEnabledFor(logging.INFO):
-            fields: dict[str, Any] = {
-                "request_id": state["request_id"],
-                "method": scope["method"][:20],
-                "path": scope["path"][:100],
-                "status": status,
-                "milliseconds": round(seconds * 1e3, 2),
-                "code": state.get("problem"),
-            }
-            access.info("request", extra=fields | (computed.log_fields(sent) if computed else {}))
+            self._metrics.request_answered(record)
+        record.log()
 
 
-def operation_of(scope: Scope) -> str:
-    """The path template of the matched route, or "other": as a label, the requested path could be anything."""
-    route = scope.get("route")
-    return getattr(route, "path", "other") if route is not None else "other"
+def security_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The security headers that a response with these headers gets."""
+    is_page = any(name == b"content-type" and value.startswith(b"text/html") for name, value in headers)
+    return [NO_SNIFFING, *PAGE] if is_page else [NO_SNIFFING]

@@ -9,8 +9,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.codecs.chunks import Encoded
+from service.pipeline.admission import UNCOUNTED
 from service.pipeline.deadline import Cancelled
-from service.pipeline.execution import UNCOUNTED, Execution
+from service.pipeline.execution import Execution
 
 
 class ChunkedResponse(Response):
@@ -24,7 +25,7 @@ class ChunkedResponse(Response):
         # Response's own constructor is left out: it would copy and encode what is encoded already.
         self.status_code = 200
         self.background = None
-        self.raw_headers = [*encoded.headers, (b"server-timing", execution.timings.header())]
+        self.raw_headers = [*encoded.headers, (b"server-timing", execution.timings.header().encode())]
         self._chunks = encoded.chunks
         self._execution = execution
         self._resources = resources

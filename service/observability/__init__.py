@@ -1,1 +1,1 @@
-"""What operators see of the service: metrics, logs, traces, request ids."""
+"""Metrics, logs, traces, request ids."""

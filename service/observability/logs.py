@@ -10,7 +10,7 @@ import orjson
 
 from service.settings import Settings
 
-# What a line about a request may hold besides its message; in this order.
+# Fields of a line about a request, in this order.
 FIELDS = ("request_id", "method", "path", "status", "milliseconds", "received", "sent", "code", "kernel")
 
 
@@ -47,7 +47,7 @@ def _printable(value: Any) -> str:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What was logged beside the message."""
+    """The fields of a line, without those that are empty."""
     return {name: record.__dict__[name] for name in FIELDS if record.__dict__.get(name) not in (None, "")}
 
 

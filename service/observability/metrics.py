@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
-from functools import cache
+import sys
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Final
 
 # prometheus_client chooses its mode by PROMETHEUS_MULTIPROC_DIR when it is imported.
 if folder := os.environ.get("ATTENTION_METRICS_FOLDER"):
@@ -31,69 +32,14 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from service.errors import error_classes
-from service.runtime.process import is_running
+from service.observability.requests import RequestRecord
+from service.pipeline.admission import AdmissionController
 from service.version import __version__
 
 # Upper bounds of the buckets of a histogram, in seconds.
 BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 # Seconds between two updates of the gauges for scrapes of other workers.
 UPDATE_INTERVAL: Final = 1.0
-# Status of a request without a response, as its client disconnected or the server stops; as nginx has it.
-DISCONNECTED: Final = 499
-
-
-class Admission(Protocol):
-    """What the gauges show of the admission controller."""
-
-    slots: int
-    slots_taken: int
-    memory: int
-    free: int
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for memory or a slot."""
-
-
-class Seconds(Protocol):
-    """Seconds that the steps of a request took."""
-
-    decode: float
-    queue: float
-    compute: float
-    encode: float
-
-
-class Computation(Protocol):
-    """What a request leaves for the metrics. received: bytes of its body; facts: metadata of its result"""
-
-    received: int
-    facts: Mapping[str, Any]
-
-    @property
-    def timings(self) -> Seconds:
-        """Seconds that its steps took."""
-
-
-class ComputedRequest(NamedTuple):
-    """A request whose attention was computed, for the metrics and the access log. received: bytes of its body."""
-
-    request_type: str
-    response_type: str
-    backend: str
-    kernel: str
-    received: int
-    seconds: Seconds
-
-    @classmethod
-    def of(cls, execution: Computation, request_type: str, response_type: str) -> ComputedRequest:
-        """What is counted of a request that was computed. request_type, response_type: media types"""
-        backend, kernel = execution.facts["backend"], execution.facts["kernel"]
-        return cls(request_type, response_type, backend, kernel, execution.received, execution.timings)
-
-    def log_fields(self, sent: int) -> dict[str, object]:
-        """The fields that only such a request has in the access log. sent: bytes of its response"""
-        return {"received": self.received, "sent": sent, "kernel": f"{self.backend}/{self.kernel}"}
 
 
 class Metrics:
@@ -105,7 +51,7 @@ class Metrics:
     All methods but `exposition` run in the event loop.
     """
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: AdmissionController) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series
         self.registry = registry = CollectorRegistry()
         self.in_flight = 0
@@ -150,27 +96,21 @@ class Metrics:
             for collector in (ProcessCollector, PlatformCollector, GCCollector):
                 collector(registry=self.registry)
 
-    def request_started(self) -> None:
-        """Count a request in flight."""
-        self.in_flight += 1
-
-    def request_answered(self, protocol: str, operation: str, status: int, seconds: float, code: str | None) -> None:
-        """Count the answer to a request in flight. status: over HTTP, whatever the protocol; code: of the problem"""
+    def request_answered(self, request: RequestRecord) -> None:
+        """Count the answer to a request in flight."""
         self.in_flight -= 1
-        self._requests(protocol, operation, status).inc()
-        self._seconds(operation).observe(seconds)
-        if code is not None:
-            self._problems(code).inc()
-
-    def tensors_computed(self, request: ComputedRequest, sent: int) -> None:
-        """Count a request whose attention was computed. sent: bytes of its response"""
-        self._received(request.request_type).inc(request.received)
-        self._decode(request.request_type).inc(request.seconds.decode)
-        self._queue.inc(request.seconds.queue)
-        self._computed(request.backend, request.kernel).inc()
-        self._compute(request.backend, request.kernel).inc(request.seconds.compute)
-        self._encode(request.response_type).inc(request.seconds.encode)
-        self._sent(request.response_type).inc(sent)
+        self._requests(request.protocol, request.operation, request.status).inc()
+        self._seconds(request.operation).observe(request.seconds)
+        if request.code is not None:
+            self._problems(request.code).inc()
+        if (computed := request.computed) is not None:
+            self._received(computed.request_type).inc(computed.received)
+            self._decode(computed.request_type).inc(computed.timings.decode)
+            self._queue.inc(computed.timings.queue)
+            self._computed(computed.backend, computed.kernel).inc()
+            self._compute(computed.backend, computed.kernel).inc(computed.timings.compute)
+            self._encode(computed.response_type).inc(computed.timings.encode)
+            self._sent(computed.response_type).inc(request.sent)
 
     def batch_computed(self, requests: int) -> None:
         """Count a batch of so many requests, more than one."""
@@ -178,7 +118,7 @@ class Metrics:
         self._batched.inc(requests)
 
     def set_gauges(self) -> None:
-        """Set all gauges to what they show at the moment."""
+        """Set all gauges to their current values."""
         for gauge, read in self._gauges:
             gauge.set(read())
 
@@ -195,30 +135,27 @@ class Metrics:
         return generate_latest(self._exposed)
 
 
-def _gauges(metrics: Metrics, admission: Admission) -> list[tuple[Gauge, Callable[[], float]]]:
+def _gauges(metrics: Metrics, admission: AdmissionController) -> list[tuple[Gauge, Callable[[], float]]]:
     """Each gauge with the function that reads its value."""
-
-    def gauge(name: str, text: str, mode: Literal["livesum", "livemax"] = "livesum", *labels: str) -> Gauge:
-        return Gauge(name, text, labels, registry=metrics.registry, multiprocess_mode=mode)
-
-    in_flight = gauge("attention_requests_in_flight", "Requests in progress.")
-    slots_in_use = gauge("attention_slots_in_use", "Slots in use.")
-    slots = gauge("attention_slots", "Slots: large requests that are decoded or computed at the same time.")
-    waiting = gauge("attention_requests_waiting", "Large requests in the queue, for a slot or memory.")
-    memory = gauge("attention_memory_bytes", "Memory that requests hold.")
-    memory_limit = gauge("attention_memory_limit_bytes", "Memory that requests may hold together.")
-    workers = gauge("attention_workers", "Worker processes.")
-    build = gauge("attention_build_info", "The version that runs.", "livemax", "version").labels(__version__)
+    gauge = partial(Gauge, registry=metrics.registry, multiprocess_mode="livesum")
+    slots = "Slots: large requests that are decoded or computed at the same time."
+    waiting = "Large requests in the queue, for a slot or memory."
+    limit = "Memory that requests may hold together."
     return [
-        (in_flight, lambda: metrics.in_flight),
-        (slots_in_use, lambda: admission.slots_taken),
-        (slots, lambda: admission.slots),
-        (waiting, lambda: admission.waiting),
-        (memory, lambda: admission.memory - admission.free),
-        (memory_limit, lambda: admission.memory),
-        (workers, lambda: 1),
-        (build, lambda: 1),
+        (gauge("attention_requests_in_flight", "Requests in progress."), lambda: metrics.in_flight),
+        (gauge("attention_slots_in_use", "Slots in use."), lambda: admission.slots_taken),
+        (gauge("attention_slots", slots), lambda: admission.slots),
+        (gauge("attention_requests_waiting", waiting), lambda: admission.waiting),
+        (gauge("attention_memory_bytes", "Memory that requests hold."), lambda: admission.memory - admission.free),
+        (gauge("attention_memory_limit_bytes", limit), lambda: admission.memory),
+        (gauge("attention_workers", "Worker processes."), lambda: 1),
+        (_build_info(metrics.registry), lambda: 1),
     ]
+
+
+def _build_info(registry: CollectorRegistry) -> Gauge:
+    name, text = "attention_build_info", "The version that runs."
+    return Gauge(name, text, ("version",), registry=registry, multiprocess_mode="livemax").labels(__version__)
 
 
 def remove_stale_files(folder: Path) -> None:
@@ -229,7 +166,10 @@ def remove_stale_files(folder: Path) -> None:
 
 
 def _remove_gauges_of_ended_workers(folder: str) -> None:
-    """Do what prometheus_client's mark_process_dead does, which fails where two workers do it at once."""
+    """Delete the gauges of ended workers, as mark_process_dead does, which fails if two workers call it at once."""
     for file in Path(folder).glob("gauge_live*_[0-9]*.db"):
-        if not is_running(int(file.stem.rpartition("_")[2])):
+        try:
+            if sys.platform != "win32":  # where this would end the process
+                os.kill(int(file.stem.rpartition("_")[2]), 0)
+        except ProcessLookupError:
             file.unlink(missing_ok=True)

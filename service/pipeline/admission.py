@@ -22,14 +22,16 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from types import TracebackType
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pydantic import ByteSize
 
-from service.errors import Busy, Fault, MemoryLimit
+from service.errors import Busy, MemoryLimit
 from service.pipeline.deadline import Cancelled, Deadline
 
+# Bytes of a request that are not counted: about as much as a server buffers for every connection.
+UNCOUNTED: Final = 2**16
 # Seconds that a slot is held, until there is a measurement.
 INITIAL_HOLD: Final = 0.1
 # Weight of the newest measurement in the average (as for round trips in RFC 6298).
@@ -38,49 +40,41 @@ SMOOTHING: Final = 1 / 8
 MAX_RETRY_AFTER: Final = 60
 # Part of the memory for requests that do not compute yet, one in so many; the oldest of them may have more.
 PREPARING_SHARE: Final = 4
-# Seconds for which a request whose body is still arriving counts as one that will want a slot.
+# Seconds for which a request whose body is still arriving counts as one that will need a slot.
 EXPECTED: Final = 1.0
 
 
 class Growth(NamedTuple):
-    """What a lease asks for. memory: bytes in all"""
+    """The total memory in bytes that a lease asks for, and a slot if `slot`. compute: True for the computation"""
 
     memory: int
     slot: bool = False
     compute: bool = False
 
 
+@dataclass(eq=False, slots=True)
 class Lease:
     """The memory and the slot of one request. A context manager that releases both.
 
-    memory: bytes held; bound: bytes that it will need at most, as far as is known
-    receiving: True until the body is complete; preparing: True until it was granted what it needs to compute
+    It is not counted until `begin`, or until it grows beyond `UNCOUNTED`.
     """
 
-    __slots__ = (
-        "_controller",
-        "bound",
-        "has_slot",
-        "memory",
-        "preparing",
-        "receiving",
-        "since",
-        "started",
-        "turn",
-        "wanted",
-    )
+    controller: AdmissionController
+    counted: bool = False
+    bound: int = 0  # bytes that it will need at most, as far as is known
+    memory: int = 0  # bytes held
+    has_slot: bool = False
+    receiving: bool = True  # until the body is complete
+    preparing: bool = True  # until it was granted what it needs to compute
+    started: float = 0.0
+    slot_granted: float = 0.0
+    wanted: Growth = field(init=False)  # what it asked for last
+    turn: asyncio.Future[None] | None = None  # while it waits for that; done when it is granted
 
-    def __init__(self, controller: AdmissionController, bound: int, started: float) -> None:
-        self._controller = controller
-        self.started = started
-        self.since = 0.0  # when the slot was granted
-        self.turn: asyncio.Future[None] | None = None
-        self.wanted = Growth(0)  # that `turn` waits for
-        self.memory = 0
-        self.bound = bound
-        self.has_slot = False
-        self.receiving = True
-        self.preparing = True
+    def begin(self, bound: int) -> None:
+        """Count the request from now on. bound: bytes that it needs until it is prepared, at most"""
+        if not self.counted:
+            self.controller.add(self, bound)
 
     async def grow(self, memory: int, deadline: Deadline, *, slot: bool = False, compute: bool = False) -> None:
         """Hold this much memory, and a slot if asked; waits for both together. compute: True for the computation
@@ -88,20 +82,24 @@ class Lease:
         Errors: MemoryLimit if there will never be so much; Busy if the queue is full, if the deadline passes while
         waiting, or to end a deadlock; Cancelled.
         """
-        await self._controller.acquire(self, Growth(memory, slot and not self.has_slot, compute), deadline)
+        if self.counted or slot or memory > UNCOUNTED:
+            self.begin(memory)
+            await self.controller.acquire(self, Growth(memory, slot and not self.has_slot, compute), deadline)
 
     def shrink(self, memory: int) -> None:
         """Release the memory above this, which is also the new bound."""
-        self.bound = memory
-        self._controller.release(self, max(0, self.memory - memory), slot=False)
+        if self.counted:
+            self.bound = memory
+            self.controller.release(self, max(0, self.memory - memory), slot=False)
 
     def release_slot(self) -> None:
         """Release the slot and keep the memory."""
-        self._controller.release(self, 0, slot=True)
+        if self.has_slot:
+            self.controller.release(self, 0, slot=True)
 
     def release(self) -> None:
         """Release everything. Safe to call twice."""
-        self._controller.remove(self)
+        self.controller.remove(self)
 
     @property
     def waits(self) -> bool:
@@ -111,12 +109,12 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 
 class AdmissionController:
-    """Grants leases.
+    """Grants memory and slots to the leases of one worker.
 
     slots: computations at once; memory: bytes for all leases; queue: requests that may wait; clock: seconds
     """
@@ -156,26 +154,31 @@ class AdmissionController:
 
     def admit(self, bound: int) -> Lease:
         """A lease without memory yet. bound: bytes that the request needs until it is prepared, at most"""
-        lease = Lease(self, min(bound, self.memory), self._clock())
-        self._leases[lease] = None
+        lease = Lease(self)
+        lease.begin(bound)
         return lease
+
+    def add(self, lease: Lease, bound: int) -> None:
+        """See `Lease.begin`."""
+        lease.counted, lease.bound, lease.started = True, min(bound, self.memory), self._clock()
+        self._leases[lease] = None
 
     async def acquire(self, lease: Lease, growth: Growth, deadline: Deadline) -> None:
         """See `Lease.grow`."""
-        if deadline.cancelled:  # while the request was decoded in a thread, say
+        if deadline.cancelled:  # for example while the request was decoded in a thread
             raise Cancelled
         if growth.memory > self.memory:
             expected = f"a request that needs at most {ByteSize(self.memory).human_readable()}"
             raise MemoryLimit.at("", expected, f"one that needs about {ByteSize(growth.memory).human_readable()}")
-        lease.bound = max(lease.bound, growth.memory)
-        if self._fits(lease, growth) and not (growth.slot and self._waiting_for_slot()):
-            self._grant(lease, growth)
+        lease.wanted, lease.bound = growth, max(lease.bound, growth.memory)
+        slot_awaited = any(other.waits and other.wanted.slot for other in self._leases)
+        if self._fits(lease) and not (growth.slot and slot_awaited):
+            self._grant(lease)
             if growth.compute:
                 self._serve()  # the share of those that do not compute has become free
             return
         if self.waiting >= self._queue and (growth.slot or not lease.memory):
             raise self.busy()
-        lease.wanted = growth
         await self._wait(lease, deadline)
 
     def release(self, lease: Lease, memory: int, *, slot: bool) -> None:
@@ -185,12 +188,13 @@ class AdmissionController:
         if slot and lease.has_slot:
             lease.has_slot = False
             self.slots_taken -= 1
-            self._hold += (self._clock() - lease.since - self._hold) * SMOOTHING
+            self._hold += (self._clock() - lease.slot_granted - self._hold) * SMOOTHING
         self._serve()
 
     def remove(self, lease: Lease) -> None:
         """End a lease. Does nothing the second time."""
-        if lease in self._leases:
+        if lease.counted:
+            lease.counted = False
             del self._leases[lease]
             self.release(lease, lease.memory, slot=True)
 
@@ -199,10 +203,8 @@ class AdmissionController:
         here = self.waiting + self.slots_taken
         hold = max(self._hold, self._clock() - self._granted)
         after = min(MAX_RETRY_AFTER, max(1, math.ceil(hold * here / max(1, min(self.slots, here)))))
-        fault = Fault(
-            "", "a server with capacity for this request", f"{self.slots_taken} at work, {self.waiting} waiting"
-        )
-        return Busy(fault, headers={"Retry-After": str(after)})
+        got = f"{self.slots_taken} at work, {self.waiting} waiting"
+        return Busy.at("", "a server with capacity for this request", got, headers={"Retry-After": str(after)})
 
     async def _wait(self, lease: Lease, deadline: Deadline) -> None:
         turn = lease.turn = asyncio.get_running_loop().create_future()
@@ -220,8 +222,8 @@ class AdmissionController:
         """Grant what fits, by age. If every lease waits, refuse the youngest that holds memory."""
         slots_free = True
         for lease in [lease for lease in self._leases if lease.waits]:
-            if self._fits(lease, lease.wanted) and (slots_free or not lease.wanted.slot):
-                self._grant(lease, lease.wanted)
+            if self._fits(lease) and (slots_free or not lease.wanted.slot):
+                self._grant(lease)
                 assert lease.turn is not None
                 lease.turn.set_result(None)
             elif lease.wanted.slot:
@@ -235,11 +237,9 @@ class AdmissionController:
         if victim is not None and victim.turn is not None:
             victim.turn.set_exception(self.busy())
 
-    def _waiting_for_slot(self) -> bool:
-        return any(lease.waits and lease.wanted.slot for lease in self._leases)
-
-    def _fits(self, lease: Lease, growth: Growth) -> bool:
-        """True if the lease can grow and all older ones could still reach their bounds."""
+    def _fits(self, lease: Lease) -> bool:
+        """True if the lease can be granted what it wants, and all older leases could still reach their bounds."""
+        growth = lease.wanted
         available = self.free - (growth.memory - lease.memory)
         if available < 0 or (growth.slot and self.slots_taken >= self.slots):
             return False
@@ -256,12 +256,12 @@ class AdmissionController:
         others = sum(other.memory for other in self._leases if other.preparing and other is not lease)
         return others + growth.memory <= self.memory // PREPARING_SHARE
 
-    def _grant(self, lease: Lease, growth: Growth) -> None:
-        extra = max(0, growth.memory - lease.memory)
+    def _grant(self, lease: Lease) -> None:
+        extra = max(0, lease.wanted.memory - lease.memory)
         lease.memory += extra
         self.free -= extra
-        lease.preparing = lease.preparing and not growth.compute
-        if growth.slot:
+        lease.preparing = lease.preparing and not lease.wanted.compute
+        if lease.wanted.slot:
             lease.has_slot = True
             self.slots_taken += 1
-            lease.since = self._granted = self._clock()
+            lease.slot_granted = self._granted = self._clock()

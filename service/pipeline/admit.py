@@ -15,9 +15,9 @@ from service.attention.plan import Plan
 from service.attention.spec import AttentionSpec
 from service.backends.base import Backend
 from service.codecs import Codec
-from service.codecs.decoded import Decoded
 from service.errors import MemoryLimit
-from service.pipeline.execution import UNCOUNTED, Execution
+from service.pipeline.admission import UNCOUNTED
+from service.pipeline.execution import Execution
 from service.pipeline.prepare import PreparedRequest
 
 Place = Literal["inline", "thread", "batch"]
@@ -30,16 +30,14 @@ async def admit(request: PreparedRequest, encoder: Codec, execution: Execution) 
 
     Errors: MemoryLimit, Busy, Cancelled.
     """
-    strategy = request.strategy
-    place: Place = "thread" if strategy.place == "inline if idle" else strategy.place
-    # For large requests, too, that is quicker than a thread, as threads need time to wake each other.
-    if strategy.place == "inline if idle" and execution.is_only_one:
-        place = "inline"
+    place = request.strategy.place
+    if place == "inline if idle":  # which is quicker than a thread, as threads need time to wake each other
+        place = "inline" if execution.admission.at_work <= 1 else "thread"
     memory = 0
-    if execution.lease is not None or strategy.memory > UNCOUNTED:
-        memory = _needed(request, encoder, execution.memory_limit)
-    if place == "batch" and memory:
-        memory = answer_bytes(request, request.plan.returned_bytes, encoder)
+    if execution.lease.counted or request.strategy.memory > UNCOUNTED:
+        memory = _needed(request, encoder, execution.admission.memory)
+        if place == "batch":
+            memory = answer_bytes(request, request.plan.returned_bytes, encoder)
     if place != "thread":
         await execution.grow(memory, compute=True)
         return place
@@ -58,7 +56,7 @@ def _needed(request: PreparedRequest, encoder: Codec, limit: int) -> int:
     """Bytes that a request takes from now on. Errors: MemoryLimit if they are more than the limit."""
     spec, plan, sources, decoded, strategy = request
     encode = encoder.encode_bytes(plan.returned_bytes, decoded)
-    memory = estimate(plan, spec, sources, strategy.backend, decoded, decode=0, encode=encode).peak
+    memory = estimate(plan, spec, sources, strategy.backend, decoded=decoded.nbytes, encode=encode).peak
     if memory > limit:
         raise memory_limit_error(plan, memory, limit)
     return memory
@@ -69,25 +67,18 @@ def estimate(
     spec: AttentionSpec,
     sources: Mapping[str, np.ndarray],
     backend: Backend,
-    decoded: Decoded | int,
     *,
-    decode: int,
+    decode: int = 0,
+    decoded: int,
     encode: int,
 ) -> Memory:
     """Upper bounds of the memory of a prepared request in each phase.
 
-    sources: the fields that query, key and value come from
-    decoded: the decoded body, or the memory that it keeps
-    decode: the estimate of `Codec.decode_bytes`; encode: that of `Codec.encode_bytes`
+    sources: the fields that query, key and value come from; decoded: `Decoded.nbytes`
+    decode, encode: the estimates of the codecs
     """
-    copied = cost.copied_bytes(plan, spec, sources)
-    return Memory(
-        decode=decode,
-        decoded=decoded if isinstance(decoded, int) else decoded.nbytes,
-        compute=backend.peak_bytes(plan, spec.device, copied),
-        results=plan.returned_bytes,
-        encode=encode,
-    )
+    compute = backend.peak_bytes(plan, spec.device, cost.copied_bytes(plan, spec, sources))
+    return Memory(decode, decoded, compute, plan.returned_bytes, encode)
 
 
 def memory_limit_error(plan: Plan, needed: int, available: int | None) -> MemoryLimit:
@@ -101,7 +92,7 @@ def memory_limit_error(plan: Plan, needed: int, available: int | None) -> Memory
 
 
 def _advice(plan: Plan) -> str:
-    """What would make a plan smaller."""
+    """A hint how to make a plan smaller."""
     returned = {name for name in plan.selection.include if OUTPUTS[name].is_score_matrix}
     if not returned:
         return "fewer queries or keys at a time need less"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from anyio import to_thread
@@ -25,8 +25,8 @@ from service.attention.result import Result, make_result
 from service.backends.base import Backend
 from service.errors import ServiceError
 from service.pipeline.admission import AdmissionController
+from service.pipeline.compute import execute
 from service.pipeline.deadline import Cancelled, Deadline
-from service.pipeline.execute import execute
 from service.pipeline.execution import Execution
 from service.pipeline.prepare import PreparedRequest
 
@@ -34,6 +34,7 @@ from service.pipeline.prepare import PreparedRequest
 MAX_BATCH: Final = 256
 
 Outcome = Result | Exception
+T = TypeVar("T")
 
 
 def can_batch(plan: Plan, backend: Backend, device: str) -> bool:
@@ -42,11 +43,10 @@ def can_batch(plan: Plan, backend: Backend, device: str) -> bool:
 
 
 class Member(NamedTuple):
-    """One request of a batch. begin: called with the size of the batch when computing begins; result: set at its end"""
+    """One request of a batch. result: set when it is computed"""
 
     request: PreparedRequest
-    deadline: Deadline
-    begin: Callable[[int], None]
+    execution: Execution
     result: asyncio.Future[Result]
 
 
@@ -67,13 +67,8 @@ class Batch:
         self.timer: asyncio.Handle | None = None
         self.deadline = Deadline(0)
 
-    @property
-    def flops(self) -> int:
-        """Operations of all requests."""
-        return self.plan.flops * len(self.members)
-
     def padded_for(self, request: PreparedRequest) -> tuple[Plan, int]:
-        """What `plan` and `memory` would be with one more request."""
+        """The values of `plan` and `memory` with one more request."""
         plan, memory = request.plan, request.strategy.memory
         if plan is self.plan:
             return plan, max(self.memory, memory)
@@ -85,7 +80,7 @@ class Batch:
         """Accept no more requests."""
         if self.timer is not None:
             self.timer.cancel()
-        self.deadline = Deadline(max(member.deadline.left for member in self.members))
+        self.deadline = Deadline(max(member.execution.deadline.left for member in self.members))
         self._pending = len(self.members)
         for member in self.members:
             member.result.add_done_callback(self._count_down)
@@ -100,7 +95,7 @@ class Batch:
         """The requests that still wait, after noting that computing begins."""
         members = [member for member in self.members if not member.result.done()]
         for member in members:
-            member.begin(len(members))
+            member.execution.timings.begin_batch(len(members))
         return members
 
 
@@ -121,7 +116,7 @@ class Batcher:
         self._inline_flops = inline_flops
         self._open: dict[Hashable, Batch] = {}  # by bucket
         self._running: set[asyncio.Task[None]] = set()
-        self.on_batch: Callable[[int], None] = _ignore  # called with the size of each batch of more than one request
+        self.on_batch: Callable[[int], None] = lambda size: None  # called for each batch of more than one request
 
     async def compute(self, request: PreparedRequest, execution: Execution) -> Result:
         """The result of a request, computed in a batch with others of its bucket.
@@ -129,9 +124,8 @@ class Batcher:
         Errors: those of the request; Busy, Cancelled, TimeLimit.
         """
         result: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        deadline = execution.deadline
-        self._add(Member(request, deadline, execution.timings.begin_batch, result))
-        return await deadline.wait(result)
+        self._add(Member(request, execution, result))
+        return await execution.deadline.wait(result)
 
     def _add(self, member: Member) -> None:
         """Add a request to the open batch of its bucket, or to a new one."""
@@ -149,8 +143,7 @@ class Batcher:
         if batch is None:
             loop = asyncio.get_running_loop()
             batch = self._open[bucket] = Batch(bucket, request)
-            wait = self._window if self._running else 0
-            batch.timer = loop.call_later(wait, self._start, batch) if wait else loop.call_soon(self._start, batch)
+            batch.timer = loop.call_later(self._window if self._running else 0, self._start, batch)
         batch.members.append(member)
         count = len(batch.members)
         if count == MAX_BATCH or (count + 1) * batch.memory > self._admission.memory:
@@ -160,7 +153,7 @@ class Batcher:
         """Close a batch and compute it."""
         del self._open[batch.bucket]
         batch.close()
-        if not batch.backend.is_gpu(batch.device) and batch.flops <= self._inline_flops:
+        if not batch.backend.is_gpu(batch.device) and batch.plan.flops * len(batch.members) <= self._inline_flops:
             members = batch.begin()
             self._set_outcomes(members, *self._compute(batch, members))
             return
@@ -203,37 +196,34 @@ class Batcher:
         """The outcome of each request, and how many were computed in one launch. May run in a thread."""
         if len(members) == 1:
             return [_compute_alone(members[0])], 0
-        prepared = [_operands(member) for member in members]
+        prepared = [_outcome(_operands, member) for member in members]
         good = [(member, one) for member, one in zip(members, prepared, strict=True) if isinstance(one, Operands)]
         if len(good) > 1:
             with suppress(ServiceError, MemoryError, Cancelled):  # which request caused it is found below
                 results = iter(_compute_batch(batch, *zip(*good, strict=True)))
-                return [next(results) if isinstance(one, Operands) else one for one in prepared], len(good)
+                return [one if isinstance(one, Exception) else next(results) for one in prepared], len(good)
         return [
-            _compute_alone(member) if isinstance(one, Operands) else one
+            one if isinstance(one, Exception) else _compute_alone(member)
             for member, one in zip(members, prepared, strict=True)
         ], 0
 
 
-def _ignore(size: int) -> None:
-    """Do nothing."""
+def _outcome(function: Callable[[Member], T], member: Member) -> T | Exception:
+    """The result of a function for one request, or the exception that it raises."""
+    try:
+        return function(member)
+    except Exception as error:
+        return error
 
 
 def _compute_alone(member: Member) -> Outcome:
-    try:
-        return execute(member.request, member.deadline)
-    except Exception as error:
-        return error
+    return _outcome(lambda member: execute(member.request, member.execution.deadline), member)
 
 
-def _operands(member: Member) -> Operands | Exception:
-    """The numbers of one request, or what is wrong with it."""
-    request = member.request
-    try:
-        member.deadline.check()
-        return make_operands(request.spec, request.plan, request.sources)
-    except Exception as error:
-        return error
+def _operands(member: Member) -> Operands:
+    """The operands of one request. Errors: InvalidRequest, and those of its deadline."""
+    member.execution.deadline.check()
+    return make_operands(member.request.spec, member.request.plan, member.request.sources)
 
 
 def _compute_batch(batch: Batch, members: Sequence[Member], operands: Sequence[Operands]) -> list[Result]:

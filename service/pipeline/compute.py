@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from service.attention.result import Result
-from service.pipeline.admit import Place
-from service.pipeline.batching import Batcher
-from service.pipeline.execute import execute
+from service.backends.base import OutOfMemory
+from service.pipeline.admit import Place, memory_limit_error
+from service.pipeline.deadline import Deadline
 from service.pipeline.execution import Execution
 from service.pipeline.prepare import PreparedRequest
+from service.runtime.machine import memory_left
+
+if TYPE_CHECKING:
+    from service.pipeline.batching import Batcher
 
 
 async def compute(request: PreparedRequest, place: Place, batcher: Batcher | None, execution: Execution) -> Result:
@@ -24,7 +30,25 @@ async def compute(request: PreparedRequest, place: Place, batcher: Batcher | Non
                 result = await batcher.compute(request, execution)
             else:
                 result = await execution.in_thread(execute, request, execution.deadline)
-        execution.release_slot()
+        execution.lease.release_slot()
     execution.timings.step("compute")
     execution.facts = result.facts
     return result
+
+
+def execute(request: PreparedRequest, deadline: Deadline | None = None) -> Result:
+    """The result of a prepared request. deadline: checked between tiles
+
+    Errors: InvalidRequest, MemoryLimit; Cancelled and TimeLimit by the deadline.
+    """
+    spec, plan, sources, _, (backend, memory, _) = request
+    check = None if deadline is None else deadline.check
+    try:
+        return backend.run(plan, spec, sources, check)
+    except OutOfMemory as error:
+        needed, available = error.needed, error.available
+    except MemoryError:
+        needed, available = memory, None
+    if available is None:
+        available = memory_left()
+    raise memory_limit_error(plan, needed, available)

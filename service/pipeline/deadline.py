@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any, TypeVar
 
-from service.errors import Fault, TimeLimit
+from service.errors import TimeLimit
 
 T = TypeVar("T")
 
@@ -20,9 +20,13 @@ class Deadline:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._end = time.monotonic() + seconds
         self.cancelled = False
         self._waits_for: asyncio.Future[Any] | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the time limit anew: the time that a client takes to send its body does not count."""
+        self._end = time.monotonic() + self._seconds
 
     @property
     def left(self) -> float:
@@ -52,4 +56,4 @@ class Deadline:
         if self.cancelled:
             raise Cancelled
         if time.monotonic() > self._end:
-            raise TimeLimit(Fault("", f"a request that takes at most {self._seconds:g} s", "more"))
+            raise TimeLimit.at("", f"a request that takes at most {self._seconds:g} s", "more")

@@ -17,7 +17,7 @@ async def decode(codec: Codec, body: Body, limit: int, execution: Execution) -> 
 
     Errors: ServiceError of every kind; Cancelled.
     """
-    if execution.lease is None and not codec.may_be_compressed:
+    if not (execution.lease.counted or codec.may_be_compressed):
         decoded = codec.decode(body, limit)
     else:
         decoded = await _decode_counted(codec, body, limit, execution)
@@ -28,8 +28,9 @@ async def decode(codec: Codec, body: Body, limit: int, execution: Execution) -> 
 async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execution) -> Decoded:
     """The same with memory from admission control."""
     needed = codec.decode_bytes(body, limit)
-    if needed > execution.memory_limit:
-        expected = f"a body that takes at most {ByteSize(execution.memory_limit).human_readable()} while it is decoded"
+    available = execution.admission.memory
+    if needed > available:
+        expected = f"a body that takes at most {ByteSize(available).human_readable()} while it is decoded"
         raise MemoryLimit.at("", expected, f"one that takes about {ByteSize(needed).human_readable()}")
     if len(body) <= codec.decode_inline:
         await execution.grow(needed)

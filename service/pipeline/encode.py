@@ -15,8 +15,8 @@ async def encode(
     codec: Codec, request: PreparedRequest, result: Result, request_id: str, execution: Execution
 ) -> Encoded:
     """The encoded answer. Chunks that are made one by one cost nothing yet. Errors: NotAcceptable, MemoryLimit."""
-    if execution.lease is not None:
-        execution.shrink(answer_bytes(request, result.nbytes, codec))
+    if execution.lease.counted:
+        execution.lease.shrink(answer_bytes(request, request.plan.returned_bytes, codec))
     fields = answer(request.spec, result, request_id)
     if request.plan.returned_bytes < codec.encode_inline:
         encoded = codec.encode(fields, request.decoded)

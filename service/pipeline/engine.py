@@ -1,4 +1,4 @@
-"""What all requests of a worker share, made from the settings: admission control, plans, batches."""
+"""The engine: admission control, plans, backends and batches, which all requests of a worker share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from service.attention.plan import Plan
 from service.attention.spec import AttentionSpec
 from service.backends.registry import Backends
-from service.errors import Busy, Fault
+from service.errors import Busy
 from service.pipeline.admission import AdmissionController
 from service.pipeline.batching import Batcher, can_batch
 from service.pipeline.execution import Execution
@@ -19,7 +19,7 @@ from service.settings import Settings
 
 logger = logging.getLogger("attention")
 
-# Seconds that a small request waits for others where a GPU computes, unless the settings say.
+# Seconds that a small request waits for others if a GPU computes, unless the settings give a number.
 BATCH_WINDOW: Final = 0.002
 # Bytes that a computation in the event loop may take: the system clears fresh memory in some milliseconds.
 INLINE_MEMORY: Final = 2**23
@@ -28,7 +28,7 @@ IDLE_FACTOR: Final = 20
 
 
 class Engine:
-    """What all requests of a worker share.
+    """The objects that all requests of a worker share, made from the settings.
 
     admission: grants memory and slots; plans: prepares requests
     batcher: computes small requests in batches, None where that would not help
@@ -38,9 +38,8 @@ class Engine:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.admission = AdmissionController(
-            settings.concurrency, settings.memory_per_worker, settings.queue_per_worker
-        )
+        queue = -(-settings.queue // settings.workers)  # rounded up
+        self.admission = AdmissionController(settings.concurrency, settings.memory_limit // settings.workers, queue)
         self.plans = PlanCache(self._choose_strategy)
         self.chunk_lock = asyncio.Lock()
         self.stopping = False
@@ -50,15 +49,14 @@ class Engine:
         window = settings.batch_window
         if window is None:
             window = BATCH_WINDOW if self._backends.choose("auto", "auto").is_gpu("auto") else 0.0
-        self.batcher = (
-            Batcher(window, self.admission, settings.inline_flops, padding="padding" in settings.experimental)
-            if window
-            else None
-        )
+        self.batcher: Batcher | None = None
+        if window:
+            padding = "padding" in settings.experimental
+            self.batcher = Batcher(window, self.admission, settings.inline_flops, padding=padding)
         self.ready = self._backends.preferred == "numpy"
 
     def warm_up(self) -> None:
-        """Load what the first request would have to wait for."""
+        """Load the preferred backend, so that the first request need not wait for it."""
         self._backends.choose("auto", "auto").warm_up("auto")
         self.ready = True
         logger.info("ready to compute with %s", self._backends.preferred)
@@ -66,10 +64,10 @@ class Engine:
     def check_ready(self) -> None:
         """Raise Busy while the service loads, stops, or would refuse a large request."""
         if self.stopping:
-            raise Busy(Fault("", "a server that takes requests", "one that stops"), headers={"Retry-After": "1"})
+            raise Busy.at("", "a server that takes requests", "one that stops", headers={"Retry-After": "1"})
         if not self.ready:
-            fault = Fault("", "a service that has loaded all that it computes with", "one that is loading it")
-            raise Busy(fault, headers={"Retry-After": "1"})
+            expected = "a service that has loaded all that it computes with"
+            raise Busy.at("", expected, "one that is loading it", headers={"Retry-After": "1"})
         if self.admission.full:
             raise self.admission.busy()
 

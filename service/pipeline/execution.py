@@ -1,4 +1,4 @@
-"""One request at work: how long each step took, when its time is over, what memory it holds."""
+"""One request in the pipeline: its timings, its deadline, its lease."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from anyio import to_thread
 
@@ -16,52 +16,52 @@ from service.pipeline.deadline import Deadline
 
 T = TypeVar("T")
 
-# Bytes of a request that are not worth a lease: about what a server buffers of any connection.
-UNCOUNTED: Final = 2**16
-HEADER: Final = b"decode;dur=%.3f, plan;dur=%.3f, queue;dur=%.3f, compute;dur=%.3f"
 Step = Literal["decode", "plan", "queue", "compute", "encode"]
 
 
+@dataclass(slots=True)
 class Timings:
     """Seconds spent on each step of one request. batch: requests that were computed in one batch"""
 
-    __slots__ = ("_since", "batch", "compute", "decode", "encode", "plan", "queue")
-
-    def __init__(self) -> None:
-        self.decode = self.plan = self.queue = self.compute = self.encode = 0.0
-        self.batch = 1
+    decode: float = 0.0
+    plan: float = 0.0
+    queue: float = 0.0
+    compute: float = 0.0
+    encode: float = 0.0
+    batch: int = 1
+    since: float = 0.0
 
     def begin(self) -> None:
         """Start the clock: the time until now belongs to no step."""
-        self._since = time.perf_counter()
+        self.since = time.perf_counter()
 
     def step(self, name: Step) -> None:
         """Add the time since the last step to this one."""
         now = time.perf_counter()
-        setattr(self, name, getattr(self, name) + now - self._since)
-        self._since = now
+        setattr(self, name, getattr(self, name) + now - self.since)
+        self.since = now
 
     def begin_batch(self, size: int) -> None:
         """Add the time since the last step to the queue, and keep the size of the batch."""
         self.step("queue")
         self.batch = size
 
-    def header(self) -> bytes:
+    def header(self) -> str:
         """The value of a Server-Timing header (W3C Server Timing), in milliseconds, of the steps that are done."""
-        done = self.decode * 1e3, self.plan * 1e3, self.queue * 1e3, self.compute * 1e3
-        text = HEADER % done if self.batch == 1 else HEADER % done + b', batch;desc="%d"' % self.batch
-        return text + b", encode;dur=%.3f" % (self.encode * 1e3) if self.encode else text
+        steps = [f"{name};dur={getattr(self, name) * 1e3:.3f}" for name in ("decode", "plan", "queue", "compute")]
+        if self.batch > 1:
+            steps.append(f'batch;desc="{self.batch}"')
+        if self.encode:
+            steps.append(f"encode;dur={self.encode * 1e3:.3f}")
+        return ", ".join(steps)
 
 
 class Execution:
-    """One request on its way through the pipeline. A context manager that releases what the request holds.
+    """The state of one request in the pipeline: its lease, its deadline, and the time that each step took.
 
     disconnected: returns when the client is disconnected; None where the transport tells it otherwise
-    lease: None as long as the request needs no more memory than `UNCOUNTED`
     received: bytes of the body; facts: metadata of the result, once it is computed
     """
-
-    __slots__ = ("_admission", "_deadline", "_disconnected", "_seconds", "facts", "lease", "received", "timings")
 
     def __init__(
         self,
@@ -69,76 +69,17 @@ class Execution:
         seconds: float,
         disconnected: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._admission = admission
-        self._seconds = seconds
-        self._disconnected = disconnected
-        self._deadline: Deadline | None = None
+        self.admission = admission
+        self.lease = Lease(admission)
+        self.deadline = Deadline(seconds)
         self.timings = Timings()
-        self.lease: Lease | None = None
         self.received = 0
         self.facts: Mapping[str, Any] = {}
-
-    @property
-    def deadline(self) -> Deadline:
-        """The end of its time, made when first asked for: small requests are done before they need one."""
-        if self._deadline is None:
-            self._deadline = Deadline(self._seconds)
-        return self._deadline
-
-    def restart_time_limit(self) -> None:
-        """Start the time limit anew: the time that a client takes to send its body does not count."""
-        self._deadline = None
-
-    @property
-    def memory_limit(self) -> int:
-        """Bytes that all requests may hold together."""
-        return self._admission.memory
-
-    @property
-    def is_only_one(self) -> bool:
-        """True if no other large request is at work."""
-        return self._admission.at_work <= 1
-
-    def admit(self, bound: int) -> Lease:
-        """The lease, made by the first call. bound: bytes that are needed until the request is prepared, at most"""
-        if self.lease is None:
-            self.lease = self._admission.admit(bound)
-        return self.lease
-
-    def admit_body(self, bound: int) -> Lease:
-        """The lease, before a large body is received. Errors: Busy where it would hardly be computed."""
-        if self.lease is None:
-            self._admission.check_capacity()
-        return self.admit(bound)
+        self._disconnected = disconnected
 
     async def grow(self, memory: int, *, slot: bool = False, compute: bool = False) -> None:
-        """Hold this much memory, waiting for it if necessary; nothing where that is not worth counting.
-
-        compute: True for the computation; all before it shares a part of the memory
-
-        Errors: Busy, Cancelled.
-        """
-        if self.lease is None:
-            if memory <= UNCOUNTED and not slot:
-                return
-            self.admit(memory)
-        assert self.lease is not None
+        """Hold this much memory, and a slot if asked, before the deadline. See `Lease.grow`."""
         await self.lease.grow(memory, self.deadline, slot=slot, compute=compute)
-
-    def shrink(self, memory: int) -> None:
-        """Hold no more than this."""
-        if self.lease is not None:
-            self.lease.shrink(memory)
-
-    @property
-    def has_slot(self) -> bool:
-        """True while the request holds a slot."""
-        return self.lease is not None and self.lease.has_slot
-
-    def release_slot(self) -> None:
-        """Let another request compute."""
-        if self.lease is not None:
-            self.lease.release_slot()
 
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in a worker thread. If this task is cancelled, the deadline is, which ends the function."""
@@ -159,13 +100,6 @@ class Execution:
             yield
         finally:
             task.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.lease is not None:
-            self.lease.release()
 
 
 async def _cancel_after(disconnected: Callable[[], Awaitable[None]], deadline: Deadline) -> None:

@@ -1,12 +1,14 @@
-"""Prepare: from the fields of a request to a plan and how it is computed, or those of an earlier request."""
+"""Prepare: validate the fields of a request, make its plan, and choose its execution strategy."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
+from service.attention.cost import arrays_of
 from service.attention.plan import Plan, make_plan
 from service.attention.spec import SOURCES, AttentionSpec
 from service.backends.base import Backend
@@ -17,10 +19,12 @@ from service.schemas.validate import validate
 
 # Plans that are kept. A service meets few kinds of requests, and without arrays a plan is small.
 MAX_PLANS: Final = 256
-# Longest string, and longest list of names, of a request whose plan is kept.
-MAX_TEXT: Final = 64
-MAX_NAMES: Final = 16
-SCALARS: Final = (bool, int, float, type(None))
+# Characters of the fields, as JSON, of a request whose plan is kept.
+MAX_TEXT: Final = 1024
+# Longest string or list of such a request.
+MAX_LENGTH: Final = 64
+# Bytes of the arrays of such a plan, which hold tables and masks.
+MAX_ARRAYS: Final = 2**16
 
 
 class Strategy(NamedTuple):
@@ -52,10 +56,10 @@ class PreparedRequest(NamedTuple):
 
 
 class PlanCache:
-    """Prepares requests. Keeps the plans of those of which only the sources are arrays.
+    """Prepares requests, and keeps plans for later requests.
 
-    Such a plan follows from the shapes and types of the sources and a few options, so that the next request with the
-    same ones shares it.
+    If only the sources of a request are arrays, its plan follows from their shapes and types and from the other fields.
+    The next request with the same ones shares the plan.
 
     choose_strategy: called for a new plan, and whether requests share it
     """
@@ -72,7 +76,7 @@ class PlanCache:
             spec, plan, strategy = kept
             return PreparedRequest(spec, plan, decoded.fields, decoded, strategy)
         spec, plan = make_spec_and_plan(decoded)
-        shared = key is not None and spec.scale != 0  # 0 would be found for -0
+        shared = key is not None and sum(array.nbytes for array in arrays_of(plan)) <= MAX_ARRAYS
         strategy = self._choose_strategy(spec, plan, shared)
         if shared:
             if len(self._kept) >= MAX_PLANS:
@@ -86,15 +90,15 @@ async def prepare(plans: PlanCache, decoded: Decoded, execution: Execution) -> P
 
     Errors: InvalidRequest of every kind, with the pointer of the field at fault; Cancelled.
     """
-    if execution.has_slot:
+    if execution.lease.has_slot:
         async with execution.cancel_on_disconnect():
             request = await execution.in_thread(plans.prepare, decoded)
-        execution.release_slot()
+        execution.lease.release_slot()
     else:
         request = plans.prepare(decoded)
     execution.timings.step("plan")
-    if execution.lease is not None:
-        execution.shrink(request.nbytes)
+    if execution.lease.counted:  # else the sum is not needed
+        execution.lease.shrink(request.nbytes)
     return request
 
 
@@ -109,22 +113,18 @@ def make_spec_and_plan(decoded: Decoded, *, allow_non_finite: bool = False) -> t
 
 
 def _key(decoded: Decoded) -> Hashable | None:
-    """All that specification and plan depend on; None where that is more than shapes, scalars and short names."""
-    parts: list[Hashable] = [decoded.untyped]
+    """All that specification and plan depend on, if that is shapes and a few numbers and names; else None."""
+    sources: list[Hashable] = []
+    options: dict[str, Any] = {}
     for name, value in decoded.fields.items():
-        kind = type(value)
-        if kind is np.ndarray:
-            if name not in SOURCES:
-                return None
-            parts.append((name, value.shape, value.dtype))
-        elif kind in SCALARS or (kind is str and len(value) <= MAX_TEXT):
-            parts.append((name, kind, value))  # True is 1, but not where a number is asked for
-        elif kind is list and len(value) <= MAX_NAMES and all(map(_is_short, value)):
-            parts.append((name, *value))  # as in include
-        else:
+        if name in SOURCES and type(value) is np.ndarray:
+            sources.append((name, value.shape, value.dtype))
+        elif isinstance(value, str | list) and len(value) > MAX_LENGTH:
             return None
-    return tuple(parts)
-
-
-def _is_short(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_TEXT
+        else:
+            options[name] = value
+    try:
+        text = json.dumps(options)  # unlike equality, it tells True from 1, and 0.0 from -0.0
+    except (TypeError, ValueError):  # other arrays, or an integer of thousands of digits
+        return None
+    return (decoded.untyped, text, *sources) if len(text) <= MAX_TEXT else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from service.codecs import Codec
 from service.codecs.chunks import Encoded
 from service.codecs.decoded import Body
@@ -16,22 +14,17 @@ from service.pipeline.execution import Execution
 from service.pipeline.prepare import prepare
 
 
-class Exchange(NamedTuple):
-    """A request and its answer: the codec of each, the id that both have, and what the request holds."""
+async def run(
+    engine: Engine, body: Body, decoder: Codec, encoder: Codec, execution: Execution, request_id: str
+) -> Encoded:
+    """The encoded answer to the request in a body. The time limit starts now.
 
-    decoder: Codec
-    encoder: Codec
-    request_id: str
-    execution: Execution
-
-
-async def run(engine: Engine, exchange: Exchange, body: Body) -> Encoded:
-    """The encoded answer to a request. The caller should not keep the body: once decoded, its memory counts as free.
+    The caller should not keep the body: once decoded, its memory counts as free.
 
     Errors: ServiceError of every kind, Cancelled.
     """
-    decoder, encoder, request_id, execution = exchange
     execution.received = len(body)
+    execution.deadline.restart()
     execution.timings.begin()
     decoded = await decode(decoder, body, engine.settings.max_body_bytes, execution)
     del body

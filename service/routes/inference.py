@@ -5,17 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, FastAPI, Path, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
 
 from service.codecs.oip import check_model
 from service.http.negotiation import negotiate_inference
 from service.http.problems import INFERENCE
-from service.routes.documented import inference_answer, inference_body, inference_errors
-from service.routes.tensors import respond
+from service.routes.attention import respond
+from service.routes.openapi import inference_answer, inference_body, inference_errors
 from service.schemas.inference import (
     MODEL_METADATA,
     SERVER_METADATA,
-    InferenceRequest,
     InferenceResponse,
     ModelMetadata,
     ModelReady,
@@ -25,9 +24,20 @@ from service.schemas.inference import (
 )
 from service.version import MODEL
 
-ModelName = Annotated[str, Path(description="Name of the model: attention.")]
-ModelVersion = Annotated[str, Path(description="Version of the model: 1.")]
 
+async def check_name(model_name: Annotated[str, Path(description="Name of the model: attention.")]) -> None:
+    """Errors: NotFound for any other model than ours."""
+    check_model(model_name)
+
+
+async def check_version(model_version: Annotated[str, Path(description="Version of the model: 1.")]) -> None:
+    """Errors: NotFound for any other version than ours."""
+    check_model(version=model_version)
+
+
+# Of paths with a model, and with its version.
+NAMED = [Depends(check_name)]
+VERSIONED = [*NAMED, Depends(check_version)]
 
 router = APIRouter(prefix=INFERENCE, tags=["inference protocol"], responses=inference_errors(401, 404, 500))
 
@@ -65,66 +75,50 @@ async def server_ready(request: Request) -> ServerReady:
 
 
 @router.get(
+    "/models/{model_name}/versions/{model_version}",
+    dependencies=VERSIONED,
+    operation_id="getModelVersionMetadata",
+    summary="Which tensors does a version of a model have?",
+    description="Returns the same as without a version: there is one version.",
+    response_description="Inputs and outputs of the model.",
+)
+@router.get(
     "/models/{model_name}",
+    dependencies=NAMED,
     operation_id="getModelMetadata",
     summary="Which tensors does a model have?",
     response_description="Inputs and outputs of the model.",
 )
-async def model_metadata(model_name: ModelName) -> ModelMetadata:
+async def model_metadata() -> ModelMetadata:
     """Returns the tensors that a request can send and ask for."""
-    check_model(model_name)
     return MODEL_METADATA
 
 
 @router.get(
-    "/models/{model_name}/versions/{model_version}",
-    operation_id="getModelVersionMetadata",
-    summary="Which tensors does a version of a model have?",
-    response_description="Inputs and outputs of the model.",
+    "/models/{model_name}/versions/{model_version}/ready",
+    dependencies=VERSIONED,
+    operation_id="checkModelVersionReady",
+    summary="Does a version of a model accept requests?",
+    description="Responds as without a version: there is one version.",
+    response_description="The model accepts requests.",
+    responses=inference_errors(503),
 )
-async def model_version_metadata(model_name: ModelName, model_version: ModelVersion) -> ModelMetadata:
-    """Returns the same as without a version: there is one version."""
-    check_model(model_name, model_version)
-    return MODEL_METADATA
-
-
 @router.get(
     "/models/{model_name}/ready",
+    dependencies=NAMED,
     operation_id="checkModelReady",
     summary="Does a model accept requests?",
     response_description="The model accepts requests.",
     responses=inference_errors(503),
 )
-async def model_ready(request: Request, model_name: ModelName) -> ModelReady:
+async def model_ready(request: Request) -> ModelReady:
     """Responds with 503 in the same cases as /health/ready."""
-    check_model(model_name)
     request.app.state.engine.check_ready()
     return ModelReady(name=MODEL, ready=True)
 
 
-@router.get(
-    "/models/{model_name}/versions/{model_version}/ready",
-    operation_id="checkModelVersionReady",
-    summary="Does a version of a model accept requests?",
-    response_description="The model accepts requests.",
-    responses=inference_errors(503),
-)
-async def model_version_ready(request: Request, model_name: ModelName, model_version: ModelVersion) -> ModelReady:
-    """Responds as without a version: there is one version."""
-    check_model(model_name, model_version)
-    request.app.state.engine.check_ready()
-    return ModelReady(name=MODEL, ready=True)
-
-
-async def infer(request: Request, model_name: ModelName) -> Response:
+async def infer(request: Request) -> Response:
     """Computes the same as POST /attention. Arrays are inputs, other fields parameters; outputs replace `include`."""
-    check_model(model_name)
-    return await respond(request, negotiate_inference)
-
-
-async def infer_version(request: Request, model_name: ModelName, model_version: ModelVersion) -> Response:
-    """Computes the same as without a version: there is one version."""
-    check_model(model_name, model_version)
     return await respond(request, negotiate_inference)
 
 
@@ -132,18 +126,25 @@ def add_routes(app: FastAPI) -> None:
     """Add the inference operations to the application itself, like POST /attention."""
     add = partial(
         app.add_api_route,
+        endpoint=infer,
         methods=["POST"],
         tags=["inference protocol"],
         response_model=InferenceResponse,
         response_description="The requested outputs.",
         responses=inference_errors(400, 401, 404, 408, 413, 415, 422, 431, 500, 503, 504) | inference_answer(),
-        openapi_extra=inference_body(InferenceRequest),
+        openapi_extra=inference_body(),
     )
     model = f"{INFERENCE}/models/{{model_name}}"
-    add(f"{model}/infer", infer, operation_id="infer", summary="Compute attention (inference protocol)")
+    add(
+        f"{model}/infer",
+        dependencies=NAMED,
+        operation_id="infer",
+        summary="Compute attention (inference protocol)",
+    )
     add(
         f"{model}/versions/{{model_version}}/infer",
-        infer_version,
+        dependencies=VERSIONED,
         operation_id="inferVersion",
         summary="Compute attention with a version of the model (inference protocol)",
+        description="Computes the same as without a version: there is one version.",
     )

@@ -5,21 +5,26 @@ Clients are generated from it, so every schema that becomes a type has a name, a
 
 from __future__ import annotations
 
+import json
+from importlib.resources import files
 from typing import Any, Final, get_args
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from service.attention import spec
+from service.codecs import CODECS
+from service.errors import error_classes
 from service.http.auth import OPEN
+from service.http.problems import MEDIA_TYPE
 from service.schemas.arrays import ElementType
 from service.schemas.inference import Datatype, InferenceError, InferenceRequest
 from service.schemas.problem import Problem
 from service.schemas.request import AttentionRequest, Encoding
 
+JSON: Final = "application/json"
+OCTETS: Final = "application/octet-stream"
 REFERENCE = "#/components/schemas/{model}"
-# FastAPI's own description of errors that this service answers as problems.
-UNUSED = ("HTTPValidationError", "ValidationError")
 SECURITY: Final = "bearer"
 # Sets of names that become types, each with what it is.
 ENUMS: Final[dict[str, tuple[Any, str]]] = {
@@ -34,25 +39,101 @@ ENUMS: Final[dict[str, tuple[Any, str]]] = {
 }
 
 
+NAMES: Final = {get_args(kind): name for name, (kind, _) in ENUMS.items()}
+INFERENCE_EXAMPLE: Final = {
+    "id": "first",
+    "parameters": {"is_causal": True, "query_offset": 0},
+    "inputs": [
+        {"name": "query", "shape": [2, 2], "datatype": "FP32", "data": [1, 0, 0, 1]},
+        {"name": "key", "shape": [3, 2], "datatype": "FP32", "data": [1, 0, 0, 1, 1, 1]},
+        {"name": "value", "shape": [3, 1], "datatype": "FP32", "data": [1, 2, 3]},
+    ],
+    "outputs": [{"name": "output"}, {"name": "attention_weights"}],
+}
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def problems(*statuses: int, media_type: str = MEDIA_TYPE, model: type[BaseModel] = Problem) -> Responses:
+    """Problem responses for these statuses. The description of each lists its problem codes."""
+    found: Responses = {}
+    for status in statuses:
+        kinds = [kind for kind in error_classes().values() if kind.status == status]
+        lines = "\n".join(f"- `{kind.code}`: {kind.description()}" for kind in kinds)
+        found[status] = {"description": lines, "content": {media_type: {"schema": _reference(model)}}}
+    return found
+
+
+def inference_errors(*statuses: int) -> Responses:
+    """Error responses of the Open Inference Protocol for these statuses. They have no problem codes."""
+    return problems(*statuses, media_type=JSON, model=InferenceError)
+
+
+def tensor_body() -> dict[str, Any]:
+    """The request body of POST /attention in all media types, as `openapi_extra` for FastAPI.
+
+    The examples come from the notebooks whose results are golden cases of the tests.
+    """
+    content = {JSON: {"schema": _reference(AttentionRequest), "examples": _file("examples.json")}}
+    return {"requestBody": {"content": content | _tensors("request"), "required": True}}
+
+
+def tensor_answer() -> Responses:
+    """The 200 response of POST /attention, beside its JSON model: an example, and the binary media types."""
+    return {200: {"content": {JSON: {"example": _file("answer.json")}} | _tensors("response")}}
+
+
+def inference_body() -> dict[str, Any]:
+    """The request body of an inference, as `openapi_extra` for FastAPI."""
+    summary = "Two queries, three keys, causal: the second query attends to the first two keys"
+    examples = {"causal": {"summary": summary, "value": INFERENCE_EXAMPLE}}
+    content = {JSON: {"schema": _reference(InferenceRequest), "examples": examples}}
+    return {"requestBody": {"content": content | _octets(), "required": True}}
+
+
+def inference_answer() -> Responses:
+    """The 200 response of an inference, beside its JSON model: the binary form and its header."""
+    description = "Length of the JSON in bytes. The bytes of the binary tensors follow it."
+    length = {"description": description, "schema": {"type": "integer", "minimum": 0}}
+    return {200: {"content": _octets(), "headers": {"Inference-Header-Content-Length": length}}}
+
+
+def _reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": REFERENCE.format(model=model.__name__)}
+
+
+def _file(name: str) -> Any:
+    return json.loads(files("service.routes").joinpath(name).read_text(encoding="utf-8"))
+
+
+def _binary(description: str) -> dict[str, Any]:
+    return {"schema": {"type": "string", "format": "binary", "description": description}}
+
+
+def _octets() -> dict[str, Any]:
+    description = "JSON of the length in Inference-Header-Content-Length, then the bytes of its binary tensors."
+    return {OCTETS: _binary(description)}
+
+
+def _tensors(what: str) -> dict[str, Any]:
+    """The binary media types of all codecs. what: request or response"""
+    description = f"The {what}: arrays as tensors named like their fields (nested ones dotted), the rest as JSON text."
+    return {name: _binary(description) for name in CODECS if name != JSON}
+
+
 def build(app: FastAPI) -> dict[str, Any]:
     """The document, complete; made once."""
     if app.openapi_schema is None:
-        document = get_openapi(
-            title=app.title,
-            version=app.version,
-            summary=app.summary,
-            description=app.description,
-            routes=app.routes,
-            tags=app.openapi_tags,
-            servers=app.servers,
-            license_info=app.license_info,
-            separate_input_output_schemas=False,
-        )
+        document = FastAPI.openapi(app)
+        operations = [operation for path in document["paths"].values() for operation in path.values()]
         _add_security(document)
-        _add_models(document)
-        _name_enums(document)
-        _drop_titles(document)
-        app.openapi_schema = document
+        _add_models(document["components"]["schemas"])
+        for operation in operations:
+            if "HTTPValidationError" in str(operation["responses"].get("422")):  # no operation answers so
+                del operation["responses"]["422"]
+            for parameter in operation.get("parameters", ()):
+                parameter["schema"] = _simplified(parameter["schema"])
+    assert app.openapi_schema is not None
     return app.openapi_schema
 
 
@@ -66,54 +147,34 @@ def _add_security(document: dict[str, Any]) -> None:
     }
 
 
-def _add_models(document: dict[str, Any]) -> None:
-    """Add models that FastAPI does not see, and drop its validation errors, which no operation answers with."""
-    schemas = document["components"]["schemas"]
+def _add_models(schemas: dict[str, Any]) -> None:
+    """Add models and named enums that FastAPI does not see; drop its validation errors, which are never sent."""
     for model in (Problem, InferenceError, AttentionRequest, InferenceRequest):
         described = model.model_json_schema(ref_template=REFERENCE)
         schemas.update(described.pop("$defs", {}))
         schemas[model.__name__] = described
-    for name in UNUSED:
+    for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for path in document["paths"].values():
-        for operation in path.values():
-            if _refers_to_unused(operation["responses"].get("422")):
-                del operation["responses"]["422"]
-
-
-def _refers_to_unused(response: dict[str, Any] | None) -> bool:
-    return response is not None and any(name in str(response) for name in UNUSED)
-
-
-def _name_enums(document: dict[str, Any]) -> None:
-    """Replace sets of names wherever they stand by references to one type each."""
-    names = {get_args(kind): name for name, (kind, _) in ENUMS.items()}
-
-    def replaced(node: Any) -> Any:
-        if isinstance(node, list):
-            return [replaced(item) for item in node]
-        if not isinstance(node, dict):
-            return node
-        if isinstance(node.get("enum"), list):
-            rest = {key: value for key, value in node.items() if key not in ("enum", "type", "title")}
-            return {"$ref": REFERENCE.format(model=names[tuple(node["enum"])])} | rest
-        return {key: replaced(value) for key, value in node.items()}
-
-    schemas = document["components"]["schemas"]
-    schemas.update({name: replaced(schema) for name, schema in schemas.items()})
+    schemas.update({name: _simplified(schema) for name, schema in schemas.items()})
     for name, (kind, description) in ENUMS.items():
         schemas[name] = {"type": "string", "enum": list(get_args(kind)), "description": description}
 
 
-def _drop_titles(document: dict[str, Any]) -> None:
-    """pydantic derives them from the names, and says nothing more."""
-    for schema in document["components"]["schemas"].values():
-        schema.pop("title", None)
-        for field in schema.get("properties", {}).values():
-            field.pop("title", None)
-            if field.get("default", "") is None:  # it means absent; generators would want a value
-                del field["default"]
-    for path in document["paths"].values():
-        for operation in path.values():
-            for parameter in operation.get("parameters", ()):
-                parameter["schema"].pop("title", None)
+def _simplified(schema: Any) -> Any:
+    """A schema with references to the named enums, without titles and null defaults.
+
+    pydantic derives titles from names. A default of null means that the field is absent; generators would want a value.
+    """
+    if isinstance(schema, list):
+        return [_simplified(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _simplified(value) for key, value in schema.items() if not _says_nothing(key, value)}
+    if isinstance(names := found.pop("enum", None), list):
+        del found["type"]
+        return {"$ref": REFERENCE.format(model=NAMES[tuple(names)])} | found
+    return found
+
+
+def _says_nothing(key: str, value: Any) -> bool:
+    return (key == "title" and isinstance(value, str)) or (key == "default" and value is None)

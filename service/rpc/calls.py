@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import grpc
 
-from service.errors import Fault, InternalError, MemoryLimit, ServiceError, Unauthorized, drop_tracebacks, kind_of
-from service.observability.metrics import DISCONNECTED, ComputedRequest, Metrics
-from service.observability.request_id import ACCEPTABLE, LOWER, new_id
+from service.errors import InternalError, MemoryLimit, ServiceError, Unauthorized, drop_tracebacks, kind_of
+from service.observability.metrics import Metrics
+from service.observability.requests import REQUEST_ID, RequestRecord, choose_request_id
 from service.pipeline.engine import Engine
 from service.pipeline.execution import Execution
 from service.settings import Settings
@@ -21,7 +20,7 @@ from service.settings.keys import Keys
 # Characters of a message. It goes into trailers, of which clients take 8 KiB, encoded with up to nine for each.
 MAX_DETAILS: Final = 800
 
-REQUEST_ID: Final = str(LOWER, "ascii")
+HEADER: Final = str(REQUEST_ID, "ascii")
 # The gRPC status of an error, by its status over HTTP.
 STATUSES: Final = {
     400: "INVALID_ARGUMENT",
@@ -39,29 +38,24 @@ STATUSES: Final = {
     504: "DEADLINE_EXCEEDED",
 }
 
-access = logging.getLogger("attention.access")
 logger = logging.getLogger("attention")
 
 
 class Call:
-    """One call. execution: what it holds; computed: set by an inference; sent: bytes of the answer"""
+    """One call. execution: what it holds; record: what metrics and log tell of it"""
 
-    __slots__ = ("computed", "context", "execution", "metadata", "request_id", "sent")
-
-    def __init__(self, context: Any, execution: Execution) -> None:
+    def __init__(self, context: Any, execution: Execution, path: str) -> None:
         self.context = context
         self.execution = execution
         self.metadata = {name: _bytes(value) for name, value in context.invocation_metadata()}
-        chosen = self.metadata.get(REQUEST_ID, b"")
-        self.request_id = str(chosen, "ascii") if ACCEPTABLE.fullmatch(chosen) else new_id()
-        self.computed: ComputedRequest | None = None
-        self.sent = 0
+        request_id = choose_request_id([self.metadata.get(HEADER, b"")])
+        self.record = RequestRecord("grpc", "gRPC", path, request_id)
 
     def trailers(self, error: ServiceError | None = None) -> list[tuple[str, str]]:
         """The trailing metadata of the answer, or of the error."""
-        found = [(REQUEST_ID, self.request_id)]
+        found = [(HEADER, self.record.request_id)]
         if self.execution.timings.decode:
-            found.append(("server-timing", str(self.execution.timings.header(), "ascii")))
+            found.append(("server-timing", self.execution.timings.header()))
         if error is not None and "Retry-After" in error.headers:  # as gRPC's clients understand it
             found.append(("grpc-retry-pushback-ms", str(1000 * int(error.headers["Retry-After"]))))
         return found
@@ -84,74 +78,55 @@ class Calls:
 
         path, operation: what was asked for, and how it is counted; requests: of a stream, of which there is only one
         """
-        start = time.perf_counter()
+        call = Call(context, self._engine.start(), path)
+        call.record.operation = operation
         if self._metrics is not None:
-            self._metrics.request_started()
-        status, problem = DISCONNECTED, None
-        with self._engine.start() as execution:
-            call = Call(context, execution)
+            self._metrics.in_flight += 1
+        with call.execution.lease:
             try:
-                status, problem = await self._answer(call, method)
+                await self._answer(call, method)
             finally:
-                self._count_and_log(call, path, operation, status, problem, time.perf_counter() - start)
+                if self._metrics is not None:
+                    self._metrics.request_answered(call.record)
+                call.record.log()
 
-    async def _answer(self, call: Call, method: Method) -> tuple[int, str | None]:
-        """Send the answer or the error of a call; return its status over HTTP, and the code of the error."""
+    async def _answer(self, call: Call, method: Method) -> None:
+        """Send the answer or the error of a call."""
         try:
             self._authenticate(call)
             message = await method(call)
             call.context.set_trailing_metadata(call.trailers())
             # Until it is on its way: a client that is slow to take it holds its memory.
             await call.context.write(message)
-            call.sent = len(message)
+            call.record.status, call.record.sent = 200, len(message)
         except ServiceError as error:
             drop_tracebacks(error)
-            return _set_error(call, error)
+            _set_error(call, error)
         except MemoryError as error:
             drop_tracebacks(error)
-            return _set_error(call, MemoryLimit.failed())
+            _set_error(call, MemoryLimit.failed())
         except (asyncio.CancelledError, grpc.aio.InternalError):
             raise  # the client is disconnected
         except Exception:
-            logger.exception("request %s failed: a defect of the service", call.request_id)
-            return _set_error(call, InternalError())
-        return 200, None
+            logger.exception("request %s failed: a defect of the service", call.record.request_id)
+            _set_error(call, InternalError())
 
     def _authenticate(self, call: Call) -> None:
         """Refuse a call without a valid API key. Errors: Unauthorized."""
         authorization = call.metadata.get("authorization", b"")
         if self._keys is not None and not self._keys.admit(authorization):
             got = "another key" if authorization else "none"
-            raise Unauthorized(Fault("", "metadata authorization: Bearer and a key", got))
-
-    def _count_and_log(
-        self, call: Call, path: str, operation: str, status: int, problem: str | None, seconds: float
-    ) -> None:
-        """Count and log a call that has been answered."""
-        if self._metrics is not None:
-            self._metrics.request_answered("grpc", operation, status, seconds, problem)
-            if call.computed is not None:
-                self._metrics.tensors_computed(call.computed, call.sent)
-        if access.isEnabledFor(logging.INFO):
-            fields = {
-                "request_id": call.request_id,
-                "method": "gRPC",
-                "path": path[:100],
-                "status": status,
-                "milliseconds": round(seconds * 1e3, 2),
-                "code": problem,
-            }
-            access.info("request", extra=fields | (call.computed.log_fields(call.sent) if call.computed else {}))
+            raise Unauthorized.at("", "metadata authorization: Bearer and a key", got)
 
 
-def _set_error(call: Call, error: ServiceError) -> tuple[int, str]:
-    """End a call with an error; return its status over HTTP, and its code."""
+def _set_error(call: Call, error: ServiceError) -> None:
+    """End a call with an error."""
     kind = kind_of(error)
     text = str(error)
     call.context.set_trailing_metadata(call.trailers(error))
     call.context.set_code(grpc.StatusCode[STATUSES[kind.status]])
     call.context.set_details(text if len(text) <= MAX_DETAILS else f"{text[:MAX_DETAILS]}…")
-    return kind.status, kind.code
+    call.record.status, call.record.code = kind.status, kind.code
 
 
 def _bytes(value: str | bytes) -> bytes:

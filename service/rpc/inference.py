@@ -12,11 +12,11 @@ from google.protobuf.json_format import ParseDict
 from service.codecs.oip import check_model
 from service.codecs.oip.grpc import GRPCCodec, parse
 from service.codecs.oip.messages import MESSAGES
-from service.errors import BadRequest, Busy, Fault, MethodNotAllowed, TooSlow, drop_tracebacks
-from service.observability.metrics import ComputedRequest
+from service.errors import BadRequest, Busy, MethodNotAllowed, TooSlow, drop_tracebacks
+from service.observability.requests import ComputedRequest
 from service.pipeline.deadline import Deadline
 from service.pipeline.engine import Engine
-from service.pipeline.run import Exchange, run
+from service.pipeline.run import run
 from service.rpc.calls import Call, Method
 from service.schemas.inference import MODEL_METADATA, SERVER_METADATA
 from service.settings import Settings
@@ -47,7 +47,7 @@ class Inference:
 
     async def unknown(self, call: Call) -> bytes:
         """Refuse a method that does not exist. Errors: MethodNotAllowed."""
-        raise MethodNotAllowed(Fault("", f"a method among {', '.join(self.methods)}", "another"))
+        raise MethodNotAllowed.at("", f"a method among {', '.join(self.methods)}", "another")
 
     async def _server_live(self, call: Call) -> bytes:
         return _written("ServerLiveResponse", live=True)
@@ -88,18 +88,18 @@ class Inference:
         """
         execution, seconds = call.execution, self._settings.read_timeout
         most = min(COPIES * self._settings.max_body_bytes, self._engine.admission.memory)
-        execution.admit(most)
+        execution.lease.begin(most)
         try:
             async with asyncio.timeout(seconds), self._receiving:
+                execution.deadline.restart()
                 await execution.grow(most)
                 message = await call.context.read()
         except TimeoutError:
-            raise TooSlow(Fault("", f"a request that arrives within {seconds:g} s", "only a part of it")) from None
+            raise TooSlow.at("", f"a request that arrives within {seconds:g} s", "only a part of it") from None
         if message is grpc.aio.EOF:  # or one that was too long, which gRPC has refused by itself
             raise BadRequest.at("", f"one message of at most {self._settings.max_body_bytes} bytes", "none")
         body: bytes = message
-        execution.shrink(COPIES * len(body))
-        execution.restart_time_limit()
+        execution.lease.shrink(COPIES * len(body))
         return body
 
     async def _infer(self, call: Call) -> bytes:
@@ -110,10 +110,10 @@ class Inference:
         """The answer to a request. Errors: ServiceError of every kind, Cancelled."""
         execution = call.execution
         codec = GRPCCodec(body)
-        encoded = await run(self._engine, Exchange(codec, codec, call.request_id, execution), body)
+        encoded = await run(self._engine, body, codec, codec, execution, call.record.request_id)
         message = b"".join(encoded.chunks)
-        execution.shrink(COPIES * len(message))
-        call.computed = ComputedRequest.of(execution, codec.media_type, codec.media_type)
+        execution.lease.shrink(COPIES * len(message))
+        call.record.computed = ComputedRequest.of(execution, codec.media_type, codec.media_type)
         return message
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
+import ssl
 from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
-TIMEOUT = 4  # seconds; less than whoever runs the check waits for it
+TIMEOUT = 4  # seconds; less than the timeouts of orchestrators
 # A server on every address is asked on the machine's own.
 OWN = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # nothing listens here
 
@@ -17,24 +18,17 @@ def address(environment: Mapping[str, str]) -> tuple[str, int]:
 
 
 def check(host: str, port: int, *, encrypted: bool = False) -> str:
-    """What is wrong with the server at this address; "" if it takes requests.
-
-    encrypted: whether it serves HTTPS; whose certificate it has does not matter, as nothing but its health is asked
-    """
+    """The failure of a health check of the server at this address; "" if it is ready. encrypted: True for HTTPS"""
+    if encrypted:
+        context = ssl.create_default_context()
+        # Whose certificate it has does not matter, as nothing but its health is asked.
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection: HTTPConnection = HTTPSConnection(host, port, timeout=TIMEOUT, context=context)
+    else:
+        connection = HTTPConnection(host, port, timeout=TIMEOUT)
     try:
-        connection = _connection(host, port, encrypted)
         connection.request("GET", "/health/ready")
         status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, HTTPException) as error:
         return f"{host}:{port}: {error}"
-    return "" if status == http.client.OK else f"{host}:{port}: status {status}"
-
-
-def _connection(host: str, port: int, encrypted: bool) -> http.client.HTTPConnection:
-    if not encrypted:
-        return http.client.HTTPConnection(host, port, timeout=TIMEOUT)
-    import ssl
-
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=context)
+    return "" if status == 200 else f"{host}:{port}: status {status}"

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+with suppress(ImportError):  # not on every system
+    import resource
+
 ROOT = Path("/")
 
 
@@ -34,12 +37,7 @@ def memory_left() -> int | None:
     left, limit = _meminfo(ROOT, "MemAvailable"), _address_space()
     if left is None or limit is None:
         return left
-    try:
-        import resource  # not on every system
-
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    except (ImportError, OSError):
-        return None
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     return min(left, max(0, limit - pages * resource.getpagesize()))
 
 
@@ -54,12 +52,10 @@ def _meminfo(root: Path, name: str) -> int | None:
 
 def _address_space() -> int | None:
     """The limit on the address space of this process; None if it has none."""
-    try:
-        import resource  # not on every system
-    except ImportError:
-        return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if limit == resource.RLIM_INFINITY else limit
+    with suppress(NameError):
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        return None if limit == resource.RLIM_INFINITY else limit
+    return None
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
@@ -68,11 +64,9 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
     A container may see its own group at the root, under another path than /proc/self/cgroup tells: a file that is
     missing counts as no limit.
     """
-    lines = []
-    with suppress(OSError):
-        text = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape")
-        lines = text.splitlines()
-    for line in lines:
+    groups = root / "proc/self/cgroup"
+    text = groups.read_text(encoding="utf-8", errors="surrogateescape") if groups.exists() else ""
+    for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2
             folder, name = root / "sys/fs/cgroup", "memory.max"

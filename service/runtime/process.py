@@ -1,4 +1,4 @@
-"""How a process that does nothing but serve is tuned, and when it ends."""
+"""How a process that does nothing but serve is tuned, and what it does when it is to stop."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from threading import Thread
 from types import FrameType
 
-# Seconds after which a thread that computes in Python lets another run; the event loop is to have its turn soon.
+# Seconds after which a thread that runs Python code lets another run: the event loop must not wait long.
 SWITCH = 0.001
-# Bytes of blocks that go back at once, and of free memory that is kept for smaller ones.
+# Bytes of the smallest block that is returned at once, and of free memory that is kept for smaller blocks.
 RETURNED = 4 * 2**20
 KEPT = 8 * 2**20
 # The names of these in malloc.h.
@@ -24,7 +24,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def tune() -> None:
-    """Look for cycles less often, and never among what was there from the start: requests leave hardly any."""
+    """Tune garbage collection, malloc and thread switching of a process that does nothing but serve.
+
+    Requests leave hardly any reference cycles, so these are looked for less often, and never among the objects that
+    exist now.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
@@ -33,10 +37,10 @@ def tune() -> None:
 
 
 def return_memory() -> None:
-    """Have the C library give blocks of some size back to the system as soon as they are freed.
+    """Have the C library return blocks of at least `RETURNED` bytes to the system as soon as they are freed.
 
-    glibc by itself raises the size from which it does with each block that is freed, up to 32 MiB, and keeps up to
-    twice as much: what one request took would stay taken, and nobody's estimate holds.
+    By itself glibc raises that size with each freed block, up to 32 MiB, and keeps up to twice as much. The memory of
+    one request would stay allocated, and estimates of memory would not hold.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -47,9 +51,9 @@ def return_memory() -> None:
 
 
 def end_with_parent() -> None:
-    """Stop as if asked to when the process that started this one is gone, killed without a chance to say so.
+    """Send SIGTERM to this worker process when its parent ends, even if the parent was killed.
 
-    Else its workers would keep the port from whoever is started next.
+    Otherwise the workers would keep the port from the next service.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -62,20 +66,10 @@ def end_with_parent() -> None:
     Thread(target=wait, daemon=True).start()
 
 
-def is_running(process: int) -> bool:
-    """True if there is a process with this id; always on Windows, where the question would end the process."""
-    if sys.platform != "win32":
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return False
-    return True
+def when_told_to_stop(callback: Callable[[], object]) -> None:
+    """Call a function in the running event loop on SIGINT or SIGTERM, before the handler that is installed already.
 
-
-def when_told_to_stop(do: Callable[[], object]) -> None:
-    """Have this done in the running event loop as soon as a signal says to stop, beside what the server does then.
-
-    Signals come to the main thread, so that nothing is done for a loop in another.
+    Does nothing outside the main thread, as signals arrive in the main thread only.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -84,7 +78,7 @@ def when_told_to_stop(do: Callable[[], object]) -> None:
         before = signal.getsignal(number)
 
         def handle(number: int, frame: FrameType | None, before: object = before) -> None:
-            loop.call_soon_threadsafe(do)
+            loop.call_soon_threadsafe(callback)
             if callable(before):
                 before(number, frame)
 

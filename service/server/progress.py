@@ -43,7 +43,7 @@ class Progress:
         self._send = send
 
     async def receive(self) -> Message:
-        """Receive the next message, and report that what came of the body is taken."""
+        """Receive the next message, and report that the received part of the body is taken."""
         message = await self._receive()
         self._connection.body_taken()
         return message

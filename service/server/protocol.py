@@ -59,14 +59,14 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._timer = self._loop.call_later(self._interval, self._check)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The memory for what is received next."""
+        """The buffer for the next bytes."""
         size = max(SMALL_PIECE, min(self._left, PIECE))
         if size != len(self._buffer):
             self._buffer = bytearray(size)
         return memoryview(self._buffer)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Pass on what was received; abort where too much comes without a complete head, or beside a body."""
+        """Pass the received bytes on; abort if too many arrive without a complete head, or if the body is not taken."""
         if self._is_idle():
             self._deadline = self._loop.time() + self._limits.head
         self._untaken += nbytes
@@ -92,7 +92,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def body_taken(self) -> None:
-        """Called by the application: it took what came of the body."""
+        """Called when the application has taken the received part of the body."""
         self._untaken = 0
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -20,7 +20,6 @@ from service.http.head import MAX_HEAD
 from service.observability.logs import log_config
 from service.observability.metrics import remove_stale_files
 from service.runtime.process import tune
-from service.runtime.sockets import free_port
 from service.server.progress import ReportProgress
 from service.server.protocol import LimitedProtocol, Limits
 from service.settings import Settings, load_settings
@@ -83,10 +82,7 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
 
 
 def grpc_port(settings: Settings) -> int:
-    """The port for gRPC, the same for all workers.
-
-    gRPC itself would share a port that another process listens on, so it must be free.
-    """
+    """The port for gRPC, the same for all workers. gRPC itself would share one that another process listens on."""
     port = settings.grpc_port or 0
     if port and port == settings.port:
         print(f"ATTENTION_GRPC_PORT: {settings.host}:{port}: HTTP has it", file=sys.stderr)
@@ -109,3 +105,25 @@ def check_port(name: str, host: str, port: int) -> int:
         line = f"ATTENTION_HOST: {host}: {reason}" if at_host else f"ATTENTION_{name}: {host}:{port}: {reason}"
     print(line, file=sys.stderr)
     sys.exit(2)
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, if no process listens on it at any address of the host; a free one, for 0.
+
+    Errors: OSError, also (EADDRNOTAVAIL, socket.gaierror) where the host is none of this machine's; UnicodeError for
+    what is no host name.
+    """
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    refusal: OSError | None = None
+    found = 0
+    for family, _, _, _, (name, _, *rest) in addresses:
+        try:
+            with socket.create_server((name, found or port, *rest), family=family) as server:
+                found = int(server.getsockname()[1])
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:  # of several families one may be switched off
+                raise
+            refusal = error
+    if not found and refusal is not None:
+        raise refusal
+    return found

@@ -1,12 +1,16 @@
-"""The transport that uvicorn writes to: it joins head and body of a response, and tells the progress of sending."""
+"""The transport that uvicorn writes to: it joins head and body of a response, and measures the progress of sending."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from service.runtime.sockets import undelivered_bytes
+with suppress(ImportError):  # Windows
+    import fcntl
+    import termios
 
 
 class CorkedTransport:
@@ -58,5 +62,12 @@ class CorkedTransport:
         return self._closing or self._transport.is_closing()
 
     def unsent(self) -> tuple[int, int]:
-        """Bytes that the system has not taken, and those that it has not delivered, which tell of a slow reader."""
+        """Bytes that the system has not taken, and bytes that it has not delivered. Both show a slow reader."""
         return self._transport.get_write_buffer_size(), undelivered_bytes(self.get_extra_info("socket"))
+
+
+def undelivered_bytes(connection: socket.socket) -> int:
+    """Bytes that were sent and not acknowledged yet; 0 if the system does not know."""
+    with suppress(OSError, NameError):  # not every kind of socket has the number
+        return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
+    return 0

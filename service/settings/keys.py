@@ -58,45 +58,33 @@ def new_key() -> tuple[str, str]:
 
 
 class Keys:
-    """The hashes of all keys; those of a file are read again when it changes. Errors: ValueError for a wrong hash.
+    """The hashes of all keys; a file of hashes is read again every second. Errors: ValueError for a wrong hash.
 
-    reload: seconds between two looks at the file
+    reload: seconds between two times that the file is read
     """
 
     def __init__(self, hashes: str, file: Path | None, reload: float = 1.0) -> None:
-        self._interval = reload
         self._given = parse_hashes(hashes)
         self._file = file
-        self._changed: float | None = None
-        self._looked = time.monotonic()
-        self._hashes = self._given
-        if file is not None:
-            self._read(file)
+        self._interval = reload
+        self._read()
 
     def admit(self, authorization: bytes) -> bool:
-        """Whether an Authorization header holds one of the keys.
+        """True if an Authorization header holds one of the keys.
 
         The time that this takes depends on the number of keys only: hashes are compared, each as a whole, all of them.
         """
-        self._reload()
+        if self._file is not None and time.monotonic() - self._read_at >= self._interval:
+            try:
+                self._read()
+            except (OSError, ValueError):
+                logger.exception("the keys cannot be read again; those known go on to be valid")
         scheme, _, key = authorization.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         found = scheme.lower() == b"bearer"
         matches = [hmac.compare_digest(digest, known) for known in self._hashes]
         return found and any(matches)
 
-    def _reload(self) -> None:
-        now = time.monotonic()
-        if self._file is None or now - self._looked < self._interval:
-            return
-        self._looked = now
-        try:
-            self._read(self._file)
-        except (OSError, ValueError):
-            logger.exception("the keys cannot be read again; those known go on to be valid")
-
-    def _read(self, file: Path) -> None:
-        changed = file.stat().st_mtime
-        if changed != self._changed:
-            self._hashes = self._given | read_hashes(file)
-            self._changed = changed
+    def _read(self) -> None:
+        self._read_at = time.monotonic()
+        self._hashes = self._given if self._file is None else self._given | read_hashes(self._file)

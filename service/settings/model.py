@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-from pydantic import ByteSize, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.runtime.machine import cpu_count, memory_total
-from service.settings.files import check_certificate, check_folder, check_key, check_keys_file
-from service.settings.keys import parse_hashes
+from service.settings.checks import (
+    check_backend,
+    check_certificate,
+    check_folder,
+    check_hashes,
+    check_keys_file,
+    check_private_key,
+)
 
 # 1,000 tokens with their scores and weights in float64 take 16 MB: with less, ordinary requests are refused.
 LEAST_MEMORY: Final = ByteSize(16 * 2**20)
@@ -25,6 +30,11 @@ def default_memory_limit() -> ByteSize:
     """Half of the memory that this process may use, at most 2 GiB."""
     total = memory_total()
     return ByteSize(MOST_MEMORY_BY_DEFAULT if total is None else min(MOST_MEMORY_BY_DEFAULT, total // 2))
+
+
+def split_names(names: object) -> object:
+    """The names in a comma-separated text; anything else as it is."""
+    return {name.strip() for name in names.split(",") if name.strip()} if isinstance(names, str) else names
 
 
 class Settings(BaseSettings):
@@ -98,12 +108,12 @@ class Settings(BaseSettings):
         description="HTTP/1.1 parser. h11 is strict. httptools is faster and less strict: use it only behind a proxy "
         "that normalises requests.",
     )
-    api_keys: str = Field(
+    api_keys: Annotated[str, AfterValidator(check_hashes)] = Field(
         "",
         description="Hashes of the API keys, comma-separated, as `attention-service key` prints them. If there is no "
         "hash here or in the file, requests need no key.",
     )
-    api_keys_file: Path | None = Field(
+    api_keys_file: Annotated[Path, AfterValidator(check_keys_file)] | None = Field(
         None, description="File with further hashes, one per line. A change takes effect within a second."
     )
     protect_metrics: bool = Field(False, description="Whether /metrics needs an API key, too.")
@@ -112,7 +122,7 @@ class Settings(BaseSettings):
         description="Origins whose pages may call the service from a browser, comma-separated; * for all. "
         "Default: none.",
     )
-    tls_certificate: Path | None = Field(
+    tls_certificate: Annotated[Path, AfterValidator(check_certificate)] | None = Field(
         None, description="Certificate chain (PEM). With it, the service speaks TLS only: HTTPS, and gRPC over TLS."
     )
     tls_key: Path | None = Field(
@@ -122,7 +132,7 @@ class Settings(BaseSettings):
     )
     log_format: Literal["human", "json"] = Field("human", description="Format of the log on standard error.")
     metrics: bool = Field(True, description="Whether to collect metrics and serve them at /metrics.")
-    metrics_folder: Path | None = Field(
+    metrics_folder: Annotated[Path, AfterValidator(check_folder)] | None = Field(
         None,
         description="Directory in which several workers share their metrics, so that each reports the sum of all. It "
         "must hold nothing else. Default: a temporary directory, if there are several workers.",
@@ -149,7 +159,7 @@ class Settings(BaseSettings):
         description="Threads of each worker that compute on the CPU. 0 divides the available processors among the "
         "workers.",
     )
-    backend: Literal["numpy", "torch", "auto"] = Field(
+    backend: Annotated[Literal["numpy", "torch", "auto"], AfterValidator(check_backend)] = Field(
         "numpy",
         description="Backend for requests that do not name one. auto is torch if torch finds a GPU, else NumPy.",
     )
@@ -168,17 +178,14 @@ class Settings(BaseSettings):
         "worker thread.",
     )
 
-    experimental: Annotated[frozenset[Literal["padding", "flex_attention", "cudnn_first"]], NoDecode] = Field(
+    experimental: Annotated[
+        frozenset[Literal["padding", "flex_attention", "cudnn_first"]], NoDecode, BeforeValidator(split_names)
+    ] = Field(
         frozenset(),
         description="Fast paths for GPUs that were not measured yet, comma-separated: `padding` (requests of unequal "
         "lengths in one batch), `flex_attention` (FlexAttention for masks by position), `cudnn_first` (the kernel of "
         "cuDNN before others). Default: none.",
     )
-
-    @field_validator("experimental", mode="before")
-    @classmethod
-    def _split_experimental(cls, names: object) -> object:
-        return {name.strip() for name in names.split(",") if name.strip()} if isinstance(names, str) else names
 
     @field_validator("memory_limit")
     @classmethod
@@ -191,26 +198,6 @@ class Settings(BaseSettings):
             raise ValueError(f"expected at least {expected}, got {limit.human_readable()}")
         return limit
 
-    @field_validator("api_keys")
-    @classmethod
-    def _check_api_keys(cls, hashes: str) -> str:
-        parse_hashes(hashes)
-        return hashes
-
-    @field_validator("api_keys_file")
-    @classmethod
-    def _check_api_keys_file(cls, file: Path | None) -> Path | None:
-        if file is not None:
-            check_keys_file(file)
-        return file
-
-    @field_validator("tls_certificate")
-    @classmethod
-    def _check_tls_certificate(cls, certificate: Path | None) -> Path | None:
-        if certificate is not None:
-            check_certificate(certificate)
-        return certificate
-
     @field_validator("tls_key")
     @classmethod
     def _check_tls_key(cls, key: Path | None, info: ValidationInfo) -> Path | None:
@@ -218,39 +205,15 @@ class Settings(BaseSettings):
             return key
         certificate = info.data["tls_certificate"]
         if certificate is not None:
-            check_key(certificate, key)
+            check_private_key(certificate, key)
         elif key is not None:
             raise ValueError("expected ATTENTION_TLS_CERTIFICATE beside the key")
         return key
-
-    @field_validator("metrics_folder")
-    @classmethod
-    def _check_metrics_folder(cls, folder: Path | None) -> Path | None:
-        if folder is not None:
-            check_folder(folder)
-        return folder
-
-    @field_validator("backend")
-    @classmethod
-    def _check_backend(cls, backend: str) -> str:
-        if backend == "torch" and not all(map(find_spec, ("torch", "array_api_compat"))):
-            raise ValueError("torch is not there; install attention-service[torch]")
-        return backend
 
     @property
     def has_keys(self) -> bool:
         """True if requests need an API key."""
         return bool(self.api_keys.strip(" ,")) or self.api_keys_file is not None
-
-    @property
-    def memory_per_worker(self) -> int:
-        """Memory budget of one worker, in bytes."""
-        return self.memory_limit // self.workers
-
-    @property
-    def queue_per_worker(self) -> int:
-        """Length of the queue of one worker, rounded up."""
-        return -(-self.queue // self.workers)
 
     @property
     def compute_threads(self) -> int:

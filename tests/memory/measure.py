@@ -77,7 +77,7 @@ def request(case: Case, bodies: list[np.ndarray], head: int | None, executor: Ba
         executor = Backends(threads=THREADS).choose(executor.name, "cpu")  # type: ignore[arg-type]
     kept = decoded.nbytes
     spec, plan = make_spec_and_plan(decoded)
-    expected = estimate(plan, spec, spec.sources, executor, kept, decode=decode, encode=ENCODE_BYTES)
+    expected = estimate(plan, spec, spec.sources, executor, decode=decode, decoded=kept, encode=ENCODE_BYTES)
     result = executor.run(plan, spec, spec.sources)
     fields = answer(spec, result, "id")
     del result

@@ -14,8 +14,8 @@ from service.codecs import CODECS
 from service.codecs.chunks import ENCODE_BYTES
 from service.codecs.decoded import Decoded
 from service.pipeline.admit import estimate
+from service.pipeline.compute import execute
 from service.pipeline.engine import Engine
-from service.pipeline.execute import execute
 from service.pipeline.prepare import make_spec_and_plan
 from service.settings import Settings
 from tests.cases import CASES, Case
@@ -65,9 +65,9 @@ def test_the_estimated_peak_is_that_of_the_largest_phase() -> None:
     body = write(BODY, SAFETENSORS)
     decoded = CODECS[SAFETENSORS].decode(body, LIMIT)
     spec, plan = make_spec_and_plan(decoded)
-    found = estimate(
-        plan, spec, spec.sources, Backends().choose("numpy", "cpu"), decoded, decode=10**9, encode=ENCODE_BYTES
-    )
+    backend = Backends().choose("numpy", "cpu")
+    sizes = {"decode": 10**9, "decoded": decoded.nbytes, "encode": ENCODE_BYTES}
+    found = estimate(plan, spec, spec.sources, backend, **sizes)
     assert found.results == (50 * 4 + 50 * 60) * 8
     assert found.decoded == len(body)
     assert found.peak >= 10**9

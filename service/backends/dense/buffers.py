@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.attention.outputs import OUTPUTS, output_shape, outputs_of
+from service.attention.outputs import OUTPUTS, TOP_INDICES, output_dtype, output_shape, outputs_of
 from service.attention.plan import Plan
-from service.attention.result import TOP_INDICES
 from service.attention.spec import Output
 from service.attention.tiles import Tile
 from service.backends.dense.library import Array, ArrayLibrary
@@ -35,7 +34,7 @@ class TileSums:
 
 
 class ResultBuffers:
-    """What is returned of the scores and weights, cut to the heads and queries that were asked for.
+    """Buffers for the scores and weights that a plan returns, cut to the heads and queries that it selects.
 
     Each tile writes to its own part. What tiles have in common is added up in their order, by one thread.
 
@@ -51,14 +50,11 @@ class ResultBuffers:
         self.needs_weights = bool(include & outputs_of("weights"))
         self._chosen = chosen
         self._lib = lib
-        sizes = plan.sizes
-        self._heads = np.arange(sizes.num_heads) if chosen.heads is None else chosen.heads
-        self._queries = np.arange(sizes.query_length) if chosen.queries is None else chosen.queries
-        for name, row in OUTPUTS.items():
-            if name in include and row.is_selected:
-                self.arrays[name] = self._buffer(plan, name)
-        if chosen.top_k is not None:
-            self.arrays[TOP_INDICES] = lib.zeros(self.arrays[WEIGHTS].shape, np.dtype(np.int64))
+        names: list[str] = [name for name, row in OUTPUTS.items() if name in include and row.is_selected]
+        for name in names if chosen.top_k is None else [*names, TOP_INDICES]:
+            # What tiles leave out stays 0, and `received` is a sum.
+            make = lib.zeros if plan.skips_hidden_keys or name in ("received", TOP_INDICES) else lib.empty
+            self.arrays[name] = make(output_shape(name, plan), output_dtype(name, plan))
         selected = {name for name in plan.features if name.startswith("selection.")}
         self._shares_memory = (
             lib.writes_in_place
@@ -67,83 +63,67 @@ class ResultBuffers:
             and selected <= _UNCHANGED_SELECTION
         )
 
-    def _buffer(self, plan: Plan, name: Output) -> Array:
-        row = OUTPUTS[name]
-        # What tiles leave out stays 0, and `received` is a sum.
-        make = self._lib.zeros if plan.skips_hidden_keys or name == "received" else self._lib.empty
-        dtype = plan.compute_dtype if row.in_compute_dtype else plan.dtype
-        return make(output_shape(name, plan.roles, plan.selection), dtype)
-
     def scores_of(self, tile: Tile) -> Array | None:
         """The memory for the scores of a tile if its weights are returned from there; None if they are copied."""
         return self.arrays[WEIGHTS][tile.batch, tile.heads, tile.rows, tile.columns] if self._shares_memory else None
 
     def add(self, name: Output, tile: Tile, block: Array) -> None:
-        """Keep a block (b, h, r, k) or (b, h, r) of an output, if the plan includes it."""
+        """Write a block (b, h, r, k) or (b, h, r) of an output to its buffer, if the plan includes the output."""
         if name in self.arrays:
-            places, block = self._select_heads(tile, block)
-            self._write(name, tile, places, block)
+            places, heads = self._heads_within(tile)
+            self._write(name, tile, places, block[:, heads])
 
     def add_weights(self, tile: Tile, weights: Array) -> Array | None:
-        """Keep the weights of a tile, or what the plan includes of them. Returns what the keys receive, (b, h, k)."""
-        xp = self._lib.xp
+        """Write what the plan includes of the weights of a tile. Returns `received` of the tile, (b, h, k)."""
+        xp, chosen = self._lib.xp, self._chosen
         if "entropy" in self.arrays:
             self.add("entropy", tile, -xp.sum(_x_log_x(weights, xp), axis=-1))
         if not self.arrays.keys() & {WEIGHTS, "received"}:
             return None
-        places, kept = self._select_heads(tile, weights)
-        if self._shares_memory:
-            return xp.sum(kept, axis=2) if "received" in self.arrays else None
-        if self._chosen.average_heads:
-            places, kept = np.zeros(1, np.int64), xp.mean(kept, axis=1, keepdims=True)
+        places, heads = self._heads_within(tile)
+        kept = weights[:, heads]
+        if chosen.average_heads:
+            places, kept = slice(1), xp.mean(kept, axis=1, keepdims=True)
         received = xp.sum(kept, axis=2) if "received" in self.arrays else None
-        if WEIGHTS in self.arrays:
-            if self._chosen.top_k is not None:
-                order = self._lib.top_indices(kept, self._chosen.top_k)
+        if WEIGHTS in self.arrays and not self._shares_memory:
+            if chosen.top_k is not None:
+                order = self._lib.top_indices(kept, chosen.top_k)
                 self._write(TOP_INDICES, tile, places, order)
                 kept = xp.take_along_axis(kept, order, axis=-1)
             self._write(WEIGHTS, tile, places, kept)
         return received
 
     def add_sums(self, sums: TileSums) -> None:
-        """Add up what tiles have in common."""
+        """Add the sums of a tile to those of the plan."""
         self.fully_masked_rows += sums.fully_masked_rows
         self.zero_sum |= sums.zero_sum
         if sums.received is not None:
-            heads: slice | Array = sums.tile.heads
-            if self._chosen.average_heads:
-                heads = slice(1)
-            elif self._chosen.heads is not None:
-                heads = self._lib.load(_indices_within(self._heads, sums.tile.heads))
-            self.arrays["received"][sums.tile.batch, heads, sums.tile.columns] += sums.received
+            places = slice(1) if self._chosen.average_heads else self._heads_within(sums.tile)[0]
+            self.arrays["received"][sums.tile.batch, places, sums.tile.columns] += sums.received
 
-    def _select_heads(self, tile: Tile, block: Array) -> tuple[np.ndarray, Array]:
-        """The heads of a block that were asked for: their places in the buffer, and their part of the block."""
-        places = _indices_within(self._heads, tile.heads)
+    def _heads_within(self, tile: Tile) -> tuple[slice | Array, slice | Array]:
+        """The places of the selected heads of a tile, in the buffers and in the tile."""
         if self._chosen.heads is None:
-            return places, block
-        return places, block[:, self._lib.load(self._heads[places] - tile.heads.start)]
+            return tile.heads, slice(None)
+        return self._places(self._chosen.heads, tile.heads)
 
-    def _write(self, name: str, tile: Tile, places: np.ndarray, block: Array) -> None:
-        target = self.arrays[name]
+    def _places(self, chosen: np.ndarray, part: slice) -> tuple[Array, Array]:
+        """The places of the chosen indices that lie in `part`: among all chosen indices, and in `part`."""
+        places = np.nonzero((part.start <= chosen) & (chosen < part.stop))[0]
+        return self._lib.load(places), self._lib.load(chosen[places] - part.start)
+
+    def _write(self, name: str, tile: Tile, heads: slice | Array, block: Array) -> None:
+        """Write a block of a tile, already cut to the selected heads, to the places of these heads in a buffer."""
+        target, rows = self.arrays[name], tile.rows
         if block.dtype != target.dtype:
             block = self._lib.xp.astype(block, target.dtype)
         has_all_keys = self._chosen.top_k is None or name not in (WEIGHTS, TOP_INDICES)
         columns = (tile.columns,) if has_all_keys and block.ndim == 4 else ()
-        if self._chosen.queries is None and len(places):
-            is_whole = self._chosen.heads is None
-            heads = slice(int(places[0]), int(places[-1]) + 1) if is_whole else self._lib.load(places)
-            target[(tile.batch, heads, tile.rows, *columns)] = block
-            return
-        rows = _indices_within(self._queries, tile.rows)
-        if len(rows) and len(places):
-            block = block[:, :, self._lib.load(self._queries[rows] - tile.rows.start)]
-            target[(tile.batch, self._lib.load(places[:, None]), self._lib.load(rows[None, :]), *columns)] = block
-
-
-def _indices_within(chosen: np.ndarray, part: slice) -> np.ndarray:
-    """Where the chosen indices lie in a part."""
-    return np.nonzero((part.start <= chosen) & (chosen < part.stop))[0]
+        if self._chosen.queries is not None:
+            rows, within = self._places(self._chosen.queries, tile.rows)
+            block = block[:, :, within]
+            heads = heads if isinstance(heads, slice) else heads[:, None]
+        target[(tile.batch, heads, rows, *columns)] = block
 
 
 def _x_log_x(weights: Array, xp: Any) -> Array:

@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from service.attention.outputs import OUTPUT
 from service.attention.plan import Notice, Plan
-from service.attention.result import OUTPUT, Computed
-from service.attention.tiles import Tile, key_blocks, tiles
-from service.backends.base import Check
+from service.attention.result import Computed
+from service.attention.tiles import Tile, tiles
+from service.backends.base import Check, no_check
 from service.backends.dense.buffers import ResultBuffers, TileSums
 from service.backends.dense.library import Array, ArrayLibrary
 from service.backends.dense.numerics import choose_path
 from service.backends.dense.operands import LoadedOperands, apply_map
-from service.backends.dense.scores import TileScores, run_in_blocks
+from service.backends.dense.scores import TileComputation
 
 KERNEL: Final = "dense"
 ZERO_SUM: Final = Notice("zero_sum", "the visible scores of some rows sum to 0: their weights and outputs are 0")
 
 
-def compute(
-    plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, backend: str, check: Check | None = None
-) -> Computed:
-    """Everything that the plan includes. Errors: Overflow if a visible score is not finite, and what `check` raises."""
+def compute(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, backend: str, check: Check = no_check) -> Computed:
+    """Compute a plan tile by tile. Errors: Overflow if a visible score is not finite, and what `check` raises."""
     head_outputs = empty_outputs(plan, lib, plan.compute_dtype)
     buffers = ResultBuffers(plan, lib)
-    path = choose_path(plan, lib, loaded)
-    working = replace(loaded, key=lib.xp.permute_dims(loaded.key, (0, 1, 3, 2)))
-    if path.scales_query:
-        working = replace(working, query=loaded.query * plan.scale)
-    streams = lib.writes_in_place and path.divides_last and not path.subtracts_max and buffers.streams
-    tiling = replace(lib.tiling, streams=streams)
+    computation = TileComputation(plan, lib, loaded, choose_path(plan, lib, loaded), head_outputs, buffers)
 
     def run(tile: Tile) -> TileSums:
-        if check is not None:
-            check()
-        if not streams:
-            return TileScores(plan, lib, working, path, tile).run(head_outputs, buffers)
-        blocks = (TileScores(plan, lib, working, path, block) for block in key_blocks(tile, tiling))
-        return run_in_blocks(plan, lib, tile, blocks, head_outputs, buffers)
+        check()
+        return computation.run(tile)
 
-    for sums in lib.run(run, list(tiles(plan, tiling))):
+    for sums in lib.run(run, list(tiles(plan, computation.tiling))):
         buffers.add_sums(sums)
     arrays, masked = stored(plan, lib, loaded, head_outputs, buffers.arrays, buffers.fully_masked_rows)
     notices = (ZERO_SUM,) if buffers.zero_sum else ()
@@ -51,8 +40,7 @@ def compute(
 
 def empty_outputs(plan: Plan, lib: ArrayLibrary, dtype: np.dtype) -> Array:
     """A new array for head outputs (b, h, q, e). Tokens stand before heads in memory if heads are joined afterwards."""
-    sizes = plan.sizes
-    b, h, q, e = sizes.batch_size, sizes.num_heads, sizes.query_length, sizes.value_dim
+    h, _, b, q, _, _, e = plan.sizes
     if "h" in plan.layout:
         return lib.empty((b, h, q, e), dtype)
     return lib.xp.permute_dims(lib.empty((b, q, h, e), dtype), (0, 2, 1, 3))

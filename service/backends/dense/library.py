@@ -41,30 +41,26 @@ class ArrayLibrary(ABC):
 
     @abstractmethod
     def store(self, arrays: dict[str, Array]) -> dict[str, np.ndarray]:
-        """Arrays in NumPy, by name."""
+        """The arrays as NumPy arrays, by name."""
+
+    @abstractmethod
+    def native(self, dtype: np.dtype) -> Any:
+        """The type of the library for a type of NumPy."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """A new array of floats that all get a value later."""
-        found = self.allocate(shape, dtype)
+        found = self.xp.empty(shape, dtype=self.native(dtype), device=self.device)
         if self.fill is not None:
             found[...] = self.fill
         return found
 
-    @abstractmethod
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        """A new array with any contents."""
-
-    @abstractmethod
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """A new array of zeros."""
+        return self.xp.zeros(shape, dtype=self.native(dtype), device=self.device)
 
     @abstractmethod
     def hide(self, array: Array, visible: Array, number: float) -> None:
         """Put a number wherever `visible` is False, in place."""
-
-    @abstractmethod
-    def exp(self, array: Array) -> Array:
-        """The exponentials, in place."""
 
     @abstractmethod
     def top_indices(self, array: Array, count: int) -> Array:

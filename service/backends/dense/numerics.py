@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -35,31 +35,35 @@ class NumericPath:
     divides_last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """Bounds on magnitudes: of scores, scaled or not; of what goes into the softmax; of values. NaN if not known."""
 
     scores: float
     exponents: float
     values: float
 
-    def exclude_overflow(self, plan: Plan) -> bool:
-        """True if no score can overflow."""
-        limit = largest(plan)
-        return self.scores < limit and self.exponents < limit
-
 
 def choose_path(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> NumericPath:
     """The fastest numeric path that is safe. Closer bounds are computed only if the known ones do not allow it."""
-    path = _allowed(plan, lib, loaded, known_bounds(plan, loaded))
+    path = _allowed(plan, lib, loaded, _known_bounds(plan, loaded))
     if not path.subtracts_max or (lib.is_asynchronous and not path.checks_overflow):
         return path
     return _allowed(plan, lib, loaded, _close_bounds(plan, lib, loaded))
 
 
-def _allowed(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, bounds: Bounds) -> NumericPath:
+def cannot_overflow(plan: Plan, loaded: LoadedOperands) -> bool:
+    """True if all values are finite, and no score can overflow, by what is known without reading a number."""
+    return _excludes_overflow(_known_bounds(plan, loaded), plan, loaded)
+
+
+def _excludes_overflow(bounds: Bounds, plan: Plan, loaded: LoadedOperands) -> bool:
     limit = largest(plan)
-    checks = loaded.bad_values is not None or not bounds.exclude_overflow(plan)
+    return loaded.bad_values is None and bounds.scores < limit and bounds.exponents < limit
+
+
+def _allowed(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, bounds: Bounds) -> NumericPath:
+    """The fastest numeric path that is safe within these bounds."""
+    checks = not _excludes_overflow(bounds, plan, loaded)
     if plan.normalization != "softmax":
         return NumericPath(checks_overflow=checks, scales_query=False, subtracts_max=True, divides_last=False)
     exponent = max(bounds.exponents, 0.0 if plan.sinks is None else float(np.max(np.abs(plan.sinks))))
@@ -70,18 +74,18 @@ def _allowed(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, bounds: Boun
         checks_overflow=checks,
         scales_query=not checks and "scores" not in plan.selection.include and low < abs(plan.scale) < high,
         subtracts_max=subtracts_max,
-        divides_last=plan.score_count > lib.tiling.many and sums < limit,
+        divides_last=plan.score_count > lib.tiling.many and sums < largest(plan),
     )
 
 
-def known_bounds(plan: Plan, loaded: LoadedOperands) -> Bounds:
+def _known_bounds(plan: Plan, loaded: LoadedOperands) -> Bounds:
     """Bounds from norms that are known without reading a number."""
     query, key, value = loaded.norms
     return _bounds(plan, query * key, value)
 
 
 def _close_bounds(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> Bounds:
-    """|q·k| <= |q| |k| (Cauchy-Schwarz) for the longest query and the longest key."""
+    """Bounds from the longest query and the longest key, as |q·k| <= |q| |k| (Cauchy-Schwarz)."""
     xp = lib.xp
     longest = [math.sqrt(float(xp.max(xp.vecdot(x, x)))) for x in (loaded.query, loaded.key)]
     values = max(float(xp.max(loaded.value)), -float(xp.min(loaded.value)))
@@ -89,7 +93,7 @@ def _close_bounds(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> Boun
 
 
 def _bounds(plan: Plan, products: float, values: float) -> Bounds:
-    """products: a bound on |q·k|"""
+    """The bounds of a plan, from a bound on |q·k| and one on the values."""
     exponents = products * abs(plan.scale)
     if plan.softcap is not None:
         exponents = min(exponents, plan.softcap)

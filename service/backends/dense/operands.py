@@ -54,7 +54,7 @@ class LoadedOperands:
 
 
 def load_operands(plan: Plan, operands: Operands, lib: ArrayLibrary) -> LoadedOperands:
-    """Project, split heads, normalise, rotate, and append to the cache."""
+    """The operands as attention sees them: projected, split into heads, normalised, rotated, appended to the cache."""
     xp, roles = lib.xp, plan.roles
     query = _heads(operands.query, roles.query, plan.sizes.num_heads, lib)
     key = _heads(operands.key, roles.key, plan.sizes.num_kv_heads, lib)
@@ -121,40 +121,41 @@ def _rotated(array: Array, rotation: Rotation | None, lib: ArrayLibrary) -> Arra
 def _known_norms(plan: Plan, operands: Operands) -> tuple[float, float, float]:
     """Bounds on the norms of query, key and value after all steps; inf if none is known."""
     roles, sizes = plan.roles, plan.sizes
-    query, key, value = operands.norms
     queries, keys = sizes.batch_size * sizes.query_length, sizes.batch_size * sizes.key_length
-    normed_query = _norm_after_rms(_norm_after_map(query, roles.query, queries), plan, plan.query_norm, queries)
-    normed_key = _norm_after_rms(_norm_after_map(key, roles.key, keys), plan, plan.key_norm, keys)
-    bounds = (
-        _norm_after_rotation(normed_query, plan.query_rotation),
-        _norm_after_rotation(normed_key, plan.key_rotation),
-        _norm_after_map(value, roles.value, keys),
-    )
-    if roles.past_length == 0:
-        return bounds
-    return bounds[0], bounds[1] + key, bounds[2] + value  # the norms of operands count the past
+    found = []
+    for role, bound, tokens, rms, rotation in zip(
+        roles.inputs,
+        operands.norms,
+        (queries, keys, keys),
+        (plan.query_norm, plan.key_norm, None),
+        (plan.query_rotation, plan.key_rotation, None),
+        strict=True,
+    ):
+        after = _norm_after_map(bound, role, tokens)
+        if rms is not None:
+            after = _norm_after_rms(plan, rms, tokens)
+        if rotation is not None:  # tables of a request may hold larger numbers than a cosine and a sine
+            after *= max(1.0, math.hypot(np.max(np.abs(rotation.cos)), np.max(np.abs(rotation.sin))))
+        # The norms of operands count the past, which no step changes.
+        found.append(after + bound if roles.past_length and role is not roles.query else after)
+    query, key, value = found
+    return query, key, value
 
 
 def _norm_after_map(bound: float, role: Role, tokens: int) -> float:
-    """|xWᵀ + b| <= |x| |W| + |b|."""
+    """A bound on the norm after the map of a role: |xWᵀ + b| <= |x| |W| + |b|."""
     if role.map is None:
         return bound
     bias = 0.0 if role.map.bias is None else norm(role.map.bias)
     return bound * norm(role.map.weight) + math.sqrt(tokens) * bias
 
 
-def _norm_after_rms(bound: float, plan: Plan, rms: Norm | None, tokens: int) -> float:
-    """The root mean square of each head is 1, times the weights; no bound if eps does not keep 0 from dividing."""
-    if rms is None:
-        return bound
+def _norm_after_rms(plan: Plan, rms: Norm, tokens: int) -> float:
+    """A bound on the norm after RMS normalisation; inf if eps does not keep 0 from dividing.
+
+    The root mean square of each head is 1, times the weights.
+    """
     if rms.eps < float(np.finfo(plan.compute_dtype).tiny):
         return math.inf
     weight = 1.0 if rms.weight is None else float(np.max(np.abs(rms.weight)))
     return weight * math.sqrt(tokens * plan.sizes.num_heads * plan.sizes.head_dim)
-
-
-def _norm_after_rotation(bound: float, rotation: Rotation | None) -> float:
-    """Tables of a request may hold larger numbers than a cosine and a sine."""
-    if rotation is None:
-        return bound
-    return bound * max(1.0, math.hypot(np.max(np.abs(rotation.cos)), np.max(np.abs(rotation.sin))))

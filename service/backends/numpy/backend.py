@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import ClassVar, Final, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -16,14 +15,13 @@ from service.attention import cost
 from service.attention.arrays import is_float
 from service.attention.operands import Operands
 from service.attention.plan import Plan
-from service.attention.result import Computed, Result
-from service.attention.spec import AttentionSpec
+from service.attention.result import Computed
 from service.attention.tiles import Tile, Tiling
-from service.backends.base import Backend, Check
+from service.backends.base import Backend, Check, no_check
 from service.backends.dense.compute import compute
 from service.backends.dense.library import Array, ArrayLibrary
 from service.backends.dense.operands import load_operands
-from service.backends.numpy.small import Small
+from service.backends.numpy import small
 from service.backends.numpy.threads import TilePool
 from service.errors import UnknownBackend, quote
 
@@ -53,23 +51,16 @@ class NumpyBackend(Backend):
         self.tiling = Tiling(scores=TILE_BYTES // 4, workers=threads or 1)
         self.small_scores = SMALL_SCORES
         self.pool = TilePool(threads) if threads else None
-        self._small: WeakKeyDictionary[Plan, Small | None] = WeakKeyDictionary()
 
-    # Overflow is found by checking the numbers, with an error that says what to do; a warning would add nothing.
-    @np.errstate(all="ignore")
-    def run(
-        self, plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarray], check: Check | None = None
-    ) -> Result:
-        """The result of a plan for the numbers of a request, see Backend.run."""
-        small = self._small_path(plan, spec.device)
-        result = None if small is None else small.run(sources)
-        return super().run(plan, spec, sources, check) if result is None else result
-
-    def execute(self, plan: Plan, operands: Operands, device: str, check: Check | None = None) -> Computed:
+    def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:
         """Compute all that the plan includes, see Backend.execute. NumPy may warn of overflow on the way."""
         if device not in CPU:
             got, hint = quote(device), "ask for backend torch"
             raise UnknownBackend.at("/device", "cpu, all that the numpy backend has", got, hint)
+        if self._takes_small_path(plan):
+            computed = small.compute(plan, operands)
+            if computed is not None:
+                return computed
         lib = NumpyLibrary(plan, self._tiling(plan), self.pool)
         return compute(plan, lib, load_operands(plan, operands, lib), self.name, check)
 
@@ -79,20 +70,14 @@ class NumpyBackend(Backend):
 
     def gains_from_batching(self, plan: Plan, device: str) -> bool:
         """False for plans that the small path computes."""
-        return self._small_path(plan, device) is None
+        return not self._takes_small_path(plan)
 
     def _tiling(self, plan: Plan) -> Tiling:
         """Tiles of the same number of bytes for every type."""
         return replace(self.tiling, scores=max(1, self.tiling.scores * 4 // plan.compute_dtype.itemsize))
 
-    def _small_path(self, plan: Plan, device: str) -> Small | None:
-        if plan.score_count > self.small_scores or device not in CPU:
-            return None
-        try:
-            return self._small[plan]
-        except KeyError:
-            small = self._small[plan] = Small.of(plan)
-            return small
+    def _takes_small_path(self, plan: Plan) -> bool:
+        return plan.score_count <= self.small_scores and small.fits(plan)
 
 
 class NumpyLibrary(ArrayLibrary):
@@ -115,13 +100,9 @@ class NumpyLibrary(ArrayLibrary):
         """The same arrays."""
         return arrays
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        """A new array with any contents."""
-        return np.empty(shape, dtype)
-
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        """A new array of zeros."""
-        return np.zeros(shape, dtype)
+    def native(self, dtype: np.dtype) -> np.dtype:
+        """The same type, as it is NumPy's."""
+        return dtype
 
     def matmul(self, left: Array, right: Array, out: Array | None = None) -> Array:
         """The product over the last two axes."""
@@ -141,10 +122,6 @@ class NumpyLibrary(ArrayLibrary):
     def hide(self, array: Array, visible: Array, number: float) -> None:
         """Put a number wherever `visible` is False, in place."""
         np.copyto(array, array.dtype.type(number), where=~visible)
-
-    def exp(self, array: Array) -> Array:
-        """The exponentials, in place."""
-        return np.exp(array, out=array)
 
     def top_indices(self, array: Array, count: int) -> Array:
         """The indices of the largest numbers of the last axis, in descending order, equal ones by lower index."""

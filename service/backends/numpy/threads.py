@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -27,46 +27,35 @@ class TilePool:
         threadpool_limits(1, user_api="blas")
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads - 1, "attention") if threads > 1 else None
+        self._processors = itertools.count()
 
     def run(self, function: Callable[[Tile], T], tiles: list[Tile]) -> Iterable[T]:
         """The results of a function for each tile, in order. Errors: those of the function."""
         helpers = min(self._threads, len(tiles)) - 1
         if helpers < 1 or self._executor is None:
             return map(function, tiles)
-        return _SharedTiles(function, tiles).run(self._executor, helpers)
+        results: dict[int, T] = {}
+        left = iter(list(enumerate(tiles)))  # shared by the threads: the interpreter runs each next() as a whole
 
+        # The caller's errstate holds for its own thread only.
+        @np.errstate(all="ignore")
+        def work() -> None:
+            _move_to_processor(next(self._processors))
+            try:
+                for i, tile in left:
+                    results[i] = function(tile)
+            except BaseException:
+                deque(left, maxlen=0)  # the other threads end after their tile
+                raise
 
-class _SharedTiles(Generic[T]):
-    """Tiles that threads take one after the other until none is left."""
-
-    _number = itertools.count()
-
-    def __init__(self, function: Callable[[Tile], T], tiles: list[Tile]) -> None:
-        self._function = function
-        self._left = iter(list(enumerate(tiles)))  # the interpreter runs each next() as a whole
-        self._results: list[T | None] = [None] * len(tiles)
-
-    def run(self, executor: ThreadPoolExecutor, helpers: int) -> Iterable[T]:
-        number = next(self._number)
-        waiting = [executor.submit(self._work, number + 1 + i) for i in range(helpers)]
+        waiting = [self._executor.submit(work) for _ in range(helpers)]
         try:
-            self._work(number)
+            work()
         finally:
             for future in waiting:
                 if not future.cancel():  # a helper that has not begun has nothing left to do
                     future.result()
-        return [result for result in self._results if result is not None]
-
-    # The caller's errstate holds for its own thread only.
-    @np.errstate(all="ignore")
-    def _work(self, number: int) -> None:
-        _move_to_processor(number)
-        try:
-            for i, tile in self._left:
-                self._results[i] = self._function(tile)
-        except BaseException:
-            deque(self._left, maxlen=0)  # the other threads end after their tile
-            raise
+        return [results[i] for i in range(len(tiles))]
 
 
 def _move_to_processor(number: int) -> None:

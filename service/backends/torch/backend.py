@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -16,10 +16,10 @@ from service.attention import cost
 from service.attention.operands import Operands, make_operands
 from service.attention.plan import Plan, make_plan
 from service.attention.result import Computed
+from service.attention.roles import ROLES
 from service.attention.spec import AttentionSpec, DType, Output
-from service.attention.terms import Bias
 from service.attention.tiles import Tiling
-from service.backends.base import Backend, Check, OutOfMemory
+from service.backends.base import Backend, Check, OutOfMemory, no_check
 from service.backends.dense.compute import compute
 from service.backends.dense.operands import LoadedOperands, load_operands
 from service.backends.torch import devices, flex, sdpa, staging
@@ -66,7 +66,7 @@ class TorchBackend(Backend):
             return cost.peak_bytes(plan, 0, copied) + 2 * (staging.AHEAD + 1) * staging.CHUNK
         return self._dense_bytes(plan, copied)
 
-    def execute(self, plan: Plan, operands: Operands, device: str, check: Check | None = None) -> Computed:
+    def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:
         """Compute all that the plan includes, see Backend.execute.
 
         Errors: Overflow; UnknownBackend for a device that is not there; OutOfMemory.
@@ -74,8 +74,8 @@ class TorchBackend(Backend):
         found = devices.resolve(device)
         needed = self._dense_bytes(plan) if found.type == "cpu" else self.device_bytes(plan, operands)
         try:
-            with torch.inference_mode(), devices.reserved(found, needed, check or _no_check):
-                return self.compute(plan, operands, found, check or _no_check)
+            with torch.inference_mode(), devices.reserved(found, needed, check):
+                return self.compute(plan, operands, found, check)
         except RuntimeError as error:
             if not devices.is_out_of_memory(error):
                 raise
@@ -137,14 +137,13 @@ class TorchBackend(Backend):
 
     def _try_flex(self, plan: Plan, device: torch.device, dtype: torch.dtype) -> bool:
         """True if FlexAttention agrees with the dense computation on random numbers of the sizes of a plan."""
-        b, h, g, q, k, d, e = astuple(plan.sizes)
-        with torch.inference_mode(), devices.reserved(device, 2 * self._dense_bytes(plan), _no_check):
+        h, g, b, q, k, d, e = plan.sizes
+        with torch.inference_mode(), devices.reserved(device, 2 * self._dense_bytes(plan), no_check):
             random = partial(torch.randn, device=device, dtype=dtype)
             loaded = LoadedOperands(random(b, h, q, d), random(b, g, k, d), random(b, g, k, e), (0.0, 0.0, 0.0))
             lib = self.library(plan, device)
-            return flex.agree(
-                flex.compute(plan, lib, loaded), compute(plan, lib, _in_float32(loaded), self.name), dtype
-            )
+            definition = compute(plan, lib, _in_float32(loaded), self.name)
+            return flex.agree(flex.compute(plan, lib, loaded), definition, dtype)
 
     def _dense_bytes(self, plan: Plan, copied: int | None = None) -> int:
         """Upper bound of the memory of the dense computation, beyond the arrays of the request."""
@@ -162,14 +161,9 @@ def keeps_halves(plan: Plan) -> bool:
 
     Nothing may change the operands, and no bias be added to the scores: a kernel's mask would have to be of halves too.
     """
-    changes = (plan.query_norm, plan.key_norm, plan.query_rotation, plan.key_rotation)
-    maps = (plan.roles.query.map, plan.roles.key.map, plan.roles.value.map)
-    is_changed = any(change is not None for change in (*changes, *maps))
-    return plan.dtype.itemsize == 2 and not is_changed and not any(isinstance(term, Bias) for term in plan.terms)
-
-
-def _no_check() -> None:
-    """Nothing ends the computation."""
+    roles = tuple(f"roles.{role}.map" for role in ROLES)
+    changing = (*roles, "query_norm", "key_norm", "query_rotation", "key_rotation", "terms.Bias")
+    return plan.dtype.itemsize == 2 and not any(name.startswith(changing) for name in plan.features)
 
 
 def _unless_it_fails(function: Callable[[], Computed | None]) -> Computed | None:

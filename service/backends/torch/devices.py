@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import get_ident
 
 import torch
 
-from service.backends.base import Check
+from service.backends.base import Check, no_check
 from service.backends.torch.memory import DeviceMemory
 from service.errors import UnknownBackend
 
 CPU = torch.device("cpu")
 
-_local = threading.local()
-
 
 @cache
 def count() -> int:
-    """How many GPUs there are."""
+    """The number of GPUs."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
@@ -53,23 +51,22 @@ def memory(device: torch.device) -> DeviceMemory:
 
 @contextmanager
 def reserved(device: torch.device, needed: int, check: Check) -> Iterator[None]:
-    """Inside, so many bytes of a GPU are reserved, and this thread uses a stream of its own; nothing for the CPU.
+    """Context in which bytes of a GPU are reserved and this thread uses its own stream; nothing for the CPU.
 
     Streams let one request copy while another computes. Errors: OutOfMemory, and what `check` raises.
     """
     if device.type == "cpu":
         yield
         return
-    with memory(device).reserve(needed, check), torch.cuda.device(device), torch.cuda.stream(_stream(device)):
+    stream = torch.cuda.stream(_stream(device, get_ident()))
+    with memory(device).reserve(needed, check), torch.cuda.device(device), stream:
         yield
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of this thread."""
-    streams: dict[torch.device, torch.cuda.Stream] = _local.__dict__.setdefault("streams", {})
-    if device not in streams:
-        streams[device] = torch.cuda.Stream(device)
-    return streams[device]
+@cache
+def _stream(device: torch.device, thread: int) -> torch.cuda.Stream:
+    """The stream of a thread."""
+    return torch.cuda.Stream(device)
 
 
 class Pace:
@@ -78,17 +75,23 @@ class Pace:
     def __init__(self, device: torch.device, ahead: int) -> None:
         self._is_gpu = device.type != "cpu"
         self._ahead = ahead
-        self._pending: deque[torch.cuda.Event] = deque()
+        self._pending: deque[tuple[torch.cuda.Event | None, Callable[[], object]]] = deque()
 
-    def step(self) -> None:
-        """Wait, after a step, until the GPU is less than `ahead` steps behind."""
-        if not self._is_gpu:
-            return
-        event = torch.cuda.Event(blocking=True)
-        event.record()
-        self._pending.append(event)
-        if len(self._pending) > self._ahead:
-            self._pending.popleft().synchronize()
+    def step(self, done: Callable[[], object] = no_check) -> None:
+        """Wait, after a step, until the GPU is at most `ahead` steps behind. done: called when the step is complete"""
+        event = torch.cuda.Event(blocking=True) if self._is_gpu else None
+        if event is not None:
+            event.record()
+        self._pending.append((event, done))
+        self.wait(self._ahead)
+
+    def wait(self, most: int = 0) -> None:
+        """Wait until at most so many steps are not complete."""
+        while len(self._pending) > most:
+            event, done = self._pending.popleft()
+            if event is not None:
+                event.synchronize()
+            done()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Hashable
 from functools import cache, partial
 from threading import Lock, Thread
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -26,11 +26,11 @@ from service.attention.result import Computed
 from service.attention.terms import Alibi, Band, KeyMask, QueryLengths, ScoreTerm, Segments
 from service.attention.tiles import whole
 from service.backends.dense.compute import stored
-from service.backends.dense.numerics import known_bounds
+from service.backends.dense.numerics import cannot_overflow
 from service.backends.dense.operands import OPERAND_FEATURES, LoadedOperands
 from service.backends.dense.scores import count_rows
 from service.backends.torch.library import TorchLibrary
-from service.backends.torch.sdpa import is_plainly_causal
+from service.backends.torch.sdpa import POSITIONAL_TERMS, is_plainly_causal
 
 try:
     from torch.nn.attention.flex_attention import AuxRequest
@@ -38,21 +38,7 @@ except ImportError:  # before torch 2.9
     AuxRequest = None
 
 # Features that are a reason to use FlexAttention.
-REASONS: Final = frozenset({
-    "terms.Alibi.slopes",
-    "terms.Alibi.offset",
-    "terms.KeyMask.keys",
-    "terms.KeyLengths.keys",
-    "terms.QueryLengths.queries",
-    "terms.Segments.query",
-    "terms.Segments.key",
-    "terms.SlidingWindow.low",
-    "terms.SlidingWindow.high",
-    "terms.Causal.high",
-    "softcap",
-    "sinks",
-    "selection.include.logsumexp",
-})  # fmt: skip
+REASONS: Final = POSITIONAL_TERMS | {"softcap", "sinks", "selection.include.logsumexp"}
 # All that a plan may have to be computed by FlexAttention.
 KNOWN: Final = ALWAYS | OPERAND_FEATURES | REASONS
 # Queries and keys of a block, which is hidden or computed as a whole.
@@ -122,44 +108,34 @@ class Flex:
 
 def can_express(plan: Plan, loaded: LoadedOperands) -> bool:
     """True if FlexAttention knows all features of the plan, and no score can overflow, which it does not report."""
-    return plan.features <= KNOWN and loaded.bad_values is None and known_bounds(plan, loaded).exclude_overflow(plan)
+    return plan.features <= KNOWN and cannot_overflow(plan, loaded)
 
 
-class Hiding(NamedTuple):
-    """What hides scores: query i sees key j if low <= j - i <= high and both have the same id.
+def bounds_and_ids(plan: Plan) -> tuple[np.ndarray, ...]:
+    """What the terms of a plan hide, as int32: low (b,), high (b,), ids of queries (b, q), ids of keys (b, k).
 
-    low, high: (b,); queries (b, q) and keys (b, k): ids; int32
+    Query i sees key j if low <= j - i <= high and both have the same id.
     """
-
-    low: np.ndarray
-    high: np.ndarray
-    queries: np.ndarray
-    keys: np.ndarray
-
-    @staticmethod
-    def of(plan: Plan) -> Hiding:
-        """What the terms of a plan hide: bands, segments, lengths and masks of keys."""
-        sizes = plan.sizes
-        b, q, k = sizes.batch_size, sizes.query_length, sizes.key_length
-        low, high = np.full(b, -q), np.full(b, k)
-        for band in _terms(plan, Band):
-            low = low if band.low is None else np.maximum(low, band.low)
-            high = high if band.high is None else np.minimum(high, band.high)
-        queries, keys = np.zeros((b, q), np.int32), np.zeros((b, k), np.int32)
-        for segments in _terms(plan, Segments):
-            given = np.broadcast_to(segments.query, (b, q)), np.broadcast_to(segments.key, (b, k))
-            ids = np.unique(np.concatenate(given, axis=1), return_inverse=True)[1].reshape(b, q + k).astype(np.int32)
-            queries, keys = np.ascontiguousarray(ids[:, :q]), np.ascontiguousarray(ids[:, q:])
-        for lengths in _terms(plan, QueryLengths):
-            queries[np.broadcast_to(~lengths.queries, (b, q))] = NO_QUERY
-        for mask in _terms(plan, KeyMask):
-            keys[np.broadcast_to(~mask.keys, (b, k))] = NO_KEY
-        return Hiding(low.astype(np.int32), high.astype(np.int32), queries, keys)
+    _, _, b, q, k, _, _ = plan.sizes
+    low, high = np.full(b, -q), np.full(b, k)
+    for band in _terms(plan, Band):
+        low = low if band.low is None else np.maximum(low, band.low)
+        high = high if band.high is None else np.minimum(high, band.high)
+    queries, keys = np.zeros((b, q), np.int32), np.zeros((b, k), np.int32)
+    for segments in _terms(plan, Segments):
+        given = np.broadcast_to(segments.query, (b, q)), np.broadcast_to(segments.key, (b, k))
+        ids = np.unique(np.concatenate(given, axis=1), return_inverse=True)[1].reshape(b, q + k).astype(np.int32)
+        queries, keys = np.ascontiguousarray(ids[:, :q]), np.ascontiguousarray(ids[:, q:])
+    for lengths in _terms(plan, QueryLengths):
+        queries[np.broadcast_to(~lengths.booleans[:, 0, :, 0], (b, q))] = NO_QUERY
+    for mask in _terms(plan, KeyMask):
+        keys[np.broadcast_to(~mask.booleans[:, 0, 0], (b, k))] = NO_KEY
+    return low.astype(np.int32), high.astype(np.int32), queries, keys
 
 
 def mask_mod(plan: Plan, lib: TorchLibrary) -> Callable[..., torch.Tensor]:
     """The function of batch entry, head, query and key that tells whether the key is visible."""
-    low, high, queries, keys = map(lib.load, Hiding.of(plan))
+    low, high, queries, keys = map(lib.load, bounds_and_ids(plan))
 
     def sees(b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
         return (j - i >= low[b]) & (j - i <= high[b]) & (queries[b, i] == keys[b, j])
@@ -235,20 +211,17 @@ class Trials:
     def passed(self, kind: Hashable, trial: Callable[[], bool]) -> bool:
         """True if a trial of this kind was passed. The first call for a kind starts its trial in a thread."""
         with self._lock:
-            if kind in self._known:
-                return self._known[kind]
-            if self._running < MAX_TRIALS:
+            if kind not in self._known and self._running < MAX_TRIALS:
                 if len(self._known) >= MAX_KINDS:
                     self._known.clear()
                 self._known[kind] = False
                 self._running += 1
                 Thread(target=self._run, args=(kind, trial), daemon=True).start()
-        return False
+            return self._known.get(kind, False)
 
     def fail(self, kind: Hashable) -> None:
         """Do not use FlexAttention for this kind any more."""
-        with self._lock:
-            self._known[kind] = False
+        self._known[kind] = False
 
     def _run(self, kind: Hashable, trial: Callable[[], bool]) -> None:
         passed = False
@@ -262,7 +235,7 @@ class Trials:
 
 
 def kind_of(plan: Plan, loaded: LoadedOperands) -> Hashable:
-    """Everything that a compiled kernel depends on: the device, the type, sizes, options and the scale."""
+    """The key of all plans that one compiled kernel fits: the device, the type, sizes, options and the scale."""
     return loaded.query.device, loaded.query.dtype, plan.sizes, plan.features, plan.scale
 
 
@@ -275,8 +248,7 @@ def agree(ours: Computed, definition: Computed, dtype: torch.dtype) -> bool:
     for name in ("output", "logsumexp"):
         if name in ours.arrays:
             one, other = (computed.arrays[name].astype(np.float32) for computed in (ours, definition))
-            finite = np.isfinite(other)
-            limit = TOLERANCE[dtype] * np.max(np.abs(other), where=finite, initial=1e-30)
-            if not (np.array_equal(finite, np.isfinite(one)) and np.all(np.abs(one - other)[finite] <= limit)):
+            limit = TOLERANCE[dtype] * np.max(np.abs(other), where=np.isfinite(other), initial=1e-30)
+            if not np.allclose(one, other, rtol=0, atol=limit):
                 return False
     return ours.fully_masked_rows == definition.fully_masked_rows

@@ -9,7 +9,7 @@ import array_api_compat.torch as xp
 import numpy as np
 import torch
 
-from service.attention.outputs import OUTPUTS
+from service.attention.outputs import output_dtype
 from service.attention.plan import Plan
 from service.attention.tiles import Tile, Tiling
 from service.backends.dense.library import Array, ArrayLibrary
@@ -17,7 +17,6 @@ from service.backends.torch import devices, staging
 
 # Tiles that a GPU may have before it until the thread waits for it.
 AHEAD: Final = 2
-IN_COMPUTE_DTYPE: Final = frozenset(name for name, row in OUTPUTS.items() if row.in_compute_dtype)
 
 T = TypeVar("T")
 
@@ -32,8 +31,7 @@ class TorchLibrary(ArrayLibrary):
         self.device = device
         self.tiling = tiling
         self.is_asynchronous = device.type != "cpu"  # type: ignore[misc]  # a class variable of other libraries
-        self._loaded = getattr(torch, (dtype or plan.compute_dtype).name)
-        self._returned = getattr(torch, plan.dtype_name)
+        self._loaded = self.native(dtype or plan.compute_dtype)
 
     def load(self, array: np.ndarray) -> Array:
         """The array on the device; floats in the type of this library."""
@@ -42,27 +40,21 @@ class TorchLibrary(ArrayLibrary):
 
     def store(self, arrays: dict[str, Array]) -> dict[str, np.ndarray]:
         """Tensors in NumPy, each in the type that it is returned in."""
-        typed = {
-            name: tensor.to(self._returned) if tensor.is_floating_point() and name not in IN_COMPUTE_DTYPE else tensor
-            for name, tensor in arrays.items()
-        }
-        return staging.to_host(typed)
+        return staging.to_host(
+            {
+                name: tensor.to(self.native(output_dtype(name, self.plan))) if tensor.is_floating_point() else tensor
+                for name, tensor in arrays.items()
+            }
+        )
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        """A new tensor with any contents."""
-        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=self.device)
-
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        """A new tensor of zeros."""
-        return torch.zeros(shape, dtype=getattr(torch, dtype.name), device=self.device)
+    def native(self, dtype: np.dtype) -> torch.dtype:
+        """The type of torch for a type of NumPy."""
+        found: torch.dtype = getattr(torch, dtype.name)
+        return found
 
     def hide(self, array: Array, visible: Array, number: float) -> None:
         """Put a number wherever `visible` is False, in place."""
         array.masked_fill_(~visible, number)
-
-    def exp(self, array: Array) -> Array:
-        """The exponentials, in place."""
-        return array.exp_()
 
     def top_indices(self, array: Array, count: int) -> Array:
         """The indices of the largest numbers of the last axis, in descending order, equal ones by lower index.

@@ -14,7 +14,7 @@ CHECK_INTERVAL: Final = 0.05
 
 
 class DeviceMemory:
-    """The memory of one device. available: returns bytes that this process may take, with what it has taken already"""
+    """The memory of a device, shared by requests. available: returns the bytes that this process may take in all"""
 
     def __init__(self, available: Callable[[], int]) -> None:
         self._available = available
@@ -23,7 +23,7 @@ class DeviceMemory:
 
     @contextmanager
     def reserve(self, needed: int, check: Check) -> Iterator[None]:
-        """Hold so many bytes, and wait for them while others hold them.
+        """Context in which `needed` bytes are reserved; waits for them while others hold them.
 
         Errors: OutOfMemory if the device has not so many, and what `check` raises.
         """

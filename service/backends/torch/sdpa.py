@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import reduce
 from threading import Lock
 from typing import Final
 
@@ -17,34 +18,32 @@ from torch.nn.functional import scaled_dot_product_attention
 from service.attention.features import ALWAYS
 from service.attention.plan import Plan
 from service.attention.result import Computed
-from service.attention.terms import Causal
+from service.attention.terms import Causal, additions, visible
 from service.attention.tiles import Tile, tiles, whole
 from service.backends.base import Check
-from service.backends.dense import scores as dense
 from service.backends.dense.compute import empty_outputs, stored
-from service.backends.dense.numerics import known_bounds
+from service.backends.dense.numerics import cannot_overflow
 from service.backends.dense.operands import OPERAND_FEATURES, LoadedOperands
+from service.backends.dense.scores import count_rows
 from service.backends.torch.library import TorchLibrary
 
-# All that a plan may have to be computed by a fused kernel: what is done to operands and outputs, and terms, of which
-# one mask is made.
-KNOWN: Final = ALWAYS | OPERAND_FEATURES | {
-    "terms.Bias.numbers",
+# Terms that hide or add by the position and the segment of a query and a key.
+POSITIONAL_TERMS: Final = frozenset({
     "terms.Alibi.slopes",
     "terms.Alibi.offset",
-    "terms.Mask.booleans",
-    "terms.KeyMask.keys",
-    "terms.KeyLengths.keys",
-    "terms.QueryLengths.queries",
+    "terms.KeyMask.booleans",
+    "terms.KeyLengths.booleans",
+    "terms.QueryLengths.booleans",
     "terms.Segments.query",
     "terms.Segments.key",
     "terms.SlidingWindow.low",
     "terms.SlidingWindow.high",
     "terms.Causal.high",
-    "selection.heads",  # of scores and weights, which are not returned here
-    "selection.queries",
-    "selection.average_heads",
-}  # fmt: skip
+})  # fmt: skip
+# All that a plan may have to be computed by a fused kernel: what is done to operands and outputs; terms, of which one
+# mask is made; and what is chosen of scores and weights, which are not returned here.
+SELECTION: Final = frozenset({"selection.heads", "selection.queries", "selection.average_heads"})
+KNOWN: Final = ALWAYS | OPERAND_FEATURES | POSITIONAL_TERMS | SELECTION | {"terms.Bias.numbers", "terms.Mask.booleans"}
 # The first of these that can compute a plan does. MATH holds all scores: if it is chosen, no fused kernel fits.
 ORDER: Final = (
     SDPBackend.FLASH_ATTENTION,
@@ -66,7 +65,7 @@ UNMASKED_SCORES_GPU: Final = 2**37
 
 def fits(plan: Plan, loaded: LoadedOperands) -> bool:
     """True if fused kernels know all features of the plan, and no score can overflow, which they do not report."""
-    return plan.features <= KNOWN and loaded.bad_values is None and known_bounds(plan, loaded).exclude_overflow(plan)
+    return plan.features <= KNOWN and cannot_overflow(plan, loaded)
 
 
 def is_fast(plan: Plan, lib: TorchLibrary, loaded: LoadedOperands) -> bool:
@@ -112,30 +111,29 @@ class Kernels:
         masked: torch.Tensor | int = 0
         names = set()
 
-        def run(tile: Tile) -> torch.Tensor | None:
-            nonlocal masked
+        def run(tile: Tile) -> tuple[torch.Tensor, str, torch.Tensor | int] | None:
             check()
-            seen = None if causal else dense.visible(plan, lib, tile)  # causal rows all see the first key
+            seen = None if causal else visible(plan.terms, tile, lib.load)  # causal rows all see the first key
             found = self._attend(
                 loaded.query[tile.batch, tile.heads, tile.rows],
                 loaded.key[tile.batch, tile.kv_heads, tile.columns],
                 loaded.value[tile.batch, tile.kv_heads, tile.columns],
-                None if causal else _attn_mask(plan, lib, seen, tile),
+                None if causal else _attn_mask(additions(plan.terms, tile, lib.load), seen),
                 causal=causal,
                 scale=plan.scale,
             )
+            if found is None or seen is None:
+                return found and (*found, 0)
+            outputs, name = found
+            unseen = ~seen.any(dim=-1, keepdim=True)  # kernels differ in what they return for such rows
+            return outputs.masked_fill(unseen, 0), name, count_rows(plan, lib, unseen[..., 0], tile)
+
+        for tile, found in zip(cut, lib.run(run, cut), strict=True):
             if found is None:
                 return None
-            outputs, name = found
-            if seen is not None:  # kernels differ in what they return for a row that sees no key
-                outputs = outputs.masked_fill(~seen.any(dim=-1, keepdim=True), 0)
-            masked = masked + dense.count_fully_masked(plan, lib, seen, tile)
+            outputs, name, unseen = found
             names.add(name)
-            return outputs
-
-        for tile, outputs in zip(cut, lib.run(run, cut), strict=True):
-            if outputs is None:
-                return None
+            masked = masked + unseen
             if head_outputs is None:
                 head_outputs = outputs
             else:
@@ -183,11 +181,9 @@ def choose(
     return int(torch._fused_sdp_choice(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=gqa))
 
 
-def _attn_mask(plan: Plan, lib: TorchLibrary, seen: torch.Tensor | None, tile: Tile) -> torch.Tensor | None:
-    """Booleans if scores are only hidden; numbers if something is added to them."""
-    added: torch.Tensor | None = None
-    for part in dense.additions(plan, lib, tile):
-        added = part if added is None else added + part
-    if added is None:
+def _attn_mask(added: list[torch.Tensor], seen: torch.Tensor | None) -> torch.Tensor | None:
+    """The mask of a tile: booleans if scores are only hidden; numbers if something is added to them."""
+    if not added:
         return seen
-    return added if seen is None else torch.where(seen, added, torch.full_like(added, -torch.inf))
+    total = reduce(torch.add, added)
+    return total if seen is None else torch.where(seen, total, -torch.inf)

@@ -7,13 +7,14 @@ fills the next. torch keeps pinned memory for later chunks.
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import torch
 
 from service.attention.arrays import BFLOAT16
+from service.backends.base import no_check
 from service.backends.torch.devices import CPU, Pace, reserved
 
 CHUNK = 8 * 2**20  # bytes
@@ -23,7 +24,7 @@ AHEAD = 3
 def warm_up(device: torch.device) -> None:
     """Have torch allocate the pinned memory for one transfer, which takes longer than the transfer."""
     numbers = np.zeros((AHEAD + 2) * CHUNK, np.uint8)
-    with reserved(device, numbers.nbytes, lambda: None):
+    with reserved(device, numbers.nbytes, no_check):
         fetch({"": send(numbers, device)})
 
 
@@ -66,40 +67,23 @@ def to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 
 def fetch(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Copies of the tensors as arrays."""
+    """Copies of the tensors, which lie on one device, as arrays."""
     found: dict[str, np.ndarray] = {}
-    pending: deque[tuple[torch.Tensor, torch.Tensor, torch.cuda.Event | None]] = deque()
-
-    def put(staged: torch.Tensor, target: torch.Tensor, copied: torch.cuda.Event | None) -> None:
-        if copied is not None:
-            copied.synchronize()
-        target.copy_(staged)
-
+    device = next(iter(tensors.values())).device
+    pace = Pace(device, AHEAD)
     for name, tensor in tensors.items():
         target = torch.empty(tensor.shape, dtype=tensor.dtype)
         found[name] = _array(target)
         for there, here in _chunks(tensor.contiguous().reshape(-1), target.reshape(-1)):
-            staged = torch.empty_like(here, pin_memory=there.device != CPU)
+            staged = torch.empty_like(here, pin_memory=device != CPU)
             staged.copy_(there, non_blocking=True)
-            pending.append((staged, here, _event(there.device)))
-            if len(pending) > AHEAD:
-                put(*pending.popleft())
-    for waiting in pending:
-        put(*waiting)
+            pace.step(partial(here.copy_, staged))
+    pace.wait()
     return found
 
 
-def _event(device: torch.device) -> torch.cuda.Event | None:
-    """An event behind everything that the stream was given so far; None for the CPU."""
-    if device == CPU:
-        return None
-    event = torch.cuda.Event(blocking=True)
-    event.record()
-    return event
-
-
 def _chunks(one: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Two vectors of one length, chunk by chunk."""
+    """Pairs of chunks of two vectors of the same length."""
     size = max(1, CHUNK // one.element_size())
     return zip(one.split(size), other.split(size), strict=True)
 

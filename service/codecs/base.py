@@ -15,7 +15,7 @@ class Codec(ABC):
     """One wire format, as the pipeline uses it.
 
     media_type: of the bodies that it decodes
-    decode_inline: bytes of a body that is decoded in well below a millisecond, and whose faults are found in a few
+    decode_inline: bytes of a body that is decoded in about a millisecond, and whose faults are found in some ten
     may_be_compressed: True if a body may unpack to more bytes than it has
     encode_inline: bytes of an answer that is encoded in the event loop; unlimited if chunks are made one by one
     """

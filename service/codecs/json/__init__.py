@@ -15,7 +15,7 @@ class JSONCodec(Codec):
     """Arrays are nested lists, or typed arrays {dtype, shape, data}."""
 
     media_type = "application/json"
-    decode_inline = 2**17
+    decode_inline = 2**18
 
     def decode(self, body: Body, limit: int) -> Decoded:
         """The fields of the JSON object in a body, as `reader.decode` says."""

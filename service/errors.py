@@ -107,7 +107,7 @@ class BadRequest(ServiceError):
 
 
 class InvalidJSON(BadRequest):
-    """The body is not JSON as RFC 8259 defines it: UTF-8 without a byte-order mark, NaN or Infinity."""
+    """The body is not JSON (RFC 8259). It must be UTF-8, without a byte-order mark, and without NaN and Infinity."""
 
     code, title = "invalid_json", "The body is not valid JSON"
 
@@ -155,7 +155,7 @@ class NotAcceptable(ServiceError):
 
 
 class TooSlow(ServiceError):
-    """The body took longer than `ATTENTION_READ_TIMEOUT` and arrived more slowly than `ATTENTION_READ_RATE`."""
+    """The body took longer than `ATTENTION_READ_TIMEOUT` and one second for every `ATTENTION_READ_RATE` bytes."""
 
     status, code, title = 408, "too_slow", "The request took too long to arrive"
 

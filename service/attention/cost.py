@@ -51,7 +51,7 @@ class Memory(NamedTuple):
 def flops(plan: Plan) -> int:
     """Floating-point operations of a plan: of the maps, the two products, and about 8 an element for the softmax.
 
-    Sorting an element takes as long as some more for each of log2(k) comparisons.
+    With top_k, sorting adds SORTING operations a score for each of about log2(k) comparisons.
     """
     sizes = plan.sizes
     new_keys = sizes.key_length - plan.roles.past_length

@@ -24,7 +24,10 @@ def features(value: object) -> frozenset[str]:
 
 
 def leaves(value: object) -> list[tuple[str, object]]:
-    """The names that `features` returns, each with the value of its field."""
+    """Pairs of dotted name and value for all fields that `features` names; a name may come more than once.
+
+    The value of an item of a set is the item, that of an option whose fields all have their defaults the option itself.
+    """
     found: list[tuple[str, object]] = []
     _add_leaves(value, "", found)
     return found

@@ -1,7 +1,7 @@
 """Several requests as one plan: each request becomes entries on the batch axis.
 
 Requests with the same plan are stacked. Requests whose plans differ in their lengths only can be padded: padding is
-hidden, as queries and as keys, so that no weight and no output changes but by the order of sums.
+hidden, as queries and as keys, so that results differ at most by rounding.
 
 Shapes in comments: b batch, q queries, k keys.
 """

@@ -108,7 +108,7 @@ def output_dtype(name: str, plan: Plan) -> np.dtype:
 
 
 def output_shape(name: str, plan: Plan) -> tuple[int, ...]:
-    """The shape of an array that a backend returns.
+    """The shape of an array as a backend returns it: the axes of its row, cut by selection, averaging and top_k.
 
     `output` is (b, h, q, e) if the layout has heads, else (b, q, out).
     """

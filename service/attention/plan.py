@@ -33,7 +33,7 @@ class Notice:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """What a backend executes on operands, in the order of these fields.
+    """What a backend computes from operands. From `query_norm` to `normalization` in the order of computation.
 
     The default of a field is its neutral value: it means that the option is not used (see service.attention.features).
 

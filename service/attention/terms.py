@@ -74,7 +74,8 @@ class ScoreTerm:
     def arrays(self) -> tuple[np.ndarray, ...]:
         """Arrays with axes (b, h, q, k), each full or of length 1, that the term reads.
 
-        `visible` may return a mask of the size of their parts; without them a mask is not larger than (b, 1, r, k).
+        The memory estimate relies on them: a mask that `visible` returns is not larger than the tile's part of one of
+        them, or than (b, 1, r, k) if there are none.
         """
         return ()
 

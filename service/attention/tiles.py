@@ -16,13 +16,13 @@ import numpy as np
 if TYPE_CHECKING:
     from service.attention.plan import Plan
 
-# The lowest tile that is made to leave hidden keys out. More tiles are more Python, which one thread runs at a time.
+# Tiles are not cut below so many queries just to leave hidden keys out: more tiles are more Python.
 BAND_ROWS: Final = 256
-# The lowest tile that is made to occupy all workers, and the operations above which they are shared at all: waking a
-# worker takes as long as computing some rows.
+# Tiles are not cut below so many queries just to give every worker one, and not at all for a plan of fewer operations:
+# waking a worker takes as long as computing some rows.
 SHARED_ROWS: Final = 256
 SHARED_FLOPS: Final = 10**8
-# Tiles for each worker from which on it does not matter that one has one more.
+# With at least so many tiles for each worker, it costs little that one worker gets one tile more.
 PER_WORKER: Final = 4
 
 
@@ -44,9 +44,9 @@ class Tiling:
     scores: of a tile, about; or of a block of its keys, if it streams
     workers: threads that compute tiles at the same time
     streams: True if a tile is computed in blocks of keys, one after the other, which needs no memory for whole rows
-    fast_rows: products of fewer rows are slow, so that tiles of long keys may have up to `largest` scores instead
+    fast_rows: queries of a tile at least, as products of fewer rows are slow, if it then has at most `largest` scores
     fast_columns: keys of a block at least
-    many: with more scores than this, outputs are divided by the sums of rows, not weights
+    many: if the whole plan has more scores, the row sums divide the outputs, not the weights
     """
 
     scores: int
@@ -86,7 +86,7 @@ def whole(plan: Plan) -> Tile:
 
 
 def steps(plan: Plan, tiling: Tiling) -> Steps:
-    """The lengths of the largest tiles of a plan."""
+    """How many batch entries, key/value heads and queries the largest tiles of a plan have."""
     (h, g, b, q, k, *_), scores = plan.sizes, tiling.scores
     columns = min(k, tiling.fast_columns) if tiling.streams else k
     one_row = h // g * columns

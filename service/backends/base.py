@@ -86,7 +86,7 @@ class Backend(ABC):
         return False
 
     def gains_from_batching(self, plan: Plan, device: str) -> bool:
-        """True if several small requests take clearly less time as one plan than one by one."""
+        """True if several small requests take less time as one plan than one by one; by default they do."""
         return True
 
     def warm_up(self, device: str) -> None:  # noqa: B027  # most backends have nothing to load

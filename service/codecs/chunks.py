@@ -58,7 +58,7 @@ def measured(make: Callable[[], Iterator[Chunk]]) -> tuple[Iterator[Chunk], int]
 
 
 def coalesce(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Join small chunks until they are worth sending; pass large chunks through without a copy."""
+    """Join chunks to at least WORTH_SENDING and at most MAX_CHUNK bytes; chunks of that size pass without a copy."""
     waiting: list[Chunk] = []
     length = 0
     for chunk in chunks:

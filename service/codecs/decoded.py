@@ -19,8 +19,8 @@ STRING: Final = 56
 class RequestedOutputs(NamedTuple):
     """The outputs that a request of the Open Inference Protocol names.
 
-    id: returned with the answer; binary: for each output True if it comes as bytes; all outputs as `default` says if
-    none is named
+    id: returned with the answer; binary: the requested outputs, each with True if it is returned as bytes. If there is
+    none, all outputs are returned, as bytes if `default` is True.
     """
 
     id: str | None

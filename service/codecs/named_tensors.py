@@ -36,7 +36,7 @@ def request_fields(tensors: Mapping[str, np.ndarray], text: bytes | None) -> Dec
 def add_dotted(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
     """Add values to fields: `projection.query.weight` becomes a field of an object in an object.
 
-    Errors: FieldConflict for a field given twice, TooDeep.
+    Errors: FieldConflict for a field given twice, or a name inside a field that is no object; TooDeep.
     """
     for name, value in values.items():
         if name.count(".") >= MAX_DEPTH:

@@ -49,7 +49,8 @@ SUFFIX: Final = ".npy"
 DTYPES: Final = tuple(np.dtype(kind) for kind in (np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
 # The types that are read, in both byte orders, and what they become.
 NATIVE: Final = {dtype: dtype for dtype in DTYPES} | {dtype.newbyteorder("S"): dtype for dtype in DTYPES}
-# Bytes of the JSON text: these and as many times the length of the body, but reading it takes many times its own.
+# The JSON text may have at most TEXT + TEXT_GROWTH · length of the body bytes, as reading it takes many times its
+# length of memory.
 TEXT: Final = 2**16
 TEXT_GROWTH: Final = 16
 # Bytes of the directory, of which zipfile makes an object for each 46: some ten times what MAX_TENSORS need.

@@ -20,18 +20,18 @@ STEP: Final = 2**20
 
 
 class BodyLimits(NamedTuple):
-    """Limits of a body. size: bytes; grace: seconds after which it must have arrived at `rate`, in bytes a second"""
+    """Limits of a body: `size` bytes, and `grace` seconds plus one second for every `rate` bytes received."""
 
     size: int
     grace: float
     rate: float
 
     def too_large(self, got: str) -> BodyTooLarge:
-        """The error. The rest of the body is not read, so that the connection cannot carry another request."""
+        """The error. It closes the connection, as the rest of the body is only discarded."""
         return BodyTooLarge.at("", f"at most {self.size} bytes", got, headers=CLOSE)
 
     def too_slow(self, received: int) -> TooSlow:
-        """The error. The rest of the body is not read."""
+        """The error. It closes the connection."""
         expected = f"a body that arrives within {self.grace:g} s, or at {self.rate:g} bytes a second"
         return TooSlow.at("", expected, f"{received} bytes", headers=CLOSE)
 

@@ -22,8 +22,8 @@ class CheckHead:
     """Refuses requests whose head is too large, has no or several hosts, or frames the body ambiguously.
 
     close_after_upgrade: close the connection after a request with an Upgrade header. The header is ignored (RFC 9110,
-    section 7.8), but httptools takes what follows the head for the other protocol, and uvicorn the next part of that
-    for a request.
+    section 7.8), but httptools stops parsing after it, as if the protocol had changed, and uvicorn then parses later
+    bytes of the body as a new request.
     """
 
     def __init__(self, app: ASGIApp, close_after_upgrade: bool) -> None:

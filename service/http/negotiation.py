@@ -21,7 +21,10 @@ Negotiate = Callable[[Mapping[bytes, bytes]], tuple[Codec, Codec]]
 
 
 def negotiate(headers: Mapping[bytes, bytes]) -> tuple[Codec, Codec]:
-    """The codecs that Content-Type and Accept name. Errors: UnsupportedMediaType, NotAcceptable."""
+    """The codec of the request, by Content-Type, and that of the response, by Accept: without Accept the same.
+
+    headers: with names in lower case. Errors: UnsupportedMediaType, NotAcceptable.
+    """
     own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
     return CODECS[own], CODECS[response_type(headers.get(b"accept", b"").decode("latin-1"), own, CODECS)]
 

@@ -18,7 +18,7 @@ class ChunkedResponse(Response):
     """A body in chunks, which are encoded while it is sent.
 
     resources: closed when the body is sent; lock: held while a chunk is encoded, so that each turn of the event loop
-    encodes one, however many responses are sent; sent: bytes so far
+    encodes one, however many responses are sent
     """
 
     def __init__(self, encoded: Encoded, execution: Execution, resources: ExitStack, lock: asyncio.Lock) -> None:

@@ -1,4 +1,4 @@
-"""The log: one line an event, for people or for machines. No keys, no numbers of requests, no bodies."""
+"""The log: one line an event, for people or for machines. API keys, bodies and values of arrays are never logged."""
 
 from __future__ import annotations
 

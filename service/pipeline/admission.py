@@ -6,9 +6,9 @@ served by age, the oldest first.
 
 No request can block another for ever:
 
-- A lease has a bound, what it will need at most as far as is known. It may grow only if afterwards all older leases
-  could still reach their bounds one after the other, each with what the ones before it release (Dijkstra's banker's
-  algorithm, in order of age). So bodies that are half received can always be completed.
+- A lease has a bound: the most memory that it is known to need. It may grow only if the older leases could afterwards
+  still finish in order of age: the oldest reaches its bound and releases its memory, then the next, and so on
+  (Dijkstra's banker's algorithm). So bodies that are half received can always be completed.
 - Requests that do not compute yet share a quarter of the memory, so that they do not take it from those that could.
 - A request turns out to need more when it is prepared. If then every lease that holds memory waits, the youngest of
   them is refused with 503, and what it holds goes to the others.
@@ -38,7 +38,7 @@ INITIAL_HOLD: Final = 0.1
 SMOOTHING: Final = 1 / 8
 # Retry-After is at most so many seconds.
 MAX_RETRY_AFTER: Final = 60
-# Part of the memory for requests that do not compute yet, one in so many; the oldest of them may have more.
+# Requests that do not compute yet share 1 / PREPARING_SHARE of the memory. The oldest of them may exceed it.
 PREPARING_SHARE: Final = 4
 # Seconds for which a request whose body is still arriving counts as one that will need a slot.
 EXPECTED: Final = 1.0
@@ -77,10 +77,12 @@ class Lease:
             self.controller.add(self, bound)
 
     async def grow(self, memory: int, deadline: Deadline, *, slot: bool = False, compute: bool = False) -> None:
-        """Hold this much memory, and a slot if asked; waits for both together. compute: True for the computation
+        """Wait until the lease holds `memory` bytes in total, and a slot if `slot`. Never shrinks.
 
-        Errors: MemoryLimit if there will never be so much; Busy if the queue is full, if the deadline passes while
-        waiting, or to end a deadlock; Cancelled.
+        Memory up to UNCOUNTED is not counted, and granted at once. compute: True if the request will compute now
+
+        Errors: MemoryLimit if there will never be so much; Busy if the queue is full and the lease wants a slot or
+        holds nothing yet, if the deadline passes while waiting, or to end a deadlock; Cancelled.
         """
         if self.counted or slot or memory > UNCOUNTED:
             self.begin(memory)
@@ -137,7 +139,7 @@ class AdmissionController:
 
     @property
     def at_work(self) -> int:
-        """Large requests of all kinds: those that arrive, wait, compute, or are being answered."""
+        """Requests whose memory is counted: those that arrive, wait, compute, or are being answered."""
         return len(self._leases)
 
     @property

@@ -1,4 +1,4 @@
-"""Admit: grant a prepared request the memory and the slot that computing it takes."""
+"""Admit: wait until a prepared request may compute, and decide where."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ Place = Literal["inline", "thread", "batch"]
 
 
 async def admit(request: PreparedRequest, encoder: Codec, execution: Execution) -> Place:
-    """Where a request is computed, when it was granted the memory and the slot for that.
+    """Wait until a request may compute, and return where: inline, in a worker thread, or in a batch.
 
-    A request in a batch gets memory for its arrays and its answer only: the batch asks for what computing takes.
+    Only a worker thread needs a slot. A request in a batch holds memory for its arrays and its answer; the batch holds
+    the memory for computing.
 
     Errors: MemoryLimit, Busy, Cancelled.
     """
     place = request.strategy.place
     if place == "inline if idle":  # which is quicker than a thread, as threads need time to wake each other
-        place = "inline" if execution.admission.at_work <= 1 else "thread"
+        others = execution.admission.at_work - execution.lease.counted
+        place = "thread" if others else "inline"
     memory = 0
     if execution.lease.counted or request.strategy.memory > UNCOUNTED:
         memory = _needed(request, encoder, execution.admission.memory)
-        if place == "batch":
+        if place == "batch":  # its whole estimate was checked against the limit
             memory = answer_bytes(request, request.plan.returned_bytes, encoder)
     if place != "thread":
         await execution.grow(memory, compute=True)

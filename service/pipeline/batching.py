@@ -5,7 +5,7 @@ differ in their numbers; with padding also in their lengths. Each becomes more e
 changes the result of another.
 
 While no batch is being computed, a request is computed at once, with those that arrived in the same turn of the event
-loop. Otherwise it waits until the batch before it is done, but no longer than the window.
+loop. Otherwise it waits until no batch is being computed, but no longer than the window.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Batch:
     """Requests that will be computed in one launch.
 
     bucket: key of what they have in common: the plan, or all of it but the lengths, if they are padded
-    plan: of one of them, with the lengths that all of them are padded to; memory: bytes that one takes then, at most
-    deadline: made when the batch is closed; the last time limit of the requests, cancelled when all of them are
+    plan: the common plan, padded to the longest member; memory: upper bound for one member at that length, in bytes
+    deadline: the latest deadline of the members, set by `close`; cancelled when no member waits any more
     """
 
     def __init__(self, bucket: Hashable, request: PreparedRequest) -> None:

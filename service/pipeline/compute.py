@@ -1,4 +1,4 @@
-"""Compute: from a prepared request to its result, where admission control has put it."""
+"""Compute: from a prepared request to its result, at the place that `admit` returned."""
 
 from __future__ import annotations
 

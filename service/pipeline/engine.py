@@ -76,7 +76,10 @@ class Engine:
         return Execution(self.admission, self.settings.time_limit, disconnected)
 
     def _choose_strategy(self, spec: AttentionSpec, plan: Plan, shared: bool) -> Strategy:
-        """How requests with this plan are computed. shared: True if others may have it. Errors: UnknownBackend."""
+        """How requests with this plan are computed. Errors: UnknownBackend.
+
+        shared: True if later requests may reuse the plan
+        """
         backend, most = self._backends.choose(spec.backend, spec.device), self.settings.inline_flops
         memory = backend.peak_bytes(plan, spec.device)
         if shared and self.batcher is not None and plan.flops <= most and can_batch(plan, backend, spec.device):

@@ -59,8 +59,8 @@ class Timings:
 class Execution:
     """The state of one request in the pipeline: its lease, its deadline, and the time that each step took.
 
-    disconnected: returns when the client is disconnected; None where the transport tells it otherwise
-    received: bytes of the body; facts: metadata of the result, once it is computed
+    disconnected: returns when the client has disconnected; None for gRPC, which cancels the task instead
+    received: bytes of the body; facts: metadata of the result, once it is computed, which the response has too
     """
 
     def __init__(

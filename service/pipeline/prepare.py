@@ -31,8 +31,9 @@ class Strategy(NamedTuple):
     """How a prepared request is computed.
 
     memory: bytes that computing takes beyond the arrays of the request
-    place: in the event loop, there if no other request is at work and else in a worker thread, always in a worker
-           thread, or in a batch with other requests
+    place: inline: in the event loop
+           inline if idle: in the event loop if no other request is in progress, else in a worker thread (see `admit`)
+           thread: in a worker thread; batch: in a batch with other requests
     """
 
     backend: Backend
@@ -61,7 +62,7 @@ class PlanCache:
     If only the sources of a request are arrays, its plan follows from their shapes and types and from the other fields.
     The next request with the same ones shares the plan.
 
-    choose_strategy: called for a new plan, and whether requests share it
+    choose_strategy(spec, plan, shared): called once for each new plan; `shared` is True if later requests may reuse it
     """
 
     def __init__(self, choose_strategy: Callable[[AttentionSpec, Plan, bool], Strategy]) -> None:

@@ -19,7 +19,7 @@ async def run(
 ) -> Encoded:
     """The encoded answer to the request in a body. The time limit starts now.
 
-    The caller should not keep the body: once decoded, its memory counts as free.
+    The caller should not keep the body: its memory counts as free after decoding, unless arrays are views of it.
 
     Errors: ServiceError of every kind, Cancelled.
     """

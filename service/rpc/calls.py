@@ -17,7 +17,8 @@ from service.pipeline.execution import Execution
 from service.settings import Settings
 from service.settings.keys import Keys
 
-# Characters of a message. It goes into trailers, of which clients take 8 KiB, encoded with up to nine for each.
+# Characters of an error message. It is sent in the trailers, percent-encoded with up to nine bytes a character, and
+# clients accept 8 KiB of trailers.
 MAX_DETAILS: Final = 800
 
 HEADER: Final = str(REQUEST_ID, "ascii")
@@ -76,7 +77,8 @@ class Calls:
     async def answer(self, path: str, operation: str, method: Method, requests: object, context: Any) -> None:
         """Answer one call of a method.
 
-        path, operation: what was asked for, and how it is counted; requests: of a stream, of which there is only one
+        path: the method as the client named it; operation: its label in the metrics
+        requests: the stream of messages, unused, as `context.read()` receives the only one
         """
         call = Call(context, self._engine.start(), path)
         call.record.operation = operation

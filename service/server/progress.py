@@ -64,9 +64,10 @@ class Progress:
             self._transport.uncork()
 
     async def disconnected(self) -> None:
-        """Wait until uvicorn knows: it logs an error for an application that returns before its response is complete.
+        """Wait at most a second until uvicorn has noticed that the client disconnected.
 
-        With httptools it learns of it only for the last of several pipelined requests.
+        It logs an error if the application returns earlier without a complete response. With httptools uvicorn notices
+        only for the last of several pipelined requests, hence the limit.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(1):

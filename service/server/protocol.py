@@ -19,14 +19,15 @@ from service.server.transport import CorkedTransport
 PIECE, SMALL_PIECE = 2**17, 2**13
 # Seconds of parsing after which other connections have their turn.
 TURN: Final = 0.002
-# Bytes after a head that the application has not taken: more than uvicorn buffers, also of what TLS decrypts at once.
+# The connection is aborted if the application leaves more received bytes than these untaken: more than uvicorn, or one
+# read of TLS, hands over before back-pressure works.
 MAX_UNTAKEN: Final = 2**22
 
 
 class Limits(NamedTuple):
     """Limits of a connection, in seconds and bytes."""
 
-    idle: float  # until the first byte, and in the end until the client has closed
+    idle: float  # from connecting to the first byte; and after half-closing, until the client closes too
     head: float  # from the first byte of a request until its head is complete
     head_bytes: int
     write: float  # without progress of a response

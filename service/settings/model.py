@@ -94,8 +94,8 @@ class Settings(BaseSettings):
     read_rate: ByteSize = Field(
         ByteSize(16 * 2**10),
         gt=0,
-        description="Least average rate of a request body, in bytes per second, once ATTENTION_READ_TIMEOUT has "
-        "passed. Slower bodies are refused with 408.",
+        description="Bytes of a request body that give its sender one second more than ATTENTION_READ_TIMEOUT. A body "
+        "that takes longer is refused with 408.",
     )
     write_timeout: float = Field(
         30,
@@ -173,9 +173,9 @@ class Settings(BaseSettings):
         5_000_000,
         ge=0,
         description="Requests of at most this many floating-point operations are small: on the CPU they are computed "
-        "in the event loop (inline) and need no slot. Requests of up to 20 times as many are computed there, too, "
-        "while no other large request is in progress; all others in a worker thread. 0 computes every request in a "
-        "worker thread.",
+        "in the event loop (inline) and need no slot, if they take at most 8 MiB of memory. Requests of up to 20 times "
+        "as many are computed there, too, while no other large request is in progress; all others in a worker thread. "
+        "0 computes every request in a worker thread.",
     )
 
     experimental: Annotated[

@@ -38,7 +38,9 @@ class ResultBuffers:
 
     Each tile writes to its own part. What tiles have in common is added up in their order, by one thread.
 
-    arrays: by name; streams: True if no more than a number a row is returned; needs_weights: True if weights are
+    arrays: by name
+    streams: True if nothing is returned of scores and weights but one number a row
+    needs_weights: True if an output is made of the weights
     """
 
     def __init__(self, plan: Plan, lib: ArrayLibrary) -> None:

@@ -36,7 +36,7 @@ class NumericPath:
 
 
 class Bounds(NamedTuple):
-    """Bounds on magnitudes: of scores, scaled or not; of what goes into the softmax; of values. NaN if not known."""
+    """Bounds on magnitudes: of scores, scaled or not; of what goes into exp; of values. inf or NaN if not known."""
 
     scores: float
     exponents: float
@@ -44,7 +44,11 @@ class Bounds(NamedTuple):
 
 
 def choose_path(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> NumericPath:
-    """The fastest numeric path that is safe. Closer bounds are computed only if the known ones do not allow it."""
+    """A safe numeric path, chosen by bounds on the numbers.
+
+    If the known bounds still require subtracting the maximum, closer bounds are computed from the numbers; on a GPU
+    only if a score could overflow, as reading a number waits for it.
+    """
     path = _allowed(plan, lib, loaded, _known_bounds(plan, loaded))
     if not path.subtracts_max or (lib.is_asynchronous and not path.checks_overflow):
         return path

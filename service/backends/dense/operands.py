@@ -151,7 +151,7 @@ def _norm_after_map(bound: float, role: Role, tokens: int) -> float:
 
 
 def _norm_after_rms(plan: Plan, rms: Norm, tokens: int) -> float:
-    """A bound on the norm after RMS normalisation; inf if eps does not keep 0 from dividing.
+    """A bound on the norm after RMS normalisation; inf if eps is so small that a zero vector may be divided by 0.
 
     The root mean square of each head is 1, times the weights.
     """

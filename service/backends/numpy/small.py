@@ -1,4 +1,4 @@
-"""The small path: softmax(scale · q kᵀ) v of few scores without tiles, whose preparation takes longer than computing.
+"""The small path: softmax(scale · q kᵀ) v of few scores. Preparing tiles would take longer than computing them.
 
 Shapes in comments: b batch, h heads, q queries, k keys, d and e features.
 """
@@ -16,7 +16,7 @@ from service.attention.plan import Plan
 from service.attention.result import Computed
 from service.backends.dense.numerics import MAX_EXPONENT, MODERATE_SCALE
 
-# All that a plan may have to take this path.
+# The features that this path knows.
 KNOWN: Final = ALWAYS | {"single_query", "selection.include.attention_weights"}
 
 

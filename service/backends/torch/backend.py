@@ -14,6 +14,7 @@ import torch
 
 from service.attention import cost
 from service.attention.operands import Operands, make_operands
+from service.attention.outputs import OUTPUTS
 from service.attention.plan import Plan, make_plan
 from service.attention.result import Computed
 from service.attention.roles import ROLES
@@ -30,6 +31,15 @@ TILE_BYTES: Final = 2**26
 # Matrices of the size of a tile that exist at once: scores and what is made of them, or masks; more for some outputs.
 MATRICES: Final = 3
 FOR_TOP_K, FOR_ENTROPY = 6, 2
+
+# Features that change no operand: halves stay halves with these alone.
+MAPS: Final = tuple(f"roles.{role}.map" for role in ROLES)
+CHANGED: Final = (*MAPS, "query_norm", "key_norm", "query_rotation", "key_rotation", "terms.Bias")
+UNCHANGED_OPERANDS: Final = frozenset(name for name in sdpa.KNOWN | flex.KNOWN if not name.startswith(CHANGED)) | {
+    "normalization",
+    "selection.top_k",
+    *(f"selection.include.{name}" for name in OUTPUTS),
+}
 
 logger = logging.getLogger("attention")
 
@@ -161,9 +171,7 @@ def keeps_halves(plan: Plan) -> bool:
 
     Nothing may change the operands, and no bias be added to the scores: a kernel's mask would have to be of halves too.
     """
-    roles = tuple(f"roles.{role}.map" for role in ROLES)
-    changing = (*roles, "query_norm", "key_norm", "query_rotation", "key_rotation", "terms.Bias")
-    return plan.dtype.itemsize == 2 and not any(name.startswith(changing) for name in plan.features)
+    return plan.dtype.itemsize == 2 and plan.features <= UNCHANGED_OPERANDS
 
 
 def _unless_it_fails(function: Callable[[], Computed | None]) -> Computed | None:

@@ -37,9 +37,9 @@ try:
 except ImportError:  # before torch 2.9
     AuxRequest = None
 
-# Features that are a reason to use FlexAttention.
+# Options that are a reason to use FlexAttention.
 REASONS: Final = POSITIONAL_TERMS | {"softcap", "sinks", "selection.include.logsumexp"}
-# All that a plan may have to be computed by FlexAttention.
+# The features that FlexAttention knows.
 KNOWN: Final = ALWAYS | OPERAND_FEATURES | REASONS
 # Queries and keys of a block, which is hidden or computed as a whole.
 BLOCK: Final = 128
@@ -55,7 +55,7 @@ FEATURES: Final = {
 NO_KEY, NO_QUERY = -1, -2
 # Kinds of requests that are remembered, and that are tried at the same time.
 MAX_KINDS, MAX_TRIALS = 1024, 4
-# Kernels that are compiled at most: for other types, features, scales and options. Lengths differ within one.
+# Kernels that are kept compiled: one for each combination of type, head size, scale and options. Lengths are dynamic.
 MAX_COMPILED: Final = 64
 # The largest deviation in a trial, as a part of the largest number: far above rounding, far below that of a wrong mask.
 TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}

@@ -15,7 +15,7 @@ from service.attention.tiles import Tile, Tiling
 from service.backends.dense.library import Array, ArrayLibrary
 from service.backends.torch import devices, staging
 
-# Tiles that a GPU may have before it until the thread waits for it.
+# Tiles that may be queued on a GPU before the thread waits.
 AHEAD: Final = 2
 
 T = TypeVar("T")

@@ -40,7 +40,7 @@ POSITIONAL_TERMS: Final = frozenset({
     "terms.SlidingWindow.high",
     "terms.Causal.high",
 })  # fmt: skip
-# All that a plan may have to be computed by a fused kernel: what is done to operands and outputs; terms, of which one
+# The features that fused kernels know: what is done to operands and outputs; terms, of which one
 # mask is made; and what is chosen of scores and weights, which are not returned here.
 SELECTION: Final = frozenset({"selection.heads", "selection.queries", "selection.average_heads"})
 KNOWN: Final = ALWAYS | OPERAND_FEATURES | POSITIONAL_TERMS | SELECTION | {"terms.Bias.numbers", "terms.Mask.booleans"}
@@ -69,7 +69,7 @@ def fits(plan: Plan, loaded: LoadedOperands) -> bool:
 
 
 def is_fast(plan: Plan, lib: TorchLibrary, loaded: LoadedOperands) -> bool:
-    """True if fused kernels have this type: on a GPU not float64, and no mask of floats with halves."""
+    """True if fused kernels have this type: on a GPU neither float64, nor halves with ALiBi."""
     if not lib.is_asynchronous:
         return True
     has_alibi = "terms.Alibi.slopes" in plan.features

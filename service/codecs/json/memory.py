@@ -20,7 +20,8 @@ ELEMENT: Final = 8
 NUMBER: Final = 32
 STRING: Final = 80
 LIST: Final = 104
-# A number of Python takes as many bytes of the body, with its comma: -5 to 256 exist already.
+# The shortest number for which Python makes an object takes so many bytes of the body, with its comma: it has -5 to 256
+# already.
 SHORTEST: Final = 4
 # A string takes its bytes three times: in simdjson, in Python, and decoded from base64. Python has one, two or four
 # bytes for every character of a string, as its widest one needs.
@@ -30,8 +31,8 @@ REFUSED: Final = 3
 # What allocators add.
 ROUNDING: Final = 32
 
-# The bodies that take most per byte: numbers `1,` and once more their text; `"\u0100",` and `[[]],` as far as the
-# limits allow them.
+# Memory for each byte of the worst body of each kind: numbers written `1,`; strings `"\u0100",`; lists `[[]],`. The
+# limits on values and lists bound the last two.
 BOUND: Final = 19
 BOUND_OF_STRINGS: Final = 6, 27 * MAX_SEARCHED
 BOUND_OF_LISTS: Final = 31, 112 * MAX_LISTS

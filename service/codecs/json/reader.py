@@ -47,8 +47,8 @@ from service.errors import (
 FEW: Final = 64
 PLAIN: Final = frozenset((str, int, float, bool, type(None)))
 BYTE_ORDER_MARK: Final = re.compile(rb"\xef\xbb\xbf|\xff\xfe|\xfe\xff")
-# From the text of an array of booleans to a byte of 0 or 1 for each: what is left of `false` and `true` once these
-# characters are gone.
+# Turn the text of booleans into bytes: deleting AROUND_BITS leaves the f of each `false` and the t of each `true`,
+# which BITS maps to 0 and 1.
 BITS: Final = bytes.maketrans(b"ft", b"\0\1")
 AROUND_BITS: Final = b"[],alserue"
 

@@ -206,6 +206,25 @@ def test_fused_kernels_refuse_or_agree_with_the_general_path(name: str) -> None:
     assert_same(found, general(spec), dtype=spec.dtype or "float64")
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("name", CHANGES)
+def test_flex_attention_refuses_or_agrees_with_the_general_path(name: str) -> None:
+    import torch
+
+    from service.backends.dense.operands import load_operands
+    from service.backends.torch import devices, flex
+    from service.backends.torch.backend import TorchBackend
+
+    spec = without_weights(name)
+    plan = make_plan(spec)
+    lib = TorchBackend().library(plan, devices.CPU)
+    with torch.inference_mode():
+        loaded = load_operands(plan, make_operands(spec, plan, spec.sources), lib)
+        if flex.can_express(plan, loaded):
+            found = make_result(plan, flex.compute(plan, lib, loaded))
+            assert_same(found, general(spec), dtype=spec.dtype or "float64")
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlanWithAnOption(Plan):
     """A plan with an option that no fast path knows."""

@@ -30,7 +30,7 @@ from service.backends.dense.numerics import cannot_overflow
 from service.backends.dense.operands import OPERAND_FEATURES, LoadedOperands
 from service.backends.dense.scores import count_rows
 from service.backends.torch.library import TorchLibrary
-from service.backends.torch.sdpa import POSITIONAL_TERMS, is_plainly_causal
+from service.backends.torch.sdpa import is_plainly_causal
 
 try:
     from torch.nn.attention.flex_attention import AuxRequest
@@ -38,7 +38,21 @@ except ImportError:  # before torch 2.9
     AuxRequest = None
 
 # Options that are a reason to use FlexAttention.
-REASONS: Final = POSITIONAL_TERMS | {"softcap", "sinks", "selection.include.logsumexp"}
+REASONS: Final = frozenset({
+    "terms.Alibi.slopes",
+    "terms.Alibi.offset",
+    "terms.KeyMask.booleans",
+    "terms.KeyLengths.booleans",
+    "terms.QueryLengths.booleans",
+    "terms.Segments.query",
+    "terms.Segments.key",
+    "terms.SlidingWindow.low",
+    "terms.SlidingWindow.high",
+    "terms.Causal.high",
+    "softcap",
+    "sinks",
+    "selection.include.logsumexp",
+})  # fmt: skip
 # The features that FlexAttention knows.
 KNOWN: Final = ALWAYS | OPERAND_FEATURES | REASONS
 # Queries and keys of a block, which is hidden or computed as a whole.

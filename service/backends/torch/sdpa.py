@@ -27,10 +27,13 @@ from service.backends.dense.operands import OPERAND_FEATURES, LoadedOperands
 from service.backends.dense.scores import count_rows
 from service.backends.torch.library import TorchLibrary
 
-# Terms that hide or add by the position and the segment of a query and a key.
-POSITIONAL_TERMS: Final = frozenset({
+# The features that fused kernels know: what is done to operands and outputs; terms, of which one mask is made; and what
+# is chosen of scores and weights, which are not returned here. Each fast path has a list of its own.
+KNOWN: Final = ALWAYS | OPERAND_FEATURES | {
+    "terms.Bias.numbers",
     "terms.Alibi.slopes",
     "terms.Alibi.offset",
+    "terms.Mask.booleans",
     "terms.KeyMask.booleans",
     "terms.KeyLengths.booleans",
     "terms.QueryLengths.booleans",
@@ -39,11 +42,10 @@ POSITIONAL_TERMS: Final = frozenset({
     "terms.SlidingWindow.low",
     "terms.SlidingWindow.high",
     "terms.Causal.high",
-})  # fmt: skip
-# The features that fused kernels know: what is done to operands and outputs; terms, of which one
-# mask is made; and what is chosen of scores and weights, which are not returned here.
-SELECTION: Final = frozenset({"selection.heads", "selection.queries", "selection.average_heads"})
-KNOWN: Final = ALWAYS | OPERAND_FEATURES | POSITIONAL_TERMS | SELECTION | {"terms.Bias.numbers", "terms.Mask.booleans"}
+    "selection.heads",
+    "selection.queries",
+    "selection.average_heads",
+}  # fmt: skip
 # The first of these that can compute a plan does. MATH holds all scores: if it is chosen, no fused kernel fits.
 ORDER: Final = (
     SDPBackend.FLASH_ATTENTION,

@@ -21,8 +21,9 @@ from service.attention.outputs import OUTPUTS, output_shape
 from service.attention.plan import Plan
 from service.attention.result import Computed
 from service.attention.shapes import Sizes
-from service.attention.terms import Band, Causal, KeyLengths, Mask, QueryLengths, ScoreTerm, visible
+from service.attention.terms import Band, Causal, KeyLengths, Mask, QueryLengths, ScoreTerm
 from service.attention.tiles import whole
+from service.attention.visibility import visible
 
 # What plans may have that are stacked.
 STACKABLE: Final = (

@@ -8,8 +8,8 @@ import numpy as np
 
 from service.attention.plan import Plan
 from service.attention.result import overflow
-from service.attention.terms import additions, hidden_parts, visible
 from service.attention.tiles import Tile, key_blocks, part_of
+from service.attention.visibility import additions, hidden_parts, visible
 from service.backends.dense.buffers import ResultBuffers, TileSums
 from service.backends.dense.library import Array, ArrayLibrary
 from service.backends.dense.numerics import NumericPath

@@ -18,8 +18,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from service.attention.features import ALWAYS
 from service.attention.plan import Plan
 from service.attention.result import Computed
-from service.attention.terms import Causal, additions, visible
+from service.attention.terms import Causal
 from service.attention.tiles import Tile, tiles, whole
+from service.attention.visibility import additions, visible
 from service.backends.base import Check
 from service.backends.dense.compute import empty_outputs, stored
 from service.backends.dense.numerics import cannot_overflow

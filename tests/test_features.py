@@ -65,6 +65,7 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "key_mask": {"key_mask": np.arange(L) != 1},
     "is_causal": {"is_causal": True},
     "query_offset": {"is_causal": True, "query_offset": np.array(-2)},
+    "chunk_size": {"chunk_size": 3, "query_offset": np.array(-1)},
     "window.left": {"window": Window(left=1)},
     "window.right": {"window": Window(right=0)},
     "query_lengths": {"query_lengths": np.array(2)},

@@ -130,6 +130,7 @@ class AttentionSpec(NamedTuple):
     is_causal: bool = False
     query_offset: np.ndarray | None = None
     window: Window | None = None
+    chunk_size: int | None = None
     query_lengths: np.ndarray | None = None
     key_lengths: np.ndarray | None = None
     segment_ids: SegmentIds | None = None

@@ -320,6 +320,36 @@ class SlidingWindow(Band):
         return cls(low, None if right is None else _edge(offset, right, frame.sizes))
 
 
+@dataclass(frozen=True, slots=True)
+class Chunks(ScoreTerm):
+    """Query i sees key j only if (i + offset) // size = j // size. offset (b or 1,)"""
+
+    size: int
+    offset: np.ndarray
+    narrows: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The chunks of `chunk_size`."""
+        if spec.chunk_size is None:
+            return None
+        if spec.chunk_size < 1:
+            raise InvalidValue.of("/chunk_size", "at least 1", spec.chunk_size, "leave it out for no chunks")
+        longest = frame.sizes.query_length + frame.sizes.key_length
+        offset = [_reduced_offset(int(x), spec.chunk_size, longest) for x in frame.offset(spec)]
+        return cls(min(spec.chunk_size, longest), np.array(offset, dtype=np.int64))
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + part_of(self.offset[:, None, None, None], tile)
+        seen: Array = load(i // self.size) == load(np.arange(tile.columns.start, tile.columns.stop) // self.size)
+        return seen
+
+    def columns(self, rows: slice, keys: slice) -> slice:
+        first = (rows.start + int(self.offset.min())) // self.size * self.size
+        last = (rows.stop - 1 + int(self.offset.max())) // self.size * self.size + self.size
+        return slice(max(keys.start, first), min(keys.stop, last))
+
+
 # In the order in which they are made, and in which their errors are found.
 TERMS: Final[tuple[type[ScoreTerm], ...]] = (
     Bias,
@@ -330,6 +360,7 @@ TERMS: Final[tuple[type[ScoreTerm], ...]] = (
     QueryLengths,
     Segments,
     SlidingWindow,
+    Chunks,
     Causal,
 )
 
@@ -373,3 +404,13 @@ def _edge(offset: np.ndarray, shift: int, sizes: Sizes) -> np.ndarray:
     """offset + shift, no further out than where all or nothing is visible, so that nothing overflows."""
     inside = [max(-sizes.query_length, min(sizes.key_length, int(x) + shift)) for x in offset]
     return np.array(inside, dtype=np.int64)
+
+
+def _reduced_offset(offset: int, size: int, longest: int) -> int:
+    """An offset that puts queries into the same chunks of min(size, longest), without large numbers.
+
+    longest: at least the number of queries and of keys
+    """
+    chunk, place = divmod(offset, size)
+    reduced = min(size, longest)
+    return max(-longest - 1, min(longest + 1, chunk)) * reduced + reduced - min(size - place, reduced)

@@ -187,11 +187,14 @@ class AttentionRequest(Closed):
     is_causal: bool | None = False
     """Query i attends to key j only if j <= i + query_offset."""
     query_offset: IntegerOrIntegers | None = None
-    """Position of the first query among the keys, for is_causal, window and alibi_slopes: one integer, or (b,). 0
-    aligns the first query with the first key, k - q the last with the last. Default: the length of the past. Required
-    if there is no past and q differs from k."""
+    """Position of the first query among the keys, for is_causal, window, chunk_size and alibi_slopes: one integer, or
+    (b,). 0 aligns the first query with the first key, k - q the last with the last. Default: the length of the past.
+    Required if there is no past and q differs from k."""
     window: Window | None = None
     """Query i attends only to keys near i + query_offset. Default: all."""
+    chunk_size: int | None = None
+    """At least 1: query i attends only to keys j with (i + query_offset) // chunk_size = j // chunk_size. Default: no
+    chunks."""
     query_lengths: IntegerOrIntegers | None = None
     """How many queries are not padding: one integer, or (b,). Weights and outputs of the padding are 0. Default:
     all."""

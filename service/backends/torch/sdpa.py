@@ -40,6 +40,8 @@ KNOWN: Final = ALWAYS | OPERAND_FEATURES | {
     "terms.QueryLengths.booleans",
     "terms.Segments.query",
     "terms.Segments.key",
+    "terms.Chunks.size",
+    "terms.Chunks.offset",
     "terms.SlidingWindow.low",
     "terms.SlidingWindow.high",
     "terms.Causal.high",

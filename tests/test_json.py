@@ -213,6 +213,39 @@ def test_a_body_is_not_searched_for_each_of_its_lists(monkeypatch: pytest.Monkey
     assert sorted(looks) == names
 
 
+ROWS = ", ".join(["[1.5, -2e3]"] * 2**13)
+QUICK = {
+    "rows of numbers": f'{{"query": [{ROWS}], "is_causal": true, "include": ["scores"]}}',
+    "booleans": f'{{"mask": [{", ".join(["true"] * 2**15)}]}}',
+    "a typed array": '{"query": {"dtype": "float32", "shape": [1, 2], "data": "AACAPwAAAEA="}}',
+    "a long string": json.dumps({"query": "a" * 2**17}),
+}
+SLOW = {
+    "many rows": f'{{"query": [{ROWS}], "key": [{ROWS}]}}',
+    "many rows of numbers with a list": f'{{"query": [{ROWS}, [1, [2]]]}}',
+    "a long list of strings": json.dumps({"query_tokens": ["a"] * 65}),
+    "many keys": json.dumps({f"k{i}": {f"a{j}": 1 for j in range(190)} for i in range(100)}),
+    "a fault": f'{{"query": [{ROWS}, nul]}}',
+    "too long a body": json.dumps({"query": "a" * 2**21}),
+}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_body_that_takes_little_time_is_decoded_quickly(name: str) -> None:
+    body = QUICK[name].encode()
+    quick = JSONCodec().decode_quickly(body, len(body))
+    assert quick is not None
+    decoded = decode_with_types(body)
+    assert quick.untyped == decoded.untyped
+    assert same(plain(quick.fields), plain(decoded.fields))
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_body_that_may_take_longer_is_not_decoded_quickly(name: str) -> None:
+    body = SLOW[name].encode()
+    assert JSONCodec().decode_quickly(body, len(body)) is None
+
+
 BUFFERS = {
     "arrays": b'{"query": [[1, 2], [3, 4.5]], "key": [[true]], "layout": "ld"}',
     "hidden bracket": b'{"query": [[1, 2], [3, [4]]], "a": "\\u005b"}',

@@ -15,7 +15,7 @@ class Codec(ABC):
     """One wire format, as the pipeline uses it.
 
     media_type: of the bodies that it decodes
-    decode_inline: bytes of a body that is decoded in about a millisecond, and whose faults are found in some ten
+    decode_inline: bytes of a body that is decoded in the event loop, as it takes a few milliseconds
     may_be_compressed: True if a body may unpack to more bytes than it has
     encode_inline: bytes of an answer that is encoded in the event loop; unlimited if chunks are made one by one
     """
@@ -31,6 +31,10 @@ class Codec(ABC):
 
         Errors: BadRequest, InvalidRequest, TooLarge.
         """
+
+    def decode_quickly(self, body: Body, limit: int) -> Decoded | None:
+        """The same, if that takes a few milliseconds; None if it might take longer."""
+        return self.decode(body, limit) if len(body) <= self.decode_inline else None
 
     @abstractmethod
     def encode(self, answer: Mapping[str, Any], request: Decoded) -> Encoded:

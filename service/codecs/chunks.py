@@ -40,13 +40,18 @@ def encoded(media_type: str, chunks: Iterable[Chunk], length: int | None = None)
     """
     joined = coalesce(chunks)
     start = list(islice(joined, 2))
-    is_small = len(start) < 2
-    if is_small:
-        length = sum(map(len, start))
+    if len(start) < 2:
+        return whole(media_type, *start)
     headers = [(b"content-type", media_type.encode("ascii"))]
     if length is not None:
         headers.append((b"content-length", b"%d" % length))
-    return Encoded(headers, start if is_small else chain(iter(start), joined))  # `chain` would keep the list itself
+    return Encoded(headers, chain(iter(start), joined))  # `chain` would keep the list itself
+
+
+def whole(media_type: str, content: Chunk = b"") -> Encoded:
+    """A small answer in one chunk."""
+    length = b"%d" % len(content)
+    return Encoded([(b"content-type", media_type.encode("ascii")), (b"content-length", length)], [content])
 
 
 def measured(make: Callable[[], Iterator[Chunk]]) -> tuple[Iterator[Chunk], int]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import ByteSize
 
 from service.codecs import Codec
 from service.codecs.decoded import Body, Decoded
 from service.errors import MemoryLimit
 from service.pipeline.execution import Execution
+
+# A body that takes at most 1 / BOUND_SHARE of the memory, whatever it holds, is not looked through for an estimate.
+BOUND_SHARE: Final = 64
 
 
 async def decode(codec: Codec, body: Body, limit: int, execution: Execution) -> Decoded:
@@ -27,14 +32,18 @@ async def decode(codec: Codec, body: Body, limit: int, execution: Execution) -> 
 
 async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execution) -> Decoded:
     """The same with memory from admission control."""
-    needed = codec.decode_bytes(body, limit)
     available = execution.admission.memory
+    needed = codec.decode_bound(len(body), limit)
+    if needed > available // BOUND_SHARE:
+        needed = codec.decode_bytes(body, limit)
     if needed > available:
         expected = f"a body that takes at most {ByteSize(available).human_readable()} while it is decoded"
         raise MemoryLimit.at("", expected, f"one that takes about {ByteSize(needed).human_readable()}")
     if len(body) <= codec.decode_inline:
         await execution.grow(needed)
-        return codec.decode(body, limit)
+        decoded = codec.decode_quickly(body, limit)
+        if decoded is not None:
+            return decoded
     async with execution.cancel_on_disconnect():
         await execution.grow(needed, slot=True)
         execution.timings.step("queue")

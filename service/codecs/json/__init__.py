@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from service.codecs.base import Codec
-from service.codecs.chunks import Encoded, encoded
+from service.codecs.chunks import Encoded, encoded, whole
 from service.codecs.decoded import Body, Decoded
 from service.codecs.json import memory, reader, writer
 
@@ -15,11 +16,18 @@ class JSONCodec(Codec):
     """Arrays are nested lists, or typed arrays {dtype, shape, data}."""
 
     media_type = "application/json"
-    decode_inline = 2**18
+    decode_inline = 2**21
 
     def decode(self, body: Body, limit: int) -> Decoded:
         """The fields of the JSON object in a body, as `reader.decode` says."""
         return reader.decode(body)
+
+    def decode_quickly(self, body: Body, limit: int) -> Decoded | None:
+        """The same unless the body is long, has many lists or keys, or has faults, which take time to find."""
+        with suppress(reader.TooSlow):
+            if len(body) <= self.decode_inline:
+                return reader.decode(body, quickly=True)
+        return None
 
     def decode_bound(self, length: int, limit: int) -> int:
         """Upper bound of the memory for decoding any body of `length` bytes."""
@@ -32,4 +40,6 @@ class JSONCodec(Codec):
     def encode(self, answer: Mapping[str, Any], request: Decoded) -> Encoded:
         """The answer with typed arrays if the `encoding` of the request is base64, else with nested lists."""
         base64 = request.fields.get("encoding") == "base64"
+        if not base64 and writer.is_small(answer):
+            return whole(self.media_type, writer.dumps(answer))
         return encoded(self.media_type, writer.chunks(answer, base64=base64))

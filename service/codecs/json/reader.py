@@ -8,6 +8,7 @@ list is hidden, and the elements of each array are looked at one by one.
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import suppress
 from functools import cached_property
@@ -45,20 +46,29 @@ from service.errors import (
 
 # Elements of a list that is read as it is, whatever else the body holds: names of outputs, a few labels.
 FEW: Final = 64
+NUMBERS: Final = (bool, int, float)
 PLAIN: Final = frozenset((str, int, float, bool, type(None)))
 BYTE_ORDER_MARK: Final = re.compile(rb"\xef\xbb\xbf|\xff\xfe|\xfe\xff")
 # Turn the text of booleans into bytes: deleting AROUND_BITS leaves the f of each `false` and the t of each `true`,
 # which BITS maps to 0 and 1.
 BITS: Final = bytes.maketrans(b"ft", b"\0\1")
 AROUND_BITS: Final = b"[],alserue"
+# Keys and lists that are read within a few milliseconds.
+QUICK: Final = 2**14
 
 
-def decode(body: Body) -> Decoded:
+class TooSlow(Exception):
+    """Raised if a body may take longer than a few milliseconds to decode."""
+
+
+def decode(body: Body, *, quickly: bool = False) -> Decoded:
     """The fields of the JSON object that a body holds, with each rectangle of numbers or booleans as an ndarray.
 
     So it is within objects, and within objects in a list, as the Open Inference Protocol has its tensors. Integers
     give int64, other numbers float64, and typed arrays {dtype, shape, data} what they say. A list that is ragged,
     empty or mixed stays a list; the schema of its field says what is wrong with it.
+
+    quickly: raise TooSlow for a body with many keys or lists, and for one that has faults or must be read twice
 
     Errors: InvalidJSON, DuplicateKey, TooDeep, InvalidValue (too many keys), InvalidArray (too long a row), Overflow (a
     number beyond 64 bits), TooLarge (too many lists that are no rectangles).
@@ -70,14 +80,18 @@ def decode(body: Body) -> Decoded:
         document = simdjson.Parser().parse(body)
     except (ValueError, RuntimeError) as error:
         reason = str(error)
+    if reason and quickly:
+        raise TooSlow
     if reason:  # only now, when the parser is gone: it takes many times the memory of the body
         raise explain(body, reason)
     if not isinstance(document, simdjson.Object):
         kind = "an array" if isinstance(document, simdjson.Array) else describe(document)
         raise InvalidJSON.at("", "an object", kind)
-    reader = _Reader(body)
+    reader = _Reader(body, quickly=quickly)
     fields = reader.object(document, "", 1)
     if reader.brackets != count(body, b"["):
+        if quickly:
+            raise TooSlow
         del fields  # before its arrays are made once more
         reader = _Reader(body, check_elements=True)
         fields = reader.object(document, "", 1)
@@ -87,13 +101,15 @@ def decode(body: Body) -> Decoded:
 class _Reader:
     """Turns a document of simdjson into fields.
 
-    check_elements: look for lists among the elements of each array
+    check_elements: look for lists among the elements of each array; quickly: as in `decode`
     brackets: how many opening brackets the arrays and lists account for
     untyped: the top-level fields whose arrays came as lists
     """
 
-    def __init__(self, body: Body, *, check_elements: bool = False) -> None:
+    def __init__(self, body: Body, *, check_elements: bool = False, quickly: bool = False) -> None:
         self._body = body
+        self._quickly = quickly
+        self._left = QUICK if quickly else math.inf  # keys and lists
         self._check_elements = check_elements
         self._objects = 0
         self.brackets = 0
@@ -108,6 +124,7 @@ class _Reader:
             raise InvalidValue.at(pointer, f"at most {MAX_KEYS} keys", str(len(found)))
         if depth > MAX_DEPTH:
             raise TooDeep.at(pointer, f"at most {MAX_DEPTH} levels", "more")
+        self._spend(1 + len(found))
         fields: dict[str, Any] = {}
         for key in found.keys():  # noqa: SIM118  (it is no dict)
             here = child(pointer, key)
@@ -122,6 +139,12 @@ class _Reader:
             fields[key] = self._value(value, here, depth)
         return fields
 
+    def _spend(self, items: int) -> None:
+        """Count keys and lists that are about to be read. Errors: TooSlow."""
+        self._left -= items
+        if self._left < 0:
+            raise TooSlow
+
     def _value(self, found: Any, pointer: str, depth: int) -> Any:
         """A value in an object: arrays and typed arrays as ndarrays, all else plain."""
         if type(found) is simdjson.Array:
@@ -134,17 +157,19 @@ class _Reader:
     def _array(self, found: simdjson.Array, pointer: str, depth: int) -> np.ndarray | list[Any]:
         """An array of JSON: an ndarray if it is a rectangle of numbers or booleans, else a list."""
         shape, first = _shape(found, pointer)
+        lists = list_count(shape)
+        self._spend(lists)
         if type(first) is simdjson.Object and len(shape) == 1 and shape[0] <= MAX_KEYS:
             items = [item for item in found if isinstance(item, simdjson.Object)]
             if len(items) == shape[0]:
                 self.brackets += 1
                 return [self.object(item, child(pointer, i), depth + 1) for i, item in enumerate(items)]
         array = None
-        if isinstance(first, bool | int | float) and _fits(found, shape, self._check_elements):
+        if isinstance(first, NUMBERS) and _fits(found, shape, self._check_elements):
             array = _booleans(found, shape) if isinstance(first, bool) else _numbers(found, shape, first)
         if array is None:
             return self._list(found, pointer)
-        self.brackets += list_count(shape)
+        self.brackets += lists
         return array
 
     def _list(self, found: simdjson.Array, pointer: str) -> list[Any]:
@@ -154,6 +179,8 @@ class _Reader:
             self.brackets += 1
             items = found.as_list()
             return items
+        if self._quickly:
+            raise TooSlow
         too_many_values, too_many_lists = self._exceeded
         if too_many_values:
             hint = f"the place is looked for in bodies of at most {limits.MAX_SEARCHED} values"

@@ -6,7 +6,7 @@ blocks the event loop nor needs memory for the whole text: it aborts the process
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,12 +40,18 @@ class Text:
     value: Any
 
 
+# Types as tuples, as these are asked for each value, and `int | float` would be made each time.
+NUMBERS: Final = (int, float, type(None))
+CONTAINERS: Final = (dict, list, tuple)
+PIECEWISE: Final = (Flat, Text)
+
+
 def chunks(value: Any, *, base64: bool = False) -> Iterator[Chunk]:
     """A value of any size as JSON, in chunks of at most `MAX_CHUNK` bytes. base64: True for typed arrays"""
     if isinstance(value, np.ndarray) and base64:
         yield from typed_arrays.chunks(value)
     elif _cost(value) <= AT_ONCE and not (base64 and isinstance(value, dict)):
-        yield _dumps(value)
+        yield dumps(value)
     elif isinstance(value, dict):
         before = b"{"
         for name, item in value.items():
@@ -69,6 +75,14 @@ def chunks(value: Any, *, base64: bool = False) -> Iterator[Chunk]:
         yield from _joined(_elements(value))
 
 
+def is_small(answer: Mapping[str, Any]) -> bool:
+    """True if orjson may get an answer at once. Its metadata is always small."""
+    cost = 0
+    for name, value in answer.items():
+        cost += value.size if isinstance(value, np.ndarray) else 0 if name == "metadata" else _cost(value)
+    return cost <= AT_ONCE
+
+
 def longest(array: np.ndarray) -> int:
     """An upper bound of the bytes that the elements of an array take in JSON, with their commas."""
     return LONGEST[array.itemsize] * array.size
@@ -80,13 +94,18 @@ def _cost(value: Any) -> int:
         return len(value)
     if isinstance(value, np.ndarray):
         return value.size
-    if not isinstance(value, dict | list | tuple):
-        return AT_ONCE + 1 if isinstance(value, Flat | Text) else 1
+    if isinstance(value, PIECEWISE):
+        return AT_ONCE + 1
+    if not isinstance(value, CONTAINERS):
+        return 1
     total = ELEMENT * len(value)
     for item in value.values() if isinstance(value, dict) else value:
         if total > AT_ONCE:
             break
-        total += len(item) if type(item) is str else _cost(item)
+        if isinstance(item, str):
+            total += len(item)
+        elif not isinstance(item, NUMBERS):  # which ELEMENT counts
+            total += _cost(item)
     return total
 
 
@@ -120,10 +139,11 @@ def _joined(pieces: Iterable[Iterable[Chunk]]) -> Iterator[Chunk]:
 
 def _inside(value: Any) -> memoryview:
     """A string or list as JSON, without the quotes or brackets around it."""
-    return memoryview(_dumps(value))[1:-1]
+    return memoryview(dumps(value))[1:-1]
 
 
-def _dumps(value: Any) -> bytes:
+def dumps(value: Any) -> bytes:
+    """A value that is small enough for orjson to get it at once, as JSON."""
     return orjson.dumps(value, _native, orjson.OPT_SERIALIZE_NUMPY)
 
 

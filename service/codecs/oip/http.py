@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Final
 
@@ -27,9 +28,9 @@ from service.version import MODEL, MODEL_VERSION
 OCTETS: Final = "application/octet-stream"
 # The header that says how many bytes of a body are JSON.
 HEADER: Final = b"inference-header-content-length"
-# Bytes of JSON that are decoded in well below a millisecond, and of tensors after it, which are not copied.
-INLINE_JSON: Final = 2**18
+# Bytes of a body, and of its JSON, that are decoded in a few milliseconds: tensors after the JSON are not copied.
 INLINE_BODY: Final = 2**22
+INLINE_JSON: Final = 2**21
 # The parameter with the number of bytes after the JSON that a tensor takes.
 BINARY_SIZE: Final = "binary_data_size"
 # A tensor after the JSON is copied where its elements are not aligned.
@@ -51,12 +52,22 @@ class HTTPCodec(Codec):
 
     def decode(self, body: Body, limit: int) -> Decoded:
         """The fields of a request. Errors: InvalidTensors, InvalidRequest, FieldConflict, and those of JSON."""
+        return self._decode(body)
+
+    def decode_quickly(self, body: Body, limit: int) -> Decoded | None:
+        """The same unless the body is long, has many lists or keys, or has faults, which take time to find."""
+        with suppress(reader.TooSlow):
+            if len(body) <= self.decode_inline:
+                return self._decode(body, quickly=True)
+        return None
+
+    def _decode(self, body: Body, *, quickly: bool = False) -> Decoded:
         if self._head is not None and self._head > len(body):
             expected = f"at most {len(body)} bytes of JSON, as long as the body is"
             raise InvalidTensors.at("", expected, str(self._head))
         whole = memoryview(body)
         text, tail = whole[: self._head], whole[len(body) if self._head is None else self._head :]
-        request = reader.decode(text).fields
+        request = reader.decode(text, quickly=quickly).fields
         return assembled(request, tensors_of(_inputs(request.get("inputs"), tail)))
 
     def decode_bound(self, length: int, limit: int) -> int:

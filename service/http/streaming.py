@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,23 +16,24 @@ from service.pipeline.execution import Execution
 class ChunkedResponse(Response):
     """A body in chunks, which are encoded while it is sent.
 
-    resources: closed when the body is sent; lock: held while a chunk is encoded, so that each turn of the event loop
-    encodes one, however many responses are sent
+    The lease of the execution is released when the body is sent.
+
+    lock: held while a chunk is encoded, so that each turn of the event loop encodes one, however many responses are
+    sent
     """
 
-    def __init__(self, encoded: Encoded, execution: Execution, resources: ExitStack, lock: asyncio.Lock) -> None:
+    def __init__(self, encoded: Encoded, execution: Execution, lock: asyncio.Lock) -> None:
         # Response's own constructor is left out: it would copy and encode what is encoded already.
         self.status_code = 200
         self.background = None
         self.raw_headers = [*encoded.headers, (b"server-timing", execution.timings.header().encode())]
         self._chunks = encoded.chunks
         self._execution = execution
-        self._resources = resources
         self._lock = lock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the head and each chunk, then release what the request holds."""
-        with self._resources:
+        """Send the head and each chunk, then release the lease."""
+        with self._execution.lease:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if isinstance(self._chunks, list) and sum(map(len, self._chunks)) <= UNCOUNTED:
                 await send({"type": "http.response.body", "body": b"".join(self._chunks)})

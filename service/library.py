@@ -29,7 +29,7 @@ def attend(query: Any = None, key: Any = None, value: Any = None, **fields: Any)
     given |= fields
     untyped = frozenset(name for name, field in given.items() if isinstance(field, list))
     spec, plan = make_spec_and_plan(Decoded(given, untyped), allow_non_finite=True)
-    return backends().choose(spec.backend, spec.device).run(plan, spec, spec.sources)
+    return backends().choose(spec.backend, spec.device).program(plan, spec)(spec.sources, None)
 
 
 @cache

@@ -19,8 +19,8 @@ from service.attention.plan import Plan, make_plan
 from service.attention.result import Result, make_result
 from service.attention.spec import SOURCES, AttentionSpec, LinearMap, Norm, Projection, Rotary, SegmentIds, Window
 from service.attention.terms import ScoreTerm
-from service.backends.numpy import small
 from service.backends.numpy.backend import NumpyBackend
+from service.backends.numpy.small import fits
 from service.library import attend
 from tests.helpers.backends import HAS_TORCH
 
@@ -253,7 +253,7 @@ def unknown_features() -> dict[str, Plan]:
 def test_all_fast_paths_refuse_an_unknown_feature(name: str) -> None:
     plan = unknown_features()[name]
     assert len(plan.features - ALWAYS) == 1
-    assert not small.fits(plan)
+    assert not fits(plan)
     assert not merging.can_be_merged(plan)
     if HAS_TORCH:
         from service.backends.dense.operands import load_operands

@@ -5,7 +5,7 @@ Letters as everywhere: b batch, h query heads, g key/value heads, q queries, k k
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import ceil, prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -95,11 +95,9 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     return copied + max(loading, computed, finished)
 
 
-def copied_bytes(plan: Plan, spec: AttentionSpec, sources: Mapping[str, np.ndarray]) -> int:
-    """Bytes of the arrays of a request that the plan or the operands hold as casts to another type.
-
-    sources: the fields that query, key and value come from; all others stand in spec
-    """
+def copied_bytes(plan: Plan, spec: AttentionSpec) -> int:
+    """Bytes of the arrays of a request that the plan or the operands hold as casts to another type."""
+    sources = spec.sources
     given = [sources[field] for field in {role.field for role in plan.roles.inputs}]
     given += [array for array in (spec.past_key, spec.past_value) if array is not None]
     cast = sum(array.size for array in given if array.dtype != plan.dtype) * plan.dtype.itemsize

@@ -59,11 +59,6 @@ class Result:
     metadata: Metadata
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """The metadata, by name."""
-        return self.metadata._asdict()
-
-    @property
     def output(self) -> np.ndarray:
         """The output, in the layout of the request."""
         output: np.ndarray = self[OUTPUT]
@@ -77,7 +72,7 @@ class Result:
 def make_result(plan: Plan, computed: Computed) -> Result:
     """The result of a plan. Errors: Overflow for a returned number that its type cannot hold."""
     arrays: dict[str, Any] = {
-        name: _with_request_axes(name, _typed(name, array, plan), plan) for name, array in computed.arrays.items()
+        name: reordered(_typed(name, array, plan), *request_axes(name, plan)) for name, array in computed.arrays.items()
     }
     if TOP_INDICES in arrays:
         arrays["top_weights"] = {"indices": arrays.pop(TOP_INDICES), "values": arrays.pop("attention_weights")}
@@ -107,15 +102,15 @@ def _typed(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
     return typed
 
 
-def _with_request_axes(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
-    """A view of an array with the axes that the request shows, in their order."""
+def request_axes(name: str, plan: Plan) -> tuple[str, str]:
+    """The axes of an output as it is computed, and those that the request shows, in their order."""
     if name == OUTPUT:
         shown = plan.layout.replace("l", "") if plan.single_query else plan.layout
-        return reordered(array, "bhld" if "h" in plan.layout else "bld", shown)
+        return "bhld" if "h" in plan.layout else "bld", shown
     axes, chosen, row = plan.score_axes, plan.selection, row_of(name)
     has_heads = row.keeps_heads or ("h" in axes and not (row.averaged and chosen.average_heads))
     leading = ("b" if "b" in axes else "") + (row.axes[1] if has_heads else "")
     tail = axes.lstrip("bh") if row.is_score_matrix else row.axes[2:]
     if tail == "kq" and chosen.top_k is not None and row is OUTPUTS["attention_weights"]:
         tail = "qk"  # the rows of top_weights are never columns
-    return reordered(array, row.axes, leading + tail)
+    return row.axes, leading + tail

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -33,14 +33,22 @@ def canonical(array: np.ndarray, layout: str, heads: int | None) -> np.ndarray:
 
     A batch of one is added if the layout has none. d is split into heads if the layout has none. A vector is one token.
     """
-    axes = layout if array.ndim == len(layout) else "d"
+    shape, order = _canonical(array.shape, layout, heads)
+    return array.reshape(shape).transpose(order)
+
+
+@lru_cache(1024)
+def _canonical(shape: tuple[int, ...], layout: str, heads: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape with all axes, and their order."""
+    axes = layout if len(shape) == len(layout) else "d"
     if heads is not None and "h" not in layout:
         place = axes.index("d")
-        array = array.reshape(*array.shape[:place], heads, -1, *array.shape[place + 1 :])
+        shape = *shape[:place], heads, shape[place] // heads, *shape[place + 1 :]
         axes = axes.replace("d", "hd")
     wanted = "bld" if heads is None else "bhld"
     missing = "".join(letter for letter in wanted if letter not in axes)
-    return reordered(array.reshape((1,) * len(missing) + array.shape), missing + axes, wanted)
+    axes = missing + axes
+    return (1,) * len(missing) + shape, tuple(axes.index(letter) for letter in wanted)
 
 
 def reordered(array: np.ndarray, axes: str, wanted: str) -> np.ndarray:

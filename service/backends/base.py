@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +17,8 @@ from service.attention.spec import AttentionSpec
 
 # Called before each tile; raises to end a computation.
 Check = Callable[[], None]
+# See `Backend.program`.
+Program = Callable[[Mapping[str, np.ndarray], Check | None], Result]
 
 
 def no_check() -> None:
@@ -62,6 +65,13 @@ class Backend(ABC):
         """
         operands = make_operands(spec, plan, sources)
         return make_result(plan, self.execute(plan, operands, spec.device, check or no_check))
+
+    def program(self, plan: Plan, spec: AttentionSpec) -> Program:
+        """`run` for one plan, as a function of sources and check, which may do once what depends on the plan alone.
+
+        It should be kept no longer than the plan.
+        """
+        return partial(self.run, plan, spec)
 
     @abstractmethod
     def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:

@@ -106,7 +106,8 @@ class Metrics:
         if (computed := request.computed) is not None:
             self._received(computed.request_type).inc(computed.received)
             self._decode(computed.request_type).inc(computed.timings.decode)
-            self._queue.inc(computed.timings.queue)
+            if computed.timings.queue:
+                self._queue.inc(computed.timings.queue)
             self._computed(computed.backend, computed.kernel).inc()
             self._compute(computed.backend, computed.kernel).inc(computed.timings.compute)
             self._encode(computed.response_type).inc(computed.timings.encode)

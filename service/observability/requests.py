@@ -40,8 +40,11 @@ class ComputedRequest(NamedTuple):
     @classmethod
     def of(cls, execution: Execution, request_type: str, response_type: str) -> ComputedRequest:
         """The record of an execution that is done. It does not keep the execution alive, nor its memory."""
-        backend, kernel = execution.facts["backend"], execution.facts["kernel"]
-        return cls(request_type, response_type, backend, kernel, execution.received, execution.timings)
+        metadata = execution.metadata
+        assert metadata is not None
+        return cls(
+            request_type, response_type, metadata.backend, metadata.kernel, execution.received, execution.timings
+        )
 
 
 @dataclass(slots=True)

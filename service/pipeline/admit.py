@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
-import numpy as np
 from pydantic import ByteSize
 
-from service.attention import cost
 from service.attention.cost import Memory
 from service.attention.outputs import OUTPUTS
 from service.attention.plan import Plan
-from service.attention.spec import AttentionSpec
-from service.backends.base import Backend
 from service.codecs import Codec
 from service.errors import MemoryLimit
 from service.pipeline.admission import UNCOUNTED
@@ -56,31 +51,12 @@ def answer_bytes(request: PreparedRequest, returned: int, encoder: Codec) -> int
 
 def _needed(request: PreparedRequest, encoder: Codec, limit: int) -> int:
     """Bytes that a request takes from now on. Errors: MemoryLimit if they are more than the limit."""
-    spec, plan, sources, decoded, strategy = request
-    encode = encoder.encode_bytes(plan.returned_bytes, decoded)
-    memory = estimate(plan, spec, sources, strategy.backend, decoded=decoded.nbytes, encode=encode).peak
+    plan = request.plan
+    encode = encoder.encode_bytes(plan.returned_bytes, request.decoded)
+    memory = Memory(0, request.nbytes, request.strategy.memory, plan.returned_bytes, encode).peak
     if memory > limit:
         raise memory_limit_error(plan, memory, limit)
     return memory
-
-
-def estimate(
-    plan: Plan,
-    spec: AttentionSpec,
-    sources: Mapping[str, np.ndarray],
-    backend: Backend,
-    *,
-    decode: int = 0,
-    decoded: int,
-    encode: int,
-) -> Memory:
-    """Upper bounds of the memory of a prepared request in each phase.
-
-    sources: the fields that query, key and value come from; decoded: `Decoded.nbytes`
-    decode, encode: the estimates of the codecs
-    """
-    compute = backend.peak_bytes(plan, spec.device, cost.copied_bytes(plan, spec, sources))
-    return Memory(decode, decoded, compute, plan.returned_bytes, encode)
 
 
 def memory_limit_error(plan: Plan, needed: int, available: int | None) -> MemoryLimit:

@@ -61,20 +61,18 @@ class Batch:
     def __init__(self, bucket: Hashable, request: PreparedRequest) -> None:
         self.bucket = bucket
         self.plan = request.plan
-        self.backend, self.memory, _ = request.strategy
-        self.device = request.spec.device
+        self.backend, self.device = request.strategy.backend, request.spec.device
+        self.memory = self.backend.peak_bytes(self.plan, self.device)
         self.members: list[Member] = []
         self.timer: asyncio.Handle | None = None
         self.deadline = Deadline(0)
 
     def padded_for(self, request: PreparedRequest) -> tuple[Plan, int]:
         """The values of `plan` and `memory` with one more request."""
-        plan, memory = request.plan, request.strategy.memory
-        if plan is self.plan:
-            return plan, max(self.memory, memory)
-        padded = merging.padded(self.plan, plan)
-        before, alone, after = (self.backend.peak_bytes(one, self.device) for one in (self.plan, plan, padded))
-        return padded, after + max(self.memory - before, memory - alone)
+        if request.plan is self.plan:
+            return self.plan, self.memory
+        padded = merging.padded(self.plan, request.plan)
+        return padded, self.backend.peak_bytes(padded, self.device)
 
     def close(self) -> None:
         """Accept no more requests."""

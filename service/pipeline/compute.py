@@ -32,7 +32,7 @@ async def compute(request: PreparedRequest, place: Place, batcher: Batcher | Non
                 result = await execution.in_thread(execute, request, execution.deadline)
         execution.lease.release_slot()
     execution.timings.step("compute")
-    execution.facts = result.facts
+    execution.metadata = result.metadata
     return result
 
 
@@ -41,14 +41,13 @@ def execute(request: PreparedRequest, deadline: Deadline | None = None) -> Resul
 
     Errors: InvalidRequest, MemoryLimit; Cancelled and TimeLimit by the deadline.
     """
-    spec, plan, sources, _, (backend, memory, _) = request
     check = None if deadline is None else deadline.check
     try:
-        return backend.run(plan, spec, sources, check)
+        return request.strategy.program(request.sources, check)
     except OutOfMemory as error:
         needed, available = error.needed, error.available
     except MemoryError:
-        needed, available = memory, None
+        needed, available = request.strategy.memory, None
     if available is None:
         available = memory_left()
-    raise memory_limit_error(plan, needed, available)
+    raise memory_limit_error(request.plan, needed, available)

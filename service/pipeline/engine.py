@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from service.attention.cost import copied_bytes
 from service.attention.plan import Plan
 from service.attention.spec import AttentionSpec
 from service.backends.registry import Backends
@@ -81,9 +82,10 @@ class Engine:
         shared: True if later requests may reuse the plan
         """
         backend, most = self._backends.choose(spec.backend, spec.device), self.settings.inline_flops
-        memory = backend.peak_bytes(plan, spec.device)
+        memory = backend.peak_bytes(plan, spec.device, copied_bytes(plan, spec))
+        program = backend.program(plan, spec.without_sources())
         if shared and self.batcher is not None and plan.flops <= most and can_batch(plan, backend, spec.device):
-            return Strategy(backend, memory, "batch")
+            return Strategy(backend, program, memory, "batch")
         if backend.is_gpu(spec.device) or memory > INLINE_MEMORY or plan.flops > IDLE_FACTOR * most:
-            return Strategy(backend, memory, "thread")
-        return Strategy(backend, memory, "inline" if plan.flops <= most else "inline if idle")
+            return Strategy(backend, program, memory, "thread")
+        return Strategy(backend, program, memory, "inline" if plan.flops <= most else "inline if idle")

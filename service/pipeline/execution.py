@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from anyio import to_thread
 
+from service.attention.result import Metadata
 from service.pipeline.admission import AdmissionController, Lease
 from service.pipeline.deadline import Deadline
 
@@ -60,7 +61,7 @@ class Execution:
     """The state of one request in the pipeline: its lease, its deadline, and the time that each step took.
 
     disconnected: returns when the client has disconnected; None for gRPC, which cancels the task instead
-    received: bytes of the body; facts: metadata of the result, once it is computed, which the response has too
+    received: bytes of the body; metadata: of the result, once it is computed; the response has it too
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Execution:
         self.deadline = Deadline(seconds)
         self.timings = Timings()
         self.received = 0
-        self.facts: Mapping[str, Any] = {}
+        self.metadata: Metadata | None = None
         self._disconnected = disconnected
 
     async def grow(self, memory: int, *, slot: bool = False, compute: bool = False) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from service.attention.cost import arrays_of
 from service.attention.plan import Plan, make_plan
 from service.attention.spec import SOURCES, AttentionSpec
-from service.backends.base import Backend
+from service.backends.base import Backend, Program
 from service.codecs.decoded import Decoded
 from service.pipeline.execution import Execution
 from service.schemas.request import AttentionRequest
@@ -30,6 +32,7 @@ MAX_ARRAYS: Final = 2**16
 class Strategy(NamedTuple):
     """How a prepared request is computed.
 
+    program: computes the plan for the sources of a request
     memory: bytes that computing takes beyond the arrays of the request
     place: inline: in the event loop
            inline if idle: in the event loop if no other request is in progress, else in a worker thread (see `admit`)
@@ -37,11 +40,13 @@ class Strategy(NamedTuple):
     """
 
     backend: Backend
+    program: Program
     memory: int
     place: Literal["inline", "inline if idle", "thread", "batch"]
 
 
-class PreparedRequest(NamedTuple):
+@dataclass(frozen=True)
+class PreparedRequest:
     """A request that is validated and planned. sources: the arrays that query, key and value come from"""
 
     spec: AttentionSpec
@@ -50,7 +55,7 @@ class PreparedRequest(NamedTuple):
     decoded: Decoded
     strategy: Strategy
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Memory that its arrays take."""
         return self.decoded.nbytes
@@ -115,17 +120,19 @@ def make_spec_and_plan(decoded: Decoded, *, allow_non_finite: bool = False) -> t
 
 def _key(decoded: Decoded) -> Hashable | None:
     """All that specification and plan depend on, if that is shapes and a few numbers and names; else None."""
-    sources: list[Hashable] = []
+    parts: list[Hashable] = []
     options: dict[str, Any] = {}
     for name, value in decoded.fields.items():
         if name in SOURCES and type(value) is np.ndarray:
-            sources.append((name, value.shape, value.dtype))
+            parts.append((name, value.shape, value.dtype))
         elif isinstance(value, str | list) and len(value) > MAX_LENGTH:
             return None
+        elif isinstance(value, str):
+            parts.append((name, value))
         else:
             options[name] = value
     try:
-        text = json.dumps(options)  # unlike equality, it tells True from 1, and 0.0 from -0.0
+        text = json.dumps(options) if options else ""  # unlike equality, it tells True from 1, and 0.0 from -0.0
     except (TypeError, ValueError):  # other arrays, or an integer of thousands of digits
         return None
-    return (decoded.untyped, text, *sources) if len(text) <= MAX_TEXT else None
+    return (decoded.untyped, text, *parts) if len(text) <= MAX_TEXT else None

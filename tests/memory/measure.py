@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from service.attention.cost import Memory
+from service.attention.cost import Memory, copied_bytes
 from service.backends.base import Backend
 from service.backends.registry import Backends
 from service.codecs import CODECS, Codec
 from service.codecs.chunks import ENCODE_BYTES
 from service.codecs.oip import http as oip
-from service.pipeline.admit import estimate
 from service.pipeline.prepare import make_spec_and_plan
 from service.runtime.process import return_memory
 from service.schemas.response import answer
@@ -77,7 +76,8 @@ def request(case: Case, bodies: list[np.ndarray], head: int | None, executor: Ba
         executor = Backends(threads=THREADS).choose(executor.name, "cpu")  # type: ignore[arg-type]
     kept = decoded.nbytes
     spec, plan = make_spec_and_plan(decoded)
-    expected = estimate(plan, spec, spec.sources, executor, decode=decode, decoded=kept, encode=ENCODE_BYTES)
+    computing = executor.peak_bytes(plan, spec.device, copied_bytes(plan, spec))
+    expected = Memory(decode, kept, computing, plan.returned_bytes, ENCODE_BYTES)
     result = executor.run(plan, spec, spec.sources)
     fields = answer(spec, result, "id")
     del result

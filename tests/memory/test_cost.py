@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.attention.cost import Memory, copied_bytes
 from service.attention.spec import DType
 from service.backends.registry import Backends
 from service.codecs import CODECS
 from service.codecs.chunks import ENCODE_BYTES
 from service.codecs.decoded import Decoded
-from service.pipeline.admit import estimate
 from service.pipeline.compute import execute
 from service.pipeline.engine import Engine
 from service.pipeline.prepare import make_spec_and_plan
@@ -66,8 +66,8 @@ def test_the_estimated_peak_is_that_of_the_largest_phase() -> None:
     decoded = CODECS[SAFETENSORS].decode(body, LIMIT)
     spec, plan = make_spec_and_plan(decoded)
     backend = Backends().choose("numpy", "cpu")
-    sizes = {"decode": 10**9, "decoded": decoded.nbytes, "encode": ENCODE_BYTES}
-    found = estimate(plan, spec, spec.sources, backend, **sizes)
+    compute = backend.peak_bytes(plan, "cpu", copied_bytes(plan, spec))
+    found = Memory(10**9, decoded.nbytes, compute, plan.returned_bytes, ENCODE_BYTES)
     assert found.results == (50 * 4 + 50 * 60) * 8
     assert found.decoded == len(body)
     assert found.peak >= 10**9

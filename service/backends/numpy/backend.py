@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import ClassVar, Final, TypeVar
@@ -15,13 +15,14 @@ from service.attention import cost
 from service.attention.arrays import is_float
 from service.attention.operands import Operands
 from service.attention.plan import Plan
-from service.attention.result import Computed
+from service.attention.result import Computed, Result
+from service.attention.spec import AttentionSpec
 from service.attention.tiles import Tile, Tiling
-from service.backends.base import Backend, Check, no_check
+from service.backends.base import Backend, Check, Program, no_check
 from service.backends.dense.compute import compute
 from service.backends.dense.library import Array, ArrayLibrary
 from service.backends.dense.operands import load_operands
-from service.backends.numpy import small
+from service.backends.numpy.small import SmallProgram, fits
 from service.backends.numpy.threads import TilePool
 from service.errors import UnknownBackend, quote
 
@@ -52,15 +53,24 @@ class NumpyBackend(Backend):
         self.small_scores = SMALL_SCORES
         self.pool = TilePool(threads) if threads else None
 
+    def program(self, plan: Plan, spec: AttentionSpec) -> Program:
+        """The small path if the plan takes it, with the general path for numbers that it does not take."""
+        if spec.device not in CPU or not self._takes_small_path(plan):
+            return super().program(plan, spec)
+        small_program = SmallProgram(plan)
+
+        @np.errstate(all="ignore")
+        def run(sources: Mapping[str, np.ndarray], check: Check | None = None) -> Result:
+            result = small_program.run(sources)
+            return self.run(plan, spec, sources, check) if result is None else result
+
+        return run
+
     def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:
         """Compute all that the plan includes, see Backend.execute. NumPy may warn of overflow on the way."""
         if device not in CPU:
             got, hint = quote(device), "ask for backend torch"
             raise UnknownBackend.at("/device", "cpu, all that the numpy backend has", got, hint)
-        if self._takes_small_path(plan):
-            computed = small.compute(plan, operands)
-            if computed is not None:
-                return computed
         lib = NumpyLibrary(plan, self._tiling(plan), self.pool)
         return compute(plan, lib, load_operands(plan, operands, lib), self.name, check)
 
@@ -77,7 +87,7 @@ class NumpyBackend(Backend):
         return replace(self.tiling, scores=max(1, self.tiling.scores * 4 // plan.compute_dtype.itemsize))
 
     def _takes_small_path(self, plan: Plan) -> bool:
-        return plan.score_count <= self.small_scores and small.fits(plan)
+        return plan.score_count <= self.small_scores and fits(plan)
 
 
 class NumpyLibrary(ArrayLibrary):

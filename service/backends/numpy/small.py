@@ -5,19 +5,22 @@ Shapes in comments: b batch, h heads, q queries, k keys, d and e features.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
 from service.attention.features import ALWAYS
-from service.attention.operands import Operands
 from service.attention.outputs import OUTPUT
 from service.attention.plan import Plan
-from service.attention.result import Computed
+from service.attention.result import Computed, Result, make_result, request_axes
+from service.attention.shapes import canonical, reordered
 from service.backends.dense.numerics import MAX_EXPONENT, MODERATE_SCALE
 
+WEIGHTS: Final = "attention_weights"
 # The features that this path knows.
-KNOWN: Final = ALWAYS | {"single_query", "selection.include.attention_weights"}
+KNOWN: Final = ALWAYS | {"single_query", f"selection.include.{WEIGHTS}"}
 
 
 def fits(plan: Plan) -> bool:
@@ -28,27 +31,51 @@ def fits(plan: Plan) -> bool:
     return is_plain and plan.features <= KNOWN
 
 
-def compute(plan: Plan, operands: Operands) -> Computed | None:
-    """Compute a plan that fits; None if its numbers are so large that exp could overflow or underflow.
+class SmallProgram:
+    """Computes a plan that fits. All that does not depend on the numbers is done once."""
 
-    The steps are those of a tile, so that a request gets the same numbers whatever else it includes. NumPy may warn
-    of overflow on the way.
-    """
-    query, key, value = operands[:3]  # b h l d
-    # |q·k| <= |q| |k| (Cauchy-Schwarz), first for the norms of the arrays, then for the longest query and key.
-    limit = MAX_EXPONENT[plan.dtype] / abs(plan.scale)
-    if not operands.finite or not (operands.norms[0] * operands.norms[1] <= limit or _bound(query, key) <= limit):
-        return None
-    weights = np.matmul(query * plan.scale, key.swapaxes(-1, -2))  # b h q k
-    np.exp(weights, out=weights)
-    weights /= np.matmul(weights, np.ones((weights.shape[-1], 1), plan.dtype))  # a product is faster than a sum
-    outputs = np.matmul(weights, value)  # b h q e
-    if "h" not in plan.layout:
-        outputs = outputs.transpose(0, 2, 1, 3).reshape(len(outputs), outputs.shape[2], -1)
-    arrays = {OUTPUT: outputs}
-    if plan.selection.include:
-        arrays["attention_weights"] = weights
-    return Computed(arrays, 0, "numpy", "cpu", "small")
+    def __init__(self, plan: Plan) -> None:
+        heads = plan.sizes.num_heads
+        self._inputs = [(role.field, heads) for role in plan.roles.inputs]
+        self._layout, self._dtype, self._scale = plan.layout, plan.dtype, plan.scale
+        self._limit = MAX_EXPONENT[plan.dtype] / abs(plan.scale)
+        self._ones = np.ones((plan.sizes.key_length, 1), plan.dtype)
+        self._output_axes = request_axes(OUTPUT, plan)
+        self._weights_axes = request_axes(WEIGHTS, plan) if plan.selection.include else None
+        self._metadata = make_result(plan, Computed({}, 0, "numpy", "cpu", "small")).metadata
+
+    def run(self, sources: Mapping[str, np.ndarray]) -> Result | None:
+        """The result for these arrays. None if they hold anything but finite numbers of which exp neither overflows
+        nor underflows; the general path computes them, or says what is wrong.
+
+        The steps are those of a tile, so that a request gets the same numbers whatever else it includes. NumPy may warn
+        of overflow on the way.
+        """
+        operands, squares = [], []  # the squares of the norms of whole arrays
+        for field, heads in self._inputs:
+            array = sources[field]
+            if array.dtype != self._dtype:
+                if array.dtype.kind not in "fiu":
+                    return None
+                array = array.astype(self._dtype)
+            squares.append(float(np.vdot(array, array)))
+            operands.append(canonical(array, self._layout, heads))
+        query, key, value = operands  # b h l d
+        # |q·k| <= |q| |k| (Cauchy-Schwarz), first for the norms of the arrays, then for the longest query and key.
+        if not (math.sqrt(squares[0]) * math.sqrt(squares[1]) <= self._limit or _bound(query, key) <= self._limit):
+            return None
+        if not squares[2] < math.inf:
+            return None
+        weights = np.matmul(query * self._scale, key.swapaxes(-1, -2))  # b h q k
+        np.exp(weights, out=weights)
+        weights /= np.matmul(weights, self._ones)  # a product is faster than a sum
+        output = np.matmul(weights, value)  # b h q e
+        if "h" not in self._layout:
+            output = output.transpose(0, 2, 1, 3).reshape(len(output), output.shape[2], -1)
+        arrays = {OUTPUT: reordered(output, *self._output_axes)}
+        if self._weights_axes is not None:
+            arrays[WEIGHTS] = reordered(weights, *self._weights_axes)
+        return Result(arrays, self._metadata)
 
 
 def _bound(query: np.ndarray, key: np.ndarray) -> float:

@@ -145,9 +145,9 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def add_routes(app: FastAPI) -> None:
-    """Add all operations, those on tensors first, as routes are tried in order."""
-    attention.add_routes(app)
+    """Add all operations. Each of the first two puts its own before all others, as routes are tried in order."""
     inference.add_routes(app)
+    attention.add_routes(app)
     app.include_router(inference.router)
     app.include_router(operations.router)
     if app.state.settings.metrics:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
 from service.codecs.oip import check_model
 from service.http.negotiation import negotiate_inference
 from service.http.problems import INFERENCE
-from service.routes.attention import respond
+from service.routes.attention import add_tensor_route, respond
 from service.routes.openapi import inference_answer, inference_body, inference_errors
 from service.schemas.inference import (
     MODEL_METADATA,
@@ -24,13 +24,16 @@ from service.schemas.inference import (
 )
 from service.version import MODEL
 
+ModelName = Annotated[str, Path(description="Name of the model: attention.")]
+ModelVersion = Annotated[str, Path(description="Version of the model: 1.")]
 
-async def check_name(model_name: Annotated[str, Path(description="Name of the model: attention.")]) -> None:
+
+async def check_name(model_name: ModelName) -> None:
     """Errors: NotFound for any other model than ours."""
     check_model(model_name)
 
 
-async def check_version(model_version: Annotated[str, Path(description="Version of the model: 1.")]) -> None:
+async def check_version(model_version: ModelVersion) -> None:
     """Errors: NotFound for any other version than ours."""
     check_model(version=model_version)
 
@@ -117,17 +120,23 @@ async def model_ready(request: Request) -> ModelReady:
     return ModelReady(name=MODEL, ready=True)
 
 
-async def infer(request: Request) -> Response:
+async def infer(request: Request, model_name: ModelName) -> Response:
     """Computes the same as POST /attention. Arrays are inputs, other fields parameters; outputs replace `include`."""
+    check_model(model_name)
+    return await respond(request, negotiate_inference)
+
+
+async def infer_version(request: Request, model_name: ModelName, model_version: ModelVersion) -> Response:
+    """Computes the same as without a version: there is one version."""
+    check_model(model_name, model_version)
     return await respond(request, negotiate_inference)
 
 
 def add_routes(app: FastAPI) -> None:
-    """Add the inference operations to the application itself, like POST /attention."""
+    """Add the inference operations to the application."""
     add = partial(
-        app.add_api_route,
-        endpoint=infer,
-        methods=["POST"],
+        add_tensor_route,
+        app,
         tags=["inference protocol"],
         response_model=InferenceResponse,
         response_description="The requested outputs.",
@@ -136,15 +145,9 @@ def add_routes(app: FastAPI) -> None:
     )
     model = f"{INFERENCE}/models/{{model_name}}"
     add(
-        f"{model}/infer",
-        dependencies=NAMED,
-        operation_id="infer",
-        summary="Compute attention (inference protocol)",
-    )
-    add(
         f"{model}/versions/{{model_version}}/infer",
-        dependencies=VERSIONED,
+        infer_version,
         operation_id="inferVersion",
         summary="Compute attention with a version of the model (inference protocol)",
-        description="Computes the same as without a version: there is one version.",
     )
+    add(f"{model}/infer", infer, operation_id="infer", summary="Compute attention (inference protocol)")

@@ -36,7 +36,7 @@ def grow(lease: Lease, memory: int, *, slot: bool = False) -> asyncio.Task[None]
 @in_virtual_time
 async def test_a_lease_grows_shrinks_and_is_released() -> None:
     admission = controller()
-    with admission.admit(80) as lease:
+    with admission.new_lease(80) as lease:
         await lease.grow(30, Deadline(9))
         assert (admission.free, lease.memory) == (70, 30)
         await lease.grow(80, Deadline(9), slot=True)
@@ -51,7 +51,7 @@ async def test_a_lease_grows_shrinks_and_is_released() -> None:
 
 @in_virtual_time
 async def test_a_request_larger_than_the_memory_limit_is_refused() -> None:
-    lease = controller().admit(200)
+    lease = controller().new_lease(200)
     with pytest.raises(MemoryLimit, match=r"at most 100B.*about 101B"):
         await lease.grow(101, Deadline(9))
 
@@ -59,7 +59,7 @@ async def test_a_request_larger_than_the_memory_limit_is_refused() -> None:
 @in_virtual_time
 async def test_slots_are_granted_in_the_order_of_arrival() -> None:
     admission = controller()
-    leases = [admission.admit(1) for _ in range(4)]
+    leases = [admission.new_lease(1) for _ in range(4)]
     await leases[3].grow(1, Deadline(9), slot=True)
     order: list[int] = []
 
@@ -79,7 +79,7 @@ async def test_slots_are_granted_in_the_order_of_arrival() -> None:
 @in_virtual_time
 async def test_a_small_request_does_not_delay_an_older_large_one() -> None:
     admission = controller(slots=9)
-    first, large, small = (admission.admit(0) for _ in range(3))
+    first, large, small = (admission.new_lease(0) for _ in range(3))
     await first.grow(60, Deadline(9))
     waiting = [grow(large, 50), grow(small, 51)]
     await turns()
@@ -95,7 +95,7 @@ async def test_a_small_request_does_not_delay_an_older_large_one() -> None:
 @in_virtual_time
 async def test_memory_that_an_older_request_does_not_need_is_granted_to_others() -> None:
     admission = controller(slots=9)
-    first, large, small = (admission.admit(0) for _ in range(3))
+    first, large, small = (admission.new_lease(0) for _ in range(3))
     await first.grow(60, Deadline(9))
     waiting = grow(large, 80)
     await turns()
@@ -107,7 +107,7 @@ async def test_memory_that_an_older_request_does_not_need_is_granted_to_others()
 @in_virtual_time
 async def test_bodies_that_arrive_leave_memory_for_computations() -> None:
     admission = controller(slots=9)
-    first, second, third = (admission.admit(0) for _ in range(3))
+    first, second, third = (admission.new_lease(0) for _ in range(3))
     await first.grow(20, Deadline(9))
     await second.grow(5, Deadline(9))
     waiting = grow(third, 1)
@@ -121,7 +121,7 @@ async def test_bodies_that_arrive_leave_memory_for_computations() -> None:
 @in_virtual_time
 async def test_a_full_queue_refuses_requests() -> None:
     admission = controller(queue=1)
-    holder, waiting, refused = (admission.admit(1) for _ in range(3))
+    holder, waiting, refused = (admission.new_lease(1) for _ in range(3))
     await holder.grow(1, Deadline(9), slot=True)
     before = admission.full
     task = grow(waiting, 1, slot=True)
@@ -138,7 +138,7 @@ async def test_a_full_queue_refuses_requests() -> None:
 async def test_bodies_that_have_just_begun_to_arrive_count_against_the_capacity() -> None:
     """They count for a limited time, so that clients that send nothing do not block others."""
     admission = controller(slots=1, queue=1)
-    leases = [admission.admit(1) for _ in range(2)]
+    leases = [admission.new_lease(1) for _ in range(2)]
     with pytest.raises(Busy):
         admission.check_capacity()
     await asyncio.sleep(EXPECTED)
@@ -152,7 +152,7 @@ async def test_bodies_that_have_just_begun_to_arrive_count_against_the_capacity(
 @in_virtual_time
 async def test_a_request_waits_no_longer_than_its_deadline() -> None:
     admission = controller()
-    holder, waiting = admission.admit(100), admission.admit(1)
+    holder, waiting = admission.new_lease(100), admission.new_lease(1)
     await holder.grow(100, Deadline(9))
     with pytest.raises(Busy):
         await waiting.grow(1, Deadline(0.5))
@@ -162,7 +162,7 @@ async def test_a_request_waits_no_longer_than_its_deadline() -> None:
 @in_virtual_time
 async def test_a_request_whose_client_disconnects_stops_waiting() -> None:
     admission, deadline = controller(), Deadline(9)
-    holder, waiting = admission.admit(100), admission.admit(1)
+    holder, waiting = admission.new_lease(100), admission.new_lease(1)
     await holder.grow(100, Deadline(9))
     task = asyncio.create_task(waiting.grow(1, deadline))
     await turns()
@@ -177,7 +177,7 @@ async def test_a_request_whose_client_disconnects_stops_waiting() -> None:
 @in_virtual_time
 async def test_a_cancelled_task_releases_its_lease() -> None:
     admission = controller()
-    holder, waiting = admission.admit(100), admission.admit(100)
+    holder, waiting = admission.new_lease(100), admission.new_lease(100)
     await holder.grow(100, Deadline(9))
     task = grow(waiting, 100, slot=True)
     await turns()
@@ -197,7 +197,7 @@ async def test_half_received_bodies_can_all_be_completed() -> None:
     longest: list[int] = []
 
     async def receive(number: int) -> None:
-        with admission.admit(30) as lease:
+        with admission.new_lease(30) as lease:
             for size in range(1, 31):
                 await lease.grow(size, Deadline(1000))
                 longest.append(admission.memory - admission.free)
@@ -214,7 +214,7 @@ async def test_half_received_bodies_can_all_be_completed() -> None:
 async def test_a_deadlock_of_requests_refuses_the_youngest() -> None:
     """They need more memory than their leases announced."""
     admission = controller(slots=9)
-    leases = [admission.admit(30) for _ in range(3)]
+    leases = [admission.new_lease(30) for _ in range(3)]
     for lease in leases:
         await lease.grow(30, Deadline(9), compute=True)
     tasks = [grow(lease, 60) for lease in leases]
@@ -240,7 +240,7 @@ async def test_random_requests_all_finish_and_release_their_memory(seed: int) ->
     async def one() -> None:
         await asyncio.sleep(chance.random() * 5)
         body = chance.randint(1, 200)
-        with admission.admit(2 * body) as lease:
+        with admission.new_lease(2 * body) as lease:
             try:
                 for size in range(1, body, 20):
                     await lease.grow(size, Deadline(10**6))

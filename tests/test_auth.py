@@ -76,7 +76,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
     keys = Keys(",".join([HASH, *(new_key()[1] for _ in range(4))]), None)
     for header, admitted in ((f"Bearer {KEY}", True), ("Bearer x", False), ("", False)):
         compared.clear()
-        assert keys.admit(header.encode()) == admitted
+        assert keys.accept(header.encode()) == admitted
         assert compared == [(32, 32)] * 5
 
 
@@ -84,15 +84,15 @@ def test_a_changed_file_of_keys_is_read_again(tmp_path: Path) -> None:
     file, (key, hashed) = tmp_path / "keys", new_key()
     file.write_text(f"# people\n{HASH}  # Ada\n\n")
     keys = Keys("", file, reload=0)
-    assert keys.admit(f"Bearer {KEY}".encode())
-    assert not keys.admit(f"Bearer {key}".encode())
+    assert keys.accept(f"Bearer {KEY}".encode())
+    assert not keys.accept(f"Bearer {key}".encode())
     file.write_text(hashed)
     os.utime(file, (1, 1))
-    assert keys.admit(f"Bearer {key}".encode())
-    assert not keys.admit(f"Bearer {KEY}".encode())
+    assert keys.accept(f"Bearer {key}".encode())
+    assert not keys.accept(f"Bearer {KEY}".encode())
     file.write_text("nonsense")
     os.utime(file, (2, 2))
-    assert keys.admit(f"Bearer {key}".encode()), "those known go on to be valid"
+    assert keys.accept(f"Bearer {key}".encode()), "those known go on to be valid"
 
 
 def test_text_that_is_not_a_hash_is_refused_without_quoting_it(tmp_path: Path) -> None:

@@ -329,7 +329,7 @@ def new_execution(seconds: float = 60) -> Execution:
 
 async def occupy(engine: Engine) -> Lease:
     """A lease that holds a slot."""
-    lease = engine.admission.admit(1)
+    lease = engine.admission.new_lease(1)
     await lease.grow(1, Deadline(60), slot=True)
     return lease
 
@@ -563,13 +563,13 @@ async def test_a_request_whose_padding_exceeds_the_memory_starts_a_new_batch(
     small = engine(inline_flops=inline_flops, memory_limit=long * 8 + 1)
     assert 10 * short < small.admission.memory < 9 * long
     entered: list[int] = []
-    admit = small.admission.admit
+    new_lease = small.admission.new_lease
 
     def recorded(bound: int) -> Lease:
         entered.append(bound)
-        return admit(bound)
+        return new_lease(bound)
 
-    monkeypatch.setattr(small.admission, "admit", recorded)
+    monkeypatch.setattr(small.admission, "new_lease", recorded)
     assert_same_as_single(await attend(small, inputs, calls), inputs)
     assert [call.timings.batch for call in calls] == [8] * 8 + [6] * 6
     assert entered == ([8 * short, 6 * long] if inline_flops == 2000 else [])

@@ -113,7 +113,7 @@ def test_a_body_below_the_minimum_rate_is_refused(sender: Sender, after: float) 
 def test_waiting_for_memory_does_not_count_against_the_sender() -> None:
     async def main() -> None:
         waiting = execution(4 * MB)
-        holder = waiting.admission.admit(4 * MB)
+        holder = waiting.admission.new_lease(4 * MB)
         await holder.grow(4 * MB, Deadline(1000), compute=True)
         asyncio.get_running_loop().call_later(500, holder.release)
         sender = Sender(MB, 3, every=1)
@@ -131,7 +131,7 @@ def test_a_client_that_disconnects_ends_receiving() -> None:
 def test_a_large_body_is_refused_before_it_is_read_if_the_queue_is_full() -> None:
     async def main() -> int:
         running = execution(queue=0)
-        others = [running.admission.admit(1) for _ in range(2)]
+        others = [running.admission.new_lease(1) for _ in range(2)]
         sender = Sender(MB, 5)
         with pytest.raises(Busy):
             await receive_body(sender.receive, 5 * MB, LIMITS, running, lambda size, limit: size)

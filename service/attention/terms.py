@@ -87,7 +87,7 @@ class ScoreTerm:
         """Numbers that broadcast to the scores of a tile and are added to them; None for none."""
         return None
 
-    def largest(self, sizes: Sizes) -> float:
+    def largest_added(self, sizes: Sizes) -> float:
         """A bound on the magnitude of the finite numbers that are added."""
         return 0.0
 
@@ -129,7 +129,7 @@ class Bias(ScoreTerm):
     def added(self, tile: Tile, load: Load) -> Array | None:
         return load(part_of(self.numbers, tile))
 
-    def largest(self, sizes: Sizes) -> float:
+    def largest_added(self, sizes: Sizes) -> float:
         low, high = float(self.numbers.min()), float(self.numbers.max())
         if low == -math.inf:
             low = float(np.min(self.numbers, where=np.isfinite(self.numbers), initial=0))
@@ -156,7 +156,7 @@ class Alibi(ScoreTerm):
         j = np.arange(tile.columns.start, tile.columns.stop, dtype=self.slopes.dtype)
         return abs(load(i) - load(j)) * load(-self.slopes[tile.heads, None, None])
 
-    def largest(self, sizes: Sizes) -> float:
+    def largest_added(self, sizes: Sizes) -> float:
         furthest = float(np.max(np.abs(self.offset))) + sizes.query_length + sizes.key_length
         return float(np.max(np.abs(self.slopes))) * furthest
 

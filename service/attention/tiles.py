@@ -44,7 +44,7 @@ class Tiling:
     scores: of a tile, about; or of a block of its keys, if it streams
     workers: threads that compute tiles at the same time
     streams: True if a tile is computed in blocks of keys, one after the other, which needs no memory for whole rows
-    fast_rows: queries of a tile at least, as products of fewer rows are slow, if it then has at most `largest` scores
+    fast_rows: queries of a tile at least, as fewer rows are slow, if it then has at most `max_scores` scores
     fast_columns: keys of a block at least
     many: if the whole plan has more scores, the row sums divide the outputs, not the weights
     """
@@ -54,7 +54,7 @@ class Tiling:
     streams: bool = False
     fast_rows: int = 64
     fast_columns: int = 512
-    largest: int = 2**22
+    max_scores: int = 2**22
     many: int = 2**14
 
 
@@ -90,7 +90,7 @@ def steps(plan: Plan, tiling: Tiling) -> Steps:
     (h, g, b, q, k, *_), scores = plan.sizes, tiling.scores
     columns = min(k, tiling.fast_columns) if tiling.streams else k
     one_row = h // g * columns
-    fast_rows = tiling.fast_rows if tiling.fast_rows * one_row <= tiling.largest else 0
+    fast_rows = tiling.fast_rows if tiling.fast_rows * one_row <= tiling.max_scores else 0
     rows = _clamp(max(scores // one_row, fast_rows), q)
     if tiling.workers > 1 and plan.flops > SHARED_FLOPS:
         rows = min(rows, max(SHARED_ROWS, _fair(b * g, q, rows, tiling.workers)))

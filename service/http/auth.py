@@ -27,7 +27,7 @@ class Guard:
         """Answer one request."""
         if scope["type"] == "http" and scope["path"] not in self._open:
             authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            if not self._keys.admit(authorization):
+            if not self._keys.accept(authorization):
                 expected, got = "Authorization: Bearer and a key", "another key" if authorization else "none"
                 error = Unauthorized.at("", expected, got, headers={"WWW-Authenticate": "Bearer"})
                 await problem(error, Request(scope))(scope, receive, send)

@@ -154,7 +154,7 @@ class AdmissionController:
         if expected >= self.slots + self._queue:
             raise self.busy()
 
-    def admit(self, bound: int) -> Lease:
+    def new_lease(self, bound: int) -> Lease:
         """A lease without memory yet. bound: bytes that the request needs until it is prepared, at most"""
         lease = Lease(self)
         lease.begin(bound)

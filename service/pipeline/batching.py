@@ -169,7 +169,7 @@ class Batcher:
         """Compute in a worker thread, when a slot and memory are granted."""
         memory = batch.memory * len(batch.members)
         try:
-            with self._admission.admit(memory) as lease:
+            with self._admission.new_lease(memory) as lease:
                 await lease.grow(memory, batch.deadline, slot=True, compute=True)
                 members = batch.begin()
                 self._set_outcomes(members, *await to_thread.run_sync(self._compute, batch, members))

@@ -116,7 +116,7 @@ class Calls:
     def _authenticate(self, call: Call) -> None:
         """Refuse a call without a valid API key. Errors: Unauthorized."""
         authorization = call.metadata.get("authorization", b"")
-        if self._keys is not None and not self._keys.admit(authorization):
+        if self._keys is not None and not self._keys.accept(authorization):
             got = "another key" if authorization else "none"
             raise Unauthorized.at("", "metadata authorization: Bearer and a key", got)
 

@@ -69,7 +69,7 @@ class Keys:
         self._interval = reload
         self._read()
 
-    def admit(self, authorization: bytes) -> bool:
+    def accept(self, authorization: bytes) -> bool:
         """True if an Authorization header holds one of the keys.
 
         The time that this takes depends on the number of keys only: hashes are compared, each as a whole, all of them.

@@ -79,6 +79,6 @@ class ArrayLibrary(ABC):
         """The results of a function for each tile, in order."""
 
 
-def largest(plan: Plan) -> float:
+def largest_number(plan: Plan) -> float:
     """A number that no intermediate result may exceed, with room for rounding and a sum of two."""
     return float(np.finfo(plan.compute_dtype).max) / 4

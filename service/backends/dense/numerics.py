@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from service.attention.plan import Plan
-from service.backends.dense.library import ArrayLibrary, largest
+from service.backends.dense.library import ArrayLibrary, largest_number
 from service.backends.dense.operands import LoadedOperands
 
 # Exponents up to these need no maximum subtracted: e^40 times a million keys is far below the largest float32, and
@@ -61,7 +61,7 @@ def cannot_overflow(plan: Plan, loaded: LoadedOperands) -> bool:
 
 
 def _excludes_overflow(bounds: Bounds, plan: Plan, loaded: LoadedOperands) -> bool:
-    limit = largest(plan)
+    limit = largest_number(plan)
     return loaded.bad_values is None and bounds.scores < limit and bounds.exponents < limit
 
 
@@ -78,7 +78,7 @@ def _allowed(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, bounds: Boun
         checks_overflow=checks,
         scales_query=not checks and "scores" not in plan.selection.include and low < abs(plan.scale) < high,
         subtracts_max=subtracts_max,
-        divides_last=plan.score_count > lib.tiling.many and sums < largest(plan),
+        divides_last=plan.score_count > lib.tiling.many and sums < largest_number(plan),
     )
 
 
@@ -101,5 +101,5 @@ def _bounds(plan: Plan, products: float, values: float) -> Bounds:
     exponents = products * abs(plan.scale)
     if plan.softcap is not None:
         exponents = min(exponents, plan.softcap)
-    exponents += sum(term.largest(plan.sizes) for term in plan.terms)
+    exponents += sum(term.largest_added(plan.sizes) for term in plan.terms)
     return Bounds(max(products, products * abs(plan.scale)), exponents, values)

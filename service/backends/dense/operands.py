@@ -15,7 +15,7 @@ from service.attention.projections import DenseMap
 from service.attention.roles import Role
 from service.attention.rotary import Rotation
 from service.attention.spec import Norm
-from service.backends.dense.library import Array, ArrayLibrary, largest
+from service.backends.dense.library import Array, ArrayLibrary, largest_number
 
 # Features of a plan that are complete when operands are loaded, or when outputs are joined: what is computed between
 # need not know them.
@@ -65,7 +65,7 @@ def load_operands(plan: Plan, operands: Operands, lib: ArrayLibrary) -> LoadedOp
         key = xp.concat([lib.load(operands.past_key), key], axis=2)
         value = xp.concat([lib.load(operands.past_value), value], axis=2)
     norms = _known_norms(plan, operands)
-    if operands.finite and (roles.value.map is None or norms[2] < largest(plan)):
+    if operands.finite and (roles.value.map is None or norms[2] < largest_number(plan)):
         return LoadedOperands(query, key, value, norms)
     good = xp.isfinite(value)
     if xp.all(good):

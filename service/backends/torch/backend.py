@@ -161,7 +161,7 @@ class TorchBackend(Backend):
         matrices = MATRICES + FOR_TOP_K * (chosen.top_k is not None) + FOR_ENTROPY * ("entropy" in chosen.include)
         itemsize = plan.compute_dtype.itemsize
         scores = max(
-            self.tiling.scores * 4 // itemsize, self.tiling.largest, plan.sizes.num_heads * plan.sizes.key_length
+            self.tiling.scores * 4 // itemsize, self.tiling.max_scores, plan.sizes.num_heads * plan.sizes.key_length
         )
         return cost.peak_bytes(plan, matrices * min(plan.score_count, scores) * itemsize, copied)
 

@@ -155,7 +155,7 @@ class NotAcceptable(ServiceError):
 
 
 class TooSlow(ServiceError):
-    """The body took longer than `ATTENTION_READ_TIMEOUT` and one second for every `ATTENTION_READ_RATE` bytes."""
+    """The body took longer than `ATTENTION_READ_TIMEOUT` seconds plus one for every `ATTENTION_READ_RATE` bytes."""
 
     status, code, title = 408, "too_slow", "The request took too long to arrive"
 
@@ -283,8 +283,8 @@ def error_classes(base: type[ServiceError] = ServiceError) -> dict[str, type[Ser
     return found
 
 
-def kind_of(error: ServiceError) -> type[ServiceError]:
-    """The class that a response takes status, code and title from.
+def problem_class(error: ServiceError) -> type[ServiceError]:
+    """The class that the response to an error takes status, code and title from.
 
     It is the class of the faults if all of them have the same code, else the class of the error.
     """

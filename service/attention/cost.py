@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from service.attention.features import leaves
+from service.attention.options import leaves
 from service.attention.outputs import OUTPUT, TOP_INDICES, output_dtype, output_shape
 from service.attention.roles import Role
-from service.attention.tiles import Tiling, steps
+from service.attention.tiles import Tiling, tile_size
 
 if TYPE_CHECKING:
     from service.attention.plan import Plan
@@ -154,7 +154,7 @@ def _changing(size: int, norm: Norm | None, *, rotated: bool) -> int:
 def working_bytes(plan: Plan, tiling: Tiling) -> int:
     """Upper bound of the bytes for the tiles that NumPy computes at the same time."""
     (h, g, b, q, k, _, e), chosen = plan.sizes, plan.selection
-    computing, step = plan.compute_dtype.itemsize, steps(plan, tiling)
+    computing, step = plan.compute_dtype.itemsize, tile_size(plan, tiling)
     tile = step.batch, step.kv_heads * (h // g), step.rows, k
     scores, heights = prod(tile), ceil(q / step.rows)
     tiles = ceil(b / step.batch) * ceil(g / step.kv_heads) * heights

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 
 from service.attention.cost import arrays_of
-from service.attention.features import ALWAYS, leaves
 from service.attention.operands import Operands
+from service.attention.options import ALWAYS, leaves
 from service.attention.outputs import OUTPUTS, output_shape
 from service.attention.plan import Plan
 from service.attention.result import Computed
@@ -41,11 +41,11 @@ PADDED: Final = frozenset(
 def can_be_merged(plan: Plan) -> bool:
     """True if other requests can be computed together with those of this plan."""
     is_same_for_all_entries = all(len(array) == 1 for term in plan.terms for array in arrays_of(term))
-    return plan.features <= STACKABLE and is_same_for_all_entries
+    return plan.options <= STACKABLE and is_same_for_all_entries
 
 
 def padding_key(plan: Plan) -> Hashable:
-    """A key that plans share which can be padded to one another's lengths.
+    """A value for a dict: plans with the same one can be padded to common lengths.
 
     Lengths differ by less than a factor of 2, so that at most four times as many scores are computed.
     """
@@ -59,7 +59,7 @@ def padded(one: Plan, other: Plan) -> Plan:
 
 
 def merge(plans: Sequence[Plan]) -> Plan:
-    """One plan for all requests. plans: that share a padding key, or are the same object"""
+    """One plan for all requests. plans: all with the same padding key, or one object several times"""
     first = plans[0]
     longest = Sizes(*map(max, zip(*(plan.sizes for plan in plans), strict=True)))
     merged = _with_sizes(first, longest._replace(batch_size=sum(plan.sizes.batch_size for plan in plans)))

@@ -16,7 +16,7 @@ from service.errors import FieldConflict, InvalidArray, InvalidValue, ShapeMisma
 if TYPE_CHECKING:
     from service.attention.plan import Plan
 
-Source = Literal["scores", "row_sums", "weights", "operands", "heads"]
+Step = Literal["scores", "row_sums", "weights", "operands", "heads"]
 
 # What is returned beside the names of `include`: the output of attention, and the keys of the largest weights.
 OUTPUT: Final = "output"
@@ -25,11 +25,11 @@ TOP_INDICES: Final = "top_indices"
 
 @dataclass(frozen=True, slots=True)
 class OutputRow:
-    """A row of the table: how one output is computed and returned.
+    """A row of the table OUTPUTS: how one output is computed and returned.
 
     axes: as a backend computes it. b batch, h query heads, g key/value heads, q queries, k keys, n keys without the
           past, d and e features
-    source: the step that computes it: the scores on their way to weights, the sums of the rows that the softmax divides
+    step: the step that computes it: the scores on their way to weights, the sums of the rows that the softmax divides
             by, the weights, the loaded operands, or the outputs of the heads
     averaged: True if `average_heads` averages it
     in_compute_dtype: True if it is returned in the type that is computed in, not in the type of the request
@@ -38,7 +38,7 @@ class OutputRow:
     """
 
     axes: str
-    source: Source
+    step: Step
     averaged: bool = False
     in_compute_dtype: bool = False
     may_be_minus_infinity: bool = False
@@ -47,7 +47,7 @@ class OutputRow:
     @property
     def is_selected(self) -> bool:
         """True if `select_heads` and `select_queries` apply."""
-        return self.source in ("scores", "row_sums", "weights")
+        return self.step in ("scores", "row_sums", "weights")
 
     @property
     def is_score_matrix(self) -> bool:
@@ -90,9 +90,9 @@ class Selection:
     top_k: int | None = None
 
 
-def outputs_of(*sources: Source) -> frozenset[Output]:
+def outputs_of(*steps: Step) -> frozenset[Output]:
     """The names of the outputs that any of these steps computes."""
-    return frozenset(name for name, row in OUTPUTS.items() if row.source in sources)
+    return frozenset(name for name, row in OUTPUTS.items() if row.step in steps)
 
 
 def row_of(name: str) -> OutputRow:
@@ -108,9 +108,13 @@ def output_dtype(name: str, plan: Plan) -> np.dtype:
 
 
 def output_shape(name: str, plan: Plan) -> tuple[int, ...]:
-    """The shape of an array as a backend returns it: the axes of its row, cut by selection, averaging and top_k.
+    """The shape of an array as a backend returns it.
 
-    `output` is (b, h, q, e) if the layout has heads, else (b, q, out).
+    name: `output`, `top_indices`, or one of `include`
+
+    `output` is (b, h, q, e) if the layout has heads, else (b, q, out), where out is the width of the output map, or
+    h·e without one. Other arrays have the axes of `row_of(name)`: `select_heads` and `select_queries` shorten h and q
+    of scores, row sums and weights; an averaged h is 1; top_k replaces k of weights and top_indices.
     """
     lengths, chosen = plan.sizes.by_letter, plan.selection
     if name == OUTPUT:

@@ -13,7 +13,7 @@ import numpy as np
 
 from service.attention import cost, rotary
 from service.attention.arrays import FLOATS, cast, compute_dtype, widest
-from service.attention.features import features
+from service.attention.options import options_of
 from service.attention.outputs import Selection, make_selection, outputs_of
 from service.attention.roles import Given, Roles, resolve_layout, resolve_roles, sources
 from service.attention.rotary import Rotation
@@ -35,7 +35,7 @@ class Notice:
 class Plan:
     """What a backend computes from operands. From `query_norm` to `normalization` in the order of computation.
 
-    The default of a field is its neutral value: it means that the option is not used (see service.attention.features).
+    The default of a field is its neutral value: it means that the option is not used (see service.attention.options).
 
     dtype:         of the operands and of what is returned; compute_dtype: of everything between
     query_norm, …: None if not used; Norm.weight is (d,) or None
@@ -82,9 +82,9 @@ class Plan:
         return sizes.batch_size * sizes.num_heads * sizes.query_length * sizes.key_length
 
     @cached_property
-    def features(self) -> frozenset[str]:
-        """The names of all options that the plan uses, see service.attention.features."""
-        return features(self)
+    def options(self) -> frozenset[str]:
+        """The names of all options that the plan uses, see service.attention.options."""
+        return options_of(self)
 
     @cached_property
     def score_axes(self) -> str:

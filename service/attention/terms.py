@@ -33,7 +33,7 @@ Load = Callable[[np.ndarray], Array]
 class Frame:
     """What terms are made with, beside the request.
 
-    axes: of score matrices, see `score_axes`; past: tokens of the cache; dtype: that is computed in
+    axes: of score matrices, see `score_axes`; past: tokens of the cache; dtype: the type that is computed in
     """
 
     axes: str

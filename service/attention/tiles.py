@@ -41,12 +41,12 @@ class Tile:
 class Tiling:
     """How a backend cuts a plan.
 
-    scores: of a tile, about; or of a block of its keys, if it streams
+    scores: about how many scores a tile has; if `streams`, how many a block of its keys has
     workers: threads that compute tiles at the same time
     streams: True if a tile is computed in blocks of keys, one after the other, which needs no memory for whole rows
-    fast_rows: queries of a tile at least, as fewer rows are slow, if it then has at most `max_scores` scores
-    fast_columns: keys of a block at least
-    many: if the whole plan has more scores, the row sums divide the outputs, not the weights
+    fast_rows: least number of queries in a tile (fewer are slow), unless it would then have more than `max_scores`
+    fast_columns: least number of keys in a block
+    divide_last_above: in a plan of more scores the row sums divide the outputs, not the weights
     """
 
     scores: int
@@ -55,11 +55,11 @@ class Tiling:
     fast_rows: int = 64
     fast_columns: int = 512
     max_scores: int = 2**22
-    many: int = 2**14
+    divide_last_above: int = 2**14
 
 
-class Steps(NamedTuple):
-    """Batch entries, key/value heads and queries of the largest tiles."""
+class TileSize(NamedTuple):
+    """How many batch entries, key/value heads and queries (rows) a full tile has."""
 
     batch: int
     kv_heads: int
@@ -71,7 +71,7 @@ def tiles(plan: Plan, tiling: Tiling) -> Iterator[Tile]:
 
     Keys that no query of a tile can see, by position, are left out of it, unless their scores are returned.
     """
-    (h, g, b, q, *_), step = plan.sizes, steps(plan, tiling)
+    (h, g, b, q, *_), step = plan.sizes, tile_size(plan, tiling)
     for batch in _slices(b, step.batch):
         for kv_heads in _slices(g, step.kv_heads):
             heads = slice(kv_heads.start * h // g, kv_heads.stop * h // g)
@@ -85,8 +85,8 @@ def whole(plan: Plan) -> Tile:
     return Tile(slice(0, b), slice(0, g), slice(0, h), slice(0, q), slice(0, k))
 
 
-def steps(plan: Plan, tiling: Tiling) -> Steps:
-    """How many batch entries, key/value heads and queries the largest tiles of a plan have."""
+def tile_size(plan: Plan, tiling: Tiling) -> TileSize:
+    """The size of the full tiles of a plan, each number at least 1. The last tile of an axis may be smaller."""
     (h, g, b, q, k, *_), scores = plan.sizes, tiling.scores
     columns = min(k, tiling.fast_columns) if tiling.streams else k
     one_row = h // g * columns
@@ -94,13 +94,13 @@ def steps(plan: Plan, tiling: Tiling) -> Steps:
     rows = _clamp(max(scores // one_row, fast_rows), q)
     if tiling.workers > 1 and plan.flops > SHARED_FLOPS:
         rows = min(rows, max(SHARED_ROWS, _fair(b * g, q, rows, tiling.workers)))
-    if plan.skips_hidden_keys:  # the lower a tile, the more keys are left out
+    if plan.skips_hidden_keys:  # the fewer queries in a tile, the more keys are hidden from all of them
         rows = min(rows, max(BAND_ROWS, q // 16))
     kv_heads = _clamp(scores // (one_row * rows), g) if rows >= q else 1
     if plan.selection.average_heads:  # all heads of a query meet in its tile
         kv_heads, rows = g, _clamp(scores // (h * columns), q)
     has_all_rows = kv_heads == g and rows == q
-    return Steps(_clamp(scores // (h * rows * columns), b) if has_all_rows else 1, kv_heads, rows)
+    return TileSize(_clamp(scores // (h * rows * columns), b) if has_all_rows else 1, kv_heads, rows)
 
 
 def key_blocks(tile: Tile, tiling: Tiling) -> Iterator[Tile]:
@@ -121,7 +121,7 @@ def part_of(array: np.ndarray, tile: Tile) -> np.ndarray:
 
 
 def _fair(groups: int, queries: int, rows: int, workers: int) -> int:
-    """Rows of the highest tiles, at most `rows`, that workers can share evenly: the higher, the faster."""
+    """The most queries for a tile, up to `rows`, with which workers get equally many tiles. More are faster."""
     pieces = ceil(queries / rows)
     while groups * pieces % workers and groups * pieces < PER_WORKER * workers:
         pieces += 1

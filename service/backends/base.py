@@ -42,7 +42,7 @@ class Backend(ABC):
 
     To add one write a subclass and put it into service.backends.registry.BACKENDS.
 
-    threads: to compute with; None leaves the threads of the process as they are
+    threads: number of threads to compute with; None leaves the threads of the process as they are
     experimental: names of fast paths that are off by default and on for this backend
     """
 
@@ -96,7 +96,10 @@ class Backend(ABC):
         return False
 
     def gains_from_batching(self, plan: Plan, device: str) -> bool:
-        """True if several small requests take less time as one plan than one by one; by default they do."""
+        """True, the default, if several small requests with this plan take less time in one batch than one by one.
+
+        It is asked only for plans that can be merged.
+        """
         return True
 
     def warm_up(self, device: str) -> None:  # noqa: B027  # most backends have nothing to load

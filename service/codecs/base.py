@@ -33,7 +33,7 @@ class Codec(ABC):
         """
 
     def decode_quickly(self, body: Body, limit: int) -> Decoded | None:
-        """The same, if that takes a few milliseconds; None if it might take longer."""
+        """Like `decode`, if that takes a few milliseconds; None if it might take longer."""
         return self.decode(body, limit) if len(body) <= self.decode_inline else None
 
     @abstractmethod

@@ -41,21 +41,24 @@ def encoded(media_type: str, chunks: Iterable[Chunk], length: int | None = None)
     joined = coalesce(chunks)
     start = list(islice(joined, 2))
     if len(start) < 2:
-        return whole(media_type, *start)
+        return one_chunk(media_type, *start)
     headers = [(b"content-type", media_type.encode("ascii"))]
     if length is not None:
         headers.append((b"content-length", b"%d" % length))
     return Encoded(headers, chain(iter(start), joined))  # `chain` would keep the list itself
 
 
-def whole(media_type: str, content: Chunk = b"") -> Encoded:
+def one_chunk(media_type: str, content: Chunk = b"") -> Encoded:
     """A small answer in one chunk."""
     length = b"%d" % len(content)
     return Encoded([(b"content-type", media_type.encode("ascii")), (b"content-length", length)], [content])
 
 
 def measured(make: Callable[[], Iterator[Chunk]]) -> tuple[Iterator[Chunk], int]:
-    """The chunks that `make` returns, and their length; it is called again for many chunks, which are not kept."""
+    """The chunks that `make` returns, and their length in bytes.
+
+    Many chunks are not kept: then `make` is called again, once to measure them and once for the result.
+    """
     start = list(islice(coalesce(make()), 2))
     if len(start) < 2:
         return iter(start), sum(map(len, start))
@@ -63,7 +66,11 @@ def measured(make: Callable[[], Iterator[Chunk]]) -> tuple[Iterator[Chunk], int]
 
 
 def coalesce(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Join chunks to at least WORTH_SENDING and at most MAX_CHUNK bytes; chunks of that size pass without a copy."""
+    """The same bytes in fewer chunks: neighbours are joined until they have WORTH_SENDING bytes.
+
+    A piece is shorter if the next chunk would make it longer than MAX_CHUNK, or if it is the last. Chunks are never
+    cut, and copied only if they are joined.
+    """
     waiting: list[Chunk] = []
     length = 0
     for chunk in chunks:
@@ -80,7 +87,7 @@ def _joined(chunks: list[Chunk]) -> Chunk:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def memory(array: np.ndarray, size: int = MAX_CHUNK) -> Iterator[memoryview]:
+def array_chunks(array: np.ndarray, size: int = MAX_CHUNK) -> Iterator[memoryview]:
     """The bytes of an array in row-major order, in chunks of at most `size`. The whole array is never copied."""
     for part in contiguous(array, size // array.itemsize):
         yield part.view(np.uint8).data

@@ -34,7 +34,9 @@ def request_fields(tensors: Mapping[str, np.ndarray], text: bytes | None) -> Dec
 
 
 def add_dotted(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Add values to fields: `projection.query.weight` becomes a field of an object in an object.
+    """Insert values into `fields`, in place: `projection.query.weight` sets fields["projection"]["query"]["weight"].
+
+    Dicts are made where they are missing. After an error some values may be inserted already.
 
     Errors: FieldConflict for a field given twice, or a name inside a field that is no object; TooDeep.
     """
@@ -84,5 +86,5 @@ def elements(data: memoryview, dtype: np.dtype, name: str) -> np.ndarray:
 
 
 def whole_words(array: np.ndarray) -> np.ndarray:
-    """The array itself if its elements are aligned, else a copy: numbers that lie across words are far slower."""
+    """The array itself if its elements are aligned, else a copy, as unaligned numbers are far slower."""
     return array if array.flags.aligned else array.copy()

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from service.codecs.base import Codec
-from service.codecs.chunks import MAX_CHUNK, Chunk, Encoded, encoded, memory
+from service.codecs.chunks import MAX_CHUNK, Chunk, Encoded, array_chunks, encoded
 from service.codecs.decoded import Body, Decoded
 from service.codecs.json.memory import decode_bound
 from service.codecs.json.writer import chunks
@@ -46,8 +46,9 @@ from service.errors import (
 )
 
 SUFFIX: Final = ".npy"
+# Types of tensors. safetensors.py, typed_arrays.py and oip/tensors.py have such a table for their format.
 DTYPES: Final = tuple(np.dtype(kind) for kind in (np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
-# The types that are read, in both byte orders, and what they become.
+# The same types in both byte orders, as they are read, and what they become.
 NATIVE: Final = {dtype: dtype for dtype in DTYPES} | {dtype.newbyteorder("S"): dtype for dtype in DTYPES}
 # The JSON text may have at most TEXT + TEXT_GROWTH · length of the body bytes, as reading it takes many times its
 # length of memory.
@@ -276,7 +277,7 @@ def _string(file: _NpyFile) -> str:
 def _tensor_file(tensor: np.ndarray) -> Iterator[Chunk]:
     """An array as an npy file."""
     yield _npy_header(npy.header_data_from_array_1_0(tensor) | {"fortran_order": False})  # some readers know no other
-    yield from memory(tensor)
+    yield from array_chunks(tensor)
 
 
 def _text_file(fields: Mapping[str, Any]) -> Iterator[Chunk]:
@@ -284,7 +285,7 @@ def _text_file(fields: Mapping[str, Any]) -> Iterator[Chunk]:
     length = sum(len(str(chunk, "utf-8")) for chunk in chunks(fields))
     yield _npy_header({"descr": f"<U{length}", "fortran_order": False, "shape": ()})
     for chunk in chunks(fields):
-        yield from memory(np.frombuffer(str(chunk, "utf-8").encode("utf-32-le"), np.uint8))
+        yield from array_chunks(np.frombuffer(str(chunk, "utf-8").encode("utf-32-le"), np.uint8))
 
 
 def _npy_header(header: dict[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from service.codecs.base import Codec
-from service.codecs.chunks import Encoded, encoded, measured, memory
+from service.codecs.chunks import Encoded, array_chunks, encoded, measured
 from service.codecs.decoded import Body, Decoded
 from service.codecs.json.limits import MAX_DEPTH, MAX_LISTS, has_too_many_lists
 from service.codecs.json.memory import decode_bound
@@ -33,6 +33,7 @@ from service.codecs.named_tensors import (
 from service.codecs.shapes import MAX_RANK, shape_of
 from service.errors import DuplicateKey, InvalidTensors, TooDeep, describe, quote
 
+# Types of tensors, by their names in this format.
 DTYPES: Final[dict[str, np.dtype]] = {
     "BOOL": np.dtype(np.bool_),
     "I32": np.dtype("<i4"),
@@ -93,7 +94,7 @@ class SafetensorsCodec(Codec):
         text, length = measured(partial(chunks, header))
         padding = -length % 8  # so that the data of most tensors is aligned
         prefix = (length + padding).to_bytes(8, "little")
-        content = chain([prefix], text, [b" " * padding], *map(memory, tensors.values()))
+        content = chain([prefix], text, [b" " * padding], *map(array_chunks, tensors.values()))
         return encoded(self.media_type, content, 8 + length + padding + offset)
 
 

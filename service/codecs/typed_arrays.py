@@ -11,10 +11,11 @@ import ml_dtypes
 import numpy as np
 import orjson
 
-from service.codecs.chunks import MAX_CHUNK, Chunk, memory
+from service.codecs.chunks import MAX_CHUNK, Chunk, array_chunks
 from service.codecs.shapes import MAX_RANK, shape_of
 from service.errors import InvalidArray, InvalidValue, quote, shape
 
+# Types of arrays, by their names in this format, which `ElementType` in schemas/arrays.py has, too.
 DTYPES: Final[dict[str, np.dtype]] = {
     np.dtype(kind).name: np.dtype(kind).newbyteorder("<")
     for kind in (np.bool_, np.int32, np.int64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -53,7 +54,7 @@ def chunks(array: np.ndarray) -> Iterator[Chunk]:
     opening = orjson.dumps({"dtype": NAMES[array.dtype], "shape": list(array.shape)})
     yield opening[:-1] + b',"data":"'
     left = b""
-    for part in memory(array, BASE64):
+    for part in array_chunks(array, BASE64):
         content = left + part if left else part
         whole = len(content) // 3 * 3
         yield binascii.b2a_base64(content[:whole], newline=False)

@@ -27,12 +27,12 @@ class BodyLimits(NamedTuple):
     rate: float
 
     def too_large(self, got: str) -> BodyTooLarge:
-        """The error. It closes the connection, as the rest of the body is only discarded."""
+        """A 413 whose response closes the connection, as the rest of the body is only discarded."""
         return BodyTooLarge.at("", f"at most {self.size} bytes", got, headers=CLOSE)
 
     def too_slow(self, received: int) -> TooSlow:
-        """The error. It closes the connection."""
-        expected = f"a body that arrives within {self.grace:g} s, or at {self.rate:g} bytes a second"
+        """A 408 whose response closes the connection."""
+        expected = f"a body that arrives within {self.grace:g} s and 1 s more for every {self.rate:g} bytes"
         return TooSlow.at("", expected, f"{received} bytes", headers=CLOSE)
 
 
@@ -82,7 +82,7 @@ async def receive_body(
                         execution.admission.check_capacity()
                         execution.lease.begin(bound(most, limits.size))
                     timeout.reschedule(None)
-                    start -= now()
+                    start -= now()  # the wait for memory does not count as time of the sender
                     execution.deadline.restart()
                     await execution.grow(min(size + STEP, most))
                     start += now()

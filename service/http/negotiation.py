@@ -21,16 +21,21 @@ Negotiate = Callable[[Mapping[bytes, bytes]], tuple[Codec, Codec]]
 
 
 def negotiate(headers: Mapping[bytes, bytes]) -> tuple[Codec, Codec]:
-    """The codec of the request, by Content-Type, and that of the response, by Accept: without Accept the same.
+    """The decoder of the request, by Content-Type, and the encoder of the response, by Accept.
 
-    headers: with names in lower case. Errors: UnsupportedMediaType, NotAcceptable.
+    Without Accept, or if it has no preference, the response has the media type of the request.
+
+    headers: with names in lower case
+
+    Errors: UnsupportedMediaType, also without Content-Type; NotAcceptable. For Content-Encoding see
+    `refuse_content_encoding`.
     """
     own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
     return CODECS[own], CODECS[response_type(headers.get(b"accept", b"").decode("latin-1"), own, CODECS)]
 
 
 def negotiate_inference(headers: Mapping[bytes, bytes]) -> tuple[Codec, Codec]:
-    """The codec of an inference, by Inference-Header-Content-Length. Errors: BadRequest."""
+    """One codec as decoder and encoder of an inference, by Inference-Header-Content-Length. Errors: BadRequest."""
     value = headers.get(oip.HEADER)
     length = None if value is None else parse_length(value)
     if value is not None and length is None:

@@ -22,7 +22,7 @@ from service.errors import (
     ServiceError,
     describe,
     drop_tracebacks,
-    kind_of,
+    problem_class,
 )
 from service.observability.requests import record_of
 
@@ -33,7 +33,7 @@ INFERENCE = "/v2"
 
 def problem(error: ServiceError, request: Request) -> Response:
     """The response to a request that failed with an error of the service."""
-    kind = kind_of(error)
+    kind = problem_class(error)
     detail = str(error) if error.faults else f"{kind.title}."
     uri = f"/problems/{kind.code}"
     return error_response(request, kind.status, kind.code, kind.title, detail, uri, error.faults, error.headers)

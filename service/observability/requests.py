@@ -28,7 +28,12 @@ access = logging.getLogger("attention.access")
 
 
 class ComputedRequest(NamedTuple):
-    """A request whose attention was computed. request_type, response_type: media types; received: bytes of its body"""
+    """A request whose attention was computed, as metrics and log need it.
+
+    To count more of a request, keep it in `Execution`, where `compute` sets `metadata`, and add a field here.
+
+    request_type, response_type: media types; received: bytes of the body of the request
+    """
 
     request_type: str
     response_type: str

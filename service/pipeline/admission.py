@@ -56,7 +56,7 @@ class Growth(NamedTuple):
 class Lease:
     """The memory and the slot of one request. A context manager that releases both.
 
-    It is not counted until `begin`, or until it grows beyond `UNCOUNTED`.
+    It is not counted until `begin`, or until it grows beyond `UNCOUNTED` or asks for a slot.
     """
 
     controller: AdmissionController
@@ -77,12 +77,19 @@ class Lease:
             self.controller.add(self, bound)
 
     async def grow(self, memory: int, deadline: Deadline, *, slot: bool = False, compute: bool = False) -> None:
-        """Wait until the lease holds `memory` bytes in total, and a slot if `slot`. Never shrinks.
+        """Wait until the lease holds at least `memory` bytes in total, and a slot if `slot`.
 
-        Memory up to UNCOUNTED is not counted, and granted at once. compute: True if the request will compute now
+        A lease that is not counted yet and asks for at most UNCOUNTED bytes and no slot stays uncounted: it returns at
+        once and holds nothing. Any other call counts the lease, and may wait, even for memory that the lease holds.
 
-        Errors: MemoryLimit if there will never be so much; Busy if the queue is full and the lease wants a slot or
-        holds nothing yet, if the deadline passes while waiting, or to end a deadlock; Cancelled.
+        compute: True for the last call before computing, which may take memory that preparing requests may not
+
+        Errors:
+        - MemoryLimit if all memory is less than `memory`
+        - Busy if the queue is full, and the lease asks for a slot or holds no memory
+        - Busy (503, not the 504 of TimeLimit) if the deadline passes while waiting
+        - Busy if the request is the youngest of several that wait for one another
+        - Cancelled if the client disconnects
         """
         if self.counted or slot or memory > UNCOUNTED:
             self.begin(memory)

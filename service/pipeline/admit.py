@@ -21,20 +21,20 @@ Place = Literal["inline", "thread", "batch"]
 async def admit(request: PreparedRequest, encoder: Codec, execution: Execution) -> Place:
     """Wait until a request may compute, and return where: inline, in a worker thread, or in a batch.
 
-    Only a worker thread needs a slot. A request in a batch holds memory for its arrays and its answer; the batch holds
-    the memory for computing.
+    Afterwards the lease holds the memory, and a slot for a worker thread. A request in a batch holds only the memory of
+    its arrays and its answer; the batch takes the memory for computing, and its slot, with a lease of its own.
 
     Errors: MemoryLimit, Busy, Cancelled.
     """
     place = request.strategy.place
-    if place == "inline if idle":  # which is quicker than a thread, as threads need time to wake each other
-        others = execution.admission.at_work - execution.lease.counted
+    if place == "inline if idle":  # waking a thread would take longer
+        others = execution.admission.at_work - execution.lease.counted  # without this request itself
         place = "thread" if others else "inline"
     memory = 0
     if execution.lease.counted or request.strategy.memory > UNCOUNTED:
         memory = _needed(request, encoder, execution.admission.memory)
-        if place == "batch":  # its whole estimate was checked against the limit
-            memory = answer_bytes(request, request.plan.returned_bytes, encoder)
+        if place == "batch":  # the batch takes the memory for computing
+            memory = answer_bytes(request, encoder)
     if place != "thread":
         await execution.grow(memory, compute=True)
         return place
@@ -44,9 +44,10 @@ async def admit(request: PreparedRequest, encoder: Codec, execution: Execution) 
     return place
 
 
-def answer_bytes(request: PreparedRequest, returned: int, encoder: Codec) -> int:
-    """Memory of a request while an answer of so many bytes is encoded."""
-    return request.nbytes + returned + encoder.encode_bytes(request.plan.returned_bytes, request.decoded)
+def answer_bytes(request: PreparedRequest, encoder: Codec) -> int:
+    """Memory of a request while its answer is encoded."""
+    returned = request.plan.returned_bytes
+    return request.nbytes + returned + encoder.encode_bytes(returned, request.decoded)
 
 
 def _needed(request: PreparedRequest, encoder: Codec, limit: int) -> int:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def can_batch(plan: Plan, backend: Backend, device: str) -> bool:
-    """True if requests that share this plan may be batched, and gain from it."""
+    """True if requests with this plan can be computed in one batch, and gain from it."""
     return merging.can_be_merged(plan) and backend.gains_from_batching(plan, device)
 
 

@@ -1,4 +1,4 @@
-"""The deadline of a request: its time limit, or earlier its cancellation. Computations check it between tiles."""
+"""The deadline and cancellation flag of a request. Computations check both between tiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Cancelled(Exception):
 
 
 class Deadline:
-    """The time limit of one request, in seconds from now; cancelled if its client disconnects."""
+    """The time limit of one request, in seconds from now, and whether it was cancelled, as its client disconnected."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -34,7 +34,7 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
     def cancel(self) -> None:
-        """End the request now."""
+        """Mark the request as cancelled: what it waits for ends now, a computation at its next `check`."""
         self.cancelled = True
         if self._waits_for is not None:
             self._waits_for.cancel()

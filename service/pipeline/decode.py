@@ -11,7 +11,7 @@ from service.codecs.decoded import Body, Decoded
 from service.errors import MemoryLimit
 from service.pipeline.execution import Execution
 
-# A body that takes at most 1 / BOUND_SHARE of the memory, whatever it holds, is not looked through for an estimate.
+# If even the worst body of this length takes at most 1 / BOUND_SHARE of the memory, it is not scanned for an estimate.
 BOUND_SHARE: Final = 64
 
 
@@ -31,7 +31,7 @@ async def decode(codec: Codec, body: Body, limit: int, execution: Execution) -> 
 
 
 async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execution) -> Decoded:
-    """The same with memory from admission control."""
+    """Like `decode`, with memory from admission control."""
     available = execution.admission.memory
     needed = codec.decode_bound(len(body), limit)
     if needed > available // BOUND_SHARE:

@@ -16,7 +16,7 @@ async def encode(
 ) -> Encoded:
     """The encoded answer. Chunks that are made one by one cost nothing yet. Errors: NotAcceptable, MemoryLimit."""
     if execution.lease.counted:
-        execution.lease.shrink(answer_bytes(request, request.plan.returned_bytes, codec))
+        execution.lease.shrink(answer_bytes(request, codec))
     fields = answer(request.spec, result, request_id)
     if request.plan.returned_bytes < codec.encode_inline:
         encoded = codec.encode(fields, request.decoded)

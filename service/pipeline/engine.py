@@ -24,7 +24,7 @@ logger = logging.getLogger("attention")
 BATCH_WINDOW: Final = 0.002
 # Bytes that a computation in the event loop may take: the system clears fresh memory in some milliseconds.
 INLINE_MEMORY: Final = 2**23
-# How many times as much is computed in the event loop while no other request is at work: some milliseconds, at most.
+# How many times as much is computed in the event loop while no other large request is in progress: a few milliseconds.
 IDLE_FACTOR: Final = 20
 
 
@@ -77,7 +77,7 @@ class Engine:
         return Execution(self.admission, self.settings.time_limit, disconnected)
 
     def _choose_strategy(self, spec: AttentionSpec, plan: Plan, shared: bool) -> Strategy:
-        """How requests with this plan are computed. Errors: UnknownBackend.
+        """Choose the backend, and the place: event loop, worker thread or batch. Errors: UnknownBackend.
 
         shared: True if later requests may reuse the plan
         """

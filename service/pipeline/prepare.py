@@ -35,7 +35,7 @@ class Strategy(NamedTuple):
     program: computes the plan for the sources of a request
     memory: bytes that computing takes beyond the arrays of the request
     place: inline: in the event loop
-           inline if idle: in the event loop if no other request is in progress, else in a worker thread (see `admit`)
+           inline if idle: in the event loop if no other counted request (see Lease) is in progress, else in a thread
            thread: in a worker thread; batch: in a batch with other requests
     """
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import grpc
 
-from service.errors import InternalError, MemoryLimit, ServiceError, Unauthorized, drop_tracebacks, kind_of
+from service.errors import InternalError, MemoryLimit, ServiceError, Unauthorized, drop_tracebacks, problem_class
 from service.observability.metrics import Metrics
 from service.observability.requests import REQUEST_ID, RequestRecord, choose_request_id
 from service.pipeline.engine import Engine
@@ -123,7 +123,7 @@ class Calls:
 
 def _set_error(call: Call, error: ServiceError) -> None:
     """End a call with an error."""
-    kind = kind_of(error)
+    kind = problem_class(error)
     text = str(error)
     call.context.set_trailing_metadata(call.trailers(error))
     call.context.set_code(grpc.StatusCode[STATUSES[kind.status]])

@@ -1,7 +1,8 @@
 """The protocol of a connection: uvicorn's, with limits around it.
 
-It looks at no bytes, and writes none. It measures time, counts bytes, aborts the connection where a limit is passed,
-and discards what follows the last request. How far a request is, it sees in `cycle` of uvicorn 0.54.
+It looks at no bytes, and writes none. It measures time, counts bytes, discards what follows the last request, and
+aborts the connection, without a response, if a head is too slow or too long, or the client does not read. It reads the
+progress of a request from the attribute `cycle` of uvicorn's protocol (uvicorn 0.54).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._cycle: Any = None  # of the last request whose head is complete
         self._left = 0  # bytes of its body, at most
         self._untaken = 0  # bytes received since that head, or since the application took a part of the body
-        self._deadline = inf  # of the next head
+        self._head_due = inf  # when the next head must be complete, or begin after connecting; in seconds of the loop
         self._progress: tuple[int, ...] = ()  # bytes buffered and undelivered, and whether closing, as seen last
         self._progressed = 0.0  # when that changed
 
@@ -56,7 +57,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self.transport = CorkedTransport(transport, self._is_idle)
         self._protocol.connection_made(self.transport)
-        self._deadline = self._loop.time() + self._limits.idle
+        self._head_due = self._loop.time() + self._limits.idle
         self._timer = self._loop.call_later(self._interval, self._check)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -69,7 +70,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Pass the received bytes on; abort if too many arrive without a complete head, or if the body is not taken."""
         if self._is_idle():
-            self._deadline = self._loop.time() + self._limits.head
+            self._head_due = self._loop.time() + self._limits.head
         self._untaken += nbytes
         self._left = max(0, self._left - nbytes)
         if self.transport.is_closing() or self._received_last_request():
@@ -88,7 +89,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         if self._protocol.cycle is not self._cycle:
             self._cycle = self._protocol.cycle
             self._left = parse_length(dict(self._cycle.scope["headers"]).get(b"content-length", b"")) or 0
-            self._untaken, self._deadline = 0, inf
+            self._untaken, self._head_due = 0, inf
         elif self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
             self.transport.abort()
 
@@ -119,15 +120,18 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         return cycle is not None and not cycle.more_body and (not cycle.keep_alive or closes(cycle.scope))
 
     def _check(self) -> None:
-        """Abort the connection where time is over."""
+        """Abort the connection if a head is too slow, a response makes no progress, or the client is idle.
+
+        Idle: it sends no request after connecting, or does not close the connection after the server did.
+        """
         self._timer = self._loop.call_later(self._interval, self._check)
         now, closing = self._loop.time(), self.transport.is_closing()
-        if self._untaken and self._deadline == inf and not self._is_in_request():
-            self._deadline = now + self._limits.head  # of a head that began to arrive before the response ended
+        if self._untaken and self._head_due == inf and not self._is_in_request():
+            self._head_due = now + self._limits.head  # of a head that began to arrive before the response ended
         progress = (*self.transport.unsent(), closing)
         if progress != self._progress:
             self._progress, self._progressed = progress, now
         buffered, undelivered, _ = progress
         stalled = now - self._progressed >= (self._limits.write if buffered or undelivered else self._limits.idle)
-        if now >= self._deadline or (stalled and (buffered or closing)):
+        if now >= self._head_due or (stalled and (buffered or closing)):
             self.transport.abort()

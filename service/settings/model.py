@@ -88,14 +88,14 @@ class Settings(BaseSettings):
     read_timeout: float = Field(
         30,
         gt=0,
-        description="Seconds within which a request head must be complete. A body that takes longer than this must "
-        "arrive at ATTENTION_READ_RATE.",
+        description="Seconds within which a request head must be complete, else the connection is closed without a "
+        "response. A body has one second more for every ATTENTION_READ_RATE bytes of it.",
     )
     read_rate: ByteSize = Field(
         ByteSize(16 * 2**10),
         gt=0,
-        description="Bytes of a request body that give its sender one second more than ATTENTION_READ_TIMEOUT. A body "
-        "that takes longer is refused with 408.",
+        description="Bytes of a request body for which its sender has one second more than ATTENTION_READ_TIMEOUT. A "
+        "body that takes longer is refused with 408.",
     )
     write_timeout: float = Field(
         30,

@@ -23,7 +23,7 @@ def compute_as_if_large(patch: pytest.MonkeyPatch, tile: int = 1) -> None:
     """
     numpy = backends().choose("numpy", "cpu")
     assert isinstance(numpy, NumpyBackend)
-    small: dict[str, Any] = {"scores": 2 * tile, "fast_rows": 1, "fast_columns": 2, "many": 0}
+    small: dict[str, Any] = {"scores": 2 * tile, "fast_rows": 1, "fast_columns": 2, "divide_last_above": 0}
     patch.setattr(numpy, "small_scores", 0)
     patch.setattr(numpy, "tiling", replace(numpy.tiling, **small))
     if HAS_TORCH:

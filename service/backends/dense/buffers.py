@@ -57,7 +57,7 @@ class ResultBuffers:
             # What tiles leave out stays 0, and `received` is a sum.
             make = lib.zeros if plan.skips_hidden_keys or name in ("received", TOP_INDICES) else lib.empty
             self.arrays[name] = make(output_shape(name, plan), output_dtype(name, plan))
-        selected = {name for name in plan.features if name.startswith("selection.")}
+        selected = {name for name in plan.options if name.startswith("selection.")}
         self._shares_memory = (
             lib.writes_in_place
             and WEIGHTS in include

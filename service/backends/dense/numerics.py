@@ -25,7 +25,8 @@ class NumericPath:
 
     checks_overflow: each score is checked to be finite
     scales_query:    the query is multiplied by the scale, not each score
-    subtracts_max:   the largest score of a row is subtracted before exp, which could overflow or underflow otherwise
+    subtracts_max:   the largest score of a row is subtracted before exp, which could overflow or underflow otherwise;
+                     True also for normalization sum, which has no exp and ignores it
     divides_last:    outputs are divided by the sum of the exponentials, not the exponentials themselves
     """
 
@@ -44,10 +45,10 @@ class Bounds(NamedTuple):
 
 
 def choose_path(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> NumericPath:
-    """A safe numeric path, chosen by bounds on the numbers.
+    """The fastest numeric path that is safe for these numbers, by bounds on them.
 
-    If the known bounds still require subtracting the maximum, closer bounds are computed from the numbers; on a GPU
-    only if a score could overflow, as reading a number waits for it.
+    First by the bounds that are known. If with these `subtracts_max` is True, closer bounds are computed from the
+    numbers; on a GPU only if a score could overflow, as copying a number from a GPU waits until it has finished.
     """
     path = _allowed(plan, lib, loaded, _known_bounds(plan, loaded))
     if not path.subtracts_max or (lib.is_asynchronous and not path.checks_overflow):
@@ -78,7 +79,7 @@ def _allowed(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, bounds: Boun
         checks_overflow=checks,
         scales_query=not checks and "scores" not in plan.selection.include and low < abs(plan.scale) < high,
         subtracts_max=subtracts_max,
-        divides_last=plan.score_count > lib.tiling.many and sums < largest_number(plan),
+        divides_last=plan.score_count > lib.tiling.divide_last_above and sums < largest_number(plan),
     )
 
 

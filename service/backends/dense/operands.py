@@ -17,9 +17,8 @@ from service.attention.rotary import Rotation
 from service.attention.spec import Norm
 from service.backends.dense.library import Array, ArrayLibrary, largest_number
 
-# Features of a plan that are complete when operands are loaded, or when outputs are joined: what is computed between
-# need not know them.
-OPERAND_FEATURES: Final = frozenset(
+# Options that are applied while operands are loaded, or while outputs are joined: a kernel between need not know them.
+OPERAND_OPTIONS: Final = frozenset(
     {"roles.past_length", "single_query"}
     | {
         f"roles.{role}.map.{name}"

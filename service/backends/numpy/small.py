@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from service.attention.features import ALWAYS
+from service.attention.options import ALWAYS
 from service.attention.outputs import OUTPUT
 from service.attention.plan import Plan
 from service.attention.result import Computed, Result, make_result, request_axes
@@ -19,16 +19,16 @@ from service.attention.shapes import canonical, reordered
 from service.backends.dense.numerics import MAX_EXPONENT, MODERATE_SCALE
 
 WEIGHTS: Final = "attention_weights"
-# The features that this path knows.
+# The options that this path knows.
 KNOWN: Final = ALWAYS | {"single_query", f"selection.include.{WEIGHTS}"}
 
 
 def fits(plan: Plan) -> bool:
-    """True if the plan has no other features, no grouped heads, no halves, and no extreme scale."""
+    """True if the plan uses no other options, and has no grouped heads, no halves, and no extreme scale."""
     low, high = MODERATE_SCALE
     is_grouped = plan.sizes.num_heads != plan.sizes.num_kv_heads
     is_plain = plan.dtype == plan.compute_dtype and low < abs(plan.scale) < high and not is_grouped
-    return is_plain and plan.features <= KNOWN
+    return is_plain and plan.options <= KNOWN
 
 
 class SmallProgram:

@@ -171,7 +171,7 @@ def keeps_halves(plan: Plan) -> bool:
 
     Nothing may change the operands, and no bias be added to the scores: a kernel's mask would have to be of halves too.
     """
-    return plan.dtype.itemsize == 2 and plan.features <= UNCHANGED_OPERANDS
+    return plan.dtype.itemsize == 2 and plan.options <= UNCHANGED_OPERANDS
 
 
 def _unless_it_fails(function: Callable[[], Computed | None]) -> Computed | None:

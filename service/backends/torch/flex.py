@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from service.attention.features import ALWAYS
+from service.attention.options import ALWAYS
 from service.attention.plan import Plan
 from service.attention.result import Computed
 from service.attention.terms import Alibi, Band, KeyMask, QueryLengths, ScoreTerm, Segments
 from service.attention.tiles import whole
 from service.backends.dense.compute import stored
 from service.backends.dense.numerics import cannot_overflow
-from service.backends.dense.operands import OPERAND_FEATURES, LoadedOperands
+from service.backends.dense.operands import OPERAND_OPTIONS, LoadedOperands
 from service.backends.dense.scores import count_rows
 from service.backends.torch.library import TorchLibrary
 from service.backends.torch.sdpa import is_plainly_causal
@@ -53,8 +53,8 @@ REASONS: Final = frozenset({
     "sinks",
     "selection.include.logsumexp",
 })  # fmt: skip
-# The features that FlexAttention knows.
-KNOWN: Final = ALWAYS | OPERAND_FEATURES | REASONS
+# The options that FlexAttention knows.
+KNOWN: Final = ALWAYS | OPERAND_OPTIONS | REASONS
 # Queries and keys of a block, which is hidden or computed as a whole.
 BLOCK: Final = 128
 # With fewer scores than this, leaving out blocks saves less than preparing them takes.
@@ -114,15 +114,15 @@ class Flex:
             and min(sizes.query_length, sizes.key_length) >= BLOCK
             and sizes.head_dim == sizes.value_dim
             and sizes.head_dim in FEATURES.get(loaded.query.dtype, ())
-            and bool(plan.features & REASONS)
+            and bool(plan.options & REASONS)
             and not is_plainly_causal(plan)
             and can_express(plan, loaded)
         )
 
 
 def can_express(plan: Plan, loaded: LoadedOperands) -> bool:
-    """True if FlexAttention knows all features of the plan, and no score can overflow, which it does not report."""
-    return plan.features <= KNOWN and cannot_overflow(plan, loaded)
+    """True if FlexAttention knows all options of the plan, and no score can overflow, which it would not report."""
+    return plan.options <= KNOWN and cannot_overflow(plan, loaded)
 
 
 def bounds_and_ids(plan: Plan) -> tuple[np.ndarray, ...]:
@@ -250,7 +250,7 @@ class Trials:
 
 def kind_of(plan: Plan, loaded: LoadedOperands) -> Hashable:
     """The key of all plans that one compiled kernel fits: the device, the type, sizes, options and the scale."""
-    return loaded.query.device, loaded.query.dtype, plan.sizes, plan.features, plan.scale
+    return loaded.query.device, loaded.query.dtype, plan.sizes, plan.options, plan.scale
 
 
 def _terms(plan: Plan, kind: type[Term]) -> list[Term]:

@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from service.attention.features import ALWAYS
+from service.attention.options import ALWAYS
 from service.attention.plan import Plan
 from service.attention.result import Computed
 from service.attention.terms import Causal
@@ -24,13 +24,13 @@ from service.attention.visibility import additions, visible
 from service.backends.base import Check
 from service.backends.dense.compute import empty_outputs, stored
 from service.backends.dense.numerics import cannot_overflow
-from service.backends.dense.operands import OPERAND_FEATURES, LoadedOperands
+from service.backends.dense.operands import OPERAND_OPTIONS, LoadedOperands
 from service.backends.dense.scores import count_rows
 from service.backends.torch.library import TorchLibrary
 
-# The features that fused kernels know: what is done to operands and outputs; terms, of which one mask is made; and what
-# is chosen of scores and weights, which are not returned here. Each fast path has a list of its own.
-KNOWN: Final = ALWAYS | OPERAND_FEATURES | {
+# The options that fused kernels know: what is done to operands and outputs, and terms, of which one mask is made. The
+# dense computation takes a plan with any other option. Each fast path has a list of its own.
+KNOWN: Final = ALWAYS | OPERAND_OPTIONS | {
     "terms.Bias.numbers",
     "terms.Alibi.slopes",
     "terms.Alibi.offset",
@@ -69,15 +69,15 @@ UNMASKED_SCORES_GPU: Final = 2**37
 
 
 def fits(plan: Plan, loaded: LoadedOperands) -> bool:
-    """True if fused kernels know all features of the plan, and no score can overflow, which they do not report."""
-    return plan.features <= KNOWN and cannot_overflow(plan, loaded)
+    """True if fused kernels know all options of the plan, and no score can overflow, which they would not report."""
+    return plan.options <= KNOWN and cannot_overflow(plan, loaded)
 
 
 def is_fast(plan: Plan, lib: TorchLibrary, loaded: LoadedOperands) -> bool:
     """True if fused kernels have this type: on a GPU neither float64, nor halves with ALiBi."""
     if not lib.is_asynchronous:
         return True
-    has_alibi = "terms.Alibi.slopes" in plan.features
+    has_alibi = "terms.Alibi.slopes" in plan.options
     return plan.compute_dtype.itemsize == 4 and (not has_alibi or loaded.query.dtype == torch.float32)
 
 

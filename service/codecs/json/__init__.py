@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from service.codecs.base import Codec
-from service.codecs.chunks import Encoded, encoded, whole
+from service.codecs.chunks import Encoded, encoded, one_chunk
 from service.codecs.decoded import Body, Decoded
 from service.codecs.json import memory, reader, writer
 
@@ -23,8 +23,8 @@ class JSONCodec(Codec):
         return reader.decode(body)
 
     def decode_quickly(self, body: Body, limit: int) -> Decoded | None:
-        """The same unless the body is long, has many lists or keys, or has faults, which take time to find."""
-        with suppress(reader.TooSlow):
+        """Like `decode`; None if the body is long, has many lists or keys, or has faults, which take time to find."""
+        with suppress(reader.NotQuick):
             if len(body) <= self.decode_inline:
                 return reader.decode(body, quickly=True)
         return None
@@ -41,5 +41,5 @@ class JSONCodec(Codec):
         """The answer with typed arrays if the `encoding` of the request is base64, else with nested lists."""
         base64 = request.fields.get("encoding") == "base64"
         if not base64 and writer.is_small(answer):
-            return whole(self.media_type, writer.dumps(answer))
+            return one_chunk(self.media_type, writer.dumps(answer))
         return encoded(self.media_type, writer.chunks(answer, base64=base64))

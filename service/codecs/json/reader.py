@@ -57,7 +57,7 @@ AROUND_BITS: Final = b"[],alserue"
 QUICK: Final = 2**14
 
 
-class TooSlow(Exception):
+class NotQuick(Exception):
     """Raised if a body may take longer than a few milliseconds to decode."""
 
 
@@ -68,7 +68,7 @@ def decode(body: Body, *, quickly: bool = False) -> Decoded:
     give int64, other numbers float64, and typed arrays {dtype, shape, data} what they say. A list that is ragged,
     empty or mixed stays a list; the schema of its field says what is wrong with it.
 
-    quickly: raise TooSlow for a body with many keys or lists, and for one that has faults or must be read twice
+    quickly: raise NotQuick for a body with many keys or lists, and for one that has faults or must be read twice
 
     Errors: InvalidJSON, DuplicateKey, TooDeep, InvalidValue (too many keys), InvalidArray (too long a row), Overflow (a
     number beyond 64 bits), TooLarge (too many lists that are no rectangles).
@@ -81,7 +81,7 @@ def decode(body: Body, *, quickly: bool = False) -> Decoded:
     except (ValueError, RuntimeError) as error:
         reason = str(error)
     if reason and quickly:
-        raise TooSlow
+        raise NotQuick
     if reason:  # only now, when the parser is gone: it takes many times the memory of the body
         raise explain(body, reason)
     if not isinstance(document, simdjson.Object):
@@ -91,7 +91,7 @@ def decode(body: Body, *, quickly: bool = False) -> Decoded:
     fields = reader.object(document, "", 1)
     if reader.brackets != count(body, b"["):
         if quickly:
-            raise TooSlow
+            raise NotQuick
         del fields  # before its arrays are made once more
         reader = _Reader(body, check_elements=True)
         fields = reader.object(document, "", 1)
@@ -140,10 +140,10 @@ class _Reader:
         return fields
 
     def _spend(self, items: int) -> None:
-        """Count keys and lists that are about to be read. Errors: TooSlow."""
+        """Count keys and lists that are about to be read. Errors: NotQuick."""
         self._left -= items
         if self._left < 0:
-            raise TooSlow
+            raise NotQuick
 
     def _value(self, found: Any, pointer: str, depth: int) -> Any:
         """A value in an object: arrays and typed arrays as ndarrays, all else plain."""
@@ -180,7 +180,7 @@ class _Reader:
             items = found.as_list()
             return items
         if self._quickly:
-            raise TooSlow
+            raise NotQuick
         too_many_values, too_many_lists = self._exceeded
         if too_many_values:
             hint = f"the place is looked for in bodies of at most {limits.MAX_SEARCHED} values"

@@ -101,7 +101,7 @@ def _include(names: Iterable[str], *, top_k: bool) -> list[str]:
     return list(dict.fromkeys(WEIGHTS if name in TOP else name for name in names if name != ALWAYS))
 
 
-def outputs_of(answer: Mapping[str, Any], requested: RequestedOutputs) -> dict[str, tuple[np.ndarray, bool]]:
+def requested_outputs(answer: Mapping[str, Any], requested: RequestedOutputs) -> dict[str, tuple[np.ndarray, bool]]:
     """The tensors of an answer that were requested, each with True if it comes as bytes."""
     tensors = dict(answer_tensors(answer))
     binary = requested.binary or dict.fromkeys((ALWAYS, *tensors), requested.default)

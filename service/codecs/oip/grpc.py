@@ -17,7 +17,7 @@ from service.codecs.chunks import ENCODE_BYTES, Chunk, Encoded
 from service.codecs.decoded import Body, Decoded
 from service.codecs.named_tensors import MAX_TENSORS
 from service.codecs.oip import check_model
-from service.codecs.oip.fields import assembled, outputs_of, scalars
+from service.codecs.oip.fields import assembled, requested_outputs, scalars
 from service.codecs.oip.http import STRING, STRINGS
 from service.codecs.oip.messages import MESSAGES
 from service.codecs.oip.tensors import (
@@ -112,7 +112,7 @@ class GRPCCodec(Codec):
         """
         requested = request.outputs
         assert requested is not None
-        outputs = outputs_of(answer, requested)
+        outputs = requested_outputs(answer, requested)
         size = sum(array.nbytes for array, _ in outputs.values())
         if size > MAX_ANSWER:
             raise MemoryLimit.at("", f"at most {MAX_ANSWER} bytes in an answer, as gRPC has no larger ones", str(size))

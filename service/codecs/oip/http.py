@@ -14,13 +14,13 @@ from typing import Any, Final
 import numpy as np
 
 from service.codecs.base import Codec
-from service.codecs.chunks import MAX_CHUNK, Chunk, Encoded, encoded, memory
+from service.codecs.chunks import MAX_CHUNK, Chunk, Encoded, array_chunks, encoded
 from service.codecs.decoded import Body, Decoded
 from service.codecs.json import JSONCodec, reader
 from service.codecs.json import memory as json_memory
 from service.codecs.json.writer import Flat, chunks, longest
 from service.codecs.named_tensors import check_count
-from service.codecs.oip.fields import assembled, outputs_of, scalars
+from service.codecs.oip.fields import assembled, requested_outputs, scalars
 from service.codecs.oip.tensors import DATATYPES, MAX_STRINGS, Input, head_of, parameters_of, tensors_of
 from service.errors import InvalidTensors
 from service.version import MODEL, MODEL_VERSION
@@ -55,8 +55,8 @@ class HTTPCodec(Codec):
         return self._decode(body)
 
     def decode_quickly(self, body: Body, limit: int) -> Decoded | None:
-        """The same unless the body is long, has many lists or keys, or has faults, which take time to find."""
-        with suppress(reader.TooSlow):
+        """Like `decode`; None if the body is long, has many lists or keys, or has faults, which take time to find."""
+        with suppress(reader.NotQuick):
             if len(body) <= self.decode_inline:
                 return self._decode(body, quickly=True)
         return None
@@ -91,7 +91,7 @@ class HTTPCodec(Codec):
         if request.outputs.id is not None:
             document["id"] = request.outputs.id
         document["parameters"] = scalars(answer["metadata"])
-        tensors = outputs_of(answer, request.outputs)
+        tensors = requested_outputs(answer, request.outputs)
         document["outputs"] = [_entry(name, *tensor) for name, tensor in tensors.items()]
         binary = [tensor for tensor, is_binary in tensors.values() if is_binary]
         if not binary:
@@ -99,7 +99,7 @@ class HTTPCodec(Codec):
         without_data = [entry | {"data": []} if "data" in entry else entry for entry in document["outputs"]]
         head = sum(map(len, chunks(document | {"outputs": without_data})))
         head += sum(longest(tensor) for tensor, is_binary in tensors.values() if not is_binary)
-        content = chain(_padded(chunks(document), head), *map(memory, binary))
+        content = chain(_padded(chunks(document), head), *map(array_chunks, binary))
         result = encoded(OCTETS, content, head + sum(tensor.nbytes for tensor in binary))
         result.headers.append((HEADER, b"%d" % head))
         return result

@@ -14,6 +14,7 @@ from service.codecs.named_tensors import elements, whole_words
 from service.codecs.shapes import MAX_RANK, shape_of
 from service.errors import FieldConflict, InvalidTensors, describe, quote, shape
 
+# Types of tensors, by their names in this format.
 DTYPES: Final[dict[str, np.dtype]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype("<u1"),

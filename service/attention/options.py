@@ -1,7 +1,9 @@
-"""Which features a plan has. A fast path accepts a plan only if it knows each of them.
+"""Which options a plan uses. A fast path accepts a plan only if it knows each of them: `plan.options <= KNOWN`.
 
-Features are read off the dataclasses, never listed by hand. So a new option is refused by every fast path, and computed
-by the general path, until the fast path is taught.
+Options are the fields of `Plan`, and of what it holds, that differ from their defaults. They are read off the
+dataclasses, never listed by hand. So a new field is refused by every fast path, and computed by the general path, until
+its name is added to the `KNOWN` of that fast path. `make_plan` must turn each field of `AttentionSpec` into one of
+`Plan`.
 """
 
 from __future__ import annotations
@@ -14,19 +16,24 @@ from typing import Any, Final
 _PLAIN: Final = (bool, int, float, str, tuple, frozenset)
 
 
-def features(value: object) -> frozenset[str]:
-    """The dotted names of all fields of a dataclass, nested ones too, that differ from their declared default.
+def options_of(value: object) -> frozenset[str]:
+    """The names of `leaves`: of the fields, nested ones too, that differ from their defaults.
 
-    A field without a default always counts. In a tuple of dataclasses an item is named by its class, and an item of a
-    set by itself: `terms.Causal.high`, `selection.include.entropy`.
+    Like `softcap`, `terms.Causal.high`, `selection.include.entropy`.
     """
     return frozenset([name for name, _ in leaves(value)])
 
 
 def leaves(value: object) -> list[tuple[str, object]]:
-    """Pairs of dotted name and value for all fields that `features` names; a name may come more than once.
+    """Pairs of dotted name and value for all fields that differ from their defaults, of a dataclass or named tuple.
 
-    The value of an item of a set is the item, that of an option whose fields all have their defaults the option itself.
+    - A dataclass or named tuple in a field is not listed itself, but its fields are: `("selection.top_k", 4)`.
+    - A tuple of them gives the fields of each, after the name of its class: `("terms.Causal.high", array)`. So a name
+      may come more than once.
+    - If all fields of one have their defaults, it is listed itself if it is an item of a tuple, or optional (its field
+      has the default None); else it gives nothing.
+    - A set gives one pair for each item: `("selection.include.entropy", "entropy")`.
+    - A field without a default counts as one that differs from it.
     """
     found: list[tuple[str, object]] = []
     _add_leaves(value, "", found)
@@ -85,5 +92,5 @@ def _always() -> frozenset[str]:
     return frozenset({"dtype", "scale", "layout"} | roles | {f"roles.sizes.{name}" for name in sizes})
 
 
-# Features of every plan: types, shapes, axes, the scale.
+# Options of every plan: types, shapes, axes, the scale.
 ALWAYS: Final = _always()

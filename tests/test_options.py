@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from service.attention import merging
-from service.attention.features import ALWAYS
 from service.attention.operands import make_operands
+from service.attention.options import ALWAYS
 from service.attention.outputs import OUTPUTS as TABLE
 from service.attention.plan import Plan, make_plan
 from service.attention.result import Result, make_result
@@ -112,7 +112,7 @@ def general(spec: AttentionSpec) -> Result:
     """The result of the general path, with tiles of one score."""
     backend = NumpyBackend()
     backend.small_scores = 0
-    backend.tiling = replace(backend.tiling, scores=1, fast_rows=1, fast_columns=2, many=0)
+    backend.tiling = replace(backend.tiling, scores=1, fast_rows=1, fast_columns=2, divide_last_above=0)
     return backend.run(make_plan(spec), spec, spec.sources)
 
 
@@ -155,9 +155,9 @@ def test_every_field_of_a_request_has_an_unusual_value() -> None:
     assert missing == ["key_norm.weight", "key_norm.eps"]
 
 
-def test_a_plain_plan_has_no_other_features() -> None:
+def test_a_plain_plan_has_no_other_options() -> None:
     plan = make_plan(PLAIN._replace(include=()))
-    assert plan.features == ALWAYS
+    assert plan.options == ALWAYS
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -183,7 +183,7 @@ def test_merged_requests_agree_with_single_requests(name: str) -> None:
         assert_same(make_result(plan, part), general(one))
 
 
-def test_only_requests_with_known_features_can_be_merged() -> None:
+def test_only_requests_with_known_options_can_be_merged() -> None:
     mergeable = {name for name in CHANGES if merging.can_be_merged(make_plan(changed(name)))}
     assert mergeable >= {"is_causal", "softcap", "scale", "layout", "top_k", "include logsumexp"}
     assert not mergeable & {
@@ -238,7 +238,7 @@ class UnknownTerm(ScoreTerm):
     """A score term that no fast path knows."""
 
 
-def unknown_features() -> dict[str, Plan]:
+def unknown_options() -> dict[str, Plan]:
     plan = make_plan(PLAIN._replace(include=()))
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(Plan)}
     output = frozenset({"made_up"})
@@ -250,9 +250,9 @@ def unknown_features() -> dict[str, Plan]:
 
 
 @pytest.mark.parametrize("name", ["an option", "a term", "an output"])
-def test_all_fast_paths_refuse_an_unknown_feature(name: str) -> None:
-    plan = unknown_features()[name]
-    assert len(plan.features - ALWAYS) == 1
+def test_all_fast_paths_refuse_an_unknown_option(name: str) -> None:
+    plan = unknown_options()[name]
+    assert len(plan.options - ALWAYS) == 1
     assert not fits(plan)
     assert not merging.can_be_merged(plan)
     if HAS_TORCH:
@@ -266,9 +266,9 @@ def test_all_fast_paths_refuse_an_unknown_feature(name: str) -> None:
         assert not flex.can_express(plan, loaded)
 
 
-def test_an_option_with_its_neutral_value_is_not_a_feature() -> None:
-    plan = unknown_features()["an option"]
-    assert replace(plan, future=0).features == ALWAYS  # type: ignore[call-arg]
+def test_an_option_with_its_neutral_value_does_not_count() -> None:
+    plan = unknown_options()["an option"]
+    assert replace(plan, future=0).options == ALWAYS  # type: ignore[call-arg]
 
 
 def test_buffers_of_results_hold_nan_in_tests() -> None:

@@ -46,7 +46,7 @@ async def test_a_lease_grows_shrinks_and_is_released() -> None:
         lease.shrink(10)
         assert (admission.free, admission.slots_taken) == (90, 0)
     lease.release()
-    assert (admission.free, admission.at_work) == (100, 0)
+    assert (admission.free, admission.counted_requests) == (100, 0)
 
 
 @in_virtual_time
@@ -99,7 +99,7 @@ async def test_memory_that_an_older_request_does_not_need_is_granted_to_others()
     await first.grow(60, Deadline(9))
     waiting = grow(large, 80)
     await turns()
-    await small.grow(20, Deadline(9), compute=True)  # when the first request is done, there are still 80 free
+    await small.grow(20, Deadline(9), last=True)  # when the first request is done, there are still 80 free
     first.release()
     await waiting
 
@@ -114,7 +114,7 @@ async def test_bodies_that_arrive_leave_memory_for_computations() -> None:
     await turns()
     assert not waiting.done()  # a quarter of the memory is in use
     await first.grow(30, Deadline(9))  # the oldest request may use more
-    await first.grow(40, Deadline(9), compute=True)
+    await first.grow(40, Deadline(9), last=True)
     await waiting
 
 
@@ -186,7 +186,7 @@ async def test_a_cancelled_task_releases_its_lease() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     waiting.release()
-    assert (admission.free, admission.slots_taken, admission.at_work) == (100, 0, 0)
+    assert (admission.free, admission.slots_taken, admission.counted_requests) == (100, 0, 0)
 
 
 @in_virtual_time
@@ -216,7 +216,7 @@ async def test_a_deadlock_of_requests_refuses_the_youngest() -> None:
     admission = controller(slots=9)
     leases = [admission.new_lease(30) for _ in range(3)]
     for lease in leases:
-        await lease.grow(30, Deadline(9), compute=True)
+        await lease.grow(30, Deadline(9), last=True)
     tasks = [grow(lease, 60) for lease in leases]
     await turns()
     with pytest.raises(Busy):
@@ -250,7 +250,7 @@ async def test_random_requests_all_finish_and_release_their_memory(seed: int) ->
                 await asyncio.sleep(chance.random())
                 lease.release_slot()
                 lease.shrink(body)
-                await lease.grow(chance.randint(body, 700), Deadline(10**6), slot=True, compute=True)
+                await lease.grow(chance.randint(body, 700), Deadline(10**6), slot=True, last=True)
                 await asyncio.sleep(chance.random())
                 lease.release_slot()
                 assert sum(other.memory for other in admission._leases) + admission.free == 1000
@@ -262,4 +262,4 @@ async def test_random_requests_all_finish_and_release_their_memory(seed: int) ->
     await asyncio.gather(*(one() for _ in range(60)))
     assert sum(ends.values()) == 60
     assert ends["done"] >= 30
-    assert (admission.free, admission.slots_taken, admission.at_work) == (1000, 0, 0)
+    assert (admission.free, admission.slots_taken, admission.counted_requests) == (1000, 0, 0)

@@ -114,7 +114,7 @@ def test_waiting_for_memory_does_not_count_against_the_sender() -> None:
     async def main() -> None:
         waiting = execution(4 * MB)
         holder = waiting.admission.new_lease(4 * MB)
-        await holder.grow(4 * MB, Deadline(1000), compute=True)
+        await holder.grow(4 * MB, Deadline(1000), last=True)
         asyncio.get_running_loop().call_later(500, holder.release)
         sender = Sender(MB, 3, every=1)
         assert len(await receive_body(sender.receive, 3 * MB, LIMITS, waiting, lambda size, limit: size)) == 3 * MB

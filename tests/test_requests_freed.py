@@ -115,7 +115,7 @@ def test_a_client_that_disconnects_releases_its_memory() -> None:
                     # The event loop has read the request head when it responds to a later request.
                     assert client.get("/health/live").status_code == 200
                 until(lambda: service.state.metrics.in_flight == 0)
-        until(lambda: (admission.free, admission.at_work) == (admission.memory, 0))
+        until(lambda: (admission.free, admission.counted_requests) == (admission.memory, 0))
 
 
 def test_the_requests_of_a_batch_are_freed() -> None:

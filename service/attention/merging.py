@@ -25,13 +25,13 @@ from service.attention.terms import Band, Causal, KeyLengths, Mask, QueryLengths
 from service.attention.tiles import whole
 from service.attention.visibility import visible
 
-# What plans may have that are stacked.
+# The options of plans that may be stacked.
 STACKABLE: Final = (
     ALWAYS
     | {"softcap", "single_query", "terms.Causal.high", "terms.KeyLengths.booleans", "terms.QueryLengths.booleans"}
     | {"selection.average_heads", "selection.top_k", *(f"selection.include.{name}" for name in OUTPUTS)}
 )
-# Features that padding changes. All others must be equal.
+# Options that padding changes. All others must be equal.
 PADDED: Final = frozenset(
     {f"roles.sizes.{name}" for name in ("batch_size", "query_length", "key_length")}
     | {"terms.Causal.high", "terms.KeyLengths.booleans", "terms.QueryLengths.booleans"}

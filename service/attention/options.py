@@ -2,8 +2,8 @@
 
 Options are the fields of `Plan`, and of what it holds, that differ from their defaults. They are read off the
 dataclasses, never listed by hand. So a new field is refused by every fast path, and computed by the general path, until
-its name is added to the `KNOWN` of that fast path. `make_plan` must turn each field of `AttentionSpec` into one of
-`Plan`.
+its name is added to the `KNOWN` of that fast path. A field of `AttentionSpec` that `make_plan` turns into none of
+`Plan` would be ignored by every path; tests/test_options.py sets each of them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def leaves(value: object) -> list[tuple[str, object]]:
     - A dataclass or named tuple in a field is not listed itself, but its fields are: `("selection.top_k", 4)`.
     - A tuple of them gives the fields of each, after the name of its class: `("terms.Causal.high", array)`. So a name
       may come more than once.
-    - If all fields of one have their defaults, it is listed itself if it is an item of a tuple, or optional (its field
-      has the default None); else it gives nothing.
-    - A set gives one pair for each item: `("selection.include.entropy", "entropy")`.
-    - A field without a default counts as one that differs from it.
+    - One whose fields all have their defaults is listed itself if it is an item of a tuple, or in a field with the
+      default None. Elsewhere it gives nothing.
+    - A frozenset gives one pair for each item, in any order: `("selection.include.entropy", "entropy")`.
+    - A field without a default counts as one that differs from it, and so does an array, or another type.
     """
     found: list[tuple[str, object]] = []
     _add_leaves(value, "", found)

@@ -113,8 +113,9 @@ def output_shape(name: str, plan: Plan) -> tuple[int, ...]:
     name: `output`, `top_indices`, or one of `include`
 
     `output` is (b, h, q, e) if the layout has heads, else (b, q, out), where out is the width of the output map, or
-    h·e without one. Other arrays have the axes of `row_of(name)`: `select_heads` and `select_queries` shorten h and q
-    of scores, row sums and weights; an averaged h is 1; top_k replaces k of weights and top_indices.
+    h·e without one. Other arrays have the axes of their OutputRow. There h and q are the numbers of selected heads and
+    queries, if `is_selected`; h is 1 with `average_heads`, if `averaged`; and k is top_k in attention_weights and
+    top_indices. KeyError for any other name.
     """
     lengths, chosen = plan.sizes.by_letter, plan.selection
     if name == OUTPUT:

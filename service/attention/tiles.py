@@ -86,7 +86,10 @@ def whole(plan: Plan) -> Tile:
 
 
 def tile_size(plan: Plan, tiling: Tiling) -> TileSize:
-    """The size of the full tiles of a plan, each number at least 1. The last tile of an axis may be smaller."""
+    """The size of the full tiles of a plan, about `tiling.scores` scores over all keys; each number is at least 1.
+
+    More than that if a single query, `fast_rows` queries or all heads (to average them) have more.
+    """
     (h, g, b, q, k, *_), scores = plan.sizes, tiling.scores
     columns = min(k, tiling.fast_columns) if tiling.streams else k
     one_row = h // g * columns

@@ -96,9 +96,10 @@ class Backend(ABC):
         return False
 
     def gains_from_batching(self, plan: Plan, device: str) -> bool:
-        """True, the default, if several small requests with this plan take less time in one batch than one by one.
+        """Whether several requests with this plan take less time in one batch than one by one.
 
-        It is asked only for plans that can be merged.
+        It is asked only for plans that can be merged. True unless a subclass computes the plan faster alone, as NumPy
+        does on its small path.
         """
         return True
 

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+# A memoryview has bytes as elements, as its `len` is taken for its size.
 Chunk = bytes | memoryview
 
 # Bytes of the largest chunk. A multiple of 8, so that no element of an array is cut.
@@ -66,10 +67,11 @@ def measured(make: Callable[[], Iterator[Chunk]]) -> tuple[Iterator[Chunk], int]
 
 
 def coalesce(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """The same bytes in fewer chunks: neighbours are joined until they have WORTH_SENDING bytes.
+    """The same bytes in fewer chunks, made as they are asked for.
 
-    A piece is shorter if the next chunk would make it longer than MAX_CHUNK, or if it is the last. Chunks are never
-    cut, and copied only if they are joined.
+    Neighbours are joined, and so copied, until they have WORTH_SENDING bytes, unless the next would make them longer
+    than MAX_CHUNK. So a large chunk may be joined with small ones before it, and a result may be small. A chunk that is
+    longer by itself passes as it is. No chunks give none.
     """
     waiting: list[Chunk] = []
     length = 0

@@ -41,7 +41,7 @@ class DiscardUnreadBody:
         async def receive_and_check() -> Message:
             nonlocal complete
             message = await receive()
-            complete = not message.get("more_body", False)  # as does a disconnected client
+            complete = not message.get("more_body", False)  # neither has the message of a disconnect
             return message
 
         async def send_and_discard(message: Message) -> None:

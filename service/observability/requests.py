@@ -30,7 +30,8 @@ access = logging.getLogger("attention.access")
 class ComputedRequest(NamedTuple):
     """A request whose attention was computed, as metrics and log need it.
 
-    To count more of a request, keep it in `Execution`, where `compute` sets `metadata`, and add a field here.
+    To count another property of a request, set it on `Execution` in `pipeline.compute.compute`, add a field here, and
+    count it in `Metrics.request_answered`.
 
     request_type, response_type: media types; received: bytes of the body of the request
     """

@@ -45,11 +45,11 @@ EXPECTED: Final = 1.0
 
 
 class Growth(NamedTuple):
-    """The total memory in bytes that a lease asks for, and a slot if `slot`. compute: True for the computation"""
+    """The total memory in bytes that a lease asks for, and a slot if `slot`. last: see `Lease.grow`"""
 
     memory: int
     slot: bool = False
-    compute: bool = False
+    last: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +61,7 @@ class Lease:
 
     controller: AdmissionController
     counted: bool = False
-    bound: int = 0  # bytes that it will need at most, as far as is known
+    bound: int = 0  # bytes that it may hold at most, as far as is known: first to decode, then to compute
     memory: int = 0  # bytes held
     has_slot: bool = False
     receiving: bool = True  # until the body is complete
@@ -76,24 +76,26 @@ class Lease:
         if not self.counted:
             self.controller.add(self, bound)
 
-    async def grow(self, memory: int, deadline: Deadline, *, slot: bool = False, compute: bool = False) -> None:
+    async def grow(self, memory: int, deadline: Deadline, *, slot: bool = False, last: bool = False) -> None:
         """Wait until the lease holds at least `memory` bytes in total, and a slot if `slot`.
 
         A lease that is not counted yet and asks for at most UNCOUNTED bytes and no slot stays uncounted: it returns at
         once and holds nothing. Any other call counts the lease, and may wait, even for memory that the lease holds.
 
-        compute: True for the last call before computing, which may take memory that preparing requests may not
+        last: True for the last call before computing, which may take memory that preparing requests may not
 
         Errors:
         - MemoryLimit if all memory is less than `memory`
-        - Busy if the queue is full, and the lease asks for a slot or holds no memory
+        - Busy if it would have to wait, the queue is full, and it needs a slot or holds no memory yet
         - Busy (503, not the 504 of TimeLimit) if the deadline passes while waiting
         - Busy if the request is the youngest of several that wait for one another
-        - Cancelled if the client disconnects
+        - Cancelled if the deadline is cancelled. A disconnect does that within `Execution.cancel_on_disconnect` only
+
+        After an error the lease keeps what it held.
         """
         if self.counted or slot or memory > UNCOUNTED:
             self.begin(memory)
-            await self.controller.acquire(self, Growth(memory, slot and not self.has_slot, compute), deadline)
+            await self.controller.acquire(self, Growth(memory, slot and not self.has_slot, last), deadline)
 
     def shrink(self, memory: int) -> None:
         """Release the memory above this, which is also the new bound."""
@@ -145,7 +147,7 @@ class AdmissionController:
         return sum(1 for lease in self._leases if lease.waits)
 
     @property
-    def at_work(self) -> int:
+    def counted_requests(self) -> int:
         """Requests whose memory is counted: those that arrive, wait, compute, or are being answered."""
         return len(self._leases)
 
@@ -183,7 +185,7 @@ class AdmissionController:
         slot_awaited = any(other.waits and other.wanted.slot for other in self._leases)
         if self._fits(lease) and not (growth.slot and slot_awaited):
             self._grant(lease)
-            if growth.compute:
+            if growth.last:
                 self._serve()  # the share of those that do not compute has become free
             return
         if self.waiting >= self._queue and (growth.slot or not lease.memory):
@@ -212,7 +214,7 @@ class AdmissionController:
         here = self.waiting + self.slots_taken
         hold = max(self._hold, self._clock() - self._granted)
         after = min(MAX_RETRY_AFTER, max(1, math.ceil(hold * here / max(1, min(self.slots, here)))))
-        got = f"{self.slots_taken} at work, {self.waiting} waiting"
+        got = f"{self.slots_taken} slots in use, {self.waiting} waiting"
         return Busy.at("", "a server with capacity for this request", got, headers={"Retry-After": str(after)})
 
     async def _wait(self, lease: Lease, deadline: Deadline) -> None:
@@ -260,7 +262,7 @@ class AdmissionController:
                 return False
             available += older.memory
             oldest = oldest and not older.preparing
-        if growth.compute or oldest or not lease.preparing:
+        if growth.last or oldest or not lease.preparing:
             return True
         others = sum(other.memory for other in self._leases if other.preparing and other is not lease)
         return others + growth.memory <= self.memory // PREPARING_SHARE
@@ -269,7 +271,7 @@ class AdmissionController:
         extra = max(0, lease.wanted.memory - lease.memory)
         lease.memory += extra
         self.free -= extra
-        lease.preparing = lease.preparing and not lease.wanted.compute
+        lease.preparing = lease.preparing and not lease.wanted.last
         if lease.wanted.slot:
             lease.has_slot = True
             self.slots_taken += 1

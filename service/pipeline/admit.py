@@ -1,4 +1,4 @@
-"""Admit: wait until a prepared request may compute, and decide where."""
+"""Admit: wait until a prepared request may compute."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ Place = Literal["inline", "thread", "batch"]
 
 
 async def admit(request: PreparedRequest, encoder: Codec, execution: Execution) -> Place:
-    """Wait until a request may compute, and return where: inline, in a worker thread, or in a batch.
+    """Wait until a request may compute, and return where: the place of its strategy, "inline if idle" decided.
 
-    Afterwards the lease holds the memory, and a slot for a worker thread. A request in a batch holds only the memory of
-    its arrays and its answer; the batch takes the memory for computing, and its slot, with a lease of its own.
+    Afterwards the lease holds the most memory that the request takes from now on (none if that is little, and the lease
+    not counted), and a slot for a worker thread. A request in a batch holds only the memory of its arrays and its
+    answer; the batch takes the memory for computing, and its slot, with a lease of its own.
 
-    Errors: MemoryLimit, Busy, Cancelled.
+    Errors: MemoryLimit if the request can never have so much, Busy, Cancelled.
     """
     place = request.strategy.place
-    if place == "inline if idle":  # waking a thread would take longer
-        others = execution.admission.at_work - execution.lease.counted  # without this request itself
+    if place == "inline if idle":  # waking a thread takes longer than computing
+        others = execution.admission.counted_requests - execution.lease.counted  # without this request itself
         place = "thread" if others else "inline"
     memory = 0
     if execution.lease.counted or request.strategy.memory > UNCOUNTED:
         memory = _needed(request, encoder, execution.admission.memory)
         if place == "batch":  # the batch takes the memory for computing
             memory = answer_bytes(request, encoder)
-    if place != "thread":
-        await execution.grow(memory, compute=True)
-        return place
-    async with execution.cancel_on_disconnect():
-        await execution.grow(memory, slot=True, compute=True)
-    execution.timings.step("queue")
+    if place == "thread" or memory:
+        async with execution.cancel_on_disconnect():
+            await execution.grow(memory, slot=place == "thread", last=True)
+        execution.timings.step("queue")
     return place
 
 

@@ -170,7 +170,7 @@ class Batcher:
         memory = batch.memory * len(batch.members)
         try:
             with self._admission.new_lease(memory) as lease:
-                await lease.grow(memory, batch.deadline, slot=True, compute=True)
+                await lease.grow(memory, batch.deadline, slot=True, last=True)
                 members = batch.begin()
                 self._set_outcomes(members, *await to_thread.run_sync(self._compute, batch, members))
         except Exception as error:

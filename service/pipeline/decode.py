@@ -41,6 +41,7 @@ async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execu
         raise MemoryLimit.at("", expected, f"one that takes about {ByteSize(needed).human_readable()}")
     if len(body) <= codec.decode_inline:
         await execution.grow(needed)
+        execution.timings.step("queue")
         decoded = codec.decode_quickly(body, limit)
         if decoded is not None:
             return decoded

@@ -78,9 +78,9 @@ class Execution:
         self.metadata: Metadata | None = None
         self._disconnected = disconnected
 
-    async def grow(self, memory: int, *, slot: bool = False, compute: bool = False) -> None:
-        """Hold this much memory, and a slot if asked, before the deadline. See `Lease.grow`."""
-        await self.lease.grow(memory, self.deadline, slot=slot, compute=compute)
+    async def grow(self, memory: int, *, slot: bool = False, last: bool = False) -> None:
+        """Wait, until the deadline at most, for memory and a slot. See `Lease.grow`."""
+        await self.lease.grow(memory, self.deadline, slot=slot, last=last)
 
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in a worker thread. If this task is cancelled, the deadline is, which ends the function."""

@@ -47,7 +47,10 @@ class Strategy(NamedTuple):
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A request that is validated and planned. sources: the arrays that query, key and value come from"""
+    """A request that is validated and planned.
+
+    sources: holds the arrays that query, key and value come from, and maybe other fields; `spec` may lack these arrays
+    """
 
     spec: AttentionSpec
     plan: Plan

@@ -1,6 +1,6 @@
 """The protocol of a connection: uvicorn's, with limits around it.
 
-It looks at no bytes, and writes none. It measures time, counts bytes, discards what follows the last request, and
+It parses no bytes, and writes none. It measures time, counts bytes, discards what follows the last request, and
 aborts the connection, without a response, if a head is too slow or too long, or the client does not read. It reads the
 progress of a request from the attribute `cycle` of uvicorn's protocol (uvicorn 0.54).
 """

@@ -62,7 +62,7 @@ def worker() -> ReportProgress:
 
 def uvicorn_options(settings: Settings) -> dict[str, Any]:
     """The arguments of `uvicorn.run`, other than the application."""
-    limits = Limits(KEEP_ALIVE, settings.read_timeout, MAX_HEAD, settings.write_timeout)
+    limits = Limits(idle=KEEP_ALIVE, head=settings.read_timeout, head_bytes=MAX_HEAD, write=settings.write_timeout)
     return {
         "host": settings.host,
         "port": settings.port,

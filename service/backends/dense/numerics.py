@@ -47,8 +47,9 @@ class Bounds(NamedTuple):
 def choose_path(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> NumericPath:
     """The fastest numeric path that is safe for these numbers, by bounds on them.
 
-    First by the bounds that are known. If with these `subtracts_max` is True, closer bounds are computed from the
-    numbers; on a GPU only if a score could overflow, as copying a number from a GPU waits until it has finished.
+    It is chosen by the norms that loading found. If it then has `subtracts_max`, closer bounds are computed from the
+    arrays, and it is chosen again; on a GPU only if a score could overflow, because reading a number back waits until
+    the GPU has finished.
     """
     path = _allowed(plan, lib, loaded, _known_bounds(plan, loaded))
     if not path.subtracts_max or (lib.is_asynchronous and not path.checks_overflow):

@@ -32,7 +32,7 @@ TILE_BYTES: Final = 2**26
 MATRICES: Final = 3
 FOR_TOP_K, FOR_ENTROPY = 6, 2
 
-# Features that change no operand: halves stay halves with these alone.
+# Options that change query, key or value, for which halves are cast to float32; and all others that fused kernels know.
 MAPS: Final = tuple(f"roles.{role}.map" for role in ROLES)
 CHANGED: Final = (*MAPS, "query_norm", "key_norm", "query_rotation", "key_rotation", "terms.Bias")
 UNCHANGED_OPERANDS: Final = frozenset(name for name in sdpa.KNOWN | flex.KNOWN if not name.startswith(CHANGED)) | {
@@ -141,7 +141,7 @@ class TorchBackend(Backend):
             computed = _unless_it_fails(partial(self.flex.compute, plan, lib, loaded))
             if computed is not None:
                 return computed
-        if sdpa.fits(plan, loaded) and sdpa.is_fast(plan, lib, loaded):
+        if sdpa.fits(plan, loaded) and sdpa.supports_dtype(plan, lib, loaded):
             return _unless_it_fails(partial(self.kernels.compute, plan, lib, loaded, check))
         return None
 

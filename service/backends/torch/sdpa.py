@@ -73,8 +73,8 @@ def fits(plan: Plan, loaded: LoadedOperands) -> bool:
     return plan.options <= KNOWN and cannot_overflow(plan, loaded)
 
 
-def is_fast(plan: Plan, lib: TorchLibrary, loaded: LoadedOperands) -> bool:
-    """True if fused kernels have this type: on a GPU neither float64, nor halves with ALiBi."""
+def supports_dtype(plan: Plan, lib: TorchLibrary, loaded: LoadedOperands) -> bool:
+    """True if a fused kernel computes this type: on a GPU all but float64, and halves with ALiBi."""
     if not lib.is_asynchronous:
         return True
     has_alibi = "terms.Alibi.slopes" in plan.options

@@ -43,6 +43,41 @@ def test_scores_that_would_overflow_exp_give_finite_weights(
     np.testing.assert_allclose(answer["output"], [[expected]], rtol=tolerance)
 
 
+@pytest.mark.parametrize("include", [[], ["entropy"], ["scores"]])
+@pytest.mark.parametrize(("query", "scale"), [(2.6e-23, 999999.0), (-2.6e-23, 215000.0)])
+def test_a_query_whose_square_underflows_has_exact_weights(
+    client: httpx.Client, query: float, scale: float, include: list[str]
+) -> None:
+    """Its square is 0 in float32, and its scores are above 400 or below -100."""
+    keys = [1.8e19, 1.79e19]
+    answer = post(
+        client,
+        query=[[query]],
+        key=[[key] for key in keys],
+        value=[[1], [2]],
+        dtype="float32",
+        scale=scale,
+        include=["attention_weights", *include],
+    )
+    low, high = (float(np.float32(query)) * float(np.float32(key)) * scale for key in keys)
+    weights = [1 / (1 + math.exp(high - low)), 1 / (1 + math.exp(low - high))]
+    np.testing.assert_allclose(answer["attention_weights"], [weights], rtol=1e-4)
+    np.testing.assert_allclose(answer["output"], [[weights[0] + 2 * weights[1]]], rtol=1e-4)
+
+
+def test_a_projection_whose_square_underflows_gives_exact_weights(client: httpx.Client) -> None:
+    answer = post(
+        client,
+        query=[[1e150]],
+        key=[[1e150], [2e150]],
+        value=[[1], [2]],
+        projection={"query": {"weight": [[-1e-162]]}},
+        include=["attention_weights", "logsumexp"],
+    )
+    assert (answer["attention_weights"], answer["output"]) == ([[1, 0]], [[1]])
+    np.testing.assert_allclose(answer["logsumexp"], [-1e138], rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     "hide",
     [

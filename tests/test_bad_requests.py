@@ -164,6 +164,10 @@ BAD = [
         "one integer or (1,)", "(2,)"),
     Bad("offset not whole", good(is_causal=True, query_offset=0.5), 422, "invalid_array", "/query_offset", "an integer",
         "number 0.5"),
+    Bad("offset beyond 64 bits", good(is_causal=True, query_offset=2**64 - 1), 422, "invalid_array", "/query_offset",
+        "integers up to 9223372036854775807", "18446744073709551615"),
+    Bad("length beyond 64 bits", good(key_lengths=2**63), 422, "invalid_array", "/key_lengths",
+        "integers up to 9223372036854775807", "9223372036854775808"),
     Bad("offsets not whole", good(is_causal=True, query_offset=[0.5]), 422, "invalid_array", "/query_offset",
         "integers", "numbers of shape (1,)"),
     # the past, positions and lengths

@@ -19,6 +19,9 @@ FLOATS: Final[dict[str, np.dtype]] = {
     "bfloat16": BFLOAT16,
 }
 _FLOATS: Final = frozenset(FLOATS.values())
+# The smallest normal numbers; bfloat16 has the exponents of float32.
+_TINY: Final = {dtype: float(np.finfo(np.float32 if dtype == BFLOAT16 else dtype).tiny) for dtype in _FLOATS}
+MAX_INTEGER: Final = np.iinfo(np.int64).max
 WIDER: Final = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
 
 
@@ -77,18 +80,23 @@ def cast_and_norm(
 
 
 def norm(array: np.ndarray) -> float:
-    """The Euclidean norm of an array as one vector; for halves a bound on it.
+    """A close upper bound on the Euclidean norm of an array as one vector.
 
     It is inf or NaN if a number is, and inf also if a square overflows. So a finite norm shows that all numbers are
     finite, in a third of the time of np.isfinite.
     """
     if array.dtype.itemsize >= 4:
-        return math.sqrt(np.vdot(array, array))
+        return math.sqrt(float(np.vdot(array, array)) + lost_to_underflow(array.dtype, array.size))
     if array.size == 0:
         return 0.0
     # The largest magnitude by its bits, which are ordered as the numbers are: NumPy has no fast comparison of halves.
     bits = max(int(array.view(np.int16).max()), int(array.view(np.uint16).max()) & 0x7FFF)
     return math.sqrt(array.size) * float(np.array(bits, np.uint16).view(array.dtype))
+
+
+def lost_to_underflow(dtype: np.dtype, count: int) -> float:
+    """A bound on what is missing in a sum of so many squares because squares of small numbers underflow."""
+    return count * _TINY[dtype]
 
 
 def all_finite(array: np.ndarray) -> bool:
@@ -110,6 +118,8 @@ def integers(array: np.ndarray, pointer: str, shapes: dict[tuple[int, ...], str]
         raise InvalidArray.of(pointer, "integers", array)
     if array.shape not in shapes:
         raise ShapeMismatch.of(pointer, " or ".join(dict.fromkeys(shapes.values())), array)
+    if array.dtype.kind == "u" and array.size and array.max() > MAX_INTEGER:
+        raise InvalidArray.at(pointer, f"integers up to {MAX_INTEGER}", str(array.max()))
     return array.astype(np.int64, copy=False)
 
 

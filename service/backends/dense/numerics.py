@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from service.attention.arrays import lost_to_underflow
 from service.attention.plan import Plan
 from service.backends.dense.library import ArrayLibrary, largest_number
 from service.backends.dense.operands import LoadedOperands
@@ -92,8 +93,8 @@ def _known_bounds(plan: Plan, loaded: LoadedOperands) -> Bounds:
 
 def _close_bounds(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> Bounds:
     """Bounds from the longest query and the longest key, as |q·k| <= |q| |k| (Cauchy-Schwarz)."""
-    xp = lib.xp
-    longest = [math.sqrt(float(xp.max(xp.vecdot(x, x)))) for x in (loaded.query, loaded.key)]
+    xp, lost = lib.xp, lost_to_underflow(plan.dtype, plan.sizes.head_dim)
+    longest = [math.sqrt(float(xp.max(xp.vecdot(x, x))) + lost) for x in (loaded.query, loaded.key)]
     values = max(float(xp.max(loaded.value)), -float(xp.min(loaded.value)))
     return _bounds(plan, longest[0] * longest[1], values)
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from service.attention.arrays import lost_to_underflow, norm
 from service.attention.options import ALWAYS
 from service.attention.outputs import OUTPUT
 from service.attention.plan import Plan
@@ -48,23 +49,20 @@ class SmallProgram:
         """The result for these arrays. None if they hold anything but finite numbers of which exp neither overflows
         nor underflows; the general path computes them, or says what is wrong.
 
-        The steps are those of a tile, so that a request gets the same numbers whatever else it includes. NumPy may warn
-        of overflow on the way.
+        The steps are those of a tile. NumPy may warn of overflow on the way.
         """
-        operands, squares = [], []  # the squares of the norms of whole arrays
+        operands, norms = [], []
         for field, heads in self._inputs:
             array = sources[field]
             if array.dtype != self._dtype:
                 if array.dtype.kind not in "fiu":
                     return None
                 array = array.astype(self._dtype)
-            squares.append(float(np.vdot(array, array)))
+            norms.append(norm(array))
             operands.append(canonical(array, self._layout, heads))
         query, key, value = operands  # b h l d
         # |q·k| <= |q| |k| (Cauchy-Schwarz), first for the norms of the arrays, then for the longest query and key.
-        if not (math.sqrt(squares[0]) * math.sqrt(squares[1]) <= self._limit or _bound(query, key) <= self._limit):
-            return None
-        if not squares[2] < math.inf:
+        if not (norms[0] * norms[1] <= self._limit or _bound(query, key) <= self._limit) or not norms[2] < math.inf:
             return None
         weights = np.matmul(query * self._scale, key.swapaxes(-1, -2))  # b h q k
         np.exp(weights, out=weights)
@@ -80,4 +78,6 @@ class SmallProgram:
 
 def _bound(query: np.ndarray, key: np.ndarray) -> float:
     """A bound on |q·k|, from the longest query and the longest key."""
-    return float(np.sqrt(np.vecdot(query, query).max() * np.vecdot(key, key).max()))
+    lost = lost_to_underflow(query.dtype, query.shape[-1])
+    longest = [math.sqrt(float(np.vecdot(x, x).max()) + lost) for x in (query, key)]
+    return longest[0] * longest[1]

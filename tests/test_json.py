@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from service.codecs.json import JSONCodec
 from service.codecs.json import reader as json_reader
 from service.codecs.json.limits import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_LISTS, MAX_SEARCHED
 from service.codecs.json.reader import decode as decode_with_types
-from service.errors import InvalidArray, InvalidJSON, ServiceError, TooLarge
+from service.errors import InvalidArray, InvalidJSON, Overflow, ServiceError, TooLarge
 from service.pipeline.prepare import make_spec_and_plan
 from tests.helpers.wire import NO_OPTIONS
 
@@ -213,7 +214,7 @@ def test_a_body_is_not_searched_for_each_of_its_lists(monkeypatch: pytest.Monkey
     assert sorted(looks) == names
 
 
-ROWS = ", ".join(["[1.5, -2e3]"] * 2**13)
+ROWS = ", ".join(["[1.5, -2000]"] * 2**13)
 QUICK = {
     "rows of numbers": f'{{"query": [{ROWS}], "is_causal": true, "include": ["scores"]}}',
     "booleans": f'{{"mask": [{", ".join(["true"] * 2**15)}]}}',
@@ -225,6 +226,7 @@ SLOW = {
     "many rows of numbers with a list": f'{{"query": [{ROWS}, [1, [2]]]}}',
     "a long list of strings": json.dumps({"query_tokens": ["a"] * 65}),
     "many keys": json.dumps({f"k{i}": {f"a{j}": 1 for j in range(190)} for i in range(100)}),
+    "many exponents": json.dumps({"query": [1.5e-9] * 5000}),
     "a fault": f'{{"query": [{ROWS}, nul]}}',
     "too long a body": json.dumps({"query": "a" * 2**21}),
 }
@@ -244,6 +246,27 @@ def test_a_body_that_takes_little_time_is_decoded_quickly(name: str) -> None:
 def test_a_body_that_may_take_longer_is_not_decoded_quickly(name: str) -> None:
     body = SLOW[name].encode()
     assert JSONCodec().decode_quickly(body, len(body)) is None
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_long_numbers_give_the_same_values_as_in_python(kind: Callable[[bytes], Any]) -> None:
+    chance = random.Random(0)
+    numbers = [f"{chance.randrange(10**19, 10**25)}.5e{chance.randrange(-330, 270)}" for _ in range(500)]
+    numbers += [
+        f"-{chance.random() * 10.0 ** -chance.randrange(320):.{chance.randrange(18, 40)}e}" for _ in range(1000)
+    ]
+    strings = ["12345678901234567890e5", '12345678901234567890e5"', "\\"]
+    body = f'{{"query": [{", ".join(numbers)}], "query_tokens": {json.dumps(strings)}}}'.encode()
+    fields = decode_with_types(kind(body)).fields
+    assert fields["query"].tolist() == json.loads(body)["query"]
+    assert fields["query_tokens"] == strings
+
+
+def test_a_long_number_beyond_float64_is_refused() -> None:
+    numbers = ", ".join(["1.5e-9"] * 5000)
+    with pytest.raises(Overflow) as caught:
+        decode_with_types(f'{{"query": [{numbers}, 12345678901234567890e300]}}'.encode())
+    assert caught.value.faults[0].pointer == "/query/5000"
 
 
 BUFFERS = {

@@ -67,7 +67,7 @@ class TileSize(NamedTuple):
 
 
 def tiles(plan: Plan, tiling: Tiling) -> Iterator[Tile]:
-    """The tiles of a plan, each of about `tiling.scores` scores, or one query over one group of heads if that is more.
+    """The tiles of a plan, see `tile_size`.
 
     Keys that no query of a tile can see, by position, are left out of it, unless their scores are returned.
     """
@@ -86,9 +86,11 @@ def whole(plan: Plan) -> Tile:
 
 
 def tile_size(plan: Plan, tiling: Tiling) -> TileSize:
-    """The size of the full tiles of a plan, about `tiling.scores` scores over all keys; each number is at least 1.
+    """The size of the full tiles of a plan; each number is at least 1.
 
-    More than that if a single query, `fast_rows` queries or all heads (to average them) have more.
+    Over all keys, or if `tiling.streams` over one block of `fast_columns` keys, a tile has about `tiling.scores`
+    scores. It has more if one query, `fast_rows` queries or all heads (to average them) have more, and fewer if workers
+    share the queries, or if keys that no query sees are left out.
     """
     (h, g, b, q, k, *_), scores = plan.sizes, tiling.scores
     columns = min(k, tiling.fast_columns) if tiling.streams else k

@@ -1,7 +1,7 @@
 """Streaming responses: an answer is encoded chunk by chunk while earlier chunks are being sent.
 
 Each chunk takes less than a millisecond and at most 256 KiB, so encoding an answer of any size needs about a megabyte
-and does not block the event loop. Binary formats send arrays from their own memory, without a copy.
+and does not block the event loop. Binary formats make chunks that are views of arrays; each is copied when it is sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streaming responses: encoded chunks are sent one by one, none is copied to be joined with others."""
+"""Streaming responses: one chunk at a time is encoded and sent; a small response is sent in one piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission control: one budget of memory and a number of slots for computing, shared by all requests of a worker.
+"""Admission control: one budget of memory and a number of slots for worker threads, shared by all requests of a worker.
 
 A request holds one `Lease` from the first byte of its body to the last byte of its response. The lease grows as the
 body arrives, and again when the request is prepared and its computation is estimated. Requests that must wait are
@@ -127,7 +127,8 @@ class Lease:
 class AdmissionController:
     """Grants memory and slots to the leases of one worker.
 
-    slots: computations at once; memory: bytes for all leases; queue: requests that may wait; clock: seconds
+    slots: jobs in worker threads at once, of decoding, computing, or a batch
+    memory: bytes for all leases; queue: requests that may wait; clock: seconds
     """
 
     def __init__(self, slots: int, memory: int, queue: int, clock: Callable[[], float] = time.monotonic) -> None:

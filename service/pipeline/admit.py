@@ -23,7 +23,7 @@ async def admit(request: PreparedRequest, encoder: Codec, execution: Execution) 
 
     Afterwards the lease holds the most memory that the request takes from now on (none if that is little, and the lease
     not counted), and a slot for a worker thread. A request in a batch holds only the memory of its arrays and its
-    answer; the batch takes the memory for computing, and its slot, with a lease of its own.
+    answer; a batch that needs a worker thread takes the memory for computing, and a slot, with a lease of its own.
 
     Errors: MemoryLimit if the request can never have so much, Busy, Cancelled.
     """

@@ -100,7 +100,8 @@ class Batch:
 class Batcher:
     """Computes small requests in batches.
 
-    window: seconds that a request waits for others; admission: grants a slot and memory to each batch
+    window: seconds that a request waits for others
+    admission: grants a slot and memory to each batch that needs a worker thread
     padding: True to pad requests of different lengths to common lengths
     inline_flops: operations of a batch that is computed in the event loop; larger ones, and a GPU's, in a worker thread
 

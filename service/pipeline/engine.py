@@ -24,7 +24,7 @@ logger = logging.getLogger("attention")
 BATCH_WINDOW: Final = 0.002
 # Bytes that a computation in the event loop may take: the system clears fresh memory in some milliseconds.
 INLINE_MEMORY: Final = 2**23
-# How many times as much is computed in the event loop while no other large request is in progress: a few milliseconds.
+# How many times as much is computed in the event loop while no other counted request is in progress: milliseconds.
 IDLE_FACTOR: Final = 20
 
 

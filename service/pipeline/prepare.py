@@ -36,7 +36,7 @@ class Strategy(NamedTuple):
     memory: bytes that computing takes beyond the arrays of the request
     place: inline: in the event loop
            inline if idle: in the event loop if no other counted request (see Lease) is in progress, else in a thread
-           thread: in a worker thread; batch: in a batch with other requests
+           thread: in a worker thread; batch: by the Batcher, with other requests if there are any
     """
 
     backend: Backend

@@ -46,8 +46,10 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._interval = min(1.0, limits.head / 4, limits.write / 4)  # seconds between two looks at the time limits
         self._buffer = bytearray(SMALL_PIECE)
         self._cycle: Any = None  # of the last request whose head is complete
-        self._left = 0  # bytes of its body, at most
-        self._untaken = 0  # bytes received since that head, or since the application took a part of the body
+        self._left = 0  # bytes of its body that are still to come, at most
+        self._untaken = (
+            0  # received bytes of a head that is not complete, or of a body that the application has not taken
+        )
         self._head_due = inf  # when the next head must be complete, or begin after connecting; in seconds of the loop
         self._progress: tuple[int, ...] = ()  # bytes buffered and undelivered, and whether closing, as seen last
         self._progressed = 0.0  # when that changed

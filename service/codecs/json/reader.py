@@ -19,7 +19,7 @@ import simdjson
 
 from service.codecs import typed_arrays
 from service.codecs.decoded import Body, Decoded
-from service.codecs.json import limits
+from service.codecs.json import limits, long_numbers
 from service.codecs.json.faults import explain
 from service.codecs.json.limits import (
     MAX_DEPTH,
@@ -68,16 +68,21 @@ def decode(body: Body, *, quickly: bool = False) -> Decoded:
     give int64, other numbers float64, and typed arrays {dtype, shape, data} what they say. A list that is ragged,
     empty or mixed stays a list; the schema of its field says what is wrong with it.
 
-    quickly: raise NotQuick for a body with many keys or lists, and for one that has faults or must be read twice
+    quickly: raise NotQuick for a body with many keys, lists or exponents, and for one that has faults or must be read
+    twice
 
     Errors: InvalidJSON, DuplicateKey, TooDeep, InvalidValue (too many keys), InvalidArray (too long a row), Overflow (a
     number beyond 64 bits), TooLarge (too many lists that are no rectangles).
     """
     if BYTE_ORDER_MARK.match(body):
         raise InvalidJSON.at("", "UTF-8 without a byte-order mark", "a byte-order mark")
-    reason = ""
+    text, reason = body, ""
+    if long_numbers.may_have_many(body):
+        if quickly:
+            raise NotQuick
+        text = long_numbers.shortened(body)
     try:
-        document = simdjson.Parser().parse(body)
+        document = simdjson.Parser().parse(text)
     except (ValueError, RuntimeError) as error:
         reason = str(error)
     if reason and quickly:

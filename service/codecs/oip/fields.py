@@ -24,7 +24,7 @@ TOP: Final = ("top_weights.indices", "top_weights.values")
 OUTPUTS: Final = (ALWAYS, *get_args(Output), *TOP)
 # Parameters are scalars, so that lists of names come as one string.
 NAME_LISTS: Final = ("include", "query_tokens", "key_tokens")
-# What clients and gateways say to schedulers, batchers and decoders, of which there are none here.
+# Parameters for the schedulers of other servers and for gateways. They are accepted, and change nothing.
 IGNORED: Final = frozenset(
     {"content_type", "headers", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"}
 )

@@ -184,6 +184,7 @@ def test_short_lists_are_decoded_beside_any_number_of_values() -> None:
     assert (fields["include"], fields["key_tokens"]) == ([], ["a", "b"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bracket", ["[", "\\u005b", "[]"])
 def test_a_bracket_in_a_string_costs_no_search(bracket: str) -> None:
     """Brackets in strings raise the number of brackets, so that a naive search would scan each array again."""
@@ -217,6 +218,8 @@ def test_a_body_is_not_searched_for_each_of_its_lists(monkeypatch: pytest.Monkey
 ROWS = ", ".join(["[1.5, -2000]"] * 2**13)
 QUICK = {
     "rows of numbers": f'{{"query": [{ROWS}], "is_causal": true, "include": ["scores"]}}',
+    "many exponents": json.dumps({"query": [1.5e-9] * 5000}),
+    "base64 with many digits before an e": json.dumps({"query": "4e5E" * 2**14}),
     "booleans": f'{{"mask": [{", ".join(["true"] * 2**15)}]}}',
     "a typed array": '{"query": {"dtype": "float32", "shape": [1, 2], "data": "AACAPwAAAEA="}}',
     "a long string": json.dumps({"query": "a" * 2**17}),
@@ -226,7 +229,7 @@ SLOW = {
     "many rows of numbers with a list": f'{{"query": [{ROWS}, [1, [2]]]}}',
     "a long list of strings": json.dumps({"query_tokens": ["a"] * 65}),
     "many keys": json.dumps({f"k{i}": {f"a{j}": 1 for j in range(190)} for i in range(100)}),
-    "many exponents": json.dumps({"query": [1.5e-9] * 5000}),
+    "many long numbers": f'{{"query": [{", ".join(["1.234567890123456789e-300"] * 5000)}]}}',
     "a fault": f'{{"query": [{ROWS}, nul]}}',
     "too long a body": json.dumps({"query": "a" * 2**21}),
 }
@@ -262,8 +265,18 @@ def test_long_numbers_give_the_same_values_as_in_python(kind: Callable[[bytes], 
     assert fields["query_tokens"] == strings
 
 
+@pytest.mark.parametrize(
+    "end", ["1" * 10**6 + "]", "1.2" * 10**6 + "e5]", '"' + '\\"' * 10**6, '1], "key": "' + '\\"' * 10**6]
+)
+def test_a_body_with_long_numbers_is_searched_once(end: str) -> None:
+    """A search that started anew at each digit or quote would take hours."""
+    numbers = ", ".join(["1.234567890123456789e-300"] * 5000)
+    with pytest.raises(ServiceError):
+        decode_with_types(f'{{"query": [{numbers}, {end}}}'.encode())
+
+
 def test_a_long_number_beyond_float64_is_refused() -> None:
-    numbers = ", ".join(["1.5e-9"] * 5000)
+    numbers = ", ".join(["1.234567890123456789e-300"] * 5000)
     with pytest.raises(Overflow) as caught:
         decode_with_types(f'{{"query": [{numbers}, 12345678901234567890e300]}}'.encode())
     assert caught.value.faults[0].pointer == "/query/5000"

@@ -111,6 +111,8 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "an escaped bracket": (JSON, encoded(lambda: f'{{"x": "\\u005b", "query": [{"[1,1]," * (N // 6)}[1,1]]}}')),
     "no JSON at the end": (JSON, repeated("257", "x")),
     "no JSON after strings": (JSON, repeated('"\u0100"', "x")),
+    "long numbers": (JSON, repeated("12345678901234567890.5e280")),
+    "long numbers and a string": (JSON, repeated("1.234567890123456789e-300", json.dumps("4e" * (N // 2)), 2**12)),
     "a long number": (JSON, encoded(lambda: f'{{"a": 1{"0" * N}}}')),
     "spaces": (JSON, encoded(lambda: " " * N)),
     "not UTF-8": (JSON, lambda: b"\xff" * N),

@@ -24,6 +24,8 @@ import pytest
 
 from service.pipeline.engine import Engine
 from service.runtime.process import when_told_to_stop
+from service.server.run import grpc_port
+from service.settings import Settings
 from tests.conftest import free_port
 from tests.helpers.messages import request
 from tests.helpers.oip import INFER
@@ -308,9 +310,13 @@ def test_a_port_in_use_is_named(host: str) -> None:
         command = [sys.executable, "-m", "service", "serve", "--host", host, "--port", "0", "--grpc-port", str(port)]
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, f"ATTENTION_GRPC_PORT: {host}:{port}: Address already in use\n")
-    command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--grpc-port", str(port)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, f"ATTENTION_GRPC_PORT: 127.0.0.1:{port}: HTTP has it\n")
+
+
+def test_one_port_for_http_and_grpc_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        grpc_port(Settings.model_construct(host="127.0.0.1", port=8000, grpc_port=8000))
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "ATTENTION_GRPC_PORT: 127.0.0.1:8000: HTTP has it\n"
 
 
 @contextmanager

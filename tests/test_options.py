@@ -268,7 +268,7 @@ def test_all_fast_paths_refuse_an_unknown_option(name: str) -> None:
 
 def test_an_option_with_its_neutral_value_does_not_count() -> None:
     plan = unknown_options()["an option"]
-    assert replace(plan, future=0).options == ALWAYS  # type: ignore[call-arg]
+    assert replace(plan, future=0).options == ALWAYS  # type: ignore[call-arg]  # a made-up field
 
 
 def test_buffers_of_results_hold_nan_in_tests() -> None:

@@ -73,7 +73,7 @@ class SegmentIds:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Rotary position embedding (Su et al. 2021): pairs of features turned by an angle that grows with position.
+    """Rotary position embedding (Su et al. 2021): pairs of features are rotated by angles that grow with the position.
 
     base, or tables cos and sin: (positions, dim/2), or (b, l, dim/2) for each token as it stands
     dim: how many features turn, the first ones; interleaved: pairs (0, 1), (2, 3), … instead of halves

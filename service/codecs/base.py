@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from service.codecs.chunks import ENCODE_BYTES, Encoded
-from service.codecs.decoded import Body, Decoded
+from service.codecs.decoded import Body, Decoded, NotQuick
 
 
 class Codec(ABC):
@@ -34,7 +35,14 @@ class Codec(ABC):
 
     def decode_quickly(self, body: Body, limit: int) -> Decoded | None:
         """Like `decode`, if that takes a few milliseconds; None if it might take longer."""
-        return self.decode(body, limit) if len(body) <= self.decode_inline else None
+        with suppress(NotQuick):
+            if len(body) <= self.decode_inline:
+                return self._decode_or_stop(body, limit)
+        return None
+
+    def _decode_or_stop(self, body: Body, limit: int) -> Decoded:
+        """Like `decode`. Errors: also NotQuick, in formats whose length does not tell how long decoding takes."""
+        return self.decode(body, limit)
 
     @abstractmethod
     def encode(self, answer: Mapping[str, Any], request: Decoded) -> Encoded:

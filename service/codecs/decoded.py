@@ -16,6 +16,10 @@ LIST: Final = 96
 STRING: Final = 56
 
 
+class NotQuick(Exception):
+    """Raised if a body may take longer than a few milliseconds to decode."""
+
+
 class RequestedOutputs(NamedTuple):
     """The outputs that a request of the Open Inference Protocol names.
 

@@ -82,7 +82,7 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
 
 
 def grpc_port(settings: Settings) -> int:
-    """The port for gRPC, the same for all workers. gRPC itself would share one that another process listens on."""
+    """The port for gRPC, the same for all workers. Checked, as gRPC would share one in use."""
     port = settings.grpc_port or 0
     if port and port == settings.port:
         print(f"ATTENTION_GRPC_PORT: {settings.host}:{port}: HTTP has it", file=sys.stderr)

@@ -80,5 +80,5 @@ class ArrayLibrary(ABC):
 
 
 def largest_number(plan: Plan) -> float:
-    """A number that no intermediate result may exceed, with room for rounding and a sum of two."""
+    """The limit for intermediate results: a fourth of the largest float, so that a sum of two cannot overflow."""
     return float(np.finfo(plan.compute_dtype).max) / 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from service.codecs.base import Codec
@@ -22,12 +21,9 @@ class JSONCodec(Codec):
         """The fields of the JSON object in a body, as `reader.decode` says."""
         return reader.decode(body)
 
-    def decode_quickly(self, body: Body, limit: int) -> Decoded | None:
-        """Like `decode`; None if the body is long, has many lists or keys, or has faults, which take time to find."""
-        with suppress(reader.NotQuick):
-            if len(body) <= self.decode_inline:
-                return reader.decode(body, quickly=True)
-        return None
+    def _decode_or_stop(self, body: Body, limit: int) -> Decoded:
+        """Like `decode`. Errors: also NotQuick, for many lists, keys or long numbers, and for faults."""
+        return reader.decode(body, quickly=True)
 
     def decode_bound(self, length: int, limit: int) -> int:
         """Upper bound of the memory for decoding any body of `length` bytes."""

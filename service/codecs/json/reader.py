@@ -18,7 +18,7 @@ import numpy as np
 import simdjson
 
 from service.codecs import typed_arrays
-from service.codecs.decoded import Body, Decoded
+from service.codecs.decoded import Body, Decoded, NotQuick
 from service.codecs.json import limits, long_numbers
 from service.codecs.json.faults import explain
 from service.codecs.json.limits import (
@@ -55,10 +55,6 @@ BITS: Final = bytes.maketrans(b"ft", b"\0\1")
 AROUND_BITS: Final = b"[],alserue"
 # Keys and lists that are read within a few milliseconds.
 QUICK: Final = 2**14
-
-
-class NotQuick(Exception):
-    """Raised if a body may take longer than a few milliseconds to decode."""
 
 
 def decode(body: Body, *, quickly: bool = False) -> Decoded:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import chain
 from typing import Any, Final
 
@@ -54,12 +53,9 @@ class HTTPCodec(Codec):
         """The fields of a request. Errors: InvalidTensors, InvalidRequest, FieldConflict, and those of JSON."""
         return self._decode(body)
 
-    def decode_quickly(self, body: Body, limit: int) -> Decoded | None:
-        """Like `decode`; None if the body is long, has many lists or keys, or has faults, which take time to find."""
-        with suppress(reader.NotQuick):
-            if len(body) <= self.decode_inline:
-                return self._decode(body, quickly=True)
-        return None
+    def _decode_or_stop(self, body: Body, limit: int) -> Decoded:
+        """Like `decode`. Errors: also NotQuick, for many lists, keys or long numbers, and for faults."""
+        return self._decode(body, quickly=True)
 
     def _decode(self, body: Body, *, quickly: bool = False) -> Decoded:
         if self._head is not None and self._head > len(body):

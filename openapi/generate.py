@@ -25,6 +25,7 @@ from service.observability.metrics import Metrics
 from service.observability.requests import ComputedRequest, RequestRecord
 from service.pipeline.compute import execute
 from service.pipeline.engine import Engine
+from service.pipeline.prepare import PreparedRequest
 from service.rpc.calls import STATUSES
 from service.schemas.response import answer
 from service.settings import Settings, table
@@ -47,12 +48,16 @@ def examples() -> str:
 
 def example_answer() -> str:
     """The answer to the first of them, to eight decimals: the last ones differ from machine to machine."""
-    request = json.loads((CASES / f"{EXAMPLES[0]}.json").read_text(encoding="utf-8"))["request"]
-    decoded = CODECS["application/json"].decode(json.dumps(request).encode(), 2**20)
-    prepared = Engine(Settings.model_construct()).plans.prepare(decoded)
+    prepared = example(Engine(Settings.model_construct()))
     result = execute(prepared)
     fields = answer(prepared.spec, result, request_id="5f0c2a9e7d1b4e6f8a3c0d9b7e5f1a2c")
     return compact(json.loads(json.dumps(fields, default=lambda array: array.round(8).tolist()))) + "\n"
+
+
+def example(engine: Engine) -> PreparedRequest:
+    """The first of them, prepared."""
+    request = json.loads((CASES / f"{EXAMPLES[0]}.json").read_text(encoding="utf-8"))["request"]
+    return engine.plans.prepare(CODECS["application/json"].decode(json.dumps(request).encode(), 2**20))
 
 
 def compact(value: Any, indent: str = "") -> str:
@@ -124,7 +129,8 @@ def metrics() -> str:
     engine = Engine(Settings.model_construct())
     counted = Metrics(engine.admission)
     record = RequestRecord("http", "POST", "/attention", "")
-    record.computed = ComputedRequest("", "", "numpy", "small", 0, engine.start().timings)
+    record.timings = engine.start().timings
+    record.computed = ComputedRequest("", "", execute(example(engine)).metadata, 0)
     counted.request_answered(record)
     rows = ["| metric | kind | labels | what |", "|---|---|---|---|"]
     for family in counted.registry.collect():

@@ -14,7 +14,7 @@ def plain(document: dict[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = _converted(document)
     found["openapi"] = "3.0.3"
-    del found["components"]["schemas"]["NestedArray"]  # which no field is any more
+    del found["components"]["schemas"]["NestedTensor"]  # which no field is any more
     del found["info"]["summary"]
     found["info"]["license"] = {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"}
     return found

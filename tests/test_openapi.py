@@ -112,6 +112,38 @@ def test_all_types_have_names() -> None:
     assert not any("title" in schema and "properties" not in schema for schema in schemas.values())
 
 
+def test_no_type_hides_one_of_a_language() -> None:
+    """Generated code uses its language's own types beside those of the document."""
+    own = {"Any", "Array", "Boolean", "Date", "Dict", "Error", "List", "Map", "Number", "Object", "Promise", "Record",
+           "Result", "Set", "String", "Vec"}  # fmt: skip
+    assert not own & DOCUMENT["components"]["schemas"].keys()
+
+
+def test_arrays_have_one_type_in_requests_and_responses() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    options = [{"$ref": f"#/components/schemas/{name}"} for name in ("EncodedTensor", "NestedTensor")]
+    assert schemas["Tensor"]["anyOf"] == options
+    assert schemas["EncodedTensor"]["required"] == ["dtype", "shape", "data"]
+    assert (schemas["NestedTensor"]["type"], schemas["NestedTensor"]["items"]) == ("array", {})
+    tensor = {"$ref": "#/components/schemas/Tensor"}
+    assert schemas["AttentionResponse"]["properties"]["output"].items() >= tensor.items()
+    assert tensor in schemas["AttentionRequest"]["properties"]["query"]["anyOf"]
+
+
+def test_problem_codes_are_one_enumeration() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    assert schemas["ProblemCode"]["enum"] == list(error_classes())
+    for name in ("Problem", "ProblemFault", "ProblemType"):
+        assert schemas[name]["properties"]["code"]["$ref"] == "#/components/schemas/ProblemCode"
+
+
+def test_numbers_are_double() -> None:
+    """A number without a format is float32 in Go."""
+    numbers = re.findall(r'{[^{}]*"type": "number"[^{}]*}', json.dumps(DOCUMENT["components"]))
+    assert numbers
+    assert all('"format": "double"' in number for number in numbers)
+
+
 def test_the_document_is_valid() -> None:
     assert DOCUMENT["openapi"].startswith("3.1")
     OpenAPIV31SpecValidator(DOCUMENT).validate()

@@ -15,31 +15,33 @@ from pydantic import BaseModel
 from service.attention import spec
 from service.codecs import CODECS
 from service.errors import error_classes
-from service.http.auth import OPEN
+from service.http.auth import OPEN, needs_key
 from service.http.problems import MEDIA_TYPE
 from service.schemas.arrays import ElementType
 from service.schemas.inference import Datatype, InferenceError, InferenceRequest
 from service.schemas.problem import Problem
 from service.schemas.request import AttentionRequest, Encoding
+from service.settings import Settings
 
 JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
 REFERENCE = "#/components/schemas/{model}"
 SECURITY: Final = "bearer"
 # Sets of names that become types, each with what it is.
-ENUMS: Final[dict[str, tuple[Any, str]]] = {
-    "Layout": (spec.Layout, "Axes of an array, in order: b batch, h heads, l tokens, d features."),
-    "FloatType": (spec.DType, "A floating-point type."),
-    "ElementType": (ElementType, "The type of an array's elements."),
-    "Backend": (spec.Backend, "The backend that computes the request."),
-    "Normalization": (spec.Normalization, "How scores become weights."),
-    "IncludedOutput": (spec.Output, "An output that can be requested in addition to output and metadata."),
-    "Encoding": (Encoding, "How JSON holds arrays."),
-    "TensorDatatype": (Datatype, "Type of the elements of a tensor in the Open Inference Protocol."),
+ENUMS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
+    "Layout": (get_args(spec.Layout), "Axes of an array, in order: b batch, h heads, l tokens, d features."),
+    "FloatType": (get_args(spec.DType), "A floating-point type."),
+    "ElementType": (get_args(ElementType), "The type of an array's elements."),
+    "Backend": (get_args(spec.Backend), "The backend that computes the request."),
+    "Normalization": (get_args(spec.Normalization), "How scores become weights."),
+    "IncludedOutput": (get_args(spec.Output), "An output that can be requested in addition to output and metadata."),
+    "Encoding": (get_args(Encoding), "How JSON holds arrays."),
+    "TensorDatatype": (get_args(Datatype), "Type of the elements of a tensor in the Open Inference Protocol."),
+    "ProblemCode": (tuple(error_classes()), "What is wrong with a request. A later version may have more codes."),
 }
 
 
-NAMES: Final = {get_args(kind): name for name, (kind, _) in ENUMS.items()}
+NAMES: Final = {values: name for name, (values, _) in ENUMS.items()}
 INFERENCE_EXAMPLE: Final = {
     "id": "first",
     "parameters": {"is_causal": True, "query_offset": 0},
@@ -126,7 +128,7 @@ def build(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = FastAPI.openapi(app)
         operations = [operation for path in document["paths"].values() for operation in path.values()]
-        _add_security(document)
+        _add_security(document, app.state.settings)
         _add_models(document["components"]["schemas"])
         for operation in operations:
             if "HTTPValidationError" in str(operation["responses"].get("422")):  # no operation answers so
@@ -137,11 +139,12 @@ def build(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _add_security(document: dict[str, Any]) -> None:
-    """Declare API keys as optional, and no key for the health checks."""
-    document["security"] = [{}, {SECURITY: []}]
-    for path in OPEN:
-        document["paths"][path]["get"]["security"] = []
+def _add_security(document: dict[str, Any], settings: Settings) -> None:
+    """Declare API keys: required where the server requires them, else optional, as another server may require them."""
+    document["security"] = [{SECURITY: []}] if settings.has_keys else [{}, {SECURITY: []}]
+    for path, item in document["paths"].items():
+        if path in OPEN or (settings.has_keys and not needs_key(path, settings)):
+            item["get"]["security"] = []
     document["components"]["securitySchemes"] = {
         SECURITY: {"type": "http", "scheme": "bearer", "description": "An API key, if the server requires one."}
     }
@@ -156,20 +159,23 @@ def _add_models(schemas: dict[str, Any]) -> None:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas.update({name: _simplified(schema) for name, schema in schemas.items()})
-    for name, (kind, description) in ENUMS.items():
-        schemas[name] = {"type": "string", "enum": list(get_args(kind)), "description": description}
+    for name, (values, description) in ENUMS.items():
+        schemas[name] = {"type": "string", "enum": [*values], "description": description}
 
 
 def _simplified(schema: Any) -> Any:
-    """A schema with references to the named enums, without titles and null defaults.
+    """A schema with references to the named enums and the format of numbers, without titles and null defaults.
 
     pydantic derives titles from names. A default of null means that the field is absent; generators would want a value.
+    A number without a format is float32 in some generated clients, a decimal in others.
     """
     if isinstance(schema, list):
         return [_simplified(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     found = {key: _simplified(value) for key, value in schema.items() if not _says_nothing(key, value)}
+    if found.get("type") == "number":
+        found["format"] = "double"
     if isinstance(names := found.pop("enum", None), list):
         del found["type"]
         return {"$ref": REFERENCE.format(model=NAMES[tuple(names)])} | found

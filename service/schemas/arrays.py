@@ -24,7 +24,7 @@ MAX_RANK = 8
 ElementType = Literal["bool", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
 
-class EncodedArray(BaseModel):
+class EncodedTensor(BaseModel):
     """A typed array: the bytes of its elements in base64."""
 
     dtype: ElementType = Field(description="Type of the elements. bool takes one byte per element.")
@@ -35,17 +35,17 @@ class EncodedArray(BaseModel):
     )
 
 
-class NestedArray(RootModel[list[Any]]):
+class NestedTensor(RootModel[list[Any]]):
     """An array as nested lists, rectangular, row-major. Its numbers have no type of their own."""
 
 
 # How the API document describes arrays.
-Array = TypeAliasType(
-    "Array", Annotated[EncodedArray | NestedArray, Field(description="An array. The field describes its axes.")]
+Tensor = TypeAliasType(
+    "Tensor", Annotated[EncodedTensor | NestedTensor, Field(description="An array. The field describes its axes.")]
 )
-IntegerOrArray = TypeAliasType(
-    "IntegerOrArray",
-    Annotated[int | EncodedArray | NestedArray, Field(description="One integer, or an array of them.")],
+IntegerOrTensor = TypeAliasType(
+    "IntegerOrTensor",
+    Annotated[int | EncodedTensor | NestedTensor, Field(description="One integer, or an array of them.")],
 )
 Labels = TypeAliasType(
     "Labels",
@@ -53,7 +53,7 @@ Labels = TypeAliasType(
 )
 
 
-class Tensor(NamedTuple):
+class ProtocolTensor(NamedTuple):
     """What the Open Inference Protocol says of a field that is an array: its datatype, and its axes in layout ld."""
 
     datatype: str
@@ -150,18 +150,20 @@ def _labels(value: Any) -> tuple[Any, ...]:
 
 
 # The types of fields, by their elements and by their axes in layout ld, which the Open Inference Protocol tells.
-Matrix = Annotated[np.ndarray, PlainValidator(_numbers, json_schema_input_type=Array), Tensor("FP32", 2)]
-Vector = Annotated[np.ndarray, PlainValidator(_numbers, json_schema_input_type=Array), Tensor("FP32", 1)]
-Past = Annotated[np.ndarray, PlainValidator(_past, json_schema_input_type=Array), Tensor("FP32", 3)]
-Bias = Annotated[np.ndarray, PlainValidator(_biases, json_schema_input_type=Array), Tensor("FP32", 2)]
-Mask = Annotated[np.ndarray, PlainValidator(_booleans, json_schema_input_type=Array), Tensor("BOOL", 2)]
-KeyMask = Annotated[np.ndarray, PlainValidator(_booleans, json_schema_input_type=Array), Tensor("BOOL", 1)]
-Integers = Annotated[np.ndarray, PlainValidator(_integer_lists, json_schema_input_type=Array), Tensor("INT64", 1)]
+Matrix = Annotated[np.ndarray, PlainValidator(_numbers, json_schema_input_type=Tensor), ProtocolTensor("FP32", 2)]
+Vector = Annotated[np.ndarray, PlainValidator(_numbers, json_schema_input_type=Tensor), ProtocolTensor("FP32", 1)]
+Past = Annotated[np.ndarray, PlainValidator(_past, json_schema_input_type=Tensor), ProtocolTensor("FP32", 3)]
+Bias = Annotated[np.ndarray, PlainValidator(_biases, json_schema_input_type=Tensor), ProtocolTensor("FP32", 2)]
+Mask = Annotated[np.ndarray, PlainValidator(_booleans, json_schema_input_type=Tensor), ProtocolTensor("BOOL", 2)]
+KeyMask = Annotated[np.ndarray, PlainValidator(_booleans, json_schema_input_type=Tensor), ProtocolTensor("BOOL", 1)]
+Integers = Annotated[
+    np.ndarray, PlainValidator(_integer_lists, json_schema_input_type=Tensor), ProtocolTensor("INT64", 1)
+]
 IntegerOrIntegers = Annotated[
-    np.ndarray, PlainValidator(_integers, json_schema_input_type=IntegerOrArray), Tensor("INT64", 1)
+    np.ndarray, PlainValidator(_integers, json_schema_input_type=IntegerOrTensor), ProtocolTensor("INT64", 1)
 ]
 TokenLabels = Annotated[
     tuple[str, ...] | tuple[tuple[str, ...], ...],
     PlainValidator(_labels, json_schema_input_type=Labels),
-    Tensor("BYTES", 1),
+    ProtocolTensor("BYTES", 1),
 ]

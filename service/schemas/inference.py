@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, RootModel
 from typing_extensions import TypeAliasType
 
 from service.attention.outputs import OUTPUTS
-from service.schemas.arrays import Tensor
+from service.schemas.arrays import ProtocolTensor
 from service.schemas.request import AttentionRequest, Part
 from service.version import MODEL, MODEL_VERSION, __version__
 
@@ -153,7 +153,7 @@ def _inputs(model: type[BaseModel], prefix: str = "") -> Iterator[TensorMetadata
             if isinstance(kind, type) and issubclass(kind, Part):
                 yield from _inputs(kind, f"{prefix}{name}.")
             for tensor in getattr(kind, "__metadata__", ()):
-                if isinstance(tensor, Tensor):
+                if isinstance(tensor, ProtocolTensor):
                     yield _metadata(prefix + name, *tensor)
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, Field
+
+from service.errors import error_classes
+
+# One of the codes of the error classes, which type checkers cannot know.
+ProblemCode = Annotated[str, Field(json_schema_extra={"enum": [*error_classes()]})]
 
 
 class ProblemFault(BaseModel):
     """One fault of a request."""
 
     pointer: str = Field(description="JSON pointer to the place in the request; empty for the body as a whole.")
-    code: str = Field(description="Stable code of this fault.")
+    code: ProblemCode = Field(description="Stable code of this fault.")
     expected: str = Field(description="What would have been valid.")
     got: str = Field(description="What came instead, in at most a few dozen characters.")
     hint: str | None = Field(None, description="How to correct it.")
@@ -23,6 +30,6 @@ class Problem(BaseModel):
     status: int = Field(description="The HTTP status.")
     detail: str = Field(description="What went wrong this time, in words.")
     instance: str = Field(description="Path of the request.")
-    code: str = Field(description="Stable: clients may switch on it.")
+    code: ProblemCode = Field(description="Stable: clients may switch on it.")
     request_id: str = Field(description="Also in the X-Request-ID header and in the log.")
     errors: list[ProblemFault] = Field(description="The faults of the request; may be empty.")

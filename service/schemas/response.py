@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.attention.result import Result
 from service.attention.spec import AttentionSpec
-from service.schemas.arrays import Array, Labels
+from service.schemas.arrays import Labels, Tensor
 from service.version import __version__
 
 
@@ -52,8 +52,8 @@ class Metadata(Answer):
 class TopWeights(Answer):
     """The largest weights of each row, in descending order, equal ones by lower index."""
 
-    indices: Array = Field(description="Indices of the keys, int64: [b,] [h,] q, top_k.")
-    values: Array = Field(description="Weights of these keys, with the same axes.")
+    indices: Tensor = Field(description="Indices of the keys, int64: [b,] [h,] q, top_k.")
+    values: Tensor = Field(description="Weights of these keys, with the same axes.")
 
 
 class AttentionResponse(Answer):
@@ -63,42 +63,42 @@ class AttentionResponse(Answer):
     heads. In layouts dl and bdl, q and k are swapped. If the query is a vector, there is no q.
     """
 
-    output: Array = Field(description="Attention weights times values, in the layout of the request.")
+    output: Tensor = Field(description="Attention weights times values, in the layout of the request.")
     metadata: Metadata
-    attention_weights: Array | None = Field(None, description="Scores normalised over k. A score matrix.")
-    scores: Array | None = Field(None, description="Query times key, before anything else. A score matrix.")
+    attention_weights: Tensor | None = Field(None, description="Scores normalised over k. A score matrix.")
+    scores: Tensor | None = Field(None, description="Query times key, before anything else. A score matrix.")
     top_weights: TopWeights | None = Field(
         None,
         description="Replaces attention_weights if the request has top_k: [b,] [h,] q, top_k, in every layout.",
     )
-    scaled_scores: Array | None = Field(None, description="scores times scale. A score matrix.")
-    capped_scores: Array | None = Field(None, description="scaled_scores after softcap. A score matrix.")
-    masked_scores: Array | None = Field(
+    scaled_scores: Tensor | None = Field(None, description="scores times scale. A score matrix.")
+    capped_scores: Tensor | None = Field(None, description="scaled_scores after softcap. A score matrix.")
+    masked_scores: Tensor | None = Field(
         None, description="capped_scores with bias and ALiBi added, null where a key is hidden. A score matrix."
     )
-    logsumexp: Array | None = Field(
+    logsumexp: Tensor | None = Field(
         None,
         description="[b,] [h,] q: natural logarithm of the sum of exp(masked_scores), with the sink; null if there "
         "is neither a visible key nor a sink.",
     )
-    entropy: Array | None = Field(None, description="[b,] [h,] q: -sum of w ln w over the weights of a row, in nats.")
-    received: Array | None = Field(
+    entropy: Tensor | None = Field(None, description="[b,] [h,] q: -sum of w ln w over the weights of a row, in nats.")
+    received: Tensor | None = Field(
         None, description="[b,] [h,] k: attention weights of each key, summed over all queries."
     )
-    query: Array | None = Field(
+    query: Tensor | None = Field(
         None, description="[b,] [h,] q, d: queries after projection, normalisation and rotation."
     )
-    key: Array | None = Field(
+    key: Tensor | None = Field(
         None, description="[b,] [h,] l, d: new keys (without the past) after projection, normalisation and rotation."
     )
-    value: Array | None = Field(None, description="[b,] [h,] l, d: new values (without the past) after projection.")
-    head_outputs: Array | None = Field(
+    value: Tensor | None = Field(None, description="[b,] [h,] l, d: new values (without the past) after projection.")
+    head_outputs: Tensor | None = Field(
         None, description="[b,] [h,] q, d: the output of each head, before the heads are joined."
     )
-    present_key: Array | None = Field(
+    present_key: Tensor | None = Field(
         None, description="[b,] h, k, d: past and new keys; send them as the next past_key."
     )
-    present_value: Array | None = Field(
+    present_value: Tensor | None = Field(
         None, description="[b,] h, k, d: past and new values; send them as the next past_value."
     )
     query_tokens: Labels | None = Field(None, description="The labels of the request.")

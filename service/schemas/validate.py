@@ -40,7 +40,11 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
         case "literal_error":
             expected = f"one of {context['expected']}"
         case "model_type":
-            expected = "an object"
+            expected = f"an object with {', '.join(_model_at(model, details['loc']).model_fields)}"
+        case "bool_type":
+            expected = "true or false"
+        case "string_pattern_mismatch":
+            expected = f"text of the pattern {context['pattern']}"
         case _:
             expected = details["msg"].removeprefix("Input should be ").removeprefix("Input should have ")
     return Fault(pointer, expected, describe(details["input"]), code=InvalidValue.code)

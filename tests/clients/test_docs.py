@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.attack.server import free_port, within
-from tests.clients.test_generated_others import ANNOTATIONS, JAR
+from tests.clients.programs import ANNOTATIONS, JAR
+from tests.clients.test_page import program
 from tests.helpers.documents import ADDRESS, BLOCKS, ROOT, Block
 
 PAGES = ("docs/clients.md", "docs/inference-protocol.md")
@@ -91,6 +92,10 @@ class Workspace:
         said = re.findall(r"console\.log\(.*\); // (.*)", text)
         printed = self.run("node", self.write("snippet.mjs", text))
         assert re.sub(r"\s", "", printed) == re.sub(r"\s", "", "".join(said))
+
+    def html(self, text: str) -> None:
+        """The script of the page runs; tests/clients/test_page.py tries its errors."""
+        assert self.run("node", self.write("page.mjs", program(text, key=""))).startswith("[[1,0],[")
 
     def ts(self, text: str) -> None:
         options = shlex.split("--strict --module nodenext --target es2022 --types node --skipLibCheck")

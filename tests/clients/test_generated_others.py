@@ -1,49 +1,77 @@
-"""The generated clients in TypeScript and Java: their examples check the responses of the service."""
+"""The table of generated clients in docs/clients.md is true: each program of it compiles, and answers as it should."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import json
+import re
+from collections.abc import Iterator
 
-import httpx
 import pytest
 
-HERE = Path(__file__).resolve().parent
+from service.settings.keys import new_key
+from tests.cases import CASES
+from tests.clients.programs import HERE, PROGRAMS
+from tests.conftest import app, serving
+
 ROOT = HERE.parents[1]
-BUILT = ROOT / "build" / "clients"
-JAR = next(Path(sys.prefix).glob("lib/python*/site-packages/openapi_generator_cli/openapi-generator.jar"), None)
-ANNOTATIONS = "/usr/share/java/geronimo-annotation-1.3-spec.jar"
+KEY, HASH = new_key()
+PAGE = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+ROW = re.compile(
+    r"^\| (?P<generator>[^|]+) (?P<version>\d[\d.]*) \| (?P<document>3\.[01]) \| (?P<options>[^|]*) \| [^|]+ \| [^|]+ "
+    r"\| \[[^]]+\]\(\.\./tests/clients/(?P<program>[^)]+)\) \|$",
+    re.MULTILINE,
+)
+ROWS = {row["program"]: row.groupdict() for row in ROW.finditer(PAGE)}
+DOCUMENTS = {"3.0": "openapi/openapi-3.0.json", "3.1": "openapi/openapi.json"}
 
 
-def run(*command: str | Path) -> str:
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+# The files in which generators find their options; those of the others are in the Makefile.
+CONFIGURED = {"openapi-generator": "generator.yaml", "@hey-api/openapi-ts": "hey-api.config.js"}
 
 
-def test_the_typescript_example_runs(client: httpx.Client) -> None:
-    node = HERE / "typescript" / "node_modules"
-    folder = BUILT / "typescript"
-    (folder / "example.ts").write_text((HERE / "typescript" / "example.ts").read_text())
-    (folder / "package.json").write_text('{"type": "module"}')
-    if not (folder / "node_modules").exists():
-        (folder / "node_modules").symlink_to(node)
-    strict: tuple[str | Path, ...] = (
-        "--strict",
-        "--noUncheckedIndexedAccess",
-        "--module",
-        "nodenext",
-        "--target",
-        "es2022",
-    )
-    run(node / ".bin" / "tsc", *strict, "--types", "node", "--typeRoots", node / "@types", folder / "example.ts")
-    assert "all as expected" in run("node", folder / "example.js", str(client.base_url).rstrip("/"))
+def generation(generator: str, program: str) -> str:
+    """The file or the command that says how a client is generated."""
+    if generator in CONFIGURED:
+        return (HERE / program.partition("/")[0] / CONFIGURED[generator]).read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (command,) = re.findall(rf"^\t.*\b{generator} .*\\\n.*$", makefile, re.MULTILINE)
+    return str(command)
 
 
-def test_the_java_example_runs(client: httpx.Client) -> None:
-    if JAR is None:
-        pytest.fail("no openapi-generator.jar")
-    path = f"{BUILT / 'java' / 'classes'}:{JAR}:{ANNOTATIONS}"
-    run("javac", "-d", BUILT / "java" / "classes", "-cp", path, HERE / "java" / "Example.java")
-    assert "all as expected" in run("java", "-cp", path, "Example", str(client.base_url).rstrip("/"))
+def test_the_table_has_every_program() -> None:
+    assert ROWS.keys() == PROGRAMS.keys()
+    assert len(re.findall(r"^\|.*\.\./tests/clients/", PAGE, re.MULTILINE)) == len(ROWS)
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_version_document_and_options_of_the_table_are_those_used(row: dict[str, str]) -> None:
+    python = (ROOT / "requirements" / "clients.txt").read_text(encoding="utf-8")
+    node = json.loads((HERE / "typescript" / "package.json").read_text(encoding="utf-8"))["devDependencies"]
+    generator = row["generator"].partition(",")[0]
+    package = "openapi-generator-cli" if generator == "openapi-generator" else generator
+    assert f"{package}=={row['version']} " in python or node.get(package) == row["version"]
+    how = generation(generator, row["program"]).replace(": ", "=")
+    assert DOCUMENTS[row["document"]] in how
+    for option in re.findall(r"`([^`]+)`", row["options"]):
+        assert option.replace(": ", "=") in how, option
+
+
+@pytest.fixture(scope="module")
+def protected() -> Iterator[str]:
+    """The address of a service that requires an API key."""
+    with serving(app(api_keys=HASH)) as client:
+        assert client.post("/attention", json={}).status_code == 401
+        yield str(client.base_url).rstrip("/")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_prints_a_golden_output_and_the_place_of_a_fault(
+    program: str, protected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_KEY", KEY)
+    printed = PROGRAMS[program](HERE / program, protected)
+    output, fault = printed.splitlines()
+    (case,) = (case for case in CASES if case.name == "animals_two_queries")
+    (expected,) = (expected for expected in case.expected if expected.name == "output")
+    expected.compare({"output": json.loads(output)})
+    assert fault == "shape_mismatch /key"

@@ -56,9 +56,9 @@ def test_a_mask_and_a_window_hide_keys(generated: Client) -> None:
 
 def test_base64_arrays_are_received_and_returned(generated: Client) -> None:
     data = base64.b64encode(np.eye(2, dtype="<f4").tobytes()).decode()
-    tensor = m.EncodedArray(dtype=m.ElementType.FLOAT32, shape=[2, 2], data=data)
+    tensor = m.EncodedTensor(dtype=m.ElementType.FLOAT32, shape=[2, 2], data=data)
     answer = ask(generated, input_=tensor, scale=0.0, encoding=m.Encoding.BASE64)
-    assert isinstance(answer.output, m.EncodedArray)
+    assert isinstance(answer.output, m.EncodedTensor)
     assert (answer.output.dtype, answer.output.shape) == (m.ElementType.FLOAT32, [2, 2])
     assert np.frombuffer(base64.b64decode(answer.output.data), "<f4").tolist() == [0.5] * 4
 

@@ -4,7 +4,7 @@ import attention.api.AttentionApi;
 import attention.api.InferenceProtocolApi;
 import attention.model.AttentionRequest;
 import attention.model.ElementType;
-import attention.model.EncodedArray;
+import attention.model.EncodedTensor;
 import attention.model.Encoding;
 import attention.model.IncludedOutput;
 import attention.model.InferenceInput;
@@ -19,24 +19,33 @@ import java.util.Base64;
 import java.util.List;
 import java.util.Map;
 
-/** The generated client. The server's address is the first argument. */
+/** The generated client. The server's address is the first argument, the API key in API_KEY. */
 public final class Example {
     private static final List<List<Double>> EYE = List.of(List.of(1.0, 0.0), List.of(0.0, 1.0));
 
     public static void main(String[] arguments) throws Exception {
         ApiClient client = new ApiClient();
         client.updateBaseUri(arguments[0]);
+        client.setRequestInterceptor(request -> request.header("Authorization", "Bearer " + System.getenv("API_KEY")));
         AttentionApi api = new AttentionApi(client);
 
+        AttentionRequest request = new AttentionRequest()
+            .query(List.of(List.of(8.7, 3.2, 4.1), List.of(2.1, 9.9, 1.6)))
+            .key(List.of(List.of(9.1, 1.0, 2.1), List.of(0.1, 7.5, 4.3), List.of(1.3, 5.5, 8.2), List.of(7.6, 2.4, 4.0),
+                List.of(8.5, 2.7, 2.7)))
+            .value(List.of(List.of(3.4, 1.3, 0.4, 9.8), List.of(7.5, 3.9, 4.1, 0.2), List.of(8.3, 2.8, 2.3, 0.1),
+                List.of(1.6, 8.4, 9.9, 3.4), List.of(2.2, 9.4, 8.7, 1.1)));
+        System.out.println(api.computeAttention(request).getOutput()); // lists print as in JSON
+
         var direct = api.computeAttention(new AttentionRequest().query(EYE).key(EYE)
-            .value(List.of(List.of(1.0), List.of(2.0))).scale(number("0")).include(List.of(IncludedOutput.SCORES)));
+            .value(List.of(List.of(1.0), List.of(2.0))).scale(0.0).include(List.of(IncludedOutput.SCORES)));
         same(direct.getOutput(), List.of(List.of(1.5), List.of(1.5)));
         same(direct.getScores(), EYE);
         same(direct.getMetadata().getNumHeads(), 1);
 
         LinearMap twice = new LinearMap().kernel(List.of(List.of(2.0, 0.0), List.of(0.0, 2.0)));
         var projected = api.computeAttention(
-            new AttentionRequest().input(EYE).scale(number("0")).projection(new Projection().value(twice)));
+            new AttentionRequest().input(EYE).scale(0.0).projection(new Projection().value(twice)));
         same(projected.getOutput(), List.of(List.of(1.0, 1.0), List.of(1.0, 1.0)));
 
         var masked = api.computeAttention(
@@ -45,21 +54,26 @@ public final class Example {
 
         ByteBuffer bytes = ByteBuffer.allocate(16).order(ByteOrder.LITTLE_ENDIAN);
         for (float number : new float[] {1, 0, 0, 1}) bytes.putFloat(number);
-        EncodedArray tensor = new EncodedArray().dtype(ElementType.FLOAT32).shape(List.of(2, 2)).data(bytes.array());
+        EncodedTensor tensor = new EncodedTensor().dtype(ElementType.FLOAT32).shape(List.of(2, 2)).data(bytes.array());
         var typed = api.computeAttention(
-            new AttentionRequest().input(tensor).scale(number("0")).encoding(Encoding.BASE64));
+            new AttentionRequest().input(tensor).scale(0.0).encoding(Encoding.BASE64));
         Map<?, ?> output = (Map<?, ?>) typed.getOutput();
         byte[] content = Base64.getDecoder().decode((String) output.get("data"));
         same(ByteBuffer.wrap(content).order(ByteOrder.LITTLE_ENDIAN).getFloat(12), 0.5f);
 
         try {
-            api.computeAttention(new AttentionRequest().query(EYE).key(List.of(List.of(1.0))).value(List.of(List.of(1.0))));
+            api.computeAttention(request.key(request.getValue())); // four features, the query has three
             throw new AssertionError("no error");
         } catch (ApiException error) {
             Problem problem = client.getObjectMapper().readValue(error.getResponseBody(), Problem.class);
             same(error.getCode(), 422);
-            same(problem.getCode(), "shape_mismatch");
-            same(problem.getErrors().get(0).getPointer(), "/key");
+            switch (problem.getCode()) {
+                case SHAPE_MISMATCH:
+                    System.out.println(problem.getCode() + " " + problem.getErrors().get(0).getPointer());
+                    break;
+                default:
+                    throw new AssertionError(problem.getDetail());
+            }
         }
 
         InferenceInput input = new InferenceInput().name("input").shape(List.of(2, 2)).datatype(TensorDatatype.FP32)
@@ -67,11 +81,6 @@ public final class Example {
         var inferred = new InferenceProtocolApi(client)
             .infer("attention", new InferenceRequest().inputs(List.of(input)).parameters(Map.of("scale", 0)));
         same(inferred.getOutputs().get(0).getData(), List.of(0.5, 0.5, 0.5, 0.5));
-        System.out.println("all as expected");
-    }
-
-    private static java.math.BigDecimal number(String text) {
-        return new java.math.BigDecimal(text);
     }
 
     private static void same(Object got, Object expected) {

@@ -1,0 +1,15 @@
+//! The one part of the crate serde_with that the generated client uses: null is told from an absent field.
+pub mod rust {
+    pub mod double_option {
+        use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+        pub fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
+            Option::deserialize(from).map(Some)
+        }
+
+        /// Absent fields are skipped before this is called.
+        pub fn serialize<T: Serialize, S: Serializer>(value: &Option<Option<T>>, to: S) -> Result<S::Ok, S::Error> {
+            value.as_ref().and_then(Option::as_ref).serialize(to)
+        }
+    }
+}

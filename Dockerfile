@@ -14,6 +14,10 @@ RUN /build/bin/pip install --require-hashes -r requirements/build.txt \
 ARG GRPC=
 COPY requirements/grpc.txt requirements/
 RUN test -z "${GRPC}" || /build/bin/pip --python /opt/attention/bin/python install --require-hashes -r requirements/grpc.txt
+# OTEL=yes adds OpenTelemetry, for traces.
+ARG OTEL=
+COPY requirements/otel.txt requirements/
+RUN test -z "${OTEL}" || /build/bin/pip --python /opt/attention/bin/python install --require-hashes -r requirements/otel.txt
 
 # Installs the package, and deletes files that only compilers, type checkers and tests need. Bytecode is compiled here,
 # because the file system is read-only later. It is not checked against the time of its source, which copying may change.

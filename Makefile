@@ -164,19 +164,32 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' service/version.py)
 REVISION := $(shell git rev-parse HEAD 2>/dev/null)
 
 .PHONY: deploy-check
-deploy-check: $(DEPLOY_VENV)/.deploy ## lint Dockerfile, compose file, manifests and scripts
+deploy-check: $(VENV)/.test $(DEPLOY_VENV)/.deploy ## lint Dockerfile, compose file and scripts; build and validate manifests; test the alerts (promtool of Debian's package prometheus)
 	$(DEPLOY_BIN)/hadolint Dockerfile
 	$(DEPLOY_BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
-	$(DEPLOY_BIN)/kubernetes-validate --strict $(MANIFESTS)
+	promtool check config deploy/prometheus/prometheus.yml
+	promtool check rules deploy/prometheus/rules/*.yml
+	promtool test rules deploy/prometheus/tests/*.yml
 	$(DEPLOY_BIN)/shellcheck deploy/engine deploy/local-base-image deploy/release-check .ci/prepare .ci/run
-
-MANIFESTS := $(filter-out %/kustomization.yaml, $(wildcard deploy/kubernetes/*/*.yaml))
+	PATH=$(abspath $(DEPLOY_BIN)):$$PATH $(BIN)/python -m pytest tests/deploy
 
 .PHONY: image
-image: ## build an image (TARGET=cpu, torch or cuda; TORCH=... for torch; GRPC=yes for gRPC)
+image: ## build an image (TARGET=cpu, torch or cuda; TORCH=... for torch; GRPC=yes for gRPC, OTEL=yes for traces)
 	@engine=$$(deploy/engine) && eval "$$engine" && set -x && \
 	$$ENGINE build $$BUILD_FLAGS --build-arg BASE_IMAGE=$$BASE_IMAGE --build-arg TORCH="$(TORCH)" --build-arg GRPC="$(GRPC)" \
-		--build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) --target $(TARGET) --tag $(IMAGE):$(TARGET) .
+		--build-arg OTEL="$(OTEL)" --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) --target $(TARGET) --tag $(IMAGE):$(TARGET) .
+
+# RUN_FLAGS has further options of the engine, like --env ATTENTION_WORKERS=2.
+PORT ?= 8000
+CPUS ?= 2
+MEMORY ?= 2g
+
+.PHONY: run-image
+run-image: ## run an image until Ctrl-C (TARGET=..., PORT=8000, CPUS=2, MEMORY=2g, RUN_FLAGS=...)
+	@engine=$$(deploy/engine) && eval "$$engine" && set -x && \
+	exec $$ENGINE run --rm --pull never --publish 127.0.0.1:$(PORT):8000 \
+		--read-only --tmpfs /tmp --cap-drop all --security-opt no-new-privileges \
+		--cpus $(CPUS) --memory $(MEMORY) --pids-limit 256 $(RUN_FLAGS) $(IMAGE):$(TARGET)
 
 .PHONY: image-test
 image-test: TESTS = tests/image
@@ -191,29 +204,24 @@ run-image-test: $(VENV)/.test $(DEPLOY_VENV)/.deploy
 	@engine=$$(deploy/engine) && eval "$$engine" && \
 	IMAGE=$(IMAGE) PODMAN_COMPOSE=$(DEPLOY_BIN)/podman-compose $(BIN)/python -m pytest $(TESTS)
 
-# Generated from the API document: Python, TypeScript, Java.
+# Generated from the API document, by the generators that docs/clients.md lists.
 CLIENTS := build/clients
 NODE := tests/clients/typescript
 GENERATOR = $(wildcard $(CLIENTS_VENV)/lib/python*/site-packages/openapi_generator_cli/openapi-generator.jar)
-ANNOTATIONS := /usr/share/java/geronimo-annotation-1.3-spec.jar
-JAVA_OPTIONS := openApiNullable=false,hideGenerationTimestamp=true,invokerPackage=attention,apiPackage=attention.api,modelPackage=attention.model
 
 $(NODE)/node_modules/.installed: $(NODE)/package.json $(NODE)/package-lock.json
 	npm ci --prefix $(NODE) --no-audit --no-fund
 	@touch $@
 
 .PHONY: clients
-clients: $(CLIENTS_VENV)/.clients $(NODE)/node_modules/.installed ## generate clients in Python, TypeScript and Java (npm, JDK 17, libgeronimo-annotation-1.3-spec-java)
-	@rm -rf $(CLIENTS) && mkdir -p $(CLIENTS)/java/classes $(CLIENTS)/python $(CLIENTS)/typescript
+clients: $(CLIENTS_VENV)/.clients $(NODE)/node_modules/.installed ## generate clients in Python, TypeScript, Java, Go, C# and Rust (npm, Java)
+	@rm -rf $(CLIENTS) && mkdir -p $(CLIENTS)/python $(CLIENTS)/openapi-typescript
 	PATH=$(abspath $(CLIENTS_BIN)):$$PATH openapi-python-client generate --path openapi/openapi.json --meta none \
-		--config tests/clients/python.yaml --output-path $(CLIENTS)/python/attention_client --overwrite
-	$(NODE)/node_modules/.bin/openapi-typescript openapi/openapi.json --default-non-nullable=false --output $(CLIENTS)/typescript/schema.ts
-	java -jar $(GENERATOR) generate --generator-name java --library native --input-spec openapi/openapi-3.0.json \
-		--output $(CLIENTS)/java --additional-properties=$(JAVA_OPTIONS) \
-		--global-property=models,apis,supportingFiles,modelDocs=false,apiDocs=false,modelTests=false,apiTests=false \
-		> $(CLIENTS)/java/generated.log
-	javac -nowarn -d $(CLIENTS)/java/classes -cp $(GENERATOR):$(ANNOTATIONS) \
-		$$(find $(CLIENTS)/java/src/main -name '*.java')
+		--config tests/clients/python/openapi-python-client.yaml --output-path $(CLIENTS)/python/attention_client --overwrite
+	$(NODE)/node_modules/.bin/openapi-typescript openapi/openapi.json --default-non-nullable=false \
+		--output $(CLIENTS)/openapi-typescript/schema.ts
+	$(NODE)/node_modules/.bin/openapi-ts --file $(NODE)/hey-api.config.js --no-log-file --silent
+	java -jar $(GENERATOR) batch --fail-fast --threads 2 tests/clients/*/generator.yaml > $(CLIENTS)/generated.log
 
 .PHONY: lint-openapi
 lint-openapi: $(NODE)/node_modules/.installed ## hold the API document against the rules of redocly and spectral
@@ -223,7 +231,7 @@ lint-openapi: $(NODE)/node_modules/.installed ## hold the API document against t
 		--ruleset $(NODE)/spectral.yaml --fail-severity hint
 
 .PHONY: test-clients
-test-clients: clients lint-openapi ## ask a running service by clients that nobody here wrote, and by generated ones
+test-clients: clients lint-openapi ## ask a running service by clients that nobody here wrote, and by generated ones (.ci/prepare installs their compilers)
 	$(CLIENTS_BIN)/python -m pytest tests/clients
 	$(CLIENTS_BIN)/python -m pytest tests/clients/alone
 
@@ -279,7 +287,7 @@ openapi: $(VENV)/.test ## regenerate what is generated: API document, examples, 
 # In folder $(1): the core by the package's own metadata, the rest by their .in; with $(2), to the newest versions.
 define compile-locks
 cd $(1) && $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/core.txt pyproject.toml && \
-for name in build test grpc peers attack servers cuda deploy docs; do \
+for name in build test grpc otel peers attack servers cuda deploy docs; do \
 	$(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/$$name.txt requirements/$$name.in || exit; \
 done && \
 $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/clients.txt pyproject.toml requirements/clients.in

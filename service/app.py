@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -24,14 +25,20 @@ from service.http.head import CheckHead
 from service.http.problems import on_http_exception, on_service_error, on_validation_error
 from service.http.request_context import RequestContext
 from service.observability.metrics import Metrics
-from service.observability.tracing import tracing
 from service.pipeline.engine import Engine
 from service.routes import attention, inference, openapi, operations
 from service.runtime.process import end_with_parent, tune, when_told_to_stop
 from service.settings import Settings, load_settings
+from service.settings.checks import split_origins
 from service.version import __version__
 
+if TYPE_CHECKING:  # an extra
+    from service.observability.tracing import Tracing
+
 logger = logging.getLogger("attention")
+
+# The header of binary tensors in the inference protocol.
+BINARY: Final = "Inference-Header-Content-Length"
 
 DESCRIPTION = """\
 Computes scaled dot-product attention exactly: send matrices, get the output, the attention weights and, if you ask for
@@ -50,7 +57,10 @@ TAGS = [
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """While the service runs: warm up, answer gRPC as well, and keep the gauges set that other workers expose."""
+    """While the service runs: warm up, answer gRPC as well, and keep the gauges set that other workers expose.
+
+    At the end send the spans that are left: processes of several workers end without the handlers of `atexit`.
+    """
     state = app.state
     background = [] if state.engine.ready else [asyncio.create_task(warm_up(state.engine))]
     if state.metrics is not None and state.metrics.shared:
@@ -67,10 +77,13 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        begin_stop()  # if no signal has
         for task in background:
             task.cancel()
         if state.rpc is not None:
             await state.rpc.stop()
+        if state.tracing is not None:
+            await state.tracing.flush()
 
 
 async def warm_up(engine: Engine) -> None:
@@ -88,6 +101,19 @@ def grpc_server() -> Any:
     except ImportError as error:
         raise SystemExit(f"ATTENTION_GRPC_PORT: install attention-service[grpc] ({error})") from None
     return RPC
+
+
+def tracing() -> Tracing:
+    """Makes spans. Errors: SystemExit that names the extra, if OpenTelemetry is not installed, or a wrong variable."""
+    try:
+        from service.observability.tracing import Tracing
+
+        return Tracing()
+    except ImportError as error:
+        raise SystemExit(f"ATTENTION_TRACING: install attention-service[otel] ({error})") from None
+    except ValueError as error:
+        sys.stderr.write(f"ATTENTION_TRACING: a variable OTEL_* is wrong: {error}\n")
+        raise SystemExit(2) from None
 
 
 def from_environment() -> FastAPI:
@@ -110,6 +136,10 @@ def create_app(settings: Settings) -> FastAPI:
     service_metrics = Metrics(engine.admission) if settings.metrics else None
     if service_metrics is not None and engine.batcher is not None:
         engine.batcher.on_batch = service_metrics.batch_computed
+    spans: Tracing | None = None
+    if settings.tracing:
+        spans = tracing()
+        engine.new_timings = spans.timings
     app = FastAPIOffline(
         title="Attention service",
         version=__version__,
@@ -124,7 +154,7 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         separate_input_output_schemas=False,
         lifespan=lifespan,
-        middleware=middleware(settings, service_metrics),
+        middleware=middleware(settings, service_metrics, spans),
         exception_handlers={
             ServiceError: on_service_error,
             HTTPException: on_http_exception,
@@ -136,10 +166,13 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.engine = engine
     app.state.metrics = service_metrics
+    app.state.tracing = spans
     app.state.rpc = None
     if settings.grpc_port is not None:
-        app.state.rpc = grpc_server()(settings, engine, service_metrics)
+        app.state.rpc = grpc_server()(settings, engine, service_metrics, spans)
     add_routes(app)
+    if service_metrics is not None:
+        start_at_0(app, service_metrics)
     app.openapi = partial(openapi.build, app)  # type: ignore[method-assign]  # as FastAPI documents it
     return app
 
@@ -154,22 +187,27 @@ def add_routes(app: FastAPI) -> None:
         app.include_router(operations.metrics_router)
 
 
-def middleware(settings: Settings, service_metrics: Metrics | None) -> list[Middleware]:
-    """The middleware around the routes, from the outside in."""
+def start_at_0(app: FastAPI, service_metrics: Metrics) -> None:
+    """Start the counters of the operations on tensors, with each status that the API document names."""
+    for route in app.routes:
+        if isinstance(route, attention.DirectRoute):
+            service_metrics.start_at_0("http", route.path, [200, *map(int, route.responses)])
+
+
+def middleware(settings: Settings, service_metrics: Metrics | None, spans: Tracing | None) -> list[Middleware]:
+    """The middleware around the routes, from the outside in. spans: makes the spans of requests, if not None"""
     found = [
         Middleware(DiscardUnreadBody, seconds=settings.read_timeout),
-        Middleware(RequestContext, metrics=service_metrics),
+        Middleware(RequestContext, metrics=service_metrics, tracing=spans),
         Middleware(CheckHead, close_after_upgrade=settings.http_parser == "httptools"),
     ]
-    if settings.tracing:
-        found.insert(0, tracing())
     if settings.cors_origins:
         cors = Middleware(
             CORSMiddleware,
-            allow_origins=[origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()],
+            allow_origins=split_origins(settings.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
-            expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
+            allow_headers=["Authorization", "Content-Type", BINARY, "X-Request-ID", "traceparent", "tracestate"],
+            expose_headers=["X-Request-ID", "Server-Timing", "Retry-After", BINARY],
         )
         found.append(cors)
     if settings.has_keys:

@@ -57,7 +57,13 @@ def parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    serve = add("serve", _serve, "run the service", "Run the service until SIGINT or SIGTERM.")
+    serve = add(
+        "serve",
+        _serve,
+        "run the service",
+        "Run the service until SIGINT or SIGTERM. All other settings are environment variables, which "
+        "`attention-service settings` prints with their defaults.",
+    )
     for setting, kind, text in FLAGS:
         serve.add_argument(f"--{setting.replace('_', '-')}", type=kind, help=text)
     add(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from service.http.auth import OPEN
 from service.settings.keys import Keys, new_key, parse_hashes, read_hashes
@@ -22,7 +25,7 @@ KEY, HASH = "correct horse", f"sha256:{hashlib.sha256(b'correct horse').hexdiges
 
 @pytest.fixture(scope="module")
 def client_of_protected() -> Iterator[httpx.Client]:
-    with serving(app(api_keys=f" {HASH}, {new_key()[1]}", protect_metrics=True)) as client:
+    with serving(app(api_keys=f" {HASH}, {new_key()[1]}", protect_metrics=True, protect_docs=True)) as client:
         yield client
 
 
@@ -45,10 +48,17 @@ def test_requests_with_a_valid_key_are_answered(client_of_protected: httpx.Clien
     assert response.json()["output"] == [[2.0]]
 
 
+def without_security(service: FastAPI) -> set[str]:
+    """The paths that need no key, as the API document of this service says."""
+    paths = service.openapi()["paths"].items()
+    return {path for path, item in paths if any(operation.get("security") == [] for operation in item.values())}
+
+
 def test_every_route_except_health_needs_a_key(client_of_protected: httpx.Client) -> None:
     """The test lists all routes of the application, so that it covers new ones; the API document agrees."""
     documented = app().openapi()["paths"]
-    assert {path for path, item in documented.items() if item.get("get", {}).get("security") == []} == OPEN
+    assert without_security(app()) == OPEN
+    assert without_security(app(api_keys=HASH, protect_metrics=True, protect_docs=True)) == OPEN
     paths = set(documented) | {"/", "/docs", "/openapi.json", "/docs-assets/x", "/no"}
     assert len(paths) >= 9
     for path in paths:
@@ -57,10 +67,38 @@ def test_every_route_except_health_needs_a_key(client_of_protected: httpx.Client
             assert (status != 401) == path.startswith("/health/"), f"{method} {path}: {status}"
 
 
-def test_metrics_need_no_key_by_default() -> None:
+def test_metrics_and_documentation_need_no_key_by_default() -> None:
+    """Nothing else is open, whatever its path begins with; the API document agrees."""
+    assert without_security(app(api_keys=HASH)) == OPEN | {"/metrics", "/problems/{code}"}
     with serving(app(api_keys=HASH)) as client:
-        assert client.get("/metrics").status_code == 200
-        assert client.get("/docs").status_code == 401
+        for path in ("/metrics", "/docs", "/openapi.json", "/docs-assets/swagger-ui.css", "/problems/busy"):
+            assert client.get(path).status_code == 200, path
+        for path in ("/attention", "/docs/x", "/docsx", "/openapi.json/x", "/problems", "/v2", "/no"):
+            assert client.get(path).status_code == 401, path
+    with serving(app(api_keys=HASH, protect_metrics=True)) as client:
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/docs").status_code == 200
+
+
+def test_the_documentation_page_of_a_protected_server_works_in_a_browser() -> None:
+    """The page, its scripts and the API document load without a key; the document says how operations get theirs."""
+    with serving(app(api_keys=HASH)) as client:
+        page = client.get("/", follow_redirects=True)
+        assert (page.status_code, page.url.path) == (200, "/docs")
+        for asset in re.findall(r"""(?:src|href)=["']([^"']+)["']""", page.text):
+            assert client.get(urljoin("/docs", asset)).status_code == 200, asset
+        address = re.search(r"""url: ["']([^"']+)["']""", page.text)
+        assert address is not None
+        document = client.get(address[1]).json()
+        ((name, scheme),) = document["components"]["securitySchemes"].items()
+        assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+        assert document["security"] == [{name: []}]
+        assert "security" not in document["paths"]["/attention"]["post"]
+        refused = client.post("/attention", json=GOOD)
+        assert refused.status_code == 401
+        assert client.get(refused.json()["type"]).json()["code"] == "unauthorized", "the link of a problem opens"
+        answer = client.post("/attention", json=GOOD, headers={"Authorization": f"{scheme['scheme']} {KEY}"})
+        assert answer.json()["output"] == [[2.0]]
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +164,18 @@ def test_only_allowed_origins_get_cors_headers() -> None:
         assert refused.headers["access-control-allow-origin"] == "https://a.example", "so that the page can read why"
     with serving(app()) as client:
         assert client.options("/attention", headers=preflight).status_code == 405
+
+
+@pytest.mark.parametrize(
+    "name", ["authorization", "content-type", "x-request-id", "traceparent", "tracestate", "x-other"]
+)
+def test_pages_may_send_ids_and_trace_contexts(name: str) -> None:
+    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST",
+                 "Access-Control-Request-Headers": name}  # fmt: skip
+    with serving(app(cors_origins="*")) as client:
+        response = client.options("/attention", headers=preflight)
+        allowed = response.headers["access-control-allow-headers"].lower().split(", ")
+        assert (response.status_code == 200) == (name in allowed) == (name != "x-other")
 
 
 def test_responses_have_security_headers(client: httpx.Client) -> None:

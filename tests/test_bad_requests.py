@@ -274,7 +274,7 @@ BAD = [
     Bad("zero heads", good(num_heads=0), 422, "invalid_value", "/num_heads", "greater than or equal to 1", "number 0"),
     Bad("heads as text", good(num_heads="2"), 422, "invalid_value", "/num_heads", "a valid integer", "'2'"),
     Bad("scale as boolean", good(scale=True), 422, "invalid_value", "/scale", "a valid number", "true"),
-    Bad("causal as number", good(is_causal=1), 422, "invalid_value", "/is_causal", "a valid boolean", "number 1"),
+    Bad("causal as number", good(is_causal=1), 422, "invalid_value", "/is_causal", "true or false", "number 1"),
     Bad("projection not an object", good(projection=[1]), 422, "invalid_value", "/projection", "an object", "integers"),
     Bad("logsumexp of sums", good(normalization="sum", include=["logsumexp"]), 422, "field_conflict", "/include",
         "no logsumexp", "logsumexp"),
@@ -339,6 +339,18 @@ def errors(client: httpx.Client, request: dict[str, Any]) -> list[dict[str, str]
         ("sliding_window", "window"),
         ("logit_cap", "use softcap"),
         ("past_key_values", "past_key and past_value"),
+        ("heads", "use num_heads"),
+        ("quary", "did you mean query?"),
+        ("Wq", "use projection.query with weight"),
+        ("cu_seqlens", "use segment_ids"),
+        ("temperature", "use scale"),
+        ("cache", "use past_key and past_value"),
+        ("batch_size", "read from the shapes"),
+        ("precision", "use dtype"),
+        ("top_p", "nothing is sampled"),
+        ("tokens", "use query_tokens, and key_tokens"),
+        ("logsumexp", "list logsumexp in include"),
+        ("query_mask", "use query_lengths, or mask"),
     ],
 )
 def test_unknown_names_get_a_suggestion(client: httpx.Client, name: str, advice: str) -> None:
@@ -346,9 +358,92 @@ def test_unknown_names_get_a_suggestion(client: httpx.Client, name: str, advice:
     assert advice in fault["hint"]
 
 
-def test_a_name_unlike_all_fields_gets_no_suggestion(client: httpx.Client) -> None:
-    (fault,) = errors(client, good(zzzzzz=1))
+@pytest.mark.parametrize("name", ["zzzzzz", "expected", "softmax", "block_size", "model"])
+def test_a_name_unlike_all_fields_gets_no_suggestion(name: str, client: httpx.Client) -> None:
+    (fault,) = errors(client, good(**{name: 1}))
     assert "hint" not in fault
+
+
+def test_a_slip_within_an_object_is_not_taken_for_a_name_of_another_library(client: httpx.Client) -> None:
+    (fault,) = errors(client, projected(query={"weights": [[1, 0], [0, 1]]}))
+    assert fault["hint"] == "did you mean weight?"
+
+
+def zeros(*shape: int) -> Any:
+    """Nested lists of this shape."""
+    return [zeros(*shape[1:]) for _ in range(shape[0])] if shape else 0.0
+
+
+def qkv(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...] = (), **options: Any) -> dict[str, Any]:
+    """A request of zeros with these shapes; the value has the shape of the key by default."""
+    return {"query": zeros(*query), "key": zeros(*key), "value": zeros(*(value or key))} | options
+
+
+IF_ONE = "if 1 means takes part, send {0} != 0; else {0} == 0"
+HINTS: dict[str, tuple[dict[str, Any], str]] = {
+    # What a tokenizer returns as attention_mask, and what other libraries add to scores.
+    "key mask of integers": (good(key_mask=[1, 0]), IF_ONE.format("key_mask")),
+    "key mask of floats": (good(key_mask=[1.0, 0.0]), IF_ONE.format("key_mask")),
+    "mask of integers": (good(mask=[[1, 0], [1, 1]]), IF_ONE.format("mask")),
+    "mask to be added": (good(mask=[[0, -1e9], [0, 0]]), "for numbers to be added to the scores use bias"),
+    "bias of booleans": (good(bias=[[True, False]] * 2), "send booleans as mask"),
+    "mask of padding": (qkv((2, 3, 4), (2, 5, 4), mask=[[True] * 5] * 2),
+                        "axes q, k; for one row per batch entry send key_mask"),
+    "bias of padding": (qkv((2, 3, 4), (2, 5, 4), bias=zeros(2, 5)),
+                        "axes q, k; for one row per batch entry send (2, 1, 1, 5)"),
+    "bias of padding, columns": (qkv((2, 4, 3), (2, 4, 5), bias=zeros(2, 5), layout="bdl"),
+                                 "axes k, q; for one row per batch entry send (2, 1, 5, 1)"),
+    "mask of a batch": (qkv((2, 4, 3, 8), (2, 4, 5, 8), mask=[[[True] * 5] * 3] * 2),
+                        "axes h, q, k; for one matrix per batch entry send (2, 1, 3, 5)"),
+    # Layouts
+    "bhld and blhd": (qkv((2, 8, 16, 4), (2, 16, 8, 4)),
+                      "query looks like bhld, key and value look like blhd; all need the same layout"),
+    "bhld and blhd, other lengths": (qkv((2, 8, 6, 4), (2, 16, 8, 4)),
+                                     "query looks like bhld, key and value look like blhd; all need the same layout"),
+    "all blhd": (qkv((2, 6, 8, 4), (2, 16, 8, 4)), "the shapes would fit layout blhd"),
+    "all lbd": (qkv((5, 2, 4), (7, 2, 4)), "a batch of 5, as query has; the shapes would fit layout lbd"),
+    "grouped heads": (qkv((8, 5, 4), (2, 5, 4)), "a batch of 8, as query has; the shapes would fit layout lbd or hld"),
+    "key in columns": (qkv((2, 3), (3, 4), (4, 5)), "3 tokens, as key has; query and value look like ld, key looks "
+                       "like dl; all need the same layout"),
+    "context in columns": ({"input": zeros(2, 3), "context": zeros(3, 4)}, "head_dim 3, as the query has; input looks "
+                           "like ld, context looks like dl; all need the same layout"),
+    "packed groups": (qkv((2, 8), (2, 4), num_heads=4), "head_dim 2, as the query has; num_kv_heads 2 would fit"),
+    "packed groups, a billion heads": (qkv((2, 8), (2, 4), num_heads=10**9), ""),
+    "heads do not divide": (qkv((4, 3), (4, 3), num_heads=2), "the shapes would fit layout dl"),
+    "heads do not divide, and no layout has as many": (qkv((3, 2, 2), (3, 2, 2), num_heads=4), ""),
+    "no layout has as many heads": (qkv((3, 8, 8, 1), (3, 8, 8, 1), (3, 8, 1, 8), layout="bhld", num_heads=2),
+                                     "8 tokens, as key has"),
+    "nothing fits": (qkv((2, 3), (5, 4)), "head_dim 3, as the query has"),
+    "a cache": (qkv((1, 2, 3, 4), (1, 2, 3, 4), past_key=zeros(1, 5, 2, 4), past_value=zeros(1, 5, 2, 4)),
+                "axes b, h, l, d in every layout"),
+    # As Hugging Face has them.
+    "doubled cosines": (good(rotary={"cos": zeros(2, 2), "sin": zeros(2, 2)}),
+                        "of doubled ones, as in Hugging Face, send one of each pair: [..., :d/2], or [..., ::2]"),
+    "doubled cosines of a part": (qkv((2, 4), (2, 4), rotary={"cos": zeros(2, 2), "sin": zeros(2, 2), "dim": 2}),
+                                  "of doubled ones, as in Hugging Face, send one of each pair: [..., :d/2], or "
+                                  "[..., ::2]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_a_likely_mistake_gets_its_hint(name: str, client: httpx.Client) -> None:
+    request, hint = HINTS[name]
+    (fault,) = errors(client, request)
+    assert fault.get("hint", "") == hint
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"window": [1, 1]}, "an object with left, right"),
+        ({"segment_ids": [0, 1]}, "an object with query, key"),
+        ({"is_causal": "true"}, "true or false"),
+        ({"device": "gpu"}, "text of the pattern ^(auto|cpu|cuda(:[0-9]{1,3})?)$"),
+    ],
+)
+def test_an_error_says_what_a_field_takes(fields: dict[str, Any], expected: str, client: httpx.Client) -> None:
+    (fault,) = errors(client, good(**fields))
+    assert fault["expected"] == expected
 
 
 def test_faults_of_several_kinds_are_reported_together(client: httpx.Client) -> None:

@@ -161,13 +161,23 @@ def test_a_safetensors_file_without_metadata_is_accepted(client: httpx.Client) -
     assert post(client, safetensors.numpy.save({"input": EYE}), SAFETENSORS).status_code == 200
 
 
-def test_bfloat16_in_npz_is_refused(client: httpx.Client) -> None:
+def test_bfloat16_in_npz_is_refused_with_advice(client: httpx.Client) -> None:
+    """numpy.savez writes bfloat16 of ml_dtypes as two bytes of no type."""
     content = write({"input": EYE, "dtype": "bfloat16"}, SAFETENSORS)
     response = post(client, content, SAFETENSORS, NPZ)
     assert (response.status_code, response.json()["code"]) == (406, "not_acceptable")
+    assert "use application/vnd.safetensors" in response.json()["detail"]
     stream = io.BytesIO()
     np.savez(stream, input=EYE.astype(ml_dtypes.bfloat16))
-    assert post(client, stream.getvalue(), NPZ).json()["code"] == "invalid_tensors"
+    assert b"'descr': '<V2'" in stream.getvalue()
+    problem = post(client, stream.getvalue(), NPZ).json()
+    assert problem["code"] == "invalid_tensors"
+    (fault,) = problem["errors"]
+    assert fault["got"] == "'|V2'"
+    assert "npz has no bfloat16; use application/vnd.safetensors" in fault["hint"]
+    stream = io.BytesIO()
+    np.savez(stream, input=EYE.astype(np.uint8))
+    assert "hint" not in post(client, stream.getvalue(), NPZ).json()["errors"][0]
 
 
 def test_top_weights_have_dotted_names(client: httpx.Client) -> None:

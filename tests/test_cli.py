@@ -78,6 +78,12 @@ def test_version_and_usage_are_printed(capsys: pytest.CaptureFixture[str]) -> No
         main([])
 
 
+def test_the_help_of_serve_says_where_all_other_settings_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["serve", "--help"])
+    assert "`attention-service settings`" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("command", ["openapi", "settings"])
 def test_openapi_and_settings_do_not_depend_on_the_environment(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

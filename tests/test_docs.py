@@ -11,8 +11,10 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 import httpx
+import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from service.attention.spec import Output
 from service.errors import error_classes
@@ -20,6 +22,7 @@ from service.schemas.request import AttentionRequest
 from service.settings import Settings
 from service.version import __version__
 from tests.cases import CASES
+from tests.conftest import app, serving
 from tests.helpers.documents import BLOCKS, PAGES, ROOT, Block, anchors, links
 
 # Blocks that cannot run here, by page and first words, each with what runs it instead, or why nothing does.
@@ -27,16 +30,34 @@ ELSEWHERE = {
     ("README.md", "make serve "): ("deploy/release-check", "installs an environment; make test is what runs this"),
     ("docs/index.md", "make serve\n"): ("deploy/release-check", "installs an environment"),
     ("docs/deployment.md", "make image\n"): ("tests/image/test_docs.py", "needs docker or podman"),
+    ("docs/deployment.md", "docker run "): ("tests/image/test_docs.py", "needs docker or podman"),
     ("docs/deployment.md", "docker compose up "): ("tests/image/test_docs.py", "needs docker or podman"),
     ("docs/deployment.md", "kubectl apply "): (
-        "tests/image/test_docs.py",
-        "needs a cluster; what it would send is made",
+        "tests/deploy/test_manifests.py",
+        "needs a cluster; what it would send is built and validated",
     ),
     ("docs/inference-protocol.md", "import numpy"): ("tests/clients/test_docs.py", "needs tritonclient"),
     ("docs/inference-protocol.md", "import asyncio"): ("tests/clients/test_docs.py", "needs kserve"),
     ("docs/inference-protocol.md", "pip install"): ("tests/clients/test_docs.py", "serves until it is stopped"),
     ("docs/clients.md", ""): ("tests/clients", "needs other languages and generators"),
 }
+# Commands within the text of the pages for operators, by their start, each with what runs it, or why nothing does.
+INLINE = {
+    ("docs/deployment.md", "attention-service health"): ("tests/image/test_docs.py", "in a container"),
+    ("docs/deployment.md", "docker compose restart"): ("tests/image/test_scale.py", "needs docker or podman"),
+    ("docs/deployment.md", "podman play kube"): ("tests/image/test_pod.py", "needs podman"),
+    ("docs/deployment.md", "attention-service key"): ("tests/deploy/test_manifests.py", "makes the file of hashes"),
+    ("docs/deployment.md", "attention-service serve"): ("tests/conftest.py", "what most tests do"),
+    ("docs/deployment.md", "uvicorn "): ("tests/servers/test_servers.py", "needs its own environment"),
+    ("docs/deployment.md", "hypercorn "): ("tests/servers/test_servers.py", "needs its own environment"),
+    ("docs/deployment.md", "granian "): ("tests/servers/test_servers.py", "needs its own environment"),
+    ("docs/deployment.md", "make "): ("Makefile", "targets and variables are checked below; each takes minutes"),
+    ("docs/operations.md", "attention-service health"): ("tests/test_cli.py", "with and without a service"),
+    ("docs/operations.md", "attention-service serve"): ("tests/conftest.py", "what most tests do"),
+    ("docs/operations.md", "make "): ("Makefile", "targets and variables are checked below; each takes minutes"),
+}
+OPERATORS = ("docs/deployment.md", "docs/operations.md")
+PROGRAMS = "attention-service|docker|podman|kubectl|helm|make|uvicorn|hypercorn|granian|promtool|curl"
 # Blocks that are neither commands nor requests have separate tests below.
 SHELL, PYTHON = "sh", "python"
 
@@ -87,6 +108,16 @@ def test_blocks_that_other_tests_run_exist_and_are_run_there(page: str, start: s
     assert runner.is_dir() or Path(page).name in runner.read_text(encoding="utf-8"), "its runner does not name the page"
 
 
+@pytest.mark.parametrize("page", OPERATORS)
+def test_every_command_within_the_text_for_operators_has_a_test(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    commands = set(re.findall(rf"`((?:{PROGRAMS}) [^`]+)`", text)) - {"docker run", "docker stop", "docker compose"}
+    known = [start for name, start in INLINE if name == page]
+    assert [command for command in commands if not command.startswith(tuple(known))] == []
+    assert [start for start in known if not any(command.startswith(start) for command in commands)] == []
+    assert all((ROOT / INLINE[page, start][0]).is_file() for start in known)
+
+
 def test_all_blocks_have_languages_that_are_tested() -> None:
     """No test would run a block of another language."""
     others = {(block.page, block.language) for block in BLOCKS if block.language not in (SHELL, PYTHON)}
@@ -122,6 +153,35 @@ def test_python_client_examples_run(address: str) -> None:
     assert answer["output"]
 
 
+def test_safetensors_writes_bfloat16_for_numpy_but_does_not_read_it() -> None:
+    """As docs/formats.md says. If this fails, the library has learned it, and the page can be shorter."""
+    content = safetensors.numpy.save({"input": np.eye(2).astype(ml_dtypes.bfloat16)})
+    with pytest.raises(KeyError, match="BF16"):
+        safetensors.numpy.load(content)
+
+
+def test_a_browser_lets_the_web_page_send_and_read_its_headers() -> None:
+    """What a browser asks the service before it sends the request of the page, and what the page may then read."""
+    page = one("docs/clients.md", "html").text
+    sent = set(re.findall(r'"([A-Z][a-z]+(?:-[A-Z][a-z]+)*)"(?=: |\] = )', page))
+    read = set(re.findall(r'headers\.get\("([^"]+)"\)', page))
+    assert (sent, read) == ({"Content-Type", "Authorization"}, {"Retry-After", "X-Request-ID"})
+    section = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8").split("\n## A web page\n")[1].split("```")[0]
+    may_send, may_read = (
+        set(re.findall(r"`([A-Za-z]+(?:-[A-Z][A-Za-z]+)*)`", part)) for part in section.split("and read")
+    )
+    assert sent < may_send
+    assert read < may_read
+    origin = {"Origin": "https://app.example"}
+    with serving(app(api_keys=f"sha256:{'0' * 64}", cors_origins=origin["Origin"])) as client:
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": ",".join(sorted(may_send))}
+        preflight = client.options("/attention", headers=origin | asked)
+        assert preflight.status_code == 200, preflight.text
+        refused = client.post("/attention", json={}, headers=origin)
+        assert refused.headers["access-control-allow-origin"] == origin["Origin"]
+        assert set(refused.headers["access-control-expose-headers"].split(", ")) == may_read
+
+
 def test_the_typed_array_of_the_docs_has_the_described_numbers(client: httpx.Client) -> None:
     array = one("docs/attention.md", "json").text
     answer = client.post("/attention", json={"input": json.loads(array)}).json()
@@ -151,6 +211,15 @@ def test_the_modules_that_the_pipeline_names_exist() -> None:
     names = re.findall(r"`([a-z_]+/(?:[a-z_]+\.py)?)`", section.split("\n## ")[0])
     assert len(names) > 15
     assert [name for name in names if not (ROOT / "service" / name).exists()] == []
+
+
+def test_the_memory_budget_is_defined_in_one_place() -> None:
+    """By the setting; no other page, manifest or compose file repeats its default or sets it."""
+    repeated = re.compile(r"half of (the|its)\s+(available\s+)?memory|available\s+memory", re.IGNORECASE)
+    pages = [page for page in PAGES if page.name not in ("settings.md", "CHANGELOG.md")]
+    assert [page.name for page in pages if repeated.search(page.read_text(encoding="utf-8"))] == []
+    files = [ROOT / "docker-compose.yml", *(ROOT / "deploy" / "kubernetes").rglob("*.yaml")]
+    assert [file.name for file in files if "MEMORY_LIMIT" in file.read_text(encoding="utf-8")] == []
 
 
 def test_every_field_is_documented() -> None:
@@ -184,8 +253,13 @@ def test_every_page_of_the_site_is_in_the_menu() -> None:
     assert sorted(menu) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
 
 
-def test_every_mentioned_make_target_exists() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+def test_every_mentioned_make_target_and_variable_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     for page in PAGES:
-        for target in re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE):
             assert target in targets, f"{page.name}: make {target}"
+        for command in re.findall(r"`make ([^`]+)`", text):
+            for variable in re.findall(r"\b([A-Z_]+)=", command):
+                assert f"$({variable})" in makefile, f"{page.name}: {variable} of make {command}"

@@ -59,7 +59,7 @@ def test_problems_carry_the_request_id(client: httpx.Client) -> None:
 def test_timings_are_in_the_server_timing_header(client: httpx.Client) -> None:
     header = client.post("/attention", json=GOOD).headers["server-timing"]
     steps = dict(part.split(";dur=") for part in header.split(", "))
-    assert list(steps) == ["decode", "plan", "queue", "compute", "encode"]
+    assert list(steps) == ["decode", "prepare", "queue", "compute", "encode"]
     assert all(float(duration) >= 0 for duration in steps.values())
 
 
@@ -348,6 +348,12 @@ def test_a_list_of_too_many_names_is_refused(client: httpx.Client) -> None:
     assert [(fault["pointer"], fault["expected"]) for fault in answer["errors"]] == [
         ("/include", "a list of at most 64 names")
     ]
+
+
+def test_several_accept_headers_count_as_one(client: httpx.Client) -> None:
+    for accepted in (["text/html", "application/x-npz"], ["application/x-npz", "text/html"]):
+        response = client.post("/attention", json=GOOD, headers=[("Accept", media_type) for media_type in accepted])
+        assert response.headers["content-type"] == "application/x-npz"
 
 
 def test_only_the_first_media_ranges_are_considered(client: httpx.Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from service.codecs.oip import http as codec
 from service.codecs.oip.fields import OUTPUTS
+from service.codecs.oip.tensors import head_of
 from service.errors import ServiceError
 from service.schemas.inference import MODEL_METADATA
 from service.schemas.request import AttentionRequest
@@ -82,7 +84,7 @@ def arrays_of(schema: dict[str, Any], definitions: dict[str, Any], prefix: str =
     """The dotted names of all arrays in a model's schema."""
     for name, field in schema["properties"].items():
         kinds = {option.get("$ref", "").rpartition("/")[2] for option in field.get("anyOf", [field])}
-        if kinds & {"Array", "IntegerOrArray", "Labels"}:
+        if kinds & {"Tensor", "IntegerOrTensor", "Labels"}:
             yield prefix + name
         for kind in kinds & {"Projection", "LinearMap", "Norm", "Rotary", "SegmentIds"}:
             yield from arrays_of(definitions[kind], definitions, f"{prefix}{name}.")
@@ -260,6 +262,7 @@ BAD: dict[str, tuple[Callable[[], tuple[bytes, dict[str, str]]], int, str]] = {
     "an input that is none": (lambda: (b'{"inputs": [{}, 1]}', {}), 400, "/inputs/0"),
     "a key twice": (lambda: (b'{"inputs": [], "inputs": []}', {}), 400, "each key once"),
     "no name": (lambda: bad(entry(name=None)), 400, "/inputs/0/name: expected the name of an input, got null"),
+    "a long shape": (lambda: bad(entry(shape=[1] * 10**6)), 400, "none negative, got '[1, 1, 1, 1, 1, 1, 1, 1, 1]'"),
     "no shape": (lambda: bad(entry(shape=None)), 400, "/inputs/0/shape: expected at most 8 lengths of axes"),
     "negative shape": (lambda: bad(entry(shape=[-2, -1])), 400, "none negative, got '[-2, -1]'"),
     "zero times too much": (lambda: bad(entry(shape=[0, 2**62, 2], data=[])), 400, "none negative"),
@@ -365,6 +368,19 @@ def test_limits_apply_to_the_inference_protocol() -> None:
 
 GOOD = body([tensor("query", EYE, True), tensor("key", EYE, False), tensor("value", EYE, True)],
             outputs=[{"name": "output"}], parameters={"scale": 1, "window.left": 1})  # fmt: skip
+
+
+def test_a_long_shape_is_refused_without_a_copy_of_it() -> None:
+    """Text of it would block the event loop for seconds."""
+    lengths = np.ones(10**6)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ServiceError):
+            head_of("input", "FP32", lengths, {}, "/inputs/0")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < lengths.nbytes / 10
 
 
 @given(data=st.data())

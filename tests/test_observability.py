@@ -1,4 +1,4 @@
-"""Metrics, logs and traces of the service."""
+"""Metrics and logs of the service, and the alerts and the dashboard that use them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.errors import error_classes
 from service.observability.logs import FIELDS, HumanFormatter, JsonFormatter
 from service.observability.metrics import remove_stale_files
 from tests.conftest import app, free_port, serving
+from tests.helpers.documents import ROOT, anchors
+from tests.helpers.rpc import remote
 from tests.helpers.waiting import TIMEOUT, until
 
 GOOD: dict[str, Any] = {"query": [[1.0, 2.0]], "key": [[1.0, 2.0]], "value": [[2.0]]}
@@ -73,8 +73,13 @@ def test_requests_are_counted(fresh_client: httpx.Client) -> None:
 def test_histogram_buckets_are_cumulative(fresh_client: httpx.Client) -> None:
     fresh_client.post("/attention", json=GOOD)
     found = samples(fresh_client)
-    counts = [value for name, value in found.items() if name.startswith("attention_request_seconds_bucket")]
+    counts = [
+        value
+        for name, value in found.items()
+        if re.match("attention_request_seconds_bucket.* operation=/attention$", name)
+    ]
     assert counts == sorted(counts)
+    assert len(counts) == 17
     assert counts[-1] == found["attention_request_seconds_count operation=/attention"] == 1
 
 
@@ -88,6 +93,28 @@ def test_the_counter_of_every_problem_starts_at_0(fresh_client: httpx.Client) ->
     """increase() of Prometheus ignores the first sample of a series."""
     found = {name: value for name, value in samples(fresh_client).items() if name.startswith("attention_problems")}
     assert found == {f"attention_problems_total code={code}": 0 for code in error_classes()}
+
+
+def test_the_metrics_of_alerts_and_dashboard_start_at_0() -> None:
+    """With each value of a label that a query names, over HTTP and gRPC: increase() ignores the first sample."""
+    with serving(app(grpc_port=0)) as client:
+        found = text_string_to_metric_families(client.get("/metrics").text)
+        fresh = [(sample.name, sample.labels, sample.value) for family in found for sample in family.samples]
+    paths = ("deploy/prometheus/rules/attention.yml", "deploy/grafana/dashboards/attention.json")
+    text = "".join(Path(path).read_text(encoding="utf-8").replace('\\"', '"') for path in paths)
+    selected = set(re.findall(r"\b(attention_\w+)\{([^}]*)\}", text))
+    assert len(selected) >= 4
+    for name, matchers in selected:
+        wanted = dict(re.findall(r'(\w+)="([^"]*)"', matchers))
+        values = {value for series, labels, value in fresh if series == name and wanted.items() <= labels.items()}
+        assert values == {0}, (name, wanted)
+    refused = [labels for name, labels, _ in fresh if name == "attention_requests_total" and labels["status"] == "503"]
+    assert {(labels["protocol"], labels["operation"]) for labels in refused} == {
+        ("http", "/attention"),
+        ("http", "/v2/models/{model_name}/infer"),
+        ("http", "/v2/models/{model_name}/versions/{model_version}/infer"),
+        ("grpc", "/inference.GRPCInferenceService/ModelInfer"),
+    }
 
 
 @pytest.mark.slow
@@ -112,6 +139,9 @@ def test_workers_share_their_metrics(tmp_path: Path) -> None:
     process = subprocess.Popen(command, env=os.environ | environment)
     try:
         until(lambda: scrape().get("attention_workers") == 2)
+        found = scrape()
+        assert {found[f"attention_problems_total code={code}"] for code in error_classes()} == {0}
+        assert found["attention_requests_total operation=/attention protocol=http status=503"] == 0
         for _ in range(20):
             assert httpx.post(f"{url}/attention", json=GOOD).status_code == 200
         until(lambda: scrape()[answered] == 20)
@@ -127,6 +157,24 @@ def test_workers_share_their_metrics(tmp_path: Path) -> None:
     finally:
         process.terminate()
         assert process.wait(TIMEOUT) == 0
+
+
+@pytest.mark.slow
+def test_workers_that_start_slowly_are_not_replaced(tmp_path: Path) -> None:
+    """As on a busy machine: each takes longer to start than the five seconds that uvicorn waits by default."""
+    slow = "import sys, time\nif '--multiprocessing-fork' in sys.orig_argv: time.sleep(7)\n"
+    (tmp_path / "sitecustomize.py").write_text(slow)
+    port = free_port()
+    command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--workers", "2", "--threads", "1"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path[:1]])}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        log = [process.stderr.readline()]
+        while "died" not in log[-1] and sum("startup complete" in line for line in log) < 2:
+            log.append(process.stderr.readline())
+        process.terminate()
+        process.communicate(timeout=TIMEOUT)
+    assert "died" not in log[-1]
 
 
 def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
@@ -169,19 +217,46 @@ def test_a_log_record_is_a_single_line(fresh_client: httpx.Client, caplog: pytes
     assert HumanFormatter().format(record).isprintable()
 
 
-def test_traces_continue_the_trace_of_the_client() -> None:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
-    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    with serving(app(tracing=True)) as client:
-        assert client.post("/attention", json=GOOD, headers={"traceparent": parent}).status_code == 200
-    (span,) = exporter.get_finished_spans()
-    assert span.context is not None
-    assert f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
-    assert span.parent is not None
-    assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
+def test_a_message_of_a_library_is_a_single_line() -> None:
+    record = logging.makeLogRecord({"msg": "quoted: %s", "args": ("\x1b[31m\r\nred\x9b\x85é",), "levelname": "WARNING"})
+    line = HumanFormatter().format(record)
+    assert line.endswith(r"quoted: \x1b[31m\r\nred\x9b\x85é")
+
+
+# Health checks and scrapes, and all other operations, as HTTP paths.
+PROBES = ("/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready",
+          "/v2/models/attention/ready", "/v2/models/attention/versions/1/ready")  # fmt: skip
+
+
+def test_successful_probes_are_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "attention.access")
+    with remote() as server:
+        for path in PROBES:
+            assert server.http.get(path).status_code == 200
+        assert server.ask("ServerLive").live
+        assert server.ask("ServerReady").ready
+        assert server.named("ModelReady", "attention").ready
+        server.http.get("/v2")
+        until(lambda: len(caplog.records) == len(PROBES) + 4)
+    levels = {record.__dict__["path"]: record.levelname for record in caplog.records}
+    service = "/inference.GRPCInferenceService"
+    calls = [f"{service}/{method}" for method in ("ServerLive", "ServerReady", "ModelReady")]
+    assert levels == dict.fromkeys([*PROBES, *calls], "DEBUG") | {"/v2": "INFO"}
+
+
+def test_failed_probes_are_logged_like_other_requests(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "attention.access")
+    with remote() as server:
+        server.app.state.engine.stopping = True
+        for path in ("/health/ready", "/v2/health/ready", "/v2/models/attention/ready"):
+            assert server.http.get(path).status_code == 503
+        with pytest.raises(grpc.RpcError):
+            server.named("ModelReady", "other")
+        until(lambda: len(caplog.records) == 4)
+    assert {(record.levelname, record.__dict__["status"]) for record in caplog.records} == {
+        ("INFO", 503),
+        ("INFO", 404),
+    }
 
 
 def names_in(text: str) -> set[str]:
@@ -206,3 +281,32 @@ def test_every_alert_and_metric_is_documented(fresh_client: httpx.Client) -> Non
     own = [name for name in metrics if name.startswith("attention_")]
     assert len(own) >= 20
     assert [name for name in [*alerts, *own, *FIELDS] if f"`{name}`" not in text] == []
+
+
+RULES = Path("deploy/prometheus/rules/attention.yml")
+ALERTS: list[dict[str, Any]] = [
+    rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]
+]
+
+
+def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+    """`make deploy-check` runs them with promtool."""
+    fires: dict[str, set[bool]] = {}
+    for path in Path("deploy/prometheus/tests").glob("*.yml"):
+        for case in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]:
+            found: dict[str, list[bool]] = {}
+            for check in case["alert_rule_test"]:
+                found.setdefault(check["alertname"], []).append(bool(check["exp_alerts"]))
+            for name, expected in found.items():
+                fires.setdefault(name, set()).add(any(expected))
+    assert len(ALERTS) >= 6
+    assert fires == {rule["alert"]: {True, False} for rule in ALERTS}
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: str(rule["alert"]))
+def test_every_alert_leads_to_its_section_of_the_runbook(rule: dict[str, Any]) -> None:
+    file, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    assert anchor == rule["alert"].lower()
+    assert anchor in anchors(ROOT / file)
+    section = (ROOT / file).read_text(encoding="utf-8").split(f"\n### {rule['alert']}\n")[1].split("\n#")[0]
+    assert re.findall(r"^\*\*([A-Z][a-z ]+)", section, re.MULTILINE) == ["Meaning", "Look at", "Do"]

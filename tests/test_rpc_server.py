@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ import numpy as np
 import pytest
 
 from service.pipeline.engine import Engine
+from service.rpc.server import RPC
 from service.runtime.process import when_told_to_stop
 from service.server.run import grpc_port
 from service.settings import Settings
-from tests.conftest import free_port
+from tests.conftest import app, free_port, serving
 from tests.helpers.messages import request
 from tests.helpers.oip import INFER
 from tests.helpers.rpc import Remote, connected, remote
@@ -89,12 +90,14 @@ def test_requests_are_counted_by_protocol() -> None:
             server.infer(request({"input": EYE}, {"scale": "x"}))
         with refused("UNIMPLEMENTED"):
             server.send("Other")
+        with refused("UNIMPLEMENTED"):
+            server.channel.unary_unary("ModelInfer")(SMALL.SerializeToString(), timeout=TIMEOUT)
         lines = server.http.get("/metrics").text.splitlines()
         text = "\n".join(re.sub(r"\.0$", "", line) for line in lines)
     for line in (
         f'attention_requests_total{{operation="{OPERATION}",protocol="grpc",status="200"}} 3',
         f'attention_requests_total{{operation="{OPERATION}",protocol="grpc",status="422"}} 1',
-        'attention_requests_total{operation="other",protocol="grpc",status="405"} 1',
+        'attention_requests_total{operation="other",protocol="grpc",status="405"} 2',
         'attention_requests_total{operation="/v2/models/{model_name}/infer",protocol="http",status="422"} 1',
         'attention_problems_total{code="invalid_value"} 1',
         'attention_computed_total{backend="numpy",kernel="dense"} 3',
@@ -111,7 +114,7 @@ def test_calls_have_request_ids_and_are_logged(caplog: pytest.LogCaptureFixture)
         answer = server.infer(SMALL, metadata=(("x-request-id", "find-me"), ("authorization", "very-secret")))
         assert answer["rest"].parameters["request_id"].string_param == "find-me"
         assert server.trailers["x-request-id"] == "find-me"
-        assert re.fullmatch(r"decode;dur=[\d.]+, plan;.*, encode;dur=[\d.]+", server.trailers["server-timing"])
+        assert re.fullmatch(r"decode;dur=[\d.]+, prepare;.*, encode;dur=[\d.]+", server.trailers["server-timing"])
         with refused("INVALID_ARGUMENT") as error:
             server.send("ModelInfer", b"31337", metadata=(("x-request-id", "a b"),))
         assert re.fullmatch("[0-9a-f]{32}", dict(error.value.trailing_metadata())["x-request-id"])
@@ -367,13 +370,33 @@ def test_shutdown_completes_running_calls_and_refuses_new_ones() -> None:
             running = call.future(LONG.SerializeToString(), timeout=TIMEOUT)
             until(lambda: in_flight(port) == 1)
             process.send_signal(signal.SIGTERM)
-            until(
-                lambda: code_of(call) == "UNAVAILABLE"
-            )  # gRPC cancels a call that arrives at the moment of the shutdown
+            until(lambda: code_of(call) == "UNAVAILABLE")
             assert not running.done(), "too quick to show anything"
             assert len(running.result()) > 40_000 * 4
         assert process.wait(TIMEOUT) == 0
     assert not any("Traceback" in line for line in log), log
+
+
+def test_a_call_that_no_method_gets_does_not_delay_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC loses some of the calls that arrive while it begins to stop."""
+    arrived, service = threading.Event(), RPC.service
+
+    async def lose(requests: Any, context: Any) -> None:
+        arrived.set()
+        await asyncio.Event().wait()
+
+    def service_or_lose(rpc: RPC, details: Any) -> Any:
+        return grpc.stream_stream_rpc_method_handler(lose) if details.method == "/lost" else service(rpc, details)
+
+    monkeypatch.setattr(RPC, "service", service_or_lose)
+    application = app(grpc_port=0, grace=2 * TIMEOUT)
+    with ExitStack() as stack:
+        with serving(application):
+            channel = stack.enter_context(connected(application.state.rpc.port))
+            call: Any = channel.unary_unary("/lost")
+            lost = call.future(b"", timeout=TIMEOUT)
+            assert arrived.wait(TIMEOUT)
+        assert lost.code() is grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.mark.slow

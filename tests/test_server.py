@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
+import uvloop
 from uvicorn.server import ServerState
 
 from service.server.progress import ReportProgress
 from service.server.protocol import MAX_UNTAKEN, LimitedProtocol, Limits
+from service.server.transport import CorkedTransport
 from tests.helpers.virtual_time import run
+from tests.helpers.waiting import until_async
 
+CERTIFICATE = Path(__file__).parent / "tls" / "localhost.pem"
 LIMITS = Limits(idle=5, head=30, head_bytes=1000, write=20)
 INTERVAL = 1.0  # seconds between two checks of the limits
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -80,6 +86,43 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     headers = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_lost_connection_has_no_unsent_bytes(new_loop: Callable[[], Any], tls: bool) -> None:
+    """A check of the limits may come between the loss of a connection and the call that reports it."""
+
+    made: list[Any] = []
+    lost: Any = None
+
+    class Protocol(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            self.transport = CorkedTransport(transport, lambda: True)
+            made.append(self)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            lost.set_result(None)
+
+    async def main() -> Any:
+        nonlocal lost
+        loop = asyncio.get_running_loop()
+        lost = loop.create_future()
+        ours = theirs = None
+        if tls:
+            ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl._create_unverified_context()
+            ours.load_cert_chain(CERTIFICATE)
+        server = await loop.create_server(Protocol, "127.0.0.1", 0, ssl=ours)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), ssl=theirs)
+        await until_async(lambda: made)
+        made[0].transport.abort()
+        await lost
+        writer.transport.abort()
+        server.close()
+        return made[0].transport.unsent()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(main()) == (0, 0)
 
 
 @PARSERS

@@ -15,10 +15,10 @@ from service.attention import cost, rotary
 from service.attention.arrays import FLOATS, cast, compute_dtype, widest
 from service.attention.options import options_of
 from service.attention.outputs import Selection, make_selection, outputs_of
-from service.attention.roles import Given, Roles, resolve_layout, resolve_roles, sources
+from service.attention.roles import Roles, resolve_layout, resolve_roles, sources
 from service.attention.rotary import Rotation
 from service.attention.shapes import Sizes, score_axes
-from service.attention.spec import AttentionSpec, Layout, Norm, Normalization
+from service.attention.spec import AttentionSpec, Given, Layout, Norm, Normalization
 from service.attention.terms import Frame, QueryLengths, ScoreTerm, make_terms, per_head
 from service.errors import InvalidValue, ShapeMismatch, shape
 

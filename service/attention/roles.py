@@ -5,23 +5,19 @@ Only shapes are read here, never numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from service.attention.projections import DenseMap, dense, with_bias
+from service.attention.shape_hints import shape_hint
 from service.attention.shapes import Sizes
-from service.attention.spec import SOURCES, AttentionSpec, Layout
+from service.attention.spec import ROLES, SOURCES, AttentionSpec, Given, Layout
 from service.errors import Fault, FieldConflict, InvalidArray, MissingField, ShapeMismatch, shape
 
-ROLES: Final = ("query", "key", "value")
 DEFAULT_LAYOUTS: Final[dict[int, Layout]] = {2: "ld", 3: "bld", 4: "bhld"}
 ALLOWED_SOURCES: Final = "query, key and value; or input alone; or input and context"
-
-# The field and array that query, key and value each come from.
-Given = Mapping[str, tuple[str, np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +139,21 @@ class _Source:
 
 
 def resolve_roles(spec: AttentionSpec, given: Given, layout: Layout, dtype: np.dtype) -> Roles:
-    """The roles of a request. Errors: ShapeMismatch, FieldConflict, MissingField."""
+    """The roles of a request. Errors: ShapeMismatch, with a hint to another layout; FieldConflict, MissingField."""
     if spec.projection is not None and "h" in layout:
         raise FieldConflict.at("/projection", "a layout whose heads are packed in d", f"layout {layout}")
+    try:
+        return _resolved(spec, given, layout, dtype)
+    except ShapeMismatch as error:
+        hint = "" if spec.projection else shape_hint(given, layout, spec.num_heads, spec.num_kv_heads)
+        if not hint:
+            raise
+        faults = [replace(fault, hint=f"{fault.hint}; {hint}" if fault.hint else hint) for fault in error.faults]
+    raise ShapeMismatch(*faults)
+
+
+def _resolved(spec: AttentionSpec, given: Given, layout: Layout, dtype: np.dtype) -> Roles:
+    """The roles of a request whose layout may have a projection."""
     query, key, value = (_source(spec, name, *given[name], layout, dtype) for name in ROLES)
     b, k = query.size("b"), key.size("l")
     for role in (key, value):
@@ -187,13 +195,14 @@ def _past_length(spec: AttentionSpec, layout: Layout, sizes: tuple[int, int, int
         raise MissingField.at(f"/{missing}", "both past_key and past_value", "one of them")
     b, g, d, e = sizes
     leading = ((b,) if "b" in layout else ()) + (g,)
+    axes = "bhld" if "b" in layout else "hld"
     length: int | str = "·"
     for name, array, features in (("past_key", spec.past_key, d), ("past_value", spec.past_value, e)):
         # Nested lists cannot say how wide nothing is.
         have = (*leading, 0, features) if array.shape == (*leading, 0) else array.shape
         wanted = (*leading, length, features)
         if len(have) != len(wanted) or any(w not in ("·", x) for w, x in zip(wanted, have, strict=True)):
-            raise ShapeMismatch.of(f"/{name}", shape(wanted), array)
+            raise ShapeMismatch.of(f"/{name}", shape(wanted), array, f"axes {', '.join(axes)} in every layout")
         length = have[-2]
     return int(length)
 

@@ -51,7 +51,11 @@ def _tables(rotary: Rotary, head_dim: int, dtype: np.dtype) -> tuple[np.ndarray,
     half = cos.shape[-1] if cos.ndim in (2, 3) else 0
     if not 1 <= half <= head_dim // 2 or (rotary.dim is not None and rotary.dim != 2 * half):
         wanted = f"at most {head_dim // 2}" if rotary.dim is None else str(rotary.dim // 2)
-        raise ShapeMismatch.of("/rotary/cos", f"(positions, dim/2) or (b, l, dim/2) with dim/2 {wanted}", cos)
+        doubled = half == (head_dim if rotary.dim is None else rotary.dim)
+        hint = (
+            "of doubled ones, as in Hugging Face, send one of each pair: [..., :d/2], or [..., ::2]" if doubled else ""
+        )
+        raise ShapeMismatch.of("/rotary/cos", f"(positions, dim/2) or (b, l, dim/2) with dim/2 {wanted}", cos, hint)
     if sin.shape != cos.shape:
         raise ShapeMismatch.of("/rotary/sin", f"{shape(cos.shape)}, as cos", sin)
     return cos, sin

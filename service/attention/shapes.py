@@ -87,9 +87,20 @@ def align(array: np.ndarray, axes: str, sizes: Sizes, field: str) -> np.ndarray:
     have = _axes_of(array, axes, lengths, field)
     wanted = tuple(lengths[letter] for letter in have)
     if any(length not in (1, full) for length, full in zip(array.shape, wanted, strict=True)):
-        raise ShapeMismatch.of(f"/{field}", f"{shape(wanted)}, or 1 on any axis", array, f"axes {', '.join(have)}")
+        hint = f"axes {', '.join(have)}{_batch_hint(array.shape, axes, lengths, field)}"
+        raise ShapeMismatch.of(f"/{field}", f"{shape(wanted)}, or 1 on any axis", array, hint)
     missing = "".join(letter for letter in "bhqk" if letter not in have)
     return reordered(array.reshape((1,) * len(missing) + array.shape), missing + have, "bhqk")
+
+
+def _batch_hint(have: tuple[int, ...], axes: str, lengths: Mapping[str, int], field: str) -> str:
+    """What to send instead of an array of this shape that seems to be one row or matrix per batch entry."""
+    b, k = lengths["b"], lengths["k"]
+    if have == (b, k):
+        row = tuple(k if axis == "k" else 1 for axis in axes[-2:])
+        return f"; for one row per batch entry send {'key_mask' if field == 'mask' else shape((b, 1, *row))}"
+    matrix = tuple(lengths[axis] for axis in axes[-2:])
+    return f"; for one matrix per batch entry send {shape((b, 1, *matrix))}" if have == (b, *matrix) else ""
 
 
 def _axes_of(array: np.ndarray, axes: str, lengths: Mapping[str, int], field: str) -> str:

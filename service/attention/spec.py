@@ -5,6 +5,7 @@ Names and meanings are those of the API, so that an error found here points at t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -73,7 +74,7 @@ class SegmentIds:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Rotary position embedding (Su et al. 2021): pairs of features are rotated by angles that grow with the position.
+    """Rotary position embedding (Su et al. 2021): each pair of features is rotated by position · frequency.
 
     base, or tables cos and sin: (positions, dim/2), or (b, l, dim/2) for each token as it stands
     dim: how many features turn, the first ones; interleaved: pairs (0, 1), (2, 3), … instead of halves
@@ -98,6 +99,9 @@ class Norm:
 
 # Where query, key and value come from: the first fields of a request.
 SOURCES: Final = ("query", "key", "value", "input", "context")
+ROLES: Final = ("query", "key", "value")
+# The field and array that query, key and value each come from.
+Given = Mapping[str, tuple[str, np.ndarray]]
 
 
 class AttentionSpec(NamedTuple):

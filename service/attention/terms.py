@@ -115,6 +115,8 @@ class Bias(ScoreTerm):
         """The `bias` of a request."""
         if spec.bias is None:
             return None
+        if spec.bias.dtype == bool:
+            raise InvalidArray.of("/bias", "numbers, added to the scores", spec.bias, "send booleans as mask")
         numbers = cast(spec.bias, frame.dtype, "/bias", minus_infinity=True)
         return cls(align(numbers, frame.axes, frame.sizes, "bias"))
 
@@ -394,8 +396,13 @@ def _real_tokens(lengths: np.ndarray, pointer: str, batch: int, length: int) -> 
 
 
 def _booleans(array: np.ndarray, pointer: str) -> np.ndarray:
+    """The array itself. Errors: InvalidArray for numbers, whose hint depends on whether all are 0 or 1."""
     if array.dtype != bool:
-        advice = "for numbers to be added to the scores use bias"
+        field = pointer.removeprefix("/")
+        if ((array == 0) | (array == 1)).all():
+            advice = f"if 1 means takes part, send {field} != 0; else {field} == 0"
+        else:
+            advice = "for numbers to be added to the scores use bias"
         raise InvalidArray.of(pointer, "booleans, true = takes part", array, advice)
     return array
 

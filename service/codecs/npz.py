@@ -48,6 +48,8 @@ from service.errors import (
 SUFFIX: Final = ".npy"
 # Types of tensors. safetensors.py, typed_arrays.py and oip/tensors.py have such a table for their format.
 DTYPES: Final = tuple(np.dtype(kind) for kind in (np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
+# NumPy writes bfloat16 as two bytes of no type (<V2), which could be anything.
+BY_SAFETENSORS: Final = "npz has no bfloat16; use application/vnd.safetensors, or another dtype"
 # The same types in both byte orders, as they are read, and what they become.
 NATIVE: Final = {dtype: dtype for dtype in DTYPES} | {dtype.newbyteorder("S"): dtype for dtype in DTYPES}
 # The JSON text may have at most TEXT + TEXT_GROWTH · length of the body bytes, as reading it takes many times its
@@ -127,7 +129,9 @@ class NPZCodec(Codec):
         tensors, fields = split_answer(answer)
         for name, tensor in tensors.items():
             if tensor.dtype.kind == "V":
-                raise NotAcceptable.at("", "another media type than npz for bfloat16", f"{name} in bfloat16")
+                raise NotAcceptable.at(
+                    "", "another media type than npz for bfloat16", f"{name} in bfloat16", BY_SAFETENSORS
+                )
         files = {RESPONSE: _text_file(fields)} | {name: _tensor_file(tensor) for name, tensor in tensors.items()}
         return encoded(self.media_type, _archive(files))
 
@@ -233,7 +237,8 @@ def _parse(content: memoryview, name: str) -> _NpyFile:
     else:
         expected, known = ", ".join(kind.name for kind in DTYPES), dtype in NATIVE
     if not known:
-        raise InvalidTensors.at("", f"{quote(name)} to be of {expected}", quote(dtype.str))
+        hint = BY_SAFETENSORS if name != REQUEST and dtype.kind == "V" and dtype.itemsize == 2 else ""
+        raise InvalidTensors.at("", f"{quote(name)} to be of {expected}", quote(dtype.str), hint)
     if shape_of(shape) is None:
         raise InvalidTensors.at("", f"at most {MAX_RANK} axes of {quote(name)}", quote(str(shape)))
     data = content[start.tell() :]

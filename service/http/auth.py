@@ -13,6 +13,18 @@ from service.settings.keys import Keys
 # Paths that need no key: orchestrators that ask for health have none.
 OPEN = frozenset({"/health/live", "/health/ready"})
 METRICS = "/metrics"
+# The documentation: paths, and starts of paths. A browser sends no key when it opens a page.
+DOCS = frozenset({"/", "/docs", "/openapi.json"})
+BELOW_DOCS = ("/docs-assets/", "/problems/")
+
+
+def needs_key(path: str, settings: Settings) -> bool:
+    """True if requests for this path need a key, where requests need keys at all."""
+    if path in OPEN:
+        return False
+    if path == METRICS:
+        return settings.protect_metrics
+    return settings.protect_docs or not (path in DOCS or path.startswith(BELOW_DOCS))
 
 
 class Guard:
@@ -20,12 +32,12 @@ class Guard:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
+        self._settings = settings
         self._keys = Keys(settings.api_keys, settings.api_keys_file)
-        self._open = OPEN if settings.protect_metrics else OPEN | {METRICS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] == "http" and scope["path"] not in self._open:
+        if scope["type"] == "http" and needs_key(scope["path"], self._settings):
             authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
             if not self._keys.accept(authorization):
                 expected, got = "Authorization: Bearer and a key", "another key" if authorization else "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from starlette.requests import Request
@@ -72,6 +73,14 @@ def parse_length(value: bytes) -> int | None:
     if not value.isdigit():
         return None
     return int(value) if len(value) <= MAX_LENGTH_DIGITS else MAX_LENGTH
+
+
+def joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Headers by name; the values of one that comes several times are joined by commas (RFC 9110, section 5.3)."""
+    values: dict[bytes, bytes] = {}
+    for name, value in headers:
+        values[name] = values[name] + b", " + value if name in values else value
+    return values
 
 
 def closes(scope: Scope) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +15,9 @@ from service.http.problems import problem
 from service.observability.metrics import Metrics
 from service.observability.requests import DISCONNECTED, REQUEST_ID, RequestRecord, choose_request_id
 from service.pipeline.deadline import Cancelled
+
+if TYPE_CHECKING:  # an extra
+    from service.observability.tracing import Tracing
 
 logger = logging.getLogger("attention")
 
@@ -29,14 +33,15 @@ NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
 
 class RequestContext:
-    """Keeps a record of each request for metrics and log, adds headers, and turns unexpected exceptions into 500.
+    """Keeps a record of each request for metrics, log and traces, adds headers, and turns exceptions into 500.
 
     Pure ASGI, so that large responses pass without being copied.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics | None) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics | None, tracing: Tracing | None = None) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever happens inside."""
@@ -72,12 +77,15 @@ class RequestContext:
         finally:
             # The template: as a label, the requested path could be anything.
             record.operation = getattr(scope.get("route"), "path", "other")
-            self._count_and_log(record)
+            self._report(record, scope)
 
-    def _count_and_log(self, record: RequestRecord) -> None:
+    def _report(self, record: RequestRecord, scope: Scope) -> None:
+        """Count, log and trace a request that was answered."""
         if self._metrics is not None:
             self._metrics.request_answered(record)
         record.log()
+        if self._tracing is not None:
+            self._tracing.http_answered(record, scope)
 
 
 def security_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

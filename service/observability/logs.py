@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -14,6 +15,10 @@ from service.settings import Settings
 FIELDS = ("request_id", "method", "path", "status", "milliseconds", "received", "sent", "code", "kernel")
 
 
+# Characters that would end a line, or tell a terminal what to do. A message of a library may quote what a client sent.
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
 class HumanFormatter(logging.Formatter):
     """`12:00:00 INFO message key=value …`."""
 
@@ -21,7 +26,8 @@ class HumanFormatter(logging.Formatter):
         """One line, and the traceback if there is one."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         fields = " ".join(f"{name}={_printable(value)}" for name, value in fields_of(record).items())
-        text = f"{clock} {record.levelname:7} {record.getMessage()} {fields}".rstrip()
+        message = CONTROL.sub(lambda found: _printable(found.group()), record.getMessage())
+        text = f"{clock} {record.levelname:7} {message} {fields}".rstrip()
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -61,5 +67,6 @@ def log_config(settings: Settings) -> dict[str, Any]:
         "formatters": {"line": {"()": formatter}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
         "root": {"handlers": ["stderr"], "level": "WARNING"},
-        "loggers": loggers,
+        # Its warnings quote headers that clients send, of any length.
+        "loggers": loggers | {"opentelemetry": {"level": "ERROR"}},
     }

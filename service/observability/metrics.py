@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Final
@@ -96,6 +96,15 @@ class Metrics:
             for collector in (ProcessCollector, PlatformCollector, GCCollector):
                 collector(registry=self.registry)
 
+    def start_at_0(self, protocol: str, operation: str, statuses: Iterable[int]) -> None:
+        """Expose the metrics of an operation with 0 before its first request.
+
+        Prometheus sees no increase in the first sample of a series: an alert would miss the first 503.
+        """
+        for status in statuses:
+            self._requests(protocol, operation, status)
+        self._seconds(operation)
+
     def request_answered(self, request: RequestRecord) -> None:
         """Count the answer to a request in flight."""
         self.in_flight -= 1
@@ -103,14 +112,15 @@ class Metrics:
         self._seconds(request.operation).observe(request.seconds)
         if request.code is not None:
             self._problems(request.code).inc()
-        if (computed := request.computed) is not None:
+        if (computed := request.computed) is not None and (timings := request.timings) is not None:
+            backend, kernel = computed.metadata.backend, computed.metadata.kernel
             self._received(computed.request_type).inc(computed.received)
-            self._decode(computed.request_type).inc(computed.timings.decode)
-            if computed.timings.queue:
-                self._queue.inc(computed.timings.queue)
-            self._computed(computed.backend, computed.kernel).inc()
-            self._compute(computed.backend, computed.kernel).inc(computed.timings.compute)
-            self._encode(computed.response_type).inc(computed.timings.encode)
+            self._decode(computed.request_type).inc(timings.decode)
+            if timings.queue:
+                self._queue.inc(timings.queue)
+            self._computed(backend, kernel).inc()
+            self._compute(backend, kernel).inc(timings.compute)
+            self._encode(computed.response_type).inc(timings.encode)
             self._sent(computed.response_type).inc(request.sent)
 
     def batch_computed(self, requests: int) -> None:
@@ -143,7 +153,10 @@ def _gauges(metrics: Metrics, admission: AdmissionController) -> list[tuple[Gaug
     waiting = "Large requests in the queue, for a slot or memory."
     limit = "Memory that requests may hold together."
     return [
-        (gauge("attention_requests_in_flight", "Requests in progress."), lambda: metrics.in_flight),
+        (
+            gauge("attention_requests_in_flight", "Requests in progress, this scrape included."),
+            lambda: metrics.in_flight,
+        ),
         (gauge("attention_slots_in_use", "Slots in use."), lambda: admission.slots_taken),
         (gauge("attention_slots", slots), lambda: admission.slots),
         (gauge("attention_requests_waiting", waiting), lambda: admission.waiting),

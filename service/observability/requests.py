@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from starlette.types import Scope
 
+from service.attention.result import Metadata
 from service.pipeline.execution import Execution, Timings
 
 REQUEST_ID: Final = b"x-request-id"
@@ -21,6 +22,21 @@ ACCEPTABLE = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 # Ids of this process begin with this, and then count.
 PROCESS = token_hex(10)
 _number = count()
+# Operations that orchestrators and Prometheus call every few seconds.
+PROBES: Final = frozenset(
+    {
+        "/health/live",
+        "/health/ready",
+        "/metrics",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/{model_name}/ready",
+        "/v2/models/{model_name}/versions/{model_version}/ready",
+        "/inference.GRPCInferenceService/ServerLive",
+        "/inference.GRPCInferenceService/ServerReady",
+        "/inference.GRPCInferenceService/ModelReady",
+    }
+)
 # Status of a request without a response, as its client disconnected or the server stops; as nginx has it.
 DISCONNECTED: Final = 499
 
@@ -33,24 +49,19 @@ class ComputedRequest(NamedTuple):
     To count another property of a request, set it on `Execution` in `pipeline.compute.compute`, add a field here, and
     count it in `Metrics.request_answered`.
 
-    request_type, response_type: media types; received: bytes of the body of the request
+    request_type, response_type: media types; metadata: of the result; received: bytes of the body of the request
     """
 
     request_type: str
     response_type: str
-    backend: str
-    kernel: str
+    metadata: Metadata
     received: int
-    timings: Timings
 
     @classmethod
     def of(cls, execution: Execution, request_type: str, response_type: str) -> ComputedRequest:
         """The record of an execution that is done. It does not keep the execution alive, nor its memory."""
-        metadata = execution.metadata
-        assert metadata is not None
-        return cls(
-            request_type, response_type, metadata.backend, metadata.kernel, execution.received, execution.timings
-        )
+        assert execution.metadata is not None
+        return cls(request_type, response_type, execution.metadata, execution.received)
 
 
 @dataclass(slots=True)
@@ -59,6 +70,7 @@ class RequestRecord:
 
     protocol: http or grpc; operation: path template of the route or name of the gRPC method, else other
     status: over HTTP, whatever the protocol; code: of the problem; sent: bytes of the body of the response
+    timings: of the steps of the pipeline; also of a request that failed in one of them
     started, ended: seconds; ended is 0 until the last byte of the response is sent
     """
 
@@ -69,6 +81,7 @@ class RequestRecord:
     operation: str = "other"
     status: int = DISCONNECTED
     code: str | None = None
+    timings: Timings | None = None
     computed: ComputedRequest | None = None
     sent: int = 0
     started: float = field(default_factory=time.perf_counter)
@@ -79,9 +92,15 @@ class RequestRecord:
         """Time from the request head to the end of the response, or until now."""
         return (self.ended or time.perf_counter()) - self.started
 
+    @property
+    def is_successful_probe(self) -> bool:
+        """True for a health check or a scrape that succeeded. They come all the time and say nothing."""
+        return self.status == 200 and self.operation in PROBES
+
     def log(self) -> None:
         """Write the line about the request into the log."""
-        if not access.isEnabledFor(logging.INFO):
+        level = logging.DEBUG if self.is_successful_probe else logging.INFO
+        if not access.isEnabledFor(level):
             return
         fields: dict[str, object] = {
             "request_id": self.request_id,
@@ -92,9 +111,9 @@ class RequestRecord:
             "code": self.code,
         }
         if self.computed is not None:
-            kernel = f"{self.computed.backend}/{self.computed.kernel}"
+            kernel = f"{self.computed.metadata.backend}/{self.computed.metadata.kernel}"
             fields |= {"received": self.computed.received, "sent": self.sent, "kernel": kernel}
-        access.info("request", extra=fields)
+        access.log(level, "request", extra=fields)
 
 
 def record_of(scope: Scope) -> RequestRecord:

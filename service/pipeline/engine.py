@@ -14,7 +14,7 @@ from service.backends.registry import Backends
 from service.errors import Busy
 from service.pipeline.admission import AdmissionController
 from service.pipeline.batching import Batcher, can_batch
-from service.pipeline.execution import Execution
+from service.pipeline.execution import Execution, Timings
 from service.pipeline.prepare import PlanCache, Strategy
 from service.settings import Settings
 
@@ -35,6 +35,7 @@ class Engine:
     batcher: computes small requests in batches, None where that would not help
     chunk_lock: held while a chunk of a response is encoded
     ready: True once the first request is as quick as all others; stopping: True once the service was told to stop
+    new_timings: makes the timings of a request; traces need other ones
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -44,6 +45,7 @@ class Engine:
         self.plans = PlanCache(self._choose_strategy)
         self.chunk_lock = asyncio.Lock()
         self.stopping = False
+        self.new_timings: Callable[[], Timings] = Timings
         self._backends = Backends(settings.backend, settings.compute_threads, settings.experimental)
         if settings.backend == "auto" and self._backends.preferred == "numpy":
             logger.warning("ATTENTION_BACKEND=auto: torch is not there, or sees no GPU; NumPy computes")
@@ -62,10 +64,14 @@ class Engine:
         self.ready = True
         logger.info("ready to compute with %s", self._backends.preferred)
 
-    def check_ready(self) -> None:
-        """Raise Busy while the service loads, stops, or would refuse a large request."""
+    def check_running(self) -> None:
+        """Raise Busy once the service was told to stop."""
         if self.stopping:
             raise Busy.at("", "a server that takes requests", "one that stops", headers={"Retry-After": "1"})
+
+    def check_ready(self) -> None:
+        """Raise Busy while the service loads, stops, or would refuse a large request."""
+        self.check_running()
         if not self.ready:
             expected = "a service that has loaded all that it computes with"
             raise Busy.at("", expected, "one that is loading it", headers={"Retry-After": "1"})
@@ -74,7 +80,7 @@ class Engine:
 
     def start(self, disconnected: Callable[[], Awaitable[None]] | None = None) -> Execution:
         """A new request. disconnected: returns when its client is disconnected"""
-        return Execution(self.admission, self.settings.time_limit, disconnected)
+        return Execution(self.admission, self.settings.time_limit, disconnected, self.new_timings())
 
     def _choose_strategy(self, spec: AttentionSpec, plan: Plan, shared: bool) -> Strategy:
         """Choose the backend, and the place: event loop, worker thread or batch. Errors: UnknownBackend.

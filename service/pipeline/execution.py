@@ -17,7 +17,7 @@ from service.pipeline.deadline import Deadline
 
 T = TypeVar("T")
 
-Step = Literal["decode", "plan", "queue", "compute", "encode"]
+Step = Literal["decode", "prepare", "queue", "compute", "encode"]
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Timings:
     """Seconds spent on each step of one request. batch: requests that were computed in one batch"""
 
     decode: float = 0.0
-    plan: float = 0.0
+    prepare: float = 0.0
     queue: float = 0.0
     compute: float = 0.0
     encode: float = 0.0
@@ -49,7 +49,7 @@ class Timings:
 
     def header(self) -> str:
         """The value of a Server-Timing header (W3C Server Timing), in milliseconds, of the steps that are done."""
-        steps = [f"{name};dur={getattr(self, name) * 1e3:.3f}" for name in ("decode", "plan", "queue", "compute")]
+        steps = [f"{name};dur={getattr(self, name) * 1e3:.3f}" for name in ("decode", "prepare", "queue", "compute")]
         if self.batch > 1:
             steps.append(f'batch;desc="{self.batch}"')
         if self.encode:
@@ -62,6 +62,7 @@ class Execution:
 
     disconnected: returns when the client has disconnected; None for gRPC, which cancels the task instead
     received: bytes of the body; metadata: of the result, once it is computed; the response has it too
+    timings: None for new ones
     """
 
     def __init__(
@@ -69,11 +70,12 @@ class Execution:
         admission: AdmissionController,
         seconds: float,
         disconnected: Callable[[], Awaitable[None]] | None = None,
+        timings: Timings | None = None,
     ) -> None:
         self.admission = admission
         self.lease = Lease(admission)
         self.deadline = Deadline(seconds)
-        self.timings = Timings()
+        self.timings = Timings() if timings is None else timings
         self.received = 0
         self.metadata: Metadata | None = None
         self._disconnected = disconnected

@@ -105,7 +105,7 @@ async def prepare(plans: PlanCache, decoded: Decoded, execution: Execution) -> P
         execution.lease.release_slot()
     else:
         request = plans.prepare(decoded)
-    execution.timings.step("plan")
+    execution.timings.step("prepare")
     if execution.lease.counted:  # else the sum is not needed
         execution.lease.shrink(request.nbytes)
     return request

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
 from service.http.body import BodyLimits, content_length, receive_body, receive_disconnect
+from service.http.head import joined
 from service.http.negotiation import Negotiate, negotiate, refuse_content_encoding
 from service.http.streaming import ChunkedResponse
 from service.observability.requests import ComputedRequest, record_of
@@ -80,12 +81,13 @@ async def respond(request: Request, negotiate: Negotiate) -> Response:
     engine: Engine = request.app.state.engine
     settings: Settings = request.app.state.settings
     record = record_of(request.scope)
-    headers = dict(request.scope["headers"])
+    headers = joined(request.scope["headers"])
     refuse_content_encoding(headers)
     decoder, encoder = negotiate(headers)
     limits = BodyLimits(settings.max_body_bytes, settings.read_timeout, settings.read_rate)
     length = content_length(headers, limits)
     execution = engine.start(partial(receive_disconnect, request.receive))
+    record.timings = execution.timings
     try:
         body = receive_body(request.receive, length, limits, execution, decoder.decode_bound)
         encoded = await run(engine, await body, decoder, encoder, execution, record.request_id)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from service.errors import NotFound, error_classes
 from service.observability.metrics import Metrics
 from service.routes.openapi import problems
+from service.schemas.problem import ProblemCode
 
 router = APIRouter(tags=["operations"])
 metrics_router = APIRouter(tags=["operations"])
@@ -26,7 +27,7 @@ class Health(BaseModel):
 class ProblemType(BaseModel):
     """What a problem code means."""
 
-    code: str = Field(description="The `code` of a problem.")
+    code: ProblemCode = Field(description="The `code` of a problem.")
     status: int = Field(description="HTTP status of responses with this code.")
     title: str = Field(description="Title of responses with this code.")
     description: str = Field(description="When a response has this code.")

@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
 from service.errors import InternalError, MemoryLimit, ServiceError, Unauthorized, drop_tracebacks, problem_class
 from service.observability.metrics import Metrics
-from service.observability.requests import REQUEST_ID, RequestRecord, choose_request_id
+from service.observability.requests import DISCONNECTED, REQUEST_ID, RequestRecord, choose_request_id
 from service.pipeline.engine import Engine
 from service.pipeline.execution import Execution
 from service.settings import Settings
 from service.settings.keys import Keys
+
+if TYPE_CHECKING:  # an extra
+    from service.observability.tracing import Tracing
 
 # Characters of an error message. It is sent in the trailers, percent-encoded with up to nine bytes a character, and
 # clients accept 8 KiB of trailers.
 MAX_DETAILS: Final = 800
 
 HEADER: Final = str(REQUEST_ID, "ascii")
-# The gRPC status of an error, by its status over HTTP.
+# The gRPC status of an answer, by its status over HTTP.
 STATUSES: Final = {
+    200: "OK",
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
     404: "NOT_FOUND",
@@ -34,6 +38,7 @@ STATUSES: Final = {
     415: "UNIMPLEMENTED",
     422: "INVALID_ARGUMENT",
     431: "INVALID_ARGUMENT",
+    DISCONNECTED: "CANCELLED",
     500: "INTERNAL",
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
@@ -50,7 +55,7 @@ class Call:
         self.execution = execution
         self.metadata = {name: _bytes(value) for name, value in context.invocation_metadata()}
         request_id = choose_request_id([self.metadata.get(HEADER, b"")])
-        self.record = RequestRecord("grpc", "gRPC", path, request_id)
+        self.record = RequestRecord("grpc", "gRPC", path, request_id, timings=execution.timings)
 
     def trailers(self, error: ServiceError | None = None) -> list[tuple[str, str]]:
         """The trailing metadata of the answer, or of the error."""
@@ -67,12 +72,19 @@ Method = Callable[[Call], Awaitable[bytes]]
 
 
 class Calls:
-    """Answers calls: authenticates, counts and logs them, and gives every error a status."""
+    """Answers calls: authenticates, counts, logs and traces them, and gives every error a status.
 
-    def __init__(self, settings: Settings, engine: Engine, metrics: Metrics | None) -> None:
+    idle: set while no call runs
+    """
+
+    def __init__(self, settings: Settings, engine: Engine, metrics: Metrics | None, tracing: Tracing | None) -> None:
         self._engine = engine
         self._keys = Keys(settings.api_keys, settings.api_keys_file) if settings.has_keys else None
         self._metrics = metrics
+        self._tracing = tracing
+        self._running = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
 
     async def answer(self, path: str, operation: str, method: Method, requests: object, context: Any) -> None:
         """Answer one call of a method.
@@ -84,13 +96,20 @@ class Calls:
         call.record.operation = operation
         if self._metrics is not None:
             self._metrics.in_flight += 1
+        self._running += 1
+        self.idle.clear()
         with call.execution.lease:
             try:
                 await self._answer(call, method)
             finally:
+                self._running -= 1
+                if not self._running:
+                    self.idle.set()
                 if self._metrics is not None:
                     self._metrics.request_answered(call.record)
                 call.record.log()
+                if self._tracing is not None:
+                    self._tracing.grpc_answered(call.record, call.metadata, STATUSES[call.record.status])
 
     async def _answer(self, call: Call, method: Method) -> None:
         """Send the answer or the error of a call."""

@@ -103,6 +103,7 @@ class Inference:
         return body
 
     async def _infer(self, call: Call) -> bytes:
+        self._engine.check_running()
         body = await self._receive(call)
         return await run_to_end(self._compute(call, body), call.execution.deadline)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else its library logs what clients do wrong, in a form of its own
 
@@ -15,9 +16,12 @@ import grpc
 from service.codecs.oip.messages import SERVICE
 from service.observability.metrics import Metrics
 from service.pipeline.engine import Engine
-from service.rpc.calls import Calls
+from service.rpc.calls import STATUSES, Calls
 from service.rpc.inference import Inference
 from service.settings import Settings
+
+if TYPE_CHECKING:  # an extra
+    from service.observability.tracing import Tracing
 
 # Concurrent calls of one connection: each may buffer 64 KiB of a message before its method receives it.
 MAX_STREAMS: Final = 100
@@ -25,6 +29,8 @@ MAX_STREAMS: Final = 100
 # may go to another worker.
 IDLE: Final = 300.0
 AGE: Final = 600.0
+# Seconds that calls have to end when the server stops: the status of the last answer is sent, lost calls are cancelled.
+LAST_ANSWER: Final = 1.0
 
 logger = logging.getLogger("attention")
 
@@ -32,11 +38,13 @@ logger = logging.getLogger("attention")
 class RPC(grpc.GenericRpcHandler):
     """The gRPC server on a port of its own. port: the port, once it is started"""
 
-    def __init__(self, settings: Settings, engine: Engine, metrics: Metrics | None) -> None:
+    def __init__(self, settings: Settings, engine: Engine, metrics: Metrics | None, tracing: Tracing | None) -> None:
         self._settings = settings
         self._inference = Inference(settings, engine)
-        self._calls = Calls(settings, engine, metrics)
+        self._calls = Calls(settings, engine, metrics, tracing)
         self._server: Any = None
+        if metrics is not None:
+            metrics.start_at_0("grpc", f"/{SERVICE}/ModelInfer", STATUSES)
         self._stopping: asyncio.Task[None] | None = None
         self.port = 0
 
@@ -55,15 +63,26 @@ class RPC(grpc.GenericRpcHandler):
         logger.info("gRPC running on %s:%d", host, self.port)
 
     def begin_stop(self) -> None:
-        """Accept no new calls; running calls may take until the grace period ends."""
+        """Stop after the running calls, which have the grace period. The engine refuses new inferences."""
         if self._stopping is None:
-            self._stopping = asyncio.create_task(self._server.stop(self._settings.grace))
+            self._stopping = asyncio.create_task(self._stop())
 
     async def stop(self) -> None:
         """Stop, and wait until all calls have ended."""
         self.begin_stop()
         assert self._stopping is not None
         await self._stopping
+
+    async def _stop(self) -> None:
+        """Stop when all calls have ended, or the grace period has.
+
+        gRPC itself begins to stop afterwards only: it loses some of the calls that arrive at that moment, so that no
+        method gets them, and lets their clients wait until it is stopped.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.grace):
+                await self._calls.idle.wait()
+        await self._server.stop(LAST_ANSWER)
 
     def service(self, handler_call_details: Any) -> Any:
         """The handler of a call: a stream in both directions, so that the method itself reads and writes the message.
@@ -72,8 +91,8 @@ class RPC(grpc.GenericRpcHandler):
         be parsed with INTERNAL. On the wire a stream of one message is the same.
         """
         path = handler_call_details.method
-        name = path.removeprefix(f"/{SERVICE}/")
-        method = self._inference.methods.get(name)
+        prefix = f"/{SERVICE}/"
+        method = self._inference.methods.get(path.removeprefix(prefix)) if path.startswith(prefix) else None
         operation = "other" if method is None else path
         run = partial(self._calls.answer, path, operation, method or self._inference.unknown)
         return grpc.stream_stream_rpc_method_handler(run)

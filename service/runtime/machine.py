@@ -23,13 +23,19 @@ def cpu_count() -> int:
     return max(1, count)
 
 
-def memory_total(root: Path = ROOT) -> int | None:
-    """Bytes that this process may use: the least of the machine's memory, its control groups' limits and RLIMIT_AS.
+def memory_limit(root: Path = ROOT) -> int | None:
+    """Bytes that this process may use at most: the least of its control groups' limits and RLIMIT_AS.
 
-    None if the system tells none of them. `root` is the folder that holds `proc` and `sys`.
+    None if there is no limit below the memory of the machine. `root` is the folder that holds `proc` and `sys`.
     """
-    limits = [*_cgroup_limits(root), _meminfo(root, "MemTotal"), _address_space()]
-    return min((limit for limit in limits if limit is not None), default=None)
+    limits = [*_cgroup_limits(root), _address_space()]
+    least = min((limit for limit in limits if limit is not None), default=math.inf)
+    return int(least) if least < (memory_total(root) or math.inf) else None
+
+
+def memory_total(root: Path = ROOT) -> int | None:
+    """Bytes of memory of the machine; None if the system does not tell."""
+    return _meminfo(root, "MemTotal")
 
 
 def memory_left() -> int | None:

@@ -15,17 +15,20 @@ import uvicorn
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.importer import import_from_string
 
-from service.app import create_app, from_environment, grpc_server
+from service.app import create_app, from_environment, grpc_server, tracing
 from service.http.head import MAX_HEAD
 from service.observability.logs import log_config
 from service.observability.metrics import remove_stale_files
 from service.runtime.process import tune
 from service.server.progress import ReportProgress
 from service.server.protocol import LimitedProtocol, Limits
-from service.settings import Settings, load_settings
+from service.settings import Settings, load_settings, unknown_variables
 
 # Seconds that a connection may stay open without a request.
 KEEP_ALIVE: Final = 5
+# Seconds that a worker may leave the process that started it without an answer, as it does while it imports modules.
+# With uvicorn's five seconds, workers of a slow or busy machine are replaced before they have started, again and again.
+SILENCE: Final = 60
 
 
 def serve(flags: Mapping[str, Any]) -> None:
@@ -33,6 +36,7 @@ def serve(flags: Mapping[str, Any]) -> None:
 
     Errors: SystemExit with status 2, after one line on standard error, for a wrong setting or a port that is taken.
     """
+    sys.stderr.writelines(unknown_variables(os.environ))
     settings = load_settings(**flags)
     check_port("PORT", settings.host, settings.port)
     flags = dict(flags)
@@ -40,6 +44,8 @@ def serve(flags: Mapping[str, Any]) -> None:
         grpc_server()  # fail now if the extra is missing: uvicorn would start failing workers again and again
         flags["grpc_port"] = grpc_port(settings)
         settings = load_settings(**flags)
+    if settings.tracing:
+        tracing()  # likewise
     if settings.metrics_folder is not None:
         remove_stale_files(settings.metrics_folder)
     run: Callable[..., None] = partial(uvicorn.run, **uvicorn_options(settings))
@@ -76,13 +82,17 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
         "h11_max_incomplete_event_size": MAX_HEAD,
         "timeout_keep_alive": KEEP_ALIVE,
         "timeout_graceful_shutdown": settings.grace,
+        "timeout_worker_healthcheck": SILENCE,
         "server_header": False,
         "proxy_headers": False,  # the address of the client is not used
     }
 
 
 def grpc_port(settings: Settings) -> int:
-    """The port for gRPC, the same for all workers. Checked, as gRPC would share one in use."""
+    """The port for gRPC, chosen and checked once for all workers.
+
+    gRPC itself would not refuse a port that another process uses, but share it.
+    """
     port = settings.grpc_port or 0
     if port and port == settings.port:
         print(f"ATTENTION_GRPC_PORT: {settings.host}:{port}: HTTP has it", file=sys.stderr)

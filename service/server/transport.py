@@ -66,8 +66,10 @@ class CorkedTransport:
         return self._transport.get_write_buffer_size(), undelivered_bytes(self.get_extra_info("socket"))
 
 
-def undelivered_bytes(connection: socket.socket) -> int:
-    """Bytes that were sent and not acknowledged yet; 0 if the system does not know."""
-    with suppress(OSError, NameError):  # not every kind of socket has the number
+def undelivered_bytes(connection: socket.socket | None) -> int:
+    """Bytes that were sent and not acknowledged yet; 0 if the system does not know, or the connection is lost."""
+    if connection is None:  # TLS, before the protocol is told of the loss
+        return 0
+    with suppress(OSError, ValueError, NameError):  # not every kind of socket has the number, a closed one has none
         return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), "little")
     return 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Final
 
 from service.settings.keys import parse_hashes, read_hashes
 
+ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 # What OpenSSL says of a key that is of another certificate: of the same type, and of another type.
 MISMATCH = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
 
@@ -35,6 +38,19 @@ def check_hashes(hashes: str) -> str:
     """The hashes of keys, comma-separated, if all are hashes."""
     parse_hashes(hashes)
     return hashes
+
+
+def split_origins(origins: str) -> list[str]:
+    """The origins of a comma-separated text."""
+    return [origin.strip() for origin in origins.split(",") if origin.strip()]
+
+
+def check_origins(origins: str) -> str:
+    """The origins, comma-separated, if browsers send such ones: a scheme and a host, maybe a port (RFC 6454)."""
+    for origin in split_origins(origins):
+        if origin not in ("*", "null") and ORIGIN.fullmatch(origin) is None:
+            raise ValueError("expected origins like https://app.example:8443, without a path, or *, or null")
+    return origins
 
 
 def check_keys_file(file: Path) -> Path:

@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from service.runtime.machine import cpu_count, memory_total
+from service.runtime.machine import ROOT, cpu_count, memory_limit, memory_total
 from service.settings.checks import (
     check_backend,
     check_certificate,
     check_folder,
     check_hashes,
     check_keys_file,
+    check_origins,
     check_private_key,
 )
 
 # 1,000 tokens with their scores and weights in float64 take 16 MB: with less, ordinary requests are refused.
 LEAST_MEMORY: Final = ByteSize(16 * 2**20)
-MOST_MEMORY_BY_DEFAULT: Final = ByteSize(2 * 2**30)
+# Without a container: other programs share the memory of the machine. Memory of a container is for the service alone.
+MOST_MEMORY_OF_MACHINE: Final = ByteSize(2 * 2**30)
+OF_KUBERNETES: Final = re.compile("_SERVICE_(HOST|PORT)|_PORT_[0-9]+_")
 # Defaults that depend on the machine, as the table of settings shows them.
-DEFAULT_TEXTS: Final = {"memory_limit": "half of the available memory, at most 2 GiB"}
+DEFAULT_TEXTS: Final = {
+    "memory_limit": "half of the memory limit of the container; without one, half of the memory of the machine, at "
+    "most 2 GiB"
+}
 
 
-def default_memory_limit() -> ByteSize:
-    """Half of the memory that this process may use, at most 2 GiB."""
-    total = memory_total()
-    return ByteSize(MOST_MEMORY_BY_DEFAULT if total is None else min(MOST_MEMORY_BY_DEFAULT, total // 2))
+def default_memory_limit(root: Path = ROOT) -> ByteSize:
+    """Half of the memory limit of this process; if it has none, half of the machine's memory, at most 2 GiB.
+
+    root: the folder that holds `proc` and `sys`
+    """
+    limit = memory_limit(root)
+    if limit is not None:
+        return ByteSize(limit // 2)
+    total = memory_total(root)
+    return ByteSize(MOST_MEMORY_OF_MACHINE if total is None else min(MOST_MEMORY_OF_MACHINE, total // 2))
 
 
 def split_names(names: object) -> object:
@@ -64,7 +79,8 @@ class Settings(BaseSettings):
         description="Memory budget for the data of all requests in progress: bodies, arrays, intermediate results, "
         "responses. The workers divide it equally. A request that needs more than the share of its worker is refused "
         "with 413; a request that needs more than is free waits, or is refused with 503. At least 16 MiB, and at "
-        "least ATTENTION_MAX_BODY_BYTES.",
+        "least ATTENTION_MAX_BODY_BYTES. A container's memory limit is the least limit of its control groups (versions "
+        "1 and 2) and of its address space.",
     )
     concurrency: int = Field(
         2,
@@ -110,17 +126,24 @@ class Settings(BaseSettings):
     )
     api_keys: Annotated[str, AfterValidator(check_hashes)] = Field(
         "",
-        description="Hashes of the API keys, comma-separated, as `attention-service key` prints them. If there is no "
-        "hash here or in the file, requests need no key.",
+        description="Hashes of the API keys, comma-separated, as `attention-service key` prints them. Requests need "
+        "no key if neither this nor ATTENTION_API_KEYS_FILE is set.",
     )
     api_keys_file: Annotated[Path, AfterValidator(check_keys_file)] | None = Field(
-        None, description="File with further hashes, one per line. A change takes effect within a second."
+        None,
+        description="File with further hashes, one per line. A change takes effect within a second. While the file "
+        "cannot be read, or has a line that is no hash, the last ones are valid, and the log has an error.",
     )
     protect_metrics: bool = Field(False, description="Whether /metrics needs an API key, too.")
-    cors_origins: str = Field(
+    protect_docs: bool = Field(
+        False,
+        description="Whether the documentation (/, /docs, /openapi.json, /problems/…) needs an API key, too. Browsers "
+        "cannot open it then.",
+    )
+    cors_origins: Annotated[str, AfterValidator(check_origins)] = Field(
         "",
-        description="Origins whose pages may call the service from a browser, comma-separated; * for all. "
-        "Default: none.",
+        description="Origins whose pages may call the service from a browser, comma-separated, like "
+        "https://app.example:8443; * for all; null for pages that are opened from a file. Default: none.",
     )
     tls_certificate: Annotated[Path, AfterValidator(check_certificate)] | None = Field(
         None, description="Certificate chain (PEM). With it, the service speaks TLS only: HTTPS, and gRPC over TLS."
@@ -221,6 +244,18 @@ class Settings(BaseSettings):
         return self.threads or max(1, cpu_count() // self.workers)
 
 
+def unknown_variables(environment: Iterable[str]) -> list[str]:
+    """Lines about variables that look like settings and are none, but for those that Kubernetes makes of Services."""
+    lines = []
+    for name in sorted(environment):
+        setting = name.removeprefix("ATTENTION_").lower()
+        if name.startswith("ATTENTION_") and setting not in Settings.model_fields and not OF_KUBERNETES.search(name):
+            close = get_close_matches(setting, Settings.model_fields, n=1, cutoff=0.8)
+            hint = f"; did you mean ATTENTION_{close[0].upper()}?" if close else ""
+            lines.append(f"{name}: there is no such setting, it is ignored{hint}\n")
+    return lines
+
+
 def load_settings(**flags: object) -> Settings:
     """The settings of the environment, replaced by `flags` where given.
 
@@ -229,10 +264,12 @@ def load_settings(**flags: object) -> Settings:
     try:
         return Settings(**flags)  # type: ignore[arg-type]  # pydantic checks them
     except ValidationError as error:
+        lines = {}  # one for each setting, even if several of its names are wrong
         for found in error.errors(include_url=False, include_input=False):
-            name = "_".join(str(step) for step in found["loc"]).upper()
-            reason = found["msg"].removeprefix("Value error, ")
-            sys.stderr.write(f"ATTENTION_{name}: {reason}\n")
+            name = str(found["loc"][0]).upper()
+            reason = "Input should be 'true' or 'false'" if found["type"] == "bool_parsing" else found["msg"]
+            lines[name] = f"ATTENTION_{name}: {reason.removeprefix('Value error, ')}\n"
+        sys.stderr.writelines(lines.values())
         raise SystemExit(2) from None
 
 
@@ -241,7 +278,9 @@ def table() -> str:
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
         shown = DEFAULT_TEXTS.get(name) or _shown(field.default)
-        values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        values = ("true", "false") if field.annotation is bool else ()
+        if get_origin(field.annotation) is Literal:
+            values = get_args(field.annotation)
         choices = f" One of {', '.join(f'`{value}`' for value in values)}." if values else ""
         rows.append(f"| `ATTENTION_{name.upper()}` | {shown} | {field.description}{choices} |")
     return "\n".join(rows)
@@ -250,4 +289,6 @@ def table() -> str:
 def _shown(default: Any) -> str:
     if default in ("", None, frozenset()):
         return ""
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
     return f"`{default.human_readable() if isinstance(default, ByteSize) else default}`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -36,6 +37,19 @@ def engine(*arguments: str) -> str:
 def succeeds(*arguments: str) -> bool:
     """True if a command of the engine succeeds."""
     return subprocess.run([ENGINE, *arguments], capture_output=True, check=False).returncode == 0
+
+
+def compose(project: str, *arguments: str, **environment: str) -> None:
+    """Run a command of docker compose. Errors: AssertionError with its stderr if it fails."""
+    command = [*COMPOSE, "--project-name", project, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(arguments)}: {done.stderr}"
+
+
+def containers(project: str, service: str) -> list[str]:
+    """The names of all containers of a service of a compose project."""
+    names = engine("ps", "--format", "{{.Names}}").splitlines()
+    return sorted(name for name in names if re.fullmatch(rf"{project}[-_]{service}[-_]\d+", name))
 
 
 @dataclass(frozen=True)

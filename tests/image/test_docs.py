@@ -1,21 +1,22 @@
-"""The commands of docs/deployment.md run."""
+"""The commands of docs/deployment.md run, with the built image, a free port and other names."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
+import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import free_port
 from tests.helpers.documents import blocks
-from tests.image.engine import COMPOSE, ENGINE, IMAGE, ROOT
+from tests.image.engine import COMPOSE, ENGINE, IMAGE, ROOT, await_response
 
-CONTAINER, COMPOSED, APPLY, OVERLAY = (block.text for block in blocks(ROOT / "docs" / "deployment.md"))
-MANIFESTS = Path("deploy") / "kubernetes"
+MADE, CONTAINER, COMPOSED, _APPLY = (
+    block.text for block in blocks(ROOT / "docs" / "deployment.md") if block.language == "sh"
+)
+PROFILES = re.findall(r"^\| `--profile (\S+) up ?(\S*)`", (ROOT / "docs" / "deployment.md").read_text(), re.MULTILINE)
 NAME = "attention-docs"
 # Makes the engine available as `docker`, which the page uses, and removes all containers on exit.
 SETUP = f"""set -e
@@ -26,9 +27,8 @@ trap 'docker rm --force {NAME} || true; docker compose down --volumes || true' E
 
 @pytest.mark.parametrize("commands", [CONTAINER, COMPOSED], ids=["container", "compose"])
 def test_the_commands_of_the_page_run(commands: str) -> None:
-    """The commands of the page run with the built image, a free port and other names."""
     port = str(free_port())
-    own = commands.replace("make image\n", "").replace("attention-service:cpu", IMAGE)
+    own = commands.replace("attention-service:cpu", IMAGE)
     own = re.sub(r"(?<=\s)attention(?=\s)", NAME, own.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
     environment = os.environ | {"PORT": port, "COMPOSE_PROJECT_NAME": NAME}
     done = subprocess.run(
@@ -37,17 +37,28 @@ def test_the_commands_of_the_page_run(commands: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_the_kubernetes_manifests_and_the_overlay_render(tmp_path: Path) -> None:
-    """kubectl renders the folder that the page applies, and the overlay that it shows."""
-    shutil.copytree(ROOT / MANIFESTS, tmp_path / MANIFESTS)
-    overlay = MANIFESTS / "overlay"
-    (tmp_path / overlay).mkdir()
-    (tmp_path / overlay / "kustomization.yaml").write_text(OVERLAY)
-    made = []
-    for folder in (MANIFESTS / "base", overlay):
-        command = APPLY.replace("apply -k", "kustomize").replace(str(MANIFESTS / "base"), str(folder))
-        made.append(subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True))
-    base, own = (done.stdout for done in made)
-    assert "image: attention-service:" in base
-    assert re.sub("image: attention-service:.*", "image: registry.example/attention-service:0.1.0", base) == own
+def test_the_image_runs_by_make_until_ctrl_c() -> None:
+    """`make run-image` finds the engine by itself: the variables of these tests are not in its environment."""
+    build, run = MADE.splitlines()
+    assert build == "make image"
+    port = str(free_port())
+    environment = {name: os.environ[name] for name in ("HOME", "PATH")}
+    command = f"{run.partition('#')[0]} PORT={port} IMAGE={IMAGE.removesuffix(':cpu')}"
+    with subprocess.Popen(
+        command.split(), cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            await_response(f"http://127.0.0.1:{port}")
+        finally:
+            os.killpg(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+    assert "startup complete" in errors
+    assert "Finished server process" in errors
+
+
+@pytest.mark.parametrize(("profile", "service"), PROFILES)
+def test_every_profile_of_the_page_has_its_service(profile: str, service: str) -> None:
+    """compose reads the file. test_scale.py and test_observability.py run the profiles that need no GPU."""
+    command = [*COMPOSE, "--profile", profile, "config", "--services"]
+    services = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert {"attention", service or "prometheus"} <= set(services)

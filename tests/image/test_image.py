@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 
+from service.runtime.machine import memory_total
 from service.version import __version__
 from tests.helpers.wire import NPZ, read, write
 from tests.image.engine import (
@@ -80,6 +82,17 @@ def test_the_image_has_labels_and_a_user() -> None:
     assert labels["org.opencontainers.image.version"] == __version__
     assert all(labels[f"org.opencontainers.image.{name}"] for name in ("title", "description", "licenses", "revision"))
     assert image["Config"]["User"] == "10001:10001"
+
+
+@pytest.mark.parametrize("gib", [1, 6])
+def test_the_memory_budget_is_half_of_the_limit_of_the_container(gib: int) -> None:
+    if (memory_total() or 0) <= gib * 2**30:
+        pytest.skip(f"this machine has less than {gib} GiB of memory, so that this is no limit")
+    with container(f"--memory={gib}g") as one:
+        await_response(one.url)
+        metrics = httpx.get(f"{one.url}/metrics").text
+    (limit,) = re.findall(r"^attention_memory_limit_bytes (\S+)$", metrics, re.MULTILINE)
+    assert float(limit) == gib * 2**29
 
 
 def test_the_health_check_of_the_image_works(running: Container) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -21,7 +21,7 @@ from service.http.problems import MEDIA_TYPE
 from service.schemas.problem import Problem
 from tests.conftest import free_port
 from tests.helpers.wire import NPZ, read, write
-from tests.image.engine import COMPOSE, ROOT, await_response, await_success, engine
+from tests.image.engine import ROOT, await_response, await_success, compose, containers, engine
 
 PROJECT = "attention-test"
 CLIENTS = 12
@@ -34,28 +34,16 @@ REQUESTS = 1000
 def proxy() -> Iterator[str]:
     """The URL of the proxy."""
     port = free_port()
-
-    def compose(*arguments: str) -> None:
-        command = [*COMPOSE, "--project-name", PROJECT, "--profile", "scale", *arguments]
-        environment = os.environ | {"PROXY_PORT": str(port)}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-
+    scale = partial(compose, PROJECT, "--profile", "scale", PROXY_PORT=str(port))
     try:
-        compose("up", "--detach", "replica")
-        for name in containers("replica"):  # podman-compose may not wait until they are healthy
+        scale("up", "--detach", "replica")
+        for name in containers(PROJECT, "replica"):  # podman-compose may not wait until they are healthy
             await_success("exec", name, "attention-service", "health")
-        compose("up", "--detach", "proxy")
+        scale("up", "--detach", "proxy")
         await_response(f"http://127.0.0.1:{port}")
         yield f"http://127.0.0.1:{port}"
     finally:
-        compose("down", "--volumes")
-
-
-def containers(service: str) -> list[str]:
-    """The names of all containers of a service of the project."""
-    names = engine("ps", "--format", "{{.Names}}").splitlines()
-    return sorted(name for name in names if re.fullmatch(rf"{PROJECT}[-_]{service}[-_]\d+", name))
+        scale("down", "--volumes")
 
 
 @dataclass(frozen=True)
@@ -77,7 +65,7 @@ def log() -> list[Entry]:
 
 
 def logged() -> list[str]:
-    (name,) = containers("proxy")
+    (name,) = containers(PROJECT, "proxy")
     return engine("logs", name).splitlines()
 
 
@@ -132,13 +120,19 @@ def test_the_proxy_passes_large_bodies_and_problems(proxy: str) -> None:
     assert (problem.title, problem.request_id) == (BodyTooLarge.title, refused.headers["X-Request-ID"])
 
 
+def test_the_proxy_serves_after_the_restart_that_the_page_shows(proxy: str) -> None:
+    (restart,) = re.findall(r"`docker compose (restart proxy)`", (ROOT / "docs" / "deployment.md").read_text())
+    compose(PROJECT, "--profile", "scale", *restart.split(), PROXY_PORT=str(urlsplit(proxy).port))
+    await_response(proxy)
+
+
 def test_killing_a_busy_replica_loses_only_its_running_requests(proxy: str, report: Callable[[str], None]) -> None:
     before = len(log())
     killed: list[float] = []
 
     def kill(number: int) -> None:
         if number == REQUESTS // 3:
-            engine("kill", "--signal=KILL", containers("replica")[0])
+            engine("kill", "--signal=KILL", containers(PROJECT, "replica")[0])
             killed.append(time.time())
 
     statuses = ask(proxy, kill)
@@ -155,7 +149,7 @@ def test_killing_a_busy_replica_loses_only_its_running_requests(proxy: str, repo
 def test_killing_an_idle_replica_loses_no_request(proxy: str, report: Callable[[str], None]) -> None:
     """The proxy's connection fails, and it sends the request to another replica."""
     before = len(log())
-    engine("kill", "--signal=KILL", containers("replica")[-1])
+    engine("kill", "--signal=KILL", containers(PROJECT, "replica")[-1])
     statuses = ask(proxy)
     retried = sum(len(entry.asked) > 1 for entry in log()[before:])
     report(f"an idle replica killed: {statuses[200]} of {REQUESTS} answered, {retried} by a second replica")

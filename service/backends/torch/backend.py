@@ -17,8 +17,7 @@ from service.attention.operands import Operands, make_operands
 from service.attention.outputs import OUTPUTS
 from service.attention.plan import Plan, make_plan
 from service.attention.result import Computed
-from service.attention.roles import ROLES
-from service.attention.spec import AttentionSpec, DType, Output
+from service.attention.spec import ROLES, AttentionSpec, DType, Output
 from service.attention.tiles import Tiling
 from service.backends.base import Backend, Check, OutOfMemory, no_check
 from service.backends.dense.compute import compute

@@ -64,8 +64,9 @@ def head_of(name: Any, datatype: Any, lengths: Any, parameters: Container[str], 
         raise InvalidTensors.of(f"{pointer}/datatype", f"one of {', '.join(DTYPES)}, {BYTES}", datatype)
     found = shape_of(lengths)
     if found is None:
-        listed = lengths.tolist() if isinstance(lengths, np.ndarray) else lengths
-        got = quote(str(listed)) if isinstance(listed, list) else describe(lengths)
+        first = lengths[: MAX_RANK + 1] if isinstance(lengths, list | np.ndarray) else lengths
+        listed = first.tolist() if isinstance(first, np.ndarray) else first
+        got = quote(str(listed)) if isinstance(listed, list) else describe(listed)
         raise InvalidTensors.at(f"{pointer}/shape", f"at most {MAX_RANK} lengths of axes, none negative", got)
     if datatype == BYTES and 0 in found:  # as lists, the other axes would be as long as they say
         raise InvalidTensors.at(f"{pointer}/shape", "at least one string", shape(found))

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import numpy as np
+
+from service.attention.arrays import BFLOAT16
 from service.attention.result import Result
 from service.backends.registry import Backends
 from service.codecs.decoded import Decoded
+from service.compare.compare import compare_question
+from service.compare.question import make_question
+from service.compare.report import make_report
+from service.compare.text import as_text
 from service.pipeline.prepare import make_spec_and_plan
+from service.schemas.compare import CompareReport
 
 
 def attend(query: Any = None, key: Any = None, value: Any = None, **fields: Any) -> Result:
@@ -30,6 +39,54 @@ def attend(query: Any = None, key: Any = None, value: Any = None, **fields: Any)
     untyped = frozenset(name for name, field in given.items() if isinstance(field, list))
     spec, plan = make_spec_and_plan(Decoded(given, untyped), allow_non_finite=True)
     return backends().choose(spec.backend, spec.device).program(plan, spec)(spec.sources, None)
+
+
+def compare(actual: Any = None, **fields: Any) -> CompareReport:
+    """The report on what somebody else's attention returned: is it right, and if not, which mistake is it?
+
+    Takes the fields of `POST /attention/compare`, as docs/compare.md describes them; arrays as `attend` takes them,
+    and those of torch, JAX and other libraries as well.
+
+    actual: the output, or a dict of arrays by their names in a response (output, logsumexp, attention_weights, …);
+            None to ask which mistakes the request could show
+
+        report = compare(my_kernel(query, key, value), query=query, key=key, value=value, is_causal=True)
+        report.verdict.status, report.hypotheses[0].name
+
+    Errors: service.errors.InvalidRequest, with a pointer to each field at fault.
+    """
+    given = {name: as_numpy(field) for name, field in fields.items() if field is not None}
+    if actual is not None:
+        given["actual"] = as_numpy(actual if isinstance(actual, Mapping) else {"output": actual})
+    untyped = frozenset(name for name, field in given.items() if isinstance(field, list))
+    question = make_question(Decoded(given, untyped))
+    return make_report(compare_question(question, backends().choose("numpy", "cpu")))
+
+
+def assert_attention(actual: Any, **fields: Any) -> CompareReport:
+    """Raise AssertionError unless an output is right, or at least not known to be wrong. Arguments: as of `compare`
+
+    The message of the error is the report as text. An output whose request shows few mistakes passes: see
+    `report.power`.
+    """
+    report = compare(actual, **fields)
+    if report.verdict.status in ("imprecise", "wrong"):
+        raise AssertionError(as_text(report))
+    return report
+
+
+def as_numpy(value: Any) -> Any:
+    """A value whose arrays are NumPy's: tensors of torch are taken from their device, bfloat16 stays bfloat16."""
+    if isinstance(value, Mapping):
+        return {name: as_numpy(inner) for name, inner in value.items()}
+    if isinstance(value, np.ndarray | np.generic | list | str | int | float) or value is None:
+        return value
+    if hasattr(value, "detach"):  # torch, which has no bfloat16 to give to NumPy
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            return value.view(value.new_empty(0).short().dtype).numpy().view(BFLOAT16)
+        return value.numpy()
+    return np.asarray(value) if hasattr(value, "__array__") else value
 
 
 @cache

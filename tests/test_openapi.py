@@ -155,7 +155,7 @@ def test_the_server_serves_the_document(client: httpx.Client) -> None:
 
 def test_operation_ids_are_stable() -> None:
     """Generated clients name their methods after the operation ids."""
-    own = {"computeAttention", "checkLive", "checkReady", "describeProblem", "getMetrics"}
+    own = {"compareAttention", "computeAttention", "checkLive", "checkReady", "describeProblem", "getMetrics"}
     server = {"getServerMetadata", "checkServerLive", "checkServerReady"}
     model = {"getModelMetadata", "getModelVersionMetadata", "checkModelReady", "checkModelVersionReady"}
     assert set(OPERATIONS) == own | server | model | {"infer", "inferVersion"}

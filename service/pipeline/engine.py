@@ -10,6 +10,7 @@ from typing import Final
 from service.attention.cost import copied_bytes
 from service.attention.plan import Plan
 from service.attention.spec import AttentionSpec
+from service.backends.base import Backend
 from service.backends.registry import Backends
 from service.errors import Busy
 from service.pipeline.admission import AdmissionController
@@ -57,6 +58,11 @@ class Engine:
             padding = "padding" in settings.experimental
             self.batcher = Batcher(window, self.admission, settings.inline_flops, padding=padding)
         self.ready = self._backends.preferred == "numpy"
+
+    @property
+    def reference(self) -> Backend:
+        """The backend that computes in float64 what outputs are compared with."""
+        return self._backends.choose("numpy", "cpu")
 
     def warm_up(self) -> None:
         """Load the preferred backend, so that the first request need not wait for it."""

@@ -15,7 +15,7 @@ from service.http.negotiation import Negotiate, negotiate, refuse_content_encodi
 from service.http.streaming import ChunkedResponse
 from service.observability.requests import ComputedRequest, record_of
 from service.pipeline.engine import Engine
-from service.pipeline.run import run
+from service.pipeline.run import Run, run
 from service.routes.openapi import problems, tensor_answer, tensor_body
 from service.schemas.response import AttentionResponse
 from service.settings import Settings
@@ -76,8 +76,8 @@ def add_tensor_route(app: FastAPI, path: str, endpoint: Callable[..., Any], **do
     routes.insert(0, routes.pop())
 
 
-async def respond(request: Request, negotiate: Negotiate) -> Response:
-    """The response to one request. Errors: ServiceError of every kind, Cancelled."""
+async def respond(request: Request, negotiate: Negotiate, run: Run = run) -> Response:
+    """The response to one request. run: from its body to the answer. Errors: ServiceError of every kind, Cancelled."""
     engine: Engine = request.app.state.engine
     settings: Settings = request.app.state.settings
     record = record_of(request.scope)

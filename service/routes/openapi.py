@@ -18,6 +18,7 @@ from service.errors import error_classes
 from service.http.auth import OPEN, needs_key
 from service.http.problems import MEDIA_TYPE
 from service.schemas.arrays import ElementType
+from service.schemas.compare import Certainty, CompareRequest, LogsumexpBase, Status
 from service.schemas.inference import Datatype, InferenceError, InferenceRequest
 from service.schemas.problem import Problem
 from service.schemas.request import AttentionRequest, Encoding
@@ -36,6 +37,9 @@ ENUMS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "Normalization": (get_args(spec.Normalization), "How scores become weights."),
     "IncludedOutput": (get_args(spec.Output), "An output that can be requested in addition to output and metadata."),
     "Encoding": (get_args(Encoding), "How JSON holds arrays."),
+    "LogsumexpBase": (get_args(LogsumexpBase), "The base of a logarithm."),
+    "ComparisonStatus": (get_args(Status), "The verdict on an output."),
+    "Certainty": (get_args(Certainty), "Whether an output proves a mistake, or resembles it."),
     "TensorDatatype": (get_args(Datatype), "Type of the elements of a tensor in the Open Inference Protocol."),
     "ProblemCode": (tuple(error_classes()), "What is wrong with a request. A later version may have more codes."),
 }
@@ -77,6 +81,12 @@ def tensor_body() -> dict[str, Any]:
     The examples come from the notebooks whose results are golden cases of the tests.
     """
     content = {JSON: {"schema": _reference(AttentionRequest), "examples": _file("examples.json")}}
+    return {"requestBody": {"content": content | _tensors("request"), "required": True}}
+
+
+def compare_body() -> dict[str, Any]:
+    """The request body of POST /attention/compare in all media types, as `openapi_extra` for FastAPI."""
+    content = {JSON: {"schema": _reference(CompareRequest), "examples": _file("compare.json")}}
     return {"requestBody": {"content": content | _tensors("request"), "required": True}}
 
 
@@ -152,7 +162,7 @@ def _add_security(document: dict[str, Any], settings: Settings) -> None:
 
 def _add_models(schemas: dict[str, Any]) -> None:
     """Add models and named enums that FastAPI does not see; drop its validation errors, which are never sent."""
-    for model in (Problem, InferenceError, AttentionRequest, InferenceRequest):
+    for model in (Problem, InferenceError, AttentionRequest, CompareRequest, InferenceRequest):
         described = model.model_json_schema(ref_template=REFERENCE)
         schemas.update(described.pop("$defs", {}))
         schemas[model.__name__] = described

@@ -116,13 +116,17 @@ def _integers(value: Any) -> np.ndarray:
 
 
 def _biases(value: Any) -> np.ndarray:
-    return _numbers(_null_to_minus_infinity(value) if isinstance(value, list) else value)
+    return _numbers(_with_number_for_null(value, -math.inf) if isinstance(value, list) else value)
 
 
-def _null_to_minus_infinity(value: Any) -> Any:
+def _numbers_or_null(value: Any) -> np.ndarray:
+    return _numbers(_with_number_for_null(value, math.nan) if isinstance(value, list) else value)
+
+
+def _with_number_for_null(value: Any, number: float) -> Any:
     if isinstance(value, list):
-        return [_null_to_minus_infinity(item) for item in value]
-    return -math.inf if value is None else value
+        return [_with_number_for_null(item, number) for item in value]
+    return number if value is None else value
 
 
 def _past(value: Any) -> np.ndarray:
@@ -154,6 +158,7 @@ Matrix = Annotated[np.ndarray, PlainValidator(_numbers, json_schema_input_type=T
 Vector = Annotated[np.ndarray, PlainValidator(_numbers, json_schema_input_type=Tensor), ProtocolTensor("FP32", 1)]
 Past = Annotated[np.ndarray, PlainValidator(_past, json_schema_input_type=Tensor), ProtocolTensor("FP32", 3)]
 Bias = Annotated[np.ndarray, PlainValidator(_biases, json_schema_input_type=Tensor), ProtocolTensor("FP32", 2)]
+NumbersOrNull = Annotated[np.ndarray, PlainValidator(_numbers_or_null, json_schema_input_type=Tensor)]
 Mask = Annotated[np.ndarray, PlainValidator(_booleans, json_schema_input_type=Tensor), ProtocolTensor("BOOL", 2)]
 KeyMask = Annotated[np.ndarray, PlainValidator(_booleans, json_schema_input_type=Tensor), ProtocolTensor("BOOL", 1)]
 Integers = Annotated[

@@ -25,10 +25,11 @@ def _check_length(names: object) -> object:
     return names
 
 
-def _unwrapped(schema: dict[str, Any]) -> None:
+def unwrapped(schema: dict[str, Any]) -> None:
     """Join the lines of the descriptions of fields, which are docstrings, in a schema of the API document."""
     for field in schema.get("properties", {}).values():
-        field["description"] = " ".join(field["description"].split())
+        if "description" in field:  # a reference to a model has none yet
+            field["description"] = " ".join(field["description"].split())
 
 
 class Closed(BaseModel):
@@ -40,7 +41,7 @@ class Closed(BaseModel):
         arbitrary_types_allowed=True,
         allow_inf_nan=False,
         use_attribute_docstrings=True,
-        json_schema_extra=_unwrapped,
+        json_schema_extra=unwrapped,
     )
 
     def given(self) -> dict[str, object]:

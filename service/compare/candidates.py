@@ -1,0 +1,76 @@
+"""Candidates: mutants and what they answer for a sample, and how far that is from other arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from service.compare.baseline import arrays_of
+from service.compare.case import Case
+from service.compare.errors import distance, square
+from service.compare.mutants import MUTANTS, Mutant
+from service.compare.solve import Sample, solve
+
+Arrays = Mapping[str, np.ndarray]
+Check = Callable[[], None]
+# What mutants did, those included whose number is estimated.
+MESSAGES: Final = {name: mutant.message for name, mutant in MUTANTS.items()} | {
+    "scale.other": "The scale is another one.",
+    "heads.permuted": "The heads are returned in another order.",
+}
+# Mutants whose answer depends on the order of rounding, or on all rows: neither combined with others nor estimated.
+NOT_COMBINED: Final = ("precision", "output", "empty", "logsumexp")
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A wrong case, and its arrays for a sample. names: of the mutants that made it, the first edit first"""
+
+    names: tuple[str, ...]
+    case: Case
+    arrays: Arrays
+
+    @property
+    def rounds(self) -> bool:
+        """True if a mistake is one of rounding."""
+        return any(name.startswith("precision.") for name in self.names)
+
+    @property
+    def message(self) -> str:
+        """What the kernel did."""
+        said = " ".join(MESSAGES[name] for name in self.names)
+        return f"{said} ({self.case.detail})" if self.case.detail else said
+
+
+def candidates(
+    case: Case, sample: Sample, names: Iterable[str], check: Check, mutants: Iterable[Mutant] | None = None
+) -> Iterator[Candidate]:
+    """The answers of all mutants that apply to a case and show in one of these arrays. check: called before each"""
+    wanted = frozenset(names)
+    for mutant in MUTANTS.values() if mutants is None else mutants:
+        if mutant.needs is not None and mutant.needs not in wanted:
+            continue
+        if wanted == {"logsumexp"} and mutant.group in ("output", "value", "empty"):
+            continue
+        for wrong in mutant.edit(case):
+            check()
+            arrays = arrays_of(solve(wrong, sample), wanted)
+            if arrays.keys() >= wanted - {"logsumexp"}:
+                yield Candidate((mutant.name,), wrong, arrays)
+
+
+def ratio(one: Arrays, other: Arrays, baselines: Mapping[str, float]) -> float:
+    """The largest distance of two answers, in baselines."""
+    return max((distance(one[name], other[name]) / baselines[name] for name in one if name in other), default=0.0)
+
+
+def unexplained(one: Arrays, other: Arrays, baselines: Mapping[str, float]) -> float:
+    """The sum of the squared differences of two answers, in baselines, each array's mean counting the same."""
+    total = 0.0
+    for name in one:
+        if name in other:
+            total += square(one[name], other[name]) / (baselines[name] ** 2 * one[name].size)
+    return total

@@ -1,0 +1,241 @@
+"""The comparison of somebody else's attention with the truth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from service.attention.outputs import OUTPUT
+from service.attention.plan import Plan, make_plan
+from service.attention.result import Metadata
+from service.attention.spec import AttentionSpec
+from service.backends.base import Backend, Check, no_check
+from service.compare.actual import Actual, canonical, check_names, read_actual
+from service.compare.baseline import CORRECT, IMPRECISE, arrays_of, floors, last_place, rounded_cases, stored_dtype
+from service.compare.case import Case, make_case
+from service.compare.errors import Errors, distance, epsilon, measure
+from service.compare.evidence import Hypothesis
+from service.compare.inputs import Suggestion, recipe_like, suggest
+from service.compare.places import places
+from service.compare.power import Power, power
+from service.compare.search import search
+from service.compare.solve import blocks, everything, solve
+from service.compare.tolerances import Tolerance, usual_tolerances
+from service.schemas.compare import Place
+
+# The axes of arrays in canonical order, as places name them.
+AXES: Final = {
+    "output": ("batch entry", "head", "row", "feature"),
+    "logsumexp": ("batch entry", "head", "row"),
+    "attention_weights": ("batch entry", "head", "row", "key"),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, and what a kernel returned for it.
+
+    actual: arrays by name; None to ask for the power of the request only
+    base2:  True if the logsumexp has base 2; tolerance: of the caller's own test
+    """
+
+    spec: AttentionSpec
+    plan: Plan
+    actual: Mapping[str, np.ndarray] | None = None
+    base2: bool = False
+    tolerance: Tolerance | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One array that was sent: its errors, those of the worst legal rounding, and the baseline of its largest error."""
+
+    errors: Errors
+    baseline: Errors
+    limit: float
+
+    @property
+    def ratio(self) -> float:
+        """The largest error, in baselines; inf if the array is infinite or NaN where it should not be."""
+        if self.errors.non_finite:
+            return math.inf
+        error = self.errors.max_abs or 0.0
+        return error / self.limit if self.limit else (math.inf if error else 0.0)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that a report tells. judged: by the name of the array; passes: what each test says, None without arrays"""
+
+    question: Question
+    metadata: Metadata
+    judged: Mapping[str, Judged]
+    passes: Mapping[str, bool]
+    tolerances: tuple[Tolerance, ...]
+    where: list[Place]
+    hypotheses: list[Hypothesis]
+    power: Power
+    suggestion: Suggestion | None
+
+    @property
+    def ratio(self) -> float:
+        """The ratio of the worst array."""
+        return max((one.ratio for one in self.judged.values()), default=0.0)
+
+    @property
+    def status(self) -> str:
+        """correct, imprecise, wrong or inconclusive."""
+        if self.question.actual is None:
+            return "inconclusive"
+        return status_of(self.ratio, self.power)
+
+
+def status_of(ratio: float, found: Power) -> str:
+    """The status of an output by its ratio, and by what the request could have shown."""
+    if ratio > IMPRECISE:
+        return "wrong"
+    if ratio > CORRECT:
+        return "imprecise"
+    return "inconclusive" if found.is_weak else "correct"
+
+
+def compare_question(question: Question, backend: Backend, check: Check = no_check) -> Comparison:
+    """The comparison of a question. backend: computes the reference; check: raises to end the computation
+
+    Errors: InvalidRequest of every kind, and what `check` raises.
+    """
+    spec, dtype = question.spec, question.plan.dtype
+    if question.actual is not None:
+        check_names(question.actual, top_k=spec.top_k)
+    include = tuple(name for name in question.actual or () if name != OUTPUT)
+    exact = spec._replace(dtype="float64", backend="numpy", device="cpu", include=include, top_k=None)  # type: ignore[arg-type]
+    exact = exact._replace(allow_non_finite=True)
+    plan = make_plan(exact)
+    actual = Actual({}, {})
+    if question.actual is not None:
+        actual = read_actual(question.actual, plan, base2=question.base2)
+    reference = backend.run(plan, exact, exact.sources, check)
+    case = make_case(spec, dtype)
+    right = {name: canonical(reference[name], name, plan) for name in actual.canonical}
+    judged = _judged_by_rounding(case, actual, right, check)
+    others = [name for name in actual.as_sent if name not in actual.canonical]
+    judged |= _judged_by_service(question, exact, others, actual, reference.arrays, backend, check)
+    judged = {name: judged[name] for name in actual.as_sent}
+    tolerances = usual_tolerances(dtype) + (() if question.tolerance is None else (question.tolerance,))
+    compared = tuple(actual.canonical) or (OUTPUT,)
+    found = power(case, compared, check, tolerances)
+    worst = max((one.ratio for one in judged.values()), default=0.0)
+    hypotheses: list[Hypothesis] = []
+    if worst > CORRECT and actual.canonical:
+        hypotheses = search(case, actual.canonical, _wrong_rows(actual, right), check)
+    return Comparison(
+        question=question,
+        metadata=reference.metadata,
+        judged=judged,
+        passes={
+            one.name: all(one.passes(array, reference[name]) for name, array in actual.as_sent.items())
+            for one in tolerances
+            if actual.as_sent
+        },
+        tolerances=tolerances,
+        where=_where(actual, right, judged),
+        hypotheses=hypotheses,
+        power=found,
+        suggestion=_suggestion(case, hypotheses, found, compared, check),
+    )
+
+
+def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarray], check: Check) -> dict[str, Judged]:
+    """Output, logsumexp and weights, beside the worst of the legal roundings of a kernel."""
+    if not right:
+        return {}
+    kept = {name: stored_dtype(name, case.dtype) for name in right}
+    variants = rounded_cases(case, case.dtype)
+    results = [{name: np.empty(array.shape, kept[name]) for name, array in right.items()} for _ in variants]
+    least = dict.fromkeys(right, 0.0)
+    for block in blocks(case, everything(case)):
+        check()
+        here = {name: block.of(array) for name, array in right.items()}
+        for name, floor in floors(variants[0], block, here, case.dtype).items():
+            least[name] = max(least[name], floor)
+        for variant, arrays in zip(variants, results, strict=True):
+            for name, array in arrays_of(solve(variant, block), right).items():
+                block.put(arrays[name], array)
+    judged = {}
+    for name, array in right.items():
+        stored = kept[name]
+        worst = max(results, key=lambda arrays: _finite(distance(arrays[name].astype(np.float64), array)))[name]
+        baseline = measure(worst, array, stored)
+        limit = max(baseline.max_abs or 0.0, least[name]) + last_place(array, stored)
+        judged[name] = Judged(measure(actual.canonical[name], array, stored), baseline, limit)
+    return judged
+
+
+def _finite(number: float) -> float:
+    return number if math.isfinite(number) else -1.0
+
+
+def _judged_by_service(
+    question: Question,
+    exact: AttentionSpec,
+    names: list[str],
+    actual: Actual,
+    reference: Mapping[str, np.ndarray],
+    backend: Backend,
+    check: Check,
+) -> dict[str, Judged]:
+    """Other arrays, beside those that the service computes in the type of the request."""
+    if not names:
+        return {}
+    dtype = question.plan.dtype
+    same = exact._replace(dtype=dtype.name, include=tuple(names))  # type: ignore[arg-type]
+    plain = backend.run(make_plan(same), same, same.sources, check)
+    judged = {}
+    for name in names:
+        array = reference[name]
+        stored = plain[name].dtype
+        baseline = measure(plain[name], array, stored)
+        largest = float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
+        floor = epsilon(stored) / 4 * (1 + largest)
+        limit = max(baseline.max_abs or 0.0, floor) + last_place(array, stored)
+        judged[name] = Judged(measure(actual.as_sent[name], array, stored), baseline, limit)
+    return judged
+
+
+def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """The largest error of each row (b, h, q), of the output if it was sent."""
+    name = next(iter(right))
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(actual.canonical[name] - right[name])
+    same = (actual.canonical[name] == right[name]) | (np.isnan(actual.canonical[name]) & np.isnan(right[name]))
+    apart = np.where(same, 0.0, np.where(np.isfinite(apart), apart, np.inf))
+    wrong: np.ndarray = apart if apart.ndim == 3 else apart.max(axis=-1)
+    return wrong
+
+
+def _where(actual: Actual, right: Mapping[str, np.ndarray], judged: Mapping[str, Judged]) -> list[Place]:
+    """The places of the first array that is wrong."""
+    for name, array in right.items():
+        if judged[name].ratio > CORRECT:
+            return places(actual.canonical[name], array, CORRECT * judged[name].limit, AXES[name])
+    return []
+
+
+def _suggestion(
+    case: Case, hypotheses: list[Hypothesis], found: Power, names: tuple[str, ...], check: Check
+) -> Suggestion | None:
+    """A request that shows the mistakes that are still possible."""
+    is_known = bool(hypotheses) and hypotheses[0].is_proof
+    wanted = hypotheses[0].also if is_known else found.survivors
+    wanted = tuple(name for name in wanted if not name.startswith("precision."))
+    if not wanted:
+        return None
+    sizes = case.plan.sizes
+    recipe = recipe_like(
+        case.spec, case.dtype, sizes.num_heads, sizes.num_kv_heads, same_dims=sizes.head_dim == sizes.value_dim
+    )
+    return suggest(recipe, wanted, names, 0, check)

@@ -1,0 +1,78 @@
+"""Mistakes with a number or an order that is estimated from the output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from service.compare.candidates import Arrays, Candidate, Check
+from service.compare.evidence import Evidence
+from service.compare.mutants.heads import permuted
+from service.compare.mutants.scores import scaled
+from service.compare.solve import Sample, solve
+
+# Factors of the scale that are tried first, as powers of two, and steps of the search around the best of them.
+POWERS: Final = np.arange(-10, 10.25, 0.5)
+STEPS: Final = 40
+# Rows by which heads are told apart.
+HEAD_ROWS: Final = 8
+
+
+def estimated(evidence: Evidence, actual: Arrays, check: Check) -> Iterator[Candidate]:
+    """The other scale, and the other order of heads, that are closest to an output."""
+    if evidence.case.scale:
+        yield _other_scale(evidence, check)
+    if "output" in actual:
+        order = _order_of_heads(evidence, actual["output"])
+        if order is not None:
+            case = permuted(evidence.case, order).changed(detail=f"head n is that of {order.tolist()}[n]")
+            yield evidence.answer(("heads.permuted",), case)
+
+
+def _other_scale(evidence: Evidence, check: Check) -> Candidate:
+    """The candidate with the scale whose answer leaves the least squared error."""
+
+    def answer(power: float) -> Candidate:
+        check()
+        return evidence.answer(("scale.other",), scaled(evidence.case, evidence.case.scale * 2.0**power))
+
+    def error(power: float) -> float:
+        return evidence.unexplained(answer(power).arrays)
+
+    middle = min(POWERS.tolist(), key=error)
+    return answer(_minimum(error, middle - 0.5, middle + 0.5))
+
+
+def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
+    """The place of the minimum of a function of one number, by golden-section search (Kiefer 1953)."""
+    golden = (math.sqrt(5) - 1) / 2
+    a, b = high - golden * (high - low), low + golden * (high - low)
+    at_a, at_b = function(a), function(b)
+    for _ in range(STEPS):
+        if at_a < at_b:
+            high, b, at_b = b, a, at_a
+            a = high - golden * (high - low)
+            at_a = function(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + golden * (high - low)
+            at_b = function(b)
+    return (low + high) / 2
+
+
+def _order_of_heads(evidence: Evidence, actual: np.ndarray) -> np.ndarray | None:
+    """The order (h,) in which the right heads are closest to the output; None if there is none, or the right one."""
+    case, sizes = evidence.case, evidence.case.plan.sizes
+    if case.joins_heads or sizes.num_heads < 2:
+        return None
+    rows = evidence.sample.rows[:: -(-len(evidence.sample.rows) // HEAD_ROWS)]
+    sample = Sample(evidence.sample.batches[:1], np.arange(sizes.num_heads), rows)
+    right, sent = (array[0].reshape(sizes.num_heads, -1) for array in (solve(case, sample).output, sample.of(actual)))
+    if not np.isfinite(sent).all():
+        return None
+    nearest = np.array([np.argmin(np.square(right - head).sum(axis=1)) for head in sent])
+    is_order = len(set(nearest.tolist())) == sizes.num_heads
+    return nearest if is_order and (nearest != np.arange(sizes.num_heads)).any() else None

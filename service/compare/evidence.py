@@ -1,0 +1,116 @@
+"""Evidence: what a kernel returned for a sample, beside what is right; and how well a mistake explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from service.compare.baseline import CORRECT, arrays_of, baselines
+from service.compare.candidates import Arrays, Candidate, Check, ratio, unexplained
+from service.compare.case import Case
+from service.compare.errors import distance
+from service.compare.solve import Sample, blocks, everything, solve
+
+# A mistake is proved only if the reference is so many times further from the output than the mutant is.
+PROOF: Final = 10.0
+# Below this share of the error explained the baseline of the mutant is not worth computing.
+CLOSE: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A mistake, or several, that may explain an output.
+
+    also:      names of other mistakes that have the same answer to this request
+    explained: 1 - |actual - mutant|² / |actual - reference|²
+    ratio:     distance of the output to that of the mutant, in the mutant's baselines
+    is_proof:  True if the distance is within legal rounding
+    """
+
+    candidate: Candidate
+    explained: float
+    ratio: float
+    is_proof: bool
+    also: tuple[str, ...] = ()
+
+    @property
+    def rank(self) -> tuple[bool, int, bool, float]:
+        """Proofs first, then fewer edits; rounding last, as it explains by chance what is nearly right."""
+        rounds = self.candidate.rounds and self.ratio > CORRECT
+        return not self.is_proof, len(self.candidate.names), rounds, -self.explained
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """An output for a sample: what the kernel returned, what is right, and the baselines."""
+
+    case: Case
+    sample: Sample
+    actual: Arrays
+    right: Arrays
+    baselines: Mapping[str, float]
+
+    @classmethod
+    def of(cls, case: Case, sample: Sample, actual: Arrays) -> Evidence:
+        """The evidence of the rows of a sample. actual: canonical arrays of all rows"""
+        right = arrays_of(solve(case, sample), actual)
+        sent = {name: sample.of(actual[name]) for name in right}
+        return cls(case, sample, sent, right, baselines(case, sample, right, case.dtype))
+
+    def answer(self, names: tuple[str, ...], case: Case) -> Candidate:
+        """The candidate that a wrong case is."""
+        return Candidate(names, case, arrays_of(solve(case, self.sample), self.right))
+
+    def unexplained(self, arrays: Arrays) -> float:
+        """The squared error that is left beside the arrays of a mutant, in baselines."""
+        return unexplained(self.actual, arrays, self.baselines)
+
+    def judge(self, candidate: Candidate) -> Hypothesis:
+        """The hypothesis that a candidate is; its own baseline counts where it comes close."""
+        error = self.unexplained(self.right)
+        explained = 1 - self.unexplained(candidate.arrays) / error if error else 0.0
+        found = ratio(self.actual, candidate.arrays, self.baselines)
+        if explained > CLOSE and found > CORRECT / 2:
+            own = baselines(candidate.case, self.sample, candidate.arrays, self.case.dtype)
+            found = ratio(self.actual, candidate.arrays, own)
+        proves = (
+            found <= CORRECT and not candidate.rounds and any(self._is_closer(candidate, name) for name in self.actual)
+        )
+        return Hypothesis(candidate, explained, found, proves)
+
+    def _is_closer(self, candidate: Candidate, name: str) -> bool:
+        """True if the mutant is ten times closer to the output than the reference is."""
+        to_mutant = distance(self.actual[name], candidate.arrays[name])
+        return to_mutant * PROOF < distance(self.actual[name], self.right[name])
+
+
+def holds(candidate: Candidate, actual: Arrays, check: Check) -> bool:
+    """True if the distance of an output to a mutant is within its baselines on all rows."""
+    case = candidate.case
+    worst, limits = dict.fromkeys(candidate.arrays, 0.0), dict.fromkeys(candidate.arrays, 0.0)
+    for block in blocks(case, everything(case)):
+        check()
+        arrays = arrays_of(solve(case, block), candidate.arrays)
+        for name, array in arrays.items():
+            worst[name] = max(worst[name], distance(block.of(actual[name]), array))
+        for name, limit in baselines(case, block, arrays, case.dtype).items():
+            limits[name] = max(limits[name], limit)
+    return all(worst[name] <= CORRECT * limits[name] for name in worst)
+
+
+def joined(hypotheses: list[Hypothesis], evidence: Evidence, count: int) -> list[Hypothesis]:
+    """The best of ranked hypotheses, those joined whose answers differ by no more than legal rounding."""
+    kept: list[Hypothesis] = []
+    for one in hypotheses:
+        name = " and ".join(one.candidate.names)
+        for place, other in enumerate(kept):
+            if ratio(one.candidate.arrays, other.candidate.arrays, evidence.baselines) <= CORRECT:
+                if name not in (" and ".join(other.candidate.names), *other.also):
+                    kept[place] = replace(other, also=(*other.also, name))
+                break
+        else:
+            if len(kept) == count:
+                break
+            kept.append(one)
+    return kept

@@ -1,0 +1,113 @@
+"""Mistakes of rotary embedding and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from service.attention import rotary
+from service.attention.rotary import Rotation
+from service.attention.spec import Rotary
+from service.compare.case import Case
+from service.compare.mutants.table import mutant
+
+# The base of an implementation that ignores that of the request.
+USUAL_BASE = 10000.0
+F64 = np.dtype(np.float64)
+
+
+def _rotations(case: Case, new: Rotary, past: int, key_length: int) -> tuple[Rotation | None, Rotation | None]:
+    """The rotations of another request. past: the position of the first new token"""
+    sizes = case.plan.sizes._replace(key_length=key_length)
+    return rotary.rotations(new, sizes, past, F64)
+
+
+def _both(
+    case: Case, query: Rotation | None, key: Rotation | None, change: Mapping[str, Any] | None = None
+) -> Iterator[Case]:
+    if case.query_rotation is not None:
+        yield case.changed(change, query_rotation=query, key_rotation=key)
+
+
+@mutant("rotary.absent", "Query and key are not rotated.")
+def rotary_absent(case: Case) -> Iterator[Case]:
+    return _both(case, None, None, {"rotary": None})
+
+
+@mutant("rotary.interleaving", "The rotation pairs neighbouring features where it should pair halves, or the reverse.")
+def rotary_interleaving(case: Case) -> Iterator[Case]:
+    query, key = case.query_rotation, case.key_rotation
+    if query and key and query.cos.shape[-1] > 1:
+        other = not query.interleaved
+        change = {"rotary": {"interleaved": other}}
+        yield from _both(case, replace(query, interleaved=other), replace(key, interleaved=other), change)
+
+
+@mutant("rotary.sign", "The rotation turns the other way.")
+def rotary_sign(case: Case) -> Iterator[Case]:
+    query, key = case.query_rotation, case.key_rotation
+    if query and key:
+        yield from _both(case, replace(query, sin=-query.sin), replace(key, sin=-key.sin))
+
+
+@mutant("rotary.base", "The base of the rotation is 10000, not that of the request.")
+def rotary_base(case: Case) -> Iterator[Case]:
+    given = case.spec.rotary
+    if given and given.cos is None and given.base not in (None, USUAL_BASE):
+        query, key = _rotations(case, replace(given, base=None), case.past_length, case.plan.sizes.key_length)
+        yield from _both(case, query, key, {"rotary": {"base": USUAL_BASE}})
+
+
+@mutant("rotary.no_offset", "New tokens are rotated as if they were the first, in spite of the cache.")
+def rotary_no_offset(case: Case) -> Iterator[Case]:
+    given = case.spec.rotary
+    if given is None or not case.past_length or (given.cos is not None and given.cos.ndim == 3):
+        return
+    if given.query_positions is None and given.key_positions is None:
+        query, key = _rotations(case, given, 0, case.plan.sizes.key_length - case.past_length)
+        yield from _both(case, query, key)
+
+
+@mutant("rotary.twice", "Query and key are rotated twice.")
+def rotary_twice(case: Case) -> Iterator[Case]:
+    if case.query_rotation and case.key_rotation:
+        yield from _both(case, _twice(case.query_rotation), _twice(case.key_rotation))
+
+
+def _twice(rotation: Rotation) -> Rotation:
+    cos, sin = rotation.cos, rotation.sin
+    return replace(rotation, cos=cos * cos - sin * sin, sin=2 * sin * cos)
+
+
+@mutant("rotary.cache_again", "Keys of the cache, which were rotated before, are rotated again.")
+def rotary_cache_again(case: Case) -> Iterator[Case]:
+    given, past = case.spec.rotary, case.past_length
+    if given is None or not past or (given.cos is not None and (given.cos.ndim == 3 or len(given.cos) < past)):
+        return
+    places = replace(given, key_positions=np.arange(past), query_positions=np.zeros(1, np.int64))
+    sizes = case.plan.sizes._replace(key_length=past, query_length=1)
+    yield case.changed(past_rotation=rotary.rotations(places, sizes, 0, F64)[1])
+
+
+@mutant("rotary.query_only", "The query is rotated, the key is not.")
+def rotary_query_only(case: Case) -> Iterator[Case]:
+    return _both(case, case.query_rotation, None)
+
+
+@mutant("norm.absent", "Query or key are not normalised.")
+def norm_absent(case: Case) -> Iterator[Case]:
+    fields = [name for name in ("query_norm", "key_norm") if getattr(case, name)]
+    if fields:
+        yield case.changed(dict.fromkeys(fields), **dict.fromkeys(fields))  # type: ignore[arg-type]
+    if len(fields) > 1:
+        for name in fields:
+            yield case.changed({name: None}, detail=name, **{name: None})
+
+
+@mutant("norm.after_rotary", "Query and key are normalised after the rotation, not before.")
+def norm_after_rotary(case: Case) -> Iterator[Case]:
+    if case.query_rotation and (case.query_norm or case.key_norm):
+        yield case.changed(norm_last=True)

@@ -1,0 +1,191 @@
+"""Mistakes of scale, softcap, sinks, biases and logsumexp."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from service.attention.terms import Alibi, Bias
+from service.compare.case import Case
+from service.compare.mutants.table import mutant, tiles
+from service.compare.problem import Answer, Problem
+
+
+def _scale(case: Case, scale: float) -> Iterator[Case]:
+    if not math.isclose(scale, case.scale, rel_tol=1e-9) and math.isfinite(scale):
+        yield scaled(case, scale)
+
+
+def scaled(case: Case, scale: float) -> Case:
+    """The case with another scale."""
+    return case.changed({"scale": scale}, scale=scale)
+
+
+@mutant("scale.absent", "The scores are not scaled.")
+def scale_absent(case: Case) -> Iterator[Case]:
+    return _scale(case, 1.0)
+
+
+@mutant("scale.twice", "The scale is applied twice.")
+def scale_twice(case: Case) -> Iterator[Case]:
+    return _scale(case, case.scale**2)
+
+
+@mutant("scale.inverse_dim", "The scale is 1/d, not 1/√d.")
+def scale_inverse_dim(case: Case) -> Iterator[Case]:
+    return _scale(case, 1 / case.plan.sizes.head_dim)
+
+
+@mutant("scale.value_dim", "The scale is taken from the width of the values.")
+def scale_value_dim(case: Case) -> Iterator[Case]:
+    return _scale(case, 1 / math.sqrt(case.plan.sizes.value_dim)) if _has_value_dim(case) else iter(())
+
+
+def _has_value_dim(case: Case) -> bool:
+    return case.plan.sizes.value_dim != case.plan.sizes.head_dim
+
+
+@mutant("scale.log2e", "The scale holds log2(e), as for exp2, but the exponential is exp.")
+def scale_log2e(case: Case) -> Iterator[Case]:
+    return _scale(case, case.scale * math.log2(math.e))
+
+
+@mutant("softcap.absent", "The scores are not capped.")
+def softcap_absent(case: Case) -> Iterator[Case]:
+    if case.softcap is not None:
+        yield case.changed({"softcap": None}, softcap=None)
+
+
+@mutant("softcap.after_bias", "The scores are capped after bias and mask, not before.")
+def softcap_after_bias(case: Case) -> Iterator[Case]:
+    if case.softcap is not None and case.terms:
+        yield case.changed(softcap_at="masked", detail="after bias and mask")
+        if case.term(Bias) or case.term(Alibi):
+            yield case.changed(softcap_at="added", detail="after the bias, before the mask")
+
+
+@mutant("softcap.before_scale", "The scores are capped before they are scaled.")
+def softcap_before_scale(case: Case) -> Iterator[Case]:
+    if case.softcap is not None and case.scale != 1:
+        yield case.changed(softcap_at="unscaled")
+
+
+@mutant("sinks.absent", "The sinks take no weight.")
+def sinks_absent(case: Case) -> Iterator[Case]:
+    if case.sinks is not None:
+        yield case.changed({"sinks": None}, sinks=None)
+
+
+def _sinks(case: Case, sinks: np.ndarray, detail: str = "") -> Iterator[Case]:
+    if case.sinks is not None and not np.array_equal(sinks, case.sinks):
+        yield case.changed({"sinks": sinks.tolist()}, sinks=sinks, detail=detail)
+
+
+@mutant("sinks.shifted", "Each head has the sink of the next head.")
+def sinks_shifted(case: Case) -> Iterator[Case]:
+    if case.sinks is not None:
+        yield from _sinks(case, np.roll(case.sinks, -1))
+
+
+@mutant("sinks.repeated_per_tile", "The sink is counted once for each tile of keys.")
+def sinks_repeated_per_tile(case: Case) -> Iterator[Case]:
+    if case.sinks is not None:
+        counts = {-(-case.plan.sizes.key_length // tile): tile for tile in tiles(case)}
+        for count, tile in ({2: None} | counts).items():
+            detail = "twice" if tile is None else f"of {tile} keys"
+            yield from _sinks(case, case.sinks + math.log(count), detail)
+
+
+@mutant("sinks.scaled", "The sinks are scaled as the scores are.")
+def sinks_scaled(case: Case) -> Iterator[Case]:
+    if case.sinks is not None:
+        yield from _sinks(case, case.sinks * case.scale)
+
+
+@mutant("bias.absent", "The bias is not added.")
+def bias_absent(case: Case) -> Iterator[Case]:
+    if case.term(Bias):
+        yield case.without(Bias, change={"bias": None})
+
+
+@mutant("bias.before_scale", "The bias is added before the scale, which then scales it, too.")
+def bias_before_scale(case: Case) -> Iterator[Case]:
+    bias = case.term(Bias)
+    if bias and case.scale != 1:
+        yield case.with_term(replace(bias, numbers=bias.numbers * case.scale))
+
+
+@mutant("alibi.absent", "The linear biases (ALiBi) are not added.")
+def alibi_absent(case: Case) -> Iterator[Case]:
+    if case.term(Alibi):
+        yield case.without(Alibi, change={"alibi_slopes": None})
+
+
+def _alibi(case: Case, change: Callable[[Alibi], Alibi], told: Callable[[Alibi], Mapping[str, Any]]) -> Iterator[Case]:
+    alibi = case.term(Alibi)
+    if alibi:
+        new = change(alibi)
+        if not (np.array_equal(new.slopes, alibi.slopes) and np.array_equal(new.offset, alibi.offset)):
+            yield case.with_term(new, told(new))
+
+
+def _slopes(alibi: Alibi) -> Mapping[str, Any]:
+    return {"alibi_slopes": alibi.slopes.tolist()}
+
+
+@mutant("alibi.sign", "The linear biases (ALiBi) are added with the wrong sign.")
+def alibi_sign(case: Case) -> Iterator[Case]:
+    return _alibi(case, lambda alibi: replace(alibi, slopes=-alibi.slopes), _slopes)
+
+
+@mutant("alibi.first_head", "Each head has the slope of the first head.")
+def alibi_first_head(case: Case) -> Iterator[Case]:
+    return _alibi(case, lambda alibi: replace(alibi, slopes=np.full_like(alibi.slopes, alibi.slopes[0])), _slopes)
+
+
+@mutant("alibi.offset_ignored", "The distances of the linear biases (ALiBi) leave out the offset of the queries.")
+def alibi_offset_ignored(case: Case) -> Iterator[Case]:
+    alibi = case.term(Alibi)
+    if alibi and alibi.offset.any():
+        yield case.with_term(replace(alibi, offset=np.zeros_like(alibi.offset)))
+
+
+def _logsumexp(edit: Callable[[Problem, np.ndarray], np.ndarray]) -> Callable[[Problem, Answer], Answer]:
+    def edited(problem: Problem, answer: Answer) -> Answer:
+        return answer if answer.logsumexp is None else replace(answer, logsumexp=edit(problem, answer.logsumexp))
+
+    return edited
+
+
+@mutant("logsumexp.base2", "The logsumexp has another base.", needs="logsumexp")
+def logsumexp_base2(case: Case) -> Iterator[Case]:
+    yield case.edited(_logsumexp(lambda _, found: found / math.log(2))).changed(detail="base 2 in the place of e")
+    yield case.edited(_logsumexp(lambda _, found: found * math.log(2))).changed(detail="base e in the place of 2")
+
+
+@mutant("logsumexp.unscaled", "The logsumexp is that of unscaled scores.", needs="logsumexp")
+def logsumexp_unscaled(case: Case) -> Iterator[Case]:
+    def unscaled(problem: Problem, answer: Answer) -> Answer:
+        return replace(answer, logsumexp=case.softmax(problem.changed(scale=1.0)).logsumexp)
+
+    if case.scale != 1:
+        yield case.edited(unscaled)
+
+
+@mutant("logsumexp.no_sink", "The logsumexp leaves out the sink.", needs="logsumexp")
+def logsumexp_no_sink(case: Case) -> Iterator[Case]:
+    def without_sinks(problem: Problem, answer: Answer) -> Answer:
+        return replace(answer, logsumexp=case.softmax(problem.changed(sinks=None)).logsumexp)
+
+    if case.sinks is not None:
+        yield case.edited(without_sinks)
+
+
+@mutant("logsumexp.empty_positive", "The logsumexp of a query that sees no key is +∞, not -∞.", needs="logsumexp")
+def logsumexp_empty_positive(case: Case) -> Iterator[Case]:
+    if case.terms and case.sinks is None:
+        yield case.edited(_logsumexp(lambda problem, found: np.where(problem.empty, np.inf, found)))

@@ -1,0 +1,98 @@
+"""Power: which mistakes a request can show, and which it cannot tell from the truth or from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from service.compare.baseline import CORRECT, arrays_of, baselines
+from service.compare.candidates import Candidate, Check, candidates, ratio
+from service.compare.case import Case
+from service.compare.errors import distance
+from service.compare.samples import choose_sample, is_whole
+from service.compare.solve import blocks, everything, solve
+from service.compare.tolerances import Tolerance
+
+# Requests of at most so many scores are looked at whole before a mistake is called invisible.
+CONFIRMED_SCORES: Final = 2**23
+
+
+@dataclass(frozen=True)
+class Power:
+    """What a request can show. All are names of mutants.
+
+    killed:    those whose answers differ from the truth by more than legal rounding, whatever their details
+    survivors: the others that apply to the request
+    indistinguishable: groups of killed mutants whose answers do not differ from each other
+    missed:    by the name of a test with a tolerance, the mutants that pass it
+    """
+
+    killed: tuple[str, ...]
+    survivors: tuple[str, ...]
+    indistinguishable: tuple[tuple[str, ...], ...]
+    missed: Mapping[str, tuple[str, ...]]
+
+    @property
+    def is_weak(self) -> bool:
+        """True if more than half of the mistakes, those of rounding left out, are invisible."""
+        survivors, killed = (
+            sum(not name.startswith("precision.") for name in names) for names in (self.survivors, self.killed)
+        )
+        return survivors > killed
+
+
+def power(case: Case, names: Collection[str], check: Check, tolerances: Collection[Tolerance] = ()) -> Power:
+    """The power of a request. names: of the arrays that are compared; check: raises to end the computation"""
+    sample = choose_sample(case, None)
+    right = arrays_of(solve(case, sample), names)
+    limits = baselines(case, sample, right, case.dtype)
+    found = list(candidates(case, sample, right, check))
+    alive = [one for one in found if not ratio(one.arrays, right, limits) > CORRECT]
+    if alive and not is_whole(case, sample) and case.plan.score_count <= CONFIRMED_SCORES:
+        alive = _alive(case, alive, names, check)
+    survivors = tuple(dict.fromkeys(one.names[0] for one in alive))
+    killed = [one for one in found if one.names[0] not in survivors]
+    missed = {
+        tolerance.name: tuple(
+            dict.fromkeys(one.names[0] for one in found if all(map(tolerance.passes, *_both(one.arrays, right))))
+        )
+        for tolerance in tolerances
+    }
+    return Power(tuple(dict.fromkeys(one.names[0] for one in killed)), survivors, _groups(killed, limits), missed)
+
+
+def _both(one: Mapping, other: Mapping) -> tuple[list, list]:  # type: ignore[type-arg]
+    return [one[name] for name in one], [other[name] for name in one]
+
+
+def _alive(case: Case, found: list[Candidate], names: Collection[str], check: Check) -> list[Candidate]:
+    """The candidates whose answers do not differ from the truth on any row."""
+    apart = [dict.fromkeys(names, 0.0) for _ in found]
+    limits = dict.fromkeys(names, 0.0)
+    for block in blocks(case, everything(case)):
+        check()
+        right = arrays_of(solve(case, block), names)
+        for name, limit in baselines(case, block, right, case.dtype).items():
+            limits[name] = max(limits[name], limit)
+        for one, largest in zip(found, apart, strict=True):
+            for name, array in arrays_of(solve(one.case, block), one.arrays).items():
+                largest[name] = max(largest[name], distance(array, right[name]))
+    return [
+        one
+        for one, largest in zip(found, apart, strict=True)
+        if all(largest[name] <= CORRECT * limits[name] for name in one.arrays)
+    ]
+
+
+def _groups(killed: list[Candidate], limits: Mapping[str, float]) -> tuple[tuple[str, ...], ...]:
+    """Groups of names whose first answers do not differ."""
+    groups: list[list[Candidate]] = []
+    for one in {one.names[0]: one for one in reversed(killed)}.values():
+        for group in groups:
+            if ratio(one.arrays, group[0].arrays, limits) <= CORRECT:
+                group.append(one)
+                break
+        else:
+            groups.append([one])
+    return tuple(tuple(sorted(one.names[0] for one in group)) for group in groups if len(group) > 1)

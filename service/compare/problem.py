@@ -1,0 +1,199 @@
+"""The last part of attention, from scores to outputs, for a sample of rows: what a kernel computes in its inner loop.
+
+Axes: b, h, r: batch entries, heads and queries of the sample; k: all keys; e features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+F64: Final = np.dtype(np.float64)
+# Keys whose products are summed up before the sum is rounded, as the depth of a matrix instruction of a GPU.
+ACCUMULATED: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """The types that a kernel computes in and rounds to; None does not round.
+
+    computes: of everything between; inputs: of query, key and value as given; operands: of query and key after norms
+    and rotation; scaled_query: of the query, into which the scale is folded; scores, weights: of these, before they are
+    used; sums: of the sums over keys, as they grow; output: of what is returned
+    """
+
+    computes: np.dtype = F64
+    inputs: Callable[[np.ndarray], np.ndarray] | None = None
+    operands: np.dtype | None = None
+    scaled_query: np.dtype | None = None
+    scores: np.dtype | None = None
+    weights: np.dtype | None = None
+    sums: np.dtype | None = None
+    output: np.dtype | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Problem:
+    """Scores and values of a sample, and all that is still to be done with them.
+
+    scores:       (b, h, r, k), unscaled
+    visible:      booleans that broadcast to the scores, None if all keys are visible
+    added:        numbers that broadcast to the scores, None for none
+    value:        (b, h, k, e); bad_values: (b, h, k), see Case
+    sinks:        (h, 1) or None
+    softcap_at:   what is capped: `unscaled`, `scaled` (right), `added` or `masked` scores
+    scaled_bias, hidden_score: see Case
+    """
+
+    scores: np.ndarray
+    visible: np.ndarray | None
+    added: np.ndarray | None
+    value: np.ndarray
+    bad_values: np.ndarray | None
+    scale: float
+    softcap: float | None
+    softcap_at: str
+    scaled_bias: bool
+    hidden_score: float
+    sinks: np.ndarray | None
+    normalization: str
+    rounding: Rounding
+
+    @property
+    def seen(self) -> np.ndarray:
+        """(b, h, r, k), True where a key is visible."""
+        return np.broadcast_to(np.array(True) if self.visible is None else self.visible, self.scores.shape)
+
+    @property
+    def empty(self) -> np.ndarray:
+        """(b, h, r), True where a query sees no key."""
+        return np.logical_not(self.seen.any(axis=-1))
+
+    def changed(self, **fields: Any) -> Problem:
+        """This problem with other fields."""
+        return replace(self, **fields)
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a kernel returns for a sample. output: (b, h, r, e); logsumexp: (b, h, r); weights: (b, h, r, k)
+
+    logsumexp is None for the normalization sum.
+    """
+
+    output: np.ndarray
+    logsumexp: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+
+# From a problem to its answer: the right one is `attention`.
+Softmax = Callable[[Problem], Answer]
+
+
+def attention(problem: Problem) -> Answer:
+    """The right answer: softmax with the largest score subtracted, or the scores divided by their sum."""
+    scores = masked_scores(problem)
+    if problem.normalization == "sum":
+        visible = np.where(np.isneginf(scores), 0, scores)
+        total = visible.sum(axis=-1, keepdims=True)
+        weights = np.divide(visible, total, out=np.zeros_like(visible), where=total != 0)
+        return Answer(weighted(problem, weights), None, weights)
+    largest = row_max(scores, problem.sinks)
+    exponentials = np.exp(scores - largest)
+    total = row_sum(exponentials, problem.rounding)
+    if problem.sinks is not None:
+        total = total + np.exp(problem.sinks[..., None] - largest)
+    return finished(problem, exponentials, total, largest)
+
+
+def finished(problem: Problem, exponentials: np.ndarray, total: np.ndarray, largest: np.ndarray) -> Answer:
+    """The answer from exp(scores - largest), their sum and the number that was subtracted, (b, h, r, 1) each."""
+    weights = np.divide(exponentials, total, out=np.zeros_like(exponentials), where=total != 0)
+    with np.errstate(divide="ignore"):
+        logsumexp = largest[..., 0] + np.log(total[..., 0])
+    return Answer(weighted(problem, weights), logsumexp, weights)
+
+
+def scaled_scores(problem: Problem) -> np.ndarray:
+    """The scores (b, h, r, k), scaled, capped and with everything added, before anything is hidden."""
+    scores, cap = problem.scores, problem.softcap
+    added = problem.added
+    if problem.softcap_at == "unscaled":
+        scores = capped(scores, cap)
+    if added is not None and problem.scaled_bias:
+        scores = scores + added
+    scores = scores * scores.dtype.type(problem.scale)
+    if problem.softcap_at == "scaled":
+        scores = capped(scores, cap)
+    if added is not None and not problem.scaled_bias:
+        scores = scores + added
+    if problem.softcap_at == "added":
+        scores = capped(scores, cap)
+    return scores if problem.rounding.scores is None else rounded(scores, problem.rounding.scores)
+
+
+def masked_scores(problem: Problem) -> np.ndarray:
+    """The scores (b, h, r, k) that the softmax is taken of."""
+    scores = scaled_scores(problem)
+    if problem.visible is not None:
+        scores = np.where(problem.visible, scores, scores.dtype.type(problem.hidden_score))
+    found: np.ndarray = capped(scores, problem.softcap) if problem.softcap_at == "masked" else scores
+    return found
+
+
+def capped(scores: np.ndarray, cap: float | None) -> np.ndarray:
+    """cap · tanh(scores / cap); the scores themselves if cap is None."""
+    if cap is None:
+        return scores
+    limit = scores.dtype.type(cap)
+    found: np.ndarray = limit * np.tanh(scores / limit)
+    return found
+
+
+def row_max(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
+    """The largest score of each row (b, h, r, 1), sinks included; 0 for rows without any."""
+    largest = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        largest = np.maximum(largest, sinks[..., None])
+    found: np.ndarray = np.where(np.isneginf(largest), scores.dtype.type(0), largest)
+    return found
+
+
+def row_sum(numbers: np.ndarray, rounding: Rounding) -> np.ndarray:
+    """The sums of the rows (b, h, r, 1)."""
+    if rounding.sums is None:
+        whole: np.ndarray = numbers.sum(axis=-1, keepdims=True)
+        return whole
+    total = np.zeros((*numbers.shape[:-1], 1), numbers.dtype)
+    for start in range(0, numbers.shape[-1], ACCUMULATED):
+        part = numbers[..., start : start + ACCUMULATED].sum(axis=-1, keepdims=True)
+        total = rounded(total + rounded(part, rounding.sums), rounding.sums)
+    return total
+
+
+def weighted(problem: Problem, weights: np.ndarray) -> np.ndarray:
+    """The sums of values (b, h, r, e) by weights; NaN where a value that is not finite has a weight."""
+    rounding = problem.rounding
+    if rounding.weights is not None:
+        weights = rounded(weights, rounding.weights)
+    if rounding.sums is None:
+        found = weights @ problem.value
+    else:
+        found = np.zeros((*weights.shape[:-1], problem.value.shape[-1]), weights.dtype)
+        for start in range(0, weights.shape[-1], ACCUMULATED):
+            keys = slice(start, start + ACCUMULATED)
+            part = weights[..., keys] @ problem.value[:, :, keys]
+            found = rounded(found + rounded(part, rounding.sums), rounding.sums)
+    if problem.bad_values is not None:
+        poisoned = ((weights != 0) & problem.bad_values[:, :, None]).any(axis=-1)
+        found = np.where(poisoned[..., None], np.nan, found)
+    return np.asarray(found)
+
+
+def rounded(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The numbers of an array rounded to a type, in the array's own type."""
+    found: np.ndarray = array.astype(dtype).astype(array.dtype)
+    return found

@@ -1,0 +1,29 @@
+"""From the fields of a request to the question that it asks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from service.attention.plan import make_plan
+from service.codecs.decoded import Decoded
+from service.compare.actual import check_names
+from service.compare.compare import Question
+from service.compare.tolerances import Tolerance
+from service.schemas.compare import CompareRequest
+from service.schemas.validate import validate
+
+
+def make_question(decoded: Decoded) -> Question:
+    """The question of a decoded request. Errors: InvalidRequest of every kind."""
+    body = validate(CompareRequest, decoded.fields)
+    spec = body.attention_spec(decoded.untyped, allow_non_finite=True)
+    actual = None
+    if body.actual is not None:
+        actual = body.actual.arrays()
+        check_names(actual, top_k=spec.top_k)
+        for name in ("logsumexp", "masked_scores"):
+            if isinstance(decoded.fields["actual"].get(name), list):  # there a null is minus infinity
+                actual[name] = np.where(np.isnan(actual[name]), -np.inf, actual[name])
+    own = body.tolerance
+    tolerance = None if own is None else Tolerance("yours", own.rtol, own.atol, own.mismatches)
+    return Question(spec, make_plan(spec), actual, body.logsumexp_base == "2", tolerance)

@@ -1,0 +1,299 @@
+"""The answer of a case for a sample of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from service.attention.rotary import Rotation
+from service.attention.spec import Norm
+from service.attention.tiles import Tile
+from service.attention.visibility import additions, visible
+from service.compare.case import Case
+from service.compare.problem import Answer, Problem, masked_scores, rounded, weighted
+
+T = TypeVar("T")
+
+# Scores that are computed at a time.
+BLOCK: Final = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Batch entries, heads and queries (rows) of which answers are compared; every combination of them.
+
+    kept: what cases that share operands need in common, by the identities of these
+    """
+
+    batches: np.ndarray
+    heads: np.ndarray
+    rows: np.ndarray
+    kept: dict[tuple[Any, ...], tuple[tuple[Any, ...], Any]] = field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], T], *operands: Any) -> T:
+        """What `make` returns, made once for these operands. A few arrays are kept, with the operands."""
+        key = (name, *map(id, operands))
+        if key not in self.kept:
+            self.kept[key] = operands, make()
+        found: T = self.kept[key][1]
+        return found
+
+    @property
+    def index(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What takes this sample from an array (b, h, q, …)."""
+        batches, heads, rows = np.ix_(self.batches, self.heads, self.rows)
+        return batches, heads, rows
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """The part of an array (b, h, q, …) that belongs to the sample; an h axis of length 1 is kept."""
+        sample = self if array.shape[1] > 1 else replace(self, heads=np.zeros(1, np.int64))
+        found: np.ndarray = array[sample.index]
+        return found
+
+    def put(self, array: np.ndarray, part: np.ndarray) -> None:
+        """Write the part of an array (b, h, q, …) that belongs to the sample."""
+        sample = self if array.shape[1] > 1 else replace(self, heads=np.zeros(1, np.int64))
+        array[sample.index] = part
+
+
+def everything(case: Case) -> Sample:
+    """The sample of all rows of a case."""
+    sizes = case.plan.sizes
+    return Sample(np.arange(sizes.batch_size), np.arange(sizes.num_heads), np.arange(sizes.query_length))
+
+
+def blocks(case: Case, sample: Sample) -> Iterator[Sample]:
+    """A sample in blocks that take little memory: one batch entry, and as few rows and heads as needed."""
+    row = case.plan.sizes.key_length
+    heads = len(sample.heads) if case.joins_heads else max(1, min(len(sample.heads), BLOCK // row))
+    rows = max(1, BLOCK // (row * heads))
+    for batch in sample.batches:
+        for head in range(0, len(sample.heads), heads):
+            for start in range(0, len(sample.rows), rows):
+                part = sample.rows[start : start + rows]
+                yield Sample(np.array([batch]), sample.heads[head : head + heads], part)
+
+
+def solve(case: Case, sample: Sample) -> Answer:
+    """The answer of a case for a sample. With an output map its output is (b, 1, r, out), of all heads."""
+    with np.errstate(all="ignore"):
+        if case.of_whole is not None:
+            found = Answer(sample.of(case.once("of whole", lambda: _whole(case))))
+        else:
+            moved = replace(sample, heads=case.head_order[sample.heads])
+            problem = make_problem(case, moved)
+            found = _over_queries(case, moved, problem) if case.over_queries else case.softmax(problem)
+            for edit in case.edits:
+                found = edit(problem, found)
+        output = _joined(case, found.output) if case.joins_heads else found.output
+        if case.rounding.output is not None:
+            output = rounded(output, case.rounding.output)
+        return replace(found, output=output)
+
+
+def make_problem(case: Case, sample: Sample) -> Problem:
+    """The scores and values of a sample."""
+    rounding, heads = case.rounding, sample.heads
+    key_heads, value_heads = case.key_of_head[heads], case.value_of_head[heads]
+    operands = (case.query, case.key, case.past_key, case.query_norm, case.key_norm, case.query_rotation)
+    rest = (case.key_rotation, case.past_rotation, rounding.computes, rounding.inputs, rounding.operands)
+    flags = (case.norm_last, case.scale if rounding.scaled_query else None, rounding.scaled_query)
+    name = f"scores {heads.tobytes()!r} {key_heads.tobytes()!r} {flags}"
+    scores = sample.once(name, lambda: _scores(case, sample, key_heads), *operands, *rest)
+    value = sample.once(
+        f"value {value_heads.tobytes()!r}",
+        lambda: _with_past(case, case.past_value, case.value, sample.batches, value_heads),
+        case.value,
+        case.past_value,
+        rounding.computes,
+        rounding.inputs,
+    )
+    seen, added = sample.once(f"terms {heads.tobytes()!r}", lambda: _terms(case, sample), case.terms)
+    bad = None if case.bad_values is None else case.bad_values[np.ix_(sample.batches, value_heads)]
+    return Problem(
+        scores=scores,
+        visible=seen,
+        added=None if added is None else added.astype(rounding.computes, copy=False),
+        value=value,
+        bad_values=bad,
+        scale=1.0 if rounding.scaled_query else case.scale,
+        softcap=case.softcap,
+        softcap_at=case.softcap_at,
+        scaled_bias=case.scaled_bias,
+        hidden_score=case.hidden_score,
+        sinks=None if case.sinks is None else case.sinks[heads][:, None].astype(rounding.computes),
+        normalization=case.plan.normalization,
+        rounding=rounding,
+    )
+
+
+def _scores(case: Case, sample: Sample, key_heads: np.ndarray) -> np.ndarray:
+    """The unscaled scores (b, h, r, k)."""
+    rounding = case.rounding
+    query = _prepared(case, case.query[np.ix_(sample.batches, sample.heads, sample.rows)], "query", sample)
+    key = _prepared(case, case.key[np.ix_(sample.batches, key_heads)], "key", sample)
+    if case.past_length:
+        past = _cast(case, case.past_key[np.ix_(sample.batches, key_heads)])
+        past = _rotated(past, case.past_rotation, sample.batches, None)
+        key = np.concatenate([past, key], axis=2)
+    if rounding.scaled_query is not None:
+        query = rounded(query * query.dtype.type(case.scale), rounding.scaled_query)
+    scores: np.ndarray = query @ key.swapaxes(-1, -2)
+    return scores
+
+
+def _prepared(case: Case, array: np.ndarray, role: str, sample: Sample) -> np.ndarray:
+    """Query or new key (b, h, l, d) after norms and rotation."""
+    is_query = role == "query"
+    norm = case.query_norm if is_query else case.key_norm
+    rotation = case.query_rotation if is_query else case.key_rotation
+    rows = sample.rows if is_query else None
+    array = _cast(case, array)
+    if case.norm_last:
+        array = _normalised(_rotated(array, rotation, sample.batches, rows), norm)
+    else:
+        array = _rotated(_normalised(array, norm), rotation, sample.batches, rows)
+    return array if case.rounding.operands is None else rounded(array, case.rounding.operands)
+
+
+def _cast(case: Case, array: np.ndarray) -> np.ndarray:
+    """An operand in the type that is computed in."""
+    if case.rounding.inputs is not None:
+        array = case.rounding.inputs(array)
+    return array.astype(case.rounding.computes, copy=False)
+
+
+def _with_past(case: Case, past: np.ndarray, new: np.ndarray, batches: np.ndarray, heads: np.ndarray) -> np.ndarray:
+    chosen = np.ix_(batches, heads)
+    both = np.concatenate([past[chosen], new[chosen]], axis=2) if past.shape[2] else new[chosen]
+    return _cast(case, both)
+
+
+def _normalised(array: np.ndarray, norm: Norm | None) -> np.ndarray:
+    """RMS normalisation over the last axis."""
+    if norm is None:
+        return array
+    kind = array.dtype.type
+    scaled: np.ndarray = array / np.sqrt(np.mean(array * array, axis=-1, keepdims=True) + kind(norm.eps))
+    return scaled if norm.weight is None else scaled * norm.weight.astype(array.dtype)
+
+
+def _rotated(array: np.ndarray, rotation: Rotation | None, batches: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+    """Pairs (x, y) of the first features become (x cos - y sin, x sin + y cos). rows: tokens; None for all"""
+    if rotation is None:
+        return array
+    cos, sin = (table[batches] if len(table) > 1 else table for table in (rotation.cos, rotation.sin))
+    if rows is not None:
+        cos, sin = cos[:, rows], sin[:, rows]
+    cos, sin = cos[:, None].astype(array.dtype), sin[:, None].astype(array.dtype)
+    turned, half = array.copy(), cos.shape[-1]
+    pairs = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if rotation.interleaved else (slice(half), slice(half, 2 * half))
+    )
+    x, y = array[..., pairs[0]], array[..., pairs[1]]
+    turned[..., pairs[0]] = x * cos - y * sin
+    turned[..., pairs[1]] = x * sin + y * cos
+    return turned
+
+
+def _terms(case: Case, sample: Sample) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """What is visible to the rows of a sample, and what is added to their scores; each broadcasts to (b, h, r, k)."""
+    if not case.terms:
+        return None, None
+    sizes = case.plan.sizes
+    full = tuple(slice(int(chosen.min()), int(chosen.max()) + 1) for chosen in (sample.batches, sample.heads))
+    seen_parts, added_parts = [], []
+    for rows in _runs(sample.rows):
+        tile = Tile(full[0], slice(0, sizes.num_kv_heads), full[1], rows, slice(0, sizes.key_length))
+        length = rows.stop - rows.start
+        seen = visible(case.terms, tile, _as_it_is)
+        seen_parts.append(_chosen(True if seen is None else seen, sample, full, length, sizes.key_length))
+        added = [
+            _chosen(part, sample, full, length, sizes.key_length) for part in additions(case.terms, tile, _as_it_is)
+        ]
+        added_parts.append(sum(added[1:], start=added[0]) if added else None)
+    kept = [part for part in added_parts if part is not None]
+    return _stacked(seen_parts), _stacked(kept) if len(kept) == len(added_parts) else None
+
+
+def _stacked(parts: list[np.ndarray]) -> np.ndarray:
+    """Arrays (b or 1, h or 1, rows, k) one below the other."""
+    leading = np.broadcast_shapes(*(part.shape[:2] for part in parts))
+    return np.concatenate([np.broadcast_to(part, leading + part.shape[2:]) for part in parts], axis=2)
+
+
+def _as_it_is(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+def _chosen(array: Any, sample: Sample, full: tuple[slice, ...], rows: int, keys: int) -> np.ndarray:
+    """The batch entries and heads of a sample, of an array that broadcasts to the tile around it."""
+    array = np.asarray(array)
+    array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    for axis, (chosen, around) in enumerate(zip((sample.batches, sample.heads), full, strict=True)):
+        if array.shape[axis] > 1:
+            array = array.take(chosen - around.start, axis=axis)
+    return np.broadcast_to(array, (*array.shape[:2], rows, keys))
+
+
+def _runs(rows: np.ndarray) -> Iterator[slice]:
+    """Ascending rows as slices of consecutive ones."""
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    for run in np.split(rows, breaks):
+        yield slice(int(run[0]), int(run[-1]) + 1)
+
+
+def _joined(case: Case, heads: np.ndarray) -> np.ndarray:
+    """The output map applied to the outputs of all heads (b, h, r, e): (b, 1, r, out)."""
+    linear = case.plan.roles.output_map
+    assert linear is not None
+    b, h, r, e = heads.shape
+    joined = heads.transpose(0, 2, 1, 3).reshape(b, r, h * e) @ linear.weight.T.astype(heads.dtype)
+    if linear.bias is not None:
+        joined = joined + linear.bias.astype(heads.dtype)
+    found: np.ndarray = joined[:, None]
+    return found
+
+
+def _whole(case: Case) -> np.ndarray:
+    """All head outputs (b, h, q, e), as `of_whole` returns them."""
+    assert case.of_whole is not None
+    before, sizes = replace(case, of_whole=None), case.plan.sizes
+    found = np.empty((sizes.batch_size, sizes.num_heads, sizes.query_length, sizes.value_dim))
+    for block in blocks(before, everything(before)):
+        found[block.index] = before.softmax(make_problem(before, block)).output
+    return case.of_whole(found)
+
+
+def can_solve_all_queries(case: Case) -> bool:
+    """True if the scores of all queries of a head fit into a block."""
+    return case.plan.sizes.query_length > 1 and case.plan.sizes.query_length * case.plan.sizes.key_length <= 16 * BLOCK
+
+
+def _over_queries(case: Case, sample: Sample, problem: Problem) -> Answer:
+    """The answer with the softmax over the queries."""
+    scores = masked_scores(problem)
+    sums = [
+        [case.once(f"columns {b} {h}", lambda b=b, h=h: _column_sums(case, b, h)) for h in sample.heads]  # type: ignore[misc]
+        for b in sample.batches
+    ]
+    weights = np.exp(scores - np.array(sums)[:, :, None])
+    return Answer(weighted(problem, weights), None, weights)
+
+
+def _column_sums(case: Case, batch: int, head: int) -> np.ndarray:
+    """The logsumexp of each column (k,) of the scores of a head; inf where no query sees the key."""
+    rows = np.arange(case.plan.sizes.query_length)
+    scores = masked_scores(make_problem(case, Sample(np.array([batch]), np.array([head]), rows)))[0, 0]
+    largest = scores.max(axis=0)
+    shift = np.where(np.isneginf(largest), 0, largest)
+    total = np.exp(scores - shift).sum(axis=0)
+    return np.where(total > 0, shift + np.log(total), np.inf)
+
+
+def keys_as_values(case: Case) -> np.ndarray:
+    """The new keys (b, g, n, d) after norms and rotation."""
+    return _prepared(case, case.key, "key", everything(case))

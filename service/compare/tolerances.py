@@ -1,0 +1,64 @@
+"""What tests with a tolerance say of an output: those of public projects, and the caller's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """A test that accepts |actual - expected| <= atol + rtol · |expected|.
+
+    mismatches: the share of elements that may fail it
+    either:     True to accept an element whose absolute error is at most atol, or whose relative error is at most rtol
+    finite:     True to accept no infinity and no NaN, even if it is expected
+    """
+
+    name: str
+    rtol: float
+    atol: float
+    mismatches: float = 0.0
+    either: bool = False
+    finite: bool = False
+
+    def passes(self, actual: np.ndarray, expected: np.ndarray) -> bool:
+        """True if the test accepts an array."""
+        with np.errstate(invalid="ignore"):
+            apart, size = np.abs(actual - expected), np.abs(expected)
+            if self.either:
+                good = (apart <= self.atol) | (apart <= self.rtol * size)
+            else:
+                good = apart <= self.atol + self.rtol * size
+        if self.finite:
+            if not (np.isfinite(actual).all() and np.isfinite(expected).all()):
+                return False
+        else:
+            good |= actual == expected  # of infinities, which have no difference
+        return bool(np.count_nonzero(~good) <= self.mismatches * good.size)
+
+
+# torch.testing.assert_close, by type (https://docs.pytorch.org/docs/stable/testing.html).
+TORCH: Final = {
+    "float64": (1e-7, 1e-7),
+    "float32": (1.3e-6, 1e-5),
+    "float16": (1e-3, 1e-5),
+    "bfloat16": (1.6e-2, 1e-5),
+}
+# KernelBench's tolerance for rtol and atol, by type (get_tolerance_for_precision in src/eval.py).
+KERNEL_BENCH: Final = {"float64": 1e-4, "float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-2}
+# FlashInfer-Bench: wrong only if absolute and relative error are above 1e-2; anything infinite is wrong.
+FLASHINFER_BENCH: Final = 1e-2
+
+
+def usual_tolerances(dtype: np.dtype) -> tuple[Tolerance, ...]:
+    """The tests of public projects, for a type."""
+    rtol, atol = TORCH[dtype.name]
+    same = KERNEL_BENCH[dtype.name]
+    return (
+        Tolerance("torch.testing", rtol, atol),
+        Tolerance("KernelBench", same, same),
+        Tolerance("FlashInfer-Bench", FLASHINFER_BENCH, FLASHINFER_BENCH, either=True, finite=True),
+    )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
+from service.compare import cli as comparing
 from service.version import __version__
 
 # Flags of `serve`: the setting that each replaces, its type, its help text.
@@ -81,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
         "valid.",
     )
     compute.add_argument("request", metavar="REQUEST.json", help="file with the request, or - for standard input")
+    comparing.add_commands(add)
     add("openapi", _openapi, "print the OpenAPI document")
     add("key", _key, "make an API key, and its hash for ATTENTION_API_KEYS")
     add("settings", _settings, "print all settings as a Markdown table")

@@ -111,6 +111,7 @@ def test_the_metrics_of_alerts_and_dashboard_start_at_0() -> None:
     refused = [labels for name, labels, _ in fresh if name == "attention_requests_total" and labels["status"] == "503"]
     assert {(labels["protocol"], labels["operation"]) for labels in refused} == {
         ("http", "/attention"),
+        ("http", "/attention/compare"),
         ("http", "/v2/models/{model_name}/infer"),
         ("http", "/v2/models/{model_name}/versions/{model_version}/infer"),
         ("grpc", "/inference.GRPCInferenceService/ModelInfer"),

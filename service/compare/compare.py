@@ -19,7 +19,7 @@ from service.compare.baseline import CORRECT, IMPRECISE, arrays_of, floors, last
 from service.compare.case import Case, make_case
 from service.compare.errors import Errors, distance, epsilon, measure
 from service.compare.evidence import Hypothesis
-from service.compare.inputs import Suggestion, recipe_like, suggest
+from service.compare.inputs import Suggestion, recipe_of, suggest
 from service.compare.places import places
 from service.compare.power import Power, power
 from service.compare.search import search
@@ -234,8 +234,4 @@ def _suggestion(
     wanted = tuple(name for name in wanted if not name.startswith("precision."))
     if not wanted:
         return None
-    sizes = case.plan.sizes
-    recipe = recipe_like(
-        case.spec, case.dtype, sizes.num_heads, sizes.num_kv_heads, same_dims=sizes.head_dim == sizes.value_dim
-    )
-    return suggest(recipe, wanted, names, 0, check)
+    return suggest(recipe_of(case), wanted, names, 0, check)

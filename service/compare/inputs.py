@@ -9,28 +9,36 @@ from typing import Any, Final
 import numpy as np
 
 from service.attention.arrays import FLOATS
-from service.attention.spec import AttentionSpec
 from service.codecs.decoded import Decoded
 from service.compare.candidates import Check
-from service.compare.case import make_case
+from service.compare.case import Case, make_case
 from service.compare.power import Power, power
 from service.pipeline.prepare import make_spec_and_plan
 
 # Seeds that are tried for a request that shows as much as possible.
 TRIES: Final = 6
-BATCH, QUERIES, KEYS, PAST = 2, 13, 37, 5
+# Prime lengths, which no tile divides: key_length is that with the past.
+BATCH: Final = 2
+QUERIES: Final = 13
+KEYS: Final = 67
+PAST: Final = 5
 HEAD_DIM: Final = 8
 VALUE_DIM: Final = 5
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which options a request has. The fields are those of the API; True for an option with numbers of its own."""
+    """What a request is made of. options: fields of the API that it has, and `past`; keys: with the past"""
 
     options: frozenset[str]
     dtype: str = "float32"
+    batch: int = BATCH
     heads: int = 4
     kv_heads: int = 2
+    queries: int = QUERIES
+    keys: int = KEYS
+    past: int = PAST
+    head_dim: int = HEAD_DIM
     value_dim: int = VALUE_DIM
     softcap: float | None = None
     scale: float | None = None
@@ -39,14 +47,14 @@ class Recipe:
 
 # The options that let mistakes of a group show.
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
-    "causal": ("is_causal", "query_offset"),
-    "chunk": ("chunk_size", "query_offset"),
-    "window": ("window", "query_offset"),
+    "causal": ("is_causal",),
+    "chunk": ("chunk_size",),
+    "window": ("window",),
     "mask": ("mask",),
     "padding": ("key_mask",),
     "segments": ("segment_ids",),
     "bias": ("bias",),
-    "alibi": ("alibi_slopes", "query_offset"),
+    "alibi": ("alibi_slopes",),
     "softcap": ("softcap", "bias"),
     "sinks": ("sinks",),
     "rotary": ("rotary", "past"),
@@ -65,24 +73,22 @@ def recipe_for(names: Iterable[str]) -> Recipe:
     return Recipe(frozenset(options), value_dim=HEAD_DIM if "value.is_key" in names else VALUE_DIM)
 
 
-def recipe_like(spec: AttentionSpec, dtype: np.dtype, heads: int, kv_heads: int, *, same_dims: bool) -> Recipe:
+def recipe_of(case: Case) -> Recipe:
     """The recipe of a small request with the options of another."""
-    names = ("window", "mask", "key_mask", "bias", "alibi_slopes", "sinks", "rotary", "query_norm", "key_norm")
-    options = {
-        name
-        for name in (*names, "segment_ids", "chunk_size", "key_lengths", "softcap")
-        if getattr(spec, name) is not None
-    }
-    options |= {"is_causal"} if spec.is_causal else set()
-    options |= {"past"} if spec.past_key is not None else set()
-    group = heads // kv_heads
-    shown = min(kv_heads, 2 if group > 1 else 4)
+    spec, sizes = case.spec, case.plan.sizes
+    options = {name for name in OPTIONS if getattr(spec, name) is not None}
+    if not spec.is_causal:
+        options.remove("is_causal")
+    if spec.past_key is not None:
+        options.add("past")
+    group = sizes.num_heads // sizes.num_kv_heads
+    shown = min(sizes.num_kv_heads, 2 if group > 1 else 4)
     return Recipe(
         frozenset(options),
-        dtype=dtype.name,
+        dtype=case.dtype.name,
         heads=shown * min(group, 3),
         kv_heads=shown,
-        value_dim=HEAD_DIM if same_dims else VALUE_DIM,
+        value_dim=HEAD_DIM if sizes.head_dim == sizes.value_dim else VALUE_DIM,
         softcap=spec.softcap,
         scale=spec.scale,
         normalization=spec.normalization,
@@ -97,20 +103,21 @@ def make_input(recipe: Recipe, seed: int) -> dict[str, Any]:
     def normal(*shape: int, spread: float = 1.0) -> np.ndarray:
         return (random.normal(size=shape) * spread).astype(dtype)
 
-    options, h, g = recipe.options, recipe.heads, recipe.kv_heads
-    past = PAST if "past" in options else 0
-    query = normal(BATCH, h, QUERIES, HEAD_DIM, spread=2.5)  # spiky scores
-    key = normal(BATCH, g, KEYS - past, HEAD_DIM)
-    # A mean of its own for each head and key, so that means and other heads show.
-    value = (normal(BATCH, g, KEYS - past, recipe.value_dim) + random.normal(size=(1, g, 1, 1)) * 2).astype(dtype)
+    options, b, g = recipe.options, recipe.batch, recipe.kv_heads
+    past = recipe.past if "past" in options else 0
+    query = normal(b, recipe.heads, recipe.queries, recipe.head_dim, spread=2.5)  # spiky scores
+    key = normal(b, g, recipe.keys - past, recipe.head_dim)
+    # A mean of its own for each head, so that the values of other heads show.
+    value = (normal(b, g, recipe.keys - past, recipe.value_dim) + random.normal(size=(1, g, 1, 1)) * 2).astype(dtype)
     found: dict[str, Any] = {"query": query, "key": key, "value": value, "layout": "bhld"}
     if past:
-        found |= {"past_key": normal(BATCH, g, past, HEAD_DIM), "past_value": normal(BATCH, g, past, recipe.value_dim)}
+        found["past_key"] = normal(b, g, past, recipe.head_dim)
+        found["past_value"] = normal(b, g, past, recipe.value_dim)
     for name in sorted(options - {"past"}):
         found[name] = OPTIONS[name](random, recipe)
-    if {"is_causal", "window", "chunk_size", "alibi_slopes"} & options:
-        found["query_offset"] = np.array([3, 11])
-    found.pop("softcap", None) if recipe.softcap is None and "softcap" not in options else None
+    if POSITIONAL & options:
+        # One batch entry at the beginning of the keys, the others towards their end.
+        found["query_offset"] = np.linspace(3, recipe.keys - recipe.queries, b).round().astype(np.int64)
     if recipe.scale is not None:
         found["scale"] = recipe.scale
     if recipe.normalization != "softmax":
@@ -119,8 +126,8 @@ def make_input(recipe: Recipe, seed: int) -> dict[str, Any]:
 
 
 def _mask(random: np.random.Generator, recipe: Recipe) -> np.ndarray:
-    mask = random.random((BATCH, recipe.heads, QUERIES, KEYS)) < 0.6
-    mask[0, 0, 4] = False  # a row that sees nothing
+    mask = random.random((recipe.batch, recipe.heads, recipe.queries, recipe.keys)) < 0.6
+    mask[0, 0, recipe.queries // 3] = False  # a row that sees nothing
     return mask
 
 
@@ -128,26 +135,27 @@ def _floats(array: np.ndarray, recipe: Recipe) -> np.ndarray:
     return array.astype(np.float32 if recipe.dtype != "float64" else np.float64)
 
 
+# The options that read query_offset.
+POSITIONAL: Final = frozenset({"is_causal", "window", "chunk_size", "alibi_slopes"})
 # The value of each option of a request.
 OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
     "is_causal": lambda random, recipe: True,
-    "query_offset": lambda random, recipe: np.array([3, 11]),
     "window": lambda random, recipe: {"left": 7, "right": 3},
     "chunk_size": lambda random, recipe: 7,
     "mask": _mask,
-    "key_mask": lambda random, recipe: random.random((BATCH, KEYS)) < 0.7,
-    "key_lengths": lambda random, recipe: np.array([KEYS - 6, KEYS - 15]),
+    "key_mask": lambda random, recipe: random.random((recipe.batch, recipe.keys)) < 0.7,
+    "key_lengths": lambda random, recipe: random.integers(recipe.keys // 2, recipe.keys, recipe.batch),
     "segment_ids": lambda random, recipe: {
-        "query": random.integers(0, 2, (BATCH, QUERIES)),
-        "key": random.integers(0, 2, (BATCH, KEYS)),
+        "query": random.integers(0, 2, (recipe.batch, recipe.queries)),
+        "key": random.integers(0, 2, (recipe.batch, recipe.keys)),
     },
-    "bias": lambda random, recipe: _floats(random.normal(size=(recipe.heads, QUERIES, KEYS)), recipe),
+    "bias": lambda random, recipe: _floats(random.normal(size=(1, recipe.heads, recipe.queries, recipe.keys)), recipe),
     "alibi_slopes": lambda random, recipe: _floats(2.0 ** -np.arange(1, recipe.heads + 1), recipe),
     "softcap": lambda random, recipe: recipe.softcap or 3.0,
     "sinks": lambda random, recipe: _floats(random.normal(size=recipe.heads) * 2, recipe),
     "rotary": lambda random, recipe: {"base": 500.0},
-    "query_norm": lambda random, recipe: {"weight": _floats(random.normal(size=HEAD_DIM) + 1, recipe)},
-    "key_norm": lambda random, recipe: {"weight": _floats(random.normal(size=HEAD_DIM) + 1, recipe)},
+    "query_norm": lambda random, recipe: {"weight": _floats(random.normal(size=recipe.head_dim) + 1, recipe)},
+    "key_norm": lambda random, recipe: {"weight": _floats(random.normal(size=recipe.head_dim) + 1, recipe)},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from service.compare.baseline import IMPRECISE
 from service.compare.compare import Comparison
 from service.compare.errors import Errors
 from service.compare.evidence import Hypothesis
+from service.compare.files import as_json
 from service.compare.inputs import Suggestion
 from service.schemas.compare import (
     ArrayErrors,
@@ -129,9 +131,7 @@ def _next_input(suggestion: Suggestion | None) -> NextInput | None:
     if suggestion is None:
         return None
     numbers = sum(_size(value) for value in suggestion.fields.values())
-    request = None if numbers > SHOWN else {name: _plain(value) for name, value in suggestion.fields.items()}
-    if request is not None:
-        request["dtype"] = suggestion.fields["query"].dtype.name
+    request = None if numbers > SHOWN else json.loads(as_json(suggestion.fields))
     return NextInput(kills=list(suggestion.kills), seed=suggestion.seed, request=request)
 
 
@@ -139,14 +139,6 @@ def _size(value: Any) -> int:
     if isinstance(value, dict):
         return sum(map(_size, value.values()))
     return int(value.size) if isinstance(value, np.ndarray) else 1
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, np.ndarray):
-        return (value if value.dtype.kind in "biu" else value.astype(np.float64)).tolist()
-    return value
 
 
 def _number(number: float) -> float | None:

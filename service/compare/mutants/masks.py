@@ -142,12 +142,22 @@ def _empty_rows(case: Case, fill: Callable[[Problem, Answer], np.ndarray]) -> It
     def filled(problem: Problem, answer: Answer) -> Answer:
         return replace(answer, output=np.where(problem.empty[..., None], fill(problem, answer), answer.output))
 
-    if any(not isinstance(term, HIDES_NO_ROW) for term in case.terms):
+    if _may_be_empty(case):
         yield case.edited(filled)
 
 
-# Terms that hide no key from a query, or only from padding.
-HIDES_NO_ROW: Final[tuple[type[ScoreTerm], ...]] = (QueryLengths,)
+def _may_be_empty(case: Case) -> bool:
+    """True if other numbers in the masks, or the positions as they are, leave a query without keys."""
+    if any(isinstance(term, BY_CONTENT) for term in case.terms):
+        return True
+    if case.offset is None or not case.terms:
+        return False
+    sizes = case.plan.sizes
+    return bool((case.offset < 0).any() or (case.offset + sizes.query_length > sizes.key_length).any())
+
+
+# Terms that hide keys by numbers of the request.
+BY_CONTENT: Final[tuple[type[ScoreTerm], ...]] = (Bias, KeyLengths, KeyMask, Mask, QueryLengths, Segments)
 
 
 @mutant("empty.uniform", "A query that sees no key gets the mean of all values, not 0.")

@@ -1,0 +1,134 @@
+"""The commands `compare` and `inputs`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+# Exit statuses by the status of a verdict.
+STATUSES: Final = {"correct": 0, "imprecise": 1, "wrong": 1, "inconclusive": 2}
+# Seconds after which, and between which, progress is shown.
+PATIENCE: Final = 1.0
+PERIOD: Final = 0.2
+
+
+def add_commands(add: Callable[..., Any]) -> None:
+    """Add the commands. add: adds a command by its name, function, help and description, and returns its parser"""
+    compare = add(
+        "compare",
+        run_compare,
+        "say whether somebody else's attention is right, and which mistake it shows",
+        "Compare what a kernel returned with exact attention. Exit status 0 if it is correct, 1 if it is wrong or "
+        "imprecise, 2 if the request is too weak to tell, or not valid.",
+    )
+    formats = ".json .npz .safetensors .pt"
+    compare.add_argument("request", metavar="REQUEST", help=f"file with the fields of POST /attention: {formats}")
+    text = f"file with what the kernel returned: {formats} by name, or .npy with the output; none for power only"
+    compare.add_argument("actual", metavar="ACTUAL", nargs="?", help=text)
+    compare.add_argument("--json", action="store_true", help="print the report as JSON")
+    inputs = add(
+        "inputs",
+        run_inputs,
+        "make a request that tells mistakes apart",
+        "Make a request whose output shows known mistakes: unequal lengths, grouped heads, spiky scores, empty rows.",
+    )
+    inputs.add_argument("--seed", type=int, default=0, help="the same seed makes the same request (default: 0)")
+    inputs.add_argument("--kills", nargs="+", metavar="NAME", default=(), help="mistakes that it must show")
+    inputs.add_argument("--like", metavar="REQUEST", help="file with a request whose options it has")
+    inputs.add_argument("--output", metavar="FILE", help="file to write, .json .npz .safetensors (default: print JSON)")
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    """Print the report on the files of the command, and return the exit status."""
+    from service.compare.compare import compare_question
+    from service.compare.files import read_actual, read_request
+    from service.compare.question import make_question
+    from service.compare.report import make_report
+    from service.compare.text import as_text
+    from service.errors import ServiceError
+    from service.library import backends
+
+    check = Progress()
+    try:
+        decoded = read_request(Path(options.request))
+        if options.actual is not None:
+            arrays, _ = read_actual(Path(options.actual))
+            decoded.fields["actual"] = arrays
+        report = make_report(compare_question(make_question(decoded), backends().choose("numpy", "cpu"), check))
+    except ServiceError as error:
+        check.end()
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    check.end()
+    print(report.model_dump_json(indent=2) if options.json else as_text(report))
+    return STATUSES[report.verdict.status]
+
+
+def run_inputs(options: argparse.Namespace) -> int:
+    """Write the request of the command, and return the exit status: 1 if it does not show all that it should."""
+    from service.compare.case import make_case
+    from service.compare.files import as_json, read_request, write_request
+    from service.compare.inputs import make_input, recipe_for, recipe_of, suggest
+    from service.compare.mutants import MUTANTS
+    from service.compare.question import make_question
+    from service.errors import ServiceError
+
+    check = Progress()
+    unknown = [name for name in options.kills if name not in MUTANTS]
+    if unknown:
+        print(f"--kills: expected names of mistakes, got {', '.join(unknown)}", file=sys.stderr)
+        return 2
+    try:
+        recipe = recipe_for(options.kills)
+        if options.like is not None:
+            question = make_question(read_request(Path(options.like)))
+            recipe = recipe_of(make_case(question.spec, question.plan.dtype))
+        fields, shown = make_input(recipe, options.seed), tuple(options.kills)
+        if options.kills:
+            names = ("output", "logsumexp") if any(MUTANTS[name].needs for name in options.kills) else ("output",)
+            found = suggest(recipe, options.kills, names, options.seed, check)
+            fields, shown = (fields, ()) if found is None else (found.fields, found.kills)
+        check.end()
+        if options.output is None:
+            print(as_json(fields))
+        else:
+            write_request(fields, Path(options.output))
+    except ServiceError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    missing = [name for name in options.kills if name not in shown]
+    if missing:
+        print(f"not shown by this request: {', '.join(missing)}", file=sys.stderr)
+    return 1 if missing else 0
+
+
+class Progress:
+    """A check that shows on a terminal that work goes on, once it takes longer than a second."""
+
+    def __init__(self) -> None:
+        self._started = self._shown = time.monotonic()
+        self._steps = 0
+        self._is_shown = False
+
+    def __call__(self) -> None:
+        """Count a step."""
+        self._steps += 1
+        now = time.monotonic()
+        if now - self._started > PATIENCE and now - self._shown > PERIOD and sys.stderr.isatty():
+            self._shown, self._is_shown = now, True
+            print(f"\rcomparing: {self._steps} steps, {now - self._started:.0f} s", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Remove what was shown."""
+        if self._is_shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,101 @@
+"""Kernels with a planted mistake: random requests, and what a kernel of some type that makes a known mistake returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from service.codecs.decoded import Decoded
+from service.compare.baseline import rounded_cases
+from service.compare.case import Case, make_case
+from service.compare.inputs import OPTIONS, Recipe, make_input, recipe_for
+from service.compare.mutants import MUTANTS
+from service.compare.solve import everything, solve
+from service.pipeline.prepare import make_spec_and_plan
+
+TYPES: Final = ("float32", "float32", "bfloat16", "float16", "float64")
+# Options that a random request may have beside those that its mistake needs.
+EXTRAS: Final = (
+    "is_causal",
+    "window",
+    "key_mask",
+    "mask",
+    "bias",
+    "alibi_slopes",
+    "softcap",
+    "sinks",
+    "rotary",
+    "past",
+)
+KEYS: Final = (23, 37, 67, 131)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A request, and the names of the mistakes of a kernel, whose cases are `wrong`."""
+
+    fields: dict[str, Any]
+    case: Case
+    names: tuple[str, ...]
+    wrong: Case
+
+
+def draw(seed: int, names: tuple[str, ...]) -> Draw | None:
+    """A random request to which these mistakes apply, one after the other; None if they do not apply to it."""
+    random = np.random.default_rng(seed)
+    recipe = random_recipe(random, names)
+    fields = make_input(recipe, seed)
+    spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
+    case = make_case(spec, plan.dtype)
+    found = [case]
+    for name in names:
+        found = [wrong for before in found for wrong in MUTANTS[name].edit(before)]
+    return Draw(fields, case, names, found[random.integers(len(found))]) if found else None
+
+
+def random_recipe(random: np.random.Generator, names: tuple[str, ...]) -> Recipe:
+    """A recipe of random options, sizes and type, to which these mistakes likely apply."""
+    recipe = recipe_for(names)
+    extras = {name for name in EXTRAS if random.random() < 0.15}
+    if "causal.added" in names:
+        extras.discard("is_causal")
+    g = int(random.integers(1, 4))
+    h = g * int(random.integers(1, 4))
+    head_dim = int(random.choice([4, 8, 16]))
+    value_dim = head_dim if random.random() < 0.5 or "value.is_key" in names else int(random.choice([3, 5, 8]))
+    keys = int(random.choice(KEYS))
+    queries = keys if random.random() < 0.5 or "mask.transposed" in names else int(random.choice([5, 13, 19]))
+    if "value.transposed" in names:
+        extras.discard("past")
+        keys = value_dim = head_dim
+        queries = min(queries, keys)
+    if any(name in ("heads.tiled", "heads.keys_only") for name in names):
+        g, h = 2, 6
+    return replace(
+        recipe,
+        options=(recipe.options | extras) & (OPTIONS.keys() | {"past"}),
+        dtype=str(random.choice(TYPES)),
+        batch=int(random.integers(2, 4)) if any("first" in name for name in names) else int(random.integers(1, 3)),
+        heads=max(h, 2) if "head" in str(names) or "output" in str(names) or "sinks" in str(names) else h,
+        kv_heads=g if h >= 2 or g == 1 else 1,
+        queries=min(queries, keys),
+        keys=keys,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        scale=float(random.choice([0.2, 0.5])) if random.random() < 0.2 else None,
+    )
+
+
+def returned(drawn: Draw, names: tuple[str, ...] = ("output",)) -> dict[str, np.ndarray]:
+    """What the kernel returns, in layout bhld, rounded as a right kernel of the type of the request may round."""
+    random = np.random.default_rng(len(str(drawn.names)))
+    roundings = [one.rounding for one in rounded_cases(drawn.case, drawn.case.dtype)]
+    rounding = roundings[random.integers(len(roundings))]
+    own = drawn.wrong.rounding != drawn.case.rounding  # a mistake of rounding, or one that overflows
+    found = solve(drawn.wrong if own else replace(drawn.wrong, rounding=rounding), everything(drawn.case))
+    arrays = {"output": found.output.astype(drawn.case.dtype)}
+    if "logsumexp" in names and found.logsumexp is not None:
+        arrays["logsumexp"] = found.logsumexp.astype(np.float32 if drawn.case.dtype.itemsize < 8 else np.float64)
+    return arrays

@@ -11,7 +11,7 @@ import numpy as np
 
 from service.attention.arrays import compute_dtype
 from service.compare.case import Case
-from service.compare.errors import distance, epsilon, ulp
+from service.compare.errors import distance, epsilon, largest, ulp
 from service.compare.problem import Answer, Rounding, rounded, scaled_scores
 from service.compare.solve import Sample, make_problem, solve
 
@@ -80,17 +80,16 @@ def floors(plain: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dict[
         scores = np.abs(scaled_scores(problem))
     if problem.visible is not None:
         scores = scores[problem.seen]
-    unit = epsilon(compute_dtype(dtype)) / 4 * (1 + float(np.max(scores, where=np.isfinite(scores), initial=0.0)))
-    values = float(np.max(np.abs(problem.value), initial=0.0))
+    unit = epsilon(compute_dtype(dtype)) / 4 * (1 + largest(scores))
+    values = largest(problem.value)
     if plain.joins_heads:
-        values = max(values, float(np.max(np.abs(right["output"]), initial=0.0)))
+        values = max(values, largest(right["output"]))
     return {name: unit * values if name == "output" else unit for name in right}
 
 
 def last_place(array: np.ndarray, dtype: np.dtype) -> float:
     """A fourth of the unit in the last place of the largest number of an array."""
-    largest = np.max(np.abs(array), where=np.isfinite(array), initial=0.0)
-    return float(ulp(largest, dtype)) / 4
+    return float(ulp(np.array(largest(array)), dtype)) / 4
 
 
 def stored_dtype(name: str, dtype: np.dtype) -> np.dtype:

@@ -50,6 +50,7 @@ class Case:
     over_queries:     True to take the softmax over queries
     edits:            changes of the answer, one after the other
     of_whole:         from all head outputs (b, h, q, e) to those that are returned
+    head_outputs:     (b, h, q, e), right, for of_whole; None to compute them
     rounding:         the types that are computed in
     change:           the fields to change in the request, to reproduce this case; None if no field can say it
     detail:           what tells this case from others of the same mutant, like "of 64 keys"
@@ -86,6 +87,7 @@ class Case:
     over_queries: bool = False
     edits: tuple[Callable[[Problem, Answer], Answer], ...] = ()
     of_whole: Callable[[np.ndarray], np.ndarray] | None = None
+    head_outputs: np.ndarray | None = None
     rounding: Rounding = EXACT
     change: Mapping[str, Any] | None = field(default_factory=dict)
     detail: str = ""

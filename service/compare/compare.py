@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -16,17 +16,20 @@ from service.attention.spec import AttentionSpec
 from service.backends.base import Backend, Check, no_check
 from service.compare.actual import Actual, canonical, check_names, read_actual
 from service.compare.baseline import CORRECT, IMPRECISE, arrays_of, floors, last_place, rounded_cases, stored_dtype
+from service.compare.candidates import candidates
 from service.compare.case import Case, make_case
-from service.compare.errors import Errors, distance, epsilon, measure
-from service.compare.evidence import Hypothesis
+from service.compare.errors import Errors, distance, epsilon, largest, measure
+from service.compare.evidence import Evidence, Hypothesis
 from service.compare.inputs import Suggestion, recipe_of, suggest
 from service.compare.places import places
 from service.compare.power import Power, power
+from service.compare.samples import choose_sample, most_scores
 from service.compare.search import search
 from service.compare.solve import blocks, everything, solve
 from service.compare.tolerances import Tolerance, usual_tolerances
 from service.schemas.compare import Place
 
+HEAD_OUTPUTS: Final = "head_outputs"
 # The axes of arrays in canonical order, as places name them.
 AXES: Final = {
     "output": ("batch entry", "head", "row", "feature"),
@@ -111,7 +114,7 @@ def compare_question(question: Question, backend: Backend, check: Check = no_che
     spec, dtype = question.spec, question.plan.dtype
     if question.actual is not None:
         check_names(question.actual, top_k=spec.top_k)
-    include = tuple(name for name in question.actual or () if name != OUTPUT)
+    include = tuple({name: None for name in question.actual or () if name != OUTPUT} | {HEAD_OUTPUTS: None})
     exact = spec._replace(dtype="float64", backend="numpy", device="cpu", include=include, top_k=None)  # type: ignore[arg-type]
     exact = exact._replace(allow_non_finite=True)
     plan = make_plan(exact)
@@ -120,6 +123,8 @@ def compare_question(question: Question, backend: Backend, check: Check = no_che
         actual = read_actual(question.actual, plan, base2=question.base2)
     reference = backend.run(plan, exact, exact.sources, check)
     case = make_case(spec, dtype)
+    if HEAD_OUTPUTS in reference.arrays:
+        case = replace(case, head_outputs=canonical(reference[HEAD_OUTPUTS], HEAD_OUTPUTS, plan))
     right = {name: canonical(reference[name], name, plan) for name in actual.canonical}
     judged = _judged_by_rounding(case, actual, right, check)
     others = [name for name in actual.as_sent if name not in actual.canonical]
@@ -127,11 +132,15 @@ def compare_question(question: Question, backend: Backend, check: Check = no_che
     judged = {name: judged[name] for name in actual.as_sent}
     tolerances = usual_tolerances(dtype) + (() if question.tolerance is None else (question.tolerance,))
     compared = tuple(actual.canonical) or (OUTPUT,)
-    found = power(case, compared, check, tolerances)
-    worst = max((one.ratio for one in judged.values()), default=0.0)
+    is_wrong = bool(actual.canonical) and max(judged[name].ratio for name in actual.canonical) > CORRECT
+    sample = choose_sample(case, _wrong_rows(actual, right) if is_wrong else None, most_scores(compared))
+    evidence = Evidence.of(case, sample, actual.canonical or None, compared)
+    mutants = list(candidates(case, sample, evidence.right, check))
+    found = power(evidence, mutants, check, tolerances)
     hypotheses: list[Hypothesis] = []
-    if worst > CORRECT and actual.canonical:
-        hypotheses = search(case, actual.canonical, _wrong_rows(actual, right), check)
+    if is_wrong:
+        limits = {name: judged[name].limit for name in actual.canonical}
+        hypotheses = search(evidence, mutants, actual.canonical, limits, check)
     return Comparison(
         question=question,
         metadata=reference.metadata,
@@ -157,7 +166,7 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
     variants = rounded_cases(case, case.dtype)
     results = [{name: np.empty(array.shape, kept[name]) for name, array in right.items()} for _ in variants]
     least = dict.fromkeys(right, 0.0)
-    for block in blocks(case, everything(case)):
+    for block in blocks(case, everything(case), right):
         check()
         here = {name: block.of(array) for name, array in right.items()}
         for name, floor in floors(variants[0], block, here, case.dtype).items():
@@ -199,8 +208,7 @@ def _judged_by_service(
         array = reference[name]
         stored = plain[name].dtype
         baseline = measure(plain[name], array, stored)
-        largest = float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
-        floor = epsilon(stored) / 4 * (1 + largest)
+        floor = epsilon(stored) / 4 * (1 + largest(array))
         limit = max(baseline.max_abs or 0.0, floor) + last_place(array, stored)
         judged[name] = Judged(measure(actual.as_sent[name], array, stored), baseline, limit)
     return judged

@@ -107,6 +107,17 @@ def ulp(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return found
 
 
+def largest(array: np.ndarray) -> float:
+    """The largest magnitude of the finite numbers of an array; 0 if there is none."""
+    return float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
+
+
+def largest_number(dtype: np.dtype) -> float:
+    """The largest finite number of a type."""
+    bits, least = _FORMATS[dtype.name]
+    return math.ldexp(2 - 2.0 ** (1 - bits), 1 - least)
+
+
 def epsilon(dtype: np.dtype) -> float:
     """The distance from one to the next number of a type."""
     return 2.0 ** (1 - _FORMATS[dtype.name][0])

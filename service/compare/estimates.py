@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from service.compare.candidates import Arrays, Candidate, Check
+from service.compare.candidates import Arrays, Check
+from service.compare.case import Case
 from service.compare.evidence import Evidence
 from service.compare.mutants.heads import permuted
 from service.compare.mutants.scores import scaled
@@ -21,29 +22,29 @@ STEPS: Final = 40
 HEAD_ROWS: Final = 8
 
 
-def estimated(evidence: Evidence, actual: Arrays, check: Check) -> Iterator[Candidate]:
-    """The other scale, and the other order of heads, that are closest to an output."""
+def estimated(evidence: Evidence, actual: Arrays, check: Check) -> Iterator[tuple[tuple[str, ...], Case]]:
+    """The names and cases of the other scale, and the other order of heads, that are closest to an output."""
     if evidence.case.scale:
-        yield _other_scale(evidence, check)
+        yield ("scale.other",), _other_scale(evidence, check)
     if "output" in actual:
         order = _order_of_heads(evidence, actual["output"])
         if order is not None:
             case = permuted(evidence.case, order).changed(detail=f"head n is that of {order.tolist()}[n]")
-            yield evidence.answer(("heads.permuted",), case)
+            yield ("heads.permuted",), case
 
 
-def _other_scale(evidence: Evidence, check: Check) -> Candidate:
-    """The candidate with the scale whose answer leaves the least squared error."""
+def _other_scale(evidence: Evidence, check: Check) -> Case:
+    """The case with the scale whose answer leaves the least squared error."""
 
-    def answer(power: float) -> Candidate:
-        check()
-        return evidence.answer(("scale.other",), scaled(evidence.case, evidence.case.scale * 2.0**power))
+    def case(power: float) -> Case:
+        return scaled(evidence.case, evidence.case.scale * 2.0**power)
 
     def error(power: float) -> float:
-        return evidence.unexplained(answer(power).arrays)
+        check()
+        return evidence.unexplained(evidence.answer(("scale.other",), case(power)).arrays)
 
     middle = min(POWERS.tolist(), key=error)
-    return answer(_minimum(error, middle - 0.5, middle + 0.5))
+    return case(_minimum(error, middle - 0.5, middle + 0.5))
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,7 +15,7 @@ from service.compare.solve import Sample, blocks, everything, solve
 # A mistake is proved only if the reference is so many times further from the output than the mutant is.
 PROOF: Final = 10.0
 # Below this share of the error explained the baseline of the mutant is not worth computing.
-CLOSE: Final = 0.5
+CLOSE: Final = 0.8
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,13 @@ class Evidence:
     baselines: Mapping[str, float]
 
     @classmethod
-    def of(cls, case: Case, sample: Sample, actual: Arrays) -> Evidence:
-        """The evidence of the rows of a sample. actual: canonical arrays of all rows"""
-        right = arrays_of(solve(case, sample), actual)
-        sent = {name: sample.of(actual[name]) for name in right}
+    def of(cls, case: Case, sample: Sample, actual: Arrays | None, names: Collection[str] = ()) -> Evidence:
+        """The evidence of the rows of a sample.
+
+        actual: canonical arrays of all rows; None if nothing was sent, but arrays of these names would be
+        """
+        right = arrays_of(solve(case, sample), names if actual is None else actual)
+        sent = {} if actual is None else {name: sample.of(actual[name]) for name in right}
         return cls(case, sample, sent, right, baselines(case, sample, right, case.dtype))
 
     def answer(self, names: tuple[str, ...], case: Case) -> Candidate:
@@ -67,16 +70,21 @@ class Evidence:
         return unexplained(self.actual, arrays, self.baselines)
 
     def judge(self, candidate: Candidate) -> Hypothesis:
-        """The hypothesis that a candidate is; its own baseline counts where it comes close."""
+        """The hypothesis that a candidate is, by the baselines of the reference."""
         error = self.unexplained(self.right)
         explained = 1 - self.unexplained(candidate.arrays) / error if error else 0.0
-        found = ratio(self.actual, candidate.arrays, self.baselines)
-        if explained > CLOSE and found > CORRECT / 2:
-            own = baselines(candidate.case, self.sample, candidate.arrays, self.case.dtype)
-            found = ratio(self.actual, candidate.arrays, own)
-        proves = (
-            found <= CORRECT and not candidate.rounds and any(self._is_closer(candidate, name) for name in self.actual)
-        )
+        return self._judged(candidate, explained, self.baselines)
+
+    def refined(self, one: Hypothesis) -> Hypothesis:
+        """A hypothesis by the baselines of its own case, which are larger where its scores are."""
+        if one.ratio <= CORRECT / 2 or one.explained < CLOSE:
+            return one
+        own = baselines(one.candidate.case, self.sample, one.candidate.arrays, self.case.dtype)
+        return self._judged(one.candidate, one.explained, own)
+
+    def _judged(self, candidate: Candidate, explained: float, limits: Mapping[str, float]) -> Hypothesis:
+        found = ratio(self.actual, candidate.arrays, limits)
+        proves = found <= CORRECT and not candidate.rounds and any(self._is_closer(candidate, name) for name in limits)
         return Hypothesis(candidate, explained, found, proves)
 
     def _is_closer(self, candidate: Candidate, name: str) -> bool:
@@ -85,18 +93,20 @@ class Evidence:
         return to_mutant * PROOF < distance(self.actual[name], self.right[name])
 
 
-def holds(candidate: Candidate, actual: Arrays, check: Check) -> bool:
-    """True if the distance of an output to a mutant is within its baselines on all rows."""
-    case = candidate.case
-    worst, limits = dict.fromkeys(candidate.arrays, 0.0), dict.fromkeys(candidate.arrays, 0.0)
-    for block in blocks(case, everything(case)):
+def holds(one: Hypothesis, evidence: Evidence, actual: Arrays, limits: Mapping[str, float], check: Check) -> bool:
+    """True if the distance of an output to a mutant is within its baselines on all rows.
+
+    limits: baselines of the reference on all rows; those of the mutant count for the sample
+    """
+    case, arrays = one.candidate.case, one.candidate.arrays
+    own = baselines(case, evidence.sample, arrays, case.dtype)
+    most = {name: CORRECT * max(own[name], limits[name]) for name in arrays}
+    for block in blocks(case, everything(case), arrays):
         check()
-        arrays = arrays_of(solve(case, block), candidate.arrays)
-        for name, array in arrays.items():
-            worst[name] = max(worst[name], distance(block.of(actual[name]), array))
-        for name, limit in baselines(case, block, arrays, case.dtype).items():
-            limits[name] = max(limits[name], limit)
-    return all(worst[name] <= CORRECT * limits[name] for name in worst)
+        for name, array in arrays_of(solve(case, block), arrays).items():
+            if not distance(block.of(actual[name]), array) <= most[name]:
+                return False
+    return True
 
 
 def joined(hypotheses: list[Hypothesis], evidence: Evidence, count: int) -> list[Hypothesis]:

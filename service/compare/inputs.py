@@ -10,9 +10,11 @@ import numpy as np
 
 from service.attention.arrays import FLOATS
 from service.codecs.decoded import Decoded
-from service.compare.candidates import Check
+from service.compare.candidates import Check, candidates
 from service.compare.case import Case, make_case
+from service.compare.evidence import Evidence
 from service.compare.power import Power, power
+from service.compare.samples import choose_sample
 from service.pipeline.prepare import make_spec_and_plan
 
 # Seeds that are tried for a request that shows as much as possible.
@@ -162,7 +164,9 @@ OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
 def power_of(fields: dict[str, Any], names: Collection[str], check: Check) -> Power:
     """The power of a request. fields: as `make_input` makes them; names: of the arrays that are compared"""
     spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
-    return power(make_case(spec, plan.dtype), names, check)
+    case = make_case(spec, plan.dtype)
+    evidence = Evidence.of(case, choose_sample(case, None), None, names)
+    return power(evidence, list(candidates(case, evidence.sample, evidence.right, check)), check)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from service.compare.baseline import CORRECT, arrays_of, baselines
-from service.compare.candidates import Candidate, Check, candidates, ratio
+from service.compare.candidates import Arrays, Candidate, Check, ratio
 from service.compare.case import Case
 from service.compare.errors import distance
-from service.compare.samples import choose_sample, is_whole
+from service.compare.evidence import Evidence
+from service.compare.samples import is_whole
 from service.compare.solve import blocks, everything, solve
 from service.compare.tolerances import Tolerance
 
@@ -42,28 +43,23 @@ class Power:
         return survivors > killed
 
 
-def power(case: Case, names: Collection[str], check: Check, tolerances: Collection[Tolerance] = ()) -> Power:
-    """The power of a request. names: of the arrays that are compared; check: raises to end the computation"""
-    sample = choose_sample(case, None)
-    right = arrays_of(solve(case, sample), names)
-    limits = baselines(case, sample, right, case.dtype)
-    found = list(candidates(case, sample, right, check))
+def power(evidence: Evidence, found: list[Candidate], check: Check, tolerances: Collection[Tolerance] = ()) -> Power:
+    """The power of a request. found: the mutants' answers for the sample; check: raises to end the computation"""
+    case, right, limits = evidence.case, evidence.right, evidence.baselines
     alive = [one for one in found if not ratio(one.arrays, right, limits) > CORRECT]
-    if alive and not is_whole(case, sample) and case.plan.score_count <= CONFIRMED_SCORES:
-        alive = _alive(case, alive, names, check)
+    if alive and not is_whole(case, evidence.sample) and case.plan.score_count <= CONFIRMED_SCORES:
+        alive = _alive(case, alive, right, check)
     survivors = tuple(dict.fromkeys(one.names[0] for one in alive))
     killed = [one for one in found if one.names[0] not in survivors]
     missed = {
-        tolerance.name: tuple(
-            dict.fromkeys(one.names[0] for one in found if all(map(tolerance.passes, *_both(one.arrays, right))))
-        )
+        tolerance.name: tuple(dict.fromkeys(one.names[0] for one in found if _passes(one, right, tolerance)))
         for tolerance in tolerances
     }
     return Power(tuple(dict.fromkeys(one.names[0] for one in killed)), survivors, _groups(killed, limits), missed)
 
 
-def _both(one: Mapping, other: Mapping) -> tuple[list, list]:  # type: ignore[type-arg]
-    return [one[name] for name in one], [other[name] for name in one]
+def _passes(one: Candidate, right: Arrays, tolerance: Tolerance) -> bool:
+    return all(tolerance.passes(array, right[name]) for name, array in one.arrays.items())
 
 
 def _alive(case: Case, found: list[Candidate], names: Collection[str], check: Check) -> list[Candidate]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
@@ -13,9 +14,15 @@ from service.compare.solve import Sample, everything
 MAX_BATCHES: Final = 2
 MAX_HEADS: Final = 4
 MAX_ROWS: Final = 64
-MAX_SCORES: Final = 2**20
+MAX_SCORES: Final = 2**18
+WEIGHT_SCORES: Final = 2**16
 # Requests of at most so many scores are looked at whole.
 WHOLE: Final = 2**15
+
+
+def most_scores(names: Collection[str]) -> int:
+    """How many scores a sample should have; fewer if weights are compared, as those of all mutants are kept."""
+    return WEIGHT_SCORES if "attention_weights" in names else MAX_SCORES
 
 
 def choose_sample(case: Case, wrong: np.ndarray | None, scores: int = MAX_SCORES) -> Sample:
@@ -36,6 +43,16 @@ def choose_sample(case: Case, wrong: np.ndarray | None, scores: int = MAX_SCORES
     rows = max(2, min(MAX_ROWS, scores // row))
     by_row = None if errors is None else errors.max(axis=(0, 1))
     return Sample(batches, heads, _chosen(sizes.query_length, rows, by_row))
+
+
+def smaller(sample: Sample, case: Case, scores: int) -> Sample:
+    """A part of a sample with at most so many scores, but two rows."""
+    row = len(sample.batches) * len(sample.heads) * case.plan.sizes.key_length
+    count = max(2, scores // row)
+    if count >= len(sample.rows):
+        return sample
+    places = np.linspace(0, len(sample.rows) - 1, count).round().astype(np.int64)
+    return Sample(sample.batches, sample.heads, sample.rows[places])
 
 
 def _chosen(length: int, count: int, errors: np.ndarray | None) -> np.ndarray:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from service.compare.baseline import arrays_of
-from service.compare.candidates import NOT_COMBINED, Arrays, Check, candidates
+from service.compare.candidates import NOT_COMBINED, Arrays, Candidate, Check
 from service.compare.case import Case
 from service.compare.estimates import estimated
 from service.compare.evidence import Evidence, Hypothesis, holds, joined
 from service.compare.mutants import MUTANTS
-from service.compare.samples import choose_sample
+from service.compare.samples import smaller
 from service.compare.solve import solve
 
 # Hypotheses below this share of the error explained are not told.
@@ -23,40 +23,62 @@ LEAST: Final = 0.5
 # Hypotheses that are told, and proofs that are confirmed on all rows.
 TOLD: Final = 5
 CONFIRMED: Final = 3
-# Scores of the sample for pairs, and pairs that are tried.
+# Hypotheses whose own baselines are computed.
+REFINED: Final = 8
+# Scores of the sample for pairs and estimates, and pairs that are tried.
 PAIR_SCORES: Final = 2**14
-MAX_PAIRS: Final = 3000
+MAX_PAIRS: Final = 1200
+# Scores of all pairs that are tried.
+ALL_PAIR_SCORES: Final = 2**23
 
 
-def search(case: Case, actual: Arrays, wrong: np.ndarray | None, check: Check) -> list[Hypothesis]:
+def search(
+    evidence: Evidence, found: list[Candidate], actual: Arrays, limits: Mapping[str, float], check: Check
+) -> list[Hypothesis]:
     """The hypotheses that explain an output, best first.
 
-    actual: canonical arrays; wrong: (b, h, q) errors of the output, see choose_sample
+    found: the mutants' answers for the sample; actual: canonical arrays of all rows; limits: baselines of all rows
     """
-    evidence = Evidence.of(case, choose_sample(case, wrong), actual)
-    singles = [evidence.judge(one) for one in candidates(case, evidence.sample, evidence.right, check)]
-    if not any(one.is_proof for one in singles):
-        singles += [evidence.judge(one) for one in estimated(evidence, actual, check)]
-    ranked = sorted(singles, key=lambda one: one.rank)
-    found = _confirmed(joined(ranked, evidence, TOLD), actual, check)
-    if not any(one.is_proof for one in found):
-        small = Evidence.of(case, choose_sample(case, wrong, PAIR_SCORES), actual)
-        pairs = [evidence.judge(evidence.answer(*pair)) for pair in _pairs(small, ranked, check)]
-        pairs = _confirmed(joined(sorted(pairs, key=lambda one: one.rank), evidence, TOLD), actual, check)
-        best = max((one.explained for one in found), default=0.0)
+    case = evidence.case
+    small = Evidence.of(case, smaller(evidence.sample, case, PAIR_SCORES), actual)
+    singles = _ranked([evidence.judge(one) for one in found], evidence)
+    told = _confirmed(joined(singles, evidence, TOLD), evidence, actual, limits, check)
+    if not _is_proved(told):
+        guesses = [evidence.answer(names, wrong) for names, wrong in estimated(small, actual, check)]
+        singles = _ranked([*singles, *map(evidence.judge, guesses)], evidence)
+        told = _confirmed(joined(singles, evidence, TOLD), evidence, actual, limits, check)
+    if not _is_proved(told):
+        both = [evidence.answer(names, wrong) for names, wrong in _pairs(small, singles, check)]
+        pairs = joined(_ranked(list(map(evidence.judge, both)), evidence), evidence, TOLD)
+        pairs = _confirmed(pairs, evidence, actual, limits, check)
+        best = max((one.explained for one in told), default=0.0)
         # Two mistakes explain more than one of them by chance, too.
-        found += [one for one in pairs if one.is_proof or 1 - one.explained < (1 - best) / 4]
-        found.sort(key=lambda one: one.rank)
-    return [one for one in found if one.explained >= LEAST][:TOLD]
+        told += [one for one in pairs if one.is_proof or 1 - one.explained < (1 - best) / 4]
+        told.sort(key=lambda one: one.rank)
+    return [one for one in told if one.explained >= LEAST][:TOLD]
 
 
-def _confirmed(found: list[Hypothesis], actual: Arrays, check: Check) -> list[Hypothesis]:
+def _is_proved(hypotheses: list[Hypothesis]) -> bool:
+    return any(one.is_proof for one in hypotheses)
+
+
+def _ranked(hypotheses: list[Hypothesis], evidence: Evidence) -> list[Hypothesis]:
+    """Hypotheses, best first; the best of them by their own baselines."""
+    ranked = sorted(hypotheses, key=lambda one: one.rank)
+    if not _is_proved(ranked):
+        ranked = [evidence.refined(one) for one in ranked[:REFINED]] + ranked[REFINED:]
+    return sorted(ranked, key=lambda one: one.rank)
+
+
+def _confirmed(
+    found: list[Hypothesis], evidence: Evidence, actual: Arrays, limits: Mapping[str, float], check: Check
+) -> list[Hypothesis]:
     """The hypotheses in order, after the first proofs among them were checked on all rows, until one holds."""
     checked, tried, is_proved = [], 0, False
     for one in found:
         if one.is_proof and not is_proved:
             tried += 1
-            is_proved = tried <= CONFIRMED and holds(one.candidate, actual, check)
+            is_proved = tried <= CONFIRMED and holds(one, evidence, actual, limits, check)
             checked.append(replace(one, is_proof=is_proved))
         else:
             checked.append(replace(one, is_proof=False))
@@ -67,23 +89,28 @@ def _pairs(small: Evidence, singles: list[Hypothesis], check: Check) -> Iterator
     """The pairs of mutants that explain the output of a small sample best, with their cases. singles: ranked"""
     best: dict[str, float] = {}
     for one in singles:
-        [name] = one.candidate.names
+        name = one.candidate.names[0]
         if name in MUTANTS and MUTANTS[name].group not in NOT_COMBINED:
             best[name] = max(best.get(name, -np.inf), one.explained)
     names = sorted(best, key=lambda name: -best[name])
     places = {name: place for place, name in enumerate(names)}
     pairs = sorted(itertools.permutations(names, 2), key=lambda pair: places[pair[0]] + places[pair[1]])
+    pairs = [pair for pair in pairs if places[pair[0]] < places[pair[1]] or _order_matters(*pair)]
+    sample = small.sample
+    scores = len(sample.batches) * len(sample.heads) * len(sample.rows) * small.case.plan.sizes.key_length
     found: list[tuple[float, tuple[str, ...], Case]] = []
-    for pair in pairs[:MAX_PAIRS]:
-        groups = {MUTANTS[name].group for name in pair}
-        if len(groups) == 2 and places[pair[0]] > places[pair[1]]:
-            continue  # mistakes of different groups make the same case in either order
+    for pair in pairs[: min(MAX_PAIRS, ALL_PAIR_SCORES // scores)]:
         check()
         for case in _both(small.case, *pair):
             left = small.unexplained(arrays_of(solve(case, small.sample), small.right))
             found.append((left, pair, case))
     found.sort(key=lambda one: one[0])
     return ((pair, case) for _, pair, case in found[: 4 * TOLD])
+
+
+def _order_matters(first: str, second: str) -> bool:
+    """True if two mistakes are of one group, and may change the same part of a case."""
+    return MUTANTS[first].group == MUTANTS[second].group
 
 
 def _both(case: Case, first: str, second: str) -> Iterator[Case]:

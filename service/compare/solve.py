@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -13,7 +13,8 @@ from service.attention.spec import Norm
 from service.attention.tiles import Tile
 from service.attention.visibility import additions, visible
 from service.compare.case import Case
-from service.compare.problem import Answer, Problem, masked_scores, rounded, weighted
+from service.compare.errors import largest, largest_number
+from service.compare.problem import Answer, Problem, attention, masked_scores, rounded, weighted
 
 T = TypeVar("T")
 
@@ -25,12 +26,14 @@ BLOCK: Final = 2**20
 class Sample:
     """Batch entries, heads and queries (rows) of which answers are compared; every combination of them.
 
+    columns: the keys that are computed, None for all
     kept: what cases that share operands need in common, by the identities of these
     """
 
     batches: np.ndarray
     heads: np.ndarray
     rows: np.ndarray
+    columns: slice | None = None
     kept: dict[tuple[Any, ...], tuple[tuple[Any, ...], Any]] = field(default_factory=dict)
 
     def once(self, name: str, make: Callable[[], T], *operands: Any) -> T:
@@ -65,16 +68,36 @@ def everything(case: Case) -> Sample:
     return Sample(np.arange(sizes.batch_size), np.arange(sizes.num_heads), np.arange(sizes.query_length))
 
 
-def blocks(case: Case, sample: Sample) -> Iterator[Sample]:
-    """A sample in blocks that take little memory: one batch entry, and as few rows and heads as needed."""
-    row = case.plan.sizes.key_length
-    heads = len(sample.heads) if case.joins_heads else max(1, min(len(sample.heads), BLOCK // row))
-    rows = max(1, BLOCK // (row * heads))
+def blocks(case: Case, sample: Sample, names: Collection[str] = ("attention_weights",)) -> Iterator[Sample]:
+    """A sample in blocks that take little memory: as many rows of a head as possible, then several heads.
+
+    names: of the arrays that are needed; without weights, keys that no row of a block sees are left out
+    """
+    row, heads, rows = case.plan.sizes.key_length, len(sample.heads), len(sample.rows)
+    if case.joins_heads:
+        rows = min(rows, max(1, BLOCK // (row * heads)))
+    else:
+        rows = min(rows, max(1, BLOCK // row))
+        heads = min(heads, max(1, BLOCK // (row * rows)))
+    narrows = "attention_weights" not in names and case.softmax is attention and not (case.over_queries or case.edits)
     for batch in sample.batches:
         for head in range(0, len(sample.heads), heads):
             for start in range(0, len(sample.rows), rows):
                 part = sample.rows[start : start + rows]
-                yield Sample(np.array([batch]), sample.heads[head : head + heads], part)
+                columns = _columns(case, part) if narrows else None
+                yield Sample(np.array([batch]), sample.heads[head : head + heads], part, columns)
+
+
+def _columns(case: Case, rows: np.ndarray) -> slice | None:
+    """The keys that some of these rows may see, by position; at least one. None for all"""
+    keys = slice(0, case.plan.sizes.key_length)
+    if not np.isneginf(case.hidden_score):
+        return None
+    seen = keys
+    for term in case.terms:
+        seen = term.columns(slice(int(rows[0]), int(rows[-1]) + 1), seen)
+    start = max(0, min(seen.start, keys.stop - 1))
+    return slice(start, max(min(seen.stop, keys.stop), start + 1))
 
 
 def solve(case: Case, sample: Sample) -> Answer:
@@ -91,6 +114,8 @@ def solve(case: Case, sample: Sample) -> Answer:
         output = _joined(case, found.output) if case.joins_heads else found.output
         if case.rounding.output is not None:
             output = rounded(output, case.rounding.output)
+        elif largest(output) > (most := largest_number(case.dtype)):  # what the kernel's type cannot hold
+            output = np.where(np.abs(output) > most, np.copysign(np.inf, output), output)
         return replace(found, output=output)
 
 
@@ -113,13 +138,15 @@ def make_problem(case: Case, sample: Sample) -> Problem:
     )
     seen, added = sample.once(f"terms {heads.tobytes()!r}", lambda: _terms(case, sample), case.terms)
     bad = None if case.bad_values is None else case.bad_values[np.ix_(sample.batches, value_heads)]
+    if sample.columns is not None:
+        value, bad = value[:, :, sample.columns], None if bad is None else bad[:, :, sample.columns]
     return Problem(
         scores=scores,
         visible=seen,
         added=None if added is None else added.astype(rounding.computes, copy=False),
         value=value,
         bad_values=bad,
-        scale=1.0 if rounding.scaled_query else case.scale,
+        scale=case.scale,
         softcap=case.softcap,
         softcap_at=case.softcap_at,
         scaled_bias=case.scaled_bias,
@@ -139,8 +166,12 @@ def _scores(case: Case, sample: Sample, key_heads: np.ndarray) -> np.ndarray:
         past = _cast(case, case.past_key[np.ix_(sample.batches, key_heads)])
         past = _rotated(past, case.past_rotation, sample.batches, None)
         key = np.concatenate([past, key], axis=2)
-    if rounding.scaled_query is not None:
-        query = rounded(query * query.dtype.type(case.scale), rounding.scaled_query)
+    if sample.columns is not None:
+        key = key[:, :, sample.columns]
+    if rounding.scaled_query is not None and case.scale:
+        # Divided again, so that all that follows finds unscaled scores.
+        scale = query.dtype.type(case.scale)
+        query = rounded(query * scale, rounding.scaled_query) / scale
     scores: np.ndarray = query @ key.swapaxes(-1, -2)
     return scores
 
@@ -205,14 +236,16 @@ def _terms(case: Case, sample: Sample) -> tuple[np.ndarray | None, np.ndarray | 
         return None, None
     sizes = case.plan.sizes
     full = tuple(slice(int(chosen.min()), int(chosen.max()) + 1) for chosen in (sample.batches, sample.heads))
+    columns = slice(0, sizes.key_length) if sample.columns is None else sample.columns
     seen_parts, added_parts = [], []
     for rows in _runs(sample.rows):
-        tile = Tile(full[0], slice(0, sizes.num_kv_heads), full[1], rows, slice(0, sizes.key_length))
+        tile = Tile(full[0], slice(0, sizes.num_kv_heads), full[1], rows, columns)
         length = rows.stop - rows.start
         seen = visible(case.terms, tile, _as_it_is)
-        seen_parts.append(_chosen(True if seen is None else seen, sample, full, length, sizes.key_length))
+        seen_parts.append(_chosen(True if seen is None else seen, sample, full, length, columns.stop - columns.start))
         added = [
-            _chosen(part, sample, full, length, sizes.key_length) for part in additions(case.terms, tile, _as_it_is)
+            _chosen(part, sample, full, length, columns.stop - columns.start)
+            for part in additions(case.terms, tile, _as_it_is)
         ]
         added_parts.append(sum(added[1:], start=added[0]) if added else None)
     kept = [part for part in added_parts if part is not None]
@@ -261,6 +294,8 @@ def _joined(case: Case, heads: np.ndarray) -> np.ndarray:
 def _whole(case: Case) -> np.ndarray:
     """All head outputs (b, h, q, e), as `of_whole` returns them."""
     assert case.of_whole is not None
+    if case.head_outputs is not None:
+        return case.of_whole(case.head_outputs)
     before, sizes = replace(case, of_whole=None), case.plan.sizes
     found = np.empty((sizes.batch_size, sizes.num_heads, sizes.query_length, sizes.value_dim))
     for block in blocks(before, everything(before)):

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import numpy as np
-
-from service.attention.arrays import BFLOAT16
 from service.attention.result import Result
 from service.backends.registry import Backends
 from service.codecs.decoded import Decoded
 from service.compare.compare import compare_question
 from service.compare.question import make_question
 from service.compare.report import make_report
+from service.compare.tensors import as_numpy
 from service.compare.text import as_text
 from service.pipeline.prepare import make_spec_and_plan
 from service.schemas.compare import CompareReport
@@ -73,20 +71,6 @@ def assert_attention(actual: Any, **fields: Any) -> CompareReport:
     if report.verdict.status in ("imprecise", "wrong"):
         raise AssertionError(as_text(report))
     return report
-
-
-def as_numpy(value: Any) -> Any:
-    """A value whose arrays are NumPy's: tensors of torch are taken from their device, bfloat16 stays bfloat16."""
-    if isinstance(value, Mapping):
-        return {name: as_numpy(inner) for name, inner in value.items()}
-    if isinstance(value, np.ndarray | np.generic | list | str | int | float) or value is None:
-        return value
-    if hasattr(value, "detach"):  # torch, which has no bfloat16 to give to NumPy
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":
-            return value.view(value.new_empty(0).short().dtype).numpy().view(BFLOAT16)
-        return value.numpy()
-    return np.asarray(value) if hasattr(value, "__array__") else value
 
 
 @cache

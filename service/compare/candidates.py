@@ -22,7 +22,7 @@ MESSAGES: Final = {name: mutant.message for name, mutant in MUTANTS.items()} | {
     "heads.permuted": "The heads are returned in another order.",
 }
 # Mutants whose answer depends on the order of rounding, or on all rows: neither combined with others nor estimated.
-NOT_COMBINED: Final = ("precision", "output", "empty", "logsumexp")
+NOT_COMBINED: Final = frozenset({"precision", "output", "empty", "logsumexp", "softmax.no_max", "mask.finite"})
 
 
 @dataclass(frozen=True, eq=False)

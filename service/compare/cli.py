@@ -44,13 +44,13 @@ def add_commands(add: Callable[..., Any]) -> None:
 
 def run_compare(options: argparse.Namespace) -> int:
     """Print the report on the files of the command, and return the exit status."""
+    from service.backends.registry import Backends
     from service.compare.compare import compare_question
     from service.compare.files import read_actual, read_request
     from service.compare.question import make_question
     from service.compare.report import make_report
     from service.compare.text import as_text
     from service.errors import ServiceError
-    from service.library import backends
 
     check = Progress()
     try:
@@ -58,7 +58,7 @@ def run_compare(options: argparse.Namespace) -> int:
         if options.actual is not None:
             arrays, _ = read_actual(Path(options.actual))
             decoded.fields["actual"] = arrays
-        report = make_report(compare_question(make_question(decoded), backends().choose("numpy", "cpu"), check))
+        report = make_report(compare_question(make_question(decoded), Backends().choose("numpy", "cpu"), check))
     except ServiceError as error:
         check.end()
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

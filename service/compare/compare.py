@@ -21,7 +21,7 @@ from service.compare.case import Case, make_case
 from service.compare.errors import Errors, distance, epsilon, largest, measure
 from service.compare.evidence import Evidence, Hypothesis
 from service.compare.inputs import Suggestion, recipe_of, suggest
-from service.compare.places import places
+from service.compare.places import places, worst
 from service.compare.power import Power, power
 from service.compare.samples import choose_sample, most_scores
 from service.compare.search import search
@@ -151,7 +151,7 @@ def compare_question(question: Question, backend: Backend, check: Check = no_che
             if actual.as_sent
         },
         tolerances=tolerances,
-        where=_where(actual, right, judged),
+        where=_where(actual, reference.arrays, right, judged),
         hypotheses=hypotheses,
         power=found,
         suggestion=_suggestion(case, hypotheses, found, compared, check),
@@ -225,11 +225,15 @@ def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray]) -> np.ndarray |
     return wrong
 
 
-def _where(actual: Actual, right: Mapping[str, np.ndarray], judged: Mapping[str, Judged]) -> list[Place]:
+def _where(
+    actual: Actual, reference: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray], judged: Mapping[str, Judged]
+) -> list[Place]:
     """The places of the first array that is wrong."""
     for name, array in right.items():
         if judged[name].ratio > CORRECT:
-            return places(actual.canonical[name], array, CORRECT * judged[name].limit, AXES[name])
+            found = places(actual.canonical[name], array, CORRECT * judged[name].limit, AXES[name])
+            found[0].worst = worst(actual.as_sent[name], reference[name])
+            return found
     return []
 
 

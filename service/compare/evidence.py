@@ -84,7 +84,9 @@ class Evidence:
 
     def _judged(self, candidate: Candidate, explained: float, limits: Mapping[str, float]) -> Hypothesis:
         found = ratio(self.actual, candidate.arrays, limits)
-        proves = found <= CORRECT and not candidate.rounds and any(self._is_closer(candidate, name) for name in limits)
+        has_all = candidate.arrays.keys() >= self.actual.keys()
+        is_closer = has_all and any(self._is_closer(candidate, name) for name in self.actual)
+        proves = found <= CORRECT and is_closer and not candidate.rounds
         return Hypothesis(candidate, explained, found, proves)
 
     def _is_closer(self, candidate: Candidate, name: str) -> bool:

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.attention.arrays import is_float
+from service.attention.arrays import BFLOAT16, is_float
 from service.codecs import CODECS
 from service.codecs.decoded import Decoded
 from service.codecs.safetensors import NAMES as NAMES_OF_TYPES
 from service.compare.actual import NAMES
-from service.errors import InvalidRequest, InvalidTensors, UnsupportedMediaType
+from service.compare.tensors import as_numpy
+from service.errors import InvalidRequest, InvalidTensors, NotAcceptable, UnsupportedMediaType
 
 # Media types by the suffix of a file.
 TYPES: Final = {".json": "application/json"} | {
@@ -46,9 +47,11 @@ def read_actual(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
     """
     if path.suffix == ".npy":
         try:
-            return {"output": np.load(path, allow_pickle=False)}, frozenset()
+            array = np.load(path, allow_pickle=False)
         except ValueError as error:
             raise InvalidTensors.at("/actual", "an array in the format of npy", str(error)) from None
+        # NumPy writes bfloat16 as two bytes of no type.
+        return {"output": array.view(BFLOAT16) if array.dtype == np.dtype("V2") else array}, frozenset()
     if path.suffix == ".pt":
         found = _read_torch(path)
         return dict(found) if isinstance(found, Mapping) else {"output": found}, frozenset()
@@ -70,6 +73,8 @@ def write_request(fields: Mapping[str, Any], path: Path) -> None:
         return
     tensors, rest = _split(fields)
     if TYPES[path.suffix] == TYPES[".npz"]:
+        if any(tensor.dtype == BFLOAT16 for tensor in tensors.values()):
+            raise NotAcceptable.at("", "another format than npz for bfloat16", path.name, "use .safetensors")
         members: dict[str, Any] = {"request": np.array(json.dumps(rest))} | tensors
         np.savez(path, **members)
     else:
@@ -136,6 +141,6 @@ def _read_torch(path: Path) -> Any:
     except ModuleNotFoundError:
         raise InvalidRequest.at("", "torch, to read a file .pt", "no torch", "pip install torch") from None
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return as_numpy(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # pickle's and zipfile's errors, and torch's own
         raise InvalidTensors.at("", "a file that torch saved, with tensors only", str(error)[:80]) from None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
 from service.attention.arrays import FLOATS
+from service.attention.spec import Window
 from service.codecs.decoded import Decoded
 from service.compare.candidates import Check, candidates
 from service.compare.case import Case, make_case
@@ -24,7 +25,12 @@ BATCH: Final = 2
 QUERIES: Final = 13
 KEYS: Final = 67
 PAST: Final = 5
+WINDOW: Final = (7, 3)
+# Keys, and features of a value, of a request whose values can be read transposed.
+KEYS_OF_SQUARE: Final = 23
 HEAD_DIM: Final = 8
+# A scale whose scores overflow as exponentials, also in float64.
+OVERFLOWING: Final = 100.0
 VALUE_DIM: Final = 5
 
 
@@ -42,6 +48,7 @@ class Recipe:
     past: int = PAST
     head_dim: int = HEAD_DIM
     value_dim: int = VALUE_DIM
+    window: Window = field(default_factory=lambda: Window(*WINDOW))
     softcap: float | None = None
     scale: float | None = None
     normalization: str = "softmax"
@@ -72,7 +79,14 @@ def recipe_for(names: Iterable[str]) -> Recipe:
     options = {option for group in groups for option in NEEDS.get(group, ())}
     if "causal.added" in names:
         options -= {"is_causal"}
-    return Recipe(frozenset(options), value_dim=HEAD_DIM if "value.is_key" in names else VALUE_DIM)
+    found = Recipe(frozenset(options), value_dim=HEAD_DIM if "value.is_key" in names else VALUE_DIM)
+    if "softmax.no_max" in names:
+        found = replace(found, scale=OVERFLOWING)
+    if "mask.transposed" in names:
+        found = replace(found, queries=KEYS)
+    if "value.transposed" in names:
+        found = replace(found, keys=KEYS_OF_SQUARE, value_dim=KEYS_OF_SQUARE)
+    return found
 
 
 def recipe_of(case: Case) -> Recipe:
@@ -91,6 +105,7 @@ def recipe_of(case: Case) -> Recipe:
         heads=shown * min(group, 3),
         kv_heads=shown,
         value_dim=HEAD_DIM if sizes.head_dim == sizes.value_dim else VALUE_DIM,
+        window=_narrowed(spec.window),
         softcap=spec.softcap,
         scale=spec.scale,
         normalization=spec.normalization,
@@ -133,6 +148,22 @@ def _mask(random: np.random.Generator, recipe: Recipe) -> np.ndarray:
     return mask
 
 
+def _narrowed(window: Window | None) -> Window:
+    """A window with the same bounded sides, no wider than small requests have."""
+    if window is None:
+        return Window(*WINDOW)
+    left, right = (
+        None if width is None else min(width, most)
+        for width, most in zip((window.left, window.right), WINDOW, strict=True)
+    )
+    return Window(left, right)
+
+
+def _sides(window: Window) -> dict[str, int]:
+    found = {"left": window.left, "right": window.right}
+    return {side: width for side, width in found.items() if width is not None}
+
+
 def _floats(array: np.ndarray, recipe: Recipe) -> np.ndarray:
     return array.astype(np.float32 if recipe.dtype != "float64" else np.float64)
 
@@ -142,7 +173,7 @@ POSITIONAL: Final = frozenset({"is_causal", "window", "chunk_size", "alibi_slope
 # The value of each option of a request.
 OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
     "is_causal": lambda random, recipe: True,
-    "window": lambda random, recipe: {"left": 7, "right": 3},
+    "window": lambda random, recipe: _sides(recipe.window),
     "chunk_size": lambda random, recipe: 7,
     "mask": _mask,
     "key_mask": lambda random, recipe: random.random((recipe.batch, recipe.keys)) < 0.7,

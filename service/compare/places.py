@@ -33,9 +33,8 @@ def places(actual: np.ndarray, expected: np.ndarray, limit: float, axes: tuple[s
         if len(indices) < wrong.shape[axis]:
             found.append(_place(what, indices, wrong.shape[axis]))
     share = np.count_nonzero(wrong) / wrong.size
-    worst = _worst(actual, expected, np.where(wrong, np.where(np.isnan(apart), np.inf, apart), -1))
     message = f"{np.count_nonzero(wrong)} of {wrong.size} elements ({share:.1%}) are wrong"
-    return [Place(what="elements", message=message, worst=worst), *found]
+    return [Place(what="elements", message=message), *found]
 
 
 def _place(what: str, indices: np.ndarray, length: int) -> Place:
@@ -46,7 +45,7 @@ def _place(what: str, indices: np.ndarray, length: int) -> Place:
     steps = np.diff(indices)
     if (steps == steps[0]).all():
         stride = int(steps[0])
-        every = "" if stride == 1 else f", every {stride}th"
+        every = "" if stride == 1 else f" in steps of {stride}"
         tail = _tail(first, last, length) if stride == 1 else ""
         text = f"{plural} {first} to {last} only{every}{tail}"
         return Place(what=plural, start=first, stop=last + 1, stride=stride, message=text)
@@ -64,11 +63,16 @@ def _tail(first: int, last: int, length: int) -> str:
     return ""
 
 
-def _worst(actual: np.ndarray, expected: np.ndarray, apart: np.ndarray) -> list[WorstElement]:
+def worst(actual: np.ndarray, expected: np.ndarray) -> list[WorstElement]:
+    """The elements with the largest errors."""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(actual - expected)
+    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+    apart = np.where(same, 0, np.where(np.isnan(apart), np.inf, apart))
     flat = np.argsort(-apart, axis=None, stable=True)[:SHOWN]
     found = []
     for place in zip(*np.unravel_index(flat, apart.shape), strict=True):
-        if apart[place] >= 0:
+        if apart[place] > 0:
             index = [int(i) for i in place]
             found.append(WorstElement(index=index, actual=float(actual[place]), reference=float(expected[place])))
     return found

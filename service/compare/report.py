@@ -16,6 +16,7 @@ from service.compare.files import as_json
 from service.compare.inputs import Suggestion
 from service.schemas.compare import (
     ArrayErrors,
+    Baseline,
     Certainty,
     CompareReport,
     NextInput,
@@ -42,7 +43,9 @@ def make_report(comparison: Comparison, request_id: str | None = None) -> Compar
     return CompareReport(
         verdict=_verdict(comparison),
         errors={name: _errors(one.errors) for name, one in comparison.judged.items()},
-        baseline={name: _errors(one.baseline) for name, one in comparison.judged.items()},
+        baseline={
+            name: Baseline(limit=one.limit, **dict(_errors(one.baseline))) for name, one in comparison.judged.items()
+        },
         tests=[
             ToleranceResult(
                 name=one.name,

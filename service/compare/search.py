@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from service.compare.baseline import arrays_of
-from service.compare.candidates import NOT_COMBINED, Arrays, Candidate, Check
+from service.compare.baseline import CORRECT, arrays_of
+from service.compare.candidates import NOT_COMBINED, Arrays, Candidate, Check, ratio
 from service.compare.case import Case
 from service.compare.estimates import estimated
 from service.compare.evidence import Evidence, Hypothesis, holds, joined
@@ -49,6 +49,7 @@ def search(
         told = _confirmed(joined(singles, evidence, TOLD), evidence, actual, limits, check)
     if not _is_proved(told):
         both = [evidence.answer(names, wrong) for names, wrong in _pairs(small, singles, check)]
+        both = [one for one in both if not any(_adds_nothing(one, other, evidence) for other in found)]
         pairs = joined(_ranked(list(map(evidence.judge, both)), evidence), evidence, TOLD)
         pairs = _confirmed(pairs, evidence, actual, limits, check)
         best = max((one.explained for one in told), default=0.0)
@@ -56,6 +57,11 @@ def search(
         told += [one for one in pairs if one.is_proof or 1 - one.explained < (1 - best) / 4]
         told.sort(key=lambda one: one.rank)
     return [one for one in told if one.explained >= LEAST][:TOLD]
+
+
+def _adds_nothing(pair: Candidate, one: Candidate, evidence: Evidence) -> bool:
+    """True if the answer of two mistakes is that of one of them."""
+    return one.names[0] in pair.names and ratio(pair.arrays, one.arrays, evidence.baselines) <= CORRECT
 
 
 def _is_proved(hypotheses: list[Hypothesis]) -> bool:
@@ -90,7 +96,7 @@ def _pairs(small: Evidence, singles: list[Hypothesis], check: Check) -> Iterator
     best: dict[str, float] = {}
     for one in singles:
         name = one.candidate.names[0]
-        if name in MUTANTS and MUTANTS[name].group not in NOT_COMBINED:
+        if name in MUTANTS and not {name, MUTANTS[name].group} & NOT_COMBINED:
             best[name] = max(best.get(name, -np.inf), one.explained)
     names = sorted(best, key=lambda name: -best[name])
     places = {name: place for place, name in enumerate(names)}

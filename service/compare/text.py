@@ -22,7 +22,7 @@ def _lines(report: CompareReport) -> Iterator[str]:
     for name, errors in report.errors.items():
         baseline = report.baseline[name]
         ulps = None if errors.ulp is None else errors.ulp.max
-        numbers = (errors.max_abs, baseline.max_abs, errors.rmse, ulps)
+        numbers = (errors.max_abs, baseline.limit, errors.rmse, ulps)
         yield f"{name:20} {' '.join(map(_number, numbers))} {errors.non_finite:10}"
     yield from _part("where", (place.message for place in report.where))
     yield from _part("worst", _worst(report))

@@ -53,7 +53,8 @@ class ActualArrays(Closed):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays that were sent, by name."""
-        return {name: array for name, array in self.given().items() if isinstance(array, np.ndarray)}
+        found = {name: getattr(self, name) for name in ActualArrays.model_fields}
+        return {name: array for name, array in found.items() if array is not None}
 
 
 class OwnTolerance(Closed):
@@ -132,6 +133,13 @@ class ArrayErrors(Reported):
     """Errors in units in the last place."""
     non_finite: int
     """Elements that are infinite or NaN where the reference is another number, or the reverse."""
+
+
+class Baseline(ArrayErrors):
+    """The errors of the worst legal rounding, and the baseline that the ratio of an array divides by."""
+
+    limit: float
+    """The baseline: the larger of max_abs and ε/4 · (1 + max |score|) · max |v|, and a fourth of an ulp more."""
 
 
 class ToleranceResult(Reported):
@@ -227,7 +235,7 @@ class CompareReport(Reported):
     """Is it right?"""
     errors: dict[str, ArrayErrors]
     """The errors of each array that was sent."""
-    baseline: dict[str, ArrayErrors]
+    baseline: dict[str, Baseline]
     """The same numbers for the worst of the legal roundings in the type of the request."""
     tests: list[ToleranceResult]
     """What tests with usual tolerances say, and the caller's own."""

@@ -1,19 +1,22 @@
-"""Kernels with a planted mistake: random requests, and what a kernel of some type that makes a known mistake returns."""
+"""Kernels with a planted mistake: random requests, and what a kernel that makes a known mistake returns for them."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from service.codecs.decoded import Decoded
-from service.compare.baseline import rounded_cases
+from service.compare.baseline import baselines, rounded_cases
 from service.compare.case import Case, make_case
+from service.compare.errors import distance
 from service.compare.inputs import OPTIONS, Recipe, make_input, recipe_for
 from service.compare.mutants import MUTANTS
 from service.compare.solve import everything, solve
 from service.pipeline.prepare import make_spec_and_plan
+from service.schemas.compare import CompareReport
 
 TYPES: Final = ("float32", "float32", "bfloat16", "float16", "float64")
 # Options that a random request may have beside those that its mistake needs.
@@ -30,6 +33,8 @@ EXTRAS: Final = (
     "past",
 )
 KEYS: Final = (23, 37, 67, 131)
+# Outputs are different ones if so many baselines are between them: both a kernel and a verdict may be off by two.
+APART: Final = 4.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def random_recipe(random: np.random.Generator, names: tuple[str, ...]) -> Recipe
         keys=keys,
         head_dim=head_dim,
         value_dim=value_dim,
-        scale=float(random.choice([0.2, 0.5])) if random.random() < 0.2 else None,
+        scale=recipe.scale or (float(random.choice([0.2, 0.5])) if random.random() < 0.2 else None),
     )
 
 
@@ -99,3 +104,42 @@ def returned(drawn: Draw, names: tuple[str, ...] = ("output",)) -> dict[str, np.
     if "logsumexp" in names and found.logsumexp is not None:
         arrays["logsumexp"] = found.logsumexp.astype(np.float32 if drawn.case.dtype.itemsize < 8 else np.float64)
     return arrays
+
+
+# Mistakes that are common, and all pairs of them.
+COMMON: Final = (
+    "scale.absent",
+    "causal.offset_plus_one",
+    "window.left_plus_one",
+    "mask.absent",
+    "heads.tiled",
+    "softcap.absent",
+    "sinks.absent",
+    "rotary.interleaving",
+    "bias.absent",
+    "alibi.absent",
+)
+COMMON_PAIRS: Final = tuple(itertools.combinations(COMMON, 2))
+
+
+def named_first(report: CompareReport, names: tuple[str, ...]) -> bool:
+    """True if these mistakes, and no others, are the best hypothesis of a report, or have the same output as it."""
+    if not report.hypotheses:
+        return False
+    best = report.hypotheses[0]
+    return any(set(name.split(" and ")) == set(names) for name in (best.name, *best.also))
+
+
+def tells_apart(drawn: Draw) -> bool:
+    """True if the request shows what each of the mistakes adds to the others: that their output is another one."""
+    sample = everything(drawn.case)
+    output = {"output": solve(drawn.wrong, sample).output}
+    limits = baselines(drawn.case, sample, {"output": solve(drawn.case, sample).output}, drawn.case.dtype)
+    fewer = [drawn.names[:i] + drawn.names[i + 1 :] for i in range(len(drawn.names))]
+    for names in fewer:
+        cases = [drawn.case]
+        for name in names:
+            cases = [wrong for case in cases for wrong in MUTANTS[name].edit(case)]
+        if any(distance(output["output"], solve(case, sample).output) <= APART * limits["output"] for case in cases):
+            return False
+    return True

@@ -86,6 +86,8 @@ def _window(case: Case, left: int, right: int) -> Iterator[Case]:
         return
     if (left and window.left is None) or (right and window.right is None):
         return
+    if right and _is_covered(case, window, right):
+        return
     sides = Window(
         None if window.left is None else window.left + left, None if window.right is None else window.right + right
     )
@@ -104,6 +106,11 @@ def _clipped(case: Case, offset: np.ndarray, shift: int = 0) -> np.ndarray:
     """offset + shift, no further out than where all or nothing is visible, so that nothing overflows."""
     sizes = case.plan.sizes
     return np.array([max(-sizes.query_length, min(sizes.key_length, int(x) + shift)) for x in offset])
+
+
+def _is_covered(case: Case, window: Window, right: int) -> bool:
+    """True if the causal mask hides all that another right side of the window would show or hide."""
+    return case.term(Causal) is not None and window.right is not None and window.right + min(right, 0) >= 0
 
 
 @mutant("window.absent", "The window is not applied.")
@@ -136,6 +143,8 @@ def window_right_minus_one(case: Case) -> Iterator[Case]:
 def window_one_sided(case: Case) -> Iterator[Case]:
     window = case.spec.window
     if case.term(SlidingWindow) and window and window.right is not None and case.offset is not None:
+        if _is_covered(case, window, 1):
+            return
         if window.left is None:
             yield case.without(SlidingWindow, change={"window": None})
         else:

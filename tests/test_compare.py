@@ -1,0 +1,326 @@
+"""Comparisons: planted mistakes are named, right outputs are not accused, bad input is refused, in every format."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import numpy as np
+import pytest
+
+from service import attend
+from service.attention.arrays import BFLOAT16
+from service.compare.candidates import MESSAGES
+from service.compare.errors import epsilon, largest_number, measure, ulp
+from service.compare.inputs import NEEDS, make_input, recipe_for
+from service.compare.mutants import MUTANTS
+from service.compare.solve import everything, solve
+from service.errors import InvalidRequest
+from service.library import assert_attention, compare
+from service.schemas.compare import CompareReport
+from tests.helpers.planted import COMMON_PAIRS, draw, named_first, returned, tells_apart
+from tests.helpers.wire import MEDIA_TYPES, write
+
+# The names of the contract: clients may rely on them.
+NAMES: Final = """
+scale.absent scale.twice scale.inverse_dim scale.value_dim scale.log2e scale.other causal.absent causal.added
+causal.strict causal.top_left causal.bottom_right causal.offset_plus_one causal.first_offset chunk.absent
+chunk.no_offset window.absent window.left_plus_one window.left_minus_one window.right_plus_one
+window.right_minus_one window.one_sided window.offset_ignored mask.absent mask.inverted mask.added mask.transposed
+mask.first_batch mask.first_head mask.finite padding.ignored segments.ignored bias.absent bias.before_scale
+alibi.absent alibi.sign alibi.first_head alibi.offset_ignored softmax.over_queries softmax.no_max softmax.no_rescale
+softmax.accumulator_no_rescale softmax.last_tile softmax.denominator_last_tile softmax.unnormalized softmax.base2
+softcap.absent softcap.after_bias softcap.before_scale sinks.absent sinks.shifted sinks.repeated_per_tile
+sinks.scaled heads.tiled heads.first heads.keys_only heads.reversed heads.permuted value.transposed value.is_key
+output.packed output.unmoved rotary.absent rotary.interleaving rotary.sign rotary.base rotary.no_offset rotary.twice
+rotary.cache_again rotary.query_only norm.absent norm.after_rotary logsumexp.base2 logsumexp.unscaled
+logsumexp.no_sink logsumexp.empty_positive empty.uniform empty.nan empty.last_key precision.scores
+precision.accumulate precision.inputs output.zeros output.mean_value keys.last_dropped keys.tail_dropped keys.half
+keys.second_half cache.ignored
+""".split()  # noqa: SIM905  # a hundred strings would be harder to read
+
+# Two queries, keys and values: the scores are 1/√2 on the diagonal and 0 beside it.
+SMALL: Final[dict[str, Any]] = {
+    "query": [[1.0, 0.0], [0.0, 1.0]],
+    "key": [[1.0, 0.0], [0.0, 1.0]],
+    "value": [[1.0, 2.0], [3.0, 4.0]],
+}
+# 1 / (1 + e): what the other key weighs without a scale.
+OTHER: Final = 1 / (1 + np.e)
+UNSCALED: Final = [[1 + 2 * OTHER, 2 + 2 * OTHER], [3 - 2 * OTHER, 4 - 2 * OTHER]]
+
+
+def float32(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.array(value, np.float32) for name, value in fields.items()}
+
+
+def test_all_names_of_the_contract_are_known() -> None:
+    assert set(MESSAGES) == set(NAMES)
+    assert set(NEEDS) <= {name.partition(".")[0] for name in NAMES}
+
+
+def test_a_mistake_is_named() -> None:
+    """By hand: without its scale, the softmax of (1, 0) is (e, 1) / (1 + e)."""
+    report = compare(UNSCALED, **SMALL)
+    assert report.verdict.status == "wrong"
+    best = report.hypotheses[0]
+    assert (best.name, best.certainty, best.change) == ("scale.absent", "proof", {"scale": 1.0})
+    assert best.explained == pytest.approx(1)
+    right = 1 / (1 + np.exp(1 / np.sqrt(2)))
+    assert report.errors["output"].max_abs == pytest.approx(2 * (right - OTHER), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in MUTANTS if not name.startswith("precision.")])
+def test_each_planted_mistake_is_named_first(name: str) -> None:
+    """In the first of some random requests to which it applies and that can show it."""
+    for seed in range(40):
+        drawn = draw(seed, (name,))
+        if drawn is None:
+            continue
+        report = compare(
+            returned(drawn, ("output", "logsumexp") if MUTANTS[name].needs else ("output",)), **drawn.fields
+        )
+        if name in report.power.survivors:
+            continue
+        assert named_first(report, (name,)), report.hypotheses[:2]
+        assert report.verdict.status == "wrong"
+        return
+    pytest.fail("no request shows it")
+
+
+@pytest.mark.parametrize("pair", COMMON_PAIRS[::5], ids=" and ".join)
+def test_two_planted_mistakes_are_both_named(pair: tuple[str, str]) -> None:
+    for seed in range(40):
+        drawn = draw(seed, pair)
+        if drawn is None or not tells_apart(drawn):
+            continue
+        report = compare(returned(drawn), **drawn.fields)
+        assert named_first(report, pair), report.hypotheses[:2]
+        return
+    pytest.fail("no request shows both")
+
+
+@pytest.mark.parametrize("name", [name for name in MUTANTS if not name.startswith("precision.")])
+def test_the_change_of_a_hypothesis_reproduces_the_mistake(name: str) -> None:
+    """Where a field can say it, the service computes what the mutant does."""
+    for seed in range(6):
+        drawn = draw(seed, (name,))
+        if drawn is None or drawn.wrong.change is None or drawn.wrong.rounding != drawn.case.rounding:
+            continue
+        change = dict(drawn.wrong.change)
+        if any(isinstance(value, str) for value in change.values()):
+            continue  # in words
+        if "rotary" in change and change["rotary"] is not None:
+            change["rotary"] = {**drawn.fields["rotary"], **change["rotary"]}
+        fields = {**drawn.fields, **change, "dtype": "float64"}
+        result = attend(**{key: value for key, value in fields.items() if value is not None})
+        expected = solve(drawn.wrong, everything(drawn.case)).output
+        np.testing.assert_allclose(result.output, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_right_outputs_are_not_accused(dtype: str) -> None:
+    """What the service itself computes in a type, in other layouts and with all options."""
+    for seed, group in enumerate(NEEDS):
+        fields = make_input(recipe_for([f"{group}.absent"]), seed) | {"dtype": dtype}
+        report = compare(attend(**fields).output, **fields)
+        assert report.verdict.status in ("correct", "inconclusive"), (group, report.verdict)
+        assert report.hypotheses == []
+
+
+def test_a_mistake_that_is_not_in_the_table_is_no_proof() -> None:
+    fields = make_input(recipe_for(["causal.absent"]), 5)
+    output = attend(**fields).output
+    report = compare(output + np.sin(np.arange(output.shape[-1])).astype(np.float32), **fields)
+    assert report.verdict.status == "wrong"
+    assert all(one.certainty == "resembles" for one in report.hypotheses)
+    assert "no known mistake" in report.verdict.message
+
+
+def test_infinities_and_nan_are_reported() -> None:
+    """They are wrong where the reference is a number, and right where it is the same infinity."""
+    fields = float32(SMALL) | {"key_mask": np.array([False, False])}
+    report = compare({"output": np.zeros((2, 2)), "logsumexp": [-np.inf, -np.inf]}, **fields)
+    assert report.verdict.ratio == 0
+    assert report.errors["logsumexp"].non_finite == 0
+    assert report.errors["logsumexp"].max_abs is None
+    report = compare(np.full((2, 2), np.nan), **fields)
+    assert report.verdict.status == "wrong"
+    assert report.errors["output"].non_finite == 4
+    assert report.hypotheses[0].name == "empty.nan"
+
+
+def test_poison_behind_a_mask_is_no_fault_of_the_request() -> None:
+    fields = float32(SMALL) | {"key_mask": np.array([True, False])}
+    fields["value"][1] = np.nan
+    assert compare([[1, 2], [1, 2]], **fields).verdict.ratio == 0
+    leaked = compare([[np.nan, np.nan], [np.nan, np.nan]], **fields)
+    assert leaked.verdict.status == "wrong"
+
+
+def test_a_logsumexp_may_have_base_2() -> None:
+    fields = make_input(recipe_for(["causal.absent"]), 1)
+    natural = attend(**fields, include=["logsumexp"])["logsumexp"]
+    base2 = {"logsumexp": natural / np.log(2)}
+    assert compare(base2, **fields, logsumexp_base="2").verdict.status in ("correct", "inconclusive")
+    report = compare(base2, **fields)
+    assert report.hypotheses[0].name == "logsumexp.base2"
+
+
+def test_other_arrays_are_compared() -> None:
+    fields = make_input(recipe_for(["rotary.absent"]), 1)
+    names = ["attention_weights", "scores", "key", "present_value", "entropy", "received"]
+    result = attend(**fields, include=names)
+    arrays = {name: result[name] for name in names}
+    assert compare(arrays, **fields).verdict.status == "correct"
+    report = compare({**arrays, "key": arrays["key"] * 1.01}, **fields)
+    assert report.verdict.status == "wrong"
+    assert set(report.errors) == set(names)
+
+
+def test_the_callers_own_test_is_told() -> None:
+    report = compare(UNSCALED, **SMALL, tolerance={"atol": 10.0})
+    [own] = [test for test in report.tests if test.name == "yours"]
+    assert own.passes
+    assert "scale.absent" in own.misses
+    assert {test.name for test in report.tests} == {"torch.testing", "KernelBench", "FlashInfer-Bench", "yours"}
+
+
+def test_a_weak_request_is_inconclusive_and_says_what_would_not_be() -> None:
+    """Of one key, any weights make the same output."""
+    fields = {name: np.ones((1, 1, 1, 4), np.float32) for name in ("query", "key", "value")}
+    report = compare(np.ones((1, 1, 1, 4), np.float32), **fields)
+    assert report.verdict.status == "inconclusive"
+    assert report.next_input is not None
+    assert report.next_input.request is not None
+    again = compare(**report.next_input.request)
+    assert set(report.next_input.kills).isdisjoint(again.power.survivors)
+
+
+def test_power_is_honest() -> None:
+    """A mistake that is said to be invisible really is, by the same measure, on all rows."""
+    for seed in range(30):
+        name = NAMES[seed % len(NAMES)]
+        drawn = draw(seed, (name,)) if name in MUTANTS else None
+        if drawn is None:
+            continue
+        power = compare(**drawn.fields).power
+        report = compare(returned(drawn), **drawn.fields)
+        if name not in power.survivors and not MUTANTS[name].needs:
+            assert report.verdict.status in ("wrong", "imprecise"), name
+
+
+def test_places_are_named() -> None:
+    fields = make_input(recipe_for(["heads.tiled"]), 2)
+    output = attend(**fields).output.copy()
+    output[:, 1:, 10:] += 1
+    messages = [place.message for place in compare(output, **fields).where]
+    assert messages[1:] == ["heads 1 to 3 only", "rows 10 to 12 only"]
+
+
+@pytest.mark.parametrize("media_type", MEDIA_TYPES)
+def test_every_wire_format(client: httpx.Client, media_type: str) -> None:
+    fields = {**float32(SMALL), "dtype": "float32", "actual": {"output": np.array(UNSCALED, np.float32)}}
+    response = client.post(
+        "/attention/compare", content=write(fields, media_type), headers={"Content-Type": media_type}
+    )
+    assert response.status_code == 200
+    report = CompareReport.model_validate(response.json())
+    assert report.hypotheses[0].name == "scale.absent"
+    assert response.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"actual": {"output": [[1.0, 2.0]]}}, "/actual/output"),
+        ({"actual": {"output": [["x"]]}}, "/actual/output/0/0"),
+        ({"actual": {}}, "/actual"),
+        ({"actual": 3}, "/actual"),
+        ({"actual": {"outputs": UNSCALED}}, "/actual/outputs"),
+        ({"logsumexp_base": 10}, "/logsumexp_base"),
+        ({"tolerance": {"rtol": -1}}, "/tolerance/rtol"),
+        ({"tolerance": {"rtol": 1, "x": 2}}, "/tolerance/x"),
+        ({"top_k": 1}, "/top_k"),
+        ({"query": [[1.0]]}, "/key"),
+        ({"normalization": "sum", "actual": {"logsumexp": [1.0, 2.0]}}, "/include"),
+    ],
+)
+def test_bad_input_is_refused(client: httpx.Client, change: dict[str, Any], pointer: str) -> None:
+    response = client.post("/attention/compare", json={**SMALL, "actual": {"output": UNSCALED}, **change})
+    assert response.status_code == 422, response.text
+    assert response.json()["errors"][0]["pointer"] == pointer
+
+
+def test_null_is_nan(client: httpx.Client) -> None:
+    output = [[None, 2.0], [3.0, 4.0]]
+    response = client.post("/attention/compare", json={**SMALL, "actual": {"output": output}})
+    assert response.json()["errors"]["output"]["non_finite"] == 1
+    assert response.json()["verdict"]["ratio"] is None
+
+
+def test_assert_attention() -> None:
+    fields = make_input(recipe_for(["causal.absent"]), 3)
+    assert_attention(attend(**fields).output, **fields)
+    with pytest.raises(AssertionError, match=r"causal\.absent"):
+        assert_attention(attend(**{**fields, "is_causal": False}).output, **fields)
+    with pytest.raises(InvalidRequest):
+        assert_attention(np.zeros(3), **fields)
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    """Exit status 0 for a right output, 1 for a wrong one, 2 for none, or for a file that is not there."""
+    fields = make_input(recipe_for(["causal.absent"]), 3)
+    request, right, wrong = tmp_path / "request.safetensors", tmp_path / "right.npy", tmp_path / "wrong.json"
+    made = run("inputs", "--seed", "3", "--kills", "causal.absent", "--output", str(request))
+    assert (made.returncode, made.stderr) == (0, "")
+    np.save(right, attend(**fields).output)
+    wrong.write_text(json.dumps(attend(**{**fields, "is_causal": False}).output.tolist()))
+    assert run("compare", str(request), str(right)).returncode == 0
+    found = run("compare", str(request), str(wrong), "--json")
+    assert found.returncode == 1
+    assert CompareReport.model_validate_json(found.stdout).hypotheses[0].name == "causal.absent"
+    assert "proof: causal.absent" in run("compare", str(request), str(wrong)).stdout
+    assert run("compare", str(request)).returncode == 2
+    missing = run("compare", str(request), str(tmp_path / "nothing.npy"))
+    assert (missing.returncode, "No such file" in missing.stderr) == (2, True)
+    unknown = run("inputs", "--kills", "nothing.known")
+    assert (unknown.returncode, "nothing.known" in unknown.stderr) == (2, True)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "service", *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz", ".safetensors"])
+def test_made_inputs_are_read_again(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"request{suffix}"
+    assert run("inputs", "--kills", "norm.absent", "--output", str(path)).returncode == 0
+    assert run("compare", str(path)).stdout.count("this request shows") == 1
+    like = tmp_path / f"like{suffix}"
+    assert run("inputs", "--like", str(path), "--seed", "4", "--output", str(like)).returncode == 0
+    assert "norm.absent" not in run("compare", str(like)).stdout
+
+
+def test_units_in_the_last_place() -> None:
+    """NumPy's spacing, for the types that it knows."""
+    for dtype in (np.float64, np.float32, np.float16):
+        numbers = np.array([1, 1.5, 2, 3.1e-5, 1e4, 0.1], dtype)
+        np.testing.assert_array_equal(ulp(numbers.astype(np.float64), np.dtype(dtype)), np.spacing(numbers))
+        assert epsilon(np.dtype(dtype)) == np.finfo(dtype).eps
+        assert largest_number(np.dtype(dtype)) == np.finfo(dtype).max
+    # 8 bits of significand and the exponents of float32 (Wang and Kanwar, "BFloat16", 2019).
+    assert (epsilon(BFLOAT16), largest_number(BFLOAT16)) == (2.0**-7, 3.3895313892515355e38)
+
+
+def test_errors_by_hand() -> None:
+    found = measure(np.array([1.0, 2.5, np.nan, np.inf]), np.array([1.0, 2.0, 1.0, np.inf]), np.dtype(np.float32))
+    assert (found.max_abs, found.max_rel, found.non_finite) == (0.5, 0.25, 1)
+    assert found.rmse == pytest.approx(0.5 / np.sqrt(2))
+    assert found.cosine == pytest.approx(6 / np.sqrt(7.25 * 5))
+    assert found.ulp is not None
+    assert found.ulp.max == 0.5 / 2.0**-22

@@ -20,6 +20,7 @@ from promises import promises
 
 from service.cli import parser
 from service.codecs import CODECS
+from service.compare.candidates import MESSAGES
 from service.errors import error_classes
 from service.observability.metrics import Metrics
 from service.observability.requests import ComputedRequest, RequestRecord
@@ -124,6 +125,12 @@ def errors() -> str:
     return "\n".join(rows)
 
 
+def mistakes() -> str:
+    """All known mistakes of kernels as a Markdown table."""
+    rows = [f"| `{name}` | {message} |" for name, message in sorted(MESSAGES.items())]
+    return "\n".join(["| name | what the kernel did |", "|---|---|", *rows])
+
+
 def metrics() -> str:
     """All metrics as a Markdown table, with the names and labels that they have after a request."""
     engine = Engine(Settings.model_construct())
@@ -189,6 +196,7 @@ def main() -> None:
         (docs / "settings.md", lambda: filled(docs / "settings.md", "commands", commands())),
         (docs / "operations.md", lambda: filled(docs / "operations.md", "metrics", metrics())),
         (docs / "errors.md", lambda: filled(docs / "errors.md", "errors", errors())),
+        (docs / "compare.md", lambda: filled(docs / "compare.md", "mistakes", mistakes())),
         (protocol, lambda: filled(protocol, "statuses", statuses())),
         (ROOT / "CONTRIBUTING.md", lambda: filled(ROOT / "CONTRIBUTING.md", "flow", flow())),
     )

@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import httpx
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from benchmarks.judges import JUDGES
 from service.attention.spec import Output
 from service.errors import error_classes
 from service.schemas.request import AttentionRequest
@@ -40,6 +41,7 @@ ELSEWHERE = {
     ("docs/inference-protocol.md", "import asyncio"): ("tests/clients/test_docs.py", "needs kserve"),
     ("docs/inference-protocol.md", "pip install"): ("tests/clients/test_docs.py", "serves until it is stopped"),
     ("docs/clients.md", ""): ("tests/clients", "needs other languages and generators"),
+    ("docs/agents.md", ""): ("tests/test_docs.py", "each block goes on where the one before it ended"),
 }
 # Commands within the text of the pages for operators, by their start, each with what runs it, or why nothing does.
 INLINE = {
@@ -88,7 +90,9 @@ def test_commands_and_requests_run(block: Block, address: str) -> None:
         pytest.skip("curl is not installed")
     printed = block.run(address)
     assert printed
-    if "/attention" in block.text or "compute" in block.text:
+    if "/attention/compare" in block.text:
+        assert json.loads(printed)["verdict"], printed
+    elif "/attention" in block.text or "compute" in block.text:
         assert {"output", "outputs"} & json.loads(printed).keys(), printed
 
 
@@ -122,7 +126,7 @@ def test_all_blocks_have_languages_that_are_tested() -> None:
     """No test would run a block of another language."""
     others = {(block.page, block.language) for block in BLOCKS if block.language not in (SHELL, PYTHON)}
     tested = {("README.md", "json"), ("CONTRIBUTING.md", ""), ("CONTRIBUTING.md", "mermaid"),
-              ("docs/attention.md", "json"),
+              ("docs/attention.md", "json"), ("docs/compare.md", "json"), ("docs/agents.md", "json"),
               ("docs/deployment.md", "yaml")}  # fmt: skip
     assert {(page, language) for page, language in others if page != "docs/clients.md"} == tested
 
@@ -194,6 +198,46 @@ def test_the_first_request_of_the_site_gives_the_response_that_it_shows(address:
     weights = json.loads(block.run(address))["attention_weights"]
     assert weights[0] == [1, 0, 0]
     np.testing.assert_allclose(np.sum(weights, axis=-1), 1, rtol=1e-15)
+
+
+def assert_shows(shown: Any, found: Any) -> None:
+    """An abbreviated report agrees with the whole one: names may be left out, numbers are rounded to three digits."""
+    if isinstance(shown, dict):
+        for name, value in shown.items():
+            assert_shows(value, found[name])
+    elif isinstance(shown, list):
+        for one, other in zip(shown, found, strict=True):
+            assert_shows(one, other)
+    elif isinstance(shown, float):
+        assert found == pytest.approx(shown, rel=5e-3)
+    else:
+        assert shown == found
+
+
+def test_the_first_comparison_gives_the_report_that_is_shown(address: str) -> None:
+    report = json.loads(one("docs/compare.md", SHELL, "curl").run(address))
+    assert_shows(json.loads(one("docs/compare.md", "json").text), report)
+
+
+def test_an_agent_can_follow_its_page(tmp_path: Path) -> None:
+    """The blocks of docs/agents.md, one after the other in an empty folder."""
+    verdicts = []
+    for block in (block for block in BLOCKS if block.page == "docs/agents.md"):
+        if block.language == "json":
+            assert_shows(json.loads(block.text), json.loads((tmp_path / "report.json").read_text(encoding="utf-8")))
+            continue
+        printed = block.run(folder=tmp_path)
+        verdicts += re.findall(r"exit status \d|(?<=status\": \")\w+|^correct", printed)
+    assert verdicts == ["exit status 1", "wrong", "correct", "correct"]
+
+
+def test_all_judges_are_in_the_table() -> None:
+    """The table is what `python -m benchmarks.judges` printed, which takes minutes."""
+    page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    for judge in JUDGES:
+        assert f"\n| {judge.name} | {judge.inputs}" in page
+        assert f"| {judge.rule} |" in page
+        assert all(source in page for source in judge.sources)
 
 
 def test_the_kubernetes_overlay_has_this_version() -> None:

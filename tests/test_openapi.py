@@ -53,7 +53,7 @@ def test_damaged_generated_sections_are_found_and_restored(tmp_path: Path) -> No
         text = page.read_text(encoding="utf-8")
         marked |= dict.fromkeys(re.findall(r"<!-- (\w+): generated -->", text), page)
         page.write_text(re.sub(r"(<!-- \w+: generated -->\n).*?(\n<!-- end -->)", r"\1\2", text, flags=re.DOTALL))
-    assert marked.keys() == {"settings", "commands", "metrics", "errors", "statuses", "flow"}
+    assert marked.keys() == {"settings", "commands", "metrics", "errors", "statuses", "flow", "mistakes"}
     compiled = tmp_path / "service" / "codecs" / "oip" / "inference.binpb"
     compiled.write_bytes(b"")
     command = [sys.executable, str(tmp_path / "openapi" / "generate.py")]

@@ -35,13 +35,16 @@ class Block:
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
 
-    def run(self, address: str = ADDRESS) -> str:
-        """The output of the shell commands, with the service at this address. Errors: AssertionError if they fail."""
-        folder = str(Path(sys.executable).parent)
-        own = self.text.replace(ADDRESS, address).replace(".venv/bin/", f"{folder}/")
-        environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    def run(self, address: str = ADDRESS, folder: Path = ROOT) -> str:
+        """The output of the shell commands, run in a folder, with the service at this address.
+
+        Errors: AssertionError if they fail.
+        """
+        programs = str(Path(sys.executable).parent)
+        own = self.text.replace(ADDRESS, address).replace(".venv/bin/", f"{programs}/")
+        environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
         done = subprocess.run(
-            ["bash", "-euc", own], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+            ["bash", "-euc", own], cwd=folder, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

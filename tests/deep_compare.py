@@ -1,0 +1,134 @@
+"""`make test-deep`: how good comparisons are, by thousands of random requests with planted mistakes.
+
+    python -m tests.deep_compare [mistakes pairs power] [--draws N] [--seed N]
+
+Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from service.compare.mutants import MUTANTS
+from service.compare.solve import everything, solve
+from service.library import compare
+from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, returned, tells_apart
+
+# What the mistakes of each part must reach: the share of those that can be told which are named first.
+MISTAKES: Final = 0.95
+PAIRS: Final = 0.80
+# Mistakes that can be planted: an output may resemble those of rounding, but never prove them.
+PLANTED: Final = [name for name in MUTANTS if not name.startswith("precision.")]
+
+
+def draws(count: int, seed: int, names: Callable[[int], tuple[str, ...]]) -> Iterator[Draw]:
+    """So many draws, those left out to which the mistakes do not apply. names: the mistakes of the n-th"""
+    found = 0
+    for n in range(20 * count):
+        drawn = draw(seed + n, names(n))
+        if drawn is not None:
+            yield drawn
+            found += 1
+            if found == count:
+                return
+
+
+def mistakes(count: int, seed: int) -> bool:
+    """Plant each mistake, and count how often it is named first where the request can tell it."""
+    counts: Counter[str] = Counter()
+    planted: Counter[str] = Counter()
+    for drawn in draws(count, seed, lambda n: (PLANTED[n % len(PLANTED)],)):
+        [name] = drawn.names
+        planted[name] += 1
+        report = compare(returned(drawn, arrays_that_show(name)), **drawn.fields)
+        if name in report.power.survivors:
+            counts["untellable"] += 1
+        elif named_first(report, (name,)):
+            counts["first"] += 1
+            counts["proved"] += report.hypotheses[0].certainty == "proof"
+        else:
+            counts["not first"] += 1
+            counts["false proof"] += bool(report.hypotheses) and report.hypotheses[0].certainty == "proof"
+            print(f"  {name} in {drawn.case.dtype.name}: {[one.name for one in report.hypotheses[:2]]}", flush=True)
+    tellable = counts["first"] + counts["not first"]
+    share = counts["first"] / tellable
+    print(f"mistakes: {share:.2%} of {tellable} tellable ones named first, of {count} draws; {dict(counts)}")
+    print(f"  each mistake at least {min(planted.values())} times")
+    return share >= MISTAKES
+
+
+def pairs(count: int, seed: int) -> bool:
+    """Plant two mistakes at once, and count how often both are named; neither may be proved alone."""
+    counts: Counter[str] = Counter()
+    for drawn in draws(count, seed, lambda n: COMMON_PAIRS[n % len(COMMON_PAIRS)]):
+        if not tells_apart(drawn):
+            counts["untellable"] += 1
+            continue
+        report = compare(returned(drawn), **drawn.fields)
+        if named_first(report, drawn.names):
+            counts["both"] += 1
+            continue
+        counts["not both"] += 1
+        counts["false proof"] += bool(report.hypotheses) and report.hypotheses[0].certainty == "proof"
+        print(f"  {drawn.names} in {drawn.case.dtype.name}: {[one.name for one in report.hypotheses[:2]]}", flush=True)
+    tellable = counts["both"] + counts["not both"]
+    share = counts["both"] / tellable
+    print(f"pairs: {share:.2%} of {tellable} tellable ones both named, of {count} draws; {dict(counts)}")
+    return share >= PAIRS and not counts["false proof"]
+
+
+def power(count: int, seed: int) -> bool:
+    """Ask for the power of requests, and hold it against the mistakes themselves, on all rows."""
+    counts: Counter[str] = Counter()
+    for drawn in draws(count, seed, lambda n: (PLANTED[n % len(PLANTED)],)):
+        [name] = drawn.names
+        if MUTANTS[name].needs:
+            counts["not of the output"] += 1
+            continue
+        found = compare(**drawn.fields)
+        whole = everything(drawn.case)
+        exact = solve(drawn.case, whole).output
+        report = compare(exact.astype(drawn.case.dtype), **drawn.fields)
+        limit = 2 * report.baseline["output"].limit
+        apart = [_distance(solve(wrong, whole).output, exact) for wrong in MUTANTS[name].edit(drawn.case)]
+        is_alive = min(apart) <= limit
+        counts["right" if (name in found.power.survivors) == is_alive else "wrong"] += 1
+        if (name in found.power.survivors) != is_alive:
+            print(f"  {name}: {[one / limit for one in apart]}", flush=True)
+    print(f"power: {counts['wrong']} of {counts['wrong'] + counts['right']} not as it says; {dict(counts)}")
+    return not counts["wrong"]
+
+
+def arrays_that_show(name: str) -> tuple[str, ...]:
+    """The arrays that a kernel must return for a mistake to show."""
+    return ("output", "logsumexp") if MUTANTS[name].needs else ("output",)
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference; inf where one is not a number."""
+    apart = np.abs(one - other)
+    return float(np.max(np.where(np.isfinite(apart), apart, np.inf)))
+
+
+PARTS: Final = {"mistakes": (mistakes, 10_000), "pairs": (pairs, 900), "power": (power, 1_000)}
+
+
+def main() -> None:
+    """Run the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], default=[])
+    parser.add_argument("--draws", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    results = [PARTS[part][0](options.draws or PARTS[part][1], options.seed) for part in options.parts or PARTS]
+    sys.exit(0 if all(results) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,8 @@ from service.attention.arrays import FLOATS
 
 # Relative errors count where the truth is at least this part of its largest magnitude.
 RELATIVE_FLOOR: Final = 1e-3
+# Numbers whose squares can be summed up in float64.
+SQUARABLE: Final = 1e140
 # Bits of the significand, with the leading one, and the exponent of the smallest normal number.
 _FORMATS: Final = {"float64": (53, -1022), "float32": (24, -126), "float16": (11, -14), "bfloat16": (8, -126)}
 
@@ -94,9 +96,9 @@ def square(one: np.ndarray, other: np.ndarray) -> float:
         return found
     finite = np.isfinite(one) & np.isfinite(other)
     same = (one == other) | (np.isnan(one) & np.isnan(other))
-    largest = max(float(np.max(np.abs(array), where=finite, initial=0.0)) for array in (one, other))
-    kept = difference[finite.ravel()]
-    return float(np.dot(kept, kept)) + np.count_nonzero(~finite & ~same) * (10 * (largest + 1)) ** 2
+    bound = max(float(np.max(np.abs(array), where=finite, initial=0.0)) for array in (one, other))
+    kept = np.clip(difference[finite.ravel()], -SQUARABLE, SQUARABLE)
+    return float(np.dot(kept, kept)) + np.count_nonzero(~finite & ~same) * (10 * min(bound + 1, SQUARABLE)) ** 2
 
 
 def ulp(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:

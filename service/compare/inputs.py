@@ -25,7 +25,10 @@ VALUE_DIM: Final = 5
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which options a request has. The fields are those of the API; True for an option with numbers of its own."""
+    """Which options a request has, and its sizes. The fields are those of the API.
+
+    keys: those of the cache included, at least 16
+    """
 
     options: frozenset[str]
     dtype: str = "float32"
@@ -35,6 +38,9 @@ class Recipe:
     softcap: float | None = None
     scale: float | None = None
     normalization: str = "softmax"
+    head_dim: int = HEAD_DIM
+    queries: int = QUERIES
+    keys: int = KEYS
 
 
 # The options that let mistakes of a group show.
@@ -99,13 +105,15 @@ def make_input(recipe: Recipe, seed: int) -> dict[str, Any]:
 
     options, h, g = recipe.options, recipe.heads, recipe.kv_heads
     past = PAST if "past" in options else 0
-    query = normal(BATCH, h, QUERIES, HEAD_DIM, spread=2.5)  # spiky scores
-    key = normal(BATCH, g, KEYS - past, HEAD_DIM)
+    new = recipe.keys - past
+    query = normal(BATCH, h, recipe.queries, recipe.head_dim, spread=2.5)  # spiky scores
+    key = normal(BATCH, g, new, recipe.head_dim)
     # A mean of its own for each head and key, so that means and other heads show.
-    value = (normal(BATCH, g, KEYS - past, recipe.value_dim) + random.normal(size=(1, g, 1, 1)) * 2).astype(dtype)
+    value = (normal(BATCH, g, new, recipe.value_dim) + random.normal(size=(1, g, 1, 1)) * 2).astype(dtype)
     found: dict[str, Any] = {"query": query, "key": key, "value": value, "layout": "bhld"}
     if past:
-        found |= {"past_key": normal(BATCH, g, past, HEAD_DIM), "past_value": normal(BATCH, g, past, recipe.value_dim)}
+        found["past_key"] = normal(BATCH, g, past, recipe.head_dim)
+        found["past_value"] = normal(BATCH, g, past, recipe.value_dim)
     for name in sorted(options - {"past"}):
         found[name] = OPTIONS[name](random, recipe)
     if {"is_causal", "window", "chunk_size", "alibi_slopes"} & options:
@@ -119,8 +127,8 @@ def make_input(recipe: Recipe, seed: int) -> dict[str, Any]:
 
 
 def _mask(random: np.random.Generator, recipe: Recipe) -> np.ndarray:
-    mask = random.random((BATCH, recipe.heads, QUERIES, KEYS)) < 0.6
-    mask[0, 0, 4] = False  # a row that sees nothing
+    mask = random.random((BATCH, recipe.heads, recipe.queries, recipe.keys)) < 0.6
+    mask[0, 0, min(4, recipe.queries - 1)] = False  # a row that sees nothing
     return mask
 
 
@@ -135,19 +143,19 @@ OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
     "window": lambda random, recipe: {"left": 7, "right": 3},
     "chunk_size": lambda random, recipe: 7,
     "mask": _mask,
-    "key_mask": lambda random, recipe: random.random((BATCH, KEYS)) < 0.7,
-    "key_lengths": lambda random, recipe: np.array([KEYS - 6, KEYS - 15]),
+    "key_mask": lambda random, recipe: random.random((BATCH, recipe.keys)) < 0.7,
+    "key_lengths": lambda random, recipe: np.array([recipe.keys - 6, recipe.keys - 15]),
     "segment_ids": lambda random, recipe: {
-        "query": random.integers(0, 2, (BATCH, QUERIES)),
-        "key": random.integers(0, 2, (BATCH, KEYS)),
+        "query": random.integers(0, 2, (BATCH, recipe.queries)),
+        "key": random.integers(0, 2, (BATCH, recipe.keys)),
     },
-    "bias": lambda random, recipe: _floats(random.normal(size=(recipe.heads, QUERIES, KEYS)), recipe),
+    "bias": lambda random, recipe: _floats(random.normal(size=(1, recipe.heads, recipe.queries, recipe.keys)), recipe),
     "alibi_slopes": lambda random, recipe: _floats(2.0 ** -np.arange(1, recipe.heads + 1), recipe),
     "softcap": lambda random, recipe: recipe.softcap or 3.0,
     "sinks": lambda random, recipe: _floats(random.normal(size=recipe.heads) * 2, recipe),
     "rotary": lambda random, recipe: {"base": 500.0},
-    "query_norm": lambda random, recipe: {"weight": _floats(random.normal(size=HEAD_DIM) + 1, recipe)},
-    "key_norm": lambda random, recipe: {"weight": _floats(random.normal(size=HEAD_DIM) + 1, recipe)},
+    "query_norm": lambda random, recipe: {"weight": _floats(random.normal(size=recipe.head_dim) + 1, recipe)},
+    "key_norm": lambda random, recipe: {"weight": _floats(random.normal(size=recipe.head_dim) + 1, recipe)},
 }
 
 

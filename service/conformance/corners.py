@@ -114,14 +114,16 @@ CORNERS: Final = (
         "window.zero", "a window of 0 and 0: each query sees its own key", ("window",), changes.window(0, 0), SQUARE
     ),
     Corner("window.causal", "the last four keys", ("window", "is_causal"), changes.window(3, None), SQUARE),
-    Corner("window.offset", "a window from the last key on, q < k", ("window",), changes.last_window),
+    Corner("window.offset", "a window that ends at the last key, q < k", ("window",), changes.last_window),
     Corner("window.empty_rows", "a window beyond the last key: output 0", ("window",), changes.window_beyond),
     Corner("chunk", "⌊i / 5⌋ = ⌊j / 5⌋", ("chunk_size", "is_causal"), changes.chunk(0), SQUARE),
     Corner("chunk.offset", "⌊(i + 3) / 5⌋ = ⌊j / 5⌋", ("chunk_size",), changes.chunk(3)),
     Corner("segments", "tokens see their own sequence", ("segment_ids",), changes.segments, SQUARE),
     Corner("segments.empty_row", "a sequence without keys: output 0", ("segment_ids",), changes.lonely_segment),
-    Corner("alibi", "− slope · |i − j|", ("alibi_slopes",), changes.offset_zero, SQUARE),
-    Corner("alibi.offset", "− slope · |i + k − q − j|", ("alibi_slopes",), changes.offset_last),
+    Corner("alibi", "− slope × distance of query and key", ("alibi_slopes",), changes.offset_zero, SQUARE),
+    Corner(
+        "alibi.offset", "− slope × distance, the last query beside the last key", ("alibi_slopes",), changes.offset_last
+    ),
     Corner("sinks", "a logit for each head that takes weight", ("sinks",)),
     Corner(
         "sinks.empty_row", "a row that sees the sink only: output 0", ("sinks", "mask"), changes.mask_with_empty_rows

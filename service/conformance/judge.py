@@ -78,6 +78,8 @@ def diagnose(case: Case, target: Target) -> Diagnosis | None:
     try:
         with np.errstate(all="ignore"):
             actual = call(target, case.fields)
+        if not np.isfinite(actual["output"].astype(np.float64)).any():
+            return Diagnosis(None, None, "nothing finite to compare")
         report = compare({name: actual[name] for name in case.expected if name in actual}, **case.fields)
     except InvalidRequest:
         return None

@@ -15,12 +15,14 @@ import safetensors.numpy
 
 from service import attend
 from service.cli import main
+from service.compare.inputs import power_of
+from service.compare.mutants import MUTANTS
 from service.conformance import Unsupported, read, run, write
 from service.conformance.corners import BY_NAME, CORNERS
 from service.conformance.deviations import ANCHORS, DEVIATIONS
 from service.conformance.matrix import BEGIN, END, PAGE, programs, replaced
 from service.conformance.report import as_json, as_text
-from service.conformance.runner import run_cases
+from service.conformance.runner import CASES, run_cases
 from service.conformance.suite import Case, make_cases, make_corner_cases
 from service.conformance.target import load_target
 from tests.helpers.by_decimal import MINUS_INFINITY, Exact, canonical
@@ -97,6 +99,25 @@ def test_a_suite_has_every_corner_and_every_type() -> None:
     empty = next(make_corner_cases("mask.empty_row", 1, 0, ("float32",)))
     assert np.isneginf(empty.expected["logsumexp"]).any()
     assert empty.tolerance["output"] > 0
+
+
+@pytest.mark.slow
+def test_two_hundred_cases_show_every_known_mistake() -> None:
+    shown: set[str] = set()
+    for case in make_cases(CASES, 0):
+        shown.update(power_of(case.fields, tuple(case.expected), lambda: None).killed)
+    assert set(MUTANTS) - shown == set()
+
+
+def test_a_kernel_may_write_to_its_arguments() -> None:
+    def careless(**fields: Any) -> np.ndarray:
+        output = service(**fields)["output"]
+        fields["query"][:] = 0
+        fields["window"]["left"] = 0
+        return output
+
+    (case,) = make_corner_cases("window", 1, 0, ("float32",))
+    assert [run_cases([case], careless).count("correct") for _ in range(2)] == [1, 1]
 
 
 def test_files_are_read_back_and_the_same_seed_makes_the_same(tmp_path: Path) -> None:

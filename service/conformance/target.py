@@ -34,6 +34,17 @@ def load_target(name: str) -> Target:
     return target
 
 
+def copied(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with arrays of their own, which may be written to."""
+    return {name: _copy(value) for name, value in fields.items()}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return copied(value)
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
 def call(target: Target, fields: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The arrays that an implementation returns for a request, by name.
 
@@ -47,7 +58,7 @@ def call(target: Target, fields: Mapping[str, Any]) -> dict[str, np.ndarray]:
     except ValueError:
         pass  # a callable without a signature
     try:
-        found = target(**fields)
+        found = target(**copied(fields))
     except NotImplementedError as error:
         raise Unsupported(str(error)) from None
     if found is NotImplemented:

@@ -276,6 +276,10 @@ $(TORCH_VENV)/.kernel: benchmarks/requirements-kernel.txt $(TORCH_VENV)/.torch
 bench-kernel: $(TORCH_VENV)/.kernel ## the NumPy backend beside torch and onnxruntime
 	$(TORCH_BIN)/python -m benchmarks.kernel
 
+.PHONY: conformance
+conformance: $(TORCH_VENV)/.torch ## judge other libraries anew, and write what docs/conformance.md says of them
+	$(TORCH_BIN)/python -m service.conformance.matrix
+
 .PHONY: bench-gpu
 bench-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU beside torch's kernels, the copies and the HTTP floor
 	$(TORCH_BIN)/python -m benchmarks.gpu

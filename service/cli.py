@@ -18,6 +18,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from service.compare import cli as comparing
+from service.conformance import cli as conformance
 from service.version import __version__
 
 # Flags of `serve`: the setting that each replaces, its type, its help text.
@@ -86,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     add("openapi", _openapi, "print the OpenAPI document")
     add("key", _key, "make an API key, and its hash for ATTENTION_API_KEYS")
     add("settings", _settings, "print all settings as a Markdown table")
+    conformance.add_commands(commands)
     return top
 
 

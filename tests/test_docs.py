@@ -42,6 +42,17 @@ ELSEWHERE = {
     ("docs/inference-protocol.md", "pip install"): ("tests/clients/test_docs.py", "serves until it is stopped"),
     ("docs/clients.md", ""): ("tests/clients", "needs other languages and generators"),
     ("docs/agents.md", ""): ("tests/test_docs.py", "each block goes on where the one before it ended"),
+    **{
+        ("docs/conformance.md", start): ("tests/peers/test_conformance.py", "needs the library")
+        for start in (
+            "import jax",
+            "import torch",
+            "import os",
+            "import numpy as np\nimport onnxruntime",
+            "import numpy as np\nimport torch",
+            "import numpy as np\nfrom onnx",
+        )
+    },
 }
 # Commands within the text of the pages for operators, by their start, each with what runs it, or why nothing does.
 INLINE = {

@@ -1,0 +1,62 @@
+"""keras.layers.MultiHeadAttention and GroupQueryAttention, with maps that change nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+import keras
+import numpy as np
+
+from service.conformance.adapters.request import Request, adapter
+from service.conformance.target import Unsupported
+
+
+@adapter("mask", "key_mask", "is_causal", "query_offset", "window")
+def multi_head(request: Request) -> Any:
+    """The output of a layer."""
+    b, h, q, d = request.query.shape
+    k, e, g = request.lengths[1], request.value.shape[-1], request.key.shape[1]
+    request.check_offset(0)
+    arguments: dict[str, Any] = {}
+    if "mask" in request:
+        mask = request["mask"]
+        if mask.ndim == 4 and mask.shape[1] > 1:
+            raise Unsupported("no mask of its own for each head")
+        arguments["attention_mask"] = np.broadcast_to(mask, (b, 1, q, k))[:, 0]
+    if "key_mask" in request:
+        arguments["key_mask"] = np.broadcast_to(request["key_mask"], (b, k))
+    if "is_causal" in request:
+        arguments["use_causal_mask"] = True
+    kind = request.query.dtype.name
+    options = {"use_bias": False, "dtype": kind, "sliding_window": _sliding_window(request)}
+    packed = [
+        keras.ops.convert_to_tensor(array.transpose(0, 2, 1, 3).reshape(b, -1, array.shape[1] * array.shape[3]), kind)
+        for array in (request.query, request.key, request.value)
+    ]
+    if g == h:
+        layer = keras.layers.MultiHeadAttention(h, d, value_dim=e, output_shape=h * e, **options)
+        layer.build(packed[0].shape, packed[2].shape, packed[1].shape)
+    elif d == e:
+        layer = keras.layers.GroupQueryAttention(d, h, g, **options)
+        layer.build(packed[0].shape, packed[2].shape, packed[1].shape)
+    else:
+        raise Unsupported("as many features of values as of keys only")
+    # Each is square if two of its axes are joined.
+    layer.set_weights([np.eye(math.isqrt(math.prod(weight.shape))).reshape(weight.shape) for weight in layer.weights])
+    output = layer(packed[0], packed[2], key=packed[1], **arguments)
+    heads = keras.ops.convert_to_numpy(output).reshape(b, q, h, e)
+    return request.restored(heads.transpose(0, 2, 1, 3))
+
+
+def _sliding_window(request: Request) -> int | None:
+    """One number for both sides, the query's own key counted; None for no window."""
+    if "window" not in request:
+        return None
+    left, right = request["window"].get("left"), request["window"].get("right")
+    if left is None or not (left == right or (right is None and "is_causal" in request)):
+        raise Unsupported("one number for both sides of a window")
+    return int(left) + 1

@@ -1,0 +1,112 @@
+"""Cases: requests with their exact answers, and how far a right answer may be from these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from service.codecs.decoded import Decoded
+from service.compare.actual import canonical
+from service.compare.baseline import CORRECT, baselines
+from service.compare.case import make_case
+from service.compare.solve import everything
+from service.conformance.changes import Fields
+from service.conformance.corners import BY_NAME, COMBINED, CORNERS, Corner, make_fields
+from service.library import attend
+from service.pipeline.prepare import make_spec_and_plan
+
+# Of so many cases in a row, the last ones are of the corner `combined`.
+ROUND: Final = 5
+SINGLE: Final = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request with its exact answer.
+
+    fields:    of the request, arrays as ndarrays
+    expected:  `output`, and `logsumexp` where it is defined, in float64 and in the axes of a response
+    tolerance: the largest absolute error of a right answer, by the name of the array
+    """
+
+    name: str
+    corner: str
+    fields: Fields
+    expected: Mapping[str, np.ndarray]
+    tolerance: Mapping[str, float]
+
+    @property
+    def dtype(self) -> str:
+        """The type of the request."""
+        return str(self.fields["query"].dtype.name)
+
+    @property
+    def options(self) -> list[str]:
+        """The names of the fields other than query, key and value."""
+        return sorted(self.fields.keys() - {"query", "key", "value"})
+
+
+def make_cases(count: int, seed: int) -> Iterator[Case]:
+    """So many cases: three of single corners, in turn and with their types in turn, then two of many options."""
+    for number in range(count):
+        block, place = divmod(number, ROUND)
+        if place < SINGLE:
+            turn, which = divmod(SINGLE * block + place, len(CORNERS))
+            yield make_case_of(CORNERS[which], turn, number, seed)
+        else:
+            yield make_case_of(COMBINED, (ROUND - SINGLE) * block + place - SINGLE, number, seed)
+
+
+def make_corner_cases(name: str, count: int, seed: int, types: tuple[str, ...]) -> Iterator[Case]:
+    """So many cases of a corner, by its name. types: left out where the corner has types of its own"""
+    corner = BY_NAME[name]
+    own = [kind for kind in corner.types if kind in types] or list(corner.types)
+    for number in range(count):
+        random = np.random.default_rng([seed, number])
+        yield finished(f"{number:04}-{name}", name, make_fields(corner, own[number % len(own)], random))
+
+
+def make_case_of(corner: Corner, turn: int, number: int, seed: int) -> Case:
+    """The case of a corner that comes at a turn. number: of the case in its suite"""
+    random = np.random.default_rng([seed, number])
+    dtype = corner.types[turn % len(corner.types)]
+    return finished(f"{number:04}-{corner.name}", corner.name, make_fields(corner, dtype, random))
+
+
+def finished(name: str, corner: str, fields: Fields) -> Case:
+    """The case of a request, with its answer in float64 and its tolerances."""
+    spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
+    names = ["logsumexp"] if plan.normalization == "softmax" else []
+    exact = {**fields, "dtype": "float64", "include": names}
+    result = attend(**exact)
+    _, wide = make_spec_and_plan(Decoded(exact, frozenset()), allow_non_finite=True)
+    expected = {array: np.asarray(result[array]) for array in ("output", *names)}
+    case = make_case(spec, plan.dtype)
+    right = {array: canonical(numbers, array, wide) for array, numbers in expected.items()}
+    limits = baselines(case, everything(case), right, plan.dtype)
+    return Case(name, corner, fields, expected, {array: CORRECT * limits[array] for array in expected})
+
+
+def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are no arrays, nested ones included."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            found[name] = plain_fields(value)
+        elif not isinstance(value, np.ndarray):
+            found[name] = value
+    return found
+
+
+def dotted_arrays(fields: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
+    """The arrays by dotted names, as `segment_ids.query`."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            found |= dotted_arrays(value, f"{prefix}{name}.")
+        elif isinstance(value, np.ndarray):
+            found[prefix + name] = value
+    return found

@@ -1,0 +1,71 @@
+"""What docs/conformance.md says of other libraries: each program shows what it says, and the matrix what happens."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from service.conformance.adapters import ADAPTERS, Adapter
+from service.conformance.deviations import ANCHORS, DEVIATIONS
+from service.conformance.matrix import alignment
+from service.conformance.runner import run_cases
+from service.conformance.suite import make_corner_cases
+from tests.helpers.documents import BLOCKS, Block
+
+PAGE = "docs/conformance.md"
+CODES = {deviation.code for deviation in DEVIATIONS}
+PROGRAMS = [
+    block
+    for block in BLOCKS
+    if block.page == PAGE and block.text in CODES and ("onnxruntime" not in block.text or find_spec("onnxruntime"))
+]
+INSTALLED = {name: adapter for name, adapter in ADAPTERS.items() if adapter.is_installed}
+# Corners that every library computes right.
+RIGHT = ("plain", "one_query", "long_keys", "mask", "large_scores")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_every_program_is_in_the_page() -> None:
+    absent = {code for code in CODES if code is not None and "onnxruntime" not in code}
+    assert absent <= {block.text for block in PROGRAMS}
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=lambda block: block.text.splitlines()[0])
+def test_a_program_shows_what_it_says(block: Block) -> None:
+    shown = block.execute()
+    assert shown, "nothing that could be compared"
+    for expression, value, said in shown:
+        assert value == said, expression
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_libraries_are_called_as_their_arguments_mean(name: str) -> None:
+    """Corners without known defects are right, so that an adapter that misread an argument would fail."""
+    target = INSTALLED[name].load()
+    cases = [case for corner in RIGHT for case in make_corner_cases(corner, 1, 11, ("float32",))]
+    assert run_cases(cases, target, explain=False).count("correct") == len(cases)
+
+
+@pytest.mark.parametrize(("name", "corner"), ANCHORS)
+def test_each_deviation_of_the_matrix_is_there(name: str, corner: str) -> None:
+    if name not in INSTALLED or corner == "scale.zero":  # rounding, which some cases show and others do not
+        return
+    cases = make_corner_cases(corner, 2, 0, ("float32",))
+    (found,) = run_cases(cases, INSTALLED[name].load(), explain=False).corners
+    assert found.status in ("wrong", "imprecise")
+
+
+def test_causal_masks_align_as_the_page_says() -> None:
+    assert alignment(INSTALLED["torch-sdpa"].load()) == "first with first"
+    assert alignment(lambda query, **_: np.zeros(query.shape, query.dtype)) == "neither"
+
+
+def test_an_adapter_says_what_a_library_has_no_argument_for() -> None:
+    (found,) = run_cases(make_corner_cases("sinks", 1, 0, ("float32",)), INSTALLED["torch-sdpa"].load()).corners
+    assert (found.status, found.outcomes[0].message) == ("unsupported", "no argument for sinks")
+
+
+def test_a_library_that_is_missing_is_not_installed() -> None:
+    assert not Adapter("none", "no_such_package", "flex:flex").is_installed

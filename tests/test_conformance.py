@@ -1,0 +1,236 @@
+"""Conformance suites: cases whose answers are right to the last digits, files that NumPy reads, and a fair judge."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from service import attend
+from service.cli import main
+from service.compare.inputs import power_of
+from service.compare.mutants import MUTANTS
+from service.conformance import Unsupported, read, run, write
+from service.conformance.corners import BY_NAME, CORNERS
+from service.conformance.deviations import ANCHORS, DEVIATIONS
+from service.conformance.matrix import BEGIN, END, PAGE, programs, replaced
+from service.conformance.report import as_json, as_text
+from service.conformance.runner import CASES, run_cases
+from service.conformance.suite import Case, make_cases, make_corner_cases
+from service.conformance.target import load_target
+from tests.helpers.by_decimal import MINUS_INFINITY, Exact, canonical
+from tests.helpers.documents import anchors
+
+EPSILON = 2.0**-52
+ROWS = 3
+KERNELS = """
+import numpy as np
+
+def right(query, key, value, **options):
+    if options.keys() - {"scale"}:
+        return NotImplemented
+    key, value = (np.repeat(array, query.shape[1] // array.shape[1], axis=1) for array in (key, value))
+    scores = query.astype("f8") @ key.astype("f8").swapaxes(-1, -2) * options.get("scale", query.shape[-1] ** -0.5)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value.astype("f8")
+
+def unscaled(query, key, value):
+    weights = np.exp(query.astype("f8") @ key.astype("f8").swapaxes(-1, -2))
+    return {"output": weights / weights.sum(-1, keepdims=True) @ value.astype("f8")}
+
+def nothing(**options):
+    return NotImplemented
+"""
+
+
+def service(**fields: Any) -> dict[str, np.ndarray]:
+    result = attend(**fields)
+    return {name: result[name] for name in ("output", *fields.get("include", ()))}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "kernels.py").write_text(KERNELS)
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_expected_outputs_agree_with_fifty_digits(name: str) -> None:
+    for case in make_corner_cases(name, 12 if name == "combined" else 2, 5, ("float64", "bfloat16")):
+        check_rows(case)
+
+
+def check_rows(case: Case) -> None:
+    """A few rows: the first and last, and those between that see no key."""
+    exact = Exact(case.fields)
+    layout, heads = case.fields.get("layout", "bhld"), case.fields.get("num_heads", 0)
+    output = canonical(case.expected["output"], layout, heads)
+    logsumexp = case.expected.get("logsumexp")
+    if logsumexp is not None:
+        logsumexp = logsumexp.reshape(output.shape[:3])
+    b, h, q, _ = output.shape
+    largest = float(np.max(np.abs(exact.value.astype(np.float64)), initial=0, where=np.isfinite(exact.value)))
+    random = np.random.default_rng(0)
+    places = [(0, 0, 0), (b - 1, h - 1, q - 1)] + [tuple(map(int, random.integers(0, (b, h, q)))) for _ in range(ROWS)]
+    for place in places:
+        right, total = exact.row(*place)
+        limit = 16 * EPSILON * (1 + exact.reach(*place))
+        assert [float(x) for x in right] == pytest.approx(output[place].tolist(), rel=0, abs=limit * largest)
+        if logsumexp is not None:
+            expected = -np.inf if total == MINUS_INFINITY else float(total or 0)
+            assert logsumexp[place] == pytest.approx(expected, rel=0, abs=limit)
+
+
+def test_a_suite_has_every_corner_and_every_type() -> None:
+    cases = list(make_cases(5 * len(CORNERS), 3))
+    assert {case.corner for case in cases} == set(BY_NAME)
+    assert {case.dtype for case in cases} == {"float64", "float32", "float16", "bfloat16"}
+    assert sum(case.corner == "combined" for case in cases) == 2 * len(CORNERS)
+    empty = next(make_corner_cases("mask.empty_row", 1, 0, ("float32",)))
+    assert np.isneginf(empty.expected["logsumexp"]).any()
+    assert empty.tolerance["output"] > 0
+
+
+@pytest.mark.slow
+def test_two_hundred_cases_show_every_known_mistake() -> None:
+    shown: set[str] = set()
+    for case in make_cases(CASES, 0):
+        shown.update(power_of(case.fields, tuple(case.expected), lambda: None).killed)
+    assert set(MUTANTS) - shown == set()
+
+
+def test_a_kernel_may_write_to_its_arguments() -> None:
+    def careless(**fields: Any) -> np.ndarray:
+        output = service(**fields)["output"]
+        fields["query"][:] = 0
+        fields["window"]["left"] = 0
+        return output
+
+    (case,) = make_corner_cases("window", 1, 0, ("float32",))
+    assert [run_cases([case], careless).count("correct") for _ in range(2)] == [1, 1]
+
+
+def test_files_are_read_back_and_the_same_seed_makes_the_same(tmp_path: Path) -> None:
+    assert write(tmp_path / "one", cases=60, seed=7) == write(tmp_path / "two", cases=60, seed=7) == 60
+    for file in (tmp_path / "one").iterdir():
+        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
+    for case, made in zip(read(tmp_path / "one"), make_cases(60, 7), strict=True):
+        assert (case.name, case.corner, case.dtype, case.options) == (made.name, made.corner, made.dtype, made.options)
+        assert case.tolerance == made.tolerance
+        assert run_cases([case], service, explain=False).count("correct") == 1
+
+
+def test_another_reader_of_safetensors_reads_the_same(tmp_path: Path) -> None:
+    write(tmp_path, cases=5)
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert index["format"] == 1
+    for entry, case in zip(index["cases"], read(tmp_path), strict=True):
+        if entry["dtype"] == "bfloat16":  # which the library does not read
+            continue
+        arrays = safetensors.numpy.load_file(tmp_path / entry["file"])
+        np.testing.assert_array_equal(arrays["expected.output"], case.expected["output"])
+        np.testing.assert_array_equal(arrays["query"], case.fields["query"])
+        assert set(entry["tolerance"]) == {name.partition(".")[2] for name in arrays if name.startswith("expected.")}
+
+
+def test_a_directory_of_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text('{"format": 2}')
+    with pytest.raises(ValueError, match="not a suite of format 1"):
+        list(read(tmp_path))
+
+
+def test_right_answers_pass_and_what_is_not_supported_is_counted(kernels: Path) -> None:
+    result = run(None, "kernels:right")
+    found = {corner.name: corner.status for corner in result.corners}
+    assert {found[name] for name in ("plain", "one_query", "scale.zero", "large_scores")} == {"correct"}
+    assert found["mask"] == found["logsumexp"] == "unsupported"
+    assert (result.count("wrong"), result.exit_status) == (0, 0)
+    assert run_cases(make_cases(5, 0), load_target("kernels:nothing")).exit_status == 2
+
+
+def test_a_mistake_is_named(kernels: Path) -> None:
+    result = run_cases(make_corner_cases("plain", 2, 0, ("float32",)), load_target("kernels:unscaled"))
+    (corner,) = result.corners
+    assert corner.diagnosis is not None
+    assert (corner.diagnosis.hypothesis, corner.diagnosis.certainty) == ("scale.absent", "proof")
+    assert "proof: scale.absent" in as_text(result)
+    assert as_json(result)["corners"][0]["first_failure"]["hypothesis"] == "scale.absent"
+
+
+def test_what_is_raised_and_what_has_another_shape_is_wrong() -> None:
+    def raises(**fields: Any) -> None:
+        raise KeyError("secret")
+
+    def unsupported(**fields: Any) -> None:
+        raise Unsupported("not today")
+
+    def smaller(**fields: Any) -> np.ndarray:
+        return np.zeros((1, 2))
+
+    def not_finite(**fields: Any) -> np.ndarray:
+        return np.full(fields["query"].shape, np.nan)
+
+    said = {}
+    for target in (raises, unsupported, smaller, not_finite, service):
+        (corner,) = run_cases(make_corner_cases("plain", 1, 0, ("float32",)), target).corners
+        said[target.__name__] = corner.status, corner.outcomes[0].message
+    assert said["raises"] == ("wrong", "KeyError: 'secret'")
+    assert said["unsupported"] == ("unsupported", "not today")
+    assert said["smaller"][0] == "wrong"
+    assert "of shape (1, 2), expected" in said["smaller"][1]
+    assert said["not_finite"][1].startswith("output[0, 0, 0, 0] is nan, expected")
+    assert said["service"] == ("correct", "")
+
+
+def test_the_command_line_writes_and_judges(kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*arguments: str) -> tuple[int, str, str]:
+        status = main(["conformance", *arguments])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    assert command("write", str(tmp_path), "--cases", "5", "--seed", "1") == (0, f"5 cases in {tmp_path}\n", "")
+    status, printed, _ = command("run", "kernels:unscaled", "--dir", str(tmp_path), "--json")
+    assert status == 1
+    assert json.loads(printed)["counts"]["wrong"] >= 1
+    status, printed, _ = command("run", "kernels:right", "--dir", str(tmp_path))
+    assert (status, printed.splitlines()[0].split()[:2]) == (0, ["corner", "correct"])
+    for target in ("kernels", "kernels:absent", "kernels:KERNELS", "no_such_module:kernel"):
+        status, printed, said = command("run", target)
+        assert (status, printed) == (2, "")
+        assert said
+    (tmp_path / "file").touch()
+    assert command("write", str(tmp_path / "file"), "--cases", "1")[0] == 2
+
+
+def test_a_function_in_this_directory_is_found(kernels: Path) -> None:
+    """In a process of its own, as users start it."""
+    line = [sys.executable, "-m", "service", "conformance", "run", "kernels:nothing"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=kernels, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout.splitlines()[-1].split() == ["all", "0", "0", "0", "200"]
+
+
+def test_the_page_has_every_deviation_as_the_table_has_it() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    generated = page.partition(BEGIN)[2].partition(END)[0]
+    assert "\n".join(programs()) in generated
+    assert {deviation.anchor for deviation in DEVIATIONS} <= anchors(PAGE)
+    assert all(f"| `{corner.name}` | {corner.text} |" in generated for corner in CORNERS)
+    assert {corner for _, corner in ANCHORS} <= set(BY_NAME)
+    assert replaced(page, generated.strip("\n")) == page
+
+
+def test_every_mark_of_a_failure_leads_to_a_deviation() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    unexplained = [row for row in rows for cell in row.split(" | ") if cell.strip("| ") in ("✗", "≈")]
+    assert unexplained == [], "the table of the marks apart"

@@ -28,12 +28,12 @@ import numpy as np
 from service.attention.arrays import BFLOAT16
 from service.backends.base import no_check
 from service.codecs.decoded import Decoded
-from service.compare.baseline import CORRECT, arrays_of, baselines, rounded_cases, stored_dtype
-from service.compare.candidates import Candidate, candidates, ratio
-from service.compare.case import Case, make_case
-from service.compare.mutants.masks import LeftOut
-from service.compare.problem import Answer, Problem, rounded
-from service.compare.solve import everything, solve
+from service.comparison.baseline import CORRECT, arrays_of, baselines, rounded_cases, stored_dtype
+from service.comparison.candidates import Candidate, candidates, ratio
+from service.comparison.case import Case, make_case
+from service.comparison.mutants.masks import LeftOut
+from service.comparison.problem import Answer, Problem, rounded
+from service.comparison.solve import everything, solve
 from service.pipeline.prepare import make_spec_and_plan
 
 Arrays = Mapping[str, np.ndarray]

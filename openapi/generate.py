@@ -20,7 +20,7 @@ from promises import promises
 
 from service.cli import parser
 from service.codecs import CODECS
-from service.compare.candidates import MESSAGES
+from service.comparison.candidates import MESSAGES
 from service.errors import error_classes
 from service.observability.metrics import Metrics
 from service.observability.requests import ComputedRequest, RequestRecord

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 from service.version import __version__
 
 if TYPE_CHECKING:
-    from service.library import attend
+    from service.library import assert_attention, attend, compare
 
-__all__ = ["__version__", "attend"]
+__all__ = ["__version__", "assert_attention", "attend", "compare"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `attend` when it is asked for: it takes half a second, and a health check has no use for it."""
-    if name != "attend":
+    """Import a function when it is asked for: it takes half a second, and a health check has no use for it."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from service.library import attend
+    from service import library
 
-    return attend
+    return getattr(library, name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from service.compare import cli as comparing
+from service.comparison import cli as comparing
 from service.conformance import cli as conformance
 from service.version import __version__
 

@@ -9,11 +9,11 @@ from typing import Any
 from service.attention.result import Result
 from service.backends.registry import Backends
 from service.codecs.decoded import Decoded
-from service.compare.compare import compare_question
-from service.compare.question import make_question
-from service.compare.report import make_report
-from service.compare.tensors import as_numpy
-from service.compare.text import as_text
+from service.comparison.compare import compare_question
+from service.comparison.question import make_question
+from service.comparison.report import make_report
+from service.comparison.tensors import as_numpy
+from service.comparison.text import as_text
 from service.pipeline.prepare import make_spec_and_plan
 from service.schemas.compare import CompareReport
 

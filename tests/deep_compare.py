@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from service.compare.mutants import MUTANTS
-from service.compare.solve import everything, solve
+from service.comparison.mutants import MUTANTS
+from service.comparison.solve import everything, solve
 from service.library import compare
 from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, returned, tells_apart
 

@@ -14,11 +14,11 @@ import pytest
 
 from service import attend
 from service.attention.arrays import BFLOAT16
-from service.compare.candidates import MESSAGES
-from service.compare.errors import epsilon, largest_number, measure, ulp
-from service.compare.inputs import NEEDS, make_input, recipe_for
-from service.compare.mutants import MUTANTS
-from service.compare.solve import everything, solve
+from service.comparison.candidates import MESSAGES
+from service.comparison.errors import epsilon, largest_number, measure, ulp
+from service.comparison.inputs import NEEDS, make_input, recipe_for
+from service.comparison.mutants import MUTANTS
+from service.comparison.solve import everything, solve
 from service.errors import InvalidRequest
 from service.library import assert_attention, compare
 from service.schemas.compare import CompareReport
@@ -38,9 +38,9 @@ softcap.absent softcap.after_bias softcap.before_scale sinks.absent sinks.shifte
 sinks.scaled heads.tiled heads.first heads.keys_only heads.reversed heads.permuted value.transposed value.is_key
 output.packed output.unmoved rotary.absent rotary.interleaving rotary.sign rotary.base rotary.no_offset rotary.twice
 rotary.cache_again rotary.query_only norm.absent norm.after_rotary logsumexp.base2 logsumexp.unscaled
-logsumexp.no_sink logsumexp.empty_positive empty.uniform empty.nan empty.last_key precision.scores
-precision.accumulate precision.inputs output.zeros output.mean_value keys.last_dropped keys.tail_dropped keys.half
-keys.second_half cache.ignored
+logsumexp.no_sink logsumexp.empty_positive logsumexp.empty_finite empty.uniform empty.nan empty.last_key
+precision.scores precision.accumulate precision.inputs precision.float32 output.zeros output.mean_value
+keys.last_dropped keys.tail_dropped keys.half keys.second_half cache.ignored
 """.split()  # noqa: SIM905  # a hundred strings would be harder to read
 
 # Two queries, keys and values: the scores are 1/√2 on the diagonal and 0 beside it.

@@ -15,8 +15,8 @@ import safetensors.numpy
 
 from service import attend
 from service.cli import main
-from service.compare.inputs import power_of
-from service.compare.mutants import MUTANTS
+from service.comparison.inputs import power_of
+from service.comparison.mutants import MUTANTS
 from service.conformance import Unsupported, read, run, write
 from service.conformance.corners import BY_NAME, CORNERS
 from service.conformance.deviations import ANCHORS, DEVIATIONS

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from service.attention.arrays import FLOATS
-from service.compare.inputs import Recipe, make_input
+from service.comparison.inputs import Recipe, make_input
 from service.conformance import changes
 from service.conformance.changes import Fields, unchanged
 

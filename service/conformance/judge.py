@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from service.compare.baseline import CORRECT, IMPRECISE
-from service.compare.errors import distance
+from service.comparison.baseline import CORRECT, IMPRECISE
+from service.comparison.errors import distance
 from service.conformance.suite import Case
 from service.conformance.target import Target, Unsupported, call
 from service.errors import InvalidRequest

@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 from service.codecs.decoded import Decoded
-from service.compare.actual import canonical
-from service.compare.baseline import CORRECT, baselines
-from service.compare.case import make_case
-from service.compare.solve import everything
+from service.comparison.actual import canonical
+from service.comparison.baseline import CORRECT, baselines
+from service.comparison.case import make_case
+from service.comparison.solve import everything
 from service.conformance.changes import Fields
 from service.conformance.corners import BY_NAME, COMBINED, CORNERS, Corner, make_fields
 from service.library import attend

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from service.compare.tensors import as_numpy
+from service.comparison.tensors import as_numpy
 
 Target = Callable[..., Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fastapi import FastAPI, Request, Response
 
 from service.codecs import CODECS, Codec
-from service.compare.run import run_comparison
+from service.comparison.run import run_comparison
 from service.http.negotiation import request_type, response_type
 from service.routes.attention import add_tensor_route, respond
 from service.routes.openapi import JSON, compare_body, problems

@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 
 from service.codecs.decoded import Decoded
-from service.compare.baseline import baselines, rounded_cases
-from service.compare.case import Case, make_case
-from service.compare.errors import distance
-from service.compare.inputs import OPTIONS, Recipe, make_input, recipe_for
-from service.compare.mutants import MUTANTS
-from service.compare.solve import everything, solve
+from service.comparison.baseline import baselines, rounded_cases
+from service.comparison.case import Case, make_case
+from service.comparison.errors import distance
+from service.comparison.inputs import OPTIONS, Recipe, make_input, recipe_for
+from service.comparison.mutants import MUTANTS
+from service.comparison.solve import everything, solve
 from service.pipeline.prepare import make_spec_and_plan
 from service.schemas.compare import CompareReport
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from service.attention.terms import Alibi, Bias
-from service.compare.case import Case
-from service.compare.mutants.table import mutant, tiles
-from service.compare.problem import Answer, Problem
+from service.comparison.case import Case
+from service.comparison.errors import largest_number
+from service.comparison.mutants.table import mutant, tiles
+from service.comparison.problem import Answer, Problem
 
 
 def _scale(case: Case, scale: float) -> Iterator[Case]:
@@ -185,7 +187,19 @@ def logsumexp_no_sink(case: Case) -> Iterator[Case]:
         yield case.edited(without_sinks)
 
 
+def _where_empty(number: float, problem: Problem, found: np.ndarray) -> np.ndarray:
+    return np.where(problem.empty, number, found)
+
+
+@mutant("logsumexp.empty_finite", "The logsumexp of a query that sees no key is a finite number.", needs="logsumexp")
+def logsumexp_empty_finite(case: Case) -> Iterator[Case]:
+    most = float(largest_number(np.dtype(np.float32)))
+    if case.terms and case.sinks is None:
+        for number in (-most, -0.7 * most, -1e30, -1e10, -1e9, -1e4, 0.0):
+            yield case.edited(_logsumexp(partial(_where_empty, number))).changed(detail=f"{number:.4g}")
+
+
 @mutant("logsumexp.empty_positive", "The logsumexp of a query that sees no key is +∞, not -∞.", needs="logsumexp")
 def logsumexp_empty_positive(case: Case) -> Iterator[Case]:
     if case.terms and case.sinks is None:
-        yield case.edited(_logsumexp(lambda problem, found: np.where(problem.empty, np.inf, found)))
+        yield case.edited(_logsumexp(partial(_where_empty, np.inf)))

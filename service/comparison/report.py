@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.compare.baseline import IMPRECISE
-from service.compare.compare import Comparison
-from service.compare.errors import Errors
-from service.compare.evidence import Hypothesis
-from service.compare.files import as_json
-from service.compare.inputs import Suggestion
+from service.comparison.baseline import IMPRECISE
+from service.comparison.compare import Comparison
+from service.comparison.errors import Errors
+from service.comparison.evidence import Hypothesis
+from service.comparison.files import as_json
+from service.comparison.inputs import Suggestion
 from service.schemas.compare import (
     ArrayErrors,
     Baseline,

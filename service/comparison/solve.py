@@ -12,9 +12,9 @@ from service.attention.rotary import Rotation
 from service.attention.spec import Norm
 from service.attention.tiles import Tile
 from service.attention.visibility import additions, visible
-from service.compare.case import Case
-from service.compare.errors import largest, largest_number
-from service.compare.problem import Answer, Problem, attention, masked_scores, rounded, weighted
+from service.comparison.case import Case
+from service.comparison.errors import largest, largest_number
+from service.comparison.problem import Answer, Problem, attention, masked_scores, rounded, weighted
 
 T = TypeVar("T")
 

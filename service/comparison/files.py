@@ -13,8 +13,8 @@ from service.attention.arrays import BFLOAT16, is_float
 from service.codecs import CODECS
 from service.codecs.decoded import Decoded
 from service.codecs.safetensors import NAMES as NAMES_OF_TYPES
-from service.compare.actual import NAMES
-from service.compare.tensors import as_numpy
+from service.comparison.actual import NAMES
+from service.comparison.tensors import as_numpy
 from service.errors import InvalidRequest, InvalidTensors, NotAcceptable, UnsupportedMediaType
 
 # Media types by the suffix of a file.

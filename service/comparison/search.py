@@ -9,14 +9,14 @@ from typing import Final
 
 import numpy as np
 
-from service.compare.baseline import CORRECT, arrays_of
-from service.compare.candidates import NOT_COMBINED, Arrays, Candidate, Check, ratio
-from service.compare.case import Case
-from service.compare.estimates import estimated
-from service.compare.evidence import Evidence, Hypothesis, holds, joined
-from service.compare.mutants import MUTANTS
-from service.compare.samples import smaller
-from service.compare.solve import solve
+from service.comparison.baseline import CORRECT, arrays_of
+from service.comparison.candidates import NOT_COMBINED, Arrays, Candidate, Check, ratio
+from service.comparison.case import Case
+from service.comparison.estimates import estimated
+from service.comparison.evidence import Evidence, Hypothesis, holds, joined
+from service.comparison.mutants import MUTANTS
+from service.comparison.samples import smaller
+from service.comparison.solve import solve
 
 # Hypotheses below this share of the error explained are not told.
 LEAST: Final = 0.5

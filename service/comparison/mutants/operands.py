@@ -11,8 +11,8 @@ import numpy as np
 from service.attention import rotary
 from service.attention.rotary import Rotation
 from service.attention.spec import Rotary
-from service.compare.case import Case
-from service.compare.mutants.table import mutant
+from service.comparison.case import Case
+from service.comparison.mutants.table import mutant
 
 # The base of an implementation that ignores that of the request.
 USUAL_BASE = 10000.0

@@ -13,7 +13,7 @@ from service.attention.arrays import is_float
 from service.attention.outputs import OUTPUT, OUTPUTS, output_shape
 from service.attention.plan import Plan
 from service.attention.result import request_axes
-from service.compare.baseline import FIELDS
+from service.comparison.baseline import FIELDS
 from service.errors import FieldConflict, InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
 
 NAMES: Final = (OUTPUT, *OUTPUTS)

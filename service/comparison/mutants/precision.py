@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from service.compare.baseline import legal_roundings
-from service.compare.case import Case
-from service.compare.mutants.table import mutant
-from service.compare.problem import Rounding
+from service.comparison.baseline import legal_roundings
+from service.comparison.case import Case
+from service.comparison.mutants.table import mutant
+from service.comparison.problem import Rounding
 
 
 def _plain(case: Case) -> Rounding:
@@ -27,6 +27,12 @@ def precision_scores(case: Case) -> Iterator[Case]:
 def precision_accumulate(case: Case) -> Iterator[Case]:
     if case.dtype.itemsize < 4:
         yield case.changed(rounding=replace(_plain(case), sums=case.dtype))
+
+
+@mutant("precision.float32", "A float64 request is computed in float32.")
+def precision_float32(case: Case) -> Iterator[Case]:
+    if case.dtype == np.float64:
+        yield case.changed(rounding=legal_roundings(np.dtype(np.float32), False)[0])
 
 
 @mutant("precision.inputs", "Query, key and value are rounded to 10 bits, as in TF32.")

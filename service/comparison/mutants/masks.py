@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from service.attention.terms import Bias, KeyLengths, KeyMask, Mask, QueryLengths, ScoreTerm, Segments
-from service.compare.case import Case
-from service.compare.mutants.table import mutant, tiles
-from service.compare.problem import Answer, Problem
+from service.comparison.case import Case
+from service.comparison.mutants.table import mutant, tiles
+from service.comparison.problem import Answer, Problem
 
 # What a finite mask adds to hidden scores, as many implementations do.
 FINITE: Final = -1e4

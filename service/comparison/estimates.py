@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from service.compare.candidates import Arrays, Check
-from service.compare.case import Case
-from service.compare.evidence import Evidence
-from service.compare.mutants.heads import permuted
-from service.compare.mutants.scores import scaled
-from service.compare.solve import Sample, solve
+from service.comparison.candidates import Arrays, Check
+from service.comparison.case import Case
+from service.comparison.evidence import Evidence
+from service.comparison.mutants.heads import permuted
+from service.comparison.mutants.scores import scaled
+from service.comparison.solve import Sample, solve
 
 # Factors of the scale that are tried first, as powers of two, and steps of the search around the best of them.
 POWERS: Final = np.arange(-10, 10.25, 0.5)
@@ -24,8 +24,7 @@ HEAD_ROWS: Final = 8
 
 def estimated(evidence: Evidence, actual: Arrays, check: Check) -> Iterator[tuple[tuple[str, ...], Case]]:
     """The names and cases of the other scale, and the other order of heads, that are closest to an output."""
-    if evidence.case.scale:
-        yield ("scale.other",), _other_scale(evidence, check)
+    yield ("scale.other",), _other_scale(evidence, check)
     if "output" in actual:
         order = _order_of_heads(evidence, actual["output"])
         if order is not None:
@@ -36,15 +35,18 @@ def estimated(evidence: Evidence, actual: Arrays, check: Check) -> Iterator[tupl
 def _other_scale(evidence: Evidence, check: Check) -> Case:
     """The case with the scale whose answer leaves the least squared error."""
 
+    start = evidence.case.scale or 1 / math.sqrt(evidence.case.plan.sizes.head_dim)
+
     def case(power: float) -> Case:
-        return scaled(evidence.case, evidence.case.scale * 2.0**power)
+        return scaled(evidence.case, start * 2.0**power)
 
     def error(power: float) -> float:
         check()
         return evidence.unexplained(evidence.answer(("scale.other",), case(power)).arrays)
 
     middle = min(POWERS.tolist(), key=error)
-    return case(_minimum(error, middle - 0.5, middle + 0.5))
+    best = _minimum(error, middle - 0.5, middle + 0.5)
+    return case(middle if error(middle) <= error(best) else best)
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> float:

@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from service.compare.baseline import arrays_of
-from service.compare.case import Case
-from service.compare.errors import distance, square
-from service.compare.mutants import MUTANTS, Mutant
-from service.compare.solve import Sample, solve
+from service.comparison.baseline import arrays_of
+from service.comparison.case import Case
+from service.comparison.errors import distance, square
+from service.comparison.mutants import MUTANTS, Mutant
+from service.comparison.solve import Sample, solve
 
 Arrays = Mapping[str, np.ndarray]
 Check = Callable[[], None]

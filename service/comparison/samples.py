@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from service.compare.case import Case
-from service.compare.solve import Sample, everything
+from service.comparison.case import Case
+from service.comparison.solve import Sample, everything
 
 # A sample has at most so many batch entries, heads and queries, and about so many scores.
 MAX_BATCHES: Final = 2

@@ -6,11 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from service.compare.baseline import CORRECT, arrays_of, baselines
-from service.compare.candidates import Arrays, Candidate, Check, ratio, unexplained
-from service.compare.case import Case
-from service.compare.errors import distance
-from service.compare.solve import Sample, blocks, everything, solve
+import numpy as np
+
+from service.comparison.baseline import CORRECT, arrays_of, baselines
+from service.comparison.candidates import Arrays, Candidate, Check, ratio, unexplained
+from service.comparison.case import Case
+from service.comparison.errors import distance
+from service.comparison.solve import Sample, blocks, everything, solve
 
 # A mistake is proved only if the reference is so many times further from the output than the mutant is.
 PROOF: Final = 10.0
@@ -91,6 +93,8 @@ class Evidence:
 
     def _is_closer(self, candidate: Candidate, name: str) -> bool:
         """True if the mutant is ten times closer to the output than the reference is."""
+        if not np.isfinite(self.actual[name]).any():
+            return False  # many mistakes make nothing but NaN
         to_mutant = distance(self.actual[name], candidate.arrays[name])
         return to_mutant * PROOF < distance(self.actual[name], self.right[name])
 

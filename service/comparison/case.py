@@ -20,7 +20,7 @@ from service.attention.terms import ScoreTerm
 from service.attention.tiles import Tiling
 from service.backends.dense.operands import load_operands
 from service.backends.numpy.backend import NumpyLibrary
-from service.compare.problem import Answer, Problem, Rounding, Softmax, attention
+from service.comparison.problem import Answer, Problem, Rounding, Softmax, attention
 
 T = TypeVar("T")
 Term = TypeVar("Term", bound=ScoreTerm)

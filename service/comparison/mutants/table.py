@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from service.compare.case import Case
+from service.comparison.case import Case
 
 # From a case to the wrong ones that this mistake makes of it, best known first; none where it changes no meaning.
 Edit = Callable[[Case], Iterator[Case]]

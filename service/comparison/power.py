@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from service.compare.baseline import CORRECT, arrays_of, baselines
-from service.compare.candidates import Arrays, Candidate, Check, ratio
-from service.compare.case import Case
-from service.compare.errors import distance
-from service.compare.evidence import Evidence
-from service.compare.samples import is_whole
-from service.compare.solve import blocks, everything, solve
-from service.compare.tolerances import Tolerance
+from service.comparison.baseline import CORRECT, arrays_of, baselines
+from service.comparison.candidates import Arrays, Candidate, Check, ratio
+from service.comparison.case import Case
+from service.comparison.errors import distance
+from service.comparison.evidence import Evidence
+from service.comparison.samples import is_whole
+from service.comparison.solve import blocks, everything, solve
+from service.comparison.tolerances import Tolerance
 
 # Requests of at most so many scores are looked at whole before a mistake is called invisible.
 CONFIRMED_SCORES: Final = 2**23

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from service.compare.case import Case
-from service.compare.mutants.table import mutant
-from service.compare.problem import Answer, Problem
-from service.compare.solve import keys_as_values
+from service.comparison.case import Case
+from service.comparison.mutants.table import mutant
+from service.comparison.problem import Answer, Problem
+from service.comparison.solve import keys_as_values
 
 
 def _tiled(case: Case) -> np.ndarray:

@@ -45,11 +45,11 @@ def add_commands(add: Callable[..., Any]) -> None:
 def run_compare(options: argparse.Namespace) -> int:
     """Print the report on the files of the command, and return the exit status."""
     from service.backends.registry import Backends
-    from service.compare.compare import compare_question
-    from service.compare.files import read_actual, read_request
-    from service.compare.question import make_question
-    from service.compare.report import make_report
-    from service.compare.text import as_text
+    from service.comparison.compare import compare_question
+    from service.comparison.files import read_actual, read_request
+    from service.comparison.question import make_question
+    from service.comparison.report import make_report
+    from service.comparison.text import as_text
     from service.errors import ServiceError
 
     check = Progress()
@@ -73,11 +73,11 @@ def run_compare(options: argparse.Namespace) -> int:
 
 def run_inputs(options: argparse.Namespace) -> int:
     """Write the request of the command, and return the exit status: 1 if it does not show all that it should."""
-    from service.compare.case import make_case
-    from service.compare.files import as_json, read_request, write_request
-    from service.compare.inputs import make_input, recipe_for, recipe_of, suggest
-    from service.compare.mutants import MUTANTS
-    from service.compare.question import make_question
+    from service.comparison.case import make_case
+    from service.comparison.files import as_json, read_request, write_request
+    from service.comparison.inputs import make_input, recipe_for, recipe_of, suggest
+    from service.comparison.mutants import MUTANTS
+    from service.comparison.question import make_question
     from service.errors import ServiceError
 
     check = Progress()

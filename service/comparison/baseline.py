@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -10,10 +11,10 @@ from typing import Final
 import numpy as np
 
 from service.attention.arrays import compute_dtype
-from service.compare.case import Case
-from service.compare.errors import distance, epsilon, largest, ulp
-from service.compare.problem import Answer, Rounding, rounded, scaled_scores
-from service.compare.solve import Sample, make_problem, solve
+from service.comparison.case import Case
+from service.comparison.errors import distance, epsilon, largest, ulp
+from service.comparison.problem import Answer, Rounding, rounded, scaled_scores
+from service.comparison.solve import Sample, make_problem, solve
 
 # Up to so many baselines an output is correct, up to so many imprecise, and above wrong.
 CORRECT: Final = 2.0
@@ -72,15 +73,16 @@ def baselines(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dic
 def floors(plain: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dict[str, float]:
     """The least baseline of each array of a sample.
 
-    It is ε/4 · (1 + max |score|) · max |v|, without max |v| for logsumexp and weights, ε being that of the type that is
-    computed in: a right kernel that sums in another order, as with tiles, differs from the reference by that much.
+    It is ε/4 · (1 + log2 k + max |score|) · max |v|, without max |v| for logsumexp and weights. ε is that of the type
+    that is computed in. A right kernel that sums k keys in another order, as with tiles, differs by that much.
     """
     problem = make_problem(replace(plain, of_whole=None), sample)
     with np.errstate(all="ignore"):
         scores = np.abs(scaled_scores(problem))
     if problem.visible is not None:
         scores = scores[problem.seen]
-    unit = epsilon(compute_dtype(dtype)) / 4 * (1 + largest(scores))
+    sums = math.log2(problem.scores.shape[-1])
+    unit = epsilon(compute_dtype(dtype)) / 4 * (1 + sums + largest(scores))
     values = largest(problem.value)
     if plain.joins_heads:
         values = max(values, largest(right["output"]))

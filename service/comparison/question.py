@@ -11,9 +11,9 @@ from service.attention.arrays import is_float, widest
 from service.attention.plan import make_plan
 from service.attention.spec import DType
 from service.codecs.decoded import Decoded
-from service.compare.actual import check_names
-from service.compare.compare import Question
-from service.compare.tolerances import Tolerance
+from service.comparison.actual import check_names
+from service.comparison.compare import Question
+from service.comparison.tolerances import Tolerance
 from service.schemas.compare import CompareRequest
 from service.schemas.validate import validate
 

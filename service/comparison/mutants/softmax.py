@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 
 from service.attention.arrays import compute_dtype
-from service.compare.case import Case
-from service.compare.mutants.table import mutant, tiles
-from service.compare.problem import Answer, Problem, Rounding, finished, masked_scores, row_max, weighted
-from service.compare.solve import can_solve_all_queries
+from service.comparison.case import Case
+from service.comparison.mutants.table import mutant, tiles
+from service.comparison.problem import Answer, Problem, Rounding, finished, masked_scores, row_max, weighted
+from service.comparison.solve import can_solve_all_queries
 
 
 def _applies(case: Case) -> bool:

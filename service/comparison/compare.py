@@ -14,19 +14,19 @@ from service.attention.plan import Plan, make_plan
 from service.attention.result import Metadata
 from service.attention.spec import AttentionSpec
 from service.backends.base import Backend, Check, no_check
-from service.compare.actual import Actual, canonical, check_names, read_actual
-from service.compare.baseline import CORRECT, IMPRECISE, arrays_of, floors, last_place, rounded_cases, stored_dtype
-from service.compare.candidates import candidates
-from service.compare.case import Case, make_case
-from service.compare.errors import Errors, distance, epsilon, largest, measure
-from service.compare.evidence import Evidence, Hypothesis
-from service.compare.inputs import Suggestion, recipe_of, suggest
-from service.compare.places import places, worst
-from service.compare.power import Power, power
-from service.compare.samples import choose_sample, most_scores
-from service.compare.search import search
-from service.compare.solve import blocks, everything, solve
-from service.compare.tolerances import Tolerance, usual_tolerances
+from service.comparison.actual import Actual, canonical, check_names, read_actual
+from service.comparison.baseline import CORRECT, IMPRECISE, arrays_of, floors, last_place, rounded_cases, stored_dtype
+from service.comparison.candidates import candidates
+from service.comparison.case import Case, make_case
+from service.comparison.errors import Errors, distance, epsilon, largest, measure
+from service.comparison.evidence import Evidence, Hypothesis
+from service.comparison.inputs import Suggestion, recipe_of, suggest
+from service.comparison.places import places, worst
+from service.comparison.power import Power, power
+from service.comparison.samples import choose_sample, most_scores
+from service.comparison.search import search
+from service.comparison.solve import blocks, everything, solve
+from service.comparison.tolerances import Tolerance, usual_tolerances
 from service.schemas.compare import Place
 
 HEAD_OUTPUTS: Final = "head_outputs"

@@ -11,11 +11,11 @@ import numpy as np
 from service.attention.arrays import FLOATS
 from service.attention.spec import Window
 from service.codecs.decoded import Decoded
-from service.compare.candidates import Check, candidates
-from service.compare.case import Case, make_case
-from service.compare.evidence import Evidence
-from service.compare.power import Power, power
-from service.compare.samples import choose_sample
+from service.comparison.candidates import Check, candidates
+from service.comparison.case import Case, make_case
+from service.comparison.evidence import Evidence
+from service.comparison.power import Power, power
+from service.comparison.samples import choose_sample
 from service.pipeline.prepare import make_spec_and_plan
 
 # Seeds that are tried for a request that shows as much as possible.

@@ -9,8 +9,8 @@ import numpy as np
 
 from service.attention.spec import Window
 from service.attention.terms import Alibi, Causal, Chunks, SlidingWindow
-from service.compare.case import Case
-from service.compare.mutants.table import mutant
+from service.comparison.case import Case
+from service.comparison.mutants.table import mutant
 
 # The terms that read query_offset, which can say an offset of one of them only if it is alone.
 POSITIONAL = (Alibi, Causal, Chunks, SlidingWindow)

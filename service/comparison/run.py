@@ -13,11 +13,11 @@ from service.backends.base import OutOfMemory
 from service.codecs import Codec
 from service.codecs.chunks import MAX_CHUNK, Encoded, encoded
 from service.codecs.decoded import Body, Decoded
-from service.compare.compare import Comparison, Question, compare_question
-from service.compare.question import make_question
-from service.compare.report import make_report
-from service.compare.samples import MAX_SCORES
-from service.compare.solve import BLOCK
+from service.comparison.compare import Comparison, Question, compare_question
+from service.comparison.question import make_question
+from service.comparison.report import make_report
+from service.comparison.samples import MAX_SCORES
+from service.comparison.solve import BLOCK
 from service.errors import MemoryLimit
 from service.pipeline.decode import decode
 from service.pipeline.engine import Engine

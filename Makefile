@@ -141,6 +141,7 @@ test-deep: $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## thousands of examples 
 		tests/test_binary_codecs.py tests/test_dtypes.py
 	ATTACK_CASES=5000 $(ATTACK_BIN)/python -m pytest tests/attack/test_api.py
 	$(TORCH_BIN)/python -m tests.peers.deep
+	$(TORCH_BIN)/python -W ignore -m tests.deep_compare
 	$(ATTACK_BIN)/python -m tests.framing.deep
 
 .PHONY: test-attack

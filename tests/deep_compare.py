@@ -1,6 +1,6 @@
 """`make test-deep`: how good comparisons are, by thousands of random requests with planted mistakes.
 
-    python -m tests.deep_compare [mistakes pairs power] [--draws N] [--seed N]
+    python -m tests.deep_compare [mistakes pairs power right] [--draws N] [--seed N]
 
 Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
 """
@@ -11,18 +11,23 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 
+from service.comparison.inputs import make_input
 from service.comparison.mutants import MUTANTS
 from service.comparison.solve import everything, solve
+from service.conformance.adapters import ADAPTERS
 from service.library import compare
-from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, returned, tells_apart
+from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, random_recipe, returned, tells_apart
 
 # What the mistakes of each part must reach: the share of those that can be told which are named first.
 MISTAKES: Final = 0.95
 PAIRS: Final = 0.80
+# Options that other libraries have.
+OPTIONS_OF_OTHERS: Final = {"is_causal", "mask", "key_mask", "bias", "softcap", "sinks", "alibi_slopes", "window"}
 # Mistakes that can be planted: an output may resemble those of rounding, but never prove them.
 PLANTED: Final = [name for name in MUTANTS if not name.startswith("precision.")]
 
@@ -105,6 +110,59 @@ def power(count: int, seed: int) -> bool:
     return not counts["wrong"]
 
 
+def right(count: int, seed: int) -> bool:
+    """Compare what other libraries return, where they are installed: none is wrong.
+
+    torch SDPA gets so many requests, the others a tenth. Imprecise is right only for half types, whose scores some
+    libraries round; float64 that is computed in float32 is counted apart.
+    """
+    is_good = True
+    for name, adapter in ADAPTERS.items():
+        if not adapter.is_installed:
+            continue
+        target, counts = adapter.load(), Counter[str]()
+        wanted = count if name == "torch-sdpa" else count // 10
+        for n in range(30 * wanted):
+            if counts["compared"] == wanted:
+                break
+            fields = request_without_empty_rows(seed + n)
+            try:
+                output = target(**fields)
+            except Exception:  # Unsupported, or what the library says of the request
+                counts["refused"] += 1
+                continue
+            report = compare(output, **fields)
+            dtype = fields["query"].dtype.name
+            status: str = report.verdict.status
+            if dtype == "float64" and status == "wrong":
+                again = compare(output, **fields, dtype="float32")
+                status = "float64 in float32" if again.verdict.status == "correct" else status
+            counts["compared"] += 1
+            counts[f"{status} {dtype}" if status in ("wrong", "imprecise") else status] += 1
+            if status == "wrong" or (status == "imprecise" and dtype in ("float32", "float64")):
+                is_good = False
+                options = sorted(fields.keys() - {"query", "key", "value"})
+                print(f"  {name}, {dtype}, {options}: {report.verdict.message} ({report.verdict.ratio})", flush=True)
+        print(f"right: {adapter.title} {adapter.version}: {dict(counts)}", flush=True)
+    return is_good
+
+
+def request_without_empty_rows(seed: int) -> dict[str, Any]:
+    """A random request of few options in which each query sees a key, as libraries differ where it does not."""
+    random = np.random.default_rng(seed)
+    recipe = random_recipe(random, ())
+    chosen = random.permutation(sorted(OPTIONS_OF_OTHERS))[: random.integers(0, 3)]
+    recipe = replace(recipe, options=frozenset(map(str, chosen)))
+    if "is_causal" in chosen or random.random() < 0.5:
+        recipe = replace(recipe, queries=min(recipe.keys, 37), keys=min(recipe.keys, 37))
+    fields = make_input(recipe, seed)
+    fields.pop("query_offset", None)
+    for name in ("mask", "key_mask"):
+        if name in fields:
+            fields[name][..., 0] = True
+    return fields
+
+
 def arrays_that_show(name: str) -> tuple[str, ...]:
     """The arrays that a kernel must return for a mistake to show."""
     return ("output", "logsumexp") if MUTANTS[name].needs else ("output",)
@@ -116,7 +174,12 @@ def _distance(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.max(np.where(np.isfinite(apart), apart, np.inf)))
 
 
-PARTS: Final = {"mistakes": (mistakes, 10_000), "pairs": (pairs, 900), "power": (power, 1_000)}
+PARTS: Final = {
+    "mistakes": (mistakes, 10_000),
+    "pairs": (pairs, 900),
+    "power": (power, 1_000),
+    "right": (right, 10_000),
+}
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -16,6 +17,10 @@ from service.comparison.solve import Sample, blocks, everything, solve
 
 # A mistake is proved only if the reference is so many times further from the output than the mutant is.
 PROOF: Final = 10.0
+# Hypotheses below this share of the error explained are not told.
+LEAST: Final = 0.5
+# Coarse rounding that makes so many times the error of an output does not explain it.
+OVERSIZED: Final = 4.0
 # Below this share of the error explained the baseline of the mutant is not worth computing.
 CLOSE: Final = 0.8
 
@@ -25,7 +30,7 @@ class Hypothesis:
     """A mistake, or several, that may explain an output.
 
     also:      names of other mistakes that have the same answer to this request
-    explained: 1 - |actual - mutant|² / |actual - reference|²
+    explained: 1 - |actual - mutant|² / |actual - reference|²; for coarse rounding the share of the size of the error
     ratio:     distance of the output to that of the mutant, in the mutant's baselines
     is_proof:  True if the distance is within legal rounding
     """
@@ -37,10 +42,13 @@ class Hypothesis:
     also: tuple[str, ...] = ()
 
     @property
-    def rank(self) -> tuple[bool, int, bool, float]:
-        """Proofs first, then fewer edits; rounding last, as it explains by chance what is nearly right."""
+    def rank(self) -> tuple[bool, bool, int, bool, float]:
+        """Proofs first, then fewer edits; rounding last, as it explains by chance what is nearly right.
+
+        What explains too little to be told comes after all others.
+        """
         rounds = self.candidate.rounds and self.ratio > CORRECT
-        return not self.is_proof, len(self.candidate.names), rounds, -self.explained
+        return not self.is_proof, self.explained < LEAST, len(self.candidate.names), rounds, -self.explained
 
 
 @dataclass(frozen=True)
@@ -73,8 +81,11 @@ class Evidence:
 
     def judge(self, candidate: Candidate) -> Hypothesis:
         """The hypothesis that a candidate is, by the baselines of the reference."""
-        error = self.unexplained(self.right)
-        explained = 1 - self.unexplained(candidate.arrays) / error if error else 0.0
+        if candidate.rounds:
+            explained = self._share_of_size(candidate)
+        else:
+            error = self.unexplained(self.right)
+            explained = 1 - self.unexplained(candidate.arrays) / error if error else 0.0
         return self._judged(candidate, explained, self.baselines)
 
     def refined(self, one: Hypothesis) -> Hypothesis:
@@ -90,6 +101,12 @@ class Evidence:
         is_closer = has_all and any(self._is_closer(candidate, name) for name in self.actual)
         proves = found <= CORRECT and is_closer and not candidate.rounds
         return Hypothesis(candidate, explained, found, proves)
+
+    def _share_of_size(self, candidate: Candidate) -> float:
+        """How much of the size of the error coarse rounding makes: its errors differ with the order of the sums."""
+        error = ratio(self.actual, self.right, self.baselines)
+        made = ratio(candidate.arrays, self.right, self.baselines)
+        return min(1.0, CORRECT * made / error) if math.isfinite(error) and made < OVERSIZED * error else 0.0
 
     def _is_closer(self, candidate: Candidate, name: str) -> bool:
         """True if the mutant is ten times closer to the output than the reference is."""

@@ -13,13 +13,11 @@ from service.comparison.baseline import CORRECT, arrays_of
 from service.comparison.candidates import NOT_COMBINED, Arrays, Candidate, Check, ratio
 from service.comparison.case import Case
 from service.comparison.estimates import estimated
-from service.comparison.evidence import Evidence, Hypothesis, holds, joined
+from service.comparison.evidence import LEAST, Evidence, Hypothesis, holds, joined
 from service.comparison.mutants import MUTANTS
 from service.comparison.samples import smaller
 from service.comparison.solve import solve
 
-# Hypotheses below this share of the error explained are not told.
-LEAST: Final = 0.5
 # Hypotheses that are told, and proofs that are confirmed on all rows.
 TOLD: Final = 5
 CONFIRMED: Final = 3

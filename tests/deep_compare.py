@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -32,23 +33,18 @@ OPTIONS_OF_OTHERS: Final = {"is_causal", "mask", "key_mask", "bias", "softcap", 
 PLANTED: Final = [name for name in MUTANTS if not name.startswith("precision.")]
 
 
-def draws(count: int, seed: int, names: Callable[[int], tuple[str, ...]]) -> Iterator[Draw]:
-    """So many draws, those left out to which the mistakes do not apply. names: the mistakes of the n-th"""
-    found = 0
-    for n in range(20 * count):
-        drawn = draw(seed + n, names(n))
-        if drawn is not None:
-            yield drawn
-            found += 1
-            if found == count:
-                return
+def draws(count: int, seed: int, planted: Sequence[tuple[str, ...]]) -> Iterator[Draw]:
+    """About so many draws, as many of each of the mistakes; those left out to which the mistakes do not apply."""
+    for names in planted:
+        found = (drawn for n in range(50 * count) if (drawn := draw(seed + n, names)))
+        yield from islice(found, -(-count // len(planted)))
 
 
 def mistakes(count: int, seed: int) -> bool:
     """Plant each mistake, and count how often it is named first where the request can tell it."""
     counts: Counter[str] = Counter()
     planted: Counter[str] = Counter()
-    for drawn in draws(count, seed, lambda n: (PLANTED[n % len(PLANTED)],)):
+    for drawn in draws(count, seed, [(name,) for name in PLANTED]):
         [name] = drawn.names
         planted[name] += 1
         report = compare(returned(drawn, arrays_that_show(name)), **drawn.fields)
@@ -63,7 +59,7 @@ def mistakes(count: int, seed: int) -> bool:
             print(f"  {name} in {drawn.case.dtype.name}: {[one.name for one in report.hypotheses[:2]]}", flush=True)
     tellable = counts["first"] + counts["not first"]
     share = counts["first"] / tellable
-    print(f"mistakes: {share:.2%} of {tellable} tellable ones named first, of {count} draws; {dict(counts)}")
+    print(f"mistakes: {share:.2%} of {tellable} tellable ones named first, of {planted.total()} draws; {dict(counts)}")
     print(f"  each mistake at least {min(planted.values())} times")
     return share >= MISTAKES
 
@@ -71,7 +67,7 @@ def mistakes(count: int, seed: int) -> bool:
 def pairs(count: int, seed: int) -> bool:
     """Plant two mistakes at once, and count how often both are named; neither may be proved alone."""
     counts: Counter[str] = Counter()
-    for drawn in draws(count, seed, lambda n: COMMON_PAIRS[n % len(COMMON_PAIRS)]):
+    for drawn in draws(count, seed, COMMON_PAIRS):
         if not tells_apart(drawn):
             counts["untellable"] += 1
             continue
@@ -91,7 +87,7 @@ def pairs(count: int, seed: int) -> bool:
 def power(count: int, seed: int) -> bool:
     """Ask for the power of requests, and hold it against the mistakes themselves, on all rows."""
     counts: Counter[str] = Counter()
-    for drawn in draws(count, seed, lambda n: (PLANTED[n % len(PLANTED)],)):
+    for drawn in draws(count, seed, [(name,) for name in PLANTED]):
         [name] = drawn.names
         if MUTANTS[name].needs:
             counts["not of the output"] += 1

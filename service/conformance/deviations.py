@@ -256,13 +256,6 @@ attend(*(array.numpy() for array in (query, key, value)), key_mask=seen[0].numpy
 """,
     ),
     Deviation(
-        "Sums of equal weights",
-        "With a scale of 0 all weights are equal. A sum over keys, as torch rounds it, is then off by up to 3 "
-        "baselines: less than ε · the largest value. The tolerance is too strict there.",
-        (("torch-sdpa", "scale.zero"), ("flex-attention", "scale.zero"), ("transformers", "scale.zero")),
-        None,
-    ),
-    Deviation(
         "Rounding of scores to bfloat16",
         "onnx's evaluator computes each step in the type of the query, and so rounds scores, too. Kernels keep them in "
         "float32.",

@@ -19,6 +19,7 @@ from service.comparison.solve import Sample, blocks, everything, solve
 PROOF: Final = 10.0
 # Hypotheses below this share of the error explained are not told.
 LEAST: Final = 0.5
+ALMOST: Final = 0.9
 # Coarse rounding that makes so many times the error of an output does not explain it.
 OVERSIZED: Final = 4.0
 # Below this share of the error explained the baseline of the mutant is not worth computing.
@@ -42,13 +43,19 @@ class Hypothesis:
     also: tuple[str, ...] = ()
 
     @property
-    def rank(self) -> tuple[bool, bool, int, bool, float]:
-        """Proofs first, then fewer edits; rounding last, as it explains by chance what is nearly right.
+    def is_told(self) -> bool:
+        """True if it explains enough, or as much as rounding leaves of a small error."""
+        return self.explained >= LEAST or (self.ratio <= CORRECT and self.explained > 0)
 
-        What explains too little to be told comes after all others.
+    @property
+    def rank(self) -> tuple[bool, bool, int, int, float]:
+        """Proofs first, then fewer edits; what explains too little to be told last.
+
+        Rounding explains by chance what is nearly right: it comes after what explains almost all.
         """
-        rounds = self.candidate.rounds and self.ratio > CORRECT
-        return not self.is_proof, self.explained < LEAST, len(self.candidate.names), rounds, -self.explained
+        is_close = self.explained >= ALMOST or self.ratio <= CORRECT
+        place = 1 if self.candidate.rounds else 0 if is_close else 2
+        return not self.is_proof, not self.is_told, len(self.candidate.names), place, -self.explained
 
 
 @dataclass(frozen=True)

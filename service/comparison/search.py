@@ -13,7 +13,7 @@ from service.comparison.baseline import CORRECT, arrays_of
 from service.comparison.candidates import NOT_COMBINED, Arrays, Candidate, Check, ratio
 from service.comparison.case import Case
 from service.comparison.estimates import estimated
-from service.comparison.evidence import LEAST, Evidence, Hypothesis, holds, joined
+from service.comparison.evidence import Evidence, Hypothesis, holds, joined
 from service.comparison.mutants import MUTANTS
 from service.comparison.samples import smaller
 from service.comparison.solve import solve
@@ -54,7 +54,7 @@ def search(
         # Two mistakes explain more than one of them by chance, too.
         told += [one for one in pairs if one.is_proof or 1 - one.explained < (1 - best) / 4]
         told.sort(key=lambda one: one.rank)
-    return [one for one in told if one.explained >= LEAST][:TOLD]
+    return [one for one in told if one.is_told][:TOLD]
 
 
 def _adds_nothing(pair: Candidate, one: Candidate, evidence: Evidence) -> bool:

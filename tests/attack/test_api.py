@@ -95,18 +95,21 @@ def from_examples(operation: Any) -> st.SearchStrategy[Any]:
     return bodies.flatmap(lambda body: operation.as_strategy(body=body, media_type=JSON))
 
 
-def test_attention_responses_follow_the_api_document(document: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    operation = document["/attention"]["POST"]
+@pytest.mark.parametrize(("path", "share"), [("/attention", 1.0), ("/attention/compare", 0.25)])
+def test_attention_responses_follow_the_api_document(
+    document: Any, capsys: pytest.CaptureFixture[str], path: str, share: float
+) -> None:
+    operation, cases = document[path]["POST"], int(CASES * share)
     statuses: Counter[int] = Counter()
     for strategy, part in (
         (from_examples(operation), 0.5),
         (operation.as_strategy(GenerationMode.POSITIVE), 0.3),
         (operation.as_strategy(GenerationMode.NEGATIVE), 0.2),
     ):
-        statuses += attack(strategy, int(CASES * part))
+        statuses += attack(strategy, int(cases * part))
     with capsys.disabled():
-        print(f"\n{statuses.total()} cases by status: {dict(sorted(statuses.items()))}")
-    assert statuses.total() >= CASES * 0.9  # hypothesis leaves out duplicates
+        print(f"\n{path}: {statuses.total()} cases by status: {dict(sorted(statuses.items()))}")
+    assert statuses.total() >= cases * 0.9  # hypothesis leaves out duplicates
     assert statuses[200] >= SUCCESS_RATE * statuses.total()
 
 
@@ -149,4 +152,4 @@ def test_inference_responses_follow_the_api_document(document: Any, path: str) -
 def test_every_operation_has_a_test(document: Any) -> None:
     """A new operation must be added to one of the lists above."""
     found = {result.ok().path for result in document.get_all_operations()}
-    assert found == {"/attention", *INFER, *OTHERS}
+    assert found == {"/attention", "/attention/compare", *INFER, *OTHERS}

@@ -11,7 +11,7 @@ import numpy as np
 
 from service.attention.outputs import OUTPUT
 from service.attention.plan import Plan, make_plan
-from service.attention.result import Metadata
+from service.attention.result import Metadata, Result
 from service.attention.spec import AttentionSpec
 from service.backends.base import Backend, Check, no_check
 from service.comparison.actual import Actual, canonical, check_names, read_actual
@@ -106,11 +106,22 @@ def status_of(ratio: float, found: Power) -> str:
     return "inconclusive" if found.is_weak else "correct"
 
 
-def compare_question(question: Question, backend: Backend, check: Check = no_check) -> Comparison:
-    """The comparison of a question. backend: computes the reference; check: raises to end the computation
+@dataclass(frozen=True)
+class Truth:
+    """What is right for a question: the reference, and what was sent beside it.
 
-    Errors: InvalidRequest of every kind, and what `check` raises.
+    right: the arrays that mutants change, canonical; judged: each array that was sent, by its name
     """
+
+    reference: Result
+    case: Case
+    actual: Actual
+    right: Mapping[str, np.ndarray]
+    judged: Mapping[str, Judged]
+
+
+def reference_and_baseline(question: Question, backend: Backend, check: Check = no_check) -> Truth:
+    """The reference of a question, and the baselines of all that was sent. Arguments: as of compare_question"""
     spec, dtype = question.spec, question.plan.dtype
     if question.actual is not None:
         check_names(question.actual, top_k=spec.top_k)
@@ -129,8 +140,17 @@ def compare_question(question: Question, backend: Backend, check: Check = no_che
     judged = _judged_by_rounding(case, actual, right, check)
     others = [name for name in actual.as_sent if name not in actual.canonical]
     judged |= _judged_by_service(question, exact, others, actual, reference.arrays, backend, check)
-    judged = {name: judged[name] for name in actual.as_sent}
-    tolerances = usual_tolerances(dtype) + (() if question.tolerance is None else (question.tolerance,))
+    return Truth(reference, case, actual, right, {name: judged[name] for name in actual.as_sent})
+
+
+def compare_question(question: Question, backend: Backend, check: Check = no_check) -> Comparison:
+    """The comparison of a question. backend: computes the reference; check: raises to end the computation
+
+    Errors: InvalidRequest of every kind, and what `check` raises.
+    """
+    truth = reference_and_baseline(question, backend, check)
+    case, actual, right, judged, reference = truth.case, truth.actual, truth.right, truth.judged, truth.reference
+    tolerances = usual_tolerances(case.dtype) + (() if question.tolerance is None else (question.tolerance,))
     compared = tuple(actual.canonical) or (OUTPUT,)
     is_wrong = bool(actual.canonical) and max(judged[name].ratio for name in actual.canonical) > CORRECT
     sample = choose_sample(case, _wrong_rows(actual, right) if is_wrong else None, most_scores(compared))

@@ -45,8 +45,8 @@ def compare(actual: Any = None, **fields: Any) -> CompareReport:
     Takes the fields of `POST /attention/compare`, as docs/compare.md describes them; arrays as `attend` takes them,
     and those of torch, JAX and other libraries as well.
 
-    actual: the output, or a dict of arrays by their names in a response (output, logsumexp, attention_weights, …);
-            None to ask which mistakes the request could show
+    actual: the output; a tuple of output and logsumexp; a dict of arrays by their names in a response (output,
+            logsumexp, attention_weights, …); or None to ask which mistakes the request could show
 
         report = compare(my_kernel(query, key, value), query=query, key=key, value=value, is_causal=True)
         report.verdict.status, report.hypotheses[0].name
@@ -55,10 +55,17 @@ def compare(actual: Any = None, **fields: Any) -> CompareReport:
     """
     given = {name: as_numpy(field) for name, field in fields.items() if field is not None}
     if actual is not None:
-        given["actual"] = as_numpy(actual if isinstance(actual, Mapping) else {"output": actual})
+        given["actual"] = as_numpy(_named(actual))
     untyped = frozenset(name for name, field in given.items() if isinstance(field, list))
     question = make_question(Decoded(given, untyped))
     return make_report(compare_question(question, backends().choose("numpy", "cpu")))
+
+
+def _named(actual: Any) -> Mapping[str, Any]:
+    """What a kernel returned, by name: a tuple is output and logsumexp, anything but a dict the output."""
+    if isinstance(actual, tuple) and len(actual) == 2:
+        return dict(zip(("output", "logsumexp"), actual, strict=True))
+    return actual if isinstance(actual, Mapping) else {"output": actual}
 
 
 def assert_attention(actual: Any, **fields: Any) -> CompareReport:

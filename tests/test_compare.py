@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +15,13 @@ import pytest
 
 from service import attend
 from service.attention.arrays import BFLOAT16
+from service.codecs.decoded import Decoded
 from service.comparison.candidates import MESSAGES
 from service.comparison.errors import epsilon, largest_number, measure, ulp
 from service.comparison.inputs import NEEDS, make_input, recipe_for
 from service.comparison.mutants import MUTANTS
+from service.comparison.question import make_question
+from service.comparison.run import comparison_bytes
 from service.comparison.solve import everything, solve
 from service.errors import InvalidRequest
 from service.library import assert_attention, compare
@@ -338,3 +342,77 @@ def test_errors_by_hand() -> None:
     assert found.cosine == pytest.approx(6 / np.sqrt(7.25 * 5))
     assert found.ulp is not None
     assert found.ulp.max == 0.5 / 2.0**-22
+
+
+@pytest.mark.parametrize("factor", [1e-310, 1e-300, 0.0])
+def test_tiny_values_have_a_baseline(factor: float) -> None:
+    """Smaller than any unit in the last place of float64."""
+    query, key, value = np.random.default_rng(0).standard_normal((3, 4, 3))
+    output = attend(query, key, value * factor).output
+    assert compare(output, query=query, key=key, value=value * factor).verdict.status in ("correct", "inconclusive")
+    assert compare(output + 1, query=query, key=key, value=value * factor).verdict.status == "wrong"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_one_after_the_other_are_right(dtype: type) -> None:
+    """As a simple loop makes them, beside longdouble: no order of summation is accused."""
+    random = np.random.default_rng(0)
+    query: np.ndarray = random.standard_normal((2, 8)).astype(dtype)
+    key: np.ndarray = random.standard_normal((4000, 8)).astype(dtype)
+    values: list[np.ndarray] = [
+        np.full((4000, 8), 7.3, dtype),
+        random.standard_normal((4000, 8)).astype(dtype) + dtype(5),
+    ]
+    for value in values:
+        scores = query @ key.T * dtype(8**-0.5)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        sums = [
+            np.cumsum(row[:, None] * value, axis=0, dtype=dtype)[-1] / np.cumsum(row, dtype=dtype)[-1]
+            for row in weights
+        ]
+        exact = weights.astype(np.longdouble)
+        exact = exact @ value.astype(np.longdouble) / exact.sum(axis=1, keepdims=True)
+        for output in (np.stack(sums), exact.astype(dtype)):
+            report = compare(output, query=query, key=key, value=value, query_offset=0)
+            assert report.verdict.status in ("correct", "inconclusive"), report.verdict
+
+
+def test_what_shows_no_mistake_is_inconclusive() -> None:
+    fields = make_input(recipe_for(["rotary.absent"]), 1)
+    report = compare({"value": fields["value"]}, **fields)
+    assert (report.verdict.status, report.verdict.ratio) == ("inconclusive", 0)
+
+
+def test_a_tuple_is_output_and_logsumexp() -> None:
+    fields = make_input(recipe_for(["causal.absent"]), 1)
+    result = attend(**fields, include=["logsumexp"])
+    assert set(compare((result.output, result["logsumexp"]), **fields).errors) == {"output", "logsumexp"}
+
+
+def test_many_heads_are_compared_in_time() -> None:
+    """The order of heads is looked for among few only: all would be compared with all."""
+    arrays = np.random.default_rng(0).standard_normal((4, 20_000, 2, 4)).astype(np.float32)
+    report = compare(arrays[0], query=arrays[1], key=arrays[2], value=arrays[3], layout="hld")
+    assert report.verdict.status == "wrong"
+
+
+@pytest.mark.parametrize(("heads", "tokens", "dim"), [(1, 256, 64), (1, 256, 1024), (8, 300, 32)])
+def test_memory_is_estimated(heads: int, tokens: int, dim: int) -> None:
+    """Enough, and not many times too much."""
+    arrays = np.random.default_rng(0).standard_normal((4, heads, tokens, dim)).astype(np.float32)
+    fields = {"query": arrays[0], "key": arrays[1], "value": arrays[2], "layout": "hld"}
+    question = make_question(Decoded({**fields, "actual": {"output": arrays[3]}}, frozenset()))
+    tracemalloc.start()
+    compare(arrays[3], **fields)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= comparison_bytes(question) <= 8 * peak
+
+
+def test_broken_files_are_refused(tmp_path: Path) -> None:
+    request, empty = tmp_path / "request.json", tmp_path / "empty.npy"
+    request.write_text(json.dumps(SMALL))
+    empty.write_bytes(b"")
+    found = run("compare", str(request), str(empty))
+    assert (found.returncode, "Traceback" in found.stderr) == (2, False)
+    assert run("inputs", "--seed", "-1").returncode == 2

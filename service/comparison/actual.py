@@ -50,7 +50,7 @@ def read_actual(given: Mapping[str, np.ndarray], plan: Plan, *, base2: bool) -> 
     sent: dict[str, np.ndarray] = {}
     for name, array in given.items():
         if array.dtype.kind not in "iu" and not is_float(array.dtype):
-            raise InvalidArray.of(f"/actual/{name}", "numbers", array)
+            raise InvalidArray.at(f"/actual/{name}", "numbers", f"{array.dtype} of shape {array.shape}")
         wanted = _shown_shape(name, plan)
         if array.shape != wanted:
             raise ShapeMismatch.of(f"/actual/{name}", f"{shape(wanted)}, as this request returns it", array)

@@ -22,6 +22,8 @@ IMPRECISE: Final = 10.0
 # The arrays that kernels return and mutants change, and the attributes of an Answer that hold them.
 FIELDS: Final = {"output": "output", "logsumexp": "logsumexp", "attention_weights": "weights"}
 
+# The smallest float64: a baseline is never 0.
+TINY: Final = 5e-324
 # Arrays of a sample by their names in the API.
 Arrays = Mapping[str, np.ndarray]
 
@@ -73,16 +75,16 @@ def baselines(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dic
 def floors(plain: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dict[str, float]:
     """The least baseline of each array of a sample.
 
-    It is ε/4 · (1 + log2 k + max |score|) · max |v|, without max |v| for logsumexp and weights. ε is that of the type
-    that is computed in. A right kernel that sums k keys in another order, as with tiles, differs by that much.
+    It is ε/4 · (√k + max |score|) · max |v|, without max |v| for logsumexp and weights. ε is that of the type that is
+    computed in. A right kernel that sums k keys in another order, or one after the other, differs by that much.
     """
     problem = make_problem(replace(plain, of_whole=None), sample)
     with np.errstate(all="ignore"):
         scores = np.abs(scaled_scores(problem))
     if problem.visible is not None:
         scores = scores[problem.seen]
-    sums = math.log2(problem.scores.shape[-1])
-    unit = epsilon(compute_dtype(dtype)) / 4 * (1 + sums + largest(scores))
+    sums = math.sqrt(plain.plan.sizes.key_length)
+    unit = epsilon(compute_dtype(dtype)) / 4 * (sums + largest(scores))
     values = largest(problem.value)
     if plain.joins_heads:
         values = max(values, largest(right["output"]))
@@ -91,7 +93,7 @@ def floors(plain: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dict[
 
 def last_place(array: np.ndarray, dtype: np.dtype) -> float:
     """A fourth of the unit in the last place of the largest number of an array."""
-    return float(ulp(np.array(largest(array)), dtype)) / 4
+    return max(float(ulp(np.array(largest(array)), dtype)) / 4, TINY)
 
 
 def stored_dtype(name: str, dtype: np.dtype) -> np.dtype:

@@ -72,5 +72,5 @@ def unexplained(one: Arrays, other: Arrays, baselines: Mapping[str, float]) -> f
     total = 0.0
     for name in one:
         if name in other:
-            total += square(one[name], other[name]) / (baselines[name] ** 2 * one[name].size)
+            total += square(one[name], other[name], baselines[name]) / one[name].size
     return total

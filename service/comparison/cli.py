@@ -36,7 +36,7 @@ def add_commands(add: Callable[..., Any]) -> None:
         "make a request that tells mistakes apart",
         "Make a request whose output shows known mistakes: unequal lengths, grouped heads, spiky scores, empty rows.",
     )
-    inputs.add_argument("--seed", type=int, default=0, help="the same seed makes the same request (default: 0)")
+    inputs.add_argument("--seed", type=_natural, default=0, help="the same seed makes the same request (default: 0)")
     inputs.add_argument("--kills", nargs="+", metavar="NAME", default=(), help="mistakes that it must show")
     inputs.add_argument("--like", metavar="REQUEST", help="file with a request whose options it has")
     inputs.add_argument("--output", metavar="FILE", help="file to write, .json .npz .safetensors (default: print JSON)")
@@ -110,6 +110,14 @@ def run_inputs(options: argparse.Namespace) -> int:
     if missing:
         print(f"not shown by this request: {', '.join(missing)}", file=sys.stderr)
     return 1 if missing else 0
+
+
+def _natural(text: str) -> int:
+    """A number of at least 0. Errors: ValueError, which argparse reports."""
+    number = int(text)
+    if number < 0:
+        raise ValueError
+    return number
 
 
 class Progress:

@@ -15,7 +15,16 @@ from service.attention.result import Metadata, Result
 from service.attention.spec import AttentionSpec
 from service.backends.base import Backend, Check, no_check
 from service.comparison.actual import Actual, canonical, check_names, read_actual
-from service.comparison.baseline import CORRECT, IMPRECISE, arrays_of, floors, last_place, rounded_cases, stored_dtype
+from service.comparison.baseline import (
+    CORRECT,
+    FIELDS,
+    IMPRECISE,
+    arrays_of,
+    floors,
+    last_place,
+    rounded_cases,
+    stored_dtype,
+)
 from service.comparison.candidates import candidates
 from service.comparison.case import Case, make_case
 from service.comparison.errors import Errors, distance, epsilon, largest, measure
@@ -94,16 +103,17 @@ class Comparison:
         """correct, imprecise, wrong or inconclusive."""
         if self.question.actual is None:
             return "inconclusive"
-        return status_of(self.ratio, self.power)
+        shows = any(name in FIELDS for name in self.judged)
+        return status_of(self.ratio, is_weak=self.power.is_weak or not shows)
 
 
-def status_of(ratio: float, found: Power) -> str:
-    """The status of an output by its ratio, and by what the request could have shown."""
+def status_of(ratio: float, *, is_weak: bool) -> str:
+    """The status of an output by its ratio, and by whether too little of it could have been wrong to tell."""
     if ratio > IMPRECISE:
         return "wrong"
     if ratio > CORRECT:
         return "imprecise"
-    return "inconclusive" if found.is_weak else "correct"
+    return "inconclusive" if is_weak else "correct"
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,7 @@ class Truth:
     judged: Mapping[str, Judged]
 
 
+@np.errstate(all="ignore")
 def reference_and_baseline(question: Question, backend: Backend, check: Check = no_check) -> Truth:
     """The reference of a question, and the baselines of all that was sent. Arguments: as of compare_question"""
     spec, dtype = question.spec, question.plan.dtype
@@ -143,6 +154,7 @@ def reference_and_baseline(question: Question, backend: Backend, check: Check = 
     return Truth(reference, case, actual, right, {name: judged[name] for name in actual.as_sent})
 
 
+@np.errstate(all="ignore")
 def compare_question(question: Question, backend: Backend, check: Check = no_check) -> Comparison:
     """The comparison of a question. backend: computes the reference; check: raises to end the computation
 

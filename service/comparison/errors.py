@@ -84,21 +84,22 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.where(same, 0.0, np.where(np.isfinite(difference), difference, np.inf)).max(initial=0.0))
 
 
-def square(one: np.ndarray, other: np.ndarray) -> float:
-    """The sum of the squares of the differences.
+def square(one: np.ndarray, other: np.ndarray, unit: float) -> float:
+    """The sum of the squares of the differences, in units.
 
     An element that is infinite or NaN in one of them only counts as ten times the largest finite number.
     """
-    with np.errstate(invalid="ignore"):
-        difference = (one - other).ravel()
-    found = float(np.dot(difference, difference))
+    with np.errstate(all="ignore"):
+        difference = ((one - other) / unit).ravel()
+    with np.errstate(all="ignore"):
+        found = float(np.dot(difference, difference))
     if math.isfinite(found):
         return found
     finite = np.isfinite(one) & np.isfinite(other)
     same = (one == other) | (np.isnan(one) & np.isnan(other))
     bound = max(float(np.max(np.abs(array), where=finite, initial=0.0)) for array in (one, other))
     kept = np.clip(difference[finite.ravel()], -SQUARABLE, SQUARABLE)
-    return float(np.dot(kept, kept)) + np.count_nonzero(~finite & ~same) * (10 * min(bound + 1, SQUARABLE)) ** 2
+    return float(np.dot(kept, kept)) + np.count_nonzero(~finite & ~same) * min(10 * (bound + 1) / unit, SQUARABLE) ** 2
 
 
 def ulp(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:

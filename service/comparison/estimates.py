@@ -20,6 +20,8 @@ POWERS: Final = np.arange(-10, 10.25, 0.5)
 STEPS: Final = 40
 # Rows by which heads are told apart.
 HEAD_ROWS: Final = 8
+# With more heads their order is not looked for: all are compared with all.
+MAX_HEADS: Final = 512
 
 
 def estimated(evidence: Evidence, actual: Arrays, check: Check) -> Iterator[tuple[tuple[str, ...], Case]]:
@@ -37,16 +39,18 @@ def _other_scale(evidence: Evidence, check: Check) -> Case:
 
     start = evidence.case.scale or 1 / math.sqrt(evidence.case.plan.sizes.head_dim)
 
-    def case(power: float) -> Case:
-        return scaled(evidence.case, start * 2.0**power)
+    def case(power: float, sign: float) -> Case:
+        return scaled(evidence.case, sign * start * 2.0**power)
 
-    def error(power: float) -> float:
+    def error(power: float, sign: float) -> float:
         check()
-        return evidence.unexplained(evidence.answer(("scale.other",), case(power)).arrays)
+        return evidence.unexplained(evidence.answer(("scale.other",), case(power, sign)).arrays)
 
-    middle = min(POWERS.tolist(), key=error)
-    best = _minimum(error, middle - 0.5, middle + 0.5)
-    return case(middle if error(middle) <= error(best) else best)
+    middle, sign = min(
+        ((power, sign) for power in POWERS.tolist() for sign in (1.0, -1.0)), key=lambda one: error(*one)
+    )
+    best = _minimum(lambda power: error(power, sign), middle - 0.5, middle + 0.5)
+    return case(middle if error(middle, sign) <= error(best, sign) else best, sign)
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
@@ -69,13 +73,14 @@ def _minimum(function: Callable[[float], float], low: float, high: float) -> flo
 def _order_of_heads(evidence: Evidence, actual: np.ndarray) -> np.ndarray | None:
     """The order (h,) in which the right heads are closest to the output; None if there is none, or the right one."""
     case, sizes = evidence.case, evidence.case.plan.sizes
-    if case.joins_heads or sizes.num_heads < 2:
+    if case.joins_heads or not 2 <= sizes.num_heads <= MAX_HEADS:
         return None
     rows = evidence.sample.rows[:: -(-len(evidence.sample.rows) // HEAD_ROWS)]
     sample = Sample(evidence.sample.batches[:1], np.arange(sizes.num_heads), rows)
     right, sent = (array[0].reshape(sizes.num_heads, -1) for array in (solve(case, sample).output, sample.of(actual)))
     if not np.isfinite(sent).all():
         return None
-    nearest = np.array([np.argmin(np.square(right - head).sum(axis=1)) for head in sent])
+    # |a - b|² = |a|² + |b|² - 2ab, of which |a|² is the same for all b.
+    nearest = np.argmin(np.square(right).sum(axis=1) - 2 * (sent @ right.T), axis=1)
     is_order = len(set(nearest.tolist())) == sizes.num_heads
     return nearest if is_order and (nearest != np.arange(sizes.num_heads)).any() else None

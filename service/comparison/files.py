@@ -48,8 +48,10 @@ def read_actual(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
     if path.suffix == ".npy":
         try:
             array = np.load(path, allow_pickle=False)
-        except ValueError as error:
-            raise InvalidTensors.at("/actual", "an array in the format of npy", str(error)) from None
+        except OSError:
+            raise
+        except Exception as error:  # numpy.load raises what its parsers raise: EOFError, TokenError and others
+            raise InvalidTensors.at("/actual", "an array in the format of npy", str(error)[:80]) from None
         # NumPy writes bfloat16 as two bytes of no type.
         return {"output": array.view(BFLOAT16) if array.dtype == np.dtype("V2") else array}, frozenset()
     if path.suffix == ".pt":

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.comparison.baseline import IMPRECISE
+from service.comparison.baseline import FIELDS, IMPRECISE
 from service.comparison.compare import Comparison
 from service.comparison.errors import Errors
 from service.comparison.evidence import Hypothesis
@@ -84,6 +84,8 @@ def _verdict(comparison: Comparison) -> Verdict:
 
 def _power_in_words(comparison: Comparison) -> str:
     found = comparison.power
+    if comparison.judged and not any(name in FIELDS for name in comparison.judged):
+        return f"only {', '.join(FIELDS)} show mistakes."
     return f"this request can show {len(found.killed)} of {len(found.killed) + len(found.survivors)} known mistakes."
 
 

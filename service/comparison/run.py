@@ -16,7 +16,7 @@ from service.codecs.decoded import Body, Decoded
 from service.comparison.compare import Comparison, Question, compare_question
 from service.comparison.question import make_question
 from service.comparison.report import make_report
-from service.comparison.samples import MAX_SCORES
+from service.comparison.samples import MAX_BATCHES, MAX_HEADS, MAX_ROWS, MAX_SCORES, WHOLE
 from service.comparison.solve import BLOCK
 from service.errors import MemoryLimit
 from service.pipeline.decode import decode
@@ -29,9 +29,8 @@ JSON: Final = "application/json"
 COPIES: Final = 12
 # Copies of an array that was sent, in bytes for each element: as sent, as reference, and once for each legal rounding.
 ARRAY_BYTES: Final = 64
-# Answers of mutants that are kept for a sample, and rows of a sample.
-ANSWERS: Final = 160
-ROWS: Final = 512
+# Answers of mutants that are kept for a sample.
+ANSWERS: Final = 128
 
 
 async def run_comparison(
@@ -96,7 +95,9 @@ def comparison_bytes(question: Question) -> int:
     tables = sum(array.size for array in arrays_of(plan))
     row = k + d + e
     block = max(min(scores, BLOCK), row) + h * row
-    sample = min(scores, MAX_SCORES) + ANSWERS * min(b * h * q, ROWS) * e
+    heads = h if plan.roles.output_map else min(h, MAX_HEADS)
+    rows = b * h * q if scores <= WHOLE else min(b, MAX_BATCHES) * heads * min(q, MAX_ROWS)
+    sample = COPIES * min(scores, MAX_SCORES) + ANSWERS * rows * e
     width = compute_dtype(plan.dtype).itemsize + 8
     others = prod((b, h, q, e))
-    return 4 * width * operands + ARRAY_BYTES * (sent + others) + 16 * tables + 8 * (COPIES * block + COPIES * sample)
+    return 4 * width * operands + ARRAY_BYTES * (sent + others) + 16 * tables + 8 * (COPIES * block + sample)

@@ -316,7 +316,7 @@ def _over_queries(case: Case, sample: Sample, problem: Problem) -> Answer:
         for b in sample.batches
     ]
     weights = np.exp(scores - np.array(sums)[:, :, None])
-    return Answer(weighted(problem, weights), None, weights)
+    return Answer(weighted(problem, weights), attention(problem).logsumexp, weights)
 
 
 def _column_sums(case: Case, batch: int, head: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from service.conformance.suite import Case, finished, make_corner_cases
 from service.conformance.target import Target, Unsupported, call
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
-BEGIN, END = "<!-- matrix: generated -->\n", "<!-- end -->"
+BEGIN, END = "<!-- matrix: measured -->\n", "<!-- end -->"
 # Cases of each corner, all in float32 where the corner does not say another type.
 CASES: Final = 3
 SEED: Final = 0

@@ -139,7 +139,7 @@ class Baseline(ArrayErrors):
     """The errors of the worst legal rounding, and the baseline that the ratio of an array divides by."""
 
     limit: float
-    """The baseline: the larger of max_abs and ε/4 · (1 + log₂ k + max |score|) · max |v|, and a fourth of an ulp more.
+    """The baseline: the larger of max_abs and ε/4 · (√k + max |score|) · max |v|, and a fourth of an ulp more.
     The request has k keys."""
 
 

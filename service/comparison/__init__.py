@@ -1,11 +1,16 @@
 """Compare somebody else's attention with the truth: is it right, and if not, which mistake was made?
 
-- case: a request in float64, some of whose options a mutant changes
-- solve: the answer of a case for a sample of its rows
-- mutants: the table of known mistakes
-- baseline: the error that legal rounding explains
-- errors, places, tests: how far two arrays are apart, where, and what tests with a tolerance say
-- search: the mistakes that explain an output; power: the mistakes that a request can show
-- inputs: requests that are made to tell mistakes apart
-- report, compare: what is answered, and how it is made
+In the order of a comparison:
+
+- files, tensors: requests and outputs in files and of other libraries; question: the fields of a request as a question
+- run: the path of a request over HTTP; cli: the commands
+- compare: the comparison itself; actual: the arrays that were sent
+- case: a request in float64, some of whose options a mutant changes; problem: its last part, from scores to outputs
+- solve: the answer of a case for a sample of its rows; samples: which rows these are
+- baseline: the error that legal rounding explains; errors, places, tolerances: how far two arrays are apart, where, and
+  what tests with a tolerance say
+- mutants: the table of known mistakes; candidates: their answers; estimates: mistakes with a number that is estimated
+- evidence: what decides between proof and resemblance; search: the mistakes that explain an output
+- power: the mistakes that a request can show; inputs: requests that are made to show them
+- report, text: what is answered, as JSON and for people
 """

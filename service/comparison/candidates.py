@@ -21,6 +21,8 @@ MESSAGES: Final = {name: mutant.message for name, mutant in MUTANTS.items()} | {
     "scale.other": "The scale is another one.",
     "heads.permuted": "The heads are returned in another order.",
 }
+# Groups of mutants that change the output alone.
+ONLY_OUTPUT: Final = ("output", "value", "empty")
 # Mutants whose answer depends on the order of rounding, or on all rows: neither combined with others nor estimated.
 NOT_COMBINED: Final = frozenset({"precision", "output", "empty", "logsumexp", "softmax.no_max", "mask.finite"})
 
@@ -46,20 +48,20 @@ class Candidate:
 
 
 def candidates(
-    case: Case, sample: Sample, names: Iterable[str], check: Check, mutants: Iterable[Mutant] | None = None
+    case: Case, sample: Sample, right: Arrays, check: Check, mutants: Iterable[Mutant] | None = None
 ) -> Iterator[Candidate]:
-    """The answers of all mutants that apply to a case and show in one of these arrays. check: called before each"""
-    wanted = frozenset(names)
+    """The answers of all mutants that apply to a case and show in the arrays that are compared.
+
+    right: these arrays of the sample; they stand where a mutant has none of its own. check: called before each
+    """
     for mutant in MUTANTS.values() if mutants is None else mutants:
-        if mutant.needs is not None and mutant.needs not in wanted:
+        if mutant.needs is not None and mutant.needs not in right:
             continue
-        if wanted == {"logsumexp"} and mutant.group in ("output", "value", "empty"):
+        if "output" not in right and mutant.group in ONLY_OUTPUT:
             continue
         for wrong in mutant.edit(case):
             check()
-            arrays = arrays_of(solve(wrong, sample), wanted)
-            if arrays.keys() >= wanted - {"logsumexp"}:
-                yield Candidate((mutant.name,), wrong, arrays)
+            yield Candidate((mutant.name,), wrong, {**right, **arrays_of(solve(wrong, sample), right)})
 
 
 def ratio(one: Arrays, other: Arrays, baselines: Mapping[str, float]) -> float:

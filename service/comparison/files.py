@@ -70,7 +70,9 @@ def write_request(fields: Mapping[str, Any], path: Path) -> None:
 
     Errors: UnsupportedMediaType for another suffix, OSError.
     """
-    if _type(path) == TYPES[".json"]:
+    if path.suffix not in TYPES:
+        raise UnsupportedMediaType.at("", f"a file {', '.join(TYPES)}", path.name)
+    if path.suffix == ".json":
         path.write_text(as_json(fields) + "\n", encoding="utf-8")
         return
     tensors, rest = _split(fields)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
 from service.attention.arrays import FLOATS
-from service.attention.spec import Window
+from service.attention.spec import Rotary, Window
 from service.codecs.decoded import Decoded
 from service.comparison.candidates import Check, candidates
 from service.comparison.case import Case, make_case
@@ -28,6 +28,7 @@ PAST: Final = 5
 WINDOW: Final = (7, 3)
 # Keys, and features of a value, of a request whose values can be read transposed.
 KEYS_OF_SQUARE: Final = 23
+CHUNK: Final = 7
 HEAD_DIM: Final = 8
 # A scale whose scores overflow as exponentials, also in float64.
 OVERFLOWING: Final = 100.0
@@ -49,6 +50,9 @@ class Recipe:
     head_dim: int = HEAD_DIM
     value_dim: int = VALUE_DIM
     window: Window = field(default_factory=lambda: Window(*WINDOW))
+    chunk_size: int = CHUNK
+    rotary: Mapping[str, Any] = field(default_factory=lambda: {"base": 500.0})
+    has_offset: bool = True
     softcap: float | None = None
     scale: float | None = None
     normalization: str = "softmax"
@@ -97,6 +101,7 @@ def recipe_of(case: Case) -> Recipe:
         options.remove("is_causal")
     if spec.past_key is not None:
         options.add("past")
+    has_offset = spec.query_offset is not None or spec.past_key is not None
     group = sizes.num_heads // sizes.num_kv_heads
     shown = min(sizes.num_kv_heads, 2 if group > 1 else 4)
     return Recipe(
@@ -104,7 +109,13 @@ def recipe_of(case: Case) -> Recipe:
         dtype=case.dtype.name,
         heads=shown * min(group, 3),
         kv_heads=shown,
-        value_dim=HEAD_DIM if sizes.head_dim == sizes.value_dim else VALUE_DIM,
+        head_dim=sizes.head_dim,
+        value_dim=sizes.value_dim,
+        # Without an offset, a request with masks by position has as many queries as keys.
+        queries=QUERIES if has_offset or not POSITIONAL & options else KEYS,
+        has_offset=has_offset,
+        chunk_size=min(spec.chunk_size or CHUNK, CHUNK),
+        rotary=_rotary(spec.rotary),
         window=_narrowed(spec.window),
         softcap=spec.softcap,
         scale=spec.scale,
@@ -132,7 +143,7 @@ def make_input(recipe: Recipe, seed: int) -> dict[str, Any]:
         found["past_value"] = normal(b, g, past, recipe.value_dim)
     for name in sorted(options - {"past"}):
         found[name] = OPTIONS[name](random, recipe)
-    if POSITIONAL & options:
+    if POSITIONAL & options and recipe.has_offset:
         # One batch entry at the beginning of the keys, the others towards their end.
         found["query_offset"] = np.linspace(3, recipe.keys - recipe.queries, b).round().astype(np.int64)
     if recipe.scale is not None:
@@ -146,6 +157,15 @@ def _mask(random: np.random.Generator, recipe: Recipe) -> np.ndarray:
     mask = random.random((recipe.batch, recipe.heads, recipe.queries, recipe.keys)) < 0.6
     mask[0, 0, recipe.queries // 3] = False  # a row that sees nothing
     return mask
+
+
+def _rotary(rotary: Rotary | None) -> dict[str, Any]:
+    """The options of a rotary embedding; tables become the usual base."""
+    if rotary is None:
+        return {"base": 500.0}
+    dim = rotary.dim if rotary.cos is None else 2 * rotary.cos.shape[-1]
+    found = {"base": rotary.base, "dim": dim, "interleaved": rotary.interleaved}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _narrowed(window: Window | None) -> Window:
@@ -174,9 +194,10 @@ POSITIONAL: Final = frozenset({"is_causal", "window", "chunk_size", "alibi_slope
 OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
     "is_causal": lambda random, recipe: True,
     "window": lambda random, recipe: _sides(recipe.window),
-    "chunk_size": lambda random, recipe: 7,
+    "chunk_size": lambda random, recipe: recipe.chunk_size,
     "mask": _mask,
     "key_mask": lambda random, recipe: random.random((recipe.batch, recipe.keys)) < 0.7,
+    "query_lengths": lambda random, recipe: random.integers(recipe.queries // 2, recipe.queries, recipe.batch),
     "key_lengths": lambda random, recipe: random.integers(recipe.keys // 2, recipe.keys, recipe.batch),
     "segment_ids": lambda random, recipe: {
         "query": random.integers(0, 2, (recipe.batch, recipe.queries)),
@@ -186,7 +207,7 @@ OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
     "alibi_slopes": lambda random, recipe: _floats(2.0 ** -np.arange(1, recipe.heads + 1), recipe),
     "softcap": lambda random, recipe: recipe.softcap or 3.0,
     "sinks": lambda random, recipe: _floats(random.normal(size=recipe.heads) * 2, recipe),
-    "rotary": lambda random, recipe: {"base": 500.0},
+    "rotary": lambda random, recipe: dict(recipe.rotary),
     "query_norm": lambda random, recipe: {"weight": _floats(random.normal(size=recipe.head_dim) + 1, recipe)},
     "key_norm": lambda random, recipe: {"weight": _floats(random.normal(size=recipe.head_dim) + 1, recipe)},
 }

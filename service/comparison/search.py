@@ -33,7 +33,7 @@ ALL_PAIR_SCORES: Final = 2**23
 def search(
     evidence: Evidence, found: list[Candidate], actual: Arrays, limits: Mapping[str, float], check: Check
 ) -> list[Hypothesis]:
-    """The hypotheses that explain an output, best first.
+    """The hypotheses that explain an output, best first; a proof stands alone.
 
     found: the mutants' answers for the sample; actual: canonical arrays of all rows; limits: baselines of all rows
     """
@@ -54,7 +54,7 @@ def search(
         # Two mistakes explain more than one of them by chance, too.
         told += [one for one in pairs if one.is_proof or 1 - one.explained < (1 - best) / 4]
         told.sort(key=lambda one: one.rank)
-    return [one for one in told if one.is_told][:TOLD]
+    return [one for one in told if one.is_proof] or [one for one in told if one.is_told][:TOLD]
 
 
 def _adds_nothing(pair: Candidate, one: Candidate, evidence: Evidence) -> bool:

@@ -224,7 +224,7 @@ class NextInput(Reported):
     kills: list[str]
     """The mistakes that it shows, of those that are still possible."""
     seed: int
-    """The seed that it is made from: `attention-service inputs --seed`."""
+    """The seed that it is made from: `attention-service inputs --like REQUEST --seed SEED`."""
     request: dict[str, Any] | None
     """The request. null: too large to be shown."""
 

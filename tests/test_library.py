@@ -75,7 +75,7 @@ def test_a_visible_value_that_is_not_finite_is_an_error_even_at_weight_zero(back
 def test_importing_the_service_does_not_import_torch() -> None:
     code = "import service.app, service.library, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert service.__all__ == ["__version__", "attend"]
+    assert service.__all__ == ["__version__", "assert_attention", "attend", "compare"]
 
 
 # Prints the response to a request with torch made to appear as not installed.

@@ -24,10 +24,10 @@ CONFIRMED: Final = 3
 # Hypotheses whose own baselines are computed.
 REFINED: Final = 8
 # Scores of the sample for pairs and estimates, and pairs that are tried.
-PAIR_SCORES: Final = 2**14
+PAIR_SCORES: Final = 2**12
 MAX_PAIRS: Final = 1200
-# Scores of all pairs that are tried.
-ALL_PAIR_SCORES: Final = 2**23
+# Scores of all cases of pairs that are tried.
+ALL_PAIR_SCORES: Final = 2**22
 
 
 def search(
@@ -103,7 +103,9 @@ def _pairs(small: Evidence, singles: list[Hypothesis], check: Check) -> Iterator
     sample = small.sample
     scores = len(sample.batches) * len(sample.heads) * len(sample.rows) * small.case.plan.sizes.key_length
     found: list[tuple[float, tuple[str, ...], Case]] = []
-    for pair in pairs[: min(MAX_PAIRS, ALL_PAIR_SCORES // scores)]:
+    for pair in pairs[:MAX_PAIRS]:
+        if len(found) * scores > ALL_PAIR_SCORES:
+            break
         check()
         for case in _both(small.case, *pair):
             left = small.unexplained(arrays_of(solve(case, small.sample), small.right))

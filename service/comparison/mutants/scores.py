@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from service.attention.arrays import compute_dtype
 from service.attention.terms import Alibi, Bias
 from service.comparison.case import Case
 from service.comparison.errors import largest_number
@@ -193,10 +194,12 @@ def _where_empty(number: float, problem: Problem, found: np.ndarray) -> np.ndarr
 
 @mutant("logsumexp.empty_finite", "The logsumexp of a query that sees no key is a finite number.", needs="logsumexp")
 def logsumexp_empty_finite(case: Case) -> Iterator[Case]:
-    most = float(largest_number(np.dtype(np.float32)))
+    computes = compute_dtype(case.dtype)
+    most = largest_number(computes)
     if case.terms and case.sinks is None:
         for number in (-most, -0.7 * most, -1e30, -1e10, -1e9, -1e4, 0.0):
-            yield case.edited(_logsumexp(partial(_where_empty, number))).changed(detail=f"{number:.4g}")
+            stored = float(computes.type(number))
+            yield case.edited(_logsumexp(partial(_where_empty, stored))).changed(detail=f"{number:.4g}")
 
 
 @mutant("logsumexp.empty_positive", "The logsumexp of a query that sees no key is +∞, not -∞.", needs="logsumexp")

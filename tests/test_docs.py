@@ -230,6 +230,7 @@ def test_the_first_comparison_gives_the_report_that_is_shown(address: str) -> No
     assert_shows(json.loads(one("docs/compare.md", "json").text), report)
 
 
+@pytest.mark.slow
 def test_an_agent_can_follow_its_page(tmp_path: Path) -> None:
     """The blocks of docs/agents.md, one after the other in an empty folder."""
     verdicts = []

@@ -13,6 +13,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import ml_dtypes
@@ -51,8 +52,8 @@ def main() -> None:
         parts: list[float] = []
         wholes: list[float] = []
         for _ in range(ROUNDS):
-            parts.append(seconds(lambda question=question: reference_and_baseline(question, backend)))  # type: ignore[misc]
-            wholes.append(seconds(lambda question=question: compare_question(question, backend)))  # type: ignore[misc]
+            parts.append(seconds(partial(reference_and_baseline, question, backend)))
+            wholes.append(seconds(partial(compare_question, question, backend)))
         part, whole = statistics.median(parts), statistics.median(wholes)
         print(f"{name:22} {whole:6.1f} s, reference and baseline {part:5.1f} s, ratio {whole / part:.2f}")
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")

@@ -40,7 +40,7 @@ def attend(query: Any = None, key: Any = None, value: Any = None, **fields: Any)
 
 
 def compare(actual: Any = None, **fields: Any) -> CompareReport:
-    """The report on what somebody else's attention returned: is it right, and if not, which mistake is it?
+    """The report on what an attention kernel returned: is it right, and if not, which mistake was made?
 
     Takes the fields of `POST /attention/compare`, as docs/compare.md describes them; arrays as `attend` takes them,
     and those of torch, JAX and other libraries as well.

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from service.comparison.errors import distance
 from service.comparison.inputs import make_input
 from service.comparison.mutants import MUTANTS
 from service.comparison.solve import everything, solve
@@ -97,7 +98,7 @@ def power(count: int, seed: int) -> bool:
         exact = solve(drawn.case, whole).output
         report = compare(exact.astype(drawn.case.dtype), **drawn.fields)
         limit = 2 * report.baseline["output"].limit
-        apart = [_distance(solve(wrong, whole).output, exact) for wrong in MUTANTS[name].edit(drawn.case)]
+        apart = [distance(solve(wrong, whole).output, exact) for wrong in MUTANTS[name].edit(drawn.case)]
         is_alive = min(apart) <= limit
         counts["right" if (name in found.power.survivors) == is_alive else "wrong"] += 1
         if (name in found.power.survivors) != is_alive:
@@ -162,12 +163,6 @@ def request_without_empty_rows(seed: int) -> dict[str, Any]:
 def arrays_that_show(name: str) -> tuple[str, ...]:
     """The arrays that a kernel must return for a mistake to show."""
     return ("output", "logsumexp") if MUTANTS[name].needs else ("output",)
-
-
-def _distance(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference; inf where one is not a number."""
-    apart = np.abs(one - other)
-    return float(np.max(np.where(np.isfinite(apart), apart, np.inf)))
 
 
 PARTS: Final = {

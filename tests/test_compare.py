@@ -39,9 +39,9 @@ mask.first_batch mask.first_head mask.finite padding.ignored segments.ignored bi
 alibi.absent alibi.sign alibi.first_head alibi.offset_ignored softmax.over_queries softmax.no_max softmax.no_rescale
 softmax.accumulator_no_rescale softmax.last_tile softmax.denominator_last_tile softmax.unnormalized softmax.base2
 softcap.absent softcap.after_bias softcap.before_scale sinks.absent sinks.shifted sinks.repeated_per_tile
-sinks.scaled heads.tiled heads.first heads.keys_only heads.reversed heads.permuted value.transposed value.is_key
-output.packed output.unmoved rotary.absent rotary.interleaving rotary.sign rotary.base rotary.no_offset rotary.twice
-rotary.cache_again rotary.query_only norm.absent norm.after_rotary logsumexp.base2 logsumexp.unscaled
+sinks.scaled heads.tiled heads.first heads.keys_only heads.reversed heads.layout heads.permuted value.transposed
+value.is_key output.packed output.unmoved rotary.absent rotary.interleaving rotary.sign rotary.base rotary.no_offset
+rotary.twice rotary.cache_again rotary.query_only norm.absent norm.after_rotary logsumexp.base2 logsumexp.unscaled
 logsumexp.no_sink logsumexp.empty_positive logsumexp.empty_finite empty.uniform empty.nan empty.last_key
 precision.scores precision.accumulate precision.inputs precision.float32 output.zeros output.mean_value
 keys.last_dropped keys.tail_dropped keys.half keys.second_half cache.ignored
@@ -290,6 +290,7 @@ def test_assert_attention() -> None:
         assert_attention(np.zeros(3), **fields)
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path: Path) -> None:
     """Exit status 0 for a right output, 1 for a wrong one, 2 for none, or for a file that is not there."""
     fields = make_input(recipe_for(["causal.absent"]), 3)
@@ -306,6 +307,9 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert run("compare", str(request)).returncode == 2
     missing = run("compare", str(request), str(tmp_path / "nothing.npy"))
     assert (missing.returncode, "No such file" in missing.stderr) == (2, True)
+    estimated = run("inputs", "--kills", "scale.other")
+    assert estimated.returncode == 2
+    assert "found by an estimate" in estimated.stderr
     unknown = run("inputs", "--kills", "nothing.known")
     assert (unknown.returncode, "nothing.known" in unknown.stderr) == (2, True)
 
@@ -314,7 +318,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "service", *arguments], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("suffix", [".json", ".npz", ".safetensors"])
+@pytest.mark.parametrize(
+    "suffix",
+    [".json", pytest.param(".npz", marks=pytest.mark.slow), pytest.param(".safetensors", marks=pytest.mark.slow)],
+)
 def test_made_inputs_are_read_again(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"request{suffix}"
     assert run("inputs", "--kills", "norm.absent", "--output", str(path)).returncode == 0
@@ -396,6 +403,7 @@ def test_many_heads_are_compared_in_time() -> None:
     assert report.verdict.status == "wrong"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "tokens", "dim"), [(1, 256, 64), (1, 256, 1024), (8, 300, 32)])
 def test_memory_is_estimated(heads: int, tokens: int, dim: int) -> None:
     """Enough, and not many times too much."""

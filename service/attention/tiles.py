@@ -6,7 +6,7 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -15,6 +15,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from service.attention.plan import Plan
+    from service.attention.terms import ScoreTerm
 
 # Tiles are not cut below so many queries just to leave hidden keys out: more tiles are more Python.
 BAND_ROWS: Final = 256
@@ -143,12 +144,14 @@ def _slices(length: int, step: int) -> Iterator[slice]:
 
 
 def _columns(plan: Plan, rows: slice) -> slice:
+    length = plan.sizes.key_length
+    return visible_columns(plan.terms, rows, length) if plan.skips_hidden_keys else slice(0, length)
+
+
+def visible_columns(terms: Iterable[ScoreTerm], rows: slice, key_length: int) -> slice:
     """The keys that some of these queries may see. At least one, so that every row has a largest score."""
-    keys = slice(0, plan.sizes.key_length)
-    if not plan.skips_hidden_keys:
-        return keys
-    seen = keys
-    for term in plan.terms:
+    seen = slice(0, key_length)
+    for term in terms:
         seen = term.columns(rows, seen)
-    start = max(0, min(seen.start, keys.stop - 1))
-    return slice(start, max(min(seen.stop, keys.stop), start + 1))
+    start = max(0, min(seen.start, key_length - 1))
+    return slice(start, max(min(seen.stop, key_length), start + 1))

@@ -1,4 +1,4 @@
-"""Compare somebody else's attention with the truth: is it right, and if not, which mistake was made?
+"""Judge what an attention kernel returned: is it right, and if not, which mistake was made?
 
 In the order of a comparison:
 

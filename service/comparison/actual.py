@@ -1,4 +1,4 @@
-"""The arrays that somebody else's attention returned: checked against the request, and in the axes of a case."""
+"""The arrays that a kernel returned: checked against the request, and in the axes of a case."""
 
 from __future__ import annotations
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from service.comparison.baseline import arrays_of
+from service.backends.base import Check
+from service.comparison.baseline import Arrays, arrays_of
 from service.comparison.case import Case
 from service.comparison.errors import distance, square
-from service.comparison.mutants import MUTANTS, Mutant
+from service.comparison.mutants import MUTANTS
 from service.comparison.solve import Sample, solve
 
-Arrays = Mapping[str, np.ndarray]
-Check = Callable[[], None]
 # What mutants did, those included whose number is estimated.
 MESSAGES: Final = {name: mutant.message for name, mutant in MUTANTS.items()} | {
     "scale.other": "The scale is another one.",
@@ -24,7 +21,9 @@ MESSAGES: Final = {name: mutant.message for name, mutant in MUTANTS.items()} | {
 # Groups of mutants that change the output alone.
 ONLY_OUTPUT: Final = ("output", "value", "empty")
 # Mutants whose answer depends on the order of rounding, or on all rows: neither combined with others nor estimated.
-NOT_COMBINED: Final = frozenset({"precision", "output", "empty", "logsumexp", "softmax.no_max", "mask.finite"})
+NOT_COMBINED: Final = frozenset(
+    {"precision", "output", "empty", "logsumexp", "softmax.no_max", "mask.finite", "heads.layout"}
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +46,12 @@ class Candidate:
         return f"{said} ({self.case.detail})" if self.case.detail else said
 
 
-def candidates(
-    case: Case, sample: Sample, right: Arrays, check: Check, mutants: Iterable[Mutant] | None = None
-) -> Iterator[Candidate]:
+def candidates(case: Case, sample: Sample, right: Arrays, check: Check) -> Iterator[Candidate]:
     """The answers of all mutants that apply to a case and show in the arrays that are compared.
 
     right: these arrays of the sample; they stand where a mutant has none of its own. check: called before each
     """
-    for mutant in MUTANTS.values() if mutants is None else mutants:
+    for mutant in MUTANTS.values():
         if mutant.needs is not None and mutant.needs not in right:
             continue
         if "output" not in right and mutant.group in ONLY_OUTPUT:

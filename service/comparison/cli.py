@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ def add_commands(add: Callable[..., Any]) -> None:
     compare = add(
         "compare",
         run_compare,
-        "say whether somebody else's attention is right, and which mistake it shows",
+        "say whether what a kernel returned is right, and which mistake it shows",
         "Compare what a kernel returned with exact attention. Exit status 0 if it is correct, 1 if it is wrong or "
         "imprecise, 2 if the request is too weak to tell, or not valid.",
     )
@@ -56,8 +57,7 @@ def run_compare(options: argparse.Namespace) -> int:
     try:
         decoded = read_request(Path(options.request))
         if options.actual is not None:
-            arrays, _ = read_actual(Path(options.actual))
-            decoded.fields["actual"] = arrays
+            decoded.fields["actual"] = read_actual(Path(options.actual))
         report = make_report(compare_question(make_question(decoded), Backends().choose("numpy", "cpu"), check))
     except ServiceError as error:
         check.end()
@@ -73,18 +73,20 @@ def run_compare(options: argparse.Namespace) -> int:
 
 def run_inputs(options: argparse.Namespace) -> int:
     """Write the request of the command, and return the exit status: 1 if it does not show all that it should."""
+    from service.comparison.candidates import MESSAGES
     from service.comparison.case import make_case
-    from service.comparison.files import as_json, read_request, write_request
+    from service.comparison.files import json_fields, read_request, write_request
     from service.comparison.inputs import make_input, recipe_for, recipe_of, suggest
     from service.comparison.mutants import MUTANTS
     from service.comparison.question import make_question
     from service.errors import ServiceError
 
     check = Progress()
-    unknown = [name for name in options.kills if name not in MUTANTS]
-    if unknown:
-        print(f"--kills: expected names of mistakes, got {', '.join(unknown)}", file=sys.stderr)
-        return 2
+    for name in options.kills:
+        if name not in MUTANTS:
+            why = ", which is found by an estimate and has no request made for it" if name in MESSAGES else ""
+            print(f"--kills: expected names of mistakes, got {name}{why}", file=sys.stderr)
+            return 2
     try:
         recipe = recipe_for(options.kills)
         if options.like is not None:
@@ -97,7 +99,7 @@ def run_inputs(options: argparse.Namespace) -> int:
             fields, shown = (fields, ()) if found is None else (found.fields, found.kills)
         check.end()
         if options.output is None:
-            print(as_json(fields))
+            print(json.dumps(json_fields(fields)))
         else:
             write_request(fields, Path(options.output))
     except ServiceError as error:

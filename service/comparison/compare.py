@@ -1,4 +1,4 @@
-"""The comparison of somebody else's attention with the truth."""
+"""The comparison of what a kernel returned with the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.attention.plan import Plan, make_plan
 from service.attention.result import Metadata, Result
 from service.attention.spec import AttentionSpec
 from service.backends.base import Backend, Check, no_check
-from service.comparison.actual import Actual, canonical, check_names, read_actual
+from service.comparison.actual import Actual, canonical, read_actual
 from service.comparison.baseline import (
     CORRECT,
     FIELDS,
@@ -27,7 +27,7 @@ from service.comparison.baseline import (
 )
 from service.comparison.candidates import candidates
 from service.comparison.case import Case, make_case
-from service.comparison.errors import Errors, distance, epsilon, largest, measure
+from service.comparison.errors import Errors, distance, distances, epsilon, largest, measure
 from service.comparison.evidence import Evidence, Hypothesis
 from service.comparison.inputs import Suggestion, recipe_of, suggest
 from service.comparison.places import places, worst
@@ -75,8 +75,7 @@ class Judged:
         """The largest error, in baselines; inf if the array is infinite or NaN where it should not be."""
         if self.errors.non_finite:
             return math.inf
-        error = self.errors.max_abs or 0.0
-        return error / self.limit if self.limit else (math.inf if error else 0.0)
+        return (self.errors.max_abs or 0.0) / self.limit
 
 
 @dataclass(frozen=True)
@@ -134,10 +133,8 @@ class Truth:
 def reference_and_baseline(question: Question, backend: Backend, check: Check = no_check) -> Truth:
     """The reference of a question, and the baselines of all that was sent. Arguments: as of compare_question"""
     spec, dtype = question.spec, question.plan.dtype
-    if question.actual is not None:
-        check_names(question.actual, top_k=spec.top_k)
     include = tuple({name: None for name in question.actual or () if name != OUTPUT} | {HEAD_OUTPUTS: None})
-    exact = spec._replace(dtype="float64", backend="numpy", device="cpu", include=include, top_k=None)  # type: ignore[arg-type]
+    exact = spec._replace(dtype="float64", backend="numpy", device="cpu", include=include, top_k=None)  # type: ignore[arg-type]  # names of arrays
     exact = exact._replace(allow_non_finite=True)
     plan = make_plan(exact)
     actual = Actual({}, {})
@@ -156,7 +153,7 @@ def reference_and_baseline(question: Question, backend: Backend, check: Check = 
 
 @np.errstate(all="ignore")
 def compare_question(question: Question, backend: Backend, check: Check = no_check) -> Comparison:
-    """The comparison of a question. backend: computes the reference; check: raises to end the computation
+    """Judge what a kernel returned. backend: computes the reference; check: raises to end the computation
 
     Errors: InvalidRequest of every kind, and what `check` raises.
     """
@@ -209,8 +206,8 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
     judged = {}
     for name, array in right.items():
         stored = kept[name]
-        worst = max(results, key=lambda arrays: _finite(distance(arrays[name].astype(np.float64), array)))[name]
-        baseline = measure(worst, array, stored)
+        found = [arrays[name].astype(np.float64) for arrays in results]
+        baseline = measure(max(found, key=lambda one: _finite(distance(one, array))), array, stored)
         limit = max(baseline.max_abs or 0.0, least[name]) + last_place(array, stored)
         judged[name] = Judged(measure(actual.canonical[name], array, stored), baseline, limit)
     return judged
@@ -233,7 +230,7 @@ def _judged_by_service(
     if not names:
         return {}
     dtype = question.plan.dtype
-    same = exact._replace(dtype=dtype.name, include=tuple(names))  # type: ignore[arg-type]
+    same = exact._replace(dtype=dtype.name, include=tuple(names))  # type: ignore[arg-type]  # names of arrays
     plain = backend.run(make_plan(same), same, same.sources, check)
     judged = {}
     for name in names:
@@ -246,13 +243,10 @@ def _judged_by_service(
     return judged
 
 
-def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray]) -> np.ndarray | None:
+def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray]) -> np.ndarray:
     """The largest error of each row (b, h, q), of the output if it was sent."""
     name = next(iter(right))
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(actual.canonical[name] - right[name])
-    same = (actual.canonical[name] == right[name]) | (np.isnan(actual.canonical[name]) & np.isnan(right[name]))
-    apart = np.where(same, 0.0, np.where(np.isfinite(apart), apart, np.inf))
+    apart = distances(actual.canonical[name], right[name])
     wrong: np.ndarray = apart if apart.ndim == 3 else apart.max(axis=-1)
     return wrong
 

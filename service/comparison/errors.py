@@ -72,16 +72,20 @@ def measure(actual: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> Error
     )
 
 
+def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Differences of the elements: 0 for equal infinities and two NaN, inf where only one is infinite or NaN."""
+    with np.errstate(invalid="ignore"):
+        found: np.ndarray = np.abs(one - other)
+    # The maximum is NaN if any difference is.
+    if math.isfinite(found.max(initial=0.0)):
+        return found
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    return np.where(same, 0.0, np.where(np.isfinite(found), found, np.inf))
+
+
 def distance(one: np.ndarray, other: np.ndarray) -> float:
     """The largest difference of two arrays; inf if one is infinite or NaN where the other is another number."""
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(one - other)
-    # The maximum is NaN if any difference is: equal infinities are no difference, nor are two NaN.
-    largest = float(difference.max(initial=0.0))
-    if math.isfinite(largest):
-        return largest
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    return float(np.where(same, 0.0, np.where(np.isfinite(difference), difference, np.inf)).max(initial=0.0))
+    return float(distances(one, other).max(initial=0.0))
 
 
 def square(one: np.ndarray, other: np.ndarray, unit: float) -> float:

@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from service.comparison.candidates import Arrays, Check
+from service.backends.base import Check
+from service.comparison.baseline import Arrays
 from service.comparison.case import Case
 from service.comparison.evidence import Evidence
 from service.comparison.mutants.heads import permuted

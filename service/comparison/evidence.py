@@ -9,8 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from service.comparison.baseline import CORRECT, arrays_of, baselines
-from service.comparison.candidates import Arrays, Candidate, Check, ratio, unexplained
+from service.backends.base import Check
+from service.comparison.baseline import CORRECT, Arrays, arrays_of, baselines
+from service.comparison.candidates import Candidate, ratio, unexplained
 from service.comparison.case import Case
 from service.comparison.errors import distance
 from service.comparison.solve import Sample, blocks, everything, solve
@@ -51,7 +52,7 @@ class Hypothesis:
 
     @property
     def rank(self) -> tuple[bool, bool, int, int, float]:
-        """Proofs first, then fewer edits; what explains too little to be told last.
+        """The order of hypotheses: proofs, then what explains enough to be told, with fewer mistakes first.
 
         Rounding explains by chance what is nearly right: it comes after what explains almost all.
         """

@@ -37,8 +37,8 @@ def read_request(path: Path) -> Decoded:
     return CODECS[_type(path)].decode(path.read_bytes(), MAX_BYTES)
 
 
-def read_actual(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
-    """The arrays that a kernel returned, by name, from a file; and those that came as lists.
+def read_actual(path: Path) -> dict[str, Any]:
+    """The arrays that a kernel returned, by name, from a file.
 
     A file with one array without a name (.npy, a list in .json, a tensor in .pt) holds the output. Names that no answer
     has, like `metadata` in a stored response, are left out.
@@ -53,16 +53,15 @@ def read_actual(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
         except Exception as error:  # numpy.load raises what its parsers raise: EOFError, TokenError and others
             raise InvalidTensors.at("/actual", "an array in the format of npy", str(error)[:80]) from None
         # NumPy writes bfloat16 as two bytes of no type.
-        return {"output": array.view(BFLOAT16) if array.dtype == np.dtype("V2") else array}, frozenset()
+        return {"output": array.view(BFLOAT16) if array.dtype == np.dtype("V2") else array}
     if path.suffix == ".pt":
         found = _read_torch(path)
-        return dict(found) if isinstance(found, Mapping) else {"output": found}, frozenset()
+        return dict(found) if isinstance(found, Mapping) else {"output": found}
     content = path.read_bytes()
     if path.suffix == ".json" and content.lstrip()[:1] == b"[":
         content = b'{"output":' + content + b"}"
-    decoded = CODECS[_type(path)].decode(content, MAX_BYTES)
-    arrays = {name: value for name, value in decoded.fields.items() if name in NAMES}
-    return arrays or decoded.fields, decoded.untyped
+    fields = CODECS[_type(path)].decode(content, MAX_BYTES).fields
+    return {name: value for name, value in fields.items() if name in NAMES} or fields
 
 
 def write_request(fields: Mapping[str, Any], path: Path) -> None:
@@ -73,59 +72,67 @@ def write_request(fields: Mapping[str, Any], path: Path) -> None:
     if path.suffix not in TYPES:
         raise UnsupportedMediaType.at("", f"a file {', '.join(TYPES)}", path.name)
     if path.suffix == ".json":
-        path.write_text(as_json(fields) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(json_fields(fields)) + "\n", encoding="utf-8")
         return
-    tensors, rest = _split(fields)
+    tensors, rest = dotted_arrays(fields), plain_fields(fields)
     if TYPES[path.suffix] == TYPES[".npz"]:
         if any(tensor.dtype == BFLOAT16 for tensor in tensors.values()):
             raise NotAcceptable.at("", "another format than npz for bfloat16", path.name, "use .safetensors")
         members: dict[str, Any] = {"request": np.array(json.dumps(rest))} | tensors
         np.savez(path, **members)
     else:
-        path.write_bytes(_safetensors(tensors, {"request": json.dumps(rest)}))
+        path.write_bytes(safetensors_bytes(tensors, {"request": json.dumps(rest)}))
 
 
-def _split(fields: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays of a request by dotted names, and its other fields."""
-    tensors: dict[str, np.ndarray] = {}
-    rest: dict[str, Any] = {}
+def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are no arrays, nested ones included; an object whose fields are all arrays is left out."""
+    found: dict[str, Any] = {}
     for name, value in fields.items():
-        if isinstance(value, np.ndarray):
-            tensors[prefix + name] = np.ascontiguousarray(value)
-        elif isinstance(value, Mapping):
-            inner, others = _split(value, f"{prefix}{name}.")
-            tensors |= inner
-            if others or not inner:
-                rest[name] = others
-        else:
-            rest[name] = value
-    return tensors, rest
+        if isinstance(value, Mapping):
+            inner = plain_fields(value)
+            if inner or not value:
+                found[name] = inner
+        elif not isinstance(value, np.ndarray):
+            found[name] = value
+    return found
 
 
-def _safetensors(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
+def dotted_arrays(fields: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
+    """The arrays by dotted names, as `segment_ids.query`."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            found |= dotted_arrays(value, f"{prefix}{name}.")
+        elif isinstance(value, np.ndarray):
+            found[prefix + name] = value
+    return found
+
+
+def safetensors_bytes(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> bytes:
     """A file of safetensors (https://huggingface.co/docs/safetensors): length of the header, header, data."""
-    header: dict[str, Any] = {"__metadata__": metadata}
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    # Wide elements first, so that all are aligned.
+    ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)
     offset = 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.nbytes
-        header[name] = {"dtype": NAMES_OF_TYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": (offset, end)}
+    for name, array in ordered:
+        end = offset + array.nbytes
+        header[name] = {"dtype": NAMES_OF_TYPES[array.dtype], "shape": array.shape, "data_offsets": (offset, end)}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *(tensor.tobytes() for tensor in tensors.values())])
+    return b"".join([len(text).to_bytes(8, "little"), text, *(array.tobytes() for _, array in ordered)])
 
 
-def as_json(fields: Mapping[str, Any]) -> str:
-    """The fields of a request as JSON: nested lists, and the type that they had as `dtype`."""
-    found = {name: plain(value) for name, value in fields.items()}
+def json_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request without ndarrays: nested lists, and the type that they had as `dtype`."""
     dtype = next(value.dtype for value in fields.values() if isinstance(value, np.ndarray) and is_float(value.dtype))
-    return json.dumps({"dtype": dtype.name, **found})
+    return {"dtype": dtype.name} | {name: _as_lists(value) for name, value in fields.items()}
 
 
-def plain(value: Any) -> Any:
-    """A value of a request without ndarrays: as lists, numbers of halves as the numbers that they are."""
+def _as_lists(value: Any) -> Any:
+    """A value of a request without ndarrays; numbers of halves as the numbers that they are."""
     if isinstance(value, Mapping):
-        return {name: plain(inner) for name, inner in value.items()}
+        return {name: _as_lists(inner) for name, inner in value.items()}
     if isinstance(value, np.ndarray):
         return (value if value.dtype.kind in "biu" else value.astype(np.float64)).tolist()
     return value

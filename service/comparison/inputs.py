@@ -10,8 +10,9 @@ import numpy as np
 
 from service.attention.arrays import FLOATS
 from service.attention.spec import Rotary, Window
+from service.backends.base import Check
 from service.codecs.decoded import Decoded
-from service.comparison.candidates import Check, candidates
+from service.comparison.candidates import candidates
 from service.comparison.case import Case, make_case
 from service.comparison.evidence import Evidence
 from service.comparison.power import Power, power

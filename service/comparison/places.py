@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from service.comparison.errors import distances
 from service.schemas.compare import Place, WorstElement
 
 # Indices that are listed where no run or stride describes them, and elements that are shown.
@@ -20,10 +21,7 @@ def places(actual: np.ndarray, expected: np.ndarray, limit: float, axes: tuple[s
 
     axes: the names of the axes of both arrays, like ("batch entry", "head", "row", "feature")
     """
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(actual - expected)
-    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-    wrong = ~(apart <= limit) & ~same
+    wrong = distances(actual, expected) > limit
     if not wrong.any():
         return []
     found = []
@@ -65,10 +63,7 @@ def _tail(first: int, last: int, length: int) -> str:
 
 def worst(actual: np.ndarray, expected: np.ndarray) -> list[WorstElement]:
     """The elements with the largest errors."""
-    with np.errstate(invalid="ignore"):
-        apart = np.abs(actual - expected)
-    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-    apart = np.where(same, 0, np.where(np.isnan(apart), np.inf, apart))
+    apart = distances(actual, expected)
     flat = np.argsort(-apart, axis=None, stable=True)[:SHOWN]
     found = []
     for place in zip(*np.unravel_index(flat, apart.shape), strict=True):

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from service.comparison.baseline import CORRECT, arrays_of, baselines
-from service.comparison.candidates import Arrays, Candidate, Check, ratio
+from service.backends.base import Check
+from service.comparison.baseline import CORRECT, Arrays, arrays_of, baselines
+from service.comparison.candidates import Candidate, ratio
 from service.comparison.case import Case
 from service.comparison.errors import distance
 from service.comparison.evidence import Evidence

@@ -101,6 +101,11 @@ def attention(problem: Problem) -> Answer:
         total = visible.sum(axis=-1, keepdims=True)
         weights = np.divide(visible, total, out=np.zeros_like(visible), where=total != 0)
         return Answer(weighted(problem, weights), None, weights)
+    return softmax(problem, scores)
+
+
+def softmax(problem: Problem, scores: np.ndarray) -> Answer:
+    """The answer from masked scores (b, h, r, k): softmax with the largest score subtracted."""
     largest = row_max(scores, problem.sinks)
     exponentials = np.exp(scores - largest)
     total = row_sum(exponentials, problem.rounding)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ from service.comparison.baseline import FIELDS, IMPRECISE
 from service.comparison.compare import Comparison
 from service.comparison.errors import Errors
 from service.comparison.evidence import Hypothesis
-from service.comparison.files import as_json
+from service.comparison.files import json_fields
 from service.comparison.inputs import Suggestion
 from service.schemas.compare import (
     ArrayErrors,
@@ -136,7 +135,7 @@ def _next_input(suggestion: Suggestion | None) -> NextInput | None:
     if suggestion is None:
         return None
     numbers = sum(_size(value) for value in suggestion.fields.values())
-    request = None if numbers > SHOWN else json.loads(as_json(suggestion.fields))
+    request = None if numbers > SHOWN else json_fields(suggestion.fields)
     return NextInput(kills=list(suggestion.kills), seed=suggestion.seed, request=request)
 
 

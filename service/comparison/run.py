@@ -9,7 +9,6 @@ from pydantic import ByteSize
 
 from service.attention.arrays import compute_dtype
 from service.attention.cost import arrays_of
-from service.backends.base import OutOfMemory
 from service.codecs import Codec
 from service.codecs.chunks import MAX_CHUNK, Encoded, encoded
 from service.codecs.decoded import Body, Decoded
@@ -40,16 +39,15 @@ async def run_comparison(
 
     Errors: ServiceError of every kind, Cancelled.
     """
-    execution.received = len(body)
-    execution.deadline.restart()
-    execution.timings.begin()
+    execution.begin(len(body))
     decoded = await decode(decoder, body, engine.settings.max_body_bytes, execution)
     del body
     async with execution.cancel_on_disconnect():
         question = await _prepare(decoded, execution)
-        await execution.grow(decoded.nbytes + comparison_bytes(question), slot=True, last=True)
+        needed = comparison_bytes(question)
+        await execution.grow(decoded.nbytes + needed, slot=True, last=True)
         execution.timings.step("queue")
-        comparison = await execution.in_thread(_compare, engine, question, execution)
+        comparison = await execution.in_thread(_compare, engine, question, needed, execution)
         execution.metadata = comparison.metadata
         execution.timings.step("compute")
         text = await execution.in_thread(_encoded, comparison, request_id)
@@ -68,12 +66,9 @@ async def _prepare(decoded: Decoded, execution: Execution) -> Question:
     return question
 
 
-def _compare(engine: Engine, question: Question, execution: Execution) -> Comparison:
-    needed = comparison_bytes(question)
+def _compare(engine: Engine, question: Question, needed: int, execution: Execution) -> Comparison:
     try:
         return compare_question(question, engine.reference, execution.deadline.check)
-    except OutOfMemory as error:
-        needed = error.needed
     except MemoryError:
         pass
     available = memory_left()
@@ -100,4 +95,4 @@ def comparison_bytes(question: Question) -> int:
     sample = COPIES * min(scores, MAX_SCORES) + ANSWERS * rows * e
     width = compute_dtype(plan.dtype).itemsize + 8
     others = prod((b, h, q, e))
-    return 4 * width * operands + ARRAY_BYTES * (sent + others) + 16 * tables + 8 * (COPIES * block + sample)
+    return 5 * width * operands + ARRAY_BYTES * (sent + others) + 16 * tables + 8 * (COPIES * block + sample)

@@ -9,8 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from service.comparison.baseline import CORRECT, arrays_of
-from service.comparison.candidates import NOT_COMBINED, Arrays, Candidate, Check, ratio
+from service.backends.base import Check
+from service.comparison.baseline import CORRECT, Arrays, arrays_of
+from service.comparison.candidates import NOT_COMBINED, Candidate, ratio
 from service.comparison.case import Case
 from service.comparison.estimates import estimated
 from service.comparison.evidence import Evidence, Hypothesis, holds, joined

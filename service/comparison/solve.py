@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from service.attention.rotary import Rotation
 from service.attention.spec import Norm
-from service.attention.tiles import Tile
+from service.attention.tiles import Tile, visible_columns
 from service.attention.visibility import additions, visible
 from service.comparison.case import Case
 from service.comparison.errors import largest, largest_number
@@ -79,25 +80,16 @@ def blocks(case: Case, sample: Sample, names: Collection[str] = ("attention_weig
     else:
         rows = min(rows, max(1, BLOCK // row))
         heads = min(heads, max(1, BLOCK // (row * rows)))
-    narrows = "attention_weights" not in names and case.softmax is attention and not (case.over_queries or case.edits)
+    narrows = "attention_weights" not in names and case.softmax is attention and bool(np.isneginf(case.hidden_score))
+    narrows = narrows and not (case.over_queries or case.edits)
     for batch in sample.batches:
         for head in range(0, len(sample.heads), heads):
             for start in range(0, len(sample.rows), rows):
                 part = sample.rows[start : start + rows]
-                columns = _columns(case, part) if narrows else None
+                columns = None
+                if narrows:
+                    columns = visible_columns(case.terms, slice(int(part[0]), int(part[-1]) + 1), row)
                 yield Sample(np.array([batch]), sample.heads[head : head + heads], part, columns)
-
-
-def _columns(case: Case, rows: np.ndarray) -> slice | None:
-    """The keys that some of these rows may see, by position; at least one. None for all"""
-    keys = slice(0, case.plan.sizes.key_length)
-    if not np.isneginf(case.hidden_score):
-        return None
-    seen = keys
-    for term in case.terms:
-        seen = term.columns(slice(int(rows[0]), int(rows[-1]) + 1), seen)
-    start = max(0, min(seen.start, keys.stop - 1))
-    return slice(start, max(min(seen.stop, keys.stop), start + 1))
 
 
 def solve(case: Case, sample: Sample) -> Answer:
@@ -312,8 +304,7 @@ def _over_queries(case: Case, sample: Sample, problem: Problem) -> Answer:
     """The answer with the softmax over the queries."""
     scores = masked_scores(problem)
     sums = [
-        [case.once(f"columns {b} {h}", lambda b=b, h=h: _column_sums(case, b, h)) for h in sample.heads]  # type: ignore[misc]
-        for b in sample.batches
+        [case.once(f"columns {b} {h}", partial(_column_sums, case, b, h)) for h in sample.heads] for b in sample.batches
     ]
     weights = np.exp(scores - np.array(sums)[:, :, None])
     return Answer(weighted(problem, weights), attention(problem).logsumexp, weights)

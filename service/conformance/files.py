@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 from service.codecs.named_tensors import add_dotted
-from service.codecs.safetensors import NAMES, SafetensorsCodec
-from service.conformance.suite import Case, dotted_arrays, make_cases, plain_fields
+from service.codecs.safetensors import SafetensorsCodec
+from service.comparison.files import dotted_arrays, plain_fields, safetensors_bytes
+from service.conformance.suite import Case, make_cases
 from service.version import __version__
 
 INDEX: Final = "index.json"
@@ -60,18 +59,3 @@ def read(directory: str | Path) -> Iterator[Case]:
         fields = entry["request"]
         add_dotted(fields, dotted_arrays(arrays))
         yield Case(Path(entry["file"]).stem, entry["corner"], fields, expected, entry["tolerance"])
-
-
-def safetensors_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The arrays as a safetensors file."""
-    header: dict[str, Any] = {}
-    data = b""
-    # Wide elements first, so that all are aligned.
-    for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
-        octets = np.ascontiguousarray(array).tobytes()
-        span = [len(data), len(data) + len(octets)]
-        header[name] = {"dtype": NAMES[array.dtype], "shape": array.shape, "data_offsets": span}
-        data += octets
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -88,25 +88,3 @@ def finished(name: str, corner: str, fields: Fields) -> Case:
     right = {array: canonical(numbers, array, wide) for array, numbers in expected.items()}
     limits = baselines(case, everything(case), right, plan.dtype)
     return Case(name, corner, fields, expected, {array: CORRECT * limits[array] for array in expected})
-
-
-def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are no arrays, nested ones included."""
-    found: dict[str, Any] = {}
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            found[name] = plain_fields(value)
-        elif not isinstance(value, np.ndarray):
-            found[name] = value
-    return found
-
-
-def dotted_arrays(fields: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
-    """The arrays by dotted names, as `segment_ids.query`."""
-    found: dict[str, np.ndarray] = {}
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            found |= dotted_arrays(value, f"{prefix}{name}.")
-        elif isinstance(value, np.ndarray):
-            found[prefix + name] = value
-    return found

@@ -80,6 +80,12 @@ class Execution:
         self.metadata: Metadata | None = None
         self._disconnected = disconnected
 
+    def begin(self, received: int) -> None:
+        """Start the clock and the time limit, now that the body was received: so many bytes."""
+        self.received = received
+        self.deadline.restart()
+        self.timings.begin()
+
     async def grow(self, memory: int, *, slot: bool = False, last: bool = False) -> None:
         """Wait, until the deadline at most, for memory and a slot. See `Lease.grow`."""
         await self.lease.grow(memory, self.deadline, slot=slot, last=last)

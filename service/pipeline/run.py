@@ -28,9 +28,7 @@ async def run(
 
     Errors: ServiceError of every kind, Cancelled.
     """
-    execution.received = len(body)
-    execution.deadline.restart()
-    execution.timings.begin()
+    execution.begin(len(body))
     decoded = await decode(decoder, body, engine.settings.max_body_bytes, execution)
     del body
     request = await prepare(engine.plans, decoded, execution)

@@ -15,7 +15,7 @@ from service.schemas.compare import CompareReport
 
 
 async def compare_attention(request: Request) -> Response:
-    """Says whether somebody else's attention is right, and if not, which mistake it shows.
+    """Says whether what an attention kernel returned is right, and if not, which mistake it shows.
 
     The body is a request of `/attention`, with `actual`: what a kernel returned for it. The report is JSON, whatever
     the media type of the body. Without `actual` it says which mistakes the request could show.

@@ -47,7 +47,7 @@ def test_files_of_torch(tmp_path: Path) -> None:
     read = read_request(tmp_path / "request.pt").fields
     np.testing.assert_array_equal(read["query"], fields["query"])
     assert read["is_causal"] is True
-    arrays, _ = read_actual(tmp_path / "actual.pt")
+    arrays = read_actual(tmp_path / "actual.pt")
     assert arrays["output"].dtype.name == "bfloat16"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from service.comparison.case import Case
 from service.comparison.mutants.table import mutant
 from service.comparison.problem import Answer, Problem
-from service.comparison.solve import keys_as_values
+from service.comparison.solve import BLOCK, keys_as_values
 
 
 def _tiled(case: Case) -> np.ndarray:
@@ -38,6 +38,35 @@ def heads_first(case: Case) -> Iterator[Case]:
 def heads_keys_only(case: Case) -> Iterator[Case]:
     if _is_grouped(case):
         yield case.changed(value_of_head=_tiled(case))
+
+
+@mutant("heads.layout", "Memory that has tokens before heads is read as if heads came first.")
+def heads_layout(case: Case) -> Iterator[Case]:
+    sizes = case.plan.sizes
+    new = sizes.key_length - case.past_length
+    if max(min(sizes.num_heads, sizes.query_length), min(sizes.num_kv_heads, new)) > 1:
+        bad = case.bad_values
+        if bad is not None:
+            past = case.past_length
+            bad = np.concatenate([bad[..., :past], _misread(bad[..., past:, None])[..., 0]], axis=-1)
+        moved = case.changed(
+            query=_misread(case.query), key=_misread(case.key), value=_misread(case.value), bad_values=bad
+        )
+        yield moved
+        if case.plan.score_count <= BLOCK and sizes.num_heads > 1 and sizes.query_length > 1:  # all rows are needed
+            detail = "and the output is written in the same way"
+            yield moved.changed(of_whole=_unmoved, head_outputs=None, detail=detail)
+
+
+def _misread(array: np.ndarray) -> np.ndarray:
+    """An operand (b, h, l, d) whose memory (b, l, h, d) is taken for (b, h, l, d)."""
+    return array.swapaxes(1, 2).reshape(array.shape)
+
+
+def _unmoved(outputs: np.ndarray) -> np.ndarray:
+    """Outputs (b, h, q, e) whose memory is taken for (b, q, h, e)."""
+    b, h, q, e = outputs.shape
+    return outputs.reshape(b, q, h, e).swapaxes(1, 2)
 
 
 def permuted(case: Case, order: np.ndarray) -> Case:
@@ -83,13 +112,8 @@ def output_packed(case: Case) -> Iterator[Case]:
 
 @mutant("output.unmoved", "The output has heads before tokens in memory where tokens come first.")
 def output_unmoved(case: Case) -> Iterator[Case]:
-    h, _, _, q, _, _, e = case.plan.sizes
-    if h > 1 and q > 1:
-
-        def unmoved(outputs: np.ndarray) -> np.ndarray:
-            return outputs.reshape(len(outputs), q, h, e).transpose(0, 2, 1, 3)
-
-        yield case.changed(of_whole=unmoved)
+    if case.plan.sizes.num_heads > 1 and case.plan.sizes.query_length > 1:
+        yield case.changed(of_whole=_unmoved)
 
 
 def _instead(fill: Callable[[Problem], np.ndarray]) -> Callable[[Problem, Answer], Answer]:

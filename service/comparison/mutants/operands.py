@@ -101,7 +101,8 @@ def rotary_query_only(case: Case) -> Iterator[Case]:
 def norm_absent(case: Case) -> Iterator[Case]:
     fields = [name for name in ("query_norm", "key_norm") if getattr(case, name)]
     if fields:
-        yield case.changed(dict.fromkeys(fields), **dict.fromkeys(fields))  # type: ignore[arg-type]
+        absent: dict[str, Any] = dict.fromkeys(fields)
+        yield case.changed(absent, **absent)
     if len(fields) > 1:
         for name in fields:
             yield case.changed({name: None}, detail=name, **{name: None})

@@ -45,11 +45,8 @@ def scale_inverse_dim(case: Case) -> Iterator[Case]:
 
 @mutant("scale.value_dim", "The scale is taken from the width of the values.")
 def scale_value_dim(case: Case) -> Iterator[Case]:
-    return _scale(case, 1 / math.sqrt(case.plan.sizes.value_dim)) if _has_value_dim(case) else iter(())
-
-
-def _has_value_dim(case: Case) -> bool:
-    return case.plan.sizes.value_dim != case.plan.sizes.head_dim
+    if case.plan.sizes.value_dim != case.plan.sizes.head_dim:
+        yield from _scale(case, 1 / math.sqrt(case.plan.sizes.value_dim))
 
 
 @mutant("scale.log2e", "The scale holds log2(e), as for exp2, but the exponential is exp.")

@@ -12,7 +12,7 @@ import numpy as np
 from service.attention.arrays import compute_dtype
 from service.comparison.case import Case
 from service.comparison.mutants.table import mutant, tiles
-from service.comparison.problem import Answer, Problem, Rounding, finished, masked_scores, row_max, weighted
+from service.comparison.problem import Answer, Problem, Rounding, finished, masked_scores, row_max, softmax, weighted
 from service.comparison.solve import can_solve_all_queries
 
 
@@ -72,31 +72,24 @@ def _by_tiles(problem: Problem, tile: int, *, rescale_sum: bool, rescale_output:
 def softmax_no_rescale(case: Case) -> Iterator[Case]:
     if _applies(case):
         for tile in tiles(case):
-            softmax = partial(_by_tiles, tile=tile, rescale_sum=False, rescale_output=False)
-            yield case.changed(softmax=softmax, detail=f"of {tile} keys")
+            unscaled = partial(_by_tiles, tile=tile, rescale_sum=False, rescale_output=False)
+            yield case.changed(softmax=unscaled, detail=f"of {tile} keys")
 
 
 @mutant("softmax.accumulator_no_rescale", "The accumulator is not rescaled when a tile of keys has a larger score.")
 def softmax_accumulator_no_rescale(case: Case) -> Iterator[Case]:
     if _applies(case):
         for tile in tiles(case):
-            softmax = partial(_by_tiles, tile=tile, rescale_sum=True, rescale_output=False)
-            yield case.changed(softmax=softmax, detail=f"of {tile} keys")
+            unscaled = partial(_by_tiles, tile=tile, rescale_sum=True, rescale_output=False)
+            yield case.changed(softmax=unscaled, detail=f"of {tile} keys")
 
 
 def _last_tile(problem: Problem, tile: int) -> Answer:
     """Softmax over the last tile of keys that has visible ones."""
     scores = masked_scores(problem)
-    starts = range(0, scores.shape[-1], tile)
     place = np.arange(scores.shape[-1]) // tile
     last = np.where(np.isneginf(scores), -1, place).max(axis=-1, keepdims=True)
-    kept = np.where(place == last, scores, -np.inf) if len(starts) > 1 else scores
-    largest = row_max(kept, problem.sinks)
-    exponentials = np.exp(kept - largest)
-    total = exponentials.sum(axis=-1, keepdims=True)
-    if problem.sinks is not None:
-        total = total + np.exp(problem.sinks[..., None] - largest)
-    return finished(problem, exponentials, total, largest)
+    return softmax(problem, np.where(place == last, scores, -np.inf))
 
 
 @mutant("softmax.last_tile", "The softmax is taken over the last tile of keys only.")

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from service.comparison.case import Case
 
 # From a case to the wrong ones that this mistake makes of it, best known first; none where it changes no meaning.
@@ -48,13 +46,6 @@ def mutant(name: str, message: str, *, needs: str | None = None) -> Callable[[Ed
         return edit
 
     return add
-
-
-def differs(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    """True if two arrays do not hold the same numbers."""
-    if one is None or other is None:
-        return one is not other
-    return not np.array_equal(one, other)
 
 
 def tiles(case: Case) -> Iterator[int]:

@@ -278,6 +278,8 @@ BAD = [
     Bad("projection not an object", good(projection=[1]), 422, "invalid_value", "/projection", "an object", "integers"),
     Bad("logsumexp of sums", good(normalization="sum", include=["logsumexp"]), 422, "field_conflict", "/include",
         "no logsumexp", "logsumexp"),
+    Bad("an average of causes", good(average_heads=True, include=["hidden_by"]), 422, "field_conflict", "/include",
+        "no hidden_by", "hidden_by"),
     Bad("too few labels", good(key_tokens=["a"]), 422, "shape_mismatch", "/key_tokens", "2 labels", "1"),
     Bad("too few labels in a row", good(query_tokens=[["a"]]), 422, "shape_mismatch", "/query_tokens/0", "2", "1"),
     Bad("too many rows of labels", good(query_tokens=[["a", "b"]] * 2), 422, "shape_mismatch", "/query_tokens",

@@ -142,7 +142,7 @@ def arrays(answer: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 # For 16-bit types: one unit in the last place.
-TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 2.0**-7, "int64": 0.0}
+TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 2.0**-7, "int32": 0.0, "int64": 0.0}
 
 
 def assert_same(ours: dict[str, Any], alone: dict[str, Any], *, by_type: bool = False) -> None:
@@ -203,8 +203,8 @@ def test_requests_with_different_options_do_not_share_a_batch(
     assert sum(answer.batch > 1 for answer in answers) > 20
 
 
-EVERYTHING = ["attention_weights", "scores", "masked_scores", "logsumexp", "entropy", "received", "query", "key",
-              "value", "present_key", "head_outputs"]  # fmt: skip
+EVERYTHING = ["attention_weights", "scores", "masked_scores", "hidden_by", "logsumexp", "entropy", "received", "query",
+              "key", "value", "present_key", "head_outputs"]  # fmt: skip
 # Numbers of queries and keys, and masking options, that may share a batch.
 LENGTHS: list[tuple[int, int, dict[str, Any]]] = [
     (5, 7, {}),
@@ -510,7 +510,8 @@ def batchable_requests(seed: int) -> list[Decoded]:
     if "h" not in layout:
         common |= {"num_heads": heads, "num_kv_heads": groups}
     if "attention_weights" in common["include"]:
-        common |= {"average_heads": bool(random.random() < 0.3)}
+        is_average = "hidden_by" not in common["include"] and random.random() < 0.3
+        common |= {"average_heads": bool(is_average)}
         common |= {"top_k": 2} if random.random() < 0.3 else {}
 
     def one() -> Decoded:

@@ -91,11 +91,13 @@ def arrays(answer: dict[str, Any]) -> dict[str, np.ndarray]:
 def test_every_output_has_its_documented_dtype(client: httpx.Client, dtype: str) -> None:
     computed = "float64" if dtype == "float64" else "float32"
     include = ["attention_weights", "scores", "scaled_scores", "capped_scores", "masked_scores", "logsumexp", "entropy",
-               "received", "query", "key", "value", "head_outputs", "present_key", "present_value"]  # fmt: skip
+               "received", "query", "key", "value", "head_outputs", "present_key", "present_value",
+               "hidden_by"]  # fmt: skip
     answer = arrays(post(client, input=EYE.tolist(), dtype=dtype, include=include, encoding="base64"))
     own = {"output", "attention_weights", "query", "key", "value", "head_outputs", "present_key", "present_value"}
     for name, array in answer.items():
-        assert array.dtype.name == (dtype if name in own else computed), name
+        kind = "int32" if name == "hidden_by" else dtype if name in own else computed
+        assert array.dtype.name == kind, name
 
 
 def test_float16_is_computed_in_float32(client: httpx.Client) -> None:

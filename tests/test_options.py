@@ -272,7 +272,7 @@ def test_an_option_with_its_neutral_value_does_not_count() -> None:
 
 
 def test_buffers_of_results_hold_nan_in_tests() -> None:
-    """An output that was not computed is NaN and cannot pass."""
+    """An output that was not computed is NaN, or -1 if it has integers, and cannot pass."""
     from service.backends.dense.library import ArrayLibrary
     from service.backends.numpy.backend import NumpyLibrary
 
@@ -280,7 +280,9 @@ def test_buffers_of_results_hold_nan_in_tests() -> None:
     backend = NumpyBackend()
     assert ArrayLibrary.fill is not None
     assert math.isnan(ArrayLibrary.fill)
-    assert np.isnan(NumpyLibrary(plan, backend.tiling, None).empty((2, 3), plan.dtype)).all()
+    lib = NumpyLibrary(plan, backend.tiling, None)
+    assert np.isnan(lib.empty((2, 3), plan.dtype)).all()
+    assert (lib.empty((2, 3), np.dtype(np.int32)) == -1).all()
 
 
 def test_small_requests_take_the_small_path() -> None:

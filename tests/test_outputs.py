@@ -26,6 +26,8 @@ from tests.test_encoding import untyped
 B, H, Q, K, D = 2, 2, 3, 5, 4
 NAMES: tuple[str, ...] = get_args(Output)
 
+# The bits of hidden_by (docs/attention.md).
+BITS = {"is_causal": 128, "mask": 1}
 VARIANTS: dict[str, tuple[dict[str, Any], np.ndarray]] = {
     "all visible": ({}, np.ones((Q, K), bool)),
     "causal, the first row masked": (
@@ -37,13 +39,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], np.ndarray]] = {
 }  # fmt: skip
 
 
-def request() -> dict[str, np.ndarray]:
+def request() -> dict[str, Any]:
     random = np.random.default_rng(3)
     return {name: random.normal(size=(B, length, H * D)) for name, length in (("query", Q), ("key", K), ("value", K))}
 
 
-def expected(visible: np.ndarray) -> dict[str, np.ndarray]:
-    """Every output by its definition."""
+def expected(visible: np.ndarray, bit: int) -> dict[str, np.ndarray]:
+    """Every output by its definition. bit: of the field that hides keys"""
     query, key, value = (x.reshape(B, -1, H, D).transpose(0, 2, 1, 3) for x in request().values())
     scores = query @ key.swapaxes(-1, -2)
     scaled = scores / np.sqrt(D)
@@ -62,6 +64,7 @@ def expected(visible: np.ndarray) -> dict[str, np.ndarray]:
         "scaled_scores": scaled,
         "capped_scores": scaled,
         "masked_scores": masked,
+        "hidden_by": np.broadcast_to(np.where(visible, 0, bit), masked.shape),
         "logsumexp": logsumexp,
         "entropy": -(weights * logs).sum(axis=-1),
         "received": weights.sum(axis=-2),
@@ -74,8 +77,9 @@ def expected(visible: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def check(found: dict[str, Any], include: list[str], visible: np.ndarray, *, is_json: bool = False) -> None:
-    right = expected(visible)
+def check(found: dict[str, Any], include: list[str], variant: str, *, is_json: bool = False) -> None:
+    options, visible = VARIANTS[variant]
+    right = expected(visible, sum(bit for name, bit in BITS.items() if name in options))
     for name in ("output", *include):
         array = np.array(found[name], dtype=np.float64)
         if is_json and name in ("masked_scores", "logsumexp"):  # JSON has null for minus infinity
@@ -98,7 +102,7 @@ def test_outputs_are_right_on_every_path(
         compute_as_if_large(monkeypatch, tile)
     for include in ([], *([name] for name in NAMES), list(NAMES)):
         result = attend(**request(), num_heads=H, include=include, backend=backend, **options)
-        check(result.arrays, include, visible)
+        check(result.arrays, include, variant)
         assert result.metadata.fully_masked_rows == B * H * int((~visible.any(axis=-1)).sum())
 
 
@@ -142,11 +146,13 @@ TRANSPORTS: dict[str, Callable[[httpx.Client, dict[str, Any]], dict[str, Any]]] 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_outputs_are_right_in_every_transport(variant: str, transport: str, client: httpx.Client) -> None:
-    options, visible = VARIANTS[variant]
+    options, _ = VARIANTS[variant]
     for include in (*([name] for name in NAMES), list(NAMES)):
         fields = request() | options | {"num_heads": H, "include": include}
         found = TRANSPORTS[transport](client, fields)
-        check(found, include, visible, is_json=transport == "JSON")
+        check(found, include, variant, is_json=transport == "JSON")
+        if "hidden_by" in include and transport != "JSON":
+            assert found["hidden_by"].dtype == np.int32
 
 
 @pytest.fixture(scope="module")
@@ -161,16 +167,17 @@ def grpc() -> Iterator[Any]:
 def test_outputs_are_right_over_grpc(variant: str, grpc: Any) -> None:
     from tests.helpers import messages
 
-    options, visible = VARIANTS[variant]
+    options, _ = VARIANTS[variant]
     for include in (*([name] for name in NAMES), list(NAMES)):
         arrays, parameters = oip.arrays_of(request() | options | {"num_heads": H})
-        check(grpc.infer(messages.request(arrays, parameters, outputs=("output", *include))), include, visible)
+        check(grpc.infer(messages.request(arrays, parameters, outputs=("output", *include))), include, variant)
 
 
 def test_outputs_are_right_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "request.json"
-    options, visible = VARIANTS["a masked row in the middle"]
+    variant = "a masked row in the middle"
+    options, _ = VARIANTS[variant]
     file.write_bytes(wire.write(request() | options | {"num_heads": H, "include": list(NAMES)}, wire.JSON))
     command = [sys.executable, "-m", "service", "compute", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    check(json.loads(done.stdout), list(NAMES), visible, is_json=True)
+    check(json.loads(done.stdout), list(NAMES), variant, is_json=True)

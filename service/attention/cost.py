@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SORTING: Final = 16
 # Bytes of an index, as top_k returns them.
 INDEX: Final = 8
+# Bytes of an element of hidden_by. A sum of two terms and both of them exist at once.
+BIT_SUM: Final = 4
 # Memory of a request beside large arrays.
 SMALL: Final = 2**18
 
@@ -167,6 +169,8 @@ def working_bytes(plan: Plan, tiling: Tiling) -> int:
         memory += scores * computing
     if "entropy" in chosen.include:
         memory += 2 * scores * computing
+    if "hidden_by" in chosen.include:
+        memory += 3 * scores * BIT_SUM
     if chosen.top_k is not None:
         memory += scores * (2 * computing + INDEX)
     received = 0

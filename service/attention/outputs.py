@@ -34,6 +34,7 @@ class OutputRow:
     averaged: True if `average_heads` averages it
     in_compute_dtype: True if it is returned in the type that is computed in, not in the type of the request
     may_be_minus_infinity: True if -inf is a regular value
+    is_integer: True if it is returned in int32, whatever the type of the request
     keeps_heads: True if its h axis is returned even for a single head in a layout without h
     """
 
@@ -42,6 +43,7 @@ class OutputRow:
     averaged: bool = False
     in_compute_dtype: bool = False
     may_be_minus_infinity: bool = False
+    is_integer: bool = False
     keeps_heads: bool = False
 
     @property
@@ -61,6 +63,7 @@ OUTPUTS: Final[Mapping[Output, OutputRow]] = {
     "scaled_scores": OutputRow("bhqk", "scores", in_compute_dtype=True),
     "capped_scores": OutputRow("bhqk", "scores", in_compute_dtype=True),
     "masked_scores": OutputRow("bhqk", "scores", in_compute_dtype=True, may_be_minus_infinity=True),
+    "hidden_by": OutputRow("bhqk", "scores", is_integer=True),
     "logsumexp": OutputRow("bhq", "row_sums", in_compute_dtype=True, may_be_minus_infinity=True),
     "entropy": OutputRow("bhq", "weights", in_compute_dtype=True),
     "received": OutputRow("bhk", "weights", averaged=True, in_compute_dtype=True),
@@ -104,7 +107,12 @@ def output_dtype(name: str, plan: Plan) -> np.dtype:
     """The type that an output of a plan is returned in."""
     if name == TOP_INDICES:
         return np.dtype(np.int64)
-    return plan.compute_dtype if name != OUTPUT and row_of(name).in_compute_dtype else plan.dtype
+    if name == OUTPUT:
+        return plan.dtype
+    row = row_of(name)
+    if row.is_integer:
+        return np.dtype(np.int32)
+    return plan.compute_dtype if row.in_compute_dtype else plan.dtype
 
 
 def output_shape(name: str, plan: Plan) -> tuple[int, ...]:
@@ -145,6 +153,8 @@ def make_selection(spec: AttentionSpec, sizes: Sizes) -> Selection:
                 raise FieldConflict.at("/include", f"no {name} beside normalization sum", name)
         if spec.sinks is not None:
             raise FieldConflict.at("/sinks", "no sinks beside normalization sum", "both")
+    if spec.average_heads and "hidden_by" in include:
+        raise FieldConflict.at("/include", "no hidden_by beside average_heads, as heads may differ", "hidden_by")
     if spec.top_k is not None:
         if spec.top_k < 1:
             raise InvalidValue.of("/top_k", "at least 1", spec.top_k)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from service.attention.arrays import all_finite, wider
+from service.attention.arrays import all_finite, is_float, wider
 from service.attention.outputs import OUTPUT, OUTPUTS, TOP_INDICES, output_dtype, row_of
 from service.attention.plan import Notice, Plan
 from service.attention.shapes import reordered
+from service.attention.visibility import causes
 from service.errors import Overflow
 
 
@@ -30,7 +32,11 @@ class Computed(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """The metadata of a result. fully_masked_rows: how many of the b·h·q rows see no key"""
+    """The metadata of a result.
+
+    fully_masked_rows: how many of the b·h·q rows see no key
+    hidden_by: the bits of the fields of the request that may hide keys; None if the plan does not include hidden_by
+    """
 
     backend: str
     device: str
@@ -46,6 +52,11 @@ class Metadata(NamedTuple):
     scale: float
     fully_masked_rows: int
     warnings: tuple[Notice, ...]
+    hidden_by: Mapping[str, int] | None = None
+
+    def present(self) -> dict[str, Any]:
+        """The fields of an answer by name, without one that is None."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 @dataclass(slots=True)
@@ -76,11 +87,15 @@ def make_result(plan: Plan, computed: Computed) -> Result:
     }
     if TOP_INDICES in arrays:
         arrays["top_weights"] = {"indices": arrays.pop(TOP_INDICES), "values": arrays.pop("attention_weights")}
+    return Result(arrays, make_metadata(plan, computed))
+
+
+def make_metadata(plan: Plan, computed: Computed) -> Metadata:
+    """The metadata of what a backend computed."""
     _, masked, backend, device, kernel, notices = computed
-    metadata = Metadata(
-        backend, device, plan.dtype_name, kernel, *plan.sizes, plan.scale, masked, plan.notices + notices
-    )
-    return Result(arrays, metadata)
+    warnings = plan.notices + notices
+    bits = causes(plan.terms) if "hidden_by" in plan.selection.include else None
+    return Metadata(backend, device, plan.dtype_name, kernel, *plan.sizes, plan.scale, masked, warnings, bits)
 
 
 def overflow(plan: Plan, name: str) -> Overflow:
@@ -91,9 +106,9 @@ def overflow(plan: Plan, name: str) -> Overflow:
 
 def _typed(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
     """The array in the type that it is returned in. Errors: Overflow."""
-    if name == TOP_INDICES:
-        return array
     typed = array.astype(output_dtype(name, plan), copy=False)
+    if not is_float(typed.dtype):
+        return typed
     # The maximum is NaN if any number is. ravel("K") copies nothing: it takes the numbers in the order of memory.
     may_be_minus_infinity = name != OUTPUT and row_of(name).may_be_minus_infinity
     good = typed.max() < np.inf if may_be_minus_infinity else all_finite(typed.ravel("K"))

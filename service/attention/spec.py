@@ -21,6 +21,7 @@ Output = Literal[
     "scaled_scores",
     "capped_scores",
     "masked_scores",
+    "hidden_by",
     "logsumexp",
     "entropy",
     "received",

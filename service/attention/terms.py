@@ -2,8 +2,8 @@
 
 A key is visible to a query only if every term allows it. What terms add is added to the scaled and capped scores.
 
-To add a term write a class with `of`, and with `visible` or `added`, and put it into TERMS. The dense backend, the cost
-model and the tiles use nothing but these methods. Fast paths refuse it until they are taught.
+To add a term write a class with `of`, and with `visible` and `cause`, or `added`, and put it into TERMS. The dense
+backend, the cost model and the tiles use nothing but these. Fast paths refuse it until they are taught.
 
 Shapes in comments: b batch, h heads, r the queries of a tile, k its keys. `load` takes a NumPy array to the library
 and device of the backend; arrays that it returns know comparison, `&`, `~`, arithmetic and `abs`.
@@ -60,10 +60,12 @@ class ScoreTerm:
     """Base of all terms. Subclasses are frozen dataclasses.
 
     narrows: True if `columns` may leave keys out
+    cause: the field of a request that hides keys by this term, a row of BITS in `visibility`; "" if it hides none
     """
 
     __slots__ = ()
     narrows: ClassVar[bool] = False
+    cause: ClassVar[str] = ""
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -109,6 +111,7 @@ class Bias(ScoreTerm):
     """Numbers (b, h, q, k), each axis full or 1; -inf hides."""
 
     numbers: np.ndarray
+    cause: ClassVar[str] = "bias"
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -171,6 +174,7 @@ class Mask(ScoreTerm):
     """Booleans (b, h, q, k), each axis full or 1; True = visible."""
 
     booleans: np.ndarray
+    cause: ClassVar[str] = "mask"
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -191,6 +195,7 @@ class KeyMask(Mask):
     """Keys (b or 1, 1, 1, k); False hides a key from all queries."""
 
     __slots__ = ()
+    cause: ClassVar[str] = "key_mask"
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -207,6 +212,7 @@ class KeyLengths(KeyMask):
     """Keys beyond `key_lengths` are padding."""
 
     __slots__ = ()
+    cause: ClassVar[str] = "key_lengths"
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -221,6 +227,7 @@ class QueryLengths(Mask):
     """Queries (b or 1, 1, q, 1); False is padding, which sees no key and is not counted as a masked row."""
 
     __slots__ = ()
+    cause: ClassVar[str] = "query_lengths"
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -237,6 +244,7 @@ class Segments(ScoreTerm):
 
     query: np.ndarray
     key: np.ndarray
+    cause: ClassVar[str] = "segment_ids"
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -294,6 +302,7 @@ class Causal(Band):
     """Query i sees key j only if j <= i + query_offset."""
 
     __slots__ = ()
+    cause: ClassVar[str] = "is_causal"
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -305,6 +314,7 @@ class SlidingWindow(Band):
     """Query i sees keys from i + query_offset - left to i + query_offset + right."""
 
     __slots__ = ()
+    cause: ClassVar[str] = "window"
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -329,6 +339,7 @@ class Chunks(ScoreTerm):
     size: int
     offset: np.ndarray
     narrows: ClassVar[bool] = True
+    cause: ClassVar[str] = "chunk_size"
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:

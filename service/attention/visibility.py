@@ -1,12 +1,28 @@
-"""What all terms of a plan together hide of a tile of scores, and add to it."""
+"""What all terms of a plan together hide of a tile of scores, and why; and what they add to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Final
+
+import numpy as np
 
 from service.attention.terms import Array, Load, ScoreTerm
 from service.attention.tiles import Tile
+
+# The bits of `hidden_by`, by the field of a request that hides a key. Clients rely on them: they never change.
+BITS: Final[Mapping[str, int]] = {
+    "mask": 1,
+    "key_mask": 2,
+    "key_lengths": 4,
+    "query_lengths": 8,
+    "segment_ids": 16,
+    "window": 32,
+    "chunk_size": 64,
+    "is_causal": 128,
+    "bias": 256,
+}
 
 
 def visible(terms: Iterable[ScoreTerm], tile: Tile, load: Load) -> Array | None:
@@ -37,6 +53,25 @@ def hidden_parts(terms: Iterable[ScoreTerm], tile: Tile, load: Load) -> Iterator
     seen = visible(whole, tile, load)
     if seen is not None:
         yield slice(None), seen
+
+
+def hiding_bits(terms: Iterable[ScoreTerm], tile: Tile, load: Load) -> Array:
+    """int32 that broadcast to the scores of a tile: the sum of the bits of all terms that hide a key, 0 if it is seen.
+
+    A term with `visible` needs a `cause`, whose bit is that of BITS.
+    """
+    found = load(np.zeros((1, 1, 1, 1), np.int32))
+    for term in terms:
+        seen = term.visible(tile, load)
+        if seen is not None:
+            found = found + ~seen * load(np.full(1, BITS[term.cause], np.int32))
+    return found
+
+
+def causes(terms: Iterable[ScoreTerm]) -> dict[str, int]:
+    """The fields of a request that may hide keys, by its terms, with their bits in `hidden_by`."""
+    present = {term.cause for term in terms}
+    return {name: bit for name, bit in BITS.items() if name in present}
 
 
 def additions(terms: Iterable[ScoreTerm], tile: Tile, load: Load) -> list[Array]:

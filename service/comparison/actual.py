@@ -16,7 +16,8 @@ from service.attention.result import request_axes
 from service.comparison.baseline import FIELDS
 from service.errors import FieldConflict, InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
 
-NAMES: Final = (OUTPUT, *OUTPUTS)
+# Bits are no numbers that a kernel rounds.
+NAMES: Final = (OUTPUT, *(name for name, row in OUTPUTS.items() if not row.is_integer))
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Actual:
 
 
 def check_names(actual: Mapping[str, np.ndarray], *, top_k: int | None) -> None:
-    """Errors: InvalidValue for a name that no answer has, FieldConflict for top_k, MissingField for none at all."""
+    """Errors: InvalidValue for a name that is not in NAMES, FieldConflict for top_k, MissingField for none at all."""
     if not actual:
         raise MissingField.at("/actual", f"at least one of {', '.join(NAMES)}", "none", "leave actual out for power")
     for name in actual:

@@ -136,7 +136,9 @@ class InferenceResponse(BaseModel):
     model_name: str = Field(description="Name of the model: attention.")
     model_version: str = Field(description="Version of the model: 1.")
     id: str | None = Field(None, description="Id of the request. Absent if the request has none.")
-    parameters: InferenceParameters = Field(description="The metadata of POST /attention; warnings as one string.")
+    parameters: InferenceParameters = Field(
+        description="The metadata of POST /attention, nested ones dotted; warnings as one string."
+    )
     outputs: list[InferenceOutput] = Field(description="Requested outputs.")
 
 
@@ -170,7 +172,10 @@ MODEL_METADATA: Final = ModelMetadata(
     outputs=[
         _metadata("output", "FP32", 2),
         # The simplest layout has no batch, and its single head no axis.
-        *(_metadata(name, "FP32", len(row.axes) - 2 + row.keeps_heads) for name, row in OUTPUTS.items()),
+        *(
+            _metadata(name, "INT32" if row.is_integer else "FP32", len(row.axes) - 2 + row.keeps_heads)
+            for name, row in OUTPUTS.items()
+        ),
         _metadata("top_weights.indices", "INT64", 2),
         _metadata("top_weights.values", "FP32", 2),
     ],

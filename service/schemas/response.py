@@ -45,6 +45,11 @@ class Metadata(Answer):
         description="Number of rows (of b·h·q) without a visible key; their weights and outputs are 0."
     )
     warnings: list[Warning] = Field(description="Warnings; usually empty.")
+    hidden_by: dict[str, int] | None = Field(
+        None,
+        description="The bits of `hidden_by` by the fields of the request that hide keys. Absent if `include` does not "
+        "name hidden_by.",
+    )
     request_id: str = Field(description="Also in the X-Request-ID header and in the log.")
     version: str = Field(description="Version of the service.")
 
@@ -75,6 +80,11 @@ class AttentionResponse(Answer):
     capped_scores: Tensor | None = Field(None, description="scaled_scores after softcap. A score matrix.")
     masked_scores: Tensor | None = Field(
         None, description="capped_scores with bias and ALiBi added, null where a key is hidden. A score matrix."
+    )
+    hidden_by: Tensor | None = Field(
+        None,
+        description="Why a key is hidden, int32: the sum of the bits of all fields of the request that hide it from a "
+        "query (metadata.hidden_by names them), 0 where it is visible. A score matrix.",
     )
     logsumexp: Tensor | None = Field(
         None,
@@ -111,5 +121,5 @@ def answer(spec: AttentionSpec, result: Result, request_id: str) -> dict[str, An
     for name in ("query_tokens", "key_tokens"):
         if getattr(spec, name) is not None:
             fields[name] = getattr(spec, name)
-    fields["metadata"] = {**result.metadata._asdict(), "request_id": request_id, "version": __version__}
+    fields["metadata"] = {**result.metadata.present(), "request_id": request_id, "version": __version__}
     return fields

@@ -57,6 +57,10 @@ def with_null(q: int, k: int) -> list[list[float | None]]:
     return [[None if j > i else x for j, x in enumerate(row)] for i, row in enumerate(rows)]
 
 
+def infinite(*shape: int) -> np.ndarray:
+    return np.where(digits(*shape) > 4, 0, -np.inf)
+
+
 STAGES = ["scores", "scaled_scores", "capped_scores", "masked_scores", "attention_weights"]
 NONE: dict[str, Any] = {"include": []}
 
@@ -172,6 +176,26 @@ CASES = [
         ),
     ),
     Case("all stages", NPZ, NPZ, lambda: qkv(1500, 1500, 64, F8) | {"softcap": 5.0, "include": STAGES}),
+    Case(
+        "why keys are hidden",
+        SAFETENSORS,
+        SAFETENSORS,
+        lambda: (
+            heads(8, 8, 1300, 1300, 16)
+            | {"include": ["hidden_by"], "is_causal": True, "mask": digits(8, 1300, 1300) > 4}
+            | {"key_lengths": np.array(1200)}
+        ),
+    ),
+    Case(
+        "why keys are hidden from a few queries",
+        SAFETENSORS,
+        JSON,
+        lambda: (
+            qkv(40, 100_000, 16, F8)
+            | {"include": ["hidden_by"], "mask": digits(40, 100_000) > 4, "bias": infinite(40, 100_000)}
+            | {"select_queries": np.arange(30)[::-1].copy()}
+        ),
+    ),
     Case(
         "columns",
         SAFETENSORS,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
+from service.attention.arrays import is_float
 from service.attention.plan import Plan
 from service.attention.tiles import Tile, Tiling
 
 Array = Any  # of the library
 T = TypeVar("T")
+# No output has negative integers.
+UNWRITTEN: Final = -1
 
 
 class ArrayLibrary(ABC):
@@ -21,7 +24,8 @@ class ArrayLibrary(ABC):
     xp: its namespace, with the functions of the Python array API
     tiling: how tiles are cut for it
     is_asynchronous: True if reading a number waits for everything that the device was asked to compute before
-    fill: what `empty` fills arrays with. Tests set it to NaN, so that a number that was never computed shows.
+    fill: what `empty` fills arrays with. Tests set it to NaN, so that a number that was never computed shows;
+          integers, which have no NaN, are UNWRITTEN then.
     writes_in_place: True if `matmul` can write into a given array, and arrays can be reshaped without a copy
     """
 
@@ -48,10 +52,10 @@ class ArrayLibrary(ABC):
         """The type of the library for a type of NumPy."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        """A new array of floats that all get a value later."""
+        """A new array whose elements all get a value later."""
         found = self.xp.empty(shape, dtype=self.native(dtype), device=self.device)
         if self.fill is not None:
-            found[...] = self.fill
+            found[...] = self.fill if is_float(dtype) else UNWRITTEN
         return found
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from service.attention.plan import Plan
 from service.attention.result import overflow
 from service.attention.tiles import Tile, key_blocks, part_of
-from service.attention.visibility import additions, hidden_parts, visible
+from service.attention.visibility import additions, hidden_parts, hiding_bits, visible
 from service.backends.dense.buffers import ResultBuffers, TileSums
 from service.backends.dense.library import Array, ArrayLibrary
 from service.backends.dense.numerics import NumericPath
@@ -119,6 +119,8 @@ class TileComputation:
         for columns, seen in hidden_parts(plan.terms, tile, lib.load):
             lib.hide(scores[..., columns], seen, -np.inf)
         buffers.add("masked_scores", tile, scores)
+        if "hidden_by" in plan.selection.include:
+            buffers.add("hidden_by", tile, xp.broadcast_to(hiding_bits(plan.terms, tile, lib.load), scores.shape))
         return scores
 
     def _check_finite(self, scores: Array, tile: Tile) -> None:

@@ -29,7 +29,7 @@ from service.backends.torch.library import TorchLibrary
 TILE_BYTES: Final = 2**26
 # Matrices of the size of a tile that exist at once: scores and what is made of them, or masks; more for some outputs.
 MATRICES: Final = 3
-FOR_TOP_K, FOR_ENTROPY = 6, 2
+FOR_TOP_K, FOR_ENTROPY, FOR_HIDDEN_BY = 6, 2, 3
 
 # Options that change query, key or value, for which halves are cast to float32; and all others that fused kernels know.
 MAPS: Final = tuple(f"roles.{role}.map" for role in ROLES)
@@ -156,8 +156,9 @@ class TorchBackend(Backend):
 
     def _dense_bytes(self, plan: Plan, copied: int | None = None) -> int:
         """Upper bound of the memory of the dense computation, beyond the arrays of the request."""
-        chosen = plan.selection
-        matrices = MATRICES + FOR_TOP_K * (chosen.top_k is not None) + FOR_ENTROPY * ("entropy" in chosen.include)
+        chosen, matrices = plan.selection, MATRICES
+        matrices += FOR_TOP_K * (chosen.top_k is not None) + FOR_ENTROPY * ("entropy" in chosen.include)
+        matrices += FOR_HIDDEN_BY * ("hidden_by" in chosen.include)
         itemsize = plan.compute_dtype.itemsize
         scores = max(
             self.tiling.scores * 4 // itemsize, self.tiling.max_scores, plan.sizes.num_heads * plan.sizes.key_length

@@ -58,7 +58,7 @@ def chunks(value: Any, *, base64: bool = False) -> Iterator[Chunk]:
             yield before + orjson.dumps(name) + b":"
             yield from chunks(item, base64=base64)
             before = b","
-        yield b"}"
+        yield b"}" if value else b"{}"
     elif isinstance(value, np.ndarray):
         yield from _array(value)
     elif isinstance(value, Flat):

@@ -109,8 +109,13 @@ def requested_outputs(answer: Mapping[str, Any], requested: RequestedOutputs) ->
 
 
 def scalars(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of an answer as parameters, which are scalars."""
-    found = {name: value for name, value in metadata.items() if name != "warnings"}
+    """The metadata of an answer as parameters, which are scalars; nested ones dotted."""
+    found: dict[str, Any] = {}
+    for name, value in metadata.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{inner}": scalar for inner, scalar in value.items()}
+        elif name != "warnings":
+            found[name] = value
     if metadata["warnings"]:
         found["warnings"] = "; ".join(f"{notice.code}: {notice.message}" for notice in metadata["warnings"])
     return found

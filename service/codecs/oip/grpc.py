@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from service.codecs.base import Codec
-from service.codecs.chunks import ENCODE_BYTES, Chunk, Encoded
+from service.codecs.chunks import ENCODE_BYTES, Chunk, Encoded, contiguous
 from service.codecs.decoded import Body, Decoded
 from service.codecs.named_tensors import MAX_TENSORS
 from service.codecs.oip import check_model
@@ -60,6 +60,8 @@ EFFORT: Final = 32
 # An answer is joined into one message, which gRPC copies; typed fields are made before.
 RAW_COPIES: Final = 2
 TYPED_COPIES: Final = 5
+# Integers that are Python's at a time, each of which then takes up to 40 bytes.
+AT_ONCE: Final = 2**14
 # Bytes of a message without its raw tensors that are decoded in about a millisecond, and of one with them: raw tensors
 # are copied once.
 INLINE_HEAD: Final = 2**15
@@ -233,7 +235,9 @@ def _fill(contents: Any, array: np.ndarray) -> None:
     if array.dtype.kind == "f":  # on the wire as in memory, so that no number becomes an object
         contents.MergeFromString(b"".join(_field(number, array)))
     else:
-        getattr(contents, field).extend(array.reshape(-1).tolist())
+        elements = getattr(contents, field)
+        for part in contiguous(array, AT_ONCE):
+            elements.extend(part.tolist())
 
 
 def _field(number: int, array: np.ndarray) -> tuple[bytes, memoryview]:

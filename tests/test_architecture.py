@@ -14,6 +14,8 @@ MODULES = sorted((ROOT / "service").rglob("*.py"))
 MAX_FILE = 450
 MAX_FUNCTION = 50
 MAX_TOP = 10
+# Written by openapi/generate.py: parameters and docstrings are as long as the schema is.
+GENERATED = {"service/library/functions.py"}
 # Private attributes of torch without a public equivalent: the kernel that scaled_dot_product_attention will run, and
 # the number of kernels that are compiled for one function.
 PRIVATE = {"torch._fused_sdp_choice", "torch._dynamo"}
@@ -44,9 +46,10 @@ def test_functions_are_short(trees: dict[str, ast.Module]) -> None:
         f"{name}:{function.name}"
         for name, tree in trees.items()
         for function in functions(tree)
-        if (function.end_lineno or 0) - function.lineno + 1 > MAX_FUNCTION
+        if name not in GENERATED and (function.end_lineno or 0) - function.lineno + 1 > MAX_FUNCTION
     ]
     assert long == []
+    assert trees.keys() >= GENERATED
 
 
 def test_the_package_has_few_modules_at_the_top() -> None:

@@ -209,7 +209,7 @@ def test_the_callers_own_test_is_told() -> None:
 
 def test_a_weak_request_is_inconclusive_and_says_what_would_not_be() -> None:
     """Of one key, any weights make the same output."""
-    fields = {name: np.ones((1, 1, 1, 4), np.float32) for name in ("query", "key", "value")}
+    fields: dict[str, Any] = {name: np.ones((1, 1, 1, 4), np.float32) for name in ("query", "key", "value")}
     report = compare(np.ones((1, 1, 1, 4), np.float32), **fields)
     assert report.verdict.status == "inconclusive"
     assert report.next_input is not None

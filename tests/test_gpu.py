@@ -113,6 +113,19 @@ def test_onnx_cases_give_the_expected_numbers(operator: str) -> None:
             assert answer["metadata"]["device"] == "cuda:0"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_tensors_on_the_gpu_are_taken_as_they_are(backend: str, dtype: str) -> None:
+    tensor = torch.from_numpy(normal(5, 4)).to("cuda", getattr(torch, dtype)).requires_grad_()
+    expected = attend(input=tensor.detach().cpu(), backend="numpy")
+    found = attend(input=tensor, projection={"query": {"weight": torch.eye(4, device="cuda")}}, backend=backend)
+    assert found.metadata.dtype == expected.metadata.dtype == dtype
+    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    np.testing.assert_allclose(
+        found.output.astype(np.float64), expected.output.astype(np.float64), rtol=tolerance, atol=tolerance
+    )
+
+
 @pytest.mark.parametrize("tokens", [512, 2048])
 def test_float32_is_not_computed_in_tf32(tokens: int) -> None:
     """TF32 keeps ten bits, so that the deviation would be a thousand times as large."""
@@ -161,7 +174,7 @@ def test_flex_attention_runs_after_its_trial(name: str, dtype: str, monkeypatch:
     assert flex is not None
     monkeypatch.setattr(backends().choose("torch", "cuda"), "flex", flex)
     shape = (1, 2, 4096, 64)
-    request = {field: normal(*shape, seed=seed) for seed, field in enumerate(("query", "key", "value"))}
+    request: dict[str, Any] = {field: normal(*shape, seed=seed) for seed, field in enumerate(("query", "key", "value"))}
     request |= {"layout": "bhld", "include": [], "dtype": dtype} | FLEX[name]
     first = attend(**request, **ON_GPU)
     until(lambda: not flex.trials._running)
@@ -237,7 +250,7 @@ ASYNCHRONOUS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_cpu_waits_for_the_gpu_only_for_the_result(dtype: str, options: dict[str, Any]) -> None:
     """torch's sync debug mode turns every operation that waits into an error."""
-    arrays = {name: normal(1, 4, 1024, 64) for name in ("query", "key", "value")}
+    arrays: dict[str, Any] = {name: normal(1, 4, 1024, 64) for name in ("query", "key", "value")}
     run = partial(attend, **arrays, dtype=dtype, **{"include": []} | options, **ON_GPU)
     run()  # loads modules and kernels first
     torch.cuda.set_sync_debug_mode("error")

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, get_type_hints
 
 import httpx
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 import service
-from service import attend
+from service import assert_attention, attend, compare
 from service.errors import InvalidRequest, Overflow, ServiceError
+from service.library import functions
+from service.schemas import request as schemas
+from service.schemas.compare import OwnTolerance
+from service.schemas.request import AttentionRequest
 from tests.cases import CASES, Case, as_array
 from tests.helpers.backends import BACKENDS
 from tests.test_layouts import post
@@ -39,6 +48,52 @@ def test_arrays_set_the_dtype_and_lists_do_not() -> None:
     assert attend([[1, 0]], [[1, 0]], [[1, 0]]).output.dtype == np.float64
 
 
+@pytest.mark.parametrize(
+    ("function", "own"),
+    [
+        (attend, []),
+        (compare, ["actual", "logsumexp_base", "tolerance"]),
+        (assert_attention, ["actual", "logsumexp_base", "tolerance"]),
+    ],
+)
+def test_signatures_name_exactly_the_fields_of_a_request(function: Callable[..., Any], own: list[str]) -> None:
+    """In their order, with their defaults; query, key and value also by position."""
+    found = dict(inspect.signature(function).parameters)
+    assert found.pop("unknown").kind is inspect.Parameter.VAR_KEYWORD
+    fields = AttentionRequest.model_fields
+    assert list(found) == [*own[:1], *fields, *own[1:]]
+    assert {name: found[name].default for name in fields} == {name: field.default for name, field in fields.items()}
+    by_position = [name for name, one in found.items() if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    assert by_position == [*own[:1], "query", "key", "value"]
+    assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for name, one in found.items() if name not in by_position)
+    types = get_type_hints(function)
+    assert types.keys() == {*found, "unknown", "return"}
+    assert len(function.__doc__ or "") > 500
+
+
+def test_the_types_of_nested_fields_have_their_names() -> None:
+    models: list[type[BaseModel]] = [*schemas.Part.__subclasses__(), OwnTolerance]
+    assert len(models) == 7
+    for model in models:
+        assert getattr(functions, model.__name__).__annotations__.keys() == model.model_fields.keys()
+
+
+def test_every_argument_is_described() -> None:
+    text = attend.__doc__ or ""
+    for name, field in AttentionRequest.model_fields.items():
+        described = " ".join(text.split()).partition(f" {name}: ")[2]
+        assert described.startswith(" ".join((field.description or "missing").split())[:60]), name
+
+
+def test_names_of_other_libraries_are_translated() -> None:
+    fields: dict[str, Any] = {"input": [[1.0]], "attn_mask": [[True]]}
+    for call in (attend, compare, partial(assert_attention, [[1.0]])):
+        with pytest.raises(InvalidRequest, match=r"/attn_mask: expected a known field.*send booleans as mask"):
+            call(**fields)
+    with pytest.raises(InvalidRequest, match="/unknown: expected a known field"):
+        attend(input=[[1.0]], unknown=1)  # type: ignore[arg-type]  # no parameter takes it
+
+
 def test_attend_works_within_a_running_event_loop() -> None:
     async def main() -> float:
         return float(attend([[1.0]], [[1.0]], [[2.5]]).output[0, 0])
@@ -48,7 +103,7 @@ def test_attend_works_within_a_running_event_loop() -> None:
 
 def test_errors_point_at_the_field() -> None:
     with pytest.raises(InvalidRequest, match="/num_head: expected a known field, got 'num_head'"):
-        attend(input=[[1]], num_head=2)
+        attend(input=[[1]], num_head=2)  # type: ignore[arg-type]  # no parameter takes it
     with pytest.raises(ServiceError, match="/key"):
         attend([[1, 2]], [[1]], [[1]])
 
@@ -57,7 +112,7 @@ def test_errors_point_at_the_field() -> None:
 @pytest.mark.parametrize("where", ["key", "value", "query"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 def test_a_visible_number_that_is_not_finite_is_an_error(where: str, poison: float, backend: str) -> None:
-    arrays = {name: np.ones((2, 2)) for name in ("query", "key", "value")}
+    arrays: dict[str, Any] = {name: np.ones((2, 2)) for name in ("query", "key", "value")}
     arrays[where][1, 1] = poison
     with pytest.raises(Overflow):
         attend(**arrays, backend=backend)

@@ -173,7 +173,7 @@ def test_selections_and_averages_are_of_the_full_weights(
     chosen_heads, chosen_rows = sorted(x for x in heads if x < h) or [0], sorted(x for x in rows if x < q) or [0]
     include = ["attention_weights", "masked_scores", "logsumexp", "entropy", "received"]
     full = attend(**request, include=include, backend=backend)
-    selection = {"select_heads": np.array(chosen_heads), "select_queries": np.array(chosen_rows)}
+    selection: dict[str, Any] = {"select_heads": np.array(chosen_heads), "select_queries": np.array(chosen_rows)}
     part = attend(**request, include=include, backend=backend, **selection)
     for name in ("attention_weights", "masked_scores", "logsumexp", "entropy"):
         np.testing.assert_array_equal(part[name], full[name][chosen_heads][:, chosen_rows])

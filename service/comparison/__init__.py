@@ -2,7 +2,7 @@
 
 In the order of a comparison:
 
-- files, tensors: requests and outputs in files and of other libraries; question: the fields of a request as a question
+- files: requests and outputs in files; question: the fields of a request as a question
 - run: the path of a request over HTTP; cli: the commands
 - compare: the comparison itself; actual: the arrays that were sent
 - case: a request in float64, some of whose options a mutant changes; problem: its last part, from scores to outputs

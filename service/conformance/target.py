@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from service.comparison.tensors import as_numpy
+from service.codecs.array_objects import as_numpy
 
 Target = Callable[..., Any]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.comparison.tensors import as_numpy
+from service.codecs.array_objects import as_numpy
 from service.conformance.target import Unsupported
 
 # What each adapter deals with: axes, and the heads that are packed in features.

@@ -1,0 +1,206 @@
+"""The functions of the library, with a parameter for each field of a request: service/library/functions.py."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from service.attention import spec
+from service.schemas import arrays, compare, request
+
+# Columns of a line.
+WIDTH: Final = 120
+# The types of fields by their names; all literals in a request have one. Editors complete a literal also beside str,
+# and a variable that is a str needs no cast.
+NAMED: Final[tuple[tuple[str, Any], ...]] = (
+    *((f"{name} | str", getattr(spec, name)) for name in ("Layout", "DType", "Backend", "Normalization", "Output")),
+    ("Encoding | str", request.Encoding),
+    ("LogsumexpBase | str", compare.LogsumexpBase),
+    ("int | Array", arrays.IntegerOrIntegers),
+    ("Labels", arrays.TokenLabels),
+)
+HEAD: Final = '''\
+"""attend(), compare() and assert_attention(), with a parameter for each field of a request.
+
+`make openapi` generates this module from service/schemas; openapi/functions.py has its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Never, TypedDict
+
+from service.attention.spec import Backend, DType, Layout, Normalization, Output
+from service.library import calls
+from service.library.result import AttentionResult
+from service.library.types import Array, Labels
+from service.schemas.compare import CompareReport, LogsumexpBase
+from service.schemas.request import Encoding
+'''
+ATTEND: Final = """\
+The exact attention of query, key and value, in any variant, with the intermediate results of `include`.
+
+    result = attend(query, key, value, is_causal=True, include=["attention_weights", "logsumexp"])
+    result.output, result.attention_weights, result["logsumexp"], result.metadata.fully_masked_rows
+
+Arrays are ndarrays, nested lists, tensors of torch on any device, arrays of JAX, or whatever else NumPy can read.
+Their types count for the type of the result; lists have none. Nested fields are dicts, like `window={"left": 3}`.
+None stands for a field that is left out. docs/attention.md defines every field.
+
+Shapes, with b batch entries, h heads, q queries, k keys, d features of queries and keys, e features of values:
+
+    layout  query         key           value         output        attention_weights
+    ld      (q, d)        (k, d)        (k, e)        (q, e)        (q, k), rows sum to one
+    dl      (d, q)        (d, k)        (e, k)        (e, q)        (k, q), columns sum to one
+    bld     (b, q, d)     (b, k, d)     (b, k, e)     (b, q, e)     (b, q, k)
+    bhld    (b, h, q, d)  (b, h, k, d)  (b, h, k, e)  (b, h, q, e)  (b, h, q, k)
+
+In layouts without h, num_heads above 1 packs the heads in d and e; attention_weights then have h after b.
+
+Unlike over HTTP, a hidden key or value may be inf or NaN: what cannot be seen cannot poison. There is no limit on
+memory but the machine's.
+"""
+COMPARE: Final = """\
+The report on what an attention kernel returned: is it right, and if not, which mistake was made?
+
+    report = compare(my_kernel(query, key, value), query, key, value, is_causal=True)
+    report.verdict.status, report.hypotheses[0].name
+
+All other arguments are those of `attend`; docs/compare.md describes the report.
+"""
+ASSERT: Final = """\
+Raise AssertionError unless an output is right, or at least not known to be wrong; else return the report.
+
+The message of the error is the report as text. An output whose request shows few mistakes passes: see
+`report.power`. All other arguments are those of `attend`.
+"""
+ACTUAL: Final = (
+    "The output; a tuple of output and logsumexp; a dict of arrays by their names in a response (output, logsumexp, "
+    "attention_weights, …), which the result of `attend` is, too"
+)
+UNKNOWN: Final = "Any other name is an error, which translates the names of other libraries, like attn_mask."
+RETURNS: Final = "Returns: the results by name, and the metadata; see its class."
+ERRORS: Final = "Errors: service.errors.InvalidRequest, with a pointer to each field at fault."
+
+
+def functions() -> str:
+    """The module."""
+    fields, own = request.AttentionRequest.model_fields, compare.CompareRequest.model_fields
+    described = {name: described_field(field) for name, field in fields.items()}
+    described["encoding"] += " It has no effect here."
+    compared = {name: described_field(field) for name, field in own.items() if name not in [*fields, "actual"]}
+    optional = {"actual": f"{ACTUAL}; or None to ask which mistakes the request could show."} | compared
+    documents = {
+        "attend": [ATTEND, arguments(described), UNKNOWN, RETURNS, ERRORS],
+        "compare": [COMPARE, arguments(optional), UNKNOWN, ERRORS],
+        "assert_attention": [ASSERT, arguments({"actual": f"{ACTUAL}."} | compared), UNKNOWN, ERRORS],
+    }
+    heads = {
+        "attend": (list(parameters(fields)), "AttentionResult"),
+        "compare": (["actual: Any = None", *parameters(own)], "CompareReport"),
+        "assert_attention": (["actual: Any", *parameters(own)], "CompareReport"),
+    }
+    parts = [HEAD, *(typed_dict(model) for model in parts_of(compare.CompareRequest))]
+    parts += [function(name, *heads[name], "\n\n".join(map(str.strip, documents[name]))) for name in documents]
+    return "\n\n".join(parts)
+
+
+def function(name: str, given: list[str], returned: str, text: str) -> str:
+    """A function that hands its arguments on to the one of the same name in `calls`."""
+    lines = "".join(f"    {parameter},\n" for parameter in given)
+    body = "__tracebackhide__ = True  # pytest then shows the call, not all these parameters"
+    document = textwrap.indent(f'"""{text}\n"""', "    ", lambda line: bool(line.strip()))
+    return (
+        f"def {name}(\n{lines}    **unknown: Never,\n) -> {returned}:\n"
+        f"{document}\n    {body}\n    return calls.{name}(locals())\n"
+    )
+
+
+def parameters(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+    """The parameters of these fields: sources by position too, all others by name only."""
+    for name, field in fields.items():
+        if name == "actual":
+            continue
+        yield f"{name}: {type_of(field.annotation, field.metadata)} = {default_of(field)}"
+        if name == "value":
+            yield "*"
+
+
+def typed_dict(model: type[BaseModel]) -> str:
+    """The class for the dict of a nested field."""
+    lines = [f"class {model.__name__}(TypedDict, total=False):", f'    """{model.__doc__}"""', ""]
+    for name, field in model.model_fields.items():
+        lines.append(f"    {name}: {type_of(field.annotation, field.metadata, nested=True)}")
+        text = textwrap.wrap(described_field(field) + '"""', WIDTH - 4, initial_indent='"""')
+        lines += [f"    {line}" for line in text]
+    return "\n".join(lines) + "\n"
+
+
+def parts_of(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """The models of nested fields, inner ones first, without that of `actual`."""
+    found: dict[type[BaseModel], None] = {}
+
+    def visit(outer: type[BaseModel]) -> None:
+        for name, field in outer.model_fields.items():
+            for option in get_args(field.annotation) if name != "actual" else ():
+                if isinstance(option, type) and issubclass(option, BaseModel) and option not in found:
+                    visit(option)
+                    found[option] = None
+
+    visit(model)
+    yield from found
+
+
+def type_of(annotation: Any, metadata: list[Any] | None = None, *, nested: bool = False) -> str:
+    """The type of an argument. metadata: what pydantic took from an annotation that is not a union"""
+    if metadata:
+        whole = Annotated[annotation, *metadata]  # type: ignore[valid-type]
+        if get_origin(annotation) not in (Union, types.UnionType):
+            annotation = whole
+    for name, known in NAMED:
+        if annotation == known:
+            return name
+    if annotation is type(None):
+        return "None"
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return " | ".join(type_of(option, nested=nested) for option in inner)
+    if origin is Annotated:
+        return "Array" if arrays.ProtocolTensor in map(type, annotation.__metadata__) else type_of(inner[0])
+    if origin is list:
+        return f"Sequence[{type_of(inner[0])}]"
+    assert origin is not Literal, f"a literal without a name: {annotation}"
+    if issubclass(annotation, BaseModel):
+        return annotation.__name__ if nested else f"{annotation.__name__} | Mapping[str, Any]"
+    return str(annotation.__name__)
+
+
+def default_of(field: FieldInfo) -> str:
+    """The default of a field as Python."""
+    value = field.default
+    if isinstance(value, tuple):
+        return f"({', '.join(map(json.dumps, value))}{',' * (len(value) == 1)})"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def described_field(field: FieldInfo) -> str:
+    """The description of a field, and the values that it can have."""
+    text = " ".join((field.description or "").split())
+    for option in get_args(field.annotation):
+        if get_origin(option) is Literal:
+            text += f" One of {', '.join(get_args(option))}."
+    return text
+
+
+def arguments(described: Mapping[str, str]) -> str:
+    """The section of a docstring on its arguments."""
+    lines = ["Args:"]
+    for name, text in described.items():
+        lines += textwrap.wrap(f"{name}: {text}", WIDTH - 4, initial_indent=" " * 4, subsequent_indent=" " * 8)
+    return "\n".join(lines)

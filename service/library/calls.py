@@ -1,0 +1,86 @@
+"""What the functions of the library do with their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from service.backends.registry import Backends
+from service.codecs.array_objects import as_numpy
+from service.codecs.decoded import Decoded
+from service.comparison.compare import compare_question
+from service.comparison.question import make_question
+from service.comparison.report import make_report
+from service.comparison.text import as_text
+from service.errors import child
+from service.library.result import AttentionResult
+from service.pipeline.prepare import make_spec_and_plan
+from service.schemas.compare import ActualArrays, CompareReport, CompareRequest
+
+# The arguments of a call by their names; `unknown` holds those that are no fields of a request.
+Arguments = Mapping[str, Any]
+
+
+def attend(arguments: Arguments) -> AttentionResult:
+    """The result of `service.attend`. Errors: InvalidRequest of every kind."""
+    spec, plan = make_spec_and_plan(_decoded(_fields(arguments)), allow_non_finite=True)
+    found = backends().choose(spec.backend, spec.device).program(plan, spec)(spec.sources, None)
+    return AttentionResult(found, spec, plan)
+
+
+def compare(arguments: Arguments) -> CompareReport:
+    """The report of `service.compare`. Errors: InvalidRequest of every kind."""
+    given = _fields(arguments)
+    if arguments["actual"] is not None:
+        given["actual"] = as_numpy(_named(arguments["actual"]), "/actual")
+    return make_report(compare_question(make_question(_decoded(given)), backends().choose("numpy", "cpu")))
+
+
+def assert_attention(arguments: Arguments) -> CompareReport:
+    """The report of `service.assert_attention`. Errors: AssertionError with the report as text, InvalidRequest."""
+    __tracebackhide__ = True  # pytest then shows the line of the test
+    report = compare(arguments)
+    if report.verdict.status in ("imprecise", "wrong"):
+        raise AssertionError(as_text(report))
+    return report
+
+
+@cache
+def backends() -> Backends:
+    """The backends of `attend`, with the threads that their libraries start by themselves."""
+    return Backends()
+
+
+def _fields(arguments: Arguments) -> dict[str, Any]:
+    """The fields of a request that are not None, arrays as ndarrays, and the unknown arguments beside them."""
+    names = CompareRequest.model_fields.keys() & arguments.keys() - {"actual"}
+    given = {name: arguments[name] for name in arguments if name in names} | arguments["unknown"]
+    return {name: _with_numbers(as_numpy(value, child("", name))) for name, value in given.items() if value is not None}
+
+
+def _with_numbers(value: Any) -> Any:
+    """A field whose arrays without axes are numbers, as those fields need that are one number."""
+    if isinstance(value, dict):
+        return {name: _with_numbers(inner) for name, inner in value.items()}
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return value.item() if value.dtype.kind in "biu" else float(value)
+    return value
+
+
+def _decoded(given: dict[str, Any]) -> Decoded:
+    return Decoded(given, frozenset(name for name, field in given.items() if isinstance(field, list)))
+
+
+def _named(actual: Any) -> Mapping[str, Any]:
+    """What a kernel returned, by name: a tuple is output and logsumexp, anything but a dict the output.
+
+    Of a result of `attend`, whatever can be compared.
+    """
+    if isinstance(actual, AttentionResult):
+        return {name: actual[name] for name in ActualArrays.model_fields if name in actual}
+    if isinstance(actual, tuple) and len(actual) == 2:
+        return dict(zip(("output", "logsumexp"), actual, strict=True))
+    return actual if isinstance(actual, Mapping) else {"output": actual}

@@ -1,0 +1,123 @@
+"""What `attend` returns: names to look up and to complete, errors that list them, copies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service import attend, compare
+from service.attention.outputs import OUTPUTS
+from service.attention.plan import make_plan
+from service.attention.result import Result
+from service.backends.numpy.backend import NumpyBackend
+from service.library import AttentionResult
+from tests.test_options import CHANGES, changed
+
+# Three keys, equal to the query, so that each weighs the same, and the logsumexp is log 3 + 1.
+ONES = np.ones((3, 1))
+
+
+def arrays(result: Mapping[str, Any]) -> dict[str, list[Any]]:
+    return {
+        name: [array.tolist() for array in (value.values() if isinstance(value, dict) else [value])]
+        for name, value in result.items()
+    }
+
+
+def test_results_are_looked_up_by_name() -> None:
+    result = attend(ONES, ONES, ONES, include=["attention_weights", "logsumexp"])
+    assert list(result) == list(result.keys()) == ["output", "attention_weights", "logsumexp"]
+    assert len(result) == 3
+    assert "logsumexp" in result
+    assert "scores" not in result
+    assert result.logsumexp is result["logsumexp"] is dict(result)["logsumexp"]
+    np.testing.assert_allclose(result.logsumexp, 1 + np.log([3, 3, 3]), rtol=1e-15)
+    np.testing.assert_allclose(result.attention_weights, np.full((3, 3), 1 / 3), rtol=1e-15)
+    assert result.output is result["output"]
+    assert isinstance(result, Result)
+    assert isinstance(result, Mapping)
+
+
+def test_every_output_is_an_attribute_that_is_completed() -> None:
+    names = list(OUTPUTS)
+    result = attend(input=ONES, include=names)
+    assert {"output", *names} <= set(dir(result))
+    assert result._ipython_key_completions_() == list(result)
+    for name in names:
+        assert getattr(result, name) is result[name]
+    top = attend(input=ONES, top_k=2)
+    assert "top_weights" in dir(top)
+    assert top.top_weights["indices"].tolist() == [[0, 1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("scores", {}, "no 'scores' here; there are output, attention_weights. Ask for it with include=[\"scores\"]"),
+        ("attention_weights", {"include": []}, 'there are output. Ask for it with include=["attention_weights"]'),
+        ("attention_weights", {"top_k": 1}, "there are output, top_weights. top_k replaced it by top_weights"),
+        ("top_weights", {}, "there are output, attention_weights. Ask for it with top_k=…"),
+        ("softmax", {}, "no 'softmax' here; there are output, attention_weights$"),
+    ],
+)
+def test_a_name_that_is_not_there_is_explained(name: str, options: dict[str, Any], said: str) -> None:
+    result = attend(input=ONES, **options)
+    pattern = re.escape(said).replace(r"\$", "$")
+    with pytest.raises(AttributeError, match=pattern):
+        getattr(result, name)
+    with pytest.raises(KeyError) as error:
+        result[name]
+    assert re.search(pattern, error.value.args[0])
+
+
+def test_its_text_names_shapes_types_and_what_to_know() -> None:
+    result = attend(input=ONES, include=["attention_weights", "logsumexp"], dtype="float32", backend="numpy")
+    assert repr(result) == (
+        f"AttentionResult: float32, kernel {result.metadata.kernel} of numpy on cpu\n"
+        "  output             (3, 1) float32\n"
+        "  attention_weights  (3, 3) float32\n"
+        "  logsumexp          (3,) float32"
+    )
+    masked = attend(input=ONES, top_k=2, key_mask=[False] * 3, bias=[[0, 1, 0]] * 3, backend="numpy")
+    assert repr(masked).splitlines()[1:4] == [
+        "  output       (3, 1) float64",
+        "  top_weights  indices (3, 2) int64, values (3, 2) float64",
+        "  rows without a visible key: 3",
+    ]
+    assert "\n  warning bias_looks_like_mask: " in repr(masked)
+
+
+def test_results_are_compared_by_identity_and_can_be_hashed() -> None:
+    one, other = (attend(input=ONES) for _ in range(2))
+    assert one in [other, one]
+    assert one != other
+    assert len({one, other, one}) == 2
+
+
+def test_a_result_can_be_compared_with_a_request() -> None:
+    """Of a result, all arrays are compared that a comparison knows."""
+    everything = attend(input=ONES, include=["attention_weights", "logsumexp", "entropy"])
+    report = compare(everything, input=ONES)
+    assert report.verdict.ratio == 0
+    assert set(report.errors) == {"output", "attention_weights", "logsumexp", "entropy"}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_result_survives_copies_and_pickles(name: str) -> None:
+    """With every option of a request, as a result keeps its request."""
+    spec = changed(name)
+    plan = make_plan(spec)
+    result = AttentionResult(NumpyBackend().run(plan, spec, spec.sources), spec, plan)
+    for found in (copy.copy(result), copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
+        assert type(found) is AttentionResult
+        assert arrays(found) == arrays(result)
+        assert found.metadata == result.metadata
+        assert repr(found) == repr(result)
+        assert found._spec.include == spec.include
+        assert found._plan.options == plan.options

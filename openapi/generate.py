@@ -1,4 +1,4 @@
-"""Regenerate what is generated from the code: the API document, its examples, the tables in docs.
+"""Regenerate what is generated from the code: the API document, its examples, the tables in docs, the library.
 
 `make openapi` runs this. With `--check`, write nothing and fail if anything would change.
 """
@@ -15,11 +15,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from flow import flow
+from functions import functions
 from plain import plain
 from promises import promises
 
+from service.backends.registry import Backends
 from service.cli import parser
 from service.codecs import CODECS
+from service.codecs.decoded import Decoded
 from service.comparison.candidates import MESSAGES
 from service.errors import error_classes
 from service.observability.metrics import Metrics
@@ -73,9 +76,35 @@ def compact(value: Any, indent: str = "") -> str:
 
 def readme_picture() -> str:
     """The weights of the README's request."""
-    from picture import picture
+    request = json.loads((CASES / "animals_two_queries.json").read_text(encoding="utf-8"))["request"]
+    return drawn({**request, "heatmap": {"title": ""}})
 
-    return picture(json.loads((CASES / "animals_two_queries.json").read_text(encoding="utf-8"))["request"])
+
+def sentence_picture() -> str:
+    """The first picture of docs/heatmaps.md."""
+    page = (ROOT / "docs" / "heatmaps.md").read_text(encoding="utf-8")
+    return drawn(json.loads(page.partition("-d '")[2].partition("'\n")[0]))
+
+
+def notebook_picture() -> str:
+    """The first picture of docs/notebooks.md: of what its first program returns."""
+    from service.library import AttentionResult
+
+    page = (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    *before, last = page.partition("```python\n")[2].partition("```")[0].strip().splitlines()
+    names: dict[str, Any] = {}
+    exec("\n".join(before), names)  # noqa: S102  # the project's own page
+    result = eval(last, names)  # noqa: S307
+    assert isinstance(result, AttentionResult)
+    return result.heatmap().svg
+
+
+def drawn(fields: dict[str, Any]) -> str:
+    """The SVG that `POST /attention/heatmap` returns for a request."""
+    from service.render.heatmap import Heatmap, make_heatmap_request
+
+    untyped = frozenset(name for name, field in fields.items() if isinstance(field, list))
+    return Heatmap(make_heatmap_request(Decoded(fields, untyped)), Backends().choose("numpy", "cpu")).svg
 
 
 def document() -> str:
@@ -185,11 +214,14 @@ def main() -> None:
     protocol = docs / "inference-protocol.md"
     changed = []
     made: tuple[tuple[Path, Callable[[], str | bytes]], ...] = (
+        (ROOT / "service" / "library" / "functions.py", functions),
         (INFERENCE / "inference.binpb", compiled),
         (ROOT / "service" / "routes" / "examples.json", examples),
         (ROOT / "service" / "routes" / "answer.json", example_answer),
         (ROOT / "openapi" / "openapi.json", document),
         (docs / "images" / "animals.svg", readme_picture),
+        (docs / "images" / "sentence.svg", sentence_picture),
+        (docs / "images" / "notebook.svg", notebook_picture),
         (ROOT / "openapi" / "openapi-3.0.json", older_document),
         (ROOT / "openapi" / "promises.txt", promised),
         (docs / "settings.md", lambda: filled(docs / "settings.md", "settings", table())),

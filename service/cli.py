@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from service.comparison import cli as comparing
 from service.conformance import cli as conformance
+from service.render import cli as drawing
 from service.version import __version__
 
 # Flags of `serve`: the setting that each replaces, its type, its help text.
@@ -83,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
         "valid.",
     )
     compute.add_argument("request", metavar="REQUEST.json", help="file with the request, or - for standard input")
+    drawing.add_commands(add)
     comparing.add_commands(add)
     add("openapi", _openapi, "print the OpenAPI document")
     add("key", _key, "make an API key, and its hash for ATTENTION_API_KEYS")

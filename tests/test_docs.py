@@ -37,10 +37,17 @@ ELSEWHERE = {
         "tests/deploy/test_manifests.py",
         "needs a cluster; what it would send is built and validated",
     ),
+    ("docs/notebooks.md", "pip install"): ("deploy/release-check", "installs an environment"),
+    ("docs/notebooks.md", "import numpy as np\nfrom service import attend\n\nanimals"): (
+        "tests/test_notebooks.py",
+        "its last line is a picture",
+    ),
+    ("docs/notebooks.md", "import jax"): ("tests/test_notebooks.py", "needs torch and JAX"),
     ("docs/inference-protocol.md", "import numpy"): ("tests/clients/test_docs.py", "needs tritonclient"),
     ("docs/inference-protocol.md", "import asyncio"): ("tests/clients/test_docs.py", "needs kserve"),
     ("docs/inference-protocol.md", "pip install"): ("tests/clients/test_docs.py", "serves until it is stopped"),
     ("docs/clients.md", ""): ("tests/clients", "needs other languages and generators"),
+    ("docs/heatmaps.md", ""): ("tests/test_heatmap.py", "each block writes a file"),
     ("docs/agents.md", ""): ("tests/test_docs.py", "each block goes on where the one before it ended"),
     **{
         ("docs/conformance.md", start): ("tests/peers/test_conformance.py", "needs the library")
@@ -108,8 +115,9 @@ def test_commands_and_requests_run(block: Block, address: str) -> None:
 
 
 @pytest.mark.parametrize("block", [block for block in HERE if block.language == PYTHON], ids=str)
-def test_python_examples_run(block: Block, address: str) -> None:
+def test_python_examples_run(block: Block, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each expression with a comment behind it has the value of the comment."""
+    monkeypatch.chdir(tmp_path)  # some write files
     shown = block.execute(address)
     assert shown, "nothing that could be compared"
     for expression, value, said in shown:

@@ -45,7 +45,7 @@ def test_generated_files_are_up_to_date() -> None:
 @pytest.mark.slow
 def test_damaged_generated_sections_are_found_and_restored(tmp_path: Path) -> None:
     """--check finds a damaged section or compiled file that is generated, and the generator restores it."""
-    for folder in ("openapi", "docs", "tests/cases", "service/codecs", "service/routes"):
+    for folder in ("openapi", "docs", "tests/cases", "service/codecs", "service/library", "service/routes"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "CONTRIBUTING.md", tmp_path)
     marked: dict[str, Path] = {}
@@ -54,18 +54,19 @@ def test_damaged_generated_sections_are_found_and_restored(tmp_path: Path) -> No
         marked |= dict.fromkeys(re.findall(r"<!-- (\w+): generated -->", text), page)
         page.write_text(re.sub(r"(<!-- \w+: generated -->\n).*?(\n<!-- end -->)", r"\1\2", text, flags=re.DOTALL))
     assert marked.keys() == {"settings", "commands", "metrics", "errors", "statuses", "flow", "mistakes"}
-    compiled = tmp_path / "service" / "codecs" / "oip" / "inference.binpb"
-    compiled.write_bytes(b"")
+    whole = [tmp_path / "service" / name for name in ("codecs/oip/inference.binpb", "library/functions.py")]
+    for file in whole:
+        file.write_bytes(b"")
     command = [sys.executable, str(tmp_path / "openapi" / "generate.py")]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     found, made = (
         subprocess.run([*command, *flag], env=environment, capture_output=True, text=True, check=False)
         for flag in (["--check"], [])
     )
-    changed = {f"changed: {page.relative_to(tmp_path)}" for page in [compiled, *marked.values()]}
+    changed = {f"changed: {page.relative_to(tmp_path)}" for page in [*whole, *marked.values()]}
     assert (found.returncode, set(found.stdout.split("\n")[:-1])) == (1, changed)
     assert made.returncode == 0
-    for page in [compiled, *marked.values()]:
+    for page in [*whole, *marked.values()]:
         assert page.read_bytes() == (ROOT / page.relative_to(tmp_path)).read_bytes()
 
 
@@ -155,8 +156,8 @@ def test_the_server_serves_the_document(client: httpx.Client) -> None:
 
 def test_operation_ids_are_stable() -> None:
     """Generated clients name their methods after the operation ids."""
-    own = {"compareAttention", "computeAttention", "checkLive", "checkReady", "describeProblem", "getMetrics"}
-    server = {"getServerMetadata", "checkServerLive", "checkServerReady"}
+    own = {"compareAttention", "computeAttention", "drawAttention", "describeProblem", "getMetrics"}
+    server = {"checkLive", "checkReady", "getServerMetadata", "checkServerLive", "checkServerReady"}
     model = {"getModelMetadata", "getModelVersionMetadata", "checkModelReady", "checkModelVersionReady"}
     assert set(OPERATIONS) == own | server | model | {"infer", "inferVersion"}
 

@@ -46,18 +46,19 @@ def add_commands(add: Callable[..., Any]) -> None:
 def run_compare(options: argparse.Namespace) -> int:
     """Print the report on the files of the command, and return the exit status."""
     from service.backends.registry import Backends
+    from service.comparison.actual import NAMES
     from service.comparison.compare import compare_question
-    from service.comparison.files import read_actual, read_request
     from service.comparison.question import make_question
     from service.comparison.report import make_report
     from service.comparison.text import as_text
     from service.errors import ServiceError
+    from service.pipeline.files import read_arrays, read_request
 
     check = Progress()
     try:
         decoded = read_request(Path(options.request))
         if options.actual is not None:
-            decoded.fields["actual"] = read_actual(Path(options.actual))
+            decoded.fields["actual"] = read_arrays(Path(options.actual), NAMES)
         report = make_report(compare_question(make_question(decoded), Backends().choose("numpy", "cpu"), check))
     except ServiceError as error:
         check.end()
@@ -75,11 +76,11 @@ def run_inputs(options: argparse.Namespace) -> int:
     """Write the request of the command, and return the exit status: 1 if it does not show all that it should."""
     from service.comparison.candidates import MESSAGES
     from service.comparison.case import make_case
-    from service.comparison.files import json_fields, read_request, write_request
     from service.comparison.inputs import make_input, recipe_for, recipe_of, suggest
     from service.comparison.mutants import MUTANTS
     from service.comparison.question import make_question
     from service.errors import ServiceError
+    from service.pipeline.files import json_fields, read_request, write_request
 
     check = Progress()
     for name in options.kills:

@@ -11,8 +11,8 @@ from service.comparison.baseline import FIELDS, IMPRECISE
 from service.comparison.compare import Comparison
 from service.comparison.errors import Errors
 from service.comparison.evidence import Hypothesis
-from service.comparison.files import json_fields
 from service.comparison.inputs import Suggestion
+from service.pipeline.files import json_fields
 from service.schemas.compare import (
     ArrayErrors,
     Baseline,
@@ -34,7 +34,7 @@ SHOWN: Final = 20_000
 def make_report(comparison: Comparison, request_id: str | None = None) -> CompareReport:
     """The report of a comparison."""
     found = comparison.power
-    metadata: dict[str, Any] = comparison.metadata._asdict()
+    metadata: dict[str, Any] = comparison.metadata.present()
     metadata["warnings"] = [{"code": one.code, "message": one.message} for one in comparison.metadata.warnings]
     metadata["dtype"] = comparison.question.plan.dtype.name
     if request_id is not None:

@@ -9,8 +9,8 @@ from typing import Final
 
 from service.codecs.named_tensors import add_dotted
 from service.codecs.safetensors import SafetensorsCodec
-from service.comparison.files import dotted_arrays, plain_fields, safetensors_bytes
 from service.conformance.suite import Case, make_cases
+from service.pipeline.files import dotted_arrays, plain_fields, safetensors_bytes
 from service.version import __version__
 
 INDEX: Final = "index.json"

@@ -5,7 +5,7 @@ By RFC 9110, sections 8.3 (Content-Type), 8.4 (Content-Encoding) and 12.5.1 (Acc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from service.codecs import CODECS, Codec
@@ -15,9 +15,6 @@ from service.http.head import parse_length
 
 # Media ranges of an Accept header that are considered; more take longer than a small request.
 MAX_RANGES: Final = 64
-
-# Takes the headers of a request, and returns the codecs of its body and of the response.
-Negotiate = Callable[[Mapping[bytes, bytes]], tuple[Codec, Codec]]
 
 
 def negotiate(headers: Mapping[bytes, bytes]) -> tuple[Codec, Codec]:

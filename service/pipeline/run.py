@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from service.codecs import Codec
 from service.codecs.chunks import Encoded
 from service.codecs.decoded import Body
@@ -14,9 +12,6 @@ from service.pipeline.encode import encode
 from service.pipeline.engine import Engine
 from service.pipeline.execution import Execution
 from service.pipeline.prepare import prepare
-
-# What `run` is: engine, body, decoder, encoder, execution and the id of the request to the encoded answer.
-Run = Callable[[Engine, Body, Codec, Codec, Execution, str], Awaitable[Encoded]]
 
 
 async def run(

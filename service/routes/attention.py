@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
+from service.codecs import Codec
+from service.codecs.chunks import Encoded
+from service.codecs.decoded import Body
 from service.http.body import BodyLimits, content_length, receive_body, receive_disconnect
 from service.http.head import joined
-from service.http.negotiation import Negotiate, negotiate, refuse_content_encoding
+from service.http.negotiation import negotiate, refuse_content_encoding
 from service.http.streaming import ChunkedResponse
 from service.observability.requests import ComputedRequest, record_of
 from service.pipeline.engine import Engine
-from service.pipeline.run import Run, run
+from service.pipeline.execution import Execution
+from service.pipeline.run import run
 from service.routes.openapi import problems, tensor_answer, tensor_body
 from service.schemas.response import AttentionResponse
 from service.settings import Settings
+
+# What encodes a response: a codec, or a media type.
+E = TypeVar("E")
 
 
 class DirectRoute(APIRoute):
@@ -46,7 +53,7 @@ async def compute_attention(request: Request) -> Response:
 
     The response has the output, the attention weights and the intermediate results that `include` names.
     """
-    return await respond(request, negotiate)
+    return await respond(request, negotiate, run)
 
 
 def add_routes(app: FastAPI) -> None:
@@ -76,8 +83,15 @@ def add_tensor_route(app: FastAPI, path: str, endpoint: Callable[..., Any], **do
     routes.insert(0, routes.pop())
 
 
-async def respond(request: Request, negotiate: Negotiate, run: Run = run) -> Response:
-    """The response to one request. run: from its body to the answer. Errors: ServiceError of every kind, Cancelled."""
+async def respond(
+    request: Request,
+    negotiate: Callable[[Mapping[bytes, bytes]], tuple[Codec, E]],
+    run: Callable[[Engine, Body, Codec, E, Execution, str], Awaitable[Encoded]],
+) -> Response:
+    """The response to one request. Errors: ServiceError of every kind, Cancelled.
+
+    negotiate: from the headers to the decoder and what encodes the response; run: from the body to the answer
+    """
     engine: Engine = request.app.state.engine
     settings: Settings = request.app.state.settings
     record = record_of(request.scope)

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
 from service.codecs.oip import check_model
 from service.http.negotiation import negotiate_inference
 from service.http.problems import INFERENCE
+from service.pipeline.run import run
 from service.routes.attention import add_tensor_route, respond
 from service.routes.openapi import inference_answer, inference_body, inference_errors
 from service.schemas.inference import (
@@ -123,13 +124,13 @@ async def model_ready(request: Request) -> ModelReady:
 async def infer(request: Request, model_name: ModelName) -> Response:
     """Computes the same as POST /attention. Arrays are inputs, other fields parameters; outputs replace `include`."""
     check_model(model_name)
-    return await respond(request, negotiate_inference)
+    return await respond(request, negotiate_inference, run)
 
 
 async def infer_version(request: Request, model_name: ModelName, model_version: ModelVersion) -> Response:
     """Computes the same as without a version: there is one version."""
     check_model(model_name, model_version)
-    return await respond(request, negotiate_inference)
+    return await respond(request, negotiate_inference, run)
 
 
 def add_routes(app: FastAPI) -> None:

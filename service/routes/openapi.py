@@ -17,8 +17,10 @@ from service.codecs import CODECS
 from service.errors import error_classes
 from service.http.auth import OPEN, needs_key
 from service.http.problems import MEDIA_TYPE
+from service.render.heatmap import PNG, SVG
 from service.schemas.arrays import ElementType
 from service.schemas.compare import Certainty, CompareRequest, LogsumexpBase, Status
+from service.schemas.heatmap import Bins, Colours, HeatmapRequest, Stage, Theme
 from service.schemas.inference import Datatype, InferenceError, InferenceRequest
 from service.schemas.problem import Problem
 from service.schemas.request import AttentionRequest, Encoding
@@ -40,6 +42,10 @@ ENUMS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "LogsumexpBase": (get_args(LogsumexpBase), "The base of a logarithm."),
     "ComparisonStatus": (get_args(Status), "The verdict on an output."),
     "Certainty": (get_args(Certainty), "Whether an output proves a mistake, or resembles it."),
+    "HeatmapStage": (get_args(Stage), "A matrix that can be drawn."),
+    "HeatmapScale": (get_args(Colours), "How numbers become colours."),
+    "HeatmapBins": (get_args(Bins), "What a cell shows that stands for several queries or keys."),
+    "HeatmapTheme": (get_args(Theme), "The colours of a picture beside those of its cells."),
     "TensorDatatype": (get_args(Datatype), "Type of the elements of a tensor in the Open Inference Protocol."),
     "ProblemCode": (tuple(error_classes()), "What is wrong with a request. A later version may have more codes."),
 }
@@ -88,6 +94,18 @@ def compare_body() -> dict[str, Any]:
     """The request body of POST /attention/compare in all media types, as `openapi_extra` for FastAPI."""
     content = {JSON: {"schema": _reference(CompareRequest), "examples": _file("compare.json")}}
     return {"requestBody": {"content": content | _tensors("request"), "required": True}}
+
+
+def heatmap_body() -> dict[str, Any]:
+    """The request body of POST /attention/heatmap in all media types, as `openapi_extra` for FastAPI."""
+    content = {JSON: {"schema": _reference(HeatmapRequest), "examples": _file("heatmap.json")}}
+    return {"requestBody": {"content": content | _tensors("request"), "required": True}}
+
+
+def heatmap_answer() -> Responses:
+    """The 200 response of POST /attention/heatmap: a picture."""
+    svg = {"schema": {"type": "string"}}
+    return {200: {"content": {SVG: svg} | {PNG: _binary("A PNG image.")}}}
 
 
 def tensor_answer() -> Responses:
@@ -162,7 +180,7 @@ def _add_security(document: dict[str, Any], settings: Settings) -> None:
 
 def _add_models(schemas: dict[str, Any]) -> None:
     """Add models and named enums that FastAPI does not see; drop its validation errors, which are never sent."""
-    for model in (Problem, InferenceError, AttentionRequest, CompareRequest, InferenceRequest):
+    for model in (Problem, InferenceError, AttentionRequest, CompareRequest, HeatmapRequest, InferenceRequest):
         described = model.model_json_schema(ref_template=REFERENCE)
         schemas.update(described.pop("$defs", {}))
         schemas[model.__name__] = described

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.attention import spec
 from service.schemas.arrays import NumbersOrNull
-from service.schemas.request import AttentionRequest, Closed, unwrapped
+from service.schemas.request import Closed, ExtendedRequest, unwrapped
 
 LogsumexpBase = Literal["e", "2"]
 Certainty = Literal["proof", "resembles"]
@@ -68,7 +66,7 @@ class OwnTolerance(Closed):
     """The share of elements that may fail."""
 
 
-class CompareRequest(AttentionRequest):
+class CompareRequest(ExtendedRequest):
     """A request of `/attention`, and what a kernel returned for it. `include` and `encoding` have no effect."""
 
     actual: ActualArrays | None = None
@@ -77,14 +75,6 @@ class CompareRequest(AttentionRequest):
     """The base of the logarithm in `actual.logsumexp`."""
     tolerance: OwnTolerance | None = None
     """The caller's own test, to be told what it accepts. Default: none."""
-
-    def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
-        """The request without what is compared, see AttentionRequest."""
-        own = set(CompareRequest.model_fields) - set(AttentionRequest.model_fields)
-        plain = AttentionRequest.model_construct(
-            self.model_fields_set - own, **{name: getattr(self, name) for name in AttentionRequest.model_fields}
-        )
-        return plain.attention_spec(untyped, allow_non_finite=allow_non_finite)
 
 
 class Reported(BaseModel):

@@ -247,3 +247,15 @@ class AttentionRequest(Closed):
             untyped=frozenset(untyped),
             allow_non_finite=allow_non_finite,
         )
+
+
+class ExtendedRequest(AttentionRequest):
+    """A request of another operation on attention, with fields of its own beside those of `/attention`."""
+
+    def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
+        """The request without fields of its own, see AttentionRequest."""
+        own = type(self).model_fields.keys() - AttentionRequest.model_fields.keys()
+        plain = AttentionRequest.model_construct(
+            self.model_fields_set - own, **{name: getattr(self, name) for name in AttentionRequest.model_fields}
+        )
+        return plain.attention_spec(untyped, allow_non_finite=allow_non_finite)

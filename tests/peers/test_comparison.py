@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from service.comparison.files import read_actual, read_request
+from service.comparison.actual import NAMES
 from service.comparison.inputs import make_input, recipe_for
 from service.library import compare
+from service.pipeline.files import read_arrays, read_request
 from tests.deep_compare import right
 
 
@@ -47,7 +48,7 @@ def test_files_of_torch(tmp_path: Path) -> None:
     read = read_request(tmp_path / "request.pt").fields
     np.testing.assert_array_equal(read["query"], fields["query"])
     assert read["is_causal"] is True
-    arrays = read_actual(tmp_path / "actual.pt")
+    arrays = read_arrays(tmp_path / "actual.pt", NAMES)
     assert arrays["output"].dtype.name == "bfloat16"
 
 

@@ -21,10 +21,20 @@ KERNEL: Final = "dense"
 ZERO_SUM: Final = Notice("zero_sum", "the visible scores of some rows sum to 0: their weights and outputs are 0")
 
 
-def compute(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, backend: str, check: Check = no_check) -> Computed:
-    """Compute a plan tile by tile. Errors: Overflow if a visible score is not finite, and what `check` raises."""
+def compute(
+    plan: Plan,
+    lib: ArrayLibrary,
+    loaded: LoadedOperands,
+    backend: str,
+    check: Check = no_check,
+    buffers: ResultBuffers | None = None,
+) -> Computed:
+    """Compute a plan tile by tile. Errors: Overflow if a visible score is not finite, and what `check` raises.
+
+    buffers: what scores and weights are written to; None for arrays of their own
+    """
     head_outputs = empty_outputs(plan, lib, plan.compute_dtype)
-    buffers = ResultBuffers(plan, lib)
+    buffers = ResultBuffers(plan, lib) if buffers is None else buffers
     computation = TileComputation(plan, lib, loaded, choose_path(plan, lib, loaded), head_outputs, buffers)
 
     def run(tile: Tile) -> TileSums:

@@ -15,10 +15,11 @@ from service.attention import cost
 from service.attention.arrays import is_float
 from service.attention.operands import Operands
 from service.attention.plan import Plan
-from service.attention.result import Computed, Result
+from service.attention.result import Computed, Metadata, Result, make_metadata
 from service.attention.spec import AttentionSpec
 from service.attention.tiles import Tile, Tiling
 from service.backends.base import Backend, Check, Program, no_check
+from service.backends.dense.binning import BinnedBuffers, BinnedScores, Bins
 from service.backends.dense.compute import compute
 from service.backends.dense.library import Array, ArrayLibrary
 from service.backends.dense.operands import load_operands
@@ -73,6 +74,19 @@ class NumpyBackend(Backend):
             raise UnknownBackend.at("/device", "cpu, all that the numpy backend has", got, hint)
         lib = NumpyLibrary(plan, self._tiling(plan), self.pool)
         return compute(plan, lib, load_operands(plan, operands, lib), self.name, check)
+
+    @np.errstate(all="ignore")
+    def bin_scores(
+        self, plan: Plan, operands: Operands, bins: Bins, check: Check = no_check
+    ) -> tuple[BinnedScores, Metadata]:
+        """Scores or weights of a plan in bins, tile by tile, so that no whole matrix exists.
+
+        plan: includes the stage of the bins, hidden_by, and for sinks logsumexp. Errors: as of `execute`.
+        """
+        lib = NumpyLibrary(plan, self._tiling(plan), self.pool)
+        buffers = BinnedBuffers(bins)
+        computed = compute(plan, lib, load_operands(plan, operands, lib), self.name, check, buffers)
+        return buffers.result(), make_metadata(plan, computed)
 
     def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
         """Upper bound of the memory for computing a plan, see Backend.peak_bytes."""

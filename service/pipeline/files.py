@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,10 +11,9 @@ import numpy as np
 
 from service.attention.arrays import BFLOAT16, is_float
 from service.codecs import CODECS
+from service.codecs.array_objects import as_numpy
 from service.codecs.decoded import Decoded
 from service.codecs.safetensors import NAMES as NAMES_OF_TYPES
-from service.comparison.actual import NAMES
-from service.comparison.tensors import as_numpy
 from service.errors import InvalidRequest, InvalidTensors, NotAcceptable, UnsupportedMediaType
 
 # Media types by the suffix of a file.
@@ -37,11 +36,11 @@ def read_request(path: Path) -> Decoded:
     return CODECS[_type(path)].decode(path.read_bytes(), MAX_BYTES)
 
 
-def read_actual(path: Path) -> dict[str, Any]:
+def read_arrays(path: Path, names: Collection[str]) -> dict[str, Any]:
     """The arrays that a kernel returned, by name, from a file.
 
-    A file with one array without a name (.npy, a list in .json, a tensor in .pt) holds the output. Names that no answer
-    has, like `metadata` in a stored response, are left out.
+    A file with one array without a name (.npy, a list in .json, a tensor in .pt) holds the output. Others than `names`,
+    like `metadata` in a stored response, are left out, unless there are only others.
 
     Errors: as of read_request.
     """
@@ -61,7 +60,7 @@ def read_actual(path: Path) -> dict[str, Any]:
     if path.suffix == ".json" and content.lstrip()[:1] == b"[":
         content = b'{"output":' + content + b"}"
     fields = CODECS[_type(path)].decode(content, MAX_BYTES).fields
-    return {name: value for name, value in fields.items() if name in NAMES} or fields
+    return {name: value for name, value in fields.items() if name in names} or fields
 
 
 def write_request(fields: Mapping[str, Any], path: Path) -> None:

@@ -1,0 +1,92 @@
+"""A drawing: boxes, lines, texts and one image of cells, in pixels from the top left corner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+Colour = tuple[int, int, int]
+# What has other colours in the light and in the dark theme.
+Role = Literal["paper", "ink", "muted", "rule"]
+Anchor = Literal["start", "middle", "end"]
+
+COLOURS: dict[str, dict[Role, str]] = {
+    "light": {"paper": "#ffffff", "ink": "#1f2328", "muted": "#59636e", "rule": "#d1d9e0"},
+    "dark": {"paper": "#0d1117", "ink": "#f0f6fc", "muted": "#9198a1", "rule": "#3d444d"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A filled rectangle. title: shown on hover"""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: Colour | Role
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A straight line, one pixel wide."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    stroke: Colour | Role
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A line of text. x, y: of its anchor on the base line; is_turned: read from bottom to top"""
+
+    x: float
+    y: float
+    text: str
+    size: float
+    fill: Colour | Role = "ink"
+    anchor: Anchor = "start"
+    is_turned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Cells as one image. pixels: (rows, columns, 4), uint8, red, green, blue, opacity; cell: side of a pixel"""
+
+    x: float
+    y: float
+    pixels: np.ndarray
+    cell: float
+
+
+Shape = Box | Line | Text | Cells
+
+
+@dataclass(slots=True)
+class Drawing:
+    """Shapes in the order in which they are drawn. title: what is seen, for readers of the screen"""
+
+    width: float
+    height: float
+    title: str
+    shapes: list[Shape] = field(default_factory=list)
+
+
+def text_width(text: str, size: float) -> float:
+    """About how wide a text is: no renderer is asked. Wide letters (East Asian, emoji) count as one and two thirds."""
+    return size * sum(1.0 if ord(letter) > 0x2E7F else 0.6 for letter in text)
+
+
+def shortened(text: str, size: float, width: float) -> str:
+    """The text, or its beginning and an ellipsis, if it is wider than so many pixels."""
+    if text_width(text, size) <= width:
+        return text
+    kept = text
+    while kept and text_width(kept + "…", size) > width:
+        kept = kept[:-1]
+    return kept + "…"

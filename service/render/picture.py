@@ -1,0 +1,238 @@
+"""From a request to the numbers of its picture: heads, bins, labels, and what hides a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+import numpy as np
+
+from service.attention.operands import make_operands
+from service.attention.outputs import Selection
+from service.attention.plan import Plan
+from service.attention.result import Metadata
+from service.attention.spec import AttentionSpec, Output
+from service.attention.visibility import causes
+from service.backends.base import Check, no_check
+from service.backends.dense.binning import BinnedScores, Bins
+from service.backends.numpy.backend import NumpyBackend
+from service.errors import FieldConflict, InvalidValue
+from service.render.options import Options
+
+# What stands in the place of the bits of `hidden_by`, for the gap before the column of the sinks.
+GAP: Final = -1
+# Colours of a logarithmic scale begin at this part of the largest number.
+LEAST: Final = 1e-6
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The matrix of one head, (rows, columns). values: NaN where hidden; hidden_by: 0, bits, or GAP"""
+
+    title: str
+    values: np.ndarray
+    hidden_by: np.ndarray
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Queries or keys, on a side of a panel.
+
+    what:   "query" or "key"; count: how many there are
+    first, last: (cells,), the first and last query or key of each cell
+    labels: of all queries or keys, None for none; sink: True if the sink follows, after a gap
+    """
+
+    what: str
+    count: int
+    first: np.ndarray
+    last: np.ndarray
+    labels: tuple[str, ...] | None
+    sink: bool = False
+
+    @property
+    def cells(self) -> int:
+        """Cells, with the gap and the sink."""
+        return len(self.first) + (2 if self.sink else 0)
+
+    def name(self, cell: int) -> str:
+        """The query or key of a cell, as text; the first and last of several."""
+        if cell >= len(self.first):
+            return "sink"
+        first, last = int(self.first[cell]), int(self.last[cell])
+        if first < last:
+            return f"{first} to {last}"
+        return str(first) if self.labels is None else self.labels[first]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """All that a heatmap shows.
+
+    low, high: of the colours; causes: what hides cells, by their bits in `hidden_by`
+    bin_size:  most queries and keys in a cell
+    """
+
+    stage: str
+    panels: tuple[Panel, ...]
+    rows: Axis
+    columns: Axis
+    low: float
+    high: float
+    is_log: bool
+    causes: Mapping[int, str]
+    reduction: str
+    bin_size: tuple[int, int]
+    metadata: Metadata
+
+    @property
+    def has_signs(self) -> bool:
+        """True if numbers below 0 are drawn, with the diverging map."""
+        return self.low < 0
+
+    @property
+    def bins(self) -> str:
+        """How many queries and keys share a cell, as text; empty if none do."""
+        if self.bin_size == (1, 1):
+            return ""
+        word = "maximum" if self.reduction == "max" else "mean"
+        return f"each cell is the {word} of {self.bin_size[0]} by {self.bin_size[1]}"
+
+    def causes_of(self, bits: int) -> list[str]:
+        """The names of what hides a cell."""
+        return [name for bit, name in self.causes.items() if bits & bit]
+
+
+def bins_of(length: int, most: int) -> np.ndarray:
+    """The bin of each of `length` queries or keys, of at most `most` bins of nearly equal size."""
+    return np.arange(length) * min(length, most) // length
+
+
+def picture_plan(plan: Plan, options: Options) -> Plan:
+    """The plan that computes what a picture shows: nothing but its stage, and why cells are hidden.
+
+    Errors: InvalidValue for a batch entry that is not there, FieldConflict for a logarithm of scores.
+    """
+    if options.batch_entry >= plan.sizes.batch_size:
+        expected = f"a number below the batch size {plan.sizes.batch_size}"
+        raise InvalidValue.of("/heatmap/batch_entry", expected, options.batch_entry)
+    if options.scale == "log" and (options.stage != "attention_weights" or plan.normalization == "sum"):
+        raise FieldConflict.at("/heatmap/scale", "linear for numbers that may be negative", "log")
+    include: set[Output] = {cast(Output, options.stage), "hidden_by"}
+    if plan.normalization == "softmax" and plan.sinks is not None:
+        include.add("logsumexp")
+    return replace(plan, selection=Selection(include=frozenset(include)))
+
+
+def make_picture(
+    spec: AttentionSpec, plan: Plan, options: Options, backend: NumpyBackend, check: Check = no_check
+) -> Picture:
+    """The picture of a request. plan: of the request itself
+
+    Errors: InvalidRequest of every kind, and what `check` raises.
+    """
+    shown = picture_plan(plan, options)
+    sizes, chosen = plan.sizes, plan.selection
+    heads = np.arange(sizes.num_heads) if chosen.heads is None else chosen.heads
+    queries = np.arange(sizes.query_length) if chosen.queries is None else np.sort(chosen.queries)
+    row_bins = np.full(sizes.query_length, -1)
+    row_bins[queries] = bins_of(len(queries), options.max_cells)
+    columns = bins_of(sizes.key_length, options.max_cells)
+    stage = cast(Output, options.stage)
+    bins = Bins(stage, options.batch_entry, heads, row_bins, columns, options.bins)
+    found, metadata = backend.bin_scores(shown, make_operands(spec, shown, spec.sources), bins, check)
+    values, hidden = _with_sinks(plan, options, found, bins)
+    rows = _axis("query", queries, row_bins[queries], _labels(spec, plan, "query", options))
+    keys = _axis("key", np.arange(sizes.key_length), columns, _labels(spec, plan, "key", options))
+    keys = replace(keys, sink=values.shape[-1] > len(keys.first))
+    titles = [_title(plan, options, int(head)) for head in heads]
+    if chosen.average_heads:
+        titles = [f"mean of {len(heads)} heads" if len(heads) > 1 else titles[0]]
+        values, hidden = _averaged(values, hidden)
+    if plan.score_axes.endswith("kq"):
+        rows, keys, values, hidden = keys, rows, values.swapaxes(-1, -2), hidden.swapaxes(-1, -2)
+    low, high = _limits(values, options)
+    return Picture(
+        stage=options.stage,
+        panels=tuple(Panel(*one) for one in zip(titles, values, hidden, strict=True)),
+        rows=rows,
+        columns=keys,
+        low=low,
+        high=high,
+        is_log=options.scale == "log",
+        causes={bit: name for name, bit in causes(plan.terms).items()},
+        reduction=options.bins,
+        bin_size=(_largest(rows), _largest(keys)),
+        metadata=metadata,
+    )
+
+
+def _axis(what: str, tokens: np.ndarray, bins: np.ndarray, labels: tuple[str, ...] | None) -> Axis:
+    """The axis of ascending queries or keys, and the bin of each."""
+    starts = np.flatnonzero(np.diff(bins, prepend=-1))
+    return Axis(what, len(tokens), tokens[starts], tokens[np.append(starts[1:], len(bins)) - 1], labels)
+
+
+def _largest(axis: Axis) -> int:
+    return int(np.max(axis.last - axis.first)) + 1
+
+
+def _labels(spec: AttentionSpec, plan: Plan, what: str, options: Options) -> tuple[str, ...] | None:
+    """The labels of queries or keys of the batch entry. Keys of self-attention have those of the queries."""
+    given = spec.query_tokens if what == "query" else spec.key_tokens
+    is_self = spec.input is not None and spec.context is None and not plan.roles.past_length
+    if given is None and what == "key" and is_self:
+        given = spec.query_tokens
+    if not given:
+        return None
+    entry = given if isinstance(given[0], str) else given[options.batch_entry]
+    return tuple(map(str, entry))
+
+
+def _title(plan: Plan, options: Options, head: int) -> str:
+    parts = [f"head {head}"] if plan.sizes.num_heads > 1 else []
+    if plan.sizes.batch_size > 1:
+        parts.append(f"entry {options.batch_entry}")
+    return ", ".join(parts)
+
+
+def _with_sinks(plan: Plan, options: Options, found: BinnedScores, bins: Bins) -> tuple[np.ndarray, np.ndarray]:
+    """Values and bits (h, rows, columns), with a gap and a column for the sinks if these take weight."""
+    if plan.sinks is None or options.stage != "attention_weights":
+        return found.values, found.hidden_by
+    kept = bins.rows >= 0
+    with np.errstate(over="ignore"):
+        weights = np.exp(plan.sinks[bins.heads][:, None] - found.logsumexp)[:, kept]
+    starts = np.flatnonzero(np.diff(bins.rows[kept], prepend=-1))
+    if options.bins == "max":
+        column = np.maximum.reduceat(weights, starts, axis=-1)
+    else:
+        column = np.add.reduceat(weights, starts, axis=-1) / np.diff(starts, append=weights.shape[-1])
+    gap = np.full_like(column, np.nan)
+    values = np.concatenate([found.values, gap[..., None], column[..., None]], axis=-1)
+    hidden = np.pad(found.hidden_by, [(0, 0), (0, 0), (0, 2)])
+    hidden[..., -2] = GAP
+    return values, hidden
+
+
+def _averaged(values: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over heads, in which hidden cells count as 0. A cell is hidden if it is in all heads."""
+    shown = np.where(hidden > 0, 0, values).mean(axis=0, keepdims=True)
+    all_hidden = (hidden > 0).all(axis=0, keepdims=True)
+    bits = np.where(all_hidden | (hidden == GAP).any(axis=0), np.bitwise_or.reduce(hidden, axis=0, keepdims=True), 0)
+    return np.where(bits != 0, np.nan, shown), bits
+
+
+def _limits(values: np.ndarray, options: Options) -> tuple[float, float]:
+    """The numbers at the ends of the colour map: around 0 for numbers with signs, from 0 for weights."""
+    seen = values[np.isfinite(values)]
+    low, high = (float(seen.min()), float(seen.max())) if seen.size else (0.0, 0.0)
+    if options.stage != "attention_weights" or low < 0:
+        most = max(-low, high, float(np.finfo(np.float64).tiny))
+        return -most, most
+    high = high or 1.0
+    if options.scale != "log":
+        return 0.0, high
+    positive = seen[seen > 0]
+    return max(float(positive.min()) if positive.size else 0.0, high * LEAST), high

@@ -1,0 +1,382 @@
+"""Heatmaps. Expected colours are interpolated here between the anchors of viridis, as matplotlib prints them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+from xml.etree import ElementTree
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from service import attend
+from service.backends.registry import Backends
+from service.codecs.decoded import Decoded
+from service.errors import FieldConflict, InvalidRequest, InvalidValue
+from service.render.heatmap import PNG, SVG, draw, make_heatmap_request
+from service.render.layout import layout
+from service.render.picture import Picture, make_picture
+from tests.helpers.documents import BLOCKS, ROOT
+from tests.helpers.wire import MEDIA_TYPES, write
+
+# matplotlib.colormaps["viridis"] at 0, 0.1, … 1.
+VIRIDIS: Final = (
+    *("440154", "482475", "414487", "355f8d", "2a788e", "21918c"),
+    *("22a884", "44bf70", "7ad151", "bddf26", "fde725"),
+)
+NAMESPACE: Final = "{http://www.w3.org/2000/svg}"
+WORDS: Final = ["the", "cat", "sat"]
+# Scores log 1, log 2, log 3 for each query: the weights are 1/6, 2/6, 3/6.
+ROW: Final = np.log([[1.0], [2.0], [3.0]])
+SIXTHS: Final[dict[str, Any]] = {"query": np.ones((3, 1)), "key": ROW, "value": np.ones((3, 1)), "scale": 1.0}
+
+
+def viridis(place: float) -> tuple[int, ...]:
+    at = round(place * 255) / 255 * 10
+    low = min(int(at), 9)
+    ends = [[int(VIRIDIS[i][c : c + 2], 16) for c in (0, 2, 4)] for i in (low, low + 1)]
+    return tuple(round(a + (b - a) * (at - low)) for a, b in zip(*ends, strict=True))
+
+
+def drawn(media_type: str = SVG, heatmap: dict[str, Any] | None = None, **fields: Any) -> bytes:
+    wanted = make_heatmap_request(Decoded({**fields, "heatmap": heatmap or {}}, frozenset()))
+    return draw(wanted, media_type, Backends().choose("numpy", "cpu"))[0]
+
+
+def picture(heatmap: dict[str, Any] | None = None, **fields: Any) -> Picture:
+    wanted = make_heatmap_request(Decoded({**fields, "heatmap": heatmap or {}}, frozenset()))
+    backend: Any = Backends().choose("numpy", "cpu")
+    return make_picture(wanted.spec, wanted.plan, wanted.options, backend)
+
+
+def svg(**fields: Any) -> ElementTree.Element:
+    return ElementTree.fromstring(drawn(**fields))
+
+
+def cells(root: ElementTree.Element) -> dict[str, tuple[str, str]]:
+    """What each cell says: from "query → key" to its number or what hides it, and its colour."""
+    found = {}
+    for box in root.iter(f"{NAMESPACE}rect"):
+        title = box.findtext(f"{NAMESPACE}title", "")
+        if "→" in title:
+            name, _, what = title.partition(": ")
+            found[name] = what, box.attrib["fill"]
+    return found
+
+
+def texts(root: ElementTree.Element) -> list[str]:
+    return [text.text or "" for text in root.iter(f"{NAMESPACE}text")]
+
+
+def weights_of(query: np.ndarray, key: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    scores = np.where(hidden, -np.inf, query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1]))
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def test_the_colours_of_cells_are_those_of_the_map() -> None:
+    found = cells(svg(**SIXTHS, key_tokens=WORDS))
+    assert len(found) == 9
+    for query, (place, word) in itertools.product(range(3), enumerate(WORDS)):
+        what, fill = found[f"{query} → {word}"]
+        assert float(what) == pytest.approx((place + 1) / 6, rel=1e-5)
+        ours = tuple(int(fill[c : c + 2], 16) for c in (1, 3, 5))
+        assert np.abs(np.subtract(ours, viridis((place + 1) / 3))).max() <= 1
+
+
+def test_a_png_has_the_same_colours() -> None:
+    image = Image.open(io.BytesIO(drawn(PNG, {"values": False}, **SIXTHS)))
+    pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
+    seen = {tuple(int(part) for part in pixel) for pixel in np.unique(pixels, axis=0)}
+    for place in (1 / 3, 2 / 3, 1):
+        assert any(np.abs(np.subtract(pixel, viridis(place))).max() <= 1 for pixel in seen)
+
+
+def test_a_bare_png_has_a_pixel_for_each_cell() -> None:
+    image = np.asarray(Image.open(io.BytesIO(drawn(PNG, {"bare": True}, **SIXTHS))).convert("RGB"))
+    assert image.shape == (3, 3, 3)
+    expected = [[viridis(place) for place in (1 / 3, 2 / 3, 1)]] * 3
+    assert np.abs(image.astype(int) - expected).max() <= 1
+
+
+def test_numbers_stand_in_cells_with_room() -> None:
+    found = texts(svg(**SIXTHS))
+    assert found.count("0.17") == found.count("0.33") == found.count("0.50") == 3
+    assert "0.50" not in texts(svg(heatmap={"values": False}, **SIXTHS))
+
+
+def test_hidden_cells_say_what_hides_them() -> None:
+    root = svg(input=normal(4, 2), is_causal=True, window={"left": 1}, key_lengths=3, query_tokens=list("abcd"))
+    found = cells(root)
+    assert {"is_causal", "window", "key_lengths"} <= set(texts(root))  # the legend
+    assert found["a → b"][0] == "hidden by is_causal"
+    assert found["d → a"][0] == "hidden by window"
+    assert found["a → d"][0] == "hidden by key_lengths, is_causal"
+    assert not found["b → a"][0].startswith("hidden")
+    colours = {what: fill for what, fill in found.values() if what.startswith("hidden")}
+    assert len(set(colours.values())) == 3
+
+
+def test_scores_have_signs_and_masked_cells_only_after_the_masks() -> None:
+    request = {"query": np.eye(2) * 2, "key": np.array([[1.0, 0], [-1, 0]]), "value": np.eye(2), "is_causal": True}
+    scores = cells(svg(heatmap={"stage": "scores"}, **request))
+    assert (scores["0 → 0"][0], scores["0 → 1"][0]) == ("2", "-2")
+    assert (scores["0 → 0"][1], scores["0 → 1"][1]) == ("#67001f", "#053061")  # the ends of RdBu
+    assert scores["1 → 0"][1] == "#f7f6f6"  # its middle, between two levels
+    masked = cells(svg(heatmap={"stage": "masked_scores"}, **request))
+    assert masked["0 → 1"][0] == "hidden by is_causal"
+
+
+def test_heads_stand_beside_each_other() -> None:
+    found = picture(query=normal(3, 4, 2), key=normal(3, 5, 2, seed=1), value=normal(3, 5, 2), layout="hld")
+    assert [panel.title for panel in found.panels] == ["head 0", "head 1", "head 2"]
+    expected = weights_of(normal(3, 4, 2), normal(3, 5, 2, seed=1), np.zeros((4, 5), bool))
+    np.testing.assert_allclose([panel.values for panel in found.panels], expected, rtol=1e-12)
+
+
+def test_heads_and_queries_are_selected() -> None:
+    request: dict[str, Any] = {
+        "query": normal(3, 6, 2),
+        "key": normal(3, 5, 2, seed=1),
+        "value": normal(3, 5, 2),
+        "layout": "hld",
+    }
+    found = picture(**request, select_heads=np.array([2, 0]), select_queries=np.array([5, 1]))
+    expected = weights_of(normal(3, 6, 2), normal(3, 5, 2, seed=1), np.zeros((6, 5), bool))
+    np.testing.assert_allclose([panel.values for panel in found.panels], expected[[2, 0]][:, [1, 5]], rtol=1e-12)
+    assert [panel.title for panel in found.panels] == ["head 2", "head 0"]
+    assert [found.rows.name(cell) for cell in range(2)] == ["1", "5"]
+
+
+def test_heads_are_averaged() -> None:
+    request: dict[str, Any] = {
+        "query": normal(3, 4, 2),
+        "key": normal(3, 4, 2, seed=1),
+        "value": normal(3, 4, 2),
+        "layout": "hld",
+    }
+    found = picture(**request, is_causal=True, average_heads=True)
+    expected = weights_of(normal(3, 4, 2), normal(3, 4, 2, seed=1), ~np.tri(4, dtype=bool)).mean(axis=0)
+    assert [panel.title for panel in found.panels] == ["mean of 3 heads"]
+    np.testing.assert_allclose(np.nan_to_num(found.panels[0].values), expected, rtol=1e-12)
+
+
+def test_columns_of_tokens_are_drawn_as_columns() -> None:
+    found = picture(query=normal(2, 3), key=normal(2, 4, seed=1), value=normal(2, 4), layout="dl")
+    expected = weights_of(normal(2, 3).T, normal(2, 4, seed=1).T, np.zeros((3, 4), bool)).T
+    np.testing.assert_allclose(found.panels[0].values, expected, rtol=1e-12)
+    assert (found.rows.what, found.columns.what) == ("key", "query")
+
+
+def test_a_batch_entry_is_drawn() -> None:
+    request: dict[str, Any] = {"query": normal(2, 3, 2), "key": normal(2, 3, 2, seed=1), "value": normal(2, 3, 2)}
+    labels = [["a", "b", "c"], ["d", "e", "f"]]
+    found = picture({"batch_entry": 1}, **request, query_tokens=labels)
+    expected = weights_of(normal(2, 3, 2)[1], normal(2, 3, 2, seed=1)[1], np.zeros((3, 3), bool))
+    np.testing.assert_allclose(found.panels[0].values, expected, rtol=1e-12)
+    assert found.rows.labels == ("d", "e", "f")
+    with pytest.raises(InvalidValue, match="/heatmap/batch_entry"):
+        picture({"batch_entry": 2}, **request)
+
+
+@pytest.mark.parametrize("bins", ["max", "mean"])
+@pytest.mark.parametrize(("queries", "keys"), [(97, 101), (64, 300), (1, 50)])
+def test_many_tokens_are_put_into_bins(bins: str, queries: int, keys: int) -> None:
+    query, key = normal(queries, 4), normal(keys, 4, seed=1)
+    hidden = np.arange(keys) > np.arange(queries)[:, None] + keys // 3
+    found = picture({"bins": bins, "max_cells": 16}, query=query, key=key, value=key, mask=~hidden)
+    weights = weights_of(query, key, hidden)
+    rows, columns = (np.arange(length) * min(length, 16) // length for length in (queries, keys))
+    panel = found.panels[0]
+    assert panel.values.shape == (min(queries, 16), 16)
+    for row, column in np.ndindex(panel.values.shape):
+        here = np.ix_(rows == row, columns == column)
+        seen = weights[here][~hidden[here]]
+        assert panel.hidden_by[row, column] == (0 if seen.size else 1)
+        if seen.size:
+            assert panel.values[row, column] == pytest.approx(seen.max() if bins == "max" else seen.mean(), rel=1e-9)
+    assert ("each cell is the" in layout_texts(found)) == (max(queries, keys) > 16)
+
+
+def layout_texts(found: Picture) -> str:
+    wanted = make_heatmap_request(Decoded({**SIXTHS, "heatmap": {}}, frozenset()))
+    return " ".join(getattr(shape, "text", "") for shape in layout(found, wanted.options).shapes)
+
+
+def test_sinks_have_a_column_of_their_own() -> None:
+    """With a sink of log 4 beside scores of log 1, 2, 3 the weights are tenths."""
+    found = cells(svg(**SIXTHS, sinks=np.log([4.0])))
+    assert float(found["0 → sink"][0]) == pytest.approx(0.4, rel=1e-5)
+    assert float(found["0 → 2"][0]) == pytest.approx(0.3, rel=1e-5)
+
+
+def test_a_logarithmic_scale_shows_small_weights() -> None:
+    """Weights of 1/111, 10/111, 100/111 lie at 0, a half and 1."""
+    request = SIXTHS | {"key": np.log([[1.0], [10.0], [100.0]])}
+    found = cells(svg(heatmap={"scale": "log"}, **request))
+    for place, key in ((0, "0"), (0.5, "1"), (1, "2")):
+        fill = found[f"0 → {key}"][1]
+        ours = tuple(int(fill[c : c + 2], 16) for c in (1, 3, 5))
+        assert np.abs(np.subtract(ours, viridis(place))).max() <= 1
+    with pytest.raises(FieldConflict, match="/heatmap/scale"):
+        drawn(heatmap={"scale": "log", "stage": "scores"}, **SIXTHS)
+
+
+@pytest.mark.parametrize(
+    "label", ["<script>alert(1)</script>", "שלום", "😀", "a\x00b\ud800", "&amp;", "]]>", '"', "x" * 500]
+)
+def test_labels_of_any_kind_are_readable(label: str) -> None:
+    root = svg(**SIXTHS, query_tokens=[label, "b", "c"])
+    safe = label.replace("\x00", "\ufffd").replace("\ud800", "\ufffd")
+    assert any(safe.startswith(text.removesuffix("…")) and text for text in texts(root) if text not in ("b", "c"))
+    assert not root.findall(f".//{NAMESPACE}script")
+    assert drawn(PNG, query_tokens=[label, "b", "c"], **SIXTHS)[:4] == b"\x89PNG"
+
+
+def test_a_large_picture_is_one_image() -> None:
+    key = normal(12, 64, 8, seed=1)
+    content = drawn(query=normal(12, 64, 8), key=key, value=key, layout="hld", is_causal=True)
+    assert len(content) <= 300_000
+    found = list(ElementTree.fromstring(content).iter(f"{NAMESPACE}image"))
+    assert len(found) == 2  # the cells, and the legend
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(found[0].attrib["href"].partition(",")[2]))))
+    weights = weights_of(normal(12, 64, 8), key, ~np.tri(64, dtype=bool))
+    for head, row, column in ((0, 0, 0), (0, 63, 5), (1, 40, 40)):
+        place = head * (64 + (pixels.shape[1] - 4 * 64) // 3)
+        ours = pixels[row, place + column, :3].astype(int)
+        assert np.abs(ours - viridis(weights[head, row, column] / weights.max())).max() <= 1
+
+
+def test_themes() -> None:
+    auto, dark = (drawn(heatmap={"theme": theme}, **SIXTHS).decode() for theme in ("auto", "dark"))
+    assert "prefers-color-scheme" in auto
+    assert "prefers-color-scheme" not in dark
+    assert "#0d1117" in dark
+    corner = Image.open(io.BytesIO(drawn(PNG, {"theme": "dark"}, **SIXTHS))).convert("RGB").getpixel((0, 0))
+    assert corner == (0x0D, 0x11, 0x17)
+
+
+def test_rows_that_see_nothing_and_one_cell_are_drawn() -> None:
+    assert "hidden by mask" in json.dumps(cells(svg(**SIXTHS, mask=np.zeros((3, 3), bool))))
+    assert cells(svg(query=[[1.0]], key=[[1.0]], value=[[1.0]]))["0 → 0"][0] == "1"
+    assert texts(svg(heatmap={"title": "Mine & yours"}, **SIXTHS))[0] == "Mine & yours"
+
+
+# Over HTTP and on the command line.
+
+REQUEST: Final = {"query": [[1.0]], "key": [[1.0], [1.0]], "value": [[1.0], [2.0]], "query_tokens": ["q"]}
+
+
+def test_the_media_type_is_negotiated(client: httpx.Client) -> None:
+    answer = client.post("/attention/heatmap", json=REQUEST)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, SVG)
+    assert float(cells(ElementTree.fromstring(answer.content))["q → 1"][0]) == 0.5
+    answer = client.post("/attention/heatmap", json=REQUEST, headers={"accept": "image/png"})
+    assert answer.headers["content-type"] == PNG
+    assert Image.open(io.BytesIO(answer.content)).format == "PNG"
+    assert client.post("/attention/heatmap", json=REQUEST, headers={"accept": "image/jpeg"}).status_code == 406
+
+
+@pytest.mark.parametrize("media_type", MEDIA_TYPES)
+def test_every_wire_format_is_drawn(client: httpx.Client, media_type: str) -> None:
+    fields = {**SIXTHS, "heatmap": {"stage": "scaled_scores"}}
+    answer = client.post("/attention/heatmap", content=write(fields, media_type), headers={"content-type": media_type})
+    assert answer.status_code == 200, answer.text
+    assert float(cells(ElementTree.fromstring(answer.content))["0 → 2"][0]) == pytest.approx(np.log(3), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"heatmap": {"stage": "weights"}}, "/heatmap/stage"),
+        ({"heatmap": {"colour": "red"}}, "/heatmap/colour"),
+        ({"heatmap": {"max_cells": 0}}, "/heatmap/max_cells"),
+        ({"heatmap": {"batch_entry": 10**30}}, "/heatmap/batch_entry"),
+        ({"heatmap": {"scale": "log", "stage": "scores"}}, "/heatmap/scale"),
+        ({"heatmap": []}, "/heatmap"),
+        ({"key": [[1.0, 2.0], [1.0, 2.0]]}, "/key"),
+    ],
+)
+def test_errors_name_the_field(client: httpx.Client, change: dict[str, Any], pointer: str) -> None:
+    answer = client.post("/attention/heatmap", json=REQUEST | change)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"].startswith(pointer)
+
+
+def test_nulls_are_defaults(client: httpx.Client) -> None:
+    nothing = dict.fromkeys(["stage", "scale", "bins", "max_cells", "batch_entry", "theme", "values", "title", "bare"])
+    plain = client.post("/attention/heatmap", json=REQUEST)
+    assert client.post("/attention/heatmap", json=REQUEST | {"heatmap": nothing}).content == plain.content
+    assert client.post("/attention/heatmap", json=REQUEST | {"heatmap": None}).content == plain.content
+
+
+def test_the_command_line_draws(tmp_path: Path) -> None:
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps(REQUEST | {"heatmap": {"title": "from the file"}}))
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "service", "heatmap", str(request), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run("-o", str(tmp_path / "a.svg"), "--stage", "scores").returncode == 0
+    root = ElementTree.parse(tmp_path / "a.svg").getroot()
+    assert "from the file" in texts(root)
+    assert cells(root)["q → 0"][0] == "1"
+    wrong = run("-o", str(tmp_path / "a.gif"))
+    assert (wrong.returncode, ".png" in wrong.stderr) == (2, True)
+    bad = run("-o", str(tmp_path / "a.svg"), "--max-cells", "0")
+    assert (bad.returncode, "/heatmap/max_cells" in bad.stderr) == (1, True)
+
+
+def test_the_examples_of_the_page_draw(client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of docs/heatmaps.md. The first picture of the page is that of its request."""
+    monkeypatch.chdir(tmp_path)
+    blocks = [block for block in BLOCKS if block.page == "docs/heatmaps.md"]
+    for block in blocks:
+        if block.language == "python":
+            block.execute()
+        elif "curl" not in block.text or shutil.which("curl"):
+            block.run(client.base_url.netloc.decode(), tmp_path)
+    drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix in (".svg", ".png")}
+    assert drawn.keys() == {"sentence.svg", "weights.svg", "scores.png", "scores.svg"}
+    assert drawn["sentence.svg"] == (ROOT / "docs" / "images" / "sentence.svg").read_bytes()
+    assert "hidden by is_causal" in drawn["scores.svg"].decode()
+
+
+# In Python.
+
+
+def test_a_result_draws_itself() -> None:
+    key = np.log([[1.0], [2.0], [3.0]])
+    result = attend(np.ones((3, 1)), key, key, scale=1.0, key_tokens=WORDS, top_k=1, include=["attention_weights"])
+    assert float(cells(ElementTree.fromstring(result.heatmap().svg))["0 → sat"][0]) == pytest.approx(0.5)
+    scores = cells(ElementTree.fromstring(result.heatmap(stage="scaled_scores", values=False).svg))
+    assert float(scores["0 → cat"][0]) == pytest.approx(np.log(2), rel=1e-5)
+    shown = result._repr_html_()
+    assert shown is not None
+    assert result.heatmap().svg in shown
+    assert "AttentionResult" in shown
+    with pytest.raises(InvalidRequest, match="/stage"):
+        result.heatmap(stage="weights")  # type: ignore[arg-type]  # a wrong name
+    with pytest.raises(ValueError, match=r"\.svg or \.png"):
+        result.heatmap().save("weights.gif")
+
+
+def test_invalid_requests_are_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        drawn(query=[[1.0]], key=[[1.0]])
+    with pytest.raises(InvalidRequest, match="finite"):
+        drawn(query=[[1e300]], key=[[1e300]], value=[[1.0]])

@@ -22,7 +22,7 @@ from service.comparison.inputs import POSITIONAL, make_input
 from service.comparison.mutants import MUTANTS
 from service.comparison.solve import everything, solve
 from service.conformance.adapters import ADAPTERS
-from service.library import compare
+from service.library import attend, compare
 from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, random_recipe, returned, tells_apart
 
 # What the mistakes of each part must reach: the share of those that can be told which are named first.
@@ -122,7 +122,9 @@ def right(count: int, seed: int) -> bool:
         for n in range(30 * wanted):
             if counts["compared"] == wanted:
                 break
-            fields = request_without_empty_rows(seed + n)
+            fields = request_of_few_options(seed + n)
+            if attend(**fields, include=[]).metadata.fully_masked_rows:
+                continue  # libraries differ where a query sees no key
             try:
                 output = target(**fields)
             except Exception:  # Unsupported, or what the library says of the request
@@ -144,8 +146,8 @@ def right(count: int, seed: int) -> bool:
     return is_good
 
 
-def request_without_empty_rows(seed: int) -> dict[str, Any]:
-    """A random request of few options in which each query sees a key, as libraries differ where it does not."""
+def request_of_few_options(seed: int) -> dict[str, Any]:
+    """A random request with at most two options that other libraries have."""
     random = np.random.default_rng(seed)
     recipe = random_recipe(random, ())
     chosen = random.permutation(sorted(OPTIONS_OF_OTHERS))[: random.integers(0, 3)]

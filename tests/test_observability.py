@@ -112,6 +112,7 @@ def test_the_metrics_of_alerts_and_dashboard_start_at_0() -> None:
     assert {(labels["protocol"], labels["operation"]) for labels in refused} == {
         ("http", "/attention"),
         ("http", "/attention/compare"),
+        ("http", "/attention/heatmap"),
         ("http", "/v2/models/{model_name}/infer"),
         ("http", "/v2/models/{model_name}/versions/{model_version}/infer"),
         ("grpc", "/inference.GRPCInferenceService/ModelInfer"),

@@ -1,6 +1,6 @@
 """`make test-deep`: how good comparisons are, by thousands of random requests with planted mistakes.
 
-    python -m tests.deep_compare [mistakes pairs power right] [--draws N] [--seed N]
+    python -m tests.deep_compare [mistakes pairs power apart right] [--draws N] [--seed N]
 
 Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
 """
@@ -107,6 +107,29 @@ def power(count: int, seed: int) -> bool:
     return not counts["wrong"]
 
 
+def apart(count: int, seed: int) -> bool:
+    """Plant mistakes until so many next inputs were made to tell one from others, and see whether each does."""
+    counts: Counter[str] = Counter()
+    for drawn in draws(50 * count, seed, [(name,) for name in PLANTED]):
+        report = compare(returned(drawn, arrays_that_show(drawn.names[0])), **drawn.fields)
+        best = report.hypotheses[0] if report.hypotheses else None
+        if best is None or best.certainty != "proof" or not best.also:
+            continue
+        if report.next_input is None or report.next_input.request is None:
+            counts["no input tells them apart"] += 1
+            continue
+        named = set(report.next_input.kills)
+        found = compare(**report.next_input.request).power
+        is_right = not named & set(found.survivors) and all(
+            len(named & set(one)) < 2 for one in found.indistinguishable
+        )
+        counts["apart" if is_right else "not apart"] += 1
+        if counts["apart"] + counts["not apart"] == count:
+            break
+    print(f"apart: {dict(counts)}")
+    return not counts["not apart"]
+
+
 def right(count: int, seed: int) -> bool:
     """Compare what other libraries return, where they are installed: none is wrong.
 
@@ -172,6 +195,7 @@ PARTS: Final = {
     "mistakes": (mistakes, 10_000),
     "pairs": (pairs, 900),
     "power": (power, 1_000),
+    "apart": (apart, 100),
     "right": (right, 10_000),
 }
 

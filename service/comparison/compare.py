@@ -268,8 +268,8 @@ def _suggestion(
 ) -> Suggestion | None:
     """A request that shows the mistakes that are still possible."""
     is_known = bool(hypotheses) and hypotheses[0].is_proof
-    wanted = hypotheses[0].also if is_known else found.survivors
-    wanted = tuple(name for name in wanted if not name.startswith("precision."))
-    if not wanted:
+    if is_known and not hypotheses[0].also:
         return None
-    return suggest(recipe_of(case), wanted, names, 0, check)
+    wanted = (*hypotheses[0].candidate.names, *hypotheses[0].also) if is_known else found.survivors
+    wanted = tuple(name for name in wanted if not name.startswith("precision."))
+    return suggest(recipe_of(case), wanted, names, 0, check, apart=is_known) if wanted else None

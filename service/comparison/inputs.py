@@ -232,14 +232,15 @@ class Suggestion:
 
 
 def suggest(
-    recipe: Recipe, wanted: Collection[str], names: Collection[str], seed: int, check: Check
+    recipe: Recipe, wanted: Collection[str], names: Collection[str], seed: int, check: Check, *, apart: bool = False
 ) -> Suggestion | None:
     """The request of a few seeds that shows most of the wanted mistakes; None if none shows any.
 
     names: of the arrays that are compared; seed: the first that is tried
+    apart: True if the wanted mistakes must also have different answers
     """
     best: Suggestion | None = None
-    for one in _tried(recipe, wanted, names, seed, check):
+    for one in _tried(recipe, wanted, names, seed, check, apart=apart):
         if best is None or len(one.kills) > len(best.kills):
             best = one
         if len(best.kills) == len(wanted):
@@ -248,9 +249,11 @@ def suggest(
 
 
 def _tried(
-    recipe: Recipe, wanted: Collection[str], names: Collection[str], seed: int, check: Check
+    recipe: Recipe, wanted: Collection[str], names: Collection[str], seed: int, check: Check, *, apart: bool
 ) -> Iterator[Suggestion]:
     for tried in range(seed, seed + TRIES):
         fields = make_input(recipe, tried)
-        killed = power_of(fields, names, check).killed
-        yield Suggestion(tried, fields, tuple(name for name in wanted if name in killed))
+        found = power_of(fields, names, check)
+        same = {name for group in found.indistinguishable if len({*group} & {*wanted}) > 1 for name in group}
+        shown = {*found.killed} - (same if apart else set())
+        yield Suggestion(tried, fields, tuple(name for name in wanted if name in shown))

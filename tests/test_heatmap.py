@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
@@ -22,9 +23,11 @@ from service import attend
 from service.backends.registry import Backends
 from service.codecs.decoded import Decoded
 from service.errors import FieldConflict, InvalidRequest, InvalidValue
-from service.render.heatmap import PNG, SVG, draw, make_heatmap_request
+from service.pipeline.engine import Engine
+from service.render.heatmap import PNG, SVG, HeatmapOperation, draw, make_heatmap_request
 from service.render.layout import layout
 from service.render.picture import Picture, make_picture
+from service.settings import Settings
 from tests.helpers.documents import BLOCKS, ROOT
 from tests.helpers.wire import MEDIA_TYPES, write
 
@@ -236,14 +239,42 @@ def test_a_logarithmic_scale_shows_small_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    "label", ["<script>alert(1)</script>", "שלום", "😀", "a\x00b\ud800", "&amp;", "]]>", '"', "x" * 500]
+    "label",
+    ["<script>alert(1)</script>", "שלום", "😀", "a\x00b\ud800", "&amp;", "]]>", '"', "x" * 500, "two\nlines\t", ""],
 )
 def test_labels_of_any_kind_are_readable(label: str) -> None:
     root = svg(**SIXTHS, query_tokens=[label, "b", "c"])
-    safe = label.replace("\x00", "\ufffd").replace("\ud800", "\ufffd")
+    safe = label.replace("\x00", "\ufffd").replace("\ud800", "\ufffd").replace("\n", " ").replace("\t", " ")
     assert any(safe.startswith(text.removesuffix("…")) and text for text in texts(root) if text not in ("b", "c"))
     assert not root.findall(f".//{NAMESPACE}script")
     assert drawn(PNG, query_tokens=[label, "b", "c"], **SIXTHS)[:4] == b"\x89PNG"
+
+
+def test_long_labels_and_titles_are_cut_quickly() -> None:
+    root = svg(heatmap={"title": "t" * 200}, **SIXTHS, query_tokens=["a" * 10**6, "b", "c"])
+    assert any(text.startswith("aaa") and text.endswith("…") for text in texts(root))
+
+
+def test_too_many_heads_are_refused() -> None:
+    query = np.ones((1025, 1, 1))
+    with pytest.raises(FieldConflict, match="/select_heads"):
+        drawn(query=query, key=query, value=query, layout="hld")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("heads", "tokens", "dim"), [(1, 2048, 64), (12, 256, 16), (64, 40, 8), (300, 300, 4)])
+@pytest.mark.parametrize("media_type", [SVG, PNG])
+def test_memory_is_estimated(heads: int, tokens: int, dim: int, media_type: str) -> None:
+    """Enough, and not many times too much."""
+    query = normal(heads, tokens, dim).astype(np.float32)
+    fields = {"query": query, "key": query, "value": query, "layout": "hld", "is_causal": True, "heatmap": {}}
+    wanted = make_heatmap_request(Decoded(fields, frozenset()))
+    engine = Engine(Settings.model_construct())
+    tracemalloc.start()
+    draw(wanted, media_type, engine.reference)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= HeatmapOperation(media_type).memory(wanted, engine)
 
 
 def test_a_large_picture_is_one_image() -> None:

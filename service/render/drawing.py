@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -64,6 +64,9 @@ class Cells:
     cell: float
 
 
+# Characters of a label or title that are drawn.
+MAX_TEXT: Final = 200
+
 Shape = Box | Line | Text | Cells
 
 
@@ -80,6 +83,19 @@ class Drawing:
 def text_width(text: str, size: float) -> float:
     """About how wide a text is: no renderer is asked. Wide letters (East Asian, emoji) count as one and two thirds."""
     return size * sum(1.0 if ord(letter) > 0x2E7F else 0.6 for letter in text)
+
+
+def plain(text: str) -> str:
+    """A line of text that can be drawn: without line breaks and control characters, and not longer than anybody reads.
+
+    What XML cannot hold (section 2.2 of XML 1.0) becomes the replacement character.
+    """
+    cut = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    return "".join(" " if letter.isspace() else letter if _is_legal(ord(letter)) else "\ufffd" for letter in cut)
+
+
+def _is_legal(code: int) -> bool:
+    return 0x20 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
 
 
 def shortened(text: str, size: float, width: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Final
 
@@ -22,10 +21,10 @@ from service.pipeline.engine import Engine
 from service.pipeline.execution import Execution
 from service.pipeline.threaded import Operation, run_in_thread
 from service.render.drawing import Drawing
-from service.render.layout import layout
+from service.render.layout import drawn_pixels, layout
 from service.render.options import Options, make_options
 from service.render.picture import make_picture, picture_plan
-from service.render.png import to_png
+from service.render.png import SHARP, to_png
 from service.render.svg import to_svg
 from service.schemas.heatmap import HeatmapRequest, Theme
 from service.schemas.validate import validate
@@ -40,8 +39,10 @@ FORMATS: Final[dict[str, Callable[[Drawing, Theme], bytes]]] = {
 # Media types by the suffixes of files.
 SUFFIXES: Final = {".svg": SVG, ".png": PNG}
 # Bytes for each cell of all panels: numbers, bits, counts, and pixels; and for each pixel of a PNG.
-CELL_BYTES: Final = 64
-PIXELS_BYTES: Final = 2**26
+CELL_BYTES: Final = 96
+PIXEL_BYTES: Final = 2 * 4 * SHARP**2
+# How many times the memory of the same computation without scores is taken: numbers, bits, and what is reduced of them.
+TILES: Final = 2
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,12 @@ class HeatmapOperation(Operation[HeatmapRequested]):
     def memory(self, prepared: HeatmapRequested, engine: Engine) -> int:
         """Tiles, bins and pixels."""
         sizes, most = prepared.plan.sizes, prepared.options.max_cells
-        cells = prod((sizes.num_heads, min(sizes.query_length, most), min(sizes.key_length, most) + 2))
-        return 2 * engine.reference.peak_bytes(prepared.plan, "cpu") + CELL_BYTES * cells + PIXELS_BYTES
+        chosen = prepared.plan.selection.heads
+        heads = sizes.num_heads if chosen is None else len(chosen)
+        rows, columns = min(sizes.query_length, most), min(sizes.key_length, most) + 2
+        pixels = drawn_pixels(heads, rows, columns)
+        tiles = TILES * engine.reference.peak_bytes(prepared.plan, "cpu")
+        return tiles + CELL_BYTES * heads * rows * columns + PIXEL_BYTES * pixels
 
     def answer(
         self, prepared: HeatmapRequested, engine: Engine, request_id: str, check: Check

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from service.render.cells import Painter
-from service.render.drawing import Box, Cells, Colour, Drawing, Line, Text, shortened, text_width
+from service.render.drawing import Box, Cells, Colour, Drawing, Line, Text, plain, shortened, text_width
 from service.render.options import Options
 from service.render.picture import GAP, Axis, Panel, Picture
 
@@ -66,12 +66,18 @@ class Grid:
         return right, self.top + ((rows - 1) * self.pitch[0] + height) * self.cell
 
 
+def drawn_pixels(heads: int, rows: int, columns: int) -> int:
+    """At least the pixels of the drawing of so many heads with so many cells."""
+    room = ALONE if heads == 1 else WIDTH / _across(heads)
+    return int(heads * (max(rows, columns, room) + 2 * LABEL) ** 2)
+
+
 def layout(picture: Picture, options: Options) -> Drawing:
     """The drawing of a picture."""
     painter = Painter(picture)
     if options.bare:
         return _bare(picture, painter)
-    title = options.title if options.title is not None else _title(picture)
+    title = plain(options.title) if options.title is not None else _title(picture)
     grid = _grid(picture, HEADER if title or picture.bins else MARGIN + FONT)
     right, bottom = grid.end(len(picture.panels))
     width = max(right + MARGIN, 2 * MARGIN + max(text_width(title, FONT + 2), _legend_width(picture)))

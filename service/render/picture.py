@@ -18,10 +18,13 @@ from service.backends.base import Check, no_check
 from service.backends.dense.binning import BinnedScores, Bins
 from service.backends.numpy.backend import NumpyBackend
 from service.errors import FieldConflict, InvalidValue
+from service.render.drawing import plain
 from service.render.options import Options
 
 # What stands in the place of the bits of `hidden_by`, for the gap before the column of the sinks.
 GAP: Final = -1
+# Heads of a picture: more could be neither seen nor drawn in time.
+MAX_HEADS: Final = 1024
 # Colours of a logarithmic scale begin at this part of the largest number.
 LEAST: Final = 1e-6
 
@@ -112,11 +115,15 @@ def bins_of(length: int, most: int) -> np.ndarray:
 def picture_plan(plan: Plan, options: Options) -> Plan:
     """The plan that computes what a picture shows: nothing but its stage, and why cells are hidden.
 
-    Errors: InvalidValue for a batch entry that is not there, FieldConflict for a logarithm of scores.
+    Errors: InvalidValue for a batch entry that is not there, FieldConflict for a logarithm of scores and for
+    too many heads.
     """
     if options.batch_entry >= plan.sizes.batch_size:
         expected = f"a number below the batch size {plan.sizes.batch_size}"
         raise InvalidValue.of("/heatmap/batch_entry", expected, options.batch_entry)
+    heads = plan.sizes.num_heads if plan.selection.heads is None else len(plan.selection.heads)
+    if heads > MAX_HEADS:
+        raise FieldConflict.at("/select_heads", f"at most {MAX_HEADS} heads in a picture", f"{heads} heads")
     if options.scale == "log" and (options.stage != "attention_weights" or plan.normalization == "sum"):
         raise FieldConflict.at("/heatmap/scale", "linear for numbers that may be negative", "log")
     include: set[Output] = {cast(Output, options.stage), "hidden_by"}
@@ -187,7 +194,7 @@ def _labels(spec: AttentionSpec, plan: Plan, what: str, options: Options) -> tup
     if not given:
         return None
     entry = given if isinstance(given[0], str) else given[options.batch_entry]
-    return tuple(map(str, entry))
+    return tuple(map(plain, entry))
 
 
 def _title(plan: Plan, options: Options, head: int) -> str:

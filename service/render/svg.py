@@ -25,7 +25,7 @@ def to_svg(drawing: Drawing, theme: Theme = "auto") -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" class="{CLASS}" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img" font-family="{FONTS}">'
     )
-    parts = [head, f"<title>{_escaped(drawing.title)}</title>", f"<style>{_style(theme)}</style>"]
+    parts = [head, f"<title>{escape(drawing.title)}</title>", f"<style>{_style(theme)}</style>"]
     return "\n".join([*parts, *map(_shape, drawing.shapes), "</svg>\n"])
 
 
@@ -55,7 +55,7 @@ def _box(box: Box) -> str:
     places = _attributes((("x", box.x), ("y", box.y), ("width", box.width), ("height", box.height)))
     if not box.title:
         return f"<rect {places} {_fill(box.fill)}/>"
-    return f"<rect {places} {_fill(box.fill)}><title>{_escaped(box.title)}</title></rect>"
+    return f"<rect {places} {_fill(box.fill)}><title>{escape(box.title)}</title></rect>"
 
 
 def _text(text: Text) -> str:
@@ -63,7 +63,7 @@ def _text(text: Text) -> str:
     turned = f' transform="rotate(-90 {x} {y})"' if text.is_turned else ""
     anchor = "" if text.anchor == "start" else f' text-anchor="{text.anchor}"'
     size = _number(text.size)
-    return f'<text x="{x}" y="{y}" font-size="{size}"{anchor}{turned} {_fill(text.fill)}>{_escaped(text.text)}</text>'
+    return f'<text x="{x}" y="{y}" font-size="{size}"{anchor}{turned} {_fill(text.fill)}>{escape(text.text)}</text>'
 
 
 def _cells(cells: Cells) -> str:
@@ -99,15 +99,3 @@ def _colour(colour: Colour | Role) -> str:
 
 def _number(number: float) -> str:
     return f"{number:.2f}".rstrip("0").rstrip(".")
-
-
-def _escaped(text: str) -> str:
-    """Text for XML: what XML cannot hold, like control characters, becomes the replacement character."""
-    return escape("".join(letter if _is_legal(ord(letter)) else "\ufffd" for letter in text))
-
-
-def _is_legal(code: int) -> bool:
-    """True for a character of XML 1.0, section 2.2."""
-    if code < 0x20:
-        return code in (0x9, 0xA, 0xD)
-    return code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000

@@ -92,6 +92,14 @@ $(CLIENTS_VENV)/.clients: requirements/build.txt requirements/clients.txt pyproj
 	$(CLIENTS_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# A seventh holds what drives a browser.
+PAGE_VENV ?= .venv-page
+PAGE_BIN := $(PAGE_VENV)/bin
+
+$(PAGE_VENV)/.page: requirements/build.txt requirements/core.txt requirements/test.txt requirements/page.txt pyproject.toml
+	$(call install-tests-with,$(PAGE_VENV),requirements/page.txt)
+	@touch $@
+
 .PHONY: serve
 serve: $(VENV)/.core ## run the service (ATTENTION_HOST, ATTENTION_PORT)
 	@exec $(BIN)/attention-service serve
@@ -236,6 +244,14 @@ test-clients: clients lint-openapi ## ask a running service by clients that nobo
 	$(CLIENTS_BIN)/python -m pytest tests/clients
 	$(CLIENTS_BIN)/python -m pytest tests/clients/alone
 
+tests/page/node_modules/.installed: tests/page/package.json tests/page/package-lock.json
+	npm ci --prefix tests/page --no-audit --no-fund
+	@touch $@
+
+.PHONY: test-page
+test-page: $(PAGE_VENV)/.page tests/page/node_modules/.installed ## the page at / in a browser (npm, and Chromium at CHROMIUM=/usr/bin/chromium)
+	$(PAGE_BIN)/python -m pytest tests/page
+
 .PHONY: bench
 bench: $(VENV)/.test ## compare the service with other servers over HTTP: those of bench-peers that are installed
 	$(BIN)/python -m benchmarks.http
@@ -292,7 +308,7 @@ openapi: $(VENV)/.test ## regenerate what is generated: API document, examples, 
 # In folder $(1): the core by the package's own metadata, the rest by their .in; with $(2), to the newest versions.
 define compile-locks
 cd $(1) && $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/core.txt pyproject.toml && \
-for name in build test grpc otel peers attack servers cuda deploy docs; do \
+for name in build test grpc otel peers attack servers page cuda deploy docs; do \
 	$(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/$$name.txt requirements/$$name.in || exit; \
 done && \
 $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/clients.txt pyproject.toml requirements/clients.in
@@ -329,4 +345,4 @@ docs: $(DOCS_VENV)/.docs ## the documentation as a site, in build/site; fails fo
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) $(ATTACK_VENV) $(SERVERS_VENV) $(CLIENTS_VENV) $(NODE)/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist
+	rm -rf $(VENV) $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) $(ATTACK_VENV) $(SERVERS_VENV) $(CLIENTS_VENV) $(PAGE_VENV) $(NODE)/node_modules tests/page/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist

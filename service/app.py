@@ -26,7 +26,7 @@ from service.http.problems import on_http_exception, on_service_error, on_valida
 from service.http.request_context import RequestContext
 from service.observability.metrics import Metrics
 from service.pipeline.engine import Engine
-from service.routes import attention, compare, inference, openapi, operations
+from service.routes import attention, compare, heatmap, inference, openapi, operations, page
 from service.runtime.process import end_with_parent, tune, when_told_to_stop
 from service.settings import Settings, load_settings
 from service.settings.checks import split_origins
@@ -178,12 +178,14 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def add_routes(app: FastAPI) -> None:
-    """Add all operations. Each of the first three puts its own before all others, as routes are tried in order."""
+    """Add all operations. Each of the first four puts its own before all others, as routes are tried in order."""
+    heatmap.add_routes(app)
     compare.add_routes(app)
     inference.add_routes(app)
     attention.add_routes(app)
     app.include_router(inference.router)
     app.include_router(operations.router)
+    app.include_router(page.router)
     if app.state.settings.metrics:
         app.include_router(operations.metrics_router)
 

@@ -33,10 +33,6 @@ def test_health_checks_are_answered(client: httpx.Client) -> None:
         assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 
-def test_the_root_redirects_to_the_documentation(client: httpx.Client) -> None:
-    assert client.get("/").headers["location"] == "/docs"
-
-
 def test_a_response_has_a_new_request_id(client: httpx.Client) -> None:
     response = client.post("/attention", json=GOOD)
     assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])

@@ -13,9 +13,9 @@ from service.settings.keys import Keys
 # Paths that need no key: orchestrators that ask for health have none.
 OPEN = frozenset({"/health/live", "/health/ready"})
 METRICS = "/metrics"
-# The documentation: paths, and starts of paths. A browser sends no key when it opens a page.
+# The documentation and the page: paths, and starts of paths. A browser sends no key when it opens a page.
 DOCS = frozenset({"/", "/docs", "/openapi.json"})
-BELOW_DOCS = ("/docs-assets/", "/problems/")
+BELOW_DOCS = ("/docs-assets/", "/page/", "/problems/")
 
 
 def needs_key(path: str, settings: Settings) -> bool:

@@ -89,6 +89,7 @@ class RequestContext:
 
 
 def security_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The security headers that a response with these headers gets."""
-    is_page = any(name == b"content-type" and value.startswith(b"text/html") for name, value in headers)
+    """The security headers that a response with these headers gets. A policy of its own is kept."""
+    given = dict(headers)
+    is_page = given.get(b"content-type", b"").startswith(b"text/html") and PAGE[0][0] not in given
     return [NO_SNIFFING, *PAGE] if is_page else [NO_SNIFFING]

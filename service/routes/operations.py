@@ -1,10 +1,9 @@
-"""Operations for operators and browsers: health, metrics, problem codes, the page of the documentation."""
+"""Operations for operators: health, metrics, problem codes."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, Field
 
 from service.errors import NotFound, error_classes
@@ -70,12 +69,6 @@ async def describe_problem(code: str = Path(description="A problem code, for exa
     if kind is None:
         raise NotFound.at("", f"one of {', '.join(error_classes())}", "another code")
     return ProblemType(code=code, status=kind.status, title=kind.title, description=kind.description())
-
-
-@router.get("/", include_in_schema=False)
-async def root() -> RedirectResponse:
-    """Redirects to the documentation."""
-    return RedirectResponse("/docs")
 
 
 @metrics_router.get(

@@ -1,0 +1,64 @@
+// Arrays: nested lists, or tensors as the binary formats have them.
+
+/** A typed array with its bytes (little-endian, row-major). */
+export class Tensor {
+	/** @param {string} dtype @param {number[]} shape @param {Uint8Array} bytes */
+	constructor(dtype, shape, bytes) {
+		this.dtype = dtype;
+		this.shape = shape;
+		this.bytes = bytes;
+	}
+}
+
+/** @type {Record<string, (buffer: any) => Numbers>} */
+const READERS = {
+	bool: (buffer) => new Uint8Array(buffer),
+	int32: (buffer) => new Int32Array(buffer),
+	int64: (buffer) => Float64Array.from(new BigInt64Array(buffer), Number),
+	float16: (buffer) => Float32Array.from(new Uint16Array(buffer), half),
+	bfloat16: (buffer) => new Float32Array(Uint32Array.from(new Uint16Array(buffer), (bits) => bits << 16).buffer),
+	float32: (buffer) => new Float32Array(buffer),
+	float64: (buffer) => new Float64Array(buffer),
+};
+
+/** The numbers of a tensor in row-major order. @param {Tensor} tensor */
+export const numbers = ({ dtype, bytes }) => READERS[dtype](bytes.slice().buffer);
+
+/** @param {number} bits */
+function half(bits) {
+	const [sign, exponent, fraction] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
+	if (exponent === 31) return fraction ? NaN : sign * Infinity;
+	return exponent ? sign * (1 + fraction / 1024) * 2 ** (exponent - 15) : sign * fraction * 2 ** -24;
+}
+
+/** The shape of an array, by its first elements. @type {shapeOf} */
+export const shapeOf = (data) => {
+	if (data instanceof Tensor) return data.shape;
+	return Array.isArray(data) ? [data.length, ...shapeOf(data[0])] : [];
+};
+
+/** A list of rows as a list of columns; any other array as it is. @param {any} data */
+export function transposed(data) {
+	if (!Array.isArray(data?.[0])) return data;
+	return data[0].map((_, column) => data.map((/** @type {unknown[]} */ row) => row[column]));
+}
+
+/** @param {Uint8Array} bytes */
+function toBase64(bytes) {
+	let text = "";
+	for (let i = 0; i < bytes.length; i += 0x8000) text += String.fromCharCode(...bytes.subarray(i, i + 0x8000));
+	return btoa(text);
+}
+
+/** JSON text with tensors as typed arrays. @param {unknown} value */
+export function toText(value) {
+	return JSON.stringify(value, (_, part) => (part instanceof Tensor ? { ...part, bytes: undefined, data: toBase64(part.bytes) } : part));
+}
+
+/** The inverse of `toText`. @param {string} text */
+export function fromText(text) {
+	return JSON.parse(text, (_, part) => {
+		if (typeof part?.data !== "string" || !Array.isArray(part.shape)) return part;
+		return new Tensor(part.dtype, part.shape, Uint8Array.from(atob(part.data), (letter) => letter.charCodeAt(0)));
+	});
+}

@@ -1,0 +1,1 @@
+"""The page at / in a browser, on this machine only."""

@@ -1,0 +1,134 @@
+"""The numbers on the page: those that the notebooks print, and those that options change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.cases import CASES, Case, as_array
+from tests.page.helpers import STAGES, fill, numbers
+
+Open = Callable[..., Page]
+# Requests of options over the first example, and what the service answers to them.
+OPTIONS: list[dict[str, Any]] = [
+    {"scale": 0.25}, {"softcap": 0.3}, {"is_causal": True}, {"window.left": 1}, {"window.left": 1, "window.right": 0},
+    {"is_causal": True, "query_offset": 2}, {"chunk_size": 2}, {"normalization": "sum"}, {"num_heads": 2},
+    {"dtype": "float32"}, {"layout": "dl", "is_causal": True},
+]  # fmt: skip
+
+
+def listed(array: np.ndarray) -> Any:
+    """An array as lists, with None for minus infinity, as in JSON."""
+    return np.where(np.isneginf(array), None, array).tolist()  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_example_has_the_numbers_that_its_notebook_prints(case: Case, open_page: Open) -> None:
+    """The tables have all digits; of several heads, each is chosen."""
+    page = open_page(example=case.name)
+    for expected in case.expected:
+        field = expected.name.removesuffix(")").rpartition("(")[2]
+        if field == "logsumexp":  # no picture: the sum is in the table of the row
+            continue
+        stage = STAGES.get(field, field)
+        shape = as_array(expected.values).shape
+        found = []
+        for head in range(page.locator("#heads button").count() if len(shape) == 3 else 1):
+            page.locator("#heads button").nth(head).click()
+            found.append(numbers(page, stage))
+        shown = np.array(found)
+        expected.compare({field: listed(shown.reshape(shape) if shape else shown)})
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_each_option_sends_a_request_and_repaints(
+    options: dict[str, Any], open_page: Open, service: httpx.Client
+) -> None:
+    page = open_page(example="animals_self_attention" if "num_heads" not in options else "causal")
+    for name, value in options.items():
+        fill(page, name, value)
+    name = "causal" if "num_heads" in options else "animals_self_attention"
+    (case,) = (case for case in CASES if case.name == name)
+    request = {**case.request, **{key: value for key, value in options.items() if "." not in key}}
+    if window := {key.removeprefix("window."): value for key, value in options.items() if "." in key}:
+        request["window"] = window
+    if options.get("layout") == "dl":
+        request["input"] = np.transpose(request["input"]).tolist()
+    request["include"] = ["attention_weights", "masked_scores"]
+    answer = service.post("/attention", json=request).json()
+    for stage in request["include"]:
+        want = as_array(answer[stage])
+        np.testing.assert_allclose(numbers(page, stage), want[0] if want.ndim == 3 else want, rtol=1e-4)
+
+
+def test_the_numbers_of_one_cell_are_written_out(open_page: Open) -> None:
+    page = open_page(example="six_tokens_softmax", key=1)
+    steps = page.locator("#steps")
+    expect(steps).to_contain_text("0.55·0.55 + 0.87·0.87 + 0.66·0.66 = 1.4950")
+    expect(steps).to_contain_text("1.4950 × 1.0000 = 1.4950")
+    expect(steps).to_contain_text("exp(1.4950 − 1.495) = 1.000000")
+    expect(steps).to_contain_text("1.000000 / 4.2036 = 0.237891")
+    expect(page.locator("#row .sum")).to_contain_text("1.0000")
+
+
+def test_a_hidden_cell_says_why(open_page: Open) -> None:
+    page = open_page(example="causal", is_causal="true", window__left=1, query=3, key=1)
+    expect(page.locator("#readout")).to_contain_text("hidden by window (from position 3 only keys 2 to")
+    for key in ("ArrowUp", "ArrowUp", "ArrowRight"):
+        page.locator("#large").press(key)
+    expect(page.locator("#readout")).to_contain_text("query 1")
+    expect(page.locator("#readout")).to_contain_text("hidden by is_causal (key 2 comes after position 1)")
+    expect(page.locator("#legend li")).to_have_text(["window", "is_causal"])
+    expect(page.locator("#steps")).to_contain_text("−∞: hidden by is_causal")
+
+
+def test_cells_are_chosen_by_click_and_arrow_keys(open_page: Open) -> None:
+    page = open_page(example="six_tokens_trained")
+    box = page.locator("#large image").bounding_box()
+    assert box is not None
+    page.locator("#large image").click(position={"x": box["width"] * 5.5 / 6, "y": box["height"] * 1.5 / 6})
+    expect(page.locator("#readout")).to_contain_text("query 1 “\u2068journey\u2069”, key 5 “\u2068step\u2069”: 0.182")
+    page.locator("#large").press("ArrowLeft")
+    expect(page.locator("#row-title")).to_have_text("By hand: \u2068journey\u2069 → \u2068one\u2069")
+    page.locator("#row tr").nth(2).click()
+    expect(page.locator("#row-title")).to_contain_text("starts")
+    page.locator("#pipeline button[value=scores] image").click(position={"x": 3, "y": 3})
+    expect(page.locator("#readout")).to_contain_text("query 0 “\u2068Your\u2069”, key 0 “\u2068Your\u2069”: 0.92")
+    assert "stage=scores" in page.url
+
+
+def test_pointing_at_a_token_shows_its_lines_and_weights(open_page: Open) -> None:
+    page = open_page(example="causal", num_heads=2, is_causal="true")
+    lines = page.locator("#lines path")
+    expect(lines).to_have_count(10)
+    page.locator("#lines [data-axis=query][data-index='1']").hover()
+    expect(lines).to_have_count(2)
+    expect(page.locator("#lines [data-axis=key][data-index='0']")).to_contain_text("0.")
+    expect(page.locator("#lines [data-axis=key][data-index='3']")).to_contain_text("0.000")
+    page.locator("#all-heads").check()
+    page.locator("#lines [data-axis=key][data-index='3']").focus()
+    expect(lines).to_have_count(2)
+    page.keyboard.press("Enter")
+    assert "key=3" in page.url
+    page.keyboard.press("ArrowUp")
+    assert "key=2" in page.url
+    page.locator("#heads button").nth(1).click()
+    assert "head=1" in page.url
+
+
+def test_a_repaint_of_64_tokens_is_fast(open_page: Open) -> None:
+    """The bound is generous for busy machines; the median is printed."""
+    page = open_page(example="sentence", text=" ".join(f"t{n}" for n in range(64)), dim=64, num_heads=4)
+    for left in range(1, 10):
+        fill(page, "window.left", left)
+        page.evaluate(
+            "window.times = [...(window.times ?? []), performance.getEntriesByName('repaint').at(-1).duration]"
+        )
+    median = float(np.median(page.evaluate("window.times")))
+    print(f"\nrepaint of 64 tokens and 4 heads: {median:.0f} ms")
+    assert median < 500

@@ -1,0 +1,111 @@
+"""The page as a whole: its types, its accessibility, its sizes on screens, long sequences."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from service.render.colours import DIVERGING, SEQUENTIAL
+from tests.page.helpers import fill, wait
+
+Open = Callable[..., Page]
+HERE = Path(__file__).parent
+AXE = HERE / "node_modules" / "axe-core" / "axe.min.js"
+VIEWS = {"desktop": (1440, 900), "phone": (390, 844)}
+
+
+def test_the_modules_have_sound_types() -> None:
+    done = subprocess.run(
+        [HERE / "node_modules" / ".bin" / "tsc", "-p", HERE], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_colours_are_those_of_the_pictures_of_the_service() -> None:
+    text = (HERE.parents[1] / "service" / "page" / "colours.js").read_text(encoding="utf-8")
+    for anchors in (SEQUENTIAL, DIVERGING):
+        assert ", ".join(f'"{anchor}"' for anchor in anchors) in text
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_nothing_serious(browser: Browser, view: str, theme: str, address: str) -> None:
+    """The checker is run by the debugger, which the policy of the page does not bind."""
+    width, height = VIEWS[view]
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)  # type: ignore[arg-type]
+    page = context.new_page()
+    page.goto(f"{address}/#example=sentence&num_heads=2&is_causal=true&window.left=3")
+    wait(page)
+    page.locator("#numbers summary").click()
+    page.locator("#compare-title").click()
+    page.locator("[name=chunk_size]").fill("0")
+    expect(page.locator(".fault")).to_have_count(1)
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    found = [
+        f"{violation['impact']}: {violation['help']}: {[node['html'][:200] for node in violation['nodes'][:3]]}"
+        for violation in result["violations"]
+        if violation["impact"] in ("serious", "critical")
+    ]
+    assert found == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing is cut off on the right"
+    context.close()
+
+
+def test_the_theme_can_be_switched(open_page: Open) -> None:
+    page = open_page()
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.locator("#theme").check()
+    assert page.evaluate(background) != light
+    page.locator("#theme").uncheck()
+    assert page.evaluate(background) == light
+
+
+def test_older_requests_are_aborted(open_page: Open) -> None:
+    """Of many changes in a row only the last is painted."""
+    page = open_page(example="causal")
+    for value in range(1, 20):
+        page.locator("[name=softcap]").fill(str(value))
+    wait(page)
+    expect(page.locator("#steps")).to_contain_text("19 · tanh")
+
+
+@pytest.mark.parametrize("tokens", [1024, 32768])
+def test_long_sequences_are_drawn_by_the_service(
+    tokens: int, context: BrowserContext, service: httpx.Client, folder: Path
+) -> None:
+    if "/attention/heatmap" not in service.get("/openapi.json").json()["paths"]:
+        pytest.skip("this service draws no heatmaps")
+    array = np.random.default_rng(0).normal(size=(tokens, 16)).astype(np.float32)
+    request = {"input": {"dtype": "float32", "shape": array.shape, "data": base64.b64encode(array.tobytes()).decode()}}
+    (folder / "long.json").write_text(json.dumps(request | {"is_causal": True}))
+    page = context.new_page()
+    page.goto(str(service.base_url))
+    wait(page)
+    page.locator("#example").select_option("data")
+    page.locator("#file").set_input_files(folder / "long.json")
+    image = page.locator("#long-image")
+    image.wait_for(timeout=120_000)
+    page.wait_for_function("() => document.getElementById('long-image').naturalWidth > 0", timeout=300_000)
+    assert image.evaluate("image => image.naturalWidth") == 512
+    expect(page.locator("#status")).to_contain_text(f"{tokens} queries", timeout=120_000)
+    page.locator("#long-row").fill("500")
+    page.locator("#long-zoom").click()
+    expect(page.locator("#long-rows li")).to_have_count(64, timeout=120_000)
+    expect(page.locator("#long-rows [aria-current]")).to_contain_text("query 500: 500 (")
+    image.click(position={"x": 5, "y": 20})
+    expect(page.locator("#long-rows [aria-current]")).not_to_contain_text("query 500:", timeout=120_000)
+    assert page.evaluate("performance.memory.usedJSHeapSize") < 512 * 2**20
+    if tokens == 1024:
+        page.locator("#example").select_option("six_tokens_softmax")
+        expect(page.locator("#short")).to_be_visible()
+        fill(page, "softcap", 2)

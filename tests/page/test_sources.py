@@ -1,0 +1,186 @@
+"""Where requests come from: pasted text, files, sentences, addresses; and what is shown if they are wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+from safetensors.numpy import save_file
+
+from tests.conftest import app, serving
+from tests.page.helpers import BY_NAME, fill, numbers, wait
+
+Open = Callable[..., Page]
+RANDOM = np.random.default_rng(0)
+ARRAYS = {name: RANDOM.normal(size=(2, 5, 4)).astype(np.float32) for name in ("query", "key", "value")}
+FIELDS = {"layout": "hld", "is_causal": True, "window": {"left": 2}}
+KEY = "correct horse"
+
+
+def as_json(folder: Path) -> list[Path]:
+    (folder / "request.json").write_text(json.dumps({**{k: v.tolist() for k, v in ARRAYS.items()}, **FIELDS}))
+    return [folder / "request.json"]
+
+
+def as_npz(folder: Path) -> list[Path]:
+    np.savez(folder / "request.npz", request=json.dumps(FIELDS), **ARRAYS)  # type: ignore[arg-type]
+    return [folder / "request.npz"]
+
+
+def as_compressed_npz(folder: Path) -> list[Path]:
+    content = np.frombuffer(json.dumps(FIELDS).encode(), np.uint8)
+    np.savez_compressed(folder / "request.npz", request=content, **ARRAYS)
+    return [folder / "request.npz"]
+
+
+def as_npy(folder: Path) -> list[Path]:
+    for name, array in ARRAYS.items():
+        np.save(folder / f"{name}.npy", array)
+    (folder / "options.json").write_text(json.dumps(FIELDS))
+    return [*(folder / f"{name}.npy" for name in ARRAYS), folder / "options.json"]
+
+
+def as_safetensors(folder: Path) -> list[Path]:
+    save_file(ARRAYS, folder / "request.safetensors", {"request": json.dumps(FIELDS)})
+    return [folder / "request.safetensors"]
+
+
+def expected(service: Any, **fields: Any) -> dict[str, Any]:
+    request = {**{name: array.tolist() for name, array in ARRAYS.items()}, **FIELDS, **fields}
+    answer: dict[str, Any] = service.post("/attention", json=request).json()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "write", [as_json, as_npz, as_compressed_npz, as_npy, as_safetensors], ids=lambda f: f.__name__
+)
+def test_files_of_each_format_are_computed_and_have_controls(
+    write: Any, folder: Path, open_page: Open, service: Any
+) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#file").set_input_files(write(folder))
+    expect(page.locator("#status")).to_contain_text("5 × 5 · 2 heads")
+    wait(page)
+    weights = expected(service, dtype="float32")["attention_weights"]
+    np.testing.assert_allclose(numbers(page, "attention_weights"), weights[0], rtol=1e-5)
+    page.locator("#heads button").nth(1).click()
+    np.testing.assert_allclose(numbers(page, "attention_weights"), weights[1], rtol=1e-5)
+    expect(page.locator("[name='window.left']")).to_have_value("2")
+    fill(page, "window.left", 0)
+    assert numbers(page, "attention_weights") == np.eye(5).tolist()
+
+
+def test_a_single_array_is_self_attention(folder: Path, open_page: Open) -> None:
+    np.save(folder / "anything.npy", np.eye(3, dtype=np.float16))
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#file").set_input_files(folder / "anything.npy")
+    expect(page.locator("#status")).to_contain_text("3 × 3 · 1 head · float16")
+    page.locator("#pasted").fill("[[1, 0], [0, 1]]")
+    expect(page.locator("#status")).to_contain_text("2 × 2 · 1 head · float64")
+
+
+def test_wrong_files_and_texts_are_told(folder: Path, open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    (folder / "a.npz").write_bytes(b"no zip file")
+    page.locator("#file").set_input_files(folder / "a.npz")
+    expect(page.locator("#problem")).to_be_visible()
+    page.locator("#pasted").fill('{"input": [[1')
+    expect(page.locator("#problem")).to_contain_text("JSON")
+    page.locator("#pasted").fill('{"inputs": [[1]]}')
+    expect(page.locator("#data .fault")).to_contain_text("/inputs: expected")
+    expect(page.locator("#pasted")).to_have_attribute("aria-invalid", "true")
+    page.locator("#pasted").fill('{"input": [[1]]}')
+    expect(page.locator(".fault")).to_have_count(0)
+    expect(page.locator("#problem")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_heads", 0), ("softcap", 0), ("window.left", -1), ("chunk_size", 0), ("softcap", "-1")],
+)
+def test_an_error_is_shown_at_its_control(name: str, value: Any, open_page: Open) -> None:
+    page = open_page(example="causal")
+    control = page.locator(f"[name='{name}']")
+    control.fill(str(value))
+    fault = page.locator(".fault")
+    expect(fault).to_contain_text("expected")
+    described = control.get_attribute("aria-describedby")
+    assert control.get_attribute("aria-invalid") == "true"
+    assert described == fault.get_attribute("id")
+    control.fill("")
+    expect(fault).to_have_count(0)
+
+
+def test_words_are_harmless_and_seeds_repeat(open_page: Open) -> None:
+    text = "<script>alert(1)</script> שלום 🐈 <img/src=x/onerror=alert(1)> &amp; cat cat"
+    page = open_page(example="sentence", text=text, dim=4, seed=7)
+    dialogs: list[str] = []
+    page.on("dialog", lambda dialog: dialogs.append(dialog.message))
+    expect(page.locator("#row th[scope=row]").first).to_have_text("<script>alert(1)</script>")
+    first = numbers(page, "query")
+    assert first[-1] == first[-2]
+    page.locator("#seed").fill("8")
+    wait(page)
+    expect(page.locator("#status")).to_contain_text("7 × 7")
+    page.wait_for_timeout(300)
+    assert numbers(page, "query") != first
+    assert dialogs == []
+    assert page.locator("main script, main img[src=x]").count() == 0
+
+
+def test_the_address_restores_what_is_shown(open_page: Open, context: BrowserContext) -> None:
+    page = open_page(example="causal")
+    fill(page, "num_heads", 2)
+    fill(page, "is_causal", False)
+    fill(page, "window.left", 1)
+    page.locator("#heads button").nth(1).click()
+    page.locator("#pipeline button[value=masked_scores]").click(position={"x": 12, "y": 8})
+    page.locator("#large").press("ArrowDown")
+    shown = (numbers(page, "masked_scores"), page.locator("#readout").text_content())
+    other = context.new_page()
+    other.goto(page.url)
+    wait(other)
+    assert (numbers(other, "masked_scores"), other.locator("#readout").text_content()) == shown
+    assert not other.locator("[name=is_causal]").is_checked()
+
+
+def test_a_service_with_keys_asks_for_one(context: BrowserContext) -> None:
+    with serving(app(api_keys=f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}")) as client:
+        page = context.new_page()
+        page.goto(str(client.base_url))
+        expect(page.locator("#problem")).to_contain_text("key")
+        page.locator("#key").fill(KEY)
+        page.locator("#key").press("Enter")
+        wait(page)
+        expect(page.locator("#status")).to_contain_text("6 × 6")
+        assert KEY not in page.evaluate(
+            "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
+        )
+
+
+def test_the_page_works_below_a_prefix(context: BrowserContext, address: str) -> None:
+    page = context.new_page()
+    page.route(
+        "**/prefix/**",
+        lambda route: route.fulfill(response=route.fetch(url=route.request.url.replace("/prefix/", "/"))),
+    )
+    page.goto(f"{address}/prefix/")
+    wait(page)
+    expect(page.locator("#status")).to_contain_text("6 × 6")
+
+
+def test_all_examples_can_be_chosen(open_page: Open) -> None:
+    page = open_page()
+    assert page.locator("#examples option").count() == len(BY_NAME)
+    page.locator("#example").select_option("multihead")
+    expect(page.locator("#status")).to_contain_text("6 × 6 · 2 heads")
+    expect(page.locator("[name=layout]")).to_have_value("dl")

@@ -177,6 +177,47 @@ def test_heads_are_averaged() -> None:
     np.testing.assert_allclose(np.nan_to_num(found.panels[0].values), expected, rtol=1e-12)
 
 
+def test_heads_are_averaged_before_bins() -> None:
+    """Weights of 1 and 0, and of 0 and 1: their mean is a half everywhere, also as a maximum."""
+    request: dict[str, Any] = {"query": [[[9.0]], [[-9.0]]], "key": [[[9.0], [-9.0]]] * 2, "value": [[[1.0]] * 2] * 2}
+    request |= {"layout": "hld", "query_offset": 0, "average_heads": True}
+    assert picture({"max_cells": 1}, **request).panels[0].values[0, 0] == pytest.approx(0.5)
+    masked = request | {"mask": [[[True, True]], [[False, True]]]}
+    assert picture({"max_cells": 1, "bins": "mean"}, **masked).panels[0].values[0, 0] == pytest.approx(0.5)
+    assert len(picture({"stage": "scores"}, **request).panels) == 2  # as in a response
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sinks_of_any_size_are_right(dtype: Any) -> None:
+    empty = picture(input=np.ones((1, 1), dtype), key_mask=np.array([False]), sinks=np.array([-1000.0]))
+    assert empty.panels[0].values[0, -1] == 1
+    one = np.ones((1, 1), dtype)
+    large = picture(query=one, key=one * dtype(1e7), value=one, sinks=np.array([1e7]))
+    np.testing.assert_allclose(large.panels[0].values[0, [0, 2]], 0.5)
+    small = picture(query=one, key=one, value=one, sinks=np.array([-25.0]))
+    assert small.panels[0].values[0, -1] == pytest.approx(np.exp(-26) / (1 + np.exp(-26)), rel=1e-5)
+
+
+def test_extreme_numbers_have_their_colours() -> None:
+    """The largest float64 with both signs, and weights that are all equal on a logarithmic scale."""
+    request = {"query": [[1.0], [-1.0]], "key": [[1.7e308]], "value": [[1.0]], "query_offset": 0, "scale": 1e-308}
+    found = cells(svg(heatmap={"stage": "scores"}, **request))
+    assert (found["0 → 0"][1], found["1 → 0"][1]) == ("#67001f", "#053061")
+    equal = cells(svg(heatmap={"scale": "log"}, input=[[0.0], [0.0]]))
+    assert {fill for _, fill in equal.values()} == {"#fde725"}
+
+
+def test_bins_count_the_queries_that_are_selected() -> None:
+    found = picture({"max_cells": 1}, input=normal(10, 2), select_queries=np.array([0, 9]))
+    assert found.bins == "each cell is the maximum of up to 2 by 10"
+
+
+def test_pictures_of_several_themes_on_one_page_keep_their_colours() -> None:
+    styles = [svg(heatmap={"theme": theme}, **SIXTHS).findtext(f"{NAMESPACE}style", "") for theme in ("dark", "light")]
+    selectors = [{rule.partition(" ")[0] for rule in style.split("}") if rule} for style in styles]
+    assert selectors[0].isdisjoint(selectors[1])
+
+
 def test_columns_of_tokens_are_drawn_as_columns() -> None:
     found = picture(query=normal(2, 3), key=normal(2, 4, seed=1), value=normal(2, 4), layout="dl")
     expected = weights_of(normal(2, 3).T, normal(2, 4, seed=1).T, np.zeros((3, 4), bool)).T

@@ -107,7 +107,8 @@ class AttentionResult(Result, Mapping[str, Any]):
         """
         given: dict[str, Any] = {"stage": stage, "scale": scale, "bins": bins, "max_cells": max_cells}
         given |= {"batch_entry": batch_entry, "theme": theme, "values": values, "title": title}
-        options = make_options(validate(HeatmapOptions, given))
+        plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+        options = make_options(validate(HeatmapOptions, plain))
         return Heatmap.of(self._spec, self._plan, options)
 
     def _repr_html_(self) -> str | None:

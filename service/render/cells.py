@@ -54,8 +54,10 @@ class Painter:
         if self._picture.is_log:
             with np.errstate(divide="ignore"):
                 numbers, low, high = np.log(np.maximum(numbers, low)), np.log(low), np.log(high)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            places: np.ndarray = np.nan_to_num(np.clip((numbers - low) / (high - low), 0, 1))
+        if not low < high:
+            return np.ones_like(numbers)
+        # Halves, as the difference of the largest numbers would overflow.
+        places: np.ndarray = np.clip((numbers / 2 - low / 2) / (high / 2 - low / 2), 0, 1)
         return places
 
     def colours(self, places: np.ndarray) -> np.ndarray:

@@ -40,6 +40,8 @@ FORMATS: Final[dict[str, Callable[[Drawing, Theme], bytes]]] = {
 SUFFIXES: Final = {".svg": SVG, ".png": PNG}
 # Bytes for each cell of all panels: numbers, bits, counts, and pixels; and for each pixel of a PNG.
 CELL_BYTES: Final = 96
+LINE_BYTES: Final = 64
+SMALL: Final = 2**22
 PIXEL_BYTES: Final = 2 * 4 * SHARP**2
 # How many times the memory of the same computation without scores is taken: numbers, bits, and what is reduced of them.
 TILES: Final = 2
@@ -143,9 +145,10 @@ class HeatmapOperation(Operation[HeatmapRequested]):
         chosen = prepared.plan.selection.heads
         heads = sizes.num_heads if chosen is None else len(chosen)
         rows, columns = min(sizes.query_length, most), min(sizes.key_length, most) + 2
-        pixels = drawn_pixels(heads, rows, columns)
+        pixels = drawn_pixels(heads, rows, columns) if self._media_type == PNG else 0
         tiles = TILES * engine.reference.peak_bytes(prepared.plan, "cpu")
-        return tiles + CELL_BYTES * heads * rows * columns + PIXEL_BYTES * pixels
+        lines = LINE_BYTES * (heads * sizes.query_length + sizes.key_length)
+        return SMALL + tiles + lines + CELL_BYTES * heads * rows * columns + PIXEL_BYTES * pixels
 
     def answer(
         self, prepared: HeatmapRequested, engine: Engine, request_id: str, check: Check

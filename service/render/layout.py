@@ -68,8 +68,18 @@ class Grid:
 
 def drawn_pixels(heads: int, rows: int, columns: int) -> int:
     """At least the pixels of the drawing of so many heads with so many cells."""
-    room = ALONE if heads == 1 else WIDTH / _across(heads)
-    return int(heads * (max(rows, columns, room) + 2 * LABEL) ** 2)
+    across = _across(heads)
+    cell = _cell(heads, across, rows, columns)
+    width = across * (columns * cell + cell + GUTTER) + LABEL + BAR + 2 * LEGEND
+    height = -(-heads // across) * (rows * cell + cell + GUTTER + TITLE) + LABEL + HEADER + 2 * LEGEND
+    return int(width * height)
+
+
+def _cell(heads: int, across: int, rows: int, columns: int) -> float:
+    """The side of a cell: as large as there is room, in whole pixels unless that is one."""
+    room = ALONE if heads == 1 else WIDTH / across - GUTTER
+    cell = min(MOST_CELL, max(LEAST_CELL, room / max(rows, columns)))
+    return math.floor(cell) if cell >= 2 else cell
 
 
 def layout(picture: Picture, options: Options) -> Drawing:
@@ -119,9 +129,7 @@ def _grid(picture: Picture, header: float) -> Grid:
     height, width = picture.rows.cells, picture.columns.cells
     panels = len(picture.panels)
     across = _across(panels)
-    room = ALONE if panels == 1 else WIDTH / across - GUTTER
-    cell = min(MOST_CELL, max(LEAST_CELL, room / max(height, width)))
-    cell = math.floor(cell) if cell >= 2 else cell
+    cell = _cell(panels, across, height, width)
     left = MARGIN + FONT + 12 + _label_room(picture.rows, cell)
     titles = TITLE if any(panel.title for panel in picture.panels) else 0.0
     top = header + titles + _header_room(picture.columns, cell) + SMALL + 4
@@ -205,9 +213,16 @@ def _add_cell(  # the parts of one cell
     if bits and cell >= LINED:
         drawing.shapes.append(Line(x + 2, y + cell - 2, x + cell - 2, y + 2, painter.mark(bits)))
     elif not bits and options.values and cell >= ROOM:
-        text = f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
+        text = _number(value)
         size = min(FONT, cell / (0.62 * len(text)))
         drawing.shapes.append(Text(x + cell / 2, y + cell / 2 + size * 0.35, text, size, painter.ink(fill), "middle"))
+
+
+def _number(value: float) -> str:
+    """A number that fits into a cell: two decimals, unless it is small or large. Only 0 is written as 0.00."""
+    if abs(value) >= 100:
+        return f"{value:.3g}"
+    return f"{value:.2f}" if abs(value) >= 0.005 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
 
 
 def _image(picture: Picture, painter: Painter, grid: Grid) -> Cells:

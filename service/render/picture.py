@@ -23,6 +23,8 @@ from service.render.options import Options
 
 # What stands in the place of the bits of `hidden_by`, for the gap before the column of the sinks.
 GAP: Final = -1
+# A sink that takes so much of a row is what the weights leave.
+LEFT: Final = 1e-3
 # Heads of a picture: more could be neither seen nor drawn in time.
 MAX_HEADS: Final = 1024
 # Colours of a logarithmic scale begin at this part of the largest number.
@@ -66,7 +68,7 @@ class Axis:
         first, last = int(self.first[cell]), int(self.last[cell])
         if first < last:
             return f"{first} to {last}"
-        return str(first) if self.labels is None else self.labels[first]
+        return str(first) if self.labels is None else plain(str(self.labels[first]))
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Picture:
         if self.bin_size == (1, 1):
             return ""
         word = "maximum" if self.reduction == "max" else "mean"
-        return f"each cell is the {word} of {self.bin_size[0]} by {self.bin_size[1]}"
+        return f"each cell is the {word} of up to {self.bin_size[0]} by {self.bin_size[1]}"
 
     def causes_of(self, bits: int) -> list[str]:
         """The names of what hides a cell."""
@@ -127,9 +129,15 @@ def picture_plan(plan: Plan, options: Options) -> Plan:
     if options.scale == "log" and (options.stage != "attention_weights" or plan.normalization == "sum"):
         raise FieldConflict.at("/heatmap/scale", "linear for numbers that may be negative", "log")
     include: set[Output] = {cast(Output, options.stage), "hidden_by"}
-    if plan.normalization == "softmax" and plan.sinks is not None:
+    if plan.normalization == "softmax" and plan.all_sinks is not None:
         include.add("logsumexp")
-    return replace(plan, selection=Selection(include=frozenset(include)))
+    averages = averages_heads(plan, options)
+    return replace(plan, selection=Selection(include=frozenset(include), average_heads=averages))
+
+
+def averages_heads(plan: Plan, options: Options) -> bool:
+    """True if the picture is of the mean over heads: as in a response, of the weights only."""
+    return plan.selection.average_heads and options.stage == "attention_weights"
 
 
 def make_picture(
@@ -147,19 +155,20 @@ def make_picture(
     row_bins[queries] = bins_of(len(queries), options.max_cells)
     columns = bins_of(sizes.key_length, options.max_cells)
     stage = cast(Output, options.stage)
-    bins = Bins(stage, options.batch_entry, heads, row_bins, columns, options.bins)
+    averages = averages_heads(plan, options)
+    bins = Bins(stage, options.batch_entry, heads, row_bins, columns, options.bins, averages)
     found, metadata = backend.bin_scores(shown, make_operands(spec, shown, spec.sources), bins, check)
     values, hidden = _with_sinks(plan, options, found, bins)
     rows = _axis("query", queries, row_bins[queries], _labels(spec, plan, "query", options))
     keys = _axis("key", np.arange(sizes.key_length), columns, _labels(spec, plan, "key", options))
     keys = replace(keys, sink=values.shape[-1] > len(keys.first))
     titles = [_title(plan, options, int(head)) for head in heads]
-    if chosen.average_heads:
+    if averages:
         titles = [f"mean of {len(heads)} heads" if len(heads) > 1 else titles[0]]
-        values, hidden = _averaged(values, hidden)
     if plan.score_axes.endswith("kq"):
         rows, keys, values, hidden = keys, rows, values.swapaxes(-1, -2), hidden.swapaxes(-1, -2)
     low, high = _limits(values, options)
+    present = int(np.bitwise_or.reduce(hidden[hidden != GAP], initial=0))  # the legend names what hides a cell
     return Picture(
         stage=options.stage,
         panels=tuple(Panel(*one) for one in zip(titles, values, hidden, strict=True)),
@@ -168,9 +177,9 @@ def make_picture(
         low=low,
         high=high,
         is_log=options.scale == "log",
-        causes={bit: name for name, bit in causes(plan.terms).items()},
+        causes={bit: name for name, bit in causes(plan.terms).items() if bit & present},
         reduction=options.bins,
-        bin_size=(_largest(rows), _largest(keys)),
+        bin_size=(int(np.bincount(row_bins[queries]).max()), int(np.bincount(columns).max())),
         metadata=metadata,
     )
 
@@ -179,10 +188,6 @@ def _axis(what: str, tokens: np.ndarray, bins: np.ndarray, labels: tuple[str, ..
     """The axis of ascending queries or keys, and the bin of each."""
     starts = np.flatnonzero(np.diff(bins, prepend=-1))
     return Axis(what, len(tokens), tokens[starts], tokens[np.append(starts[1:], len(bins)) - 1], labels)
-
-
-def _largest(axis: Axis) -> int:
-    return int(np.max(axis.last - axis.first)) + 1
 
 
 def _labels(spec: AttentionSpec, plan: Plan, what: str, options: Options) -> tuple[str, ...] | None:
@@ -194,23 +199,29 @@ def _labels(spec: AttentionSpec, plan: Plan, what: str, options: Options) -> tup
     if not given:
         return None
     entry = given if isinstance(given[0], str) else given[options.batch_entry]
-    return tuple(map(plain, entry))
+    return tuple(entry)
 
 
 def _title(plan: Plan, options: Options, head: int) -> str:
     parts = [f"head {head}"] if plan.sizes.num_heads > 1 else []
     if plan.sizes.batch_size > 1:
-        parts.append(f"entry {options.batch_entry}")
+        parts.append(f"batch entry {options.batch_entry} of {plan.sizes.batch_size}")
     return ", ".join(parts)
 
 
 def _with_sinks(plan: Plan, options: Options, found: BinnedScores, bins: Bins) -> tuple[np.ndarray, np.ndarray]:
     """Values and bits (h, rows, columns), with a gap and a column for the sinks if these take weight."""
-    if plan.sinks is None or options.stage != "attention_weights":
+    if plan.all_sinks is None or options.stage != "attention_weights":
         return found.values, found.hidden_by
     kept = bins.rows >= 0
+    entry = bins.batch_entry if len(plan.all_sinks) > 1 else 0
+    # What the weights leave is exact for large sinks, the logsumexp for small ones.
+    left = 1 - found.sums
     with np.errstate(over="ignore"):
-        weights = np.exp(plan.sinks[bins.heads][:, None] - found.logsumexp)[:, kept]
+        small = np.exp(np.minimum(plan.all_sinks[entry, bins.heads, :, 0] - found.logsumexp, 0))
+    weights = np.where(left > LEFT, left, small)[:, kept]
+    if bins.average_heads:
+        weights = weights.mean(axis=0, keepdims=True)
     starts = np.flatnonzero(np.diff(bins.rows[kept], prepend=-1))
     if options.bins == "max":
         column = np.maximum.reduceat(weights, starts, axis=-1)
@@ -221,14 +232,6 @@ def _with_sinks(plan: Plan, options: Options, found: BinnedScores, bins: Bins) -
     hidden = np.pad(found.hidden_by, [(0, 0), (0, 0), (0, 2)])
     hidden[..., -2] = GAP
     return values, hidden
-
-
-def _averaged(values: np.ndarray, hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean over heads, in which hidden cells count as 0. A cell is hidden if it is in all heads."""
-    shown = np.where(hidden > 0, 0, values).mean(axis=0, keepdims=True)
-    all_hidden = (hidden > 0).all(axis=0, keepdims=True)
-    bits = np.where(all_hidden | (hidden == GAP).any(axis=0), np.bitwise_or.reduce(hidden, axis=0, keepdims=True), 0)
-    return np.where(bits != 0, np.nan, shown), bits
 
 
 def _limits(values: np.ndarray, options: Options) -> tuple[float, float]:

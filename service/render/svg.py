@@ -22,7 +22,7 @@ def to_svg(drawing: Drawing, theme: Theme = "auto") -> str:
     """The SVG of a drawing. theme: auto has both, of which the viewer takes its own"""
     width, height = _number(drawing.width), _number(drawing.height)
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="{CLASS}" width="{width}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{CLASS}-{theme}" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img" font-family="{FONTS}">'
     )
     parts = [head, f"<title>{escape(drawing.title)}</title>", f"<style>{_style(theme)}</style>"]
@@ -31,13 +31,17 @@ def to_svg(drawing: Drawing, theme: Theme = "auto") -> str:
 
 def _style(theme: Theme) -> str:
     first = "dark" if theme == "dark" else "light"
-    rules = _rules(COLOURS[first])
-    return rules if theme != "auto" else f"{rules}@media (prefers-color-scheme:dark){{{_rules(COLOURS['dark'])}}}"
+    rules = _rules(theme, COLOURS[first])
+    return (
+        rules if theme != "auto" else f"{rules}@media (prefers-color-scheme:dark){{{_rules(theme, COLOURS['dark'])}}}"
+    )
 
 
-def _rules(colours: dict[Role, str]) -> str:
-    found = [f".{CLASS} .{role}{{fill:{colour}}}" for role, colour in colours.items()]
-    return "".join([*found, f".{CLASS} text{{unicode-bidi:isolate}}"])
+def _rules(theme: Theme, colours: dict[Role, str]) -> str:
+    """The style of the pictures of a theme: a page may hold several, whose styles all count for the whole page."""
+    own = f".{CLASS}-{theme}"
+    found = [f"{own} .{role}{{fill:{colour}}}" for role, colour in colours.items()]
+    return "".join([*found, f"{own} text{{unicode-bidi:isolate}}"])
 
 
 def _shape(shape: Shape) -> str:

@@ -27,6 +27,7 @@ class Bins:
     batch_entry:  the batch entry that is kept
     heads:        the heads that are kept, in order
     rows, columns: (q,) and (k,), the bin of each query and key, ascending from 0 without gaps; -1 leaves it out
+    average_heads: True to reduce the mean of these heads, in which a cell is hidden only if it is in all
     """
 
     stage: Output
@@ -35,11 +36,12 @@ class Bins:
     rows: np.ndarray
     columns: np.ndarray
     reduction: Reduction
+    average_heads: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Heads, bins of queries, bins of keys."""
-        return len(self.heads), int(self.rows.max()) + 1, int(self.columns.max()) + 1
+        return 1 if self.average_heads else len(self.heads), int(self.rows.max()) + 1, int(self.columns.max()) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,13 @@ class BinnedScores:
 
     values:    the largest or mean number of the visible cells of each bin; NaN where there is none
     hidden_by: 0 where a cell of the bin is visible, else all that hides its cells, as bits of the output `hidden_by`
-    logsumexp: (h, q), of each query
+    logsumexp, sums: (h, q), of the scores and of the weights of each query, of all kept heads
     """
 
     values: np.ndarray
     hidden_by: np.ndarray
     logsumexp: np.ndarray
+    sums: np.ndarray
 
 
 class BinnedBuffers(ResultBuffers):
@@ -75,6 +78,7 @@ class BinnedBuffers(ResultBuffers):
         self._visible = np.zeros(bins.shape, np.int64)
         self._causes = np.zeros(bins.shape, np.int32)
         self._logsumexp = np.full((len(bins.heads), len(bins.rows)), -np.inf)
+        self._sums = np.zeros_like(self._logsumexp)
         self._keeps_all = bool(bins.rows.min() >= 0)
 
     def result(self) -> BinnedScores:
@@ -82,7 +86,7 @@ class BinnedBuffers(ResultBuffers):
         with np.errstate(invalid="ignore"):
             found = self._maximum if self._bins.reduction == "max" else self._total / self._visible
         seen = self._visible > 0
-        return BinnedScores(np.where(seen, found, np.nan), np.where(seen, 0, self._causes), self._logsumexp)
+        return BinnedScores(np.where(seen, found, np.nan), np.where(seen, 0, self._causes), self._logsumexp, self._sums)
 
     def scores_of(self, tile: Tile) -> Array | None:
         """None: no memory is shared with what is returned."""
@@ -97,7 +101,7 @@ class BinnedBuffers(ResultBuffers):
         if name == LOGSUMEXP:
             self._logsumexp[heads, tile.rows] = chosen
         elif name == HIDDEN_BY:
-            self._add_causes(tile, heads, np.broadcast_to(chosen, (*chosen.shape[:2], self._width(tile))))
+            self._add_causes(tile, heads, self._hidden(np.broadcast_to(chosen, (*chosen.shape[:2], self._width(tile)))))
         else:
             # The stages before the masks show all cells; in masked scores hidden cells are minus infinity.
             self._reduce(tile, heads, chosen, np.isfinite(chosen))
@@ -107,7 +111,10 @@ class BinnedBuffers(ResultBuffers):
         heads, places = self._kept(tile)
         if len(heads):
             chosen = weights[self._bins.batch_entry - tile.batch.start, places]
+            self._sums[heads, tile.rows] = chosen.sum(axis=-1)
             bits = self._bits.pop(_key(tile), None)
+            if self._bins.average_heads:
+                chosen = chosen.mean(axis=0, keepdims=True)
             self._reduce(tile, heads, chosen, np.ones(chosen.shape, bool) if bits is None else bits == 0)
         return None
 
@@ -120,6 +127,13 @@ class BinnedBuffers(ResultBuffers):
         if not _real(self._bins.rows[tile.rows]).size:
             kept = kept[:0]
         return kept, heads[kept] - tile.heads.start
+
+    def _hidden(self, bits: np.ndarray) -> np.ndarray:
+        """The bits of heads (h, r, k); with `average_heads` of their mean, which is hidden where all heads are."""
+        if not self._bins.average_heads:
+            return bits
+        found: np.ndarray = np.where((bits != 0).all(axis=0), np.bitwise_or.reduce(bits, axis=0), 0)[None]
+        return found
 
     def _add_causes(self, tile: Tile, heads: np.ndarray, bits: np.ndarray) -> None:
         if self.needs_weights:
@@ -158,7 +172,7 @@ class BinnedBuffers(ResultBuffers):
     def _at(self, tile: Tile, heads: np.ndarray) -> tuple[np.ndarray, ...]:
         """The indices of the bins that a tile meets."""
         rows, columns = np.unique(_real(self._bins.rows[tile.rows])), np.unique(self._bins.columns[tile.columns])
-        return np.ix_(heads, rows, columns)
+        return np.ix_(np.zeros(1, np.int64) if self._bins.average_heads else heads, rows, columns)
 
     def _width(self, tile: Tile) -> int:
         width: int = tile.columns.stop - tile.columns.start

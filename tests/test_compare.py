@@ -44,7 +44,10 @@ value.is_key output.packed output.unmoved rotary.absent rotary.interleaving rota
 rotary.twice rotary.cache_again rotary.query_only norm.absent norm.after_rotary logsumexp.base2 logsumexp.unscaled
 logsumexp.no_sink logsumexp.empty_positive logsumexp.empty_finite empty.uniform empty.nan empty.last_key
 precision.scores precision.accumulate precision.inputs precision.float32 output.zeros output.mean_value
-keys.last_dropped keys.tail_dropped keys.half keys.second_half cache.ignored
+keys.last_dropped keys.tail_dropped keys.half keys.second_half cache.ignored scale.first_head scale.shifted
+sigmoid.softmax sigmoid.biased selected.absent selected.none_is_last selected.past_ignored
+norm.before_rotary norm.no_mean norm.per_head gate.absent gate.activated_again
+sinks.first_query
 """.split()  # noqa: SIM905  # a hundred strings would be harder to read
 
 # Two queries, keys and values: the scores are 1/√2 on the diagonal and 0 beside it.
@@ -125,8 +128,8 @@ def test_the_change_of_a_hypothesis_reproduces_the_mistake(name: str) -> None:
         change = dict(drawn.wrong.change)
         if any(isinstance(value, str) for value in change.values()):
             continue  # in words
-        if "rotary" in change and change["rotary"] is not None:
-            change["rotary"] = {**drawn.fields["rotary"], **change["rotary"]}
+        nested = [name for name, value in change.items() if isinstance(value, dict) and name != "window"]
+        change |= {name: {**drawn.fields[name], **change[name]} for name in nested}
         fields = {**drawn.fields, **change, "dtype": "float64"}
         result = attend(**{key: value for key, value in fields.items() if value is not None})
         expected = solve(drawn.wrong, everything(drawn.case)).output

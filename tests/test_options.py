@@ -17,8 +17,18 @@ from service.attention.options import ALWAYS
 from service.attention.outputs import OUTPUTS as TABLE
 from service.attention.plan import Plan, make_plan
 from service.attention.result import Result, make_result
-from service.attention.spec import SOURCES, AttentionSpec, LinearMap, Norm, Projection, Rotary, SegmentIds, Window
-from service.attention.terms import ScoreTerm
+from service.attention.score_term import ScoreTerm
+from service.attention.spec import (
+    SOURCES,
+    AttentionSpec,
+    GateMap,
+    LinearMap,
+    Norm,
+    Projection,
+    Rotary,
+    SegmentIds,
+    Window,
+)
 from service.backends.numpy.backend import NumpyBackend
 from service.backends.numpy.small import fits
 from service.library import attend
@@ -42,6 +52,14 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "projection.key": {"projection": Projection(key=LinearMap(weight=numbers(12, 12)))},
     "projection.value": {"projection": Projection(value=LinearMap(weight=numbers(12, 12)))},
     "projection.output": {"projection": Projection(output=LinearMap(weight=numbers(5, 12)))},
+    "projection.gate": {"projection": Projection(gate=GateMap(weight=numbers(12, 12), bias=numbers(12)))},
+    "projection.gate of heads": {"projection": Projection(gate=GateMap(kernel=numbers(12, H), activation="none"))},
+    "projection.gate by softplus": {
+        "projection": Projection(gate=GateMap(weight=numbers(12, 12), activation="softplus"))
+    },
+    "projection.gate by silu": {"projection": Projection(gate=GateMap(weight=numbers(H, D, 12), activation="silu"))},
+    "gate": {"gate": numbers(B, H, L, D)},
+    "gate of heads": {"gate": numbers(B, H, L, 1), "include": ("attention_weights", "head_outputs")},
     "layout": {"layout": "lbd"},
     "num_heads": {"num_heads": 1},
     "num_kv_heads": {"num_kv_heads": 1, "key": numbers(B, L, D), "value": numbers(B, L, D, seed=1)},
@@ -49,7 +67,13 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "past_value": {"past_key": numbers(B, H, 1, D), "past_value": numbers(B, H, 1, D, seed=1)},
     "query_norm.weight": {"query_norm": Norm(weight=numbers(D))},
     "query_norm.eps": {"query_norm": Norm(eps=0.5)},
+    "query_norm.kind": {"query_norm": Norm(kind="layer")},
+    "query_norm.over": {"query_norm": Norm(over="all", weight=numbers(H * D), bias=numbers(H * D, seed=1))},
+    "query_norm.position": {"query_norm": Norm(position="after", weight=numbers(D)), "rotary": Rotary()},
+    "query_norm.bias": {"query_norm": Norm(bias=numbers(D))},
     "key_norm": {"key_norm": Norm()},
+    "value_norm": {"value_norm": Norm()},
+    "value_norm of layers": {"value_norm": Norm(kind="layer", over="all", weight=numbers(H * D))},
     "rotary.base": {"rotary": Rotary(base=100.0)},
     "rotary.cos": {"rotary": Rotary(cos=numbers(L, 3), sin=numbers(L, 3, seed=1))},
     "rotary.sin": {"rotary": Rotary(cos=numbers(L, 2), sin=numbers(L, 2, seed=1))},
@@ -58,6 +82,7 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "rotary.query_positions": {"rotary": Rotary(query_positions=np.arange(L) + 3)},
     "rotary.key_positions": {"rotary": Rotary(key_positions=np.arange(L) * 2)},
     "scale": {"scale": 3.0},
+    "scale of each head": {"scale": np.array([0.5, -2.0])},
     "softcap": {"softcap": 0.5},
     "bias": {"bias": numbers(L, L)},
     "alibi_slopes": {"alibi_slopes": np.array([0.5, 2.0])},
@@ -74,8 +99,16 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "query_offset of each entry": {"is_causal": True, "query_offset": np.array([0, -2])},
     "segment_ids.query": {"segment_ids": SegmentIds(np.array([0, 0, 1, 2]), np.arange(L))},
     "segment_ids.key": {"segment_ids": SegmentIds(np.arange(L), np.array([0, 0, 1, 2]))},
+    "selected_keys": {"selected_keys": np.array([[0, 0, 3], [-1, 2, 1], [-1, -1, -1], [3, 2, 1]])},
+    "selected_keys of each head": {"selected_keys": np.arange(B * H * L).reshape(B, H, L, 1) % (L + 1) - 1},
     "sinks": {"sinks": np.array([1.0, -2.0])},
+    "sinks of each row": {"sinks": numbers(B, H, L) * 3},
+    "sinks of each row, weights without them": {
+        "sinks": numbers(B, H, L) * 3,
+        "include": ("attention_weights", "weights_without_sinks", "logsumexp"),
+    },
     "normalization": {"normalization": "sum"},
+    "normalization by the sigmoid": {"normalization": "sigmoid"},
     "dtype": {"dtype": "float16"},
     "device": {"device": "cpu"},
     "backend": {"backend": "numpy"},
@@ -137,8 +170,8 @@ def assert_same(found: Result, expected: Result, *, dtype: str = "float64") -> N
 
 def names(kind: Any, prefix: str = "") -> Iterator[str]:
     """The names of all fields of a request, with dots for nested fields."""
-    nested = {"projection": Projection, "rotary": Rotary, "query_norm": Norm, "key_norm": Norm, "window": Window,
-              "segment_ids": SegmentIds}  # fmt: skip
+    nested = {"projection": Projection, "rotary": Rotary, "query_norm": Norm, "key_norm": Norm, "value_norm": Norm,
+              "window": Window, "segment_ids": SegmentIds}  # fmt: skip
     for name in kind._fields if hasattr(kind, "_fields") else [field.name for field in dataclasses.fields(kind)]:
         yield prefix + name
         if name in nested:
@@ -152,7 +185,8 @@ def test_every_field_of_a_request_has_an_unusual_value() -> None:
         if name not in SOURCES and name != "include" and not any(given.startswith(name) for given in UNUSUAL)
     ]
     # Norms and projections of other sources have the same fields as those tested.
-    assert missing == ["key_norm.weight", "key_norm.eps"]
+    fields = ("kind", "over", "position", "weight", "bias", "eps")
+    assert missing == [f"{role}_norm.{name}" for role in ("key", "value") for name in fields]
 
 
 def test_a_plain_plan_has_no_other_options() -> None:

@@ -60,6 +60,7 @@ def expected(visible: np.ndarray, bit: int) -> dict[str, np.ndarray]:
     return {
         "output": outputs.transpose(0, 2, 1, 3).reshape(B, Q, H * D),
         "attention_weights": weights,
+        "weights_without_sinks": weights,
         "scores": scores,
         "scaled_scores": scaled,
         "capped_scores": scaled,

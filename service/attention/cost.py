@@ -18,7 +18,7 @@ from service.attention.tiles import Tiling, tile_size
 
 if TYPE_CHECKING:
     from service.attention.plan import Plan
-    from service.attention.spec import AttentionSpec, Norm
+    from service.attention.spec import AttentionSpec
 
 # Operations that take as long as a comparison.
 SORTING: Final = 16
@@ -60,6 +60,8 @@ def flops(plan: Plan) -> int:
     lengths = sizes.query_length, new_keys, new_keys
     inputs = zip(lengths, plan.roles.inputs, strict=True)
     maps = sum(2 * length * role.map.weight.size for length, role in inputs if role.map is not None)
+    if plan.roles.gate_map is not None:
+        maps += 2 * sizes.query_length * plan.roles.gate_map.weight.size
     sorting = 0 if plan.selection.top_k is None else SORTING * sizes.key_length.bit_length()
     return plan.score_count * (2 * (sizes.head_dim + sizes.value_dim) + 8 + sorting) + sizes.batch_size * maps
 
@@ -82,6 +84,8 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     """
     sizes, computing = plan.sizes, plan.compute_dtype.itemsize
     kept, loading = _operand_bytes(plan)
+    gates, making, gating = _gate_bytes(plan)
+    kept, loading = kept + gates, loading + making
     queries = sizes.batch_size * sizes.num_heads * sizes.query_length
     outputs = queries * sizes.value_dim * computing
     scaled = 0 if "scores" in plan.selection.include else queries * sizes.head_dim * computing
@@ -90,8 +94,8 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     collected = returned - _returned_bytes(plan, OUTPUT)
     # A boolean for each number, when the largest finite one is looked for.
     scanned = max((array.size for term in plan.terms for array in term.arrays if array.dtype != bool), default=0)
-    computed = kept + outputs + scaled + collected + max(working, mapped, scanned)
-    finished = outputs + mapped + returned + kept
+    computed = kept + outputs + scaled + collected + max(working, mapped + gating, scanned)
+    finished = outputs + mapped + returned + kept + gating
     if copied is None:  # all of query, key and value
         copied = sum({role.field: size for role, size, *_ in _inputs(plan)}.values()) * plan.dtype.itemsize
     return copied + max(loading, computed, finished)
@@ -129,7 +133,7 @@ def _operand_bytes(plan: Plan) -> tuple[int, int]:
     """Bytes of the loaded query, key and value that are not views, and their peak while they are prepared."""
     computing = plan.compute_dtype.itemsize
     halves = plan.dtype.itemsize < computing
-    norms = plan.query_norm, plan.key_norm, None
+    norms = plan.query_norm, plan.key_norm, plan.value_norm
     rotations = plan.query_rotation, plan.key_rotation, None
     held = extra = 0
     for (role, given, new, past), norm, rotation in zip(_inputs(plan), norms, rotations, strict=True):
@@ -141,16 +145,39 @@ def _operand_bytes(plan: Plan) -> tuple[int, int]:
         if role.map is not None and halves:
             extra = max(extra, (given + role.map.weight.size) * computing)
         if is_changed:
-            extra = max(extra, is_copied * size + _changing(size, norm, rotated=rotation is not None) - size)
+            changing = _changing(size, normed=norm is not None, rotated=rotation is not None)
+            extra = max(extra, is_copied * size + changing - size)
         if cached:
             extra = max(extra, size + halves * cached)
     return held, held + extra
 
 
-def _changing(size: int, norm: Norm | None, *, rotated: bool) -> int:
+def _gate_bytes(plan: Plan) -> tuple[int, int, int]:
+    """Bytes of the gates; their peak while they are made; and of what multiplying the outputs by them takes beside."""
+    linear, computing = plan.roles.gate_map, plan.compute_dtype.itemsize
+    if plan.gate is None and linear is None:
+        return 0, 0, 0
+    h, _, b, q, _, _, e = plan.sizes
+    outputs = b * h * q * e
+    gating = outputs * (1 + computing * ("head_outputs" in plan.selection.include))
+    if linear is None:
+        size = 0 if plan.gate is None else plan.gate.nbytes
+        return size, size, gating
+    features, given = linear.weight.shape
+    size = b * q * features * computing
+    cast = (b * q + features) * given * computing if plan.dtype.itemsize < computing else 0
+    return size, 4 * size + cast, gating
+
+
+def _changing(size: int, *, normed: bool, rotated: bool) -> int:
     """Peak bytes beside an operand while it is normalised and rotated, the result included. size: of the operand"""
-    normed = 0 if norm is None else size if norm.weight is None else 2 * size
-    return max(normed, (size if norm is not None else 0) + 2 * size) if rotated else normed
+    return 2 * size + (size if normed and rotated else 0)
+
+
+def mask_bytes(plan: Plan, tile: tuple[int, int, int, int]) -> tuple[int, int]:
+    """The largest of what the terms of a plan make for a tile of these lengths, see `ScoreTerm.visible_bytes`."""
+    masks, beside = zip((0, 0), *(term.visible_bytes(tile) for term in plan.terms), strict=True)
+    return max(masks), max(beside)
 
 
 def working_bytes(plan: Plan, tiling: Tiling) -> int:
@@ -162,10 +189,12 @@ def working_bytes(plan: Plan, tiling: Tiling) -> int:
     tiles = ceil(b / step.batch) * ceil(g / step.kv_heads) * heights
     memory = (scores + prod(tile[:3]) * e) * computing
     # Masks that are made and combined; and some of the scores by themselves.
-    masks: list[int] = [prod(map(min, array.shape, tile)) for term in plan.terms for array in term.arrays]
-    memory += 3 * max([*masks, step.batch * step.rows * k if plan.terms else 0]) + scores // 2
+    masks, beside = mask_bytes(plan, tile)
+    memory += 3 * masks + beside + scores // 2
     memory += sum(term.added_size(tile) for term in plan.terms) * computing
     if chosen.heads is not None or chosen.queries is not None:
+        memory += scores * computing
+    if "weights_without_sinks" in chosen.include:
         memory += scores * computing
     if "entropy" in chosen.include:
         memory += 2 * scores * computing

@@ -20,8 +20,9 @@ from service.attention.options import ALWAYS, leaves
 from service.attention.outputs import OUTPUTS, output_shape
 from service.attention.plan import Plan
 from service.attention.result import Computed
+from service.attention.score_term import ScoreTerm
 from service.attention.shapes import Sizes
-from service.attention.terms import Band, Causal, KeyLengths, Mask, QueryLengths, ScoreTerm
+from service.attention.terms import Band, Causal, KeyLengths, Mask, QueryLengths
 from service.attention.tiles import whole
 from service.attention.visibility import visible
 

@@ -22,6 +22,7 @@ class Operands(NamedTuple):
     past_key, past_value: (b, g, past, d or e), which stand before the new ones
     norms: bounds on the Euclidean norms of query, key and value, each with its past as one vector; inf if not known
     finite: True if all numbers are finite; others exist only if the request allows them
+    gate_source: (b, q, in), the source of the query, if gates are made of it
     """
 
     query: np.ndarray
@@ -31,6 +32,7 @@ class Operands(NamedTuple):
     past_value: np.ndarray | None
     norms: tuple[float, float, float]
     finite: bool
+    gate_source: np.ndarray | None = None
 
 
 def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndarray]) -> Operands:
@@ -66,6 +68,7 @@ def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndar
         past_value=past_value,
         norms=(query_norm, key_norm, value_norm),
         finite=not non_finite or _all_finite(query, key, value, past_key, past_value),
+        gate_source=None if roles.gate_map is None else canonical(query, plan.layout, None),
     )
 
 

@@ -59,6 +59,7 @@ class OutputRow:
 
 OUTPUTS: Final[Mapping[Output, OutputRow]] = {
     "attention_weights": OutputRow("bhqk", "weights", averaged=True),
+    "weights_without_sinks": OutputRow("bhqk", "weights", averaged=True),
     "scores": OutputRow("bhqk", "scores", in_compute_dtype=True),
     "scaled_scores": OutputRow("bhqk", "scores", in_compute_dtype=True),
     "capped_scores": OutputRow("bhqk", "scores", in_compute_dtype=True),
@@ -147,12 +148,12 @@ def output_shape(name: str, plan: Plan) -> tuple[int, ...]:
 def make_selection(spec: AttentionSpec, sizes: Sizes) -> Selection:
     """The selection of a request. Errors: FieldConflict, InvalidArray, InvalidValue, ShapeMismatch."""
     include = frozenset(spec.include)
-    if spec.normalization == "sum":
-        for name in ("logsumexp", "entropy"):
+    if spec.normalization != "softmax":
+        for name in ("logsumexp", "entropy", "weights_without_sinks"):
             if name in include:
-                raise FieldConflict.at("/include", f"no {name} beside normalization sum", name)
+                raise FieldConflict.at("/include", f"no {name} beside normalization {spec.normalization}", name)
         if spec.sinks is not None:
-            raise FieldConflict.at("/sinks", "no sinks beside normalization sum", "both")
+            raise FieldConflict.at("/sinks", f"no sinks beside normalization {spec.normalization}", "both")
     if spec.average_heads and "hidden_by" in include:
         raise FieldConflict.at("/include", "no hidden_by beside average_heads, as heads may differ", "hidden_by")
     if spec.top_k is not None:

@@ -13,13 +13,15 @@ import numpy as np
 
 from service.attention import cost, rotary
 from service.attention.arrays import FLOATS, cast, compute_dtype, widest
+from service.attention.norms import make_norm
 from service.attention.options import options_of
 from service.attention.outputs import Selection, make_selection, outputs_of
 from service.attention.roles import Roles, resolve_layout, resolve_roles, sources
 from service.attention.rotary import Rotation
+from service.attention.score_term import Frame, ScoreTerm
 from service.attention.shapes import Sizes, score_axes
 from service.attention.spec import AttentionSpec, Given, Layout, Norm, Normalization
-from service.attention.terms import Frame, QueryLengths, ScoreTerm, make_terms, per_head
+from service.attention.terms import QueryLengths, make_terms, per_head
 from service.errors import InvalidValue, ShapeMismatch, shape
 
 
@@ -38,9 +40,12 @@ class Plan:
     The default of a field is its neutral value: it means that the option is not used (see service.attention.options).
 
     dtype:         of the operands and of what is returned; compute_dtype: of everything between
-    query_norm, …: None if not used; Norm.weight is (d,) or None
+    query_norm, …: None if not used; Norm.weight and Norm.bias are (d,), over all heads (h, 1, d), or None
     terms:         what hides scores and what is added to them
+    head_scales:   (h,) in float64, what the scores of each head are multiplied by; `scale` is 1 then
     sinks:         (h,), one logit for each head that takes weight and has no value
+    row_sinks:     (b, h, q), one such logit for each row
+    gate:          (b, h, q, e or 1), what the head outputs are multiplied by
     single_query:  True if the query came as a vector, so that its axis is dropped from the answer
     """
 
@@ -51,12 +56,16 @@ class Plan:
     selection: Selection
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    value_norm: Norm | None = None
     query_rotation: Rotation | None = None
     key_rotation: Rotation | None = None
+    head_scales: np.ndarray | None = None
     softcap: float | None = None
     terms: tuple[ScoreTerm, ...] = ()
     sinks: np.ndarray | None = None
+    row_sinks: np.ndarray | None = None
     normalization: Normalization = "softmax"
+    gate: np.ndarray | None = None
     single_query: bool = False
     notices: tuple[Notice, ...] = ()
 
@@ -74,6 +83,18 @@ class Plan:
     def dtype_name(self) -> str:
         """The name of dtype, kept because NumPy builds the string again for each access."""
         return self.dtype.name
+
+    @cached_property
+    def scales(self) -> np.ndarray:
+        """What scores are multiplied by, in float64: one number for each head, or for all."""
+        return np.array([self.scale]) if self.head_scales is None else self.head_scales
+
+    @cached_property
+    def all_sinks(self) -> np.ndarray | None:
+        """The sinks of all rows with the axes of scores, (1, h, 1, 1) or (b, h, q, 1); None if there are none."""
+        if self.row_sinks is not None:
+            return self.row_sinks[..., None]
+        return None if self.sinks is None else self.sinks[None, :, None, None]
 
     @cached_property
     def score_count(self) -> int:
@@ -120,24 +141,35 @@ def make_plan(spec: AttentionSpec) -> Plan:
     single_query = given["query"][1].ndim == 1
     axes = score_axes(layout, sizes.num_heads, single_query=single_query)
     query_rotation, key_rotation = rotary.rotations(spec.rotary, sizes, past, computing)
+    scale, head_scales = _scales(spec.scale, sizes, computing)
+    sinks, row_sinks = _sinks(spec.sinks, layout, sizes, computing)
     _check_tokens(spec, sizes)
     return Plan(
         roles=roles,
         dtype=dtype,
-        scale=1 / math.sqrt(sizes.head_dim) if spec.scale is None else _finite(spec.scale, "/scale"),
+        scale=scale,
         layout=layout,
-        query_norm=_norm(spec.query_norm, "query_norm", sizes.head_dim, computing),
-        key_norm=_norm(spec.key_norm, "key_norm", sizes.head_dim, computing),
+        query_norm=make_norm(spec.query_norm, "query_norm", sizes.num_heads, sizes.head_dim, computing),
+        key_norm=make_norm(spec.key_norm, "key_norm", sizes.num_kv_heads, sizes.head_dim, computing),
+        value_norm=make_norm(spec.value_norm, "value_norm", sizes.num_kv_heads, sizes.value_dim, computing),
         query_rotation=query_rotation,
         key_rotation=key_rotation,
+        head_scales=head_scales,
         softcap=_softcap(spec.softcap),
         terms=make_terms(spec, Frame(axes, sizes, past, computing)),
-        sinks=None if spec.sinks is None else per_head(spec.sinks, "/sinks", sizes, computing),
+        sinks=sinks,
+        row_sinks=row_sinks,
         normalization=spec.normalization,
+        gate=_gate(spec.gate, layout, sizes, computing),
         selection=make_selection(spec, sizes),
         single_query=single_query,
         notices=_notices(spec),
     )
+
+
+def dtype_of(spec: AttentionSpec) -> np.dtype:
+    """The type of the operands of a request. Errors: MissingField, FieldConflict for what is no source."""
+    return _dtype(spec, sources(spec))
 
 
 def _dtype(spec: AttentionSpec, given: Given) -> np.dtype:
@@ -154,24 +186,46 @@ def _finite(number: float, pointer: str) -> float:
     return float(number)
 
 
+def _scales(scale: float | np.ndarray | None, sizes: Sizes, dtype: np.dtype) -> tuple[float, np.ndarray | None]:
+    """The fields `scale` and `head_scales` of a plan. Errors: InvalidValue, InvalidArray, ShapeMismatch, Overflow."""
+    if isinstance(scale, np.ndarray):
+        per_head(scale, "/scale", sizes, dtype)
+        return 1.0, scale.astype(np.float64)
+    return 1 / math.sqrt(sizes.head_dim) if scale is None else _finite(scale, "/scale"), None
+
+
+def _sinks(
+    sinks: np.ndarray | None, layout: Layout, sizes: Sizes, dtype: np.dtype
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The fields `sinks` and `row_sinks` of a plan. Errors: ShapeMismatch, InvalidArray, Overflow."""
+    if sinks is None or sinks.ndim == 1:
+        return None if sinks is None else per_head(sinks, "/sinks", sizes, dtype), None
+    h, _, b, q, *_ = sizes
+    wanted = (b, h, q) if "b" in layout else (h, q)
+    if sinks.shape != wanted:
+        raise ShapeMismatch.of("/sinks", f"{shape((h,))}, one number a head, or {shape(wanted)}", sinks)
+    return None, cast(sinks, dtype, "/sinks").reshape(b, h, q)
+
+
+def _gate(gate: np.ndarray | None, layout: Layout, sizes: Sizes, dtype: np.dtype) -> np.ndarray | None:
+    """The gates of a request as (b, h, q, e or 1). Errors: ShapeMismatch, InvalidArray, Overflow."""
+    if gate is None:
+        return None
+    h, _, b, q, _, _, e = sizes
+    leading = (b, h, q) if "b" in layout else (h, q)
+    if gate.shape not in ((*leading, e), (*leading, 1)):
+        axes = "b, h, q, value_dim" if "b" in layout else "h, q, value_dim"
+        expected = " or ".join(dict.fromkeys((shape((*leading, e)), shape((*leading, 1)))))
+        raise ShapeMismatch.of("/gate", expected, gate, f"axes {axes} in every layout")
+    return cast(gate, dtype, "/gate").reshape(b, h, q, -1)
+
+
 def _softcap(softcap: float | None) -> float | None:
     if softcap is None:
         return None
     if softcap <= 0:
         raise InvalidValue.of("/softcap", "a number above 0", softcap, "leave it out for no cap")
     return _finite(softcap, "/softcap")
-
-
-def _norm(norm: Norm | None, field: str, head_dim: int, dtype: np.dtype) -> Norm | None:
-    if norm is None:
-        return None
-    if not norm.eps >= 0:
-        raise InvalidValue.of(f"/{field}/eps", "a number of at least 0", norm.eps)
-    if norm.weight is None:
-        return norm
-    if norm.weight.shape != (head_dim,):
-        raise ShapeMismatch.of(f"/{field}/weight", shape((head_dim,)), norm.weight)
-    return Norm(cast(norm.weight, dtype, f"/{field}/weight"), _finite(norm.eps, f"/{field}/eps"))
 
 
 def _check_tokens(spec: AttentionSpec, sizes: Sizes) -> None:

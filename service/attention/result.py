@@ -34,6 +34,7 @@ class Computed(NamedTuple):
 class Metadata(NamedTuple):
     """The metadata of a result.
 
+    scale: one number, or one for each head if the request has several
     fully_masked_rows: how many of the b·h·q rows see no key
     hidden_by: the bits of the fields of the request that may hide keys; None if the plan does not include hidden_by
     """
@@ -49,7 +50,7 @@ class Metadata(NamedTuple):
     key_length: int
     head_dim: int
     value_dim: int
-    scale: float
+    scale: float | list[float]
     fully_masked_rows: int
     warnings: tuple[Notice, ...]
     hidden_by: Mapping[str, int] | None = None
@@ -95,7 +96,8 @@ def make_metadata(plan: Plan, computed: Computed) -> Metadata:
     _, masked, backend, device, kernel, notices = computed
     warnings = plan.notices + notices
     bits = causes(plan.terms) if "hidden_by" in plan.selection.include else None
-    return Metadata(backend, device, plan.dtype_name, kernel, *plan.sizes, plan.scale, masked, warnings, bits)
+    scale = plan.scale if plan.head_scales is None else plan.head_scales.tolist()
+    return Metadata(backend, device, plan.dtype_name, kernel, *plan.sizes, scale, masked, warnings, bits)
 
 
 def overflow(plan: Plan, name: str) -> Overflow:

@@ -13,7 +13,7 @@ import numpy as np
 from service.attention.projections import DenseMap, dense, with_bias
 from service.attention.shape_hints import shape_hint
 from service.attention.shapes import Sizes
-from service.attention.spec import ROLES, SOURCES, AttentionSpec, Given, Layout
+from service.attention.spec import ROLES, SOURCES, Activation, AttentionSpec, Given, Layout
 from service.errors import Fault, FieldConflict, InvalidArray, MissingField, ShapeMismatch, shape
 
 DEFAULT_LAYOUTS: Final[dict[int, Layout]] = {2: "ld", 3: "bld", 4: "bhld"}
@@ -32,6 +32,7 @@ class Role:
 class Roles:
     """The sources of query, key and value, and the map of the output.
 
+    gate_map, gate_activation: from the source of the query to gates (b, q, h·e or h)
     past_length: keys and values of the cache, which stand before the new ones; key_length counts them
     """
 
@@ -40,6 +41,8 @@ class Roles:
     value: Role
     sizes: Sizes
     output_map: DenseMap | None = None
+    gate_map: DenseMap | None = None
+    gate_activation: Activation = "sigmoid"
     past_length: int = 0
 
     @property
@@ -169,14 +172,33 @@ def _resolved(spec: AttentionSpec, given: Given, layout: Layout, dtype: np.dtype
     e = value.per_head(g)
     past = _past_length(spec, layout, (b, g, d, e))
     output = spec.projection and spec.projection.output
+    gate = spec.projection and spec.projection.gate
     return Roles(
         query=query.resolved(h, dtype),
         key=key.resolved(g, dtype),
         value=value.resolved(g, dtype),
         output_map=with_bias(dense(output, "output", h * e, dtype), None, dtype) if output else None,
+        gate_map=_gate_map(spec, query, h, e, dtype),
+        gate_activation=gate.activation if gate else "sigmoid",
         past_length=past,
         sizes=Sizes(h, g, b, query.size("l"), past + k, d, e),
     )
+
+
+def _gate_map(spec: AttentionSpec, query: _Source, heads: int, value_dim: int, dtype: np.dtype) -> DenseMap | None:
+    """The map of the gates. Errors: FieldConflict, MissingField, ShapeMismatch."""
+    gate = spec.projection.gate if spec.projection else None
+    if gate is None:
+        return None
+    if spec.gate is not None:
+        raise FieldConflict.at("/gate", "gate or projection.gate", "both")
+    found = dense(gate, "gate", query.size("d"), dtype)
+    if found.features not in (heads * value_dim, heads):
+        expected = f"{heads * value_dim} features out, or {heads}, one a head"
+        raise ShapeMismatch.at(found.pointer, expected, str(found.features))
+    if found.heads not in (None, heads):
+        raise ShapeMismatch.at(found.pointer, f"{heads} heads, as the query has", str(found.heads))
+    return with_bias(found, heads, dtype)
 
 
 def _source(spec: AttentionSpec, name: str, field: str, array: np.ndarray, layout: Layout, dtype: np.dtype) -> _Source:

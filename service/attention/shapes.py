@@ -75,19 +75,20 @@ def score_axes(layout: str, num_heads: int, *, single_query: bool) -> str:
     return ("b" if "b" in layout else "") + ("h" if "h" in layout or num_heads > 1 else "") + tail
 
 
-def align(array: np.ndarray, axes: str, sizes: Sizes, field: str) -> np.ndarray:
+def align(array: np.ndarray, axes: str, sizes: Sizes, field: str, *, last: str = "k") -> np.ndarray:
     """A view of a mask or bias with axes (b, h, q, k), each full or of length 1.
 
     axes: of score matrices, see `score_axes`. Rank 1 is always over k; rank 4 is always b, h first; rank 3 beside
     scores with b and h is per head.
+    last: the letter by which errors name the axis k
 
     Errors: ShapeMismatch, also if rank 3 could mean one matrix for each batch entry as well.
     """
     lengths = sizes.by_letter
-    have = _axes_of(array, axes, lengths, field)
+    have = _axes_of(array, axes, lengths, field, last)
     wanted = tuple(lengths[letter] for letter in have)
     if any(length not in (1, full) for length, full in zip(array.shape, wanted, strict=True)):
-        hint = f"axes {', '.join(have)}{_batch_hint(array.shape, axes, lengths, field)}"
+        hint = f"axes {', '.join(have).replace('k', last)}{_batch_hint(array.shape, axes, lengths, field)}"
         raise ShapeMismatch.of(f"/{field}", f"{shape(wanted)}, or 1 on any axis", array, hint)
     missing = "".join(letter for letter in "bhqk" if letter not in have)
     return reordered(array.reshape((1,) * len(missing) + array.shape), missing + have, "bhqk")
@@ -103,7 +104,7 @@ def _batch_hint(have: tuple[int, ...], axes: str, lengths: Mapping[str, int], fi
     return f"; for one matrix per batch entry send {shape((b, 1, *matrix))}" if have == (b, *matrix) else ""
 
 
-def _axes_of(array: np.ndarray, axes: str, lengths: Mapping[str, int], field: str) -> str:
+def _axes_of(array: np.ndarray, axes: str, lengths: Mapping[str, int], field: str, last: str) -> str:
     """The axes that an array has, by its rank."""
     rank = array.ndim
     if rank == 1:
@@ -119,4 +120,4 @@ def _axes_of(array: np.ndarray, axes: str, lengths: Mapping[str, int], field: st
     if 2 <= rank <= len(axes):
         return axes[-rank:]
     wanted = shape(tuple(lengths[letter] for letter in axes))
-    raise ShapeMismatch.of(f"/{field}", f"an array that broadcasts to {wanted}, or (b, h, q, k)", array)
+    raise ShapeMismatch.of(f"/{field}", f"an array that broadcasts to {wanted}, or (b, h, q, {last})", array)

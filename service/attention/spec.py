@@ -14,9 +14,14 @@ import numpy as np
 Layout = Literal["ld", "dl", "bld", "lbd", "bdl", "hld", "bhld", "blhd"]
 DType = Literal["float64", "float32", "float16", "bfloat16"]
 Backend = Literal["auto", "numpy", "torch"]
-Normalization = Literal["softmax", "sum"]
+Normalization = Literal["softmax", "sum", "sigmoid"]
+NormKind = Literal["rms", "layer"]
+NormOver = Literal["head", "all"]
+NormPosition = Literal["before", "after"]
+Activation = Literal["sigmoid", "softplus", "silu", "none"]
 Output = Literal[
     "attention_weights",
+    "weights_without_sinks",
     "scores",
     "scaled_scores",
     "capped_scores",
@@ -48,13 +53,21 @@ class LinearMap:
 
 
 @dataclass(frozen=True, slots=True)
+class GateMap(LinearMap):
+    """The map that makes gates of the query's source: (h·value_dim, in), or (h, in) for one gate a head."""
+
+    activation: Activation = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
 class Projection:
-    """The maps of an attention layer; one left out is the identity."""
+    """The maps of an attention layer; one left out is the identity, a gate left out is none."""
 
     query: LinearMap | None = None
     key: LinearMap | None = None
     value: LinearMap | None = None
     output: LinearMap | None = None
+    gate: GateMap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +105,18 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMS normalisation over head_dim (Zhang & Sennrich 2019): x / sqrt(mean(x²) + eps) · weight."""
+    """Normalisation: x / sqrt(mean(x²) + eps) · weight + bias, for `layer` after the mean is subtracted from x.
 
+    kind: rms (Zhang & Sennrich 2019) or layer (Ba et al. 2016)
+    over: the features of each head, or of all heads of a token; position: before or after the rotation
+    weight, bias: (features of a head,), or with `over` all (heads · features of a head,)
+    """
+
+    kind: NormKind = "rms"
+    over: NormOver = "head"
+    position: NormPosition = "before"
     weight: np.ndarray | None = None
+    bias: np.ndarray | None = None
     eps: float = 1e-6
 
 
@@ -125,8 +147,9 @@ class AttentionSpec(NamedTuple):
     past_value: np.ndarray | None = None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    value_norm: Norm | None = None
     rotary: Rotary | None = None
-    scale: float | None = None
+    scale: float | np.ndarray | None = None
     softcap: float | None = None
     bias: np.ndarray | None = None
     alibi_slopes: np.ndarray | None = None
@@ -139,8 +162,10 @@ class AttentionSpec(NamedTuple):
     query_lengths: np.ndarray | None = None
     key_lengths: np.ndarray | None = None
     segment_ids: SegmentIds | None = None
+    selected_keys: np.ndarray | None = None
     sinks: np.ndarray | None = None
     normalization: Normalization = "softmax"
+    gate: np.ndarray | None = None
     dtype: DType | None = None
     backend: Backend = "auto"
     device: str = "auto"

@@ -12,98 +12,21 @@ and device of the backend; arrays that it returns know comparison, `&`, `~`, ari
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Final, Self
+from typing import ClassVar, Final, Self
 
 import numpy as np
 
 from service.attention.arrays import cast, integers, within
+from service.attention.score_term import Array, Frame, Load, ScoreTerm
 from service.attention.shapes import Sizes, align
 from service.attention.spec import AttentionSpec
 from service.attention.tiles import Tile, part_of
 from service.errors import InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
 
-Array = Any  # of the library of the backend
-Load = Callable[[np.ndarray], Array]
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """What terms are made with, beside the request.
-
-    axes: of score matrices, see `score_axes`; past: tokens of the cache; dtype: the type that is computed in
-    """
-
-    axes: str
-    sizes: Sizes
-    past: int
-    dtype: np.dtype
-
-    def offset(self, spec: AttentionSpec) -> np.ndarray:
-        """The position of the first query among the keys, (b or 1,): as given, else the length of the past.
-
-        Errors: InvalidArray, ShapeMismatch; MissingField if query and key differ in length and there is no past.
-        """
-        q, k = self.sizes.query_length, self.sizes.key_length
-        if spec.query_offset is not None:
-            shapes = {(): "one integer", (self.sizes.batch_size,): f"({self.sizes.batch_size},)"}
-            return np.atleast_1d(integers(spec.query_offset, "/query_offset", shapes))
-        if q != k and spec.past_key is None:
-            choices = f"0 aligns the first query with the first key, {k - q} the last with the last"
-            raise MissingField.at("/query_offset", "an offset, as query and key differ in length", "none", choices)
-        return np.full(1, self.past)
-
-
-class ScoreTerm:
-    """Base of all terms. Subclasses are frozen dataclasses.
-
-    narrows: True if `columns` may leave keys out
-    cause: the field of a request that hides keys by this term, a row of BITS in `visibility`; "" if it hides none
-    """
-
-    __slots__ = ()
-    narrows: ClassVar[bool] = False
-    cause: ClassVar[str] = ""
-
-    @classmethod
-    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
-        """The term of a request; None if the request has none. Errors: InvalidRequest of every kind."""
-        raise NotImplementedError
-
-    @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """Arrays with axes (b, h, q, k), each full or of length 1, that the term reads.
-
-        The memory estimate relies on them: a mask that `visible` returns is not larger than the tile's part of one of
-        them, or than (b, 1, r, k) if there are none.
-        """
-        return ()
-
-    def visible(self, tile: Tile, load: Load) -> Array | None:
-        """Booleans that broadcast to the scores of a tile, True = visible; None if all are."""
-        return None
-
-    def added(self, tile: Tile, load: Load) -> Array | None:
-        """Numbers that broadcast to the scores of a tile and are added to them; None for none."""
-        return None
-
-    def largest_added(self, sizes: Sizes) -> float:
-        """A bound on the magnitude of the finite numbers that are added."""
-        return 0.0
-
-    def columns(self, rows: slice, keys: slice) -> slice:
-        """The part of these keys that some of these queries may see, by position."""
-        return keys
-
-    def visible_columns(self, rows: slice, keys: slice) -> slice:
-        """A part of these keys that all of these queries see, so that `visible` need not be called for it."""
-        return slice(keys.start, keys.start)
-
-    def added_size(self, tile: tuple[int, int, int, int]) -> int:
-        """Elements of the new arrays that `added` makes for a tile of these lengths (b, h, r, k)."""
-        return 0
+# Bytes for each index of `selected_keys` beside the number itself, to find those that count.
+BOOLEANS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +286,42 @@ class Chunks(ScoreTerm):
         return slice(max(keys.start, first), min(keys.stop, last))
 
 
+@dataclass(frozen=True, slots=True)
+class SelectedKeys(ScoreTerm):
+    """The only keys that a query may see: indices (b, h, q, n), b, h and q full or 1; -1 is no key."""
+
+    indices: np.ndarray
+    cause: ClassVar[str] = "selected_keys"
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `selected_keys` of a request."""
+        given, sizes = spec.selected_keys, frame.sizes
+        if given is None:
+            return None
+        if 0 in given.shape:
+            raise InvalidArray.of("/selected_keys", "at least one index on every axis", given, "-1 selects no key")
+        indices = integers(given, "/selected_keys", {given.shape: ""})
+        within(indices, -1, sizes.key_length - 1, "/selected_keys")
+        axes, lengths = frame.axes.replace("kq", "qk"), sizes._replace(key_length=given.shape[-1])
+        return cls(align(indices, axes, lengths, "selected_keys", last="n"))
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        cuts = zip(self.indices.shape[:3], (tile.batch, tile.heads, tile.rows), strict=True)
+        indices = self.indices[tuple(slice(None) if size == 1 else cut for size, cut in cuts)]
+        keys = tile.columns.stop - tile.columns.start
+        # Indices of no key, and of keys of other tiles, fall into a column that is cut off.
+        places = indices - tile.columns.start
+        places[(places < 0) | (places >= keys)] = keys
+        seen = np.zeros((*indices.shape[:3], keys + 1), dtype=bool)
+        np.put_along_axis(seen, places, True, axis=-1)
+        return load(seen[..., :keys])
+
+    def visible_bytes(self, tile: tuple[int, int, int, int]) -> tuple[int, int]:
+        rows = prod(map(min, self.indices.shape[:3], tile[:3]))
+        return rows * (tile[3] + 1), rows * self.indices.shape[3] * (self.indices.itemsize + BOOLEANS)
+
+
 # In the order in which they are made, and in which their errors are found.
 TERMS: Final[tuple[type[ScoreTerm], ...]] = (
     Bias,
@@ -375,6 +334,7 @@ TERMS: Final[tuple[type[ScoreTerm], ...]] = (
     SlidingWindow,
     Chunks,
     Causal,
+    SelectedKeys,
 )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from service.attention.plan import Plan
-    from service.attention.terms import ScoreTerm
+    from service.attention.score_term import ScoreTerm
 
 # Tiles are not cut below so many queries just to leave hidden keys out: more tiles are more Python.
 BAND_ROWS: Final = 256

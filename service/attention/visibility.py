@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from service.attention.terms import Array, Load, ScoreTerm
+from service.attention.score_term import Array, Load, ScoreTerm
 from service.attention.tiles import Tile
 
 # The bits of `hidden_by`, by the field of a request that hides a key. Clients rely on them: they never change.
@@ -22,6 +22,7 @@ BITS: Final[Mapping[str, int]] = {
     "chunk_size": 64,
     "is_causal": 128,
     "bias": 256,
+    "selected_keys": 512,
 }
 
 

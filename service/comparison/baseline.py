@@ -32,7 +32,7 @@ Arrays = Mapping[str, np.ndarray]
 def legal_roundings(dtype: np.dtype, rotates: bool) -> tuple[Rounding, ...]:
     """What right kernels of a type round; the plain one, which only rounds inputs and output, is the first.
 
-    rotates: True if query and key are normalised or rotated, and may be rounded afterwards
+    rotates: True if query, key or value are normalised or rotated, and may be rounded afterwards
     """
     inputs = None if dtype == np.float64 else partial(rounded, dtype=dtype)
     plain = Rounding(computes=compute_dtype(dtype), inputs=inputs, output=dtype)
@@ -46,7 +46,7 @@ def legal_roundings(dtype: np.dtype, rotates: bool) -> tuple[Rounding, ...]:
 
 def rounded_cases(case: Case, dtype: np.dtype) -> list[Case]:
     """The case with each legal rounding; the plain one first."""
-    rotates = any((case.query_norm, case.key_norm, case.query_rotation, case.key_rotation))
+    rotates = any((case.query_norm, case.key_norm, case.value_norm, case.query_rotation, case.key_rotation))
     return [replace(case, rounding=rounding) for rounding in legal_roundings(dtype, rotates)]
 
 
@@ -85,7 +85,7 @@ def floors(plain: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dict[
         scores = scores[problem.seen]
     sums = math.sqrt(plain.plan.sizes.key_length)
     unit = epsilon(compute_dtype(dtype)) / 4 * (sums + largest(scores))
-    values = largest(problem.value)
+    values = largest(problem.value) * (1.0 if plain.gate is None else largest(plain.gate))
     if plain.joins_heads:
         values = max(values, largest(right["output"]))
     return {name: unit * values if name == "output" else unit for name in right}

@@ -19,7 +19,7 @@ MESSAGES: Final = {name: mutant.message for name, mutant in MUTANTS.items()} | {
     "heads.permuted": "The heads are returned in another order.",
 }
 # Groups of mutants that change the output alone.
-ONLY_OUTPUT: Final = ("output", "value", "empty")
+ONLY_OUTPUT: Final = ("output", "value", "empty", "gate")
 # Mutants whose answer depends on the order of rounding, or on all rows: neither combined with others nor estimated.
 NOT_COMBINED: Final = frozenset(
     {"precision", "output", "empty", "logsumexp", "softmax.no_max", "mask.finite", "heads.layout"}

@@ -15,8 +15,8 @@ import numpy as np
 from service.attention.operands import make_operands
 from service.attention.plan import Plan, make_plan
 from service.attention.rotary import Rotation
+from service.attention.score_term import ScoreTerm
 from service.attention.spec import AttentionSpec, Norm
-from service.attention.terms import ScoreTerm
 from service.attention.tiles import Tiling
 from service.backends.dense.operands import load_operands
 from service.backends.numpy.backend import NumpyLibrary
@@ -42,14 +42,16 @@ class Case:
     bad_values:       (b, g, k), True where a value is not finite; it is 0 in `value` instead
     key_of_head, value_of_head: (h,), the key and value head that each query head reads
     head_order:       (h,), the head that is returned in the place of each head
-    norm_last:        True to normalise after the rotation
     softcap_at:       the scores that are capped
     scaled_bias:      True to add biases before the scale
+    scale:            one number, or (h,)
+    sinks:            (h,), or (b, h, q)
     hidden_score:     what takes the place of hidden scores
     softmax:          from scores to weights and outputs
     over_queries:     True to take the softmax over queries
     edits:            changes of the answer, one after the other
     of_whole:         from all head outputs (b, h, q, e) to those that are returned
+    gate:             (b, h, q, e or 1), what head outputs are multiplied by; None for none
     head_outputs:     (b, h, q, e), right, for of_whole; None to compute them
     rounding:         the types that are computed in
     change:           the fields to change in the request, to reproduce this case; None if no field can say it
@@ -72,11 +74,11 @@ class Case:
     value_of_head: np.ndarray
     query_norm: Norm | None
     key_norm: Norm | None
+    value_norm: Norm | None
     query_rotation: Rotation | None
     key_rotation: Rotation | None
     past_rotation: Rotation | None = None
-    norm_last: bool = False
-    scale: float
+    scale: float | np.ndarray
     softcap: float | None
     softcap_at: str = "scaled"
     scaled_bias: bool = False
@@ -87,6 +89,7 @@ class Case:
     over_queries: bool = False
     edits: tuple[Callable[[Problem, Answer], Answer], ...] = ()
     of_whole: Callable[[np.ndarray], np.ndarray] | None = None
+    gate: np.ndarray | None = None
     head_outputs: np.ndarray | None = None
     rounding: Rounding = EXACT
     change: Mapping[str, Any] | None = field(default_factory=dict)
@@ -145,7 +148,7 @@ def make_case(spec: AttentionSpec, dtype: np.dtype) -> Case:
     spec = spec._replace(dtype="float64", backend="numpy", device="cpu", include=(), top_k=None, select_heads=None)
     spec = spec._replace(select_queries=None, average_heads=False, allow_non_finite=True)
     plan = make_plan(spec)
-    raw = replace(plan, query_norm=None, key_norm=None, query_rotation=None, key_rotation=None)
+    raw = replace(plan, query_norm=None, key_norm=None, value_norm=None, query_rotation=None, key_rotation=None)
     with np.errstate(all="ignore"):
         operands = make_operands(spec, raw, spec.sources)
         loaded = load_operands(raw, operands, NumpyLibrary(raw, Tiling(scores=1), None))
@@ -168,12 +171,14 @@ def make_case(spec: AttentionSpec, dtype: np.dtype) -> Case:
         value_of_head=kv_heads,
         query_norm=plan.query_norm,
         key_norm=plan.key_norm,
+        value_norm=plan.value_norm,
         query_rotation=plan.query_rotation,
         key_rotation=plan.key_rotation,
-        scale=plan.scale,
+        scale=plan.scale if plan.head_scales is None else plan.head_scales,
         softcap=plan.softcap,
         terms=plan.terms,
-        sinks=plan.sinks,
+        sinks=plan.sinks if plan.row_sinks is None else plan.row_sinks,
+        gate=loaded.gate,
     )
 
 

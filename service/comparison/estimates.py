@@ -38,7 +38,8 @@ def estimated(evidence: Evidence, actual: Arrays, check: Check) -> Iterator[tupl
 def _other_scale(evidence: Evidence, check: Check) -> Case:
     """The case with the scale whose answer leaves the least squared error."""
 
-    start = evidence.case.scale or 1 / math.sqrt(evidence.case.plan.sizes.head_dim)
+    scale = evidence.case.scale
+    start = scale if np.any(scale) else 1 / math.sqrt(evidence.case.plan.sizes.head_dim)
 
     def case(power: float, sign: float) -> Case:
         return scaled(evidence.case, sign * start * 2.0**power)

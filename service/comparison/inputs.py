@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from service.attention.arrays import FLOATS
-from service.attention.spec import Rotary, Window
+from service.attention.spec import AttentionSpec, Rotary, Window
 from service.backends.base import Check
 from service.codecs.decoded import Decoded
 from service.comparison.candidates import candidates
@@ -38,7 +38,12 @@ VALUE_DIM: Final = 5
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a request is made of. options: fields of the API that it has, and `past`; keys: with the past"""
+    """What a request is made of.
+
+    options: fields of the API that it has, and `past`; keys: with the past; norm: options of all norms;
+    scales_heads: True for a scale per head; has_row_sinks: True
+    for a sink per query of each head
+    """
 
     options: frozenset[str]
     dtype: str = "float32"
@@ -53,9 +58,12 @@ class Recipe:
     window: Window = field(default_factory=lambda: Window(*WINDOW))
     chunk_size: int = CHUNK
     rotary: Mapping[str, Any] = field(default_factory=lambda: {"base": 500.0})
+    norm: Mapping[str, str] = field(default_factory=dict)
     has_offset: bool = True
     softcap: float | None = None
     scale: float | None = None
+    scales_heads: bool = False
+    has_row_sinks: bool = False
     normalization: str = "softmax"
 
 
@@ -67,15 +75,27 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "mask": ("mask",),
     "padding": ("key_mask",),
     "segments": ("segment_ids",),
+    "selected": ("selected_keys", "past"),
     "bias": ("bias",),
     "alibi": ("alibi_slopes",),
     "softcap": ("softcap", "bias"),
     "sinks": ("sinks",),
     "rotary": ("rotary", "past"),
-    "norm": ("query_norm", "key_norm", "rotary"),
+    "norm": ("query_norm", "key_norm", "value_norm", "rotary"),
     "cache": ("past",),
+    "gate": ("gate",),
     "empty": ("mask",),
 }
+
+
+# Mistakes that need an option of norms.
+NORMS: Final = {
+    "norm.before_rotary": ("position", "after"),
+    "norm.no_mean": ("kind", "layer"),
+    "norm.per_head": ("over", "all"),
+}
+# Mistakes that need a scale for each head.
+PER_HEAD: Final = frozenset({"scale.first_head", "scale.shifted"})
 
 
 def recipe_for(names: Iterable[str]) -> Recipe:
@@ -87,6 +107,15 @@ def recipe_for(names: Iterable[str]) -> Recipe:
     found = Recipe(frozenset(options), value_dim=HEAD_DIM if "value.is_key" in names else VALUE_DIM)
     if "softmax.no_max" in names:
         found = replace(found, scale=OVERFLOWING)
+    if any(name.startswith("sigmoid.") for name in names):
+        found = replace(found, normalization="sigmoid")
+    if NORMS.keys() & {*names}:
+        options_of_norms = [NORMS[name] for name in names if name in NORMS]
+        found = replace(found, norm=dict(options_of_norms))
+    if "sinks.first_query" in names:
+        found = replace(found, has_row_sinks=True)
+    if PER_HEAD & {*names}:
+        found = replace(found, scales_heads=True)
     if "mask.transposed" in names:
         found = replace(found, queries=KEYS)
     if "value.transposed" in names:
@@ -117,9 +146,12 @@ def recipe_of(case: Case) -> Recipe:
         has_offset=has_offset,
         chunk_size=min(spec.chunk_size or CHUNK, CHUNK),
         rotary=_rotary(spec.rotary),
+        norm=_options_of_norms(spec),
         window=_narrowed(spec.window),
         softcap=spec.softcap,
-        scale=spec.scale,
+        scale=None if isinstance(spec.scale, np.ndarray) else spec.scale,
+        has_row_sinks=spec.sinks is not None and spec.sinks.ndim > 1,
+        scales_heads=isinstance(spec.scale, np.ndarray),
         normalization=spec.normalization,
     )
 
@@ -147,7 +179,9 @@ def make_input(recipe: Recipe, seed: int) -> dict[str, Any]:
     if POSITIONAL & options and recipe.has_offset:
         # One batch entry at the beginning of the keys, the others towards their end.
         found["query_offset"] = np.linspace(3, recipe.keys - recipe.queries, b).round().astype(np.int64)
-    if recipe.scale is not None:
+    if recipe.scales_heads:
+        found["scale"] = _floats(random.uniform(0.2, 0.8, recipe.heads), recipe)
+    elif recipe.scale is not None:
         found["scale"] = recipe.scale
     if recipe.normalization != "softmax":
         found["normalization"] = recipe.normalization
@@ -167,6 +201,22 @@ def _rotary(rotary: Rotary | None) -> dict[str, Any]:
     dim = rotary.dim if rotary.cos is None else 2 * rotary.cos.shape[-1]
     found = {"base": rotary.base, "dim": dim, "interleaved": rotary.interleaved}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _options_of_norms(spec: AttentionSpec) -> dict[str, str]:
+    """The options that the norms of a request have, those of the value last."""
+    given = [norm for norm in (spec.value_norm, spec.key_norm, spec.query_norm) if norm is not None]
+    return {name: getattr(norm, name) for norm in given for name in ("kind", "over", "position")}
+
+
+def _norm(random: np.random.Generator, recipe: Recipe, features: int, *, rotates: bool = True) -> dict[str, Any]:
+    """A norm with weights. features: of all heads"""
+    options = {name: option for name, option in recipe.norm.items() if rotates or name != "position"}
+    dim = recipe.head_dim if rotates else recipe.value_dim
+    return {
+        **options,
+        "weight": _floats(random.normal(size=features if options.get("over") == "all" else dim) + 1, recipe),
+    }
 
 
 def _narrowed(window: Window | None) -> Window:
@@ -204,13 +254,23 @@ OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
         "query": random.integers(0, 2, (recipe.batch, recipe.queries)),
         "key": random.integers(0, 2, (recipe.batch, recipe.keys)),
     },
+    "selected_keys": lambda random, recipe: random.integers(
+        -1, recipe.keys, (recipe.batch, recipe.heads, recipe.queries, recipe.keys // 3)
+    ),
     "bias": lambda random, recipe: _floats(random.normal(size=(1, recipe.heads, recipe.queries, recipe.keys)), recipe),
     "alibi_slopes": lambda random, recipe: _floats(2.0 ** -np.arange(1, recipe.heads + 1), recipe),
     "softcap": lambda random, recipe: recipe.softcap or 3.0,
-    "sinks": lambda random, recipe: _floats(random.normal(size=recipe.heads) * 2, recipe),
+    "sinks": lambda random, recipe: _floats(
+        random.normal(size=(recipe.batch, recipe.heads, recipe.queries) if recipe.has_row_sinks else recipe.heads) * 2,
+        recipe,
+    ),
+    "gate": lambda random, recipe: _floats(
+        random.uniform(0.1, 1, (recipe.batch, recipe.heads, recipe.queries, recipe.value_dim)), recipe
+    ),
     "rotary": lambda random, recipe: dict(recipe.rotary),
-    "query_norm": lambda random, recipe: {"weight": _floats(random.normal(size=recipe.head_dim) + 1, recipe)},
-    "key_norm": lambda random, recipe: {"weight": _floats(random.normal(size=recipe.head_dim) + 1, recipe)},
+    "query_norm": lambda random, recipe: _norm(random, recipe, recipe.heads * recipe.head_dim),
+    "key_norm": lambda random, recipe: _norm(random, recipe, recipe.kv_heads * recipe.head_dim),
+    "value_norm": lambda random, recipe: _norm(random, recipe, recipe.kv_heads * recipe.value_dim, rotates=False),
 }
 
 

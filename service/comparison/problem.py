@@ -20,8 +20,8 @@ ACCUMULATED: Final = 16
 class Rounding:
     """The types that a kernel computes in and rounds to; None does not round.
 
-    computes: of everything between; inputs: of query, key and value as given; operands: of query and key after norms
-    and rotation; scaled_query: of the query, into which the scale is folded; scores, weights: of these, before they are
+    computes: of everything between; inputs: of query, key and value as given; operands: of these after norms and
+    rotation; scaled_query: of the query, into which the scale is folded; scores, weights: of these, before they are
     used; sums: of the sums over keys, as they grow; output: of what is returned
     """
 
@@ -43,7 +43,8 @@ class Problem:
     visible:      booleans that broadcast to the scores, None if all keys are visible
     added:        numbers that broadcast to the scores, None for none
     value:        (b, h, k, e); bad_values: (b, h, k), see Case
-    sinks:        (h, 1) or None
+    scale:        one number, or (h, 1, 1)
+    sinks:        (h, 1), (b, h, r) or None
     softcap_at:   what is capped: `unscaled`, `scaled` (right), `added` or `masked` scores
     scaled_bias, hidden_score: see Case
     """
@@ -53,7 +54,7 @@ class Problem:
     added: np.ndarray | None
     value: np.ndarray
     bad_values: np.ndarray | None
-    scale: float
+    scale: float | np.ndarray
     softcap: float | None
     softcap_at: str
     scaled_bias: bool
@@ -81,7 +82,7 @@ class Problem:
 class Answer:
     """What a kernel returns for a sample. output: (b, h, r, e); logsumexp: (b, h, r); weights: (b, h, r, k)
 
-    logsumexp is None for the normalization sum.
+    logsumexp is None for other normalizations than softmax.
     """
 
     output: np.ndarray
@@ -94,14 +95,24 @@ Softmax = Callable[[Problem], Answer]
 
 
 def attention(problem: Problem) -> Answer:
-    """The right answer: softmax with the largest score subtracted, or the scores divided by their sum."""
+    """The right answer: softmax with the largest score subtracted, or what another normalization makes."""
     scores = masked_scores(problem)
+    if problem.normalization == "sigmoid":
+        weights = sigmoid(scores)
+        return Answer(weighted(problem, weights), None, weights)
     if problem.normalization == "sum":
         visible = np.where(np.isneginf(scores), 0, scores)
         total = visible.sum(axis=-1, keepdims=True)
         weights = np.divide(visible, total, out=np.zeros_like(visible), where=total != 0)
         return Answer(weighted(problem, weights), None, weights)
     return softmax(problem, scores)
+
+
+def sigmoid(numbers: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)) of each number, also where exp overflows."""
+    small = np.exp(-np.abs(numbers))
+    found: np.ndarray = np.where(numbers >= 0, 1, small) / (1 + small)
+    return found
 
 
 def softmax(problem: Problem, scores: np.ndarray) -> Answer:
@@ -130,7 +141,7 @@ def scaled_scores(problem: Problem) -> np.ndarray:
         scores = capped(scores, cap)
     if added is not None and problem.scaled_bias:
         scores = scores + added
-    scores = scores * scores.dtype.type(problem.scale)
+    scores = scores * np.asarray(problem.scale, scores.dtype)
     if problem.softcap_at == "scaled":
         scores = capped(scores, cap)
     if added is not None and not problem.scaled_bias:

@@ -96,14 +96,15 @@ def solve(case: Case, sample: Sample) -> Answer:
     """The answer of a case for a sample. With an output map its output is (b, 1, r, out), of all heads."""
     with np.errstate(all="ignore"):
         if case.of_whole is not None:
-            found = Answer(sample.of(case.once("of whole", lambda: _whole(case))))
+            found, moved = Answer(sample.of(case.once("of whole", lambda: _whole(case)))), sample
         else:
             moved = replace(sample, heads=case.head_order[sample.heads])
             problem = make_problem(case, moved)
             found = _over_queries(case, moved, problem) if case.over_queries else case.softmax(problem)
             for edit in case.edits:
                 found = edit(problem, found)
-        output = _joined(case, found.output) if case.joins_heads else found.output
+        output = found.output if case.gate is None else _gated(case, found.output, case.gate[moved.index])
+        output = _joined(case, output) if case.joins_heads else output
         if case.rounding.output is not None:
             output = rounded(output, case.rounding.output)
         elif largest(output) > (most := largest_number(case.dtype)):  # what the kernel's type cannot hold
@@ -117,16 +118,18 @@ def make_problem(case: Case, sample: Sample) -> Problem:
     key_heads, value_heads = case.key_of_head[heads], case.value_of_head[heads]
     operands = (case.query, case.key, case.past_key, case.query_norm, case.key_norm, case.query_rotation)
     rest = (case.key_rotation, case.past_rotation, rounding.computes, rounding.inputs, rounding.operands)
-    flags = (case.norm_last, case.scale if rounding.scaled_query else None, rounding.scaled_query)
+    flags = (_key_of(case.scale) if rounding.scaled_query else None, rounding.scaled_query)
     name = f"scores {heads.tobytes()!r} {key_heads.tobytes()!r} {flags}"
     scores = sample.once(name, lambda: _scores(case, sample, key_heads), *operands, *rest)
     value = sample.once(
         f"value {value_heads.tobytes()!r}",
-        lambda: _with_past(case, case.past_value, case.value, sample.batches, value_heads),
+        lambda: _with_past(case, "value", sample.batches, value_heads),
         case.value,
         case.past_value,
+        case.value_norm,
         rounding.computes,
         rounding.inputs,
+        rounding.operands,
     )
     seen, added = sample.once(f"terms {heads.tobytes()!r}", lambda: _terms(case, sample), case.terms)
     bad = None if case.bad_values is None else case.bad_values[np.ix_(sample.batches, value_heads)]
@@ -138,12 +141,12 @@ def make_problem(case: Case, sample: Sample) -> Problem:
         added=None if added is None else added.astype(rounding.computes, copy=False),
         value=value,
         bad_values=bad,
-        scale=case.scale,
+        scale=_scale(case, heads),
         softcap=case.softcap,
         softcap_at=case.softcap_at,
         scaled_bias=case.scaled_bias,
         hidden_score=case.hidden_score,
-        sinks=None if case.sinks is None else case.sinks[heads][:, None].astype(rounding.computes),
+        sinks=None if case.sinks is None else _sinks(case.sinks, sample).astype(rounding.computes),
         normalization=case.plan.normalization,
         rounding=rounding,
     )
@@ -152,34 +155,51 @@ def make_problem(case: Case, sample: Sample) -> Problem:
 def _scores(case: Case, sample: Sample, key_heads: np.ndarray) -> np.ndarray:
     """The unscaled scores (b, h, r, k)."""
     rounding = case.rounding
-    query = _prepared(case, case.query[np.ix_(sample.batches, sample.heads, sample.rows)], "query", sample)
-    key = _prepared(case, case.key[np.ix_(sample.batches, key_heads)], "key", sample)
-    if case.past_length:
-        past = _cast(case, case.past_key[np.ix_(sample.batches, key_heads)])
-        past = _rotated(past, case.past_rotation, sample.batches, None)
-        key = np.concatenate([past, key], axis=2)
+    query = _prepared(case, "query", sample.batches, sample.heads, sample.rows)
+    key = _with_past(case, "key", sample.batches, key_heads)
     if sample.columns is not None:
         key = key[:, :, sample.columns]
-    if rounding.scaled_query is not None and case.scale:
+    if rounding.scaled_query is not None and np.all(case.scale):
         # Divided again, so that all that follows finds unscaled scores.
-        scale = query.dtype.type(case.scale)
+        scale = np.asarray(_scale(case, sample.heads), query.dtype)
         query = rounded(query * scale, rounding.scaled_query) / scale
     scores: np.ndarray = query @ key.swapaxes(-1, -2)
     return scores
 
 
-def _prepared(case: Case, array: np.ndarray, role: str, sample: Sample) -> np.ndarray:
-    """Query or new key (b, h, l, d) after norms and rotation."""
-    is_query = role == "query"
-    norm = case.query_norm if is_query else case.key_norm
-    rotation = case.query_rotation if is_query else case.key_rotation
-    rows = sample.rows if is_query else None
-    array = _cast(case, array)
-    if case.norm_last:
-        array = _normalised(_rotated(array, rotation, sample.batches, rows), norm)
+def _sinks(sinks: np.ndarray, sample: Sample) -> np.ndarray:
+    """The sinks of the rows of a sample, (h, 1) or (b, h, r)."""
+    found: np.ndarray = sinks[sample.heads][:, None] if sinks.ndim == 1 else sinks[sample.index]
+    return found
+
+
+def _scale(case: Case, heads: np.ndarray) -> float | np.ndarray:
+    """The scale of the scores of these heads: one number, or (h, 1, 1)."""
+    return case.scale[heads][:, None, None] if isinstance(case.scale, np.ndarray) else case.scale
+
+
+def _key_of(scale: float | np.ndarray) -> float | bytes:
+    return scale.tobytes() if isinstance(scale, np.ndarray) else scale
+
+
+def _prepared(
+    case: Case, role: str, batches: np.ndarray, heads: np.ndarray, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """Query, new key or new value (b, h, l, d) of some batch entries, heads and tokens after norm and rotation."""
+    given: np.ndarray = getattr(case, role)
+    norm: Norm | None = getattr(case, f"{role}_norm")
+    rotation = {"query": case.query_rotation, "key": case.key_rotation}.get(role)
+    over_all = norm is not None and norm.over == "all"
+    chosen = np.arange(given.shape[1]) if over_all else heads
+    array = _cast(case, given[np.ix_(batches, chosen) if rows is None else np.ix_(batches, chosen, rows)])
+    if norm is not None and norm.position == "after":
+        array = _normalised(_rotated(array, rotation, batches, rows), norm)
     else:
-        array = _rotated(_normalised(array, norm), rotation, sample.batches, rows)
-    return array if case.rounding.operands is None else rounded(array, case.rounding.operands)
+        array = _rotated(_normalised(array, norm), rotation, batches, rows)
+    if over_all:
+        array = array[:, heads]
+    is_changed = role != "value" or norm is not None
+    return array if case.rounding.operands is None or not is_changed else rounded(array, case.rounding.operands)
 
 
 def _cast(case: Case, array: np.ndarray) -> np.ndarray:
@@ -189,19 +209,28 @@ def _cast(case: Case, array: np.ndarray) -> np.ndarray:
     return array.astype(case.rounding.computes, copy=False)
 
 
-def _with_past(case: Case, past: np.ndarray, new: np.ndarray, batches: np.ndarray, heads: np.ndarray) -> np.ndarray:
-    chosen = np.ix_(batches, heads)
-    both = np.concatenate([past[chosen], new[chosen]], axis=2) if past.shape[2] else new[chosen]
-    return _cast(case, both)
+def _with_past(case: Case, role: str, batches: np.ndarray, heads: np.ndarray) -> np.ndarray:
+    """Keys or values (b, h, k, d): those of the past, which no step changes, and the new ones."""
+    new = _prepared(case, role, batches, heads)
+    if not case.past_length:
+        return new
+    past = _cast(case, getattr(case, f"past_{role}")[np.ix_(batches, heads)])
+    if role == "key":
+        past = _rotated(past, case.past_rotation, batches, None)
+    return np.concatenate([past, new], axis=2)
 
 
 def _normalised(array: np.ndarray, norm: Norm | None) -> np.ndarray:
-    """RMS normalisation over the last axis."""
+    """An operand (b, h, l, d) normalised over the features of each head, or of all."""
     if norm is None:
         return array
-    kind = array.dtype.type
-    scaled: np.ndarray = array / np.sqrt(np.mean(array * array, axis=-1, keepdims=True) + kind(norm.eps))
-    return scaled if norm.weight is None else scaled * norm.weight.astype(array.dtype)
+    kind, axes = array.dtype.type, (1, 3) if norm.over == "all" else (3,)
+    if norm.kind == "layer":
+        array = array - np.mean(array, axis=axes, keepdims=True)
+    scaled: np.ndarray = array / np.sqrt(np.mean(array * array, axis=axes, keepdims=True) + kind(norm.eps))
+    if norm.weight is not None:
+        scaled = scaled * norm.weight.astype(array.dtype)
+    return scaled if norm.bias is None else scaled + norm.bias.astype(array.dtype)
 
 
 def _rotated(array: np.ndarray, rotation: Rotation | None, batches: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
@@ -271,6 +300,14 @@ def _runs(rows: np.ndarray) -> Iterator[slice]:
         yield slice(int(run[0]), int(run[-1]) + 1)
 
 
+def _gated(case: Case, heads: np.ndarray, gate: np.ndarray) -> np.ndarray:
+    """Head outputs (b, h, r, e), as a kernel returns them, times the gates (b, h, r, e or 1) of a sample."""
+    if case.rounding.output is not None:
+        heads, gate = rounded(heads, case.rounding.output), rounded(gate, case.rounding.output)
+    found: np.ndarray = np.where(heads == 0, 0, heads * gate.astype(heads.dtype))
+    return found
+
+
 def _joined(case: Case, heads: np.ndarray) -> np.ndarray:
     """The output map applied to the outputs of all heads (b, h, r, e): (b, 1, r, out)."""
     linear = case.plan.roles.output_map
@@ -322,4 +359,5 @@ def _column_sums(case: Case, batch: int, head: int) -> np.ndarray:
 
 def keys_as_values(case: Case) -> np.ndarray:
     """The new keys (b, g, n, d) after norms and rotation."""
-    return _prepared(case, case.key, "key", everything(case))
+    sizes = case.plan.sizes
+    return _prepared(case, "key", np.arange(sizes.batch_size), np.arange(sizes.num_kv_heads))

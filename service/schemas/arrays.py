@@ -47,6 +47,10 @@ IntegerOrTensor = TypeAliasType(
     "IntegerOrTensor",
     Annotated[int | EncodedTensor | NestedTensor, Field(description="One integer, or an array of them.")],
 )
+NumberOrTensor = TypeAliasType(
+    "NumberOrTensor",
+    Annotated[float | EncodedTensor | NestedTensor, Field(description="One number, or an array of them.")],
+)
 Labels = TypeAliasType(
     "Labels",
     Annotated[list[Any], Field(description="One string per token, or one list of strings per batch entry.")],
@@ -115,6 +119,19 @@ def _integers(value: Any) -> np.ndarray:
     return np.array(value) if isinstance(value, int) and not isinstance(value, bool) else _integer_lists(value)
 
 
+def _number_or_numbers(value: Any) -> float | np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value if value.ndim or value.dtype.kind not in "iuf" else float(value)
+    if isinstance(value, list):
+        return _numbers(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PydanticCustomError("number", "a valid number, or an array of numbers")
+    with suppress(OverflowError):
+        if math.isfinite(value):
+            return float(value)
+    raise PydanticCustomError("finite_number", "a finite number")
+
+
 def _biases(value: Any) -> np.ndarray:
     return _numbers(_with_number_for_null(value, -math.inf) if isinstance(value, list) else value)
 
@@ -156,6 +173,7 @@ def _labels(value: Any) -> tuple[Any, ...]:
 # The types of fields, by their elements and by their axes in layout ld, which the Open Inference Protocol tells.
 Matrix = Annotated[np.ndarray, PlainValidator(_numbers, json_schema_input_type=Tensor), ProtocolTensor("FP32", 2)]
 Vector = Annotated[np.ndarray, PlainValidator(_numbers, json_schema_input_type=Tensor), ProtocolTensor("FP32", 1)]
+Gate = Annotated[np.ndarray, PlainValidator(_numbers, json_schema_input_type=Tensor), ProtocolTensor("FP32", 3)]
 Past = Annotated[np.ndarray, PlainValidator(_past, json_schema_input_type=Tensor), ProtocolTensor("FP32", 3)]
 Bias = Annotated[np.ndarray, PlainValidator(_biases, json_schema_input_type=Tensor), ProtocolTensor("FP32", 2)]
 NumbersOrNull = Annotated[np.ndarray, PlainValidator(_numbers_or_null, json_schema_input_type=Tensor)]
@@ -164,8 +182,16 @@ KeyMask = Annotated[np.ndarray, PlainValidator(_booleans, json_schema_input_type
 Integers = Annotated[
     np.ndarray, PlainValidator(_integer_lists, json_schema_input_type=Tensor), ProtocolTensor("INT64", 1)
 ]
+IntegerMatrix = Annotated[
+    np.ndarray, PlainValidator(_integer_lists, json_schema_input_type=Tensor), ProtocolTensor("INT64", 2)
+]
 IntegerOrIntegers = Annotated[
     np.ndarray, PlainValidator(_integers, json_schema_input_type=IntegerOrTensor), ProtocolTensor("INT64", 1)
+]
+NumberOrNumbers = Annotated[
+    float | np.ndarray,
+    PlainValidator(_number_or_numbers, json_schema_input_type=NumberOrTensor),
+    ProtocolTensor("FP32", 1),
 ]
 TokenLabels = Annotated[
     tuple[str, ...] | tuple[tuple[str, ...], ...],

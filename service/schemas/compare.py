@@ -22,6 +22,8 @@ class ActualArrays(Closed):
     """The output, in the layout of the request."""
     attention_weights: NumbersOrNull | None = None
     """The weights. A score matrix."""
+    weights_without_sinks: NumbersOrNull | None = None
+    """The weights of the softmax over the keys alone. A score matrix."""
     logsumexp: NumbersOrNull | None = None
     """The logsumexp of the scores, in `logsumexp_base`. A null is minus infinity, as in a response."""
     scores: NumbersOrNull | None = None
@@ -41,9 +43,9 @@ class ActualArrays(Closed):
     key: NumbersOrNull | None = None
     """New keys after projection, normalisation and rotation."""
     value: NumbersOrNull | None = None
-    """New values after projection."""
+    """New values after projection and normalisation."""
     head_outputs: NumbersOrNull | None = None
-    """The output of each head."""
+    """The output of each head, before gates."""
     present_key: NumbersOrNull | None = None
     """Past and new keys."""
     present_value: NumbersOrNull | None = None

@@ -9,7 +9,21 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from service.attention import spec
-from service.schemas.arrays import Bias, IntegerOrIntegers, Integers, KeyMask, Mask, Matrix, Past, TokenLabels, Vector
+from service.errors import UnknownLayer, quote
+from service.schemas.arrays import (
+    Bias,
+    Gate,
+    IntegerMatrix,
+    IntegerOrIntegers,
+    Integers,
+    KeyMask,
+    Mask,
+    Matrix,
+    NumberOrNumbers,
+    Past,
+    TokenLabels,
+    Vector,
+)
 
 Encoding = Literal["list", "base64"]
 
@@ -75,6 +89,13 @@ class LinearMap(Part):
     Default: none."""
 
 
+class GateMap(LinearMap):
+    """A linear map of the query's source to gates: num_heads x value_dim features, or num_heads, one for each head."""
+
+    activation: spec.Activation | None = "sigmoid"
+    """What is applied to the mapped numbers."""
+
+
 class Projection(Part):
     """Linear maps of the source before attention, and of the output after it. An absent map is the identity."""
 
@@ -86,13 +107,24 @@ class Projection(Part):
     """Maps the value tokens to num_kv_heads x value_dim features. Default: the identity."""
     output: LinearMap | None = None
     """Maps the joined heads, num_heads x value_dim features, to the output. Rank 2 only. Default: the identity."""
+    gate: GateMap | None = None
+    """Maps the source of the query to gates, by which head outputs are multiplied before the output map. Default: no
+    gates."""
 
 
 class Norm(Part):
-    """RMS normalisation over the features of a head: x / sqrt(mean(x²) + eps) · weight."""
+    """Normalisation of features: x / sqrt(mean(x²) + eps) · weight + bias, for layer after the mean is subtracted."""
 
+    kind: spec.NormKind | None = "rms"
+    """rms, or layer: the mean is subtracted first."""
+    over: spec.NormOver | None = "head"
+    """head: over the features of each head; all: over those of all heads of a token."""
+    position: spec.NormPosition | None = "before"
+    """before or after the rotation. Values are not rotated."""
     weight: Vector | None = None
-    """(head_dim,). Default: ones."""
+    """(head_dim,), of values (value_dim,); over all (heads · head_dim,). Default: ones."""
+    bias: Vector | None = None
+    """Added last, in the shape of weight. Default: zeros."""
     eps: float | None = 1e-6
     """Added to the mean of squares, at least 0."""
 
@@ -150,6 +182,9 @@ class AttentionRequest(Closed):
     """Cross-attention, with `input`: used as key and value. Default: none."""
     projection: Projection | None = None
     """Linear maps of the source and the output. Not allowed in layouts with h. Default: none."""
+    layer: str | None = None
+    """Name of a stored layer (GET /layers lists them): the request has all of its fields that it does not have itself.
+    Not beside projection. Default: none."""
     layout: spec.Layout | None = None
     """The axes of query, key, value, input, context and output: b batch, h heads, l tokens, d features. Without h, the
     heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed: their columns sum to
@@ -165,13 +200,15 @@ class AttentionRequest(Closed):
     past_value: Past | None = None
     """Cached values, in the form of past_key. Needs past_key. Default: none."""
     query_norm: Norm | None = None
-    """Normalises the query heads before rotation. Default: none."""
+    """Normalises the queries. Default: none."""
     key_norm: Norm | None = None
-    """Normalises the new key heads before rotation. Default: none."""
+    """Normalises the new keys. Default: none."""
+    value_norm: Norm | None = None
+    """Normalises the new values. Default: none."""
     rotary: Rotary | None = None
     """Rotary position embedding of query and new keys. Default: none."""
-    scale: float | None = None
-    """Factor on the scores; 1 means unscaled, 0 is legal. Default: 1/sqrt(head_dim)."""
+    scale: NumberOrNumbers | None = None
+    """Factor on the scores: one number, or (num_heads,). 1 means unscaled, 0 is legal. Default: 1/sqrt(head_dim)."""
     softcap: float | None = None
     """Above 0: scores become softcap · tanh(scaled / softcap), before bias and mask. Default: none."""
     bias: Bias | None = None
@@ -203,11 +240,18 @@ class AttentionRequest(Closed):
     """How many keys, including the past, are not padding: one integer, or (b,). Default: all."""
     segment_ids: SegmentIds | None = None
     """Separates packed sequences. Default: none."""
+    selected_keys: IntegerMatrix | None = None
+    """Indices of the only keys that a query may see, the past counted: [b,] [h,] q, n in every layout, broadcast as
+    `mask` is. -1 is no key, an index twice counts once. Other masks hide keys as well. Default: all keys."""
     sinks: Vector | None = None
-    """(num_heads,): one logit per head that is part of the softmax and dropped after it, so that weights sum to less
-    than 1. Default: none."""
+    """(num_heads,), or [b,] h, q in every layout: one logit per head, or per query of each head, that is part of the
+    softmax and dropped after it, so that weights sum to less than 1. Default: none."""
     normalization: spec.Normalization | None = "softmax"
-    """softmax, or sum: the visible scores divided by their sum. sum excludes logsumexp, entropy and sinks."""
+    """softmax; sum: the visible scores divided by their sum; or sigmoid: 1 / (1 + exp(-x)) of each visible score. sum
+    and sigmoid exclude logsumexp, entropy, sinks and weights_without_sinks."""
+    gate: Gate | None = None
+    """Gates, activated already, which the head outputs are multiplied by before the output map: [b,] h, q, value_dim or
+    [b,] h, q, 1, in every layout. Not with projection.gate. Default: none."""
     dtype: spec.DType | None = None
     """Type that arrays are cast to and results are returned in. float16 and bfloat16 are computed in float32. Default:
     the widest type among the typed arrays of query, key, value, input, context and past; float64 for lists."""
@@ -237,9 +281,13 @@ class AttentionRequest(Closed):
         """This request as an AttentionSpec, with defaults.
 
         untyped: the fields whose arrays came as lists, which have no type of their own
+
+        Errors: UnknownLayer for a request that still names a layer.
         """
         given = self.given()
         given.pop("encoding", None)
+        if given.pop("layer", None) is not None:  # a service puts the fields of a layer in the place of its name
+            raise UnknownLayer.at("/layer", "no layer: only a service has layers", quote(str(self.layer)))
         if self.include is not None:
             given["include"] = tuple(self.include)
         return spec.AttentionSpec(

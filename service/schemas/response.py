@@ -40,7 +40,9 @@ class Metadata(Answer):
     key_length: int = Field(description="k: number of keys, including the past.")
     head_dim: int = Field(description="Features of one query or key head.")
     value_dim: int = Field(description="Features of one value head.")
-    scale: float = Field(description="The factor that the scores were multiplied by.")
+    scale: float | list[float] = Field(
+        description="The factor that the scores were multiplied by; one for each head if the request has several."
+    )
     fully_masked_rows: int = Field(
         description="Number of rows (of b·h·q) without a visible key; their weights and outputs are 0."
     )
@@ -71,6 +73,9 @@ class AttentionResponse(Answer):
     output: Tensor = Field(description="Attention weights times values, in the layout of the request.")
     metadata: Metadata
     attention_weights: Tensor | None = Field(None, description="Scores normalised over k. A score matrix.")
+    weights_without_sinks: Tensor | None = Field(
+        None, description="The weights that the softmax over the keys alone gives. A score matrix."
+    )
     scores: Tensor | None = Field(None, description="Query times key, before anything else. A score matrix.")
     top_weights: TopWeights | None = Field(
         None,
@@ -101,9 +106,11 @@ class AttentionResponse(Answer):
     key: Tensor | None = Field(
         None, description="[b,] [h,] l, d: new keys (without the past) after projection, normalisation and rotation."
     )
-    value: Tensor | None = Field(None, description="[b,] [h,] l, d: new values (without the past) after projection.")
+    value: Tensor | None = Field(
+        None, description="[b,] [h,] l, d: new values (without the past) after projection and normalisation."
+    )
     head_outputs: Tensor | None = Field(
-        None, description="[b,] [h,] q, d: the output of each head, before the heads are joined."
+        None, description="[b,] [h,] q, d: the output of each head, before gates and before the heads are joined."
     )
     present_key: Tensor | None = Field(
         None, description="[b,] h, k, d: past and new keys; send them as the next past_key."

@@ -55,8 +55,19 @@ def arrays_of(fields: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, 
         filled = [[-np.inf if item is None else item for item in row] for row in fields["bias"]]
         fields = fields | {"bias": np.array(filled, dtype=float)}
     arrays, rest = split(fields)
-    floats = {name: array.astype(float) if array.dtype == np.int64 else array for name, array in arrays.items()}
+    # Whole numbers in lists may stand for numbers of any type, integers in arrays are integers.
+    floats = {
+        name: array.astype(float) if array.dtype == np.int64 and not _is_array(fields, name) else array
+        for name, array in arrays.items()
+    }
     return floats, parameters_of(rest)
+
+
+def _is_array(fields: dict[str, Any], name: str) -> bool:
+    found: Any = fields
+    for part in name.split("."):
+        found = found[part]
+    return isinstance(found, np.ndarray)
 
 
 def request_of(fields: dict[str, Any], binary: bool, nested: bool = False) -> tuple[bytes, dict[str, str]]:

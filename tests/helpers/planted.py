@@ -66,6 +66,8 @@ def random_recipe(random: np.random.Generator, names: tuple[str, ...]) -> Recipe
     extras = {name for name in EXTRAS if random.random() < 0.15}
     if "causal.added" in names:
         extras.discard("is_causal")
+    if recipe.normalization != "softmax":
+        extras.discard("sinks")
     g = int(random.integers(1, 4))
     h = g * int(random.integers(1, 4))
     head_dim = int(random.choice([4, 8, 16]))
@@ -83,7 +85,9 @@ def random_recipe(random: np.random.Generator, names: tuple[str, ...]) -> Recipe
         options=(recipe.options | extras) & (OPTIONS.keys() | {"past"}),
         dtype=str(random.choice(TYPES)),
         batch=int(random.integers(2, 4)) if any("first" in name for name in names) else int(random.integers(1, 3)),
-        heads=max(h, 2) if "head" in str(names) or "output" in str(names) or "sinks" in str(names) else h,
+        heads=max(h, 2)
+        if "head" in str(names) or "output" in str(names) or "sinks" in str(names) or recipe.scales_heads
+        else h,
         kv_heads=g if h >= 2 or g == 1 else 1,
         queries=min(queries, keys),
         keys=keys,

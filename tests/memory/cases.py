@@ -197,6 +197,48 @@ CASES = [
         ),
     ),
     Case(
+        "selected keys",
+        SAFETENSORS,
+        SAFETENSORS,
+        lambda: (
+            heads(8, 8, 2000, 2000, 16)
+            | {"selected_keys": 200 * digits(8, 2000, 200), "include": ["hidden_by"]}
+            | {"select_heads": np.array([1])}
+        ),
+    ),
+    Case(
+        "weights without sinks",
+        SAFETENSORS,
+        SAFETENSORS,
+        lambda: (
+            heads(8, 8, 1200, 1200, 32)
+            | {"sinks": normal(1, 8, 1200), "include": ["attention_weights", "weights_without_sinks", "logsumexp"]}
+        ),
+    ),
+    Case(
+        "gates and norms",
+        SAFETENSORS,
+        SAFETENSORS,
+        lambda: {
+            "input": normal(2, 4000, 256, dtype=F2),
+            "projection": {"gate": {"weight": normal(2048, 256), "activation": "silu"}} | maps(256, 2048),
+            "value_norm": {"kind": "layer", "over": "all", "weight": normal(2048)},
+            "num_heads": 16,
+            "key_lengths": np.array(100),
+            "include": ["head_outputs"],
+        },
+    ),
+    Case(
+        "the sigmoid of scores",
+        SAFETENSORS,
+        SAFETENSORS,
+        lambda: (
+            heads(8, 8, 1500, 1500, 32)
+            | {"normalization": "sigmoid", "scale": normal(8), "is_causal": True}
+            | {"include": ["attention_weights", "received"]}
+        ),
+    ),
+    Case(
         "columns",
         SAFETENSORS,
         SAFETENSORS,

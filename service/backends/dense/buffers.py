@@ -14,6 +14,7 @@ from service.attention.tiles import Tile
 from service.backends.dense.library import Array, ArrayLibrary
 
 WEIGHTS: Final = "attention_weights"
+WITHOUT_SINKS: Final = "weights_without_sinks"
 # Features of a plan whose weights are returned just as they are computed, so that they can be computed in their buffer.
 _UNCHANGED_SELECTION: Final = frozenset(f"selection.include.{name}" for name in OUTPUTS)
 
@@ -82,10 +83,7 @@ class ResultBuffers:
             self.add("entropy", tile, -xp.sum(_x_log_x(weights, xp), axis=-1))
         if not self.arrays.keys() & {WEIGHTS, "received"}:
             return None
-        places, heads = self._heads_within(tile)
-        kept = weights[:, heads]
-        if chosen.average_heads:
-            places, kept = slice(1), xp.mean(kept, axis=1, keepdims=True)
+        places, kept = self._kept_heads(tile, weights)
         received = xp.sum(kept, axis=2) if "received" in self.arrays else None
         if WEIGHTS in self.arrays and not self._shares_memory:
             if chosen.top_k is not None:
@@ -94,6 +92,19 @@ class ResultBuffers:
                 kept = xp.take_along_axis(kept, order, axis=-1)
             self._write(WEIGHTS, tile, places, kept)
         return received
+
+    def add_weights_without_sinks(self, tile: Tile, weights: Array) -> None:
+        """Write the weights of a tile (b, h, r, k) that the softmax over the keys alone gives, if they are included."""
+        if WITHOUT_SINKS in self.arrays:
+            self._write(WITHOUT_SINKS, tile, *self._kept_heads(tile, weights))
+
+    def _kept_heads(self, tile: Tile, weights: Array) -> tuple[slice | Array, Array]:
+        """The places of the selected heads of a tile in the buffers, and their weights, averaged if so selected."""
+        places, heads = self._heads_within(tile)
+        kept = weights[:, heads]
+        if self._chosen.average_heads:
+            return slice(1), self._lib.xp.mean(kept, axis=1, keepdims=True)
+        return places, kept
 
     def add_sums(self, sums: TileSums) -> None:
         """Add the sums of a tile to those of the plan."""

@@ -12,9 +12,10 @@ from service.attention.result import Computed
 from service.attention.tiles import Tile, tiles
 from service.backends.base import Check, no_check
 from service.backends.dense.buffers import ResultBuffers, TileSums
+from service.backends.dense.gates import apply_map, gated
 from service.backends.dense.library import Array, ArrayLibrary
 from service.backends.dense.numerics import choose_path
-from service.backends.dense.operands import LoadedOperands, apply_map
+from service.backends.dense.operands import LoadedOperands
 from service.backends.dense.scores import TileComputation
 
 KERNEL: Final = "dense"
@@ -77,7 +78,7 @@ def stored(
         "present_value": loaded.value,
         "head_outputs": head_outputs,
     }
-    returned = {OUTPUT: _output(plan, lib, head_outputs)} | collected
+    returned = {OUTPUT: _output(plan, lib, gated(plan, lib, loaded.gate, head_outputs))} | collected
     returned |= {name: array for name, array in arrays.items() if name in plan.selection.include}
     if isinstance(fully_masked_rows, int):
         return lib.store(returned), fully_masked_rows

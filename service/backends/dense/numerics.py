@@ -27,7 +27,7 @@ class NumericPath:
     checks_overflow: each score is checked to be finite
     scales_query:    the query is multiplied by the scale, not each score
     subtracts_max:   the largest score of a row is subtracted before exp, which could overflow or underflow otherwise;
-                     True also for normalization sum, which has no exp and ignores it
+                     True also for the other normalizations, which ignore it
     divides_last:    outputs are divided by the sum of the exponentials, not the exponentials themselves
     """
 
@@ -73,13 +73,14 @@ def _allowed(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, bounds: Boun
     checks = not _excludes_overflow(bounds, plan, loaded)
     if plan.normalization != "softmax":
         return NumericPath(checks_overflow=checks, scales_query=False, subtracts_max=True, divides_last=False)
-    exponent = max(bounds.exponents, 0.0 if plan.sinks is None else float(np.max(np.abs(plan.sinks))))
+    exponent = max(bounds.exponents, 0.0 if plan.all_sinks is None else float(np.max(np.abs(plan.all_sinks))))
     subtracts_max = checks or not exponent <= MAX_EXPONENT[plan.compute_dtype]
     low, high = MODERATE_SCALE
+    smallest, largest = _scale_range(plan)
     sums = bounds.values * plan.sizes.key_length * math.exp(0.0 if subtracts_max else exponent)
     return NumericPath(
         checks_overflow=checks,
-        scales_query=not checks and "scores" not in plan.selection.include and low < abs(plan.scale) < high,
+        scales_query=not checks and "scores" not in plan.selection.include and low < smallest <= largest < high,
         subtracts_max=subtracts_max,
         divides_last=plan.score_count > lib.tiling.divide_last_above and sums < largest_number(plan),
     )
@@ -101,8 +102,16 @@ def _close_bounds(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> Boun
 
 def _bounds(plan: Plan, products: float, values: float) -> Bounds:
     """The bounds of a plan, from a bound on |q·k| and one on the values."""
-    exponents = products * abs(plan.scale)
+    scaled = exponents = products * _scale_range(plan)[1]
     if plan.softcap is not None:
         exponents = min(exponents, plan.softcap)
     exponents += sum(term.largest_added(plan.sizes) for term in plan.terms)
-    return Bounds(max(products, products * abs(plan.scale)), exponents, values)
+    return Bounds(max(products, scaled), exponents, values)
+
+
+def _scale_range(plan: Plan) -> tuple[float, float]:
+    """The smallest and largest magnitude of the numbers that scores are multiplied by."""
+    if plan.head_scales is None:
+        return abs(plan.scale), abs(plan.scale)
+    sizes = np.abs(plan.head_scales)
+    return float(sizes.min()), float(sizes.max())

@@ -35,18 +35,22 @@ class TileComputation:
         self._plan = plan
         self._lib = lib
         self._path = path
-        self._query = loaded.query * plan.scale if path.scales_query else loaded.query
+        self._head_scales = None if plan.head_scales is None else lib.load(plan.head_scales[:, None, None])  # h 1 1
+        scale = plan.scale if self._head_scales is None else self._head_scales
+        self._query = loaded.query * scale if path.scales_query else loaded.query
         self._key = lib.xp.permute_dims(loaded.key, (0, 1, 3, 2))  # b g d k
         self._loaded = loaded
         self._head_outputs = head_outputs
         self._buffers = buffers
+        includes_weights = "weights_without_sinks" in plan.selection.include
+        self._keeps_sinks_apart = includes_weights and plan.all_sinks is not None
         streams = lib.writes_in_place and path.divides_last and not path.subtracts_max and buffers.streams
         self.tiling = replace(lib.tiling, streams=streams)
 
     def run(self, tile: Tile) -> TileSums:
         """Write the head outputs of a tile, and what the plan returns of its scores."""
-        compute = self._softmax if self._plan.normalization == "softmax" else self._normalise_by_sum
-        outputs, sums = compute(tile)
+        steps = {"softmax": self._softmax, "sum": self._normalise_by_sum, "sigmoid": self._sigmoid}
+        outputs, sums = steps[self._plan.normalization](tile)
         self._head_outputs[tile.batch, tile.heads, tile.rows] = outputs
         return sums
 
@@ -64,18 +68,36 @@ class TileComputation:
                 outputs = _added(outputs, self._times_values(weights, block))
         rows: Array = total == 0 if unseen is None else unseen
         masked = count_rows(plan, lib, rows[..., 0], tile) if plan.terms else 0
-        if plan.sinks is not None:
-            total = total + xp.exp(self._sinks(tile) - subtracted)
-        buffers.add("logsumexp", tile, (subtracted + xp.log(total))[..., 0])
-        total = xp.where(total == 0, xp.ones_like(total), total)  # rows that see no key stay 0
+        if self._keeps_sinks_apart:
+            total = self._total_with_sinks(tile, weights, total, subtracted)
+        else:
+            if plan.all_sinks is not None:
+                total = total + xp.exp(self._sinks(tile) - subtracted)
+            buffers.add("logsumexp", tile, (subtracted + xp.log(total))[..., 0])
+            total = xp.where(total == 0, xp.ones_like(total), total)  # rows that see no key stay 0
         if buffers.needs_weights or outputs is None:
             weights /= total
         if outputs is None:
             outputs = self._times_values(weights, tile)
         else:
             outputs /= total
+        if buffers.needs_weights and plan.all_sinks is None:
+            buffers.add_weights_without_sinks(tile, weights)
         received = buffers.add_weights(tile, weights) if buffers.needs_weights else None
         return outputs, TileSums(tile, masked, received=received)
+
+    def _total_with_sinks(self, tile: Tile, exponentials: Array, total: Array, subtracted: Array | float) -> Array:
+        """What the exponentials (b, h, r, k) of a tile are divided by to give weights, (b, h, r, 1), sinks included.
+
+        The weights without sinks go to the buffers, and the logsumexp. Sinks may be far larger than scores: they are
+        no part of what was subtracted, so that these weights are exact. total: (b, h, r, 1), of the exponentials
+        """
+        xp, sinks = self._lib.xp, self._sinks(tile)
+        alone = xp.where(total == 0, xp.ones_like(total), total)
+        self._buffers.add_weights_without_sinks(tile, exponentials / alone)
+        of_keys = subtracted + xp.log(total)
+        self._buffers.add("logsumexp", tile, xp.logaddexp(of_keys, xp.broadcast_to(sinks, of_keys.shape))[..., 0])
+        return alone * (1 + xp.exp(sinks - of_keys))  # infinite for rows that see no key, whose exponentials are 0
 
     def _normalise_by_sum(self, tile: Tile) -> tuple[Array, TileSums]:
         """The head outputs (b, h, r, e) and sums of a tile, for scores divided by their sums; 0 where a sum is 0."""
@@ -94,6 +116,21 @@ class TileComputation:
         masked = count_rows(self._plan, self._lib, ~sees[..., 0], tile)
         return self._times_values(weights, tile), TileSums(tile, masked, bool(xp.any(zero & sees)), received)
 
+    def _sigmoid(self, tile: Tile) -> tuple[Array, TileSums]:
+        """The head outputs (b, h, r, e) and sums of a tile, for each score by itself: 1 / (1 + exp(-score))."""
+        xp, buffers = self._lib.xp, self._buffers
+        weights = self._masked_scores(tile)  # which become the weights in place
+        masked: Array = 0
+        if self._plan.terms:
+            unseen = xp.max(weights, axis=-1) == -np.inf
+            masked = count_rows(self._plan, self._lib, unseen, tile)
+        xp.negative(weights, out=weights)
+        xp.exp(weights, out=weights)  # infinite for hidden keys
+        weights += 1
+        xp.reciprocal(weights, out=weights)
+        received = buffers.add_weights(tile, weights) if buffers.needs_weights else None
+        return self._times_values(weights, tile), TileSums(tile, masked, received=received)
+
     def _masked_scores(self, tile: Tile) -> Array:
         """The masked scores of a tile, (b, h, r, k). The stages before them go to the buffers."""
         plan, lib, xp, buffers = self._plan, self._lib, self._lib.xp, self._buffers
@@ -105,7 +142,7 @@ class TileComputation:
         scores = grouped_matmul(query, key, lib, out)
         buffers.add("scores", tile, scores)
         if not self._path.scales_query:
-            scores *= plan.scale
+            scores *= plan.scale if self._head_scales is None else self._head_scales[tile.heads]
         buffers.add("scaled_scores", tile, scores)
         if plan.softcap is not None:
             scores /= plan.softcap
@@ -147,9 +184,10 @@ class TileComputation:
             return 0.0, None
         largest = xp.max(scores, axis=-1, keepdims=True)
         unseen = largest == -np.inf
-        largest = xp.where(unseen, xp.zeros_like(largest), largest)
-        if self._plan.sinks is not None:
+        if self._plan.all_sinks is not None and not self._keeps_sinks_apart:
             largest = xp.maximum(largest, self._sinks(tile))
+        else:
+            largest = xp.where(unseen, xp.zeros_like(largest), largest)
         scores -= largest
         xp.exp(scores, out=scores)
         return largest, unseen
@@ -159,9 +197,9 @@ class TileComputation:
         return grouped_matmul(weights, self._loaded.value[tile.batch, tile.kv_heads, tile.columns], self._lib)
 
     def _sinks(self, tile: Tile) -> Array:
-        """The sinks of the heads of a tile, (h, 1, 1). For plans that have sinks."""
-        assert self._plan.sinks is not None
-        return self._lib.load(self._plan.sinks[tile.heads, None, None])
+        """The sinks of the rows of a tile, (1, h, 1, 1) or (b, h, r, 1). For plans that have sinks."""
+        assert self._plan.all_sinks is not None
+        return self._lib.load(part_of(self._plan.all_sinks, tile))
 
 
 def count_rows(plan: Plan, lib: ArrayLibrary, unseen: Array, tile: Tile) -> Array:

@@ -18,7 +18,7 @@ from service.attention.outputs import OUTPUTS
 from service.attention.plan import Plan, make_plan
 from service.attention.result import Computed
 from service.attention.spec import ROLES, AttentionSpec, DType, Output
-from service.attention.tiles import Tiling
+from service.attention.tiles import Tiling, tile_size
 from service.backends.base import Backend, Check, OutOfMemory, no_check
 from service.backends.dense.compute import compute
 from service.backends.dense.operands import LoadedOperands, load_operands
@@ -29,11 +29,11 @@ from service.backends.torch.library import TorchLibrary
 TILE_BYTES: Final = 2**26
 # Matrices of the size of a tile that exist at once: scores and what is made of them, or masks; more for some outputs.
 MATRICES: Final = 3
-FOR_TOP_K, FOR_ENTROPY, FOR_HIDDEN_BY = 6, 2, 3
+FOR_TOP_K, FOR_ENTROPY, FOR_HIDDEN_BY, FOR_WITHOUT_SINKS = 6, 2, 3, 2
 
 # Options that change query, key or value, for which halves are cast to float32; and all others that fused kernels know.
 MAPS: Final = tuple(f"roles.{role}.map" for role in ROLES)
-CHANGED: Final = (*MAPS, "query_norm", "key_norm", "query_rotation", "key_rotation", "terms.Bias")
+CHANGED: Final = (*MAPS, "query_norm", "key_norm", "value_norm", "query_rotation", "key_rotation", "terms.Bias")
 UNCHANGED_OPERANDS: Final = frozenset(name for name in sdpa.KNOWN | flex.KNOWN if not name.startswith(CHANGED)) | {
     "normalization",
     "selection.top_k",
@@ -72,7 +72,7 @@ class TorchBackend(Backend):
     def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
         """Upper bound of the machine's memory for computing a plan, see Backend.peak_bytes."""
         if self.is_gpu(device):
-            return cost.peak_bytes(plan, 0, copied) + 2 * (staging.AHEAD + 1) * staging.CHUNK
+            return cost.peak_bytes(plan, self._mask_bytes(plan), copied) + 2 * (staging.AHEAD + 1) * staging.CHUNK
         return self._dense_bytes(plan, copied)
 
     def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:
@@ -119,8 +119,7 @@ class TorchBackend(Backend):
 
     def library(self, plan: Plan, device: torch.device, dtype: np.dtype | None = None) -> TorchLibrary:
         """torch on a device, for a plan. dtype: of loaded floats, by default the type that the plan is computed in"""
-        scores = max(1, self.tiling.scores * 4 // plan.compute_dtype.itemsize)
-        return TorchLibrary(plan, device, replace(self.tiling, scores=scores), dtype)
+        return TorchLibrary(plan, device, self._tiling(plan), dtype)
 
     def load(self, plan: Plan, operands: Operands, lib: TorchLibrary) -> LoadedOperands:
         """The operands on the device, in the computing type; halves as they are if tensor cores multiply them so."""
@@ -159,11 +158,25 @@ class TorchBackend(Backend):
         chosen, matrices = plan.selection, MATRICES
         matrices += FOR_TOP_K * (chosen.top_k is not None) + FOR_ENTROPY * ("entropy" in chosen.include)
         matrices += FOR_HIDDEN_BY * ("hidden_by" in chosen.include)
+        matrices += FOR_WITHOUT_SINKS * ("weights_without_sinks" in chosen.include)
         itemsize = plan.compute_dtype.itemsize
         scores = max(
             self.tiling.scores * 4 // itemsize, self.tiling.max_scores, plan.sizes.num_heads * plan.sizes.key_length
         )
-        return cost.peak_bytes(plan, matrices * min(plan.score_count, scores) * itemsize, copied)
+        working = matrices * min(plan.score_count, scores) * itemsize + self._mask_bytes(plan)
+        return cost.peak_bytes(plan, working, copied)
+
+    def _mask_bytes(self, plan: Plan) -> int:
+        """Bytes that masks made from indices take in the machine's memory, for a tile."""
+        if "terms.SelectedKeys.indices" not in plan.options:
+            return 0
+        h, g, _, _, k, _, _ = plan.sizes
+        step = tile_size(plan, self._tiling(plan))
+        return sum(cost.mask_bytes(plan, (step.batch, step.kv_heads * (h // g), step.rows, k)))
+
+    def _tiling(self, plan: Plan) -> Tiling:
+        """Tiles of the same number of bytes for every type."""
+        return replace(self.tiling, scores=max(1, self.tiling.scores * 4 // plan.compute_dtype.itemsize))
 
 
 def keeps_halves(plan: Plan) -> bool:

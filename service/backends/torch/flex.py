@@ -23,7 +23,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from service.attention.options import ALWAYS
 from service.attention.plan import Plan
 from service.attention.result import Computed
-from service.attention.terms import Alibi, Band, KeyMask, QueryLengths, ScoreTerm, Segments
+from service.attention.score_term import ScoreTerm
+from service.attention.terms import Alibi, Band, KeyMask, QueryLengths, Segments
 from service.attention.tiles import whole
 from service.backends.dense.compute import stored
 from service.backends.dense.numerics import cannot_overflow

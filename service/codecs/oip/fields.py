@@ -15,6 +15,7 @@ from service.codecs.decoded import Decoded, RequestedOutputs
 from service.codecs.named_tensors import add_dotted, answer_tensors
 from service.codecs.oip.tensors import parameters_of
 from service.errors import FieldConflict, InvalidTensors, InvalidValue, UnknownField, child
+from service.version import MODEL
 
 BINARY_OUTPUT: Final = "binary_data_output"
 ALWAYS: Final = "output"
@@ -30,16 +31,23 @@ IGNORED: Final = frozenset(
 )
 
 
-def assembled(request: Mapping[str, Any], tensors: Mapping[str, Any], *, binary: bool = False) -> Decoded:
+def assembled(
+    request: Mapping[str, Any], tensors: Mapping[str, Any], *, binary: bool = False, model: str = MODEL
+) -> Decoded:
     """The fields of a request from its tensors and all its other parts.
 
     binary: True if outputs come as bytes unless the request says otherwise
+    model: any but MODEL is a stored layer
     Errors: InvalidTensors, InvalidValue, FieldConflict, UnknownField.
     """
     parameters = parameters_of(request, "")
     fields: dict[str, Any] = {}
     add_dotted(fields, tensors)
     add_dotted(fields, _options(parameters))
+    if model != MODEL:
+        if fields.get("layer") is not None:
+            raise FieldConflict.at("/parameters/layer", f"no layer beside the model {model}", "both")
+        fields["layer"] = model
     outputs = _requested_outputs(request, _flag(parameters, BINARY_OUTPUT, binary, ""))
     if outputs.binary:
         if "include" in fields:
@@ -109,11 +117,13 @@ def requested_outputs(answer: Mapping[str, Any], requested: RequestedOutputs) ->
 
 
 def scalars(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of an answer as parameters, which are scalars; nested ones dotted."""
+    """The metadata of an answer as parameters, which are scalars; nested ones dotted, lists with commas."""
     found: dict[str, Any] = {}
     for name, value in metadata.items():
         if isinstance(value, Mapping):
             found |= {f"{name}.{inner}": scalar for inner, scalar in value.items()}
+        elif isinstance(value, list):
+            found[name] = ",".join(map(str, value))
         elif name != "warnings":
             found[name] = value
     if metadata["warnings"]:

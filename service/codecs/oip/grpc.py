@@ -6,7 +6,7 @@ tensors become views of it, not copies, and the length of all other fields bound
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -75,26 +75,32 @@ FIXED: Final = {1: 8, 5: 4}
 
 
 class GRPCCodec(Codec):
-    """The codec of one ModelInferRequest and its answer. Errors: InvalidTensors if the body is no message"""
+    """The codec of one ModelInferRequest and its answer. layers: the stored layers, which are models too
+
+    Errors: InvalidTensors if the body is no message.
+    """
 
     media_type = "application/grpc"
     encode_inline = LARGE_ANSWER
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: bytes, layers: Container[str] = ()) -> None:
+        self._layers = layers
+        self._model = MODEL
         self._head, self._raw = split(body)
         self.decode_inline = INLINE_BODY if len(self._head) <= INLINE_HEAD else INLINE_HEAD
 
     def decode(self, body: Body, limit: int) -> Decoded:
         """The fields of the request. Errors: NotFound, InvalidTensors, InvalidRequest, FieldConflict, Overflow."""
         request = parse("ModelInferRequest", self._head)
-        check_model(request.model_name, request.model_version or MODEL_VERSION)
+        check_model(request.model_name, request.model_version or MODEL_VERSION, self._layers)
+        self._model = request.model_name
         raw, inputs = self._raw, request.inputs
         if raw and len(raw) != len(inputs):
             raise InvalidTensors.at("/raw_input_contents", f"{len(inputs)}, one for each input", str(len(raw)))
         tensors = tensors_of(_inputs(inputs, raw))
         outputs = [{"name": output.name, "parameters": _scalars(output.parameters)} for output in request.outputs]
         plain = {"id": request.id or None, "outputs": outputs, "parameters": _scalars(request.parameters)}
-        return assembled(plain, tensors, binary=bool(raw))
+        return assembled(plain, tensors, binary=bool(raw), model=self._model)
 
     def decode_bound(self, length: int, limit: int) -> int:
         """Upper bound of the memory for decoding any message of `length` bytes."""
@@ -119,7 +125,8 @@ class GRPCCodec(Codec):
         if size > MAX_ANSWER:
             raise MemoryLimit.at("", f"at most {MAX_ANSWER} bytes in an answer, as gRPC has no larger ones", str(size))
         raw = any(binary or DATATYPES[array.dtype] not in CONTENTS for array, binary in outputs.values())
-        response = MESSAGES["ModelInferResponse"](model_name=MODEL, model_version=MODEL_VERSION, id=requested.id or "")
+        names = {"model_name": self._model, "model_version": MODEL_VERSION, "id": requested.id or ""}
+        response = MESSAGES["ModelInferResponse"](**names)
         for name, scalar in scalars(answer["metadata"]).items():
             setattr(response.parameters[name], PARAMETERS[type(scalar)], scalar)
         content: list[Chunk] = []

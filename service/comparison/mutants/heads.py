@@ -9,7 +9,7 @@ import numpy as np
 
 from service.comparison.case import Case
 from service.comparison.mutants.table import mutant
-from service.comparison.problem import Answer, Problem
+from service.comparison.problem import Answer, Problem, sigmoid
 from service.comparison.solve import BLOCK, keys_as_values
 
 
@@ -95,7 +95,9 @@ def value_is_key(case: Case) -> Iterator[Case]:
         return
     yield case.changed(value=case.key, past_value=case.past_key, bad_values=None)
     if case.key_norm or case.key_rotation:
-        yield case.changed(value=keys_as_values(case), past_value=case.past_key, bad_values=None, detail="prepared")
+        yield case.changed(
+            value=keys_as_values(case), past_value=case.past_key, value_norm=None, bad_values=None, detail="prepared"
+        )
 
 
 @mutant("output.packed", "The output has its heads and features swapped: (d, h) where (h, d) is right.")
@@ -131,3 +133,15 @@ def output_zeros(case: Case) -> Iterator[Case]:
 @mutant("output.mean_value", "The output is the mean of all values: neither query nor key is read.")
 def output_mean_value(case: Case) -> Iterator[Case]:
     yield case.edited(_instead(lambda problem: problem.value.mean(axis=2, keepdims=True)))
+
+
+@mutant("gate.absent", "The head outputs are not multiplied by the gates.")
+def gate_absent(case: Case) -> Iterator[Case]:
+    if case.gate is not None:
+        yield case.changed(None if case.spec.gate is None else {"gate": None}, gate=None)
+
+
+@mutant("gate.activated_again", "The sigmoid is taken of gates that are activated already.")
+def gate_activated_again(case: Case) -> Iterator[Case]:
+    if case.gate is not None:
+        yield case.changed(gate=sigmoid(case.gate))

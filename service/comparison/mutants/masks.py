@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from service.attention.terms import Bias, KeyLengths, KeyMask, Mask, QueryLengths, ScoreTerm, Segments
+from service.attention.score_term import ScoreTerm
+from service.attention.terms import Bias, KeyLengths, KeyMask, Mask, QueryLengths, Segments, SelectedKeys
 from service.comparison.case import Case
 from service.comparison.mutants.table import mutant, tiles
 from service.comparison.problem import Answer, Problem
@@ -96,6 +97,34 @@ def segments_ignored(case: Case) -> Iterator[Case]:
         yield case.without(Segments, change={"segment_ids": None})
 
 
+@mutant("selected.absent", "Queries see other keys than the selected ones, too.")
+def selected_absent(case: Case) -> Iterator[Case]:
+    if case.term(SelectedKeys):
+        yield case.without(SelectedKeys, change={"selected_keys": None})
+
+
+def _selected(case: Case, change: Callable[[np.ndarray], np.ndarray]) -> Iterator[Case]:
+    selected = case.term(SelectedKeys)
+    if selected:
+        indices = change(selected.indices)
+        if not np.array_equal(indices, selected.indices):
+            yield case.with_term(SelectedKeys(indices))
+
+
+@mutant("selected.none_is_last", "The index -1, which is no key, selects the last key.")
+def selected_none_is_last(case: Case) -> Iterator[Case]:
+    return _selected(case, lambda indices: np.where(indices < 0, case.plan.sizes.key_length - 1, indices))
+
+
+@mutant("selected.past_ignored", "The indices of the selected keys count from the first new key, not from the past.")
+def selected_past_ignored(case: Case) -> Iterator[Case]:
+    def shifted(indices: np.ndarray) -> np.ndarray:
+        moved = indices + case.past_length
+        return np.where((indices < 0) | (moved >= case.plan.sizes.key_length), -1, moved)
+
+    return _selected(case, shifted)
+
+
 def _without_keys(case: Case, hidden: np.ndarray, detail: str = "") -> Iterator[Case]:
     """The case without some keys. hidden: (k,) booleans"""
     if hidden.any() and not hidden.all():
@@ -157,7 +186,7 @@ def _may_be_empty(case: Case) -> bool:
 
 
 # Terms that hide keys by numbers of the request.
-BY_CONTENT: Final[tuple[type[ScoreTerm], ...]] = (Bias, KeyLengths, KeyMask, Mask, QueryLengths, Segments)
+BY_CONTENT: Final[tuple[type[ScoreTerm], ...]] = (Bias, KeyLengths, KeyMask, Mask, QueryLengths, Segments, SelectedKeys)
 
 
 @mutant("empty.uniform", "A query that sees no key gets the mean of all values, not 0.")

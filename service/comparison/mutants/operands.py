@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +10,14 @@ import numpy as np
 
 from service.attention import rotary
 from service.attention.rotary import Rotation
-from service.attention.spec import Rotary
+from service.attention.spec import Norm, Rotary
 from service.comparison.case import Case
 from service.comparison.mutants.table import mutant
 
 # The base of an implementation that ignores that of the request.
 USUAL_BASE = 10000.0
 F64 = np.dtype(np.float64)
+NORMS = ("query_norm", "key_norm", "value_norm")
 
 
 def _rotations(case: Case, new: Rotary, past: int, key_length: int) -> tuple[Rotation | None, Rotation | None]:
@@ -97,9 +98,9 @@ def rotary_query_only(case: Case) -> Iterator[Case]:
     return _both(case, case.query_rotation, None)
 
 
-@mutant("norm.absent", "Query or key are not normalised.")
+@mutant("norm.absent", "Query, key or value are not normalised.")
 def norm_absent(case: Case) -> Iterator[Case]:
-    fields = [name for name in ("query_norm", "key_norm") if getattr(case, name)]
+    fields = [name for name in NORMS if getattr(case, name)]
     if fields:
         absent: dict[str, Any] = dict.fromkeys(fields)
         yield case.changed(absent, **absent)
@@ -108,7 +109,33 @@ def norm_absent(case: Case) -> Iterator[Case]:
             yield case.changed({name: None}, detail=name, **{name: None})
 
 
+def _norms(case: Case, names: Iterable[str], is_meant: Callable[[Norm], bool], **other: Any) -> Iterator[Case]:
+    """The case with other options of the norms that are meant."""
+    norms: dict[str, Norm] = {name: getattr(case, name) for name in names if getattr(case, name)}
+    meant = {name: norm for name, norm in norms.items() if is_meant(norm)}
+    if meant:
+        changed: dict[str, Any] = {name: replace(norm, **other) for name, norm in meant.items()}
+        yield case.changed(dict.fromkeys(meant, other), **changed)
+
+
 @mutant("norm.after_rotary", "Query and key are normalised after the rotation, not before.")
 def norm_after_rotary(case: Case) -> Iterator[Case]:
-    if case.query_rotation and (case.query_norm or case.key_norm):
-        yield case.changed(norm_last=True)
+    if case.query_rotation:
+        yield from _norms(case, NORMS[:2], lambda norm: norm.position == "before", position="after")
+
+
+@mutant("norm.before_rotary", "Query and key are normalised before the rotation, not after.")
+def norm_before_rotary(case: Case) -> Iterator[Case]:
+    if case.query_rotation:
+        yield from _norms(case, NORMS[:2], lambda norm: norm.position == "after", position="before")
+
+
+@mutant("norm.no_mean", "The mean is not subtracted: the norm is an RMS norm, not a layer norm.")
+def norm_no_mean(case: Case) -> Iterator[Case]:
+    return _norms(case, NORMS, lambda norm: norm.kind == "layer", kind="rms")
+
+
+@mutant("norm.per_head", "The norm is taken over each head by itself, not over all heads.")
+def norm_per_head(case: Case) -> Iterator[Case]:
+    for wrong in _norms(case, NORMS, lambda norm: norm.over == "all", over="head"):
+        yield replace(wrong, change=None)  # whose weights differ from head to head

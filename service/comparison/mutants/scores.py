@@ -18,14 +18,18 @@ from service.comparison.mutants.table import mutant, tiles
 from service.comparison.problem import Answer, Problem
 
 
-def _scale(case: Case, scale: float) -> Iterator[Case]:
-    if not math.isclose(scale, case.scale, rel_tol=1e-9) and math.isfinite(scale):
+def _scale(case: Case, scale: float | np.ndarray) -> Iterator[Case]:
+    if not np.allclose(scale, case.scale, rtol=1e-9, atol=0) and np.isfinite(scale).all():
         yield scaled(case, scale)
 
 
-def scaled(case: Case, scale: float) -> Case:
-    """The case with another scale."""
-    return case.changed({"scale": scale}, scale=scale)
+def scaled(case: Case, scale: float | np.ndarray) -> Case:
+    """The case with another scale: one number, or (h,)."""
+    return case.changed({"scale": scale.tolist() if isinstance(scale, np.ndarray) else scale}, scale=scale)
+
+
+def _is_scaled(case: Case) -> bool:
+    return bool(np.any(case.scale != 1))
 
 
 @mutant("scale.absent", "The scores are not scaled.")
@@ -54,6 +58,18 @@ def scale_log2e(case: Case) -> Iterator[Case]:
     return _scale(case, case.scale * math.log2(math.e))
 
 
+@mutant("scale.first_head", "All heads have the scale of the first head.")
+def scale_first_head(case: Case) -> Iterator[Case]:
+    if isinstance(case.scale, np.ndarray):
+        yield from _scale(case, float(case.scale[0]))
+
+
+@mutant("scale.shifted", "Each head has the scale of the next head.")
+def scale_shifted(case: Case) -> Iterator[Case]:
+    if isinstance(case.scale, np.ndarray):
+        yield from _scale(case, np.roll(case.scale, -1))
+
+
 @mutant("softcap.absent", "The scores are not capped.")
 def softcap_absent(case: Case) -> Iterator[Case]:
     if case.softcap is not None:
@@ -70,7 +86,7 @@ def softcap_after_bias(case: Case) -> Iterator[Case]:
 
 @mutant("softcap.before_scale", "The scores are capped before they are scaled.")
 def softcap_before_scale(case: Case) -> Iterator[Case]:
-    if case.softcap is not None and case.scale != 1:
+    if case.softcap is not None and _is_scaled(case):
         yield case.changed(softcap_at="unscaled")
 
 
@@ -82,13 +98,20 @@ def sinks_absent(case: Case) -> Iterator[Case]:
 
 def _sinks(case: Case, sinks: np.ndarray, detail: str = "") -> Iterator[Case]:
     if case.sinks is not None and not np.array_equal(sinks, case.sinks):
-        yield case.changed({"sinks": sinks.tolist()}, sinks=sinks, detail=detail)
+        told = sinks if sinks.ndim == 1 or "b" in case.plan.layout else sinks[0]
+        yield case.changed({"sinks": told.tolist()}, sinks=sinks, detail=detail)
 
 
 @mutant("sinks.shifted", "Each head has the sink of the next head.")
 def sinks_shifted(case: Case) -> Iterator[Case]:
     if case.sinks is not None:
-        yield from _sinks(case, np.roll(case.sinks, -1))
+        yield from _sinks(case, np.roll(case.sinks, -1, axis=0 if case.sinks.ndim == 1 else 1))
+
+
+@mutant("sinks.first_query", "Each query has the sink of the first query.")
+def sinks_first_query(case: Case) -> Iterator[Case]:
+    if case.sinks is not None and case.sinks.ndim > 1:
+        yield from _sinks(case, np.broadcast_to(case.sinks[..., :1], case.sinks.shape))
 
 
 @mutant("sinks.repeated_per_tile", "The sink is counted once for each tile of keys.")
@@ -103,7 +126,8 @@ def sinks_repeated_per_tile(case: Case) -> Iterator[Case]:
 @mutant("sinks.scaled", "The sinks are scaled as the scores are.")
 def sinks_scaled(case: Case) -> Iterator[Case]:
     if case.sinks is not None:
-        yield from _sinks(case, case.sinks * case.scale)
+        per_row = isinstance(case.scale, np.ndarray) and case.sinks.ndim > 1
+        yield from _sinks(case, case.sinks * (np.expand_dims(case.scale, -1) if per_row else case.scale))
 
 
 @mutant("bias.absent", "The bias is not added.")
@@ -115,8 +139,9 @@ def bias_absent(case: Case) -> Iterator[Case]:
 @mutant("bias.before_scale", "The bias is added before the scale, which then scales it, too.")
 def bias_before_scale(case: Case) -> Iterator[Case]:
     bias = case.term(Bias)
-    if bias and case.scale != 1:
-        yield case.with_term(replace(bias, numbers=bias.numbers * case.scale))
+    if bias and _is_scaled(case):
+        scale = case.scale[:, None, None] if isinstance(case.scale, np.ndarray) else case.scale
+        yield case.with_term(replace(bias, numbers=bias.numbers * scale))
 
 
 @mutant("alibi.absent", "The linear biases (ALiBi) are not added.")
@@ -172,7 +197,7 @@ def logsumexp_unscaled(case: Case) -> Iterator[Case]:
     def unscaled(problem: Problem, answer: Answer) -> Answer:
         return replace(answer, logsumexp=case.softmax(problem.changed(scale=1.0)).logsumexp)
 
-    if case.scale != 1:
+    if _is_scaled(case):
         yield case.edited(unscaled)
 
 

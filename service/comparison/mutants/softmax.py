@@ -12,7 +12,17 @@ import numpy as np
 from service.attention.arrays import compute_dtype
 from service.comparison.case import Case
 from service.comparison.mutants.table import mutant, tiles
-from service.comparison.problem import Answer, Problem, Rounding, finished, masked_scores, row_max, softmax, weighted
+from service.comparison.problem import (
+    Answer,
+    Problem,
+    Rounding,
+    finished,
+    masked_scores,
+    row_max,
+    sigmoid,
+    softmax,
+    weighted,
+)
 from service.comparison.solve import can_solve_all_queries
 
 
@@ -148,3 +158,24 @@ def base2(problem: Problem) -> Answer:
         total = total + np.exp2(problem.sinks[..., None] - largest)
     found = finished(problem, exponentials, total, largest)
     return replace(found, logsumexp=largest[..., 0] + np.log2(total[..., 0]) * math.log(2))
+
+
+@mutant("sigmoid.softmax", "The weights are the softmax of the scores, not the sigmoid of each.")
+def sigmoid_softmax(case: Case) -> Iterator[Case]:
+    if case.plan.normalization == "sigmoid":
+        yield case.changed(
+            {"normalization": "softmax"}, softmax=lambda problem: softmax(problem, masked_scores(problem))
+        )
+
+
+@mutant("sigmoid.biased", "The logarithm of the number of keys is subtracted from the scores before the sigmoid.")
+def sigmoid_biased(case: Case) -> Iterator[Case]:
+    if case.plan.normalization == "sigmoid" and case.plan.sizes.key_length > 1:
+        yield case.changed(softmax=biased)
+
+
+def biased(problem: Problem) -> Answer:
+    """Sigmoid of the scores with -ln k added, which makes the weights of a row of small scores sum to about one."""
+    scores = masked_scores(problem)
+    weights = sigmoid(scores - math.log(problem.value.shape[2]))
+    return Answer(weighted(problem, weights), None, weights)

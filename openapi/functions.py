@@ -16,13 +16,25 @@ from service.schemas import arrays, compare, request
 
 # Columns of a line.
 WIDTH: Final = 120
+LITERALS: Final = (
+    "Layout",
+    "DType",
+    "Backend",
+    "Normalization",
+    "NormKind",
+    "NormOver",
+    "NormPosition",
+    "Activation",
+    "Output",
+)
 # The types of fields by their names; all literals in a request have one. Editors complete a literal also beside str,
 # and a variable that is a str needs no cast.
 NAMED: Final[tuple[tuple[str, Any], ...]] = (
-    *((f"{name} | str", getattr(spec, name)) for name in ("Layout", "DType", "Backend", "Normalization", "Output")),
+    *((f"{name} | str", getattr(spec, name)) for name in LITERALS),
     ("Encoding | str", request.Encoding),
     ("LogsumexpBase | str", compare.LogsumexpBase),
     ("int | Array", arrays.IntegerOrIntegers),
+    ("float | Array", arrays.NumberOrNumbers),
     ("Labels", arrays.TokenLabels),
 )
 HEAD: Final = '''\
@@ -36,7 +48,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Never, TypedDict
 
-from service.attention.spec import Backend, DType, Layout, Normalization, Output
+from service.attention.spec import (
+    Activation,
+    Backend,
+    DType,
+    Layout,
+    Normalization,
+    NormKind,
+    NormOver,
+    NormPosition,
+    Output,
+)
 from service.library import calls
 from service.library.result import AttentionResult
 from service.library.types import Array, Labels
@@ -91,7 +113,7 @@ ERRORS: Final = "Errors: service.errors.InvalidRequest, with a pointer to each f
 
 def functions() -> str:
     """The module."""
-    fields, own = request.AttentionRequest.model_fields, compare.CompareRequest.model_fields
+    fields, own = of_library(request.AttentionRequest), of_library(compare.CompareRequest)
     described = {name: described_field(field) for name, field in fields.items()}
     described["encoding"] += " It has no effect here."
     compared = {name: described_field(field) for name, field in own.items() if name not in [*fields, "actual"]}
@@ -109,6 +131,11 @@ def functions() -> str:
     parts = [HEAD, *(typed_dict(model) for model in parts_of(compare.CompareRequest))]
     parts += [function(name, *heads[name], "\n\n".join(map(str.strip, documents[name]))) for name in documents]
     return "\n\n".join(parts)
+
+
+def of_library(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a request that can be sent without a service, which alone has layers."""
+    return {name: field for name, field in model.model_fields.items() if name != "layer"}
 
 
 def function(name: str, given: list[str], returned: str, text: str) -> str:

@@ -26,7 +26,7 @@ from service.http.problems import on_http_exception, on_service_error, on_valida
 from service.http.request_context import RequestContext
 from service.observability.metrics import Metrics
 from service.pipeline.engine import Engine
-from service.routes import attention, compare, heatmap, inference, openapi, operations, page
+from service.routes import attention, compare, heatmap, inference, layers, openapi, operations, page
 from service.runtime.process import end_with_parent, tune, when_told_to_stop
 from service.settings import Settings, load_settings
 from service.settings.checks import split_origins
@@ -49,7 +49,7 @@ Errors are problem details (RFC 9457) with a stable `code` and a JSON pointer to
 `null` means absent.
 """
 TAGS = [
-    {"name": "attention", "description": "Compute attention."},
+    {"name": "attention", "description": "Compute attention, and describe the stored layers."},
     {"name": "inference protocol", "description": "Compute attention with clients of Triton, KServe and others (v2)."},
     {"name": "operations", "description": "Health, metrics, and what problem codes mean."},
 ]
@@ -183,6 +183,7 @@ def add_routes(app: FastAPI) -> None:
     compare.add_routes(app)
     inference.add_routes(app)
     attention.add_routes(app)
+    app.include_router(layers.router)
     app.include_router(inference.router)
     app.include_router(operations.router)
     app.include_router(page.router)

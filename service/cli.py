@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from service.comparison import cli as comparing
 from service.conformance import cli as conformance
+from service.layers import cli as layers
 from service.render import cli as drawing
 from service.version import __version__
 
@@ -90,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     add("key", _key, "make an API key, and its hash for ATTENTION_API_KEYS")
     add("settings", _settings, "print all settings as a Markdown table")
     conformance.add_commands(commands)
+    layers.add_commands(commands)
     return top
 
 

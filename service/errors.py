@@ -25,9 +25,11 @@ ServiceError
 │   ├── InvalidArray      422
 │   ├── ShapeMismatch     422
 │   ├── Overflow          422
-│   └── UnknownBackend    422
+│   ├── UnknownBackend    422
+│   └── UnknownLayer      422
 ├── InternalError         500  a defect of the service
 ├── Busy                  503
+├── LayerUnavailable      503
 └── TimeLimit             504
 
 `status`, `code` and `title` are attributes of the class and part of the API: clients may switch on `code`. The
@@ -256,6 +258,12 @@ class UnknownBackend(InvalidRequest):
     code, title = "unknown_backend", "The backend is not available"
 
 
+class UnknownLayer(InvalidRequest):
+    """The service has no stored layer of this name, or no stored layers at all."""
+
+    code, title = "unknown_layer", "The layer is not known"
+
+
 class InternalError(ServiceError):
     """A defect of the service. The log has the details, under the request id of the response."""
 
@@ -267,6 +275,15 @@ class Busy(ServiceError):
     """
 
     status, code, title = 503, "busy", "The server is busy"
+
+
+class LayerUnavailable(ServiceError):
+    """The files of the layer are being replaced, or are not those of a layer. `GET /layers` says what is wrong.
+
+    They are read again a second later.
+    """
+
+    status, code, title = 503, "layer_unavailable", "The layer cannot be used"
 
 
 class TimeLimit(ServiceError):

@@ -47,6 +47,8 @@ ELSEWHERE = {
     ("docs/inference-protocol.md", "import asyncio"): ("tests/clients/test_docs.py", "needs kserve"),
     ("docs/inference-protocol.md", "pip install"): ("tests/clients/test_docs.py", "serves until it is stopped"),
     ("docs/clients.md", ""): ("tests/clients", "needs other languages and generators"),
+    ("docs/layers.md", ""): ("tests/test_layer_import.py", "needs a checkpoint, and a service with its layers"),
+    ("docs/models.md", ""): ("tests/peers/test_capture.py", "needs transformers and a trained model"),
     ("docs/heatmaps.md", ""): ("tests/test_heatmap.py", "each block writes a file"),
     ("docs/agents.md", ""): ("tests/test_docs.py", "each block goes on where the one before it ended"),
     **{
@@ -146,7 +148,7 @@ def test_all_blocks_have_languages_that_are_tested() -> None:
     others = {(block.page, block.language) for block in BLOCKS if block.language not in (SHELL, PYTHON)}
     tested = {("README.md", "json"), ("CONTRIBUTING.md", ""), ("CONTRIBUTING.md", "mermaid"),
               ("docs/attention.md", "json"), ("docs/compare.md", "json"), ("docs/agents.md", "json"),
-              ("docs/deployment.md", "yaml")}  # fmt: skip
+              ("docs/deployment.md", "yaml"), ("docs/layers.md", "json")}  # fmt: skip
     assert {(page, language) for page, language in others if page != "docs/clients.md"} == tested
 
 

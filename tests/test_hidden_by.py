@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service import attend
+from service.attention.score_term import ScoreTerm
 from service.attention.spec import AttentionSpec
-from service.attention.terms import TERMS, ScoreTerm
+from service.attention.terms import TERMS
 from service.attention.visibility import BITS
 from service.comparison.actual import NAMES
 from service.errors import FieldConflict, InvalidRequest
@@ -24,7 +25,7 @@ from tests.helpers import oip, wire
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 
 ROOT = Path(__file__).resolve().parent.parent
-MASK, KEY_MASK, KEY_LENGTHS, QUERY_LENGTHS, SEGMENTS, WINDOW, CHUNK, CAUSAL, BIAS = (2**n for n in range(9))
+MASK, KEY_MASK, KEY_LENGTHS, QUERY_LENGTHS, SEGMENTS, WINDOW, CHUNK, CAUSAL, BIAS, SELECTED = (2**n for n in range(10))
 FOUR = np.eye(4)
 INF = math.inf
 T, F = True, False
@@ -65,6 +66,16 @@ CASES: dict[str, tuple[dict[str, Any], Any, set[str]]] = {
         {"input": FOUR, "chunk_size": 2, "query_offset": 1},
         [[0, 0, 64, 64], [64, 64, 0, 0], [64, 64, 0, 0], [64] * 4],
         {"chunk_size"},
+    ),
+    "selected keys and a causal mask": (  # -1 is no key
+        {"input": FOUR, "selected_keys": [[0, 3], [-1, -1], [2, 2], [0, 1]], "is_causal": True},
+        [[0, 640, 640, 128], [512, 512, 640, 640], [512, 512, 0, 640], [0, 0, 512, 512]],
+        {"selected_keys", "is_causal"},
+    ),
+    "selected keys in columns": (
+        {"input": np.ones((2, 3)), "layout": "dl", "selected_keys": [[0, 2], [-1, 1], [2, 2]]},
+        np.transpose([[0, 512, 0], [512, 0, 512], [512, 512, 0]]),
+        {"selected_keys"},
     ),
     "tokens in columns": (
         {"input": np.ones((2, 4)), "layout": "dl", "is_causal": True, "window": {"left": 1}},
@@ -206,7 +217,7 @@ def test_a_key_is_hidden_where_its_masked_score_is_minus_infinity(
 
 def test_every_term_that_hides_keys_has_a_bit_of_its_own() -> None:
     assert [BITS[name] for name in BITS] == [MASK, KEY_MASK, KEY_LENGTHS, QUERY_LENGTHS, SEGMENTS, WINDOW, CHUNK,
-                                             CAUSAL, BIAS]  # fmt: skip
+                                             CAUSAL, BIAS, SELECTED]  # fmt: skip
     hiding = [kind for kind in TERMS if kind.visible is not ScoreTerm.visible]
     assert sorted(kind.cause for kind in hiding) == sorted(BITS)
     assert [kind for kind in TERMS if kind.cause and kind not in hiding] == []

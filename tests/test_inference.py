@@ -84,9 +84,9 @@ def arrays_of(schema: dict[str, Any], definitions: dict[str, Any], prefix: str =
     """The dotted names of all arrays in a model's schema."""
     for name, field in schema["properties"].items():
         kinds = {option.get("$ref", "").rpartition("/")[2] for option in field.get("anyOf", [field])}
-        if kinds & {"Tensor", "IntegerOrTensor", "Labels"}:
+        if kinds & {"Tensor", "IntegerOrTensor", "NumberOrTensor", "Labels"}:
             yield prefix + name
-        for kind in kinds & {"Projection", "LinearMap", "Norm", "Rotary", "SegmentIds"}:
+        for kind in kinds & {"Projection", "LinearMap", "GateMap", "Norm", "Rotary", "SegmentIds"}:
             yield from arrays_of(definitions[kind], definitions, f"{prefix}{name}.")
 
 

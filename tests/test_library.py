@@ -60,7 +60,7 @@ def test_signatures_name_exactly_the_fields_of_a_request(function: Callable[...,
     """In their order, with their defaults; query, key and value also by position."""
     found = dict(inspect.signature(function).parameters)
     assert found.pop("unknown").kind is inspect.Parameter.VAR_KEYWORD
-    fields = AttentionRequest.model_fields
+    fields = {name: field for name, field in AttentionRequest.model_fields.items() if name != "layer"}
     assert list(found) == [*own[:1], *fields, *own[1:]]
     assert {name: found[name].default for name in fields} == {name: field.default for name, field in fields.items()}
     by_position = [name for name, one in found.items() if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
@@ -81,6 +81,8 @@ def test_the_types_of_nested_fields_have_their_names() -> None:
 def test_every_argument_is_described() -> None:
     text = attend.__doc__ or ""
     for name, field in AttentionRequest.model_fields.items():
+        if name == "layer":  # only a service has layers
+            continue
         described = " ".join(text.split()).partition(f" {name}: ")[2]
         assert described.startswith(" ".join((field.description or "missing").split())[:60]), name
 

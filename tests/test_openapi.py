@@ -159,7 +159,7 @@ def test_operation_ids_are_stable() -> None:
     own = {"compareAttention", "computeAttention", "drawAttention", "describeProblem", "getMetrics"}
     server = {"checkLive", "checkReady", "getServerMetadata", "checkServerLive", "checkServerReady"}
     model = {"getModelMetadata", "getModelVersionMetadata", "checkModelReady", "checkModelVersionReady"}
-    assert set(OPERATIONS) == own | server | model | {"infer", "inferVersion"}
+    assert set(OPERATIONS) == own | server | model | {"infer", "inferVersion", "listLayers", "getLayer"}
 
 
 def test_every_field_is_described() -> None:
@@ -273,6 +273,8 @@ def test_the_documentation_page_needs_no_internet(client: httpx.Client) -> None:
 
 # Fields that the codec and the caller set, not the request.
 NOT_SENT = {"untyped", "allow_non_finite"}
+# Fields for the service around a computation.
+OF_THE_SERVICE = {"encoding", "layer"}
 
 
 @pytest.mark.parametrize(
@@ -285,7 +287,7 @@ NOT_SENT = {"untyped", "allow_non_finite"}
 def test_schema_and_spec_have_the_same_fields_and_defaults(model: Any, spec: Any) -> None:
     """The schema, which documents fields and defaults, agrees with the spec, which the code uses."""
     fields = [name for name in inspect.signature(spec).parameters if name not in NOT_SENT]
-    assert [name for name in model.model_fields if name != "encoding"] == fields
+    assert [name for name in model.model_fields if name not in OF_THE_SERVICE] == fields
     for name in fields:
         default = model.model_fields[name].default
         assert (tuple(default) if isinstance(default, list) else default) == getattr(spec(), name)

@@ -300,7 +300,7 @@ MALFORMED: dict[str, tuple[Callable[[], Any], str]] = {
     "an output twice": (option(outputs=("output",) * 2), "each output once"),
     "outputs and include": (option(outputs=("output",), include="scores"), "include or outputs, got both"),
     "an unknown parameter": (option(causal=True), "(use is_causal)"),
-    "a parameter of another type": (option(scale="1"), "/scale: expected a valid number, got string '1'"),
+    "a parameter of another type": (option(scale="1"), "/scale: expected a valid number, or an array of numbers, got"),
     "a flag that is none": (option(binary_data_output=1), "true or false"),
     "a scale that is none": (option(scale=float("nan")), "/scale: expected a finite number"),
     "many faults": (option((), **{f"x{i}": i for i in range(50)}), ": expected a known field, got 'x"),

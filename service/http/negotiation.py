@@ -12,6 +12,7 @@ from service.codecs import CODECS, Codec
 from service.codecs.oip import http as oip
 from service.errors import BadRequest, NotAcceptable, UnsupportedEncoding, UnsupportedMediaType, quote
 from service.http.head import parse_length
+from service.version import MODEL
 
 # Media ranges of an Accept header that are considered; more take longer than a small request.
 MAX_RANGES: Final = 64
@@ -31,13 +32,16 @@ def negotiate(headers: Mapping[bytes, bytes]) -> tuple[Codec, Codec]:
     return CODECS[own], CODECS[response_type(headers.get(b"accept", b"").decode("latin-1"), own, CODECS)]
 
 
-def negotiate_inference(headers: Mapping[bytes, bytes]) -> tuple[Codec, Codec]:
-    """One codec as decoder and encoder of an inference, by Inference-Header-Content-Length. Errors: BadRequest."""
+def negotiate_inference(headers: Mapping[bytes, bytes], model: str = MODEL) -> tuple[Codec, Codec]:
+    """One codec as decoder and encoder of an inference, by Inference-Header-Content-Length. Errors: BadRequest.
+
+    model: that the path names
+    """
     value = headers.get(oip.HEADER)
     length = None if value is None else parse_length(value)
     if value is not None and length is None:
         raise BadRequest.at("", "Inference-Header-Content-Length to be a number", quote(value.decode("latin-1")))
-    codec = oip.HTTPCodec(length)
+    codec = oip.HTTPCodec(length, model)
     return codec, codec
 
 

@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Never, TypedDict
 
-from service.attention.spec import Backend, DType, Layout, Normalization, Output
+from service.attention.spec import (
+    Activation,
+    Backend,
+    DType,
+    Layout,
+    Normalization,
+    NormKind,
+    NormOver,
+    NormPosition,
+    Output,
+)
 from service.library import calls
 from service.library.result import AttentionResult
 from service.library.types import Array, Labels
@@ -29,6 +39,21 @@ class LinearMap(TypedDict, total=False):
     Default: none."""
 
 
+class GateMap(TypedDict, total=False):
+    """A linear map of the query's source to gates: num_heads x value_dim features, or num_heads, one for each head."""
+
+    weight: Array | None
+    """(out, in): y = x Wᵀ, as in torch.nn.Linear and in column notation. (heads, out, in): one matrix per head.
+    Default: none."""
+    kernel: Array | None
+    """(in, out): y = x W, as in Keras and Flax Dense. (heads, in, out): one matrix per head. Default: none."""
+    bias: Array | None
+    """Added to the product. The shapes (out,), (out, 1), (heads, out/heads) and (heads, out/heads, 1) are equivalent.
+    Default: none."""
+    activation: Activation | str | None
+    """What is applied to the mapped numbers. One of sigmoid, softplus, silu, none."""
+
+
 class Projection(TypedDict, total=False):
     """Linear maps of the source before attention, and of the output after it. An absent map is the identity."""
 
@@ -40,13 +65,24 @@ class Projection(TypedDict, total=False):
     """Maps the value tokens to num_kv_heads x value_dim features. Default: the identity."""
     output: LinearMap | None
     """Maps the joined heads, num_heads x value_dim features, to the output. Rank 2 only. Default: the identity."""
+    gate: GateMap | None
+    """Maps the source of the query to gates, by which head outputs are multiplied before the output map. Default: no
+    gates."""
 
 
 class Norm(TypedDict, total=False):
-    """RMS normalisation over the features of a head: x / sqrt(mean(x²) + eps) · weight."""
+    """Normalisation of features: x / sqrt(mean(x²) + eps) · weight + bias, for layer after the mean is subtracted."""
 
+    kind: NormKind | str | None
+    """rms, or layer: the mean is subtracted first. One of rms, layer."""
+    over: NormOver | str | None
+    """head: over the features of each head; all: over those of all heads of a token. One of head, all."""
+    position: NormPosition | str | None
+    """before or after the rotation. Values are not rotated. One of before, after."""
     weight: Array | None
-    """(head_dim,). Default: ones."""
+    """(head_dim,), of values (value_dim,); over all (heads · head_dim,). Default: ones."""
+    bias: Array | None
+    """Added last, in the shape of weight. Default: zeros."""
     eps: float | None
     """Added to the mean of squares, at least 0."""
 
@@ -114,8 +150,9 @@ def attend(
     past_value: Array | None = None,
     query_norm: Norm | Mapping[str, Any] | None = None,
     key_norm: Norm | Mapping[str, Any] | None = None,
+    value_norm: Norm | Mapping[str, Any] | None = None,
     rotary: Rotary | Mapping[str, Any] | None = None,
-    scale: float | None = None,
+    scale: float | Array | None = None,
     softcap: float | None = None,
     bias: Array | None = None,
     alibi_slopes: Array | None = None,
@@ -128,8 +165,10 @@ def attend(
     query_lengths: int | Array | None = None,
     key_lengths: int | Array | None = None,
     segment_ids: SegmentIds | Mapping[str, Any] | None = None,
+    selected_keys: Array | None = None,
     sinks: Array | None = None,
     normalization: Normalization | str | None = "softmax",
+    gate: Array | None = None,
     dtype: DType | str | None = None,
     backend: Backend | str | None = "auto",
     device: str | None = "auto",
@@ -182,10 +221,12 @@ def attend(
         past_key: Cached keys, prepended to the new keys and not rotated again: [b,] h, l, d in every layout; h is
             num_kv_heads; l may be 0. The key length includes them. Needs past_value. Default: none.
         past_value: Cached values, in the form of past_key. Needs past_key. Default: none.
-        query_norm: Normalises the query heads before rotation. Default: none.
-        key_norm: Normalises the new key heads before rotation. Default: none.
+        query_norm: Normalises the queries. Default: none.
+        key_norm: Normalises the new keys. Default: none.
+        value_norm: Normalises the new values. Default: none.
         rotary: Rotary position embedding of query and new keys. Default: none.
-        scale: Factor on the scores; 1 means unscaled, 0 is legal. Default: 1/sqrt(head_dim).
+        scale: Factor on the scores: one number, or (num_heads,). 1 means unscaled, 0 is legal. Default:
+            1/sqrt(head_dim).
         softcap: Above 0: scores become softcap · tanh(scaled / softcap), before bias and mask. Default: none.
         bias: Numbers added to the scaled (and capped) scores, with the axes of `mask`. null is minus infinity, which
             hides a key. Default: none.
@@ -206,10 +247,16 @@ def attend(
             Default: all.
         key_lengths: How many keys, including the past, are not padding: one integer, or (b,). Default: all.
         segment_ids: Separates packed sequences. Default: none.
-        sinks: (num_heads,): one logit per head that is part of the softmax and dropped after it, so that weights sum to
-            less than 1. Default: none.
-        normalization: softmax, or sum: the visible scores divided by their sum. sum excludes logsumexp, entropy and
-            sinks. One of softmax, sum.
+        selected_keys: Indices of the only keys that a query may see, the past counted: [b,] [h,] q, n in every layout,
+            broadcast as `mask` is. -1 is no key, an index twice counts once. Other masks hide keys as well. Default:
+            all keys.
+        sinks: (num_heads,), or [b,] h, q in every layout: one logit per head, or per query of each head, that is part
+            of the softmax and dropped after it, so that weights sum to less than 1. Default: none.
+        normalization: softmax; sum: the visible scores divided by their sum; or sigmoid: 1 / (1 + exp(-x)) of each
+            visible score. sum and sigmoid exclude logsumexp, entropy, sinks and weights_without_sinks. One of softmax,
+            sum, sigmoid.
+        gate: Gates, activated already, which the head outputs are multiplied by before the output map: [b,] h, q,
+            value_dim or [b,] h, q, 1, in every layout. Not with projection.gate. Default: none.
         dtype: Type that arrays are cast to and results are returned in. float16 and bfloat16 are computed in float32.
             Default: the widest type among the typed arrays of query, key, value, input, context and past; float64 for
             lists. One of float64, float32, float16, bfloat16.
@@ -253,8 +300,9 @@ def compare(
     past_value: Array | None = None,
     query_norm: Norm | Mapping[str, Any] | None = None,
     key_norm: Norm | Mapping[str, Any] | None = None,
+    value_norm: Norm | Mapping[str, Any] | None = None,
     rotary: Rotary | Mapping[str, Any] | None = None,
-    scale: float | None = None,
+    scale: float | Array | None = None,
     softcap: float | None = None,
     bias: Array | None = None,
     alibi_slopes: Array | None = None,
@@ -267,8 +315,10 @@ def compare(
     query_lengths: int | Array | None = None,
     key_lengths: int | Array | None = None,
     segment_ids: SegmentIds | Mapping[str, Any] | None = None,
+    selected_keys: Array | None = None,
     sinks: Array | None = None,
     normalization: Normalization | str | None = "softmax",
+    gate: Array | None = None,
     dtype: DType | str | None = None,
     backend: Backend | str | None = "auto",
     device: str | None = "auto",
@@ -322,8 +372,9 @@ def assert_attention(
     past_value: Array | None = None,
     query_norm: Norm | Mapping[str, Any] | None = None,
     key_norm: Norm | Mapping[str, Any] | None = None,
+    value_norm: Norm | Mapping[str, Any] | None = None,
     rotary: Rotary | Mapping[str, Any] | None = None,
-    scale: float | None = None,
+    scale: float | Array | None = None,
     softcap: float | None = None,
     bias: Array | None = None,
     alibi_slopes: Array | None = None,
@@ -336,8 +387,10 @@ def assert_attention(
     query_lengths: int | Array | None = None,
     key_lengths: int | Array | None = None,
     segment_ids: SegmentIds | Mapping[str, Any] | None = None,
+    selected_keys: Array | None = None,
     sinks: Array | None = None,
     normalization: Normalization | str | None = "softmax",
+    gate: Array | None = None,
     dtype: DType | str | None = None,
     backend: Backend | str | None = "auto",
     device: str | None = "auto",

@@ -13,9 +13,11 @@ from service.attention.spec import AttentionSpec
 from service.backends.base import Backend
 from service.backends.registry import Backends
 from service.errors import Busy
+from service.layers.store import LayerStore
 from service.pipeline.admission import AdmissionController
 from service.pipeline.batching import Batcher, can_batch
 from service.pipeline.execution import Execution, Timings
+from service.pipeline.layers import Layers
 from service.pipeline.prepare import PlanCache, Strategy
 from service.settings import Settings
 
@@ -33,6 +35,7 @@ class Engine:
     """The objects that all requests of a worker share, made from the settings.
 
     admission: grants memory and slots; plans: prepares requests
+    layers: the stored layers
     batcher: computes small requests in batches, None where that would not help
     chunk_lock: held while a chunk of a response is encoded
     ready: True once the first request is as quick as all others; stopping: True once the service was told to stop
@@ -44,6 +47,7 @@ class Engine:
         queue = -(-settings.queue // settings.workers)  # rounded up
         self.admission = AdmissionController(settings.concurrency, settings.memory_limit // settings.workers, queue)
         self.plans = PlanCache(self._choose_strategy)
+        self.layers = Layers(None if settings.layers is None else LayerStore(settings.layers, settings.layer_bytes))
         self.chunk_lock = asyncio.Lock()
         self.stopping = False
         self.new_timings: Callable[[], Timings] = Timings

@@ -26,7 +26,7 @@ async def run(
     execution.begin(len(body))
     decoded = await decode(decoder, body, engine.settings.max_body_bytes, execution)
     del body
-    request = await prepare(engine.plans, decoded, execution)
+    request = await prepare(engine.plans, engine.layers, decoded, execution)
     place = await admit(request, encoder, execution)
     result = await compute(request, place, engine.batcher, execution)
     return await encode(encoder, request, result, request_id, execution)

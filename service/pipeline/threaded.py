@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from pydantic import ByteSize
 
@@ -13,12 +13,16 @@ from service.codecs import Codec
 from service.codecs.chunks import MAX_CHUNK, Encoded, encoded
 from service.codecs.decoded import Body, Decoded
 from service.errors import MemoryLimit
+from service.layers.layer import Layer
 from service.pipeline.decode import decode
 from service.pipeline.engine import Engine
 from service.pipeline.execution import Execution
 from service.runtime.machine import memory_left
 
 P = TypeVar("P")
+
+# Bytes for each number of a stored layer, which is cast to the type of the request.
+LAYER_BYTES: Final = 8
 
 
 class Operation(ABC, Generic[P]):
@@ -62,10 +66,11 @@ async def run_in_thread(
     decoded = await decode(decoder, body, engine.settings.max_body_bytes, execution)
     del body
     async with execution.cancel_on_disconnect():
-        prepared = await execution.in_thread(operation.prepare, decoded)
+        layer = await engine.layers.of(decoded, execution)
+        prepared = await execution.in_thread(_prepare, operation, decoded, layer)
         execution.lease.release_slot()
         execution.timings.step("prepare")
-        needed = operation.memory(prepared, engine)
+        needed = operation.memory(prepared, engine) + (0 if layer is None else LAYER_BYTES * layer.elements)
         await execution.grow(decoded.nbytes + needed, slot=True, last=True)
         execution.timings.step("queue")
         content, execution.metadata = await execution.in_thread(
@@ -78,6 +83,14 @@ async def run_in_thread(
     answer = encoded(media_type, chunks, len(content))
     execution.timings.step("encode")
     return answer
+
+
+def _prepare(operation: Operation[P], decoded: Decoded, layer: Layer | None) -> P:
+    """The prepared request, with the fields of the layer that it names. Errors: InvalidRequest of every kind."""
+    if layer is None:
+        return operation.prepare(decoded)
+    with layer.blamed(decoded.fields):
+        return operation.prepare(decoded._replace(fields=layer.merged(decoded.fields)))
 
 
 def _answer(

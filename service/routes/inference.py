@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import partial
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
 from service.codecs.oip import check_model
 from service.http.negotiation import negotiate_inference
 from service.http.problems import INFERENCE
+from service.pipeline.engine import Engine
 from service.pipeline.run import run
 from service.routes.attention import add_tensor_route, respond
 from service.routes.openapi import inference_answer, inference_body, inference_errors
@@ -22,16 +24,23 @@ from service.schemas.inference import (
     ServerLive,
     ServerMetadata,
     ServerReady,
+    layer_metadata,
 )
 from service.version import MODEL
 
-ModelName = Annotated[str, Path(description="Name of the model: attention.")]
+ModelName = Annotated[str, Path(description="Name of the model: attention, or a stored layer.")]
 ModelVersion = Annotated[str, Path(description="Version of the model: 1.")]
 
 
-async def check_name(model_name: ModelName) -> None:
+async def check_name(request: Request, model_name: ModelName) -> None:
     """Errors: NotFound for any other model than ours."""
-    check_model(model_name)
+    check_model(model_name, layers=await layers_beside(request, model_name))
+
+
+async def layers_beside(request: Request, model_name: str) -> Container[str]:
+    """The stored layers; none if the model is none of them, so that they need not be looked up."""
+    engine: Engine = request.app.state.engine
+    return () if model_name == MODEL else await engine.layers.names()
 
 
 async def check_version(model_version: ModelVersion) -> None:
@@ -93,9 +102,11 @@ async def server_ready(request: Request) -> ServerReady:
     summary="Which tensors does a model have?",
     response_description="Inputs and outputs of the model.",
 )
-async def model_metadata() -> ModelMetadata:
-    """Returns the tensors that a request can send and ask for."""
-    return MODEL_METADATA
+async def model_metadata(request: Request, model_name: ModelName) -> ModelMetadata:
+    """Returns the tensors that a request can send and ask for; of a stored layer `input` and `output`."""
+    if model_name == MODEL:
+        return MODEL_METADATA
+    return layer_metadata(await request.app.state.engine.layers.describe(model_name))
 
 
 @router.get(
@@ -115,22 +126,26 @@ async def model_metadata() -> ModelMetadata:
     response_description="The model accepts requests.",
     responses=inference_errors(503),
 )
-async def model_ready(request: Request) -> ModelReady:
-    """Responds with 503 in the same cases as /health/ready."""
+async def model_ready(request: Request, model_name: ModelName) -> ModelReady:
+    """Responds with 503 in the same cases as /health/ready, and while the files of a stored layer cannot be used."""
     request.app.state.engine.check_ready()
-    return ModelReady(name=MODEL, ready=True)
+    if model_name != MODEL:
+        await request.app.state.engine.layers.describe(model_name)
+    return ModelReady(name=model_name, ready=True)
 
 
 async def infer(request: Request, model_name: ModelName) -> Response:
     """Computes the same as POST /attention. Arrays are inputs, other fields parameters; outputs replace `include`."""
-    check_model(model_name)
-    return await respond(request, negotiate_inference, run)
+    if model_name == MODEL:
+        return await respond(request, negotiate_inference, run)
+    check_model(model_name, layers=await layers_beside(request, model_name))
+    return await respond(request, partial(negotiate_inference, model=model_name), run)
 
 
 async def infer_version(request: Request, model_name: ModelName, model_version: ModelVersion) -> Response:
     """Computes the same as without a version: there is one version."""
-    check_model(model_name, model_version)
-    return await respond(request, negotiate_inference, run)
+    check_model(version=model_version)
+    return await infer(request, model_name)
 
 
 def add_routes(app: FastAPI) -> None:

@@ -12,15 +12,15 @@ from google.protobuf.json_format import ParseDict
 from service.codecs.oip import check_model
 from service.codecs.oip.grpc import GRPCCodec, parse
 from service.codecs.oip.messages import MESSAGES
-from service.errors import BadRequest, Busy, MethodNotAllowed, TooSlow, drop_tracebacks
+from service.errors import BadRequest, Busy, LayerUnavailable, MethodNotAllowed, TooSlow, drop_tracebacks
 from service.observability.requests import ComputedRequest
 from service.pipeline.deadline import Deadline
 from service.pipeline.engine import Engine
 from service.pipeline.run import run
 from service.rpc.calls import Call, Method
-from service.schemas.inference import MODEL_METADATA, SERVER_METADATA
+from service.schemas.inference import MODEL_METADATA, SERVER_METADATA, layer_metadata
 from service.settings import Settings
-from service.version import MODEL_VERSION
+from service.version import MODEL, MODEL_VERSION
 
 # Copies of a message in memory: as it was received, and its tensors.
 COPIES: Final = 2
@@ -59,12 +59,13 @@ class Inference:
         return _written("ServerMetadataResponse", **SERVER_METADATA.model_dump())
 
     async def _model_ready(self, call: Call) -> bytes:
-        await self._check_model("ModelReadyRequest", call)
-        return _written("ModelReadyResponse", ready=self._is_ready())
+        name = await self._model_of("ModelReadyRequest", call)
+        return _written("ModelReadyResponse", ready=self._is_ready() and await self._is_usable(name))
 
     async def _model_metadata(self, call: Call) -> bytes:
-        await self._check_model("ModelMetadataRequest", call)
-        return _written("ModelMetadataResponse", **MODEL_METADATA.model_dump())
+        name = await self._model_of("ModelMetadataRequest", call)
+        metadata = MODEL_METADATA if name == MODEL else layer_metadata(await self._engine.layers.describe(name))
+        return _written("ModelMetadataResponse", **metadata.model_dump())
 
     def _is_ready(self) -> bool:
         try:
@@ -73,10 +74,21 @@ class Inference:
             return False
         return True
 
-    async def _check_model(self, name: str, call: Call) -> None:
-        """Check the model that a message names. Errors: NotFound for any other."""
+    async def _is_usable(self, model: str) -> bool:
+        """False for a stored layer whose files cannot be used."""
+        if model != MODEL:
+            try:
+                await self._engine.layers.describe(model)
+            except LayerUnavailable:
+                return False
+        return True
+
+    async def _model_of(self, name: str, call: Call) -> str:
+        """The model that a message names. Errors: NotFound for one that is not there."""
         request = parse(name, await self._receive(call))
-        check_model(request.name, request.version or MODEL_VERSION)
+        check_model(request.name, request.version or MODEL_VERSION, await self._engine.layers.names())
+        model: str = request.name
+        return model
 
     async def _receive(self, call: Call) -> bytes:
         """The message of a call.
@@ -110,7 +122,7 @@ class Inference:
     async def _compute(self, call: Call, body: bytes) -> bytes:
         """The answer to a request. Errors: ServiceError of every kind, Cancelled."""
         execution = call.execution
-        codec = GRPCCodec(body)
+        codec = GRPCCodec(body, await self._engine.layers.names())
         encoded = await run(self._engine, body, codec, codec, execution, call.record.request_id)
         message = b"".join(encoded.chunks)
         execution.lease.shrink(COPIES * len(message))

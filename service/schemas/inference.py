@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, Field, RootModel
@@ -10,6 +10,7 @@ from typing_extensions import TypeAliasType
 
 from service.attention.outputs import OUTPUTS
 from service.schemas.arrays import ProtocolTensor
+from service.schemas.layers import StoredLayer
 from service.schemas.request import AttentionRequest, Part
 from service.version import MODEL, MODEL_VERSION, __version__
 
@@ -133,11 +134,11 @@ class InferenceOutput(BaseModel):
 class InferenceResponse(BaseModel):
     """An inference response."""
 
-    model_name: str = Field(description="Name of the model: attention.")
+    model_name: str = Field(description="Name of the model: attention, or a stored layer.")
     model_version: str = Field(description="Version of the model: 1.")
     id: str | None = Field(None, description="Id of the request. Absent if the request has none.")
     parameters: InferenceParameters = Field(
-        description="The metadata of POST /attention, nested ones dotted; warnings as one string."
+        description="The metadata of POST /attention, nested ones dotted, lists with commas; warnings as one string."
     )
     outputs: list[InferenceOutput] = Field(description="Requested outputs.")
 
@@ -180,3 +181,27 @@ MODEL_METADATA: Final = ModelMetadata(
         _metadata("top_weights.values", "FP32", 2),
     ],
 )
+
+
+def layer_metadata(layer: StoredLayer) -> ModelMetadata:
+    """The metadata of a stored layer: what it maps to what. Requests may have all other inputs of the model, too."""
+    shapes = {tensor.name: tensor.shape for tensor in layer.tensors}
+    layout = layer.options.get("layout") or "ld"
+    inner, outer = _features(shapes, "query", -1), _features(shapes, "output", -2)
+    return ModelMetadata(
+        name=layer.name,
+        versions=[MODEL_VERSION],
+        platform=SERVER,
+        inputs=[TensorMetadata(name="input", datatype="FP32", shape=_lengths(layout, inner))],
+        outputs=[TensorMetadata(name="output", datatype="FP32", shape=_lengths(layout, outer))],
+    )
+
+
+def _features(shapes: Mapping[str, list[int]], role: str, axis: int) -> int:
+    """The features into (axis -1) or out of (axis -2) a map of a layer, as its weight is (out, in); -1 without."""
+    shape = shapes.get(f"projection.{role}.weight") or shapes.get(f"projection.{role}.kernel", [])[::-1]
+    return shape[axis] if len(shape) >= 2 else -1
+
+
+def _lengths(layout: str, features: int) -> list[int]:
+    return [features if axis == "d" else -1 for axis in layout]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 from collections.abc import Iterator
@@ -87,6 +88,12 @@ def check_private_key(certificate: Path, key: Path | None) -> None:
                 raise ValueError(f"the key cannot be used with ATTENTION_TLS_CERTIFICATE: {reason}") from None
             place = "the file" if key else "not set, and the file of ATTENTION_TLS_CERTIFICATE"
             raise ValueError(f"{place} holds no private key in PEM without a passphrase") from None
+
+
+def check_layers(folder: Path) -> Path:
+    """The folder, if it can be listed."""
+    with _refused("this is not a folder that can be read"), os.scandir(folder):
+        return folder
 
 
 def check_folder(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from service.settings.checks import (
     check_folder,
     check_hashes,
     check_keys_file,
+    check_layers,
     check_origins,
     check_private_key,
 )
@@ -201,6 +202,17 @@ class Settings(BaseSettings):
         "0 computes every request in a worker thread.",
     )
 
+    layers: Annotated[Path, AfterValidator(check_layers)] | None = Field(
+        None,
+        description="Directory of stored layers, which requests name as `layer` (docs/layers.md). The service reads it "
+        "only. A changed layer is read again within a second. Default: no layers.",
+    )
+    layers_memory: ByteSize | None = Field(
+        None,
+        gt=0,
+        description="Memory for stored layers, which the workers divide equally, beside ATTENTION_MEMORY_LIMIT. Layers "
+        "that were not used for longest make room for others. Default: half of ATTENTION_MEMORY_LIMIT.",
+    )
     experimental: Annotated[
         frozenset[Literal["padding", "flex_attention", "cudnn_first"]], NoDecode, BeforeValidator(split_names)
     ] = Field(
@@ -237,6 +249,11 @@ class Settings(BaseSettings):
     def has_keys(self) -> bool:
         """True if requests need an API key."""
         return bool(self.api_keys.strip(" ,")) or self.api_keys_file is not None
+
+    @property
+    def layer_bytes(self) -> int:
+        """Memory of one worker for stored layers."""
+        return (self.memory_limit // 2 if self.layers_memory is None else self.layers_memory) // self.workers
 
     @property
     def compute_threads(self) -> int:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from service.errors import NotFound, quote
 from service.version import MODEL, MODEL_VERSION
 
 
-def check_model(name: str = MODEL, version: str = MODEL_VERSION) -> None:
-    """Refuse a request for any other model or version. Errors: NotFound."""
-    if name != MODEL:
-        raise NotFound.at("", f"the model {MODEL}", quote(name))
+def check_model(name: str = MODEL, version: str = MODEL_VERSION, layers: Container[str] = ()) -> None:
+    """Refuse a request for any other model or version. layers: the stored layers, which are models too
+
+    Errors: NotFound.
+    """
+    if name != MODEL and name not in layers:
+        raise NotFound.at("", f"the model {MODEL}{', or a stored layer' if layers else ''}", quote(name))
     if version != MODEL_VERSION:
-        raise NotFound.at("", f"version {MODEL_VERSION} of the model {MODEL}", quote(version))
+        raise NotFound.at("", f"version {MODEL_VERSION} of the model {name}", quote(version))

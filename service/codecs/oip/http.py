@@ -42,10 +42,14 @@ HOLDS_STRINGS: Final = re.compile(rb"BYTES|\\")
 
 
 class HTTPCodec(Codec):
-    """The codec of one request and its answer. head: bytes of the body that are JSON, all if None"""
+    """The codec of one request and its answer.
 
-    def __init__(self, head: int | None) -> None:
+    head: bytes of the body that are JSON, all if None; model: that the request names
+    """
+
+    def __init__(self, head: int | None, model: str = MODEL) -> None:
         self._head = head
+        self._model = model
         self.media_type = JSONCodec.media_type if head is None else OCTETS
         self.decode_inline = INLINE_JSON if head is None or head > INLINE_JSON else INLINE_BODY
 
@@ -64,7 +68,7 @@ class HTTPCodec(Codec):
         whole = memoryview(body)
         text, tail = whole[: self._head], whole[len(body) if self._head is None else self._head :]
         request = reader.decode(text, quickly=quickly).fields
-        return assembled(request, tensors_of(_inputs(request.get("inputs"), tail)))
+        return assembled(request, tensors_of(_inputs(request.get("inputs"), tail)), model=self._model)
 
     def decode_bound(self, length: int, limit: int) -> int:
         """Upper bound of the memory for decoding any body of `length` bytes."""
@@ -83,7 +87,7 @@ class HTTPCodec(Codec):
         The length of the JSON must be known before bytes follow. So it is padded to an upper bound.
         """
         assert request.outputs is not None
-        document: dict[str, Any] = {"model_name": MODEL, "model_version": MODEL_VERSION}
+        document: dict[str, Any] = {"model_name": self._model, "model_version": MODEL_VERSION}
         if request.outputs.id is not None:
             document["id"] = request.outputs.id
         document["parameters"] = scalars(answer["metadata"])

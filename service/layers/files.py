@@ -1,0 +1,181 @@
+"""The two files of a stored layer: read, described, written, removed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Annotated, Any, Final
+
+import numpy as np
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+
+from service.codecs.safetensors import NAMES
+from service.errors import quote
+from service.layers.layer import Layer, check
+from service.layers.tensors import BadFile, ReadFile, TensorFile, arrays_of, unique
+from service.schemas.layers import StoredLayer, StoredTensor
+
+# Bytes of the JSON of a layer.
+MAX_DESCRIPTION: Final = 2**20
+ALGORITHM: Final = "sha256:"
+
+
+class LayerFile(BaseModel):
+    """The JSON of a layer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    hash: Annotated[str, Field(pattern=rf"^({ALGORITHM})?[0-9a-f]{{64}}$")]
+    """SHA-256 of the file with its tensors."""
+    options: dict[str, Any] = {}
+    """The fields of a request that are no tensors."""
+    source: str = ""
+    """What it was made from, in words."""
+
+
+def paths_of(folder: Path, name: str) -> tuple[Path, Path]:
+    """The JSON of a layer, and its tensors. name: a valid one, see `is_name`"""
+    return folder / f"{name}.json", folder / f"{name}.safetensors"
+
+
+def read_description(path: Path) -> LayerFile:
+    """The JSON of a layer. Errors: FileNotFoundError, BadFile."""
+    with ReadFile(path) as file:
+        if file.size > MAX_DESCRIPTION:
+            raise BadFile(f"has a JSON of {file.size} bytes; expected at most {MAX_DESCRIPTION}")
+        content = bytes(file.read(0, file.size))
+    try:
+        found = LayerFile.model_validate(json.loads(content, object_pairs_hook=unique, parse_constant=_no_number))
+    except RecursionError:
+        raise BadFile("has a JSON that is nested too deeply") from None
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, fault["loc"])) or "the whole"
+        raise BadFile(f"has a JSON in which {quote(place)} is wrong: {fault['msg']}") from None
+    except ValueError as error:
+        raise BadFile(f"has a JSON that cannot be parsed: {quote(str(error), 80)}") from None
+    return found.model_copy(update={"hash": ALGORITHM + found.hash.removeprefix(ALGORITHM)})
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def read_layer(
+    folder: Path,
+    name: str,
+    limit: int,
+    make_room: Callable[[int], bool],
+    reserve: Callable[[Layer, int], bool],
+) -> Layer:
+    """A layer, whole and checked.
+
+    limit: bytes that it may take; make_room: releases others for so many bytes; reserve: see LayerStore.reserve
+
+    Errors: FileNotFoundError, BadFile.
+    """
+    description, tensors = paths_of(folder, name)
+    about = read_description(description)
+    with ReadFile(tensors) as file:
+        if file.size > limit:
+            most, size = (ByteSize(count).human_readable() for count in (limit, file.size))
+            raise BadFile(f"has {size} of tensors; ATTENTION_LAYERS_MEMORY allows {most}")
+        make_room(file.size)  # even if there is too little: the version before is used until this one is read
+        content = file.read(0, file.size)
+    found = ALGORITHM + hashlib.sha256(content).hexdigest()
+    if found != about.hash:
+        raise BadFile(f"has tensors with the hash {found[:15]}…, in its JSON {about.hash[:15]}…")
+    layer = Layer(name, found, about.source, about.options, arrays_of(content), reserve)
+    check(layer)
+    return layer
+
+
+def describe(folder: Path, name: str) -> StoredLayer:
+    """What a layer is, by its JSON and the header of its tensors. Errors: FileNotFoundError, BadFile."""
+    description, tensors = paths_of(folder, name)
+    about = read_description(description)
+    with TensorFile(tensors) as file:
+        listed = [
+            StoredTensor(name=key, dtype=entry.dtype, shape=list(entry.shape), nbytes=entry.end - entry.begin)
+            for key, entry in file.entries.items()
+        ]
+    size = sum(tensor.nbytes for tensor in listed)
+    return StoredLayer(
+        name=name, hash=about.hash, source=about.source, options=about.options, tensors=listed, nbytes=size
+    )
+
+
+def write_layer(
+    folder: Path, name: str, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any], source: str
+) -> Layer:
+    """Write a layer, checked, in place of one of the same name. Its JSON is written last.
+
+    Whoever reads meanwhile finds the files of before, or a hash that does not agree with the tensors.
+
+    Errors: OSError, BadFile if the fields are not those of a layer.
+    """
+    check(Layer(name, "", source, options, arrays))
+    description, tensors = paths_of(folder, name)
+    digest = hashlib.sha256()
+    with _replacing(tensors) as write:
+        for chunk in safetensors_chunks(arrays):
+            digest.update(chunk)
+            write(chunk)
+    about = LayerFile(hash=ALGORITHM + digest.hexdigest(), options=dict(options), source=source)
+    with _replacing(description) as write:
+        write((json.dumps(about.model_dump(), indent=2, ensure_ascii=False) + "\n").encode())
+    return Layer(name, about.hash, source, options, arrays)
+
+
+def remove_layer(folder: Path, name: str) -> None:
+    """Remove a layer, its JSON first. Errors: OSError, FileNotFoundError if there is none."""
+    description, tensors = paths_of(folder, name)
+    description.unlink()
+    tensors.unlink(missing_ok=True)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Callable[[Any], object]]:
+    """A function that writes bytes, which at the end take the place of a file as a whole; none if there is an error."""
+    # A name with a dot at its start is no layer's.
+    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            yield file.write
+            file.flush()
+            os.fsync(file.fileno())
+            os.chmod(file.name, 0o644)  # a temporary file is its owner's alone, and the service may be another user
+            os.replace(file.name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(file.name)
+            raise
+    with suppress(OSError):  # not every system opens directories
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def safetensors_chunks(arrays: Mapping[str, np.ndarray]) -> Iterator[bytes | memoryview]:
+    """A file of safetensors: the header, then one tensor after the other, wide elements first so that all align."""
+    ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, array in ordered:
+        header[name] = {
+            "dtype": NAMES[array.dtype],
+            "shape": array.shape,
+            "data_offsets": (offset, offset + array.nbytes),
+        }
+        offset += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for _, array in ordered:
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

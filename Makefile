@@ -138,7 +138,7 @@ test-torch: $(TORCH_VENV)/.torch ## the tests again, with torch installed
 
 .PHONY: test-peers
 test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody here wrote
-	$(TORCH_BIN)/python -m pytest tests/peers
+	$(TORCH_BIN)/python -m pytest $(PARALLEL) tests/peers
 
 .PHONY: test-gpu
 test-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU, where torch sees one (TORCH=... for a build with CUDA)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import itertools
 import json
 import os
 import threading
@@ -419,6 +418,16 @@ def test_nobody_reads_half_a_layer(folder: Path) -> None:
 
 # Times that files are replaced, if clients do not see both versions before.
 MOST_WRITES = 4000
+SUFFIXES = ("safetensors", "json")
+
+
+def replace_layer(folder: Path, version: int, content: list[bytes] | None) -> None:
+    """Renames files into place, or writes `content` into those that are there."""
+    if content is None:
+        write_layer(folder, "bert-0", arrays(50 * version), OPTIONS, "")
+    else:
+        for suffix, part in zip(SUFFIXES, content, strict=True):
+            (folder / f"bert-0.{suffix}").write_bytes(part)
 
 
 @pytest.mark.slow
@@ -426,22 +435,18 @@ def test_every_answer_is_that_of_one_version(folder: Path, monkeypatch: pytest.M
     """Clients ask while the files are renamed into place, and also overwritten where they are, until they saw both."""
     monkeypatch.setattr("service.layers.store.INTERVAL", 0.0)
     contents = []
-    for seed in (0, 50):
-        write_layer(folder, "bert-0", arrays(seed), OPTIONS, "")
-        contents.append([(folder / f"bert-0.{suffix}").read_bytes() for suffix in ("safetensors", "json")])
+    for version in (0, 1):
+        replace_layer(folder, version, None)
+        contents.append([(folder / f"bert-0.{suffix}").read_bytes() for suffix in SUFFIXES])
     done = threading.Event()
     found: list[httpx.Response] = []
 
     def write() -> None:
-        for i in itertools.count():
+        for i in range(MOST_WRITES):
             seen = {response.text.partition("metadata")[0] for response in found}
-            if i == MOST_WRITES or (i >= 40 and len(seen) > 1):
+            if i >= 40 and len(seen) > 1:
                 break
-            if i % 4 < 2:
-                write_layer(folder, "bert-0", arrays(50 * (i % 2)), OPTIONS, "")
-            else:
-                for suffix, content in zip(("safetensors", "json"), contents[i % 2], strict=True):
-                    (folder / f"bert-0.{suffix}").write_bytes(content)
+            replace_layer(folder, i % 2, None if i % 4 < 2 else contents[i % 2])
         done.set()
 
     def read() -> None:

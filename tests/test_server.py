@@ -54,21 +54,23 @@ class Client:
         return self._loop.time()
 
 
-@asynccontextmanager
-async def connection(app: App, parser: str, limits: Limits = LIMITS, **state: Any) -> AsyncIterator[Client]:
-    """A client on a new connection to an application. state: the lifespan state of the application"""
+def protocol_of(app: App, parser: str, limits: Limits, **state: Any) -> LimitedProtocol:
+    """What the server makes for a new connection. state: the lifespan state of the application"""
     config = uvicorn.Config(ReportProgress(app), http=parser, ws="none", lifespan="off", access_log=False,
                             log_config=None, timeout_keep_alive=5)  # fmt: skip
     config.load()
+    return LimitedProtocol(
+        config.http_protocol_class, limits, config=config, server_state=ServerState(), app_state=state
+    )
+
+
+@asynccontextmanager
+async def connection(app: App, parser: str, limits: Limits = LIMITS, **state: Any) -> AsyncIterator[Client]:
+    """A client on a new connection to an application. state: the lifespan state of the application"""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    transport, _ = await loop.connect_accepted_socket(
-        lambda: LimitedProtocol(
-            config.http_protocol_class, limits, config=config, server_state=ServerState(), app_state=state
-        ),
-        ours,
-    )
+    transport, _ = await loop.connect_accepted_socket(lambda: protocol_of(app, parser, limits, **state), ours)
     try:
         yield Client(theirs)
     finally:
@@ -328,6 +330,30 @@ def test_bytes_after_closing_are_discarded_for_a_limited_time(parser: str) -> No
 
     ended, lost = run(main())
     assert 5 <= lost - ended <= 5 + 3 * INTERVAL
+
+
+@PARSERS
+def test_a_request_after_the_last_one_does_not_cut_its_response(parser: str) -> None:
+    """Over TCP: closing a socket with unread bytes would reset the connection, and drop what is not yet delivered."""
+    size = 2**24
+    last = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size
+
+    async def main() -> bytes:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: protocol_of(echo, parser, LIMITS), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=2**14)
+        writer.write(last + bytes(size))
+        await writer.drain()
+        await asyncio.sleep(0.5)  # the response fills the buffers
+        writer.write(GET)
+        response = await reader.read(-1)
+        writer.close()
+        server.close()
+        return response
+
+    head, _, body = asyncio.run(main()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert len(body) == size
 
 
 @PARSERS

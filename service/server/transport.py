@@ -45,12 +45,13 @@ class CorkedTransport:
             self._transport.writelines(held)
 
     def close(self) -> None:
-        """Close when everything is sent. Within a request, half-close, and read on until the client closes.
+        """Close when everything is sent. With bytes in either direction, half-close, and read on until the client closes.
 
         Closing with unread bytes resets the connection: the client may lose the response (RFC 9112, section 9.6).
         """
         self.uncork()
-        if self._is_idle() or self.is_closing() or not self._transport.can_write_eof():  # TLS reads on by itself
+        quiet = self._is_idle() and not any(self.unsent())
+        if quiet or self.is_closing() or not self._transport.can_write_eof():  # TLS reads on by itself
             self._transport.close()
         else:
             self._closing = True

@@ -15,9 +15,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.http.auth import OPEN
+from service.http.auth import BELOW_DOCS, DOCS, METRICS, OPEN
 from service.settings.keys import Keys, new_key, parse_hashes, read_hashes
 from tests.conftest import app, serving
+from tests.helpers.documents import ROOT
 
 GOOD: dict[str, Any] = {"query": [[1.0]], "key": [[1.0]], "value": [[2.0]]}
 KEY, HASH = "correct horse", f"sha256:{hashlib.sha256(b'correct horse').hexdigest()}"
@@ -86,6 +87,16 @@ def test_metrics_and_documentation_need_no_key_by_default() -> None:
     with serving(app(api_keys=HASH, protect_metrics=True)) as client:
         assert client.get("/metrics").status_code == 401
         assert client.get("/docs").status_code == 200
+
+
+def test_the_page_about_security_lists_the_open_paths() -> None:
+    """The table has exactly the paths that the service leaves open; … stands for a rest."""
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`/.*?) \|.*\|$", text.partition("## Guarantees")[0], re.MULTILINE)
+    health, metrics, documentation = (set(re.findall(r"`(/[^`]*)`", row)) for row in rows)
+    assert health == OPEN
+    assert metrics == {METRICS}
+    assert documentation == DOCS | {f"{start}…" for start in BELOW_DOCS}
 
 
 def test_the_documentation_page_of_a_protected_server_works_in_a_browser() -> None:

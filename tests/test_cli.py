@@ -48,6 +48,17 @@ def test_compute_reads_standard_input() -> None:
     assert json.loads(done.stdout)["output"] == [[1]]
 
 
+def test_heatmap_reads_standard_input_and_prints() -> None:
+    done = run("heatmap", "-", "-o", "-", "--title", "piped", stdin='{"input": [[1]], "query_tokens": ["one"]}')
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("<svg ")
+    assert ">piped</text>" in done.stdout
+    assert "one → one: 1" in done.stdout
+    wrong = run("heatmap", "-", "-o", "-", stdin='{"input": [[1, NaN]]}')
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr == "InvalidJSON: /input/0/1: expected a finite number, got NaN\n"
+
+
 @pytest.mark.slow
 def test_compute_prints_the_problem_of_a_bad_request() -> None:
     done = run("compute", "-", stdin='{"input": [[1], [2, 3]]}')

@@ -6,6 +6,7 @@ import base64
 import io
 import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -20,13 +21,17 @@ import pytest
 from PIL import Image
 
 from service import attend
+from service.attention.visibility import BITS
 from service.backends.registry import Backends
 from service.codecs.decoded import Decoded
 from service.errors import FieldConflict, InvalidRequest, InvalidValue
 from service.pipeline.engine import Engine
+from service.render.cells import TINTS
+from service.render.colours import DIVERGING, SEQUENTIAL
 from service.render.heatmap import PNG, SVG, HeatmapOperation, draw, make_heatmap_request
 from service.render.layout import layout
 from service.render.picture import Picture, make_picture
+from service.routes.page import FOLDER
 from service.settings import Settings
 from tests.helpers.documents import BLOCKS, ROOT
 from tests.helpers.wire import MEDIA_TYPES, write
@@ -143,6 +148,43 @@ def test_scores_have_signs_and_masked_cells_only_after_the_masks() -> None:
     assert masked["0 → 1"][0] == "hidden by is_causal"
 
 
+@pytest.mark.parametrize("stage", ["scores", "scaled_scores", "capped_scores"])
+@pytest.mark.parametrize("garbage", [1e30, np.inf, np.nan])
+def test_hidden_numbers_of_any_size_leave_the_colours_of_the_others(stage: str, garbage: float) -> None:
+    """Padding may hold anything. Its numbers are in the picture, but not at the end of the colours."""
+    query, key = np.array([[1.0], [-1.0]]), np.array([[2.0], [1.0], [garbage]])
+    result = attend(query, key, np.ones((3, 1)), key_lengths=2, query_offset=0, scale=1.0)
+    found = cells(ElementTree.fromstring(result.heatmap(stage).svg))  # type: ignore[arg-type]  # a parameter
+    assert (found["0 → 0"][1], found["1 → 0"][1]) == ("#67001f", "#053061")  # the ends of RdBu
+    assert found["0 → 1"][1] not in ("#67001f", "#f7f6f6")
+    assert found["0 → 2"][0] == ("1e+30" if garbage == 1e30 else "hidden by key_lengths")
+    nothing = attend(query, key[:2], np.ones((2, 1)), key_lengths=0, query_offset=0, scale=1.0)
+    fills = [fill for _, fill in cells(ElementTree.fromstring(nothing.heatmap("scores").svg)).values()]
+    assert len(set(fills)) == 4, "if nothing is visible, the colours are those of all"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("stage", ["attention_weights", "scaled_scores"])
+def test_a_picture_shows_the_numbers_that_a_response_returns(dtype: str, stage: Any) -> None:
+    """Rounded to the type of the response: no weight of float16 has six digits."""
+    query, key = normal(2, 3, 4)
+    result = attend(query, key, key, dtype=dtype, include=[stage])
+    found = cells(ElementTree.fromstring(result.heatmap(stage).svg))
+    assert len(found) == 9
+    for row, column in np.ndindex(3, 3):
+        assert found[f"{row} → {column}"][0] == f"{float(result[stage][row, column]):.6g}"
+
+
+def test_what_hides_a_key_has_the_colour_that_the_page_gives_it() -> None:
+    style = (FOLDER / "page.css").read_text(encoding="utf-8")
+    of_page = {cause: found[1] for cause in BITS if (found := re.search(rf"--{cause}: (#\w+);", style))}
+    assert of_page == TINTS
+    assert TINTS.keys() == BITS.keys()
+    assert len(set(TINTS.values())) == len(TINTS)
+    for name, anchors in (("sequential", SEQUENTIAL), ("diverging", DIVERGING)):
+        assert f"--{name}: {', '.join(anchors)};" in style
+
+
 def test_heads_stand_beside_each_other() -> None:
     found = picture(query=normal(3, 4, 2), key=normal(3, 5, 2, seed=1), value=normal(3, 5, 2), layout="hld")
     assert [panel.title for panel in found.panels] == ["head 0", "head 1", "head 2"]
@@ -253,6 +295,33 @@ def test_many_tokens_are_put_into_bins(bins: str, queries: int, keys: int) -> No
         if seen.size:
             assert panel.values[row, column] == pytest.approx(seen.max() if bins == "max" else seen.mean(), rel=1e-9)
     assert ("each cell is the" in layout_texts(found)) == (max(queries, keys) > 16)
+
+
+@pytest.mark.parametrize("tokens", [100, 777, 2000, 32768])
+def test_many_tokens_are_labelled_by_round_numbers(tokens: int) -> None:
+    """At equal distances, each where its token is."""
+    key = np.zeros((tokens, 1))
+    root = svg(query=[[0.0]], key=key, value=key, query_offset=0)
+    labels = [
+        one for one in root.iter(f"{NAMESPACE}text") if (one.text or "").isdigit() and one.get("class") == "muted"
+    ]
+    found = {int(one.text or ""): float(one.attrib["x"]) for one in labels if one.get("text-anchor") == "middle"}
+    numbers = sorted(found)
+    step = numbers[1]
+    assert numbers == list(range(0, tokens, step))
+    assert str(step).rstrip("0") in ("1", "2", "5")
+    distances = np.diff([found[number] for number in numbers])
+    assert 28 <= distances.mean() <= 120
+    assert np.ptp(distances) <= 4, "not more than two cells"
+
+
+def test_a_wide_picture_has_room_for_its_labels() -> None:
+    """One query, sixty keys, as in a look at one row."""
+    names = [f"key{index}" for index in range(60)]
+    found = texts(
+        svg(query=np.ones((1, 1)), key=np.ones((60, 1)), value=np.ones((60, 1)), query_offset=0, key_tokens=names)
+    )
+    assert set(names) <= set(found)
 
 
 def layout_texts(found: Picture) -> str:
@@ -410,6 +479,13 @@ def test_the_command_line_draws(tmp_path: Path) -> None:
     assert cells(root)["q → 0"][0] == "1"
     wrong = run("-o", str(tmp_path / "a.gif"))
     assert (wrong.returncode, ".png" in wrong.stderr) == (2, True)
+    piped = subprocess.run(
+        [sys.executable, "-m", "service", "heatmap", "-", "-o", "-", "--stage", "scores"],
+        input=request.read_bytes(),
+        capture_output=True,
+        check=False,
+    )
+    assert (piped.returncode, piped.stderr, piped.stdout) == (0, b"", (tmp_path / "a.svg").read_bytes())
     bad = run("-o", str(tmp_path / "a.svg"), "--max-cells", "0")
     assert (bad.returncode, "/heatmap/max_cells" in bad.stderr) == (1, True)
 
@@ -446,6 +522,20 @@ def test_a_result_draws_itself() -> None:
         result.heatmap(stage="weights")  # type: ignore[arg-type]  # a wrong name
     with pytest.raises(ValueError, match=r"\.svg or \.png"):
         result.heatmap().save("weights.gif")
+
+
+def test_a_stage_that_is_almost_right_is_corrected() -> None:
+    result = attend(input=np.ones((2, 1)))
+    for wrong, right in (("weights", "attention_weights"), ("masked_score", "masked_scores"), ("Scores", "scores")):
+        with pytest.raises(InvalidRequest, match=rf"got string '{wrong}' \(did you mean {right}\?\)"):
+            result.heatmap(wrong)  # type: ignore[arg-type]  # a wrong name
+
+
+def test_its_text_counts_what_it_shows() -> None:
+    one = attend([[1.0]], [[1.0]], [[1.0]])
+    assert repr(one.heatmap()) == "Heatmap: attention_weights, 1 head, 1 query by 1 key"
+    more = attend(input=np.ones((2, 3, 1)), layout="hld", select_heads=[1], select_queries=[0, 2])
+    assert repr(more.heatmap("scores")) == "Heatmap: scores, 1 head, 2 queries by 3 keys"
 
 
 def test_invalid_requests_are_refused() -> None:

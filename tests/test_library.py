@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,6 +97,33 @@ def test_names_of_other_libraries_are_translated() -> None:
         attend(input=[[1.0]], unknown=1)  # type: ignore[arg-type]  # no parameter takes it
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"include": "scores"}, '/include: expected a valid list, got string .scores. (write ["scores"])'),
+        ({"include": ["score"]}, "got string 'score' (did you mean scores?)"),
+        ({"include": ["weights"]}, "(did you mean attention_weights?)"),
+        ({"normalization": "Softmax"}, "(did you mean softmax?)"),
+        ({"layout": "lhd"}, "(did you mean blhd?)"),
+        ({"mask": [[1]]}, "/mask/0/0: expected true or false, got number 1 (if 1 means takes part, send true for 1"),
+        ({"key_mask": [0]}, "got number 0 (if 1 means takes part, send true for 1 and false for 0; else"),
+        ({"mask": np.ones((1, 1))}, "if 1 means takes part, send mask != 0; else mask == 0"),
+    ],
+)
+def test_an_almost_right_value_is_corrected(fields: dict[str, Any], said: str) -> None:
+    pattern = re.escape(said).replace(re.escape(".scores."), ".scores.")
+    for call in (attend, compare):
+        with pytest.raises(InvalidRequest, match=pattern):
+            call(**{"input": [[1.0]], **fields})
+
+
+def test_a_value_that_is_like_nothing_gets_no_hint() -> None:
+    for fields in ({"include": ["qq"]}, {"include": 1}, {"mask": [[2]]}, {"mask": [["yes"]]}):
+        with pytest.raises(InvalidRequest) as error:
+            attend(input=[[1.0]], **fields)
+        assert error.value.faults[0].hint == "", fields
+
+
 def test_attend_works_within_a_running_event_loop() -> None:
     async def main() -> float:
         return float(attend([[1.0]], [[1.0]], [[2.5]]).output[0, 0])
@@ -108,6 +136,21 @@ def test_errors_point_at_the_field() -> None:
         attend(input=[[1]], num_head=2)  # type: ignore[arg-type]  # no parameter takes it
     with pytest.raises(ServiceError, match="/key"):
         attend([[1, 2]], [[1]], [[1]])
+
+
+@pytest.mark.parametrize("field", ["query", "key", "past_value"])
+def test_the_error_for_inf_and_nan_names_the_place_and_the_number(field: str) -> None:
+    arrays: dict[str, Any] = {name: np.ones((2, 2)) for name in ("query", "key", "value")}
+    arrays |= {"past_key": np.ones((1, 1, 2)), "past_value": np.ones((1, 1, 2))}
+    arrays[field].flat[1] = np.nan
+    place = str([0, 1] if arrays[field].ndim == 2 else [0, 0, 1])
+    with pytest.raises(Overflow, match=re.escape(f"/{field}: expected finite numbers, got nan at {place} (inf and")):
+        attend(**arrays)
+    arrays[field].flat[0] = -np.inf
+    with pytest.raises(Overflow, match=r"got -inf at \[0(, 0)+\] and in 1 more places"):
+        attend(**arrays)
+    with pytest.raises(Overflow, match="numbers too large for it"):
+        attend(query=[[1e200]], key=[[1e200]], value=[[1.0]])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

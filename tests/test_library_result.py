@@ -76,6 +76,20 @@ def test_a_name_that_is_not_there_is_explained(name: str, options: dict[str, Any
     assert re.search(pattern, error.value.args[0])
 
 
+def test_the_labels_of_the_request_are_attributes() -> None:
+    """As they were given: the response over HTTP has them, too."""
+    result = attend(input=ONES, query_tokens=["a", "b", "c"])
+    assert result.query_tokens == ["a", "b", "c"]
+    assert result.key_tokens is None
+    batch = attend(input=[ONES, ONES], key_tokens=np.array([["a", "b", "c"], ["d", "e", "f"]]))
+    assert (batch.query_tokens, batch.key_tokens) == (None, [["a", "b", "c"], ["d", "e", "f"]])
+    assert {"query_tokens", "key_tokens"} <= set(dir(result))
+    assert "query_tokens" not in result, "an item is an array"
+    with pytest.raises(KeyError, match=r"attribute: result\.query_tokens"):
+        result["query_tokens"]
+    assert copy.copy(result).query_tokens == ["a", "b", "c"]
+
+
 def test_its_text_names_shapes_types_and_what_to_know() -> None:
     result = attend(input=ONES, include=["attention_weights", "logsumexp"], dtype="float32", backend="numpy")
     assert repr(result) == (

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from service.attention.spec import AttentionSpec
 from service.backends.registry import Backends
 from service.codecs.array_objects import as_numpy
 from service.codecs.decoded import Decoded
@@ -15,7 +16,7 @@ from service.comparison.compare import compare_question
 from service.comparison.question import make_question
 from service.comparison.report import make_report
 from service.comparison.text import as_text
-from service.errors import child
+from service.errors import Overflow, child
 from service.library.result import AttentionResult
 from service.pipeline.prepare import make_spec_and_plan
 from service.schemas.compare import ActualArrays, CompareReport, CompareRequest
@@ -27,7 +28,10 @@ Arguments = Mapping[str, Any]
 def attend(arguments: Arguments) -> AttentionResult:
     """The result of `service.attend`. Errors: InvalidRequest of every kind."""
     spec, plan = make_spec_and_plan(_decoded(_fields(arguments)), allow_non_finite=True)
-    found = backends().choose(spec.backend, spec.device).program(plan, spec)(spec.sources, None)
+    try:
+        found = backends().choose(spec.backend, spec.device).program(plan, spec)(spec.sources, None)
+    except Overflow as error:
+        raise _explained(error, spec) from None
     return AttentionResult(found, spec, plan)
 
 
@@ -59,6 +63,20 @@ def _fields(arguments: Arguments) -> dict[str, Any]:
     names = CompareRequest.model_fields.keys() & arguments.keys() - {"actual"}
     given = {name: arguments[name] for name in arguments if name in names} | arguments["unknown"]
     return {name: _with_numbers(as_numpy(value, child("", name))) for name, value in given.items() if value is not None}
+
+
+def _explained(error: Overflow, spec: AttentionSpec) -> Overflow:
+    """The error, or one that names an input with inf or NaN: these were not too large, but there from the start."""
+    past = {"past_key": spec.past_key, "past_value": spec.past_value}
+    for name, array in [*spec.sources.items(), *past.items()]:
+        if array is None or np.isfinite(array).all():
+            continue
+        bad = np.argwhere(~np.isfinite(array))
+        more = f" and in {len(bad) - 1} more places" if len(bad) > 1 else ""
+        got = f"{float(array[tuple(bad[0])])} at {bad[0].tolist()}{more}"
+        hint = "inf and NaN may stand only where every query is kept from seeing them, by a mask for example"
+        return Overflow.at(f"/{name}", "finite numbers", got, hint)
+    return error
 
 
 def _with_numbers(value: Any) -> Any:

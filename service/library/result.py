@@ -38,6 +38,16 @@ class AttentionResult(Result, Mapping[str, Any]):
         self._spec = spec
         self._plan = plan
 
+    @property
+    def query_tokens(self) -> list[Any] | None:
+        """The labels of the queries, as the request has them; None if it has none."""
+        return _as_lists(self._spec.query_tokens)
+
+    @property
+    def key_tokens(self) -> list[Any] | None:
+        """The labels of the keys, as the request has them; None if it has none."""
+        return _as_lists(self._spec.key_tokens)
+
     # Arrays have no one answer to whether they are equal.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -121,11 +131,18 @@ class AttentionResult(Result, Mapping[str, Any]):
     def _missing(self, name: object) -> str:
         """The message of an error for a name that is not there."""
         text = f"no {name!r} here; there are {', '.join(self.arrays)}"
+        if name in ("query_tokens", "key_tokens"):
+            return f"{text}. They are an attribute: result.{name}"
         if name == "top_weights":
             return f"{text}. Ask for it with top_k=…"
         if name == "attention_weights" and "top_weights" in self.arrays:
             return f"{text}. top_k replaced it by top_weights"
         return f'{text}. Ask for it with include=["{name}"]' if name in OUTPUTS else text
+
+
+def _as_lists(labels: tuple[Any, ...] | None) -> list[Any] | None:
+    """Labels as `attend` was given them: a list, or one for each batch entry."""
+    return None if labels is None else [list(row) if isinstance(row, tuple) else row for row in labels]
 
 
 def _described(value: Any) -> str:

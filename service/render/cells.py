@@ -15,7 +15,7 @@ BLACK: Final = (0, 0, 0)
 # Hidden cells are grey with a tint, so that no number has their colour.
 NEUTRAL: Final = rgb("#c8ccd1")
 TINT: Final = 0.35
-# By the fields of a request that hide keys.
+# By the fields of a request that hide keys. The page has the same ones.
 TINTS: Final = {
     "is_causal": "#6e7781",
     "window": "#b0762b",
@@ -26,6 +26,7 @@ TINTS: Final = {
     "key_mask": "#2f81a8",
     "mask": "#b5466f",
     "bias": "#a0522d",
+    "selected_keys": "#6f8f1f",
 }
 
 
@@ -79,4 +80,4 @@ class Painter:
 
     def _tint(self, bits: int) -> Colour:
         names = self._picture.causes_of(bits)
-        return rgb(TINTS.get(names[0], "#6e7781")) if names else NEUTRAL
+        return rgb(TINTS[names[0]]) if names else NEUTRAL

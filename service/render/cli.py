@@ -6,7 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the parser of all commands must be there quickly
+    from service.codecs.decoded import Decoded
 
 
 def add_commands(add: Callable[..., Any]) -> None:
@@ -19,9 +22,13 @@ def add_commands(add: Callable[..., Any]) -> None:
         "fields of `heatmap` in the request.",
     )
     heatmap.add_argument(
-        "request", metavar="REQUEST", help="file with the fields of POST /attention: .json .npz .safetensors .pt"
+        "request",
+        metavar="REQUEST",
+        help="file with the fields of POST /attention: .json .npz .safetensors .pt, or - for JSON from standard input",
     )
-    heatmap.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write, .svg or .png")
+    heatmap.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="file to write, .svg or .png, or - to print the SVG"
+    )
     heatmap.add_argument(
         "--stage", help="attention_weights (default), scores, scaled_scores, capped_scores or masked_scores"
     )
@@ -31,6 +38,13 @@ def add_commands(add: Callable[..., Any]) -> None:
     heatmap.add_argument("--batch-entry", type=int, help="the batch entry that is drawn (default: 0)")
     heatmap.add_argument("--theme", help="auto (default), light or dark")
     heatmap.add_argument("--title", help="text above the picture (default: what is drawn)")
+
+
+def _from_standard_input() -> Decoded:
+    from service.codecs import CODECS
+
+    body = sys.stdin.buffer.read()
+    return CODECS["application/json"].decode(body, len(body))
 
 
 def run_heatmap(options: argparse.Namespace) -> int:
@@ -43,17 +57,22 @@ def run_heatmap(options: argparse.Namespace) -> int:
 
     own = {name: value for name in HeatmapOptions.model_fields if (value := getattr(options, name, None)) is not None}
     try:
-        decoded = read_request(Path(options.request))
+        decoded = read_request(Path(options.request)) if options.request != "-" else _from_standard_input()
         given = decoded.fields.get("heatmap")
         decoded.fields["heatmap"] = {**given, **own} if isinstance(given, dict) else own if given is None else given
         picture = Heatmap(make_heatmap_request(decoded), Backends().choose("numpy", "cpu"))
-        picture.save(options.output)
+        if options.output == "-":
+            sys.stdout.buffer.write(picture.svg.encode())
+        else:
+            picture.save(options.output)
     except ServiceError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `main` ends quietly
+        raise
     except OSError as error:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return 2

@@ -85,6 +85,12 @@ def text_width(text: str, size: float) -> float:
     return size * sum(1.0 if ord(letter) > 0x2E7F else 0.6 for letter in text)
 
 
+def counted(number: int, what: str) -> str:
+    """So many heads, queries or keys as text. what: their name in the singular"""
+    plural = {"query": "queries"}.get(what, f"{what}s")
+    return f"{number} {what if number == 1 else plural}"
+
+
 def plain(text: str) -> str:
     """A line of text that can be drawn: without line breaks and control characters, and not longer than anybody reads.
 

@@ -20,7 +20,7 @@ from service.codecs.decoded import Body, Decoded
 from service.pipeline.engine import Engine
 from service.pipeline.execution import Execution
 from service.pipeline.threaded import Operation, run_in_thread
-from service.render.drawing import Drawing
+from service.render.drawing import Drawing, counted
 from service.render.layout import drawn_pixels, layout
 from service.render.options import Options, make_options
 from service.render.picture import make_picture, picture_plan
@@ -114,8 +114,12 @@ class Heatmap:
         file.write_bytes(self.svg.encode() if media_type == SVG else self.png)
 
     def __repr__(self) -> str:
-        sizes, stage = self._wanted.plan.sizes, self._wanted.options.stage
-        return f"Heatmap: {stage}, {sizes.num_heads} heads, {sizes.query_length} queries by {sizes.key_length} keys"
+        plan, stage = self._wanted.plan, self._wanted.options.stage
+        chosen, sizes = plan.selection, plan.sizes
+        heads = sizes.num_heads if chosen.heads is None else len(chosen.heads)
+        queries = sizes.query_length if chosen.queries is None else len(chosen.queries)
+        parts = counted(heads, "head"), counted(queries, "query"), counted(sizes.key_length, "key")
+        return f"Heatmap: {stage}, {parts[0]}, {parts[1]} by {parts[2]}"
 
     @property
     def html(self) -> str:

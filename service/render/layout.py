@@ -9,14 +9,14 @@ from typing import Final
 import numpy as np
 
 from service.render.cells import Painter
-from service.render.drawing import Box, Cells, Colour, Drawing, Line, Text, plain, shortened, text_width
+from service.render.drawing import Box, Cells, Colour, Drawing, Line, Text, counted, plain, shortened, text_width
 from service.render.options import Options
 from service.render.picture import GAP, Axis, Panel, Picture
 
 MARGIN: Final = 16.0
 FONT: Final = 12.0
 SMALL: Final = 10.0
-# Pixels that all panels of a row, and one panel alone, may be wide; and the sides of a cell.
+# Pixels that all panels of a row may be wide, and that one panel alone may be high; and the sides of a cell.
 WIDTH: Final = 960.0
 ALONE: Final = 560.0
 LEAST_CELL: Final = 1.0
@@ -77,8 +77,8 @@ def drawn_pixels(heads: int, rows: int, columns: int) -> int:
 
 def _cell(heads: int, across: int, rows: int, columns: int) -> float:
     """The side of a cell: as large as there is room, in whole pixels unless that is one."""
-    room = ALONE if heads == 1 else WIDTH / across - GUTTER
-    cell = min(MOST_CELL, max(LEAST_CELL, room / max(rows, columns)))
+    height, width = (ALONE, WIDTH) if heads == 1 else (WIDTH / across - GUTTER,) * 2
+    cell = min(MOST_CELL, max(LEAST_CELL, min(height / rows, width / columns)))
     return math.floor(cell) if cell >= 2 else cell
 
 
@@ -114,14 +114,9 @@ def _bare(picture: Picture, painter: Painter) -> Drawing:
 
 def _title(picture: Picture) -> str:
     rows, columns = picture.rows, picture.columns
-    sizes = f"{_count(rows)} by {_count(columns)}"
-    heads = f", {len(picture.panels)} heads" if len(picture.panels) > 1 else ""
+    sizes = f"{counted(rows.count, rows.what)} by {counted(columns.count, columns.what)}"
+    heads = f", {counted(len(picture.panels), 'head')}" if len(picture.panels) > 1 else ""
     return f"{picture.stage.replace('_', ' ')}: {sizes}{heads}"
-
-
-def _count(axis: Axis) -> str:
-    plural = "queries" if axis.what == "query" else "keys"
-    return f"{axis.count} {plural if axis.count != 1 else axis.what}"
 
 
 def _grid(picture: Picture, header: float) -> Grid:
@@ -145,17 +140,24 @@ def _across(panels: int) -> int:
 
 
 def _ticks(axis: Axis, cell: float) -> list[tuple[int, str]]:
-    """The cells that are labelled, with their labels: all if there is room, else some by index."""
+    """The cells that are labelled, with their labels: all if there is room, else those of round numbers."""
     cells = len(axis.first)
     sink = [(cells + 1, "sink")] if axis.sink and cell >= SMALL else []
     if cell >= SMALL:
         return [(place, axis.name(place)) for place in range(cells)] + sink
-    step = next(step for step in _steps() if step * cell >= 2 * STEP)
-    return [(place, str(int(axis.first[place]))) for place in range(0, cells, step)]
+    if axis.count <= axis.last[-1]:  # some queries of many: their numbers follow no step
+        step = _step(cell, int(axis.last[-1]))
+        return [(place, str(int(axis.first[place]))) for place in range(0, cells, step)]
+    tokens = np.arange(0, axis.count, _step(cell * cells / axis.count, axis.count))
+    places = np.searchsorted(axis.first, tokens, "right") - 1
+    return [(int(place), str(token)) for place, token in zip(places, tokens, strict=True)]
 
 
-def _steps() -> list[int]:
-    return [part * 10**power for power in range(6) for part in (1, 2, 5)]
+def _step(width: float, largest: int) -> int:
+    """The least round number of tokens between labels that stand side by side. width: pixels of a token"""
+    room = max(2 * STEP, text_width(str(largest), FONT) + 6)
+    steps = (part * int(10**power) for power in range(12) for part in (1, 2, 5))
+    return next(step for step in steps if step * width >= room)
 
 
 def _label_room(axis: Axis, cell: float) -> float:

@@ -8,8 +8,8 @@ from typing import Final, cast
 
 import numpy as np
 
-from service.attention.operands import make_operands
-from service.attention.outputs import Selection
+from service.attention.operands import Operands, make_operands
+from service.attention.outputs import Selection, output_dtype
 from service.attention.plan import Plan
 from service.attention.result import Metadata
 from service.attention.spec import AttentionSpec, Output
@@ -27,6 +27,8 @@ GAP: Final = -1
 LEFT: Final = 1e-3
 # Heads of a picture: more could be neither seen nor drawn in time.
 MAX_HEADS: Final = 1024
+# The stages that show what the masks hide after them.
+BEFORE_MASKS: Final = ("scores", "scaled_scores", "capped_scores")
 # Colours of a logarithmic scale begin at this part of the largest number.
 LEAST: Final = 1e-6
 
@@ -157,8 +159,15 @@ def make_picture(
     stage = cast(Output, options.stage)
     averages = averages_heads(plan, options)
     bins = Bins(stage, options.batch_entry, heads, row_bins, columns, options.bins, averages)
-    found, metadata = backend.bin_scores(shown, make_operands(spec, shown, spec.sources), bins, check)
+    operands = make_operands(spec, shown, spec.sources)
+    found, metadata = backend.bin_scores(shown, operands, bins, check)
     values, hidden = _with_sinks(plan, options, found, bins)
+    values = _as_returned(values, stage, plan)
+    visible = hidden == 0
+    if stage in BEFORE_MASKS and causes(plan.terms):
+        # Garbage in the padding, which the masks will hide, would make all other numbers look alike.
+        visible &= _hidden_later(plan, options, operands, bins, backend, check) == 0
+    low, high = _limits(values[visible if visible.any() else hidden == 0], options)
     rows = _axis("query", queries, row_bins[queries], _labels(spec, plan, "query", options))
     keys = _axis("key", np.arange(sizes.key_length), columns, _labels(spec, plan, "key", options))
     keys = replace(keys, sink=values.shape[-1] > len(keys.first))
@@ -167,7 +176,6 @@ def make_picture(
         titles = [f"mean of {len(heads)} heads" if len(heads) > 1 else titles[0]]
     if plan.score_axes.endswith("kq"):
         rows, keys, values, hidden = keys, rows, values.swapaxes(-1, -2), hidden.swapaxes(-1, -2)
-    low, high = _limits(values, options)
     present = int(np.bitwise_or.reduce(hidden[hidden != GAP], initial=0))  # the legend names what hides a cell
     return Picture(
         stage=options.stage,
@@ -182,6 +190,15 @@ def make_picture(
         bin_size=(int(np.bincount(row_bins[queries]).max()), int(np.bincount(columns).max())),
         metadata=metadata,
     )
+
+
+def _hidden_later(
+    plan: Plan, options: Options, operands: Operands, bins: Bins, backend: NumpyBackend, check: Check
+) -> np.ndarray:
+    """The bits of what the masks hide of a stage before them, (h, rows, columns)."""
+    after = picture_plan(plan, replace(options, stage="masked_scores"))
+    found, _ = backend.bin_scores(after, operands, replace(bins, stage="masked_scores"), check)
+    return found.hidden_by
 
 
 def _axis(what: str, tokens: np.ndarray, bins: np.ndarray, labels: tuple[str, ...] | None) -> Axis:
@@ -234,8 +251,19 @@ def _with_sinks(plan: Plan, options: Options, found: BinnedScores, bins: Bins) -
     return values, hidden
 
 
+def _as_returned(values: np.ndarray, stage: Output, plan: Plan) -> np.ndarray:
+    """Numbers rounded to the type of a response. Those beyond its range stay: only hidden ones can be there."""
+    with np.errstate(over="ignore"):
+        rounded = values.astype(output_dtype(stage, plan)).astype(np.float64)
+    found: np.ndarray = np.where(np.isinf(rounded), values, rounded)
+    return found
+
+
 def _limits(values: np.ndarray, options: Options) -> tuple[float, float]:
-    """The numbers at the ends of the colour map: around 0 for numbers with signs, from 0 for weights."""
+    """The numbers at the ends of the colour map: around 0 for numbers with signs, from 0 for weights.
+
+    values: those of all cells that count
+    """
     seen = values[np.isfinite(values)]
     low, high = (float(seen.min()), float(seen.max())) if seen.size else (0.0, 0.0)
     if options.stage != "attention_weights" or low < 0:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
+from starlette.datastructures import Headers
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
 
 from service.errors import NotFound
 
@@ -26,6 +28,9 @@ POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+METHODS: Final = ["GET", "HEAD"]
+# Decides on conditional requests. The files themselves are sent from memory, each as its ETag says.
+static: Final = StaticFiles(directory=FOLDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +61,19 @@ def page_files() -> dict[str, PageFile]:
 
 def respond(file: PageFile, request: Request) -> Response:
     """The file, or 304 without a body if the client has it."""
-    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-    if file.headers["ETag"] in known:
-        return Response(status_code=304, headers=file.headers)
+    headers = Headers(file.headers)
+    if static.is_not_modified(headers, request.headers):
+        return NotModifiedResponse(headers)
     return Response(file.content, headers=file.headers)
 
 
-@router.get("/")
+@router.api_route("/", methods=METHODS)
 async def get_page(request: Request) -> Response:
     """Returns the page."""
     return respond(page_files()["index.html"], request)
 
 
-@router.get("/page/{name}")
+@router.api_route("/page/{name}", methods=METHODS)
 async def get_page_file(name: str, request: Request) -> Response:
     """Returns a file of the page: a style sheet, a module, the examples."""
     file = page_files().get(name)

@@ -20,6 +20,8 @@ from service.errors import describe
 
 # More axes than any field has; deeper lists are not worth a closer look.
 MAX_RANK = 8
+# The hint for a mask of 0 and 1: libraries do not agree which of them hides.
+FLAGS = "if 1 means takes part, send true for 1 and false for 0; else the other way round"
 
 ElementType = Literal["bool", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
@@ -64,9 +66,10 @@ class ProtocolTensor(NamedTuple):
     rank: int
 
 
-def invalid_array(expected: str, got: str, at: str = "") -> PydanticCustomError:
-    """The error for a list that is no array, at a place in it. `validate` reads the three texts."""
-    return PydanticCustomError("invalid_array", "{expected}", {"expected": expected, "got": got, "at": at})
+def invalid_array(expected: str, got: str, at: str = "", hint: str = "") -> PydanticCustomError:
+    """The error for a list that is no array, at a place in it. `validate` reads the four texts."""
+    texts = {"expected": expected, "got": got, "at": at, "hint": hint}
+    return PydanticCustomError("invalid_array", "{expected}", texts)
 
 
 def _array_of(element: str, *types: type) -> Callable[[Any], np.ndarray]:
@@ -87,7 +90,8 @@ def _check(value: Any, shape: tuple[int, ...], element: str, types: tuple[type, 
     """Refuse a list that is no array of this shape. Errors: PydanticCustomError for the first place where it is not."""
     if not shape:
         if not isinstance(value, types) or isinstance(value, bool) != (bool in types):
-            raise invalid_array(element, describe(value), at)
+            is_flag = types == (bool,) and isinstance(value, int) and value in (0, 1)
+            raise invalid_array(element, describe(value), at, FLAGS if is_flag else "")
         return
     if not isinstance(value, list):
         raise invalid_array(f"a row of {shape[0]}, as the first", describe(value), at)

@@ -71,6 +71,21 @@ FOREIGN: Final = {name: f"list {name} in include" for name in get_args(Output)} 
 # Names of which so much is the same are a slip of the pen. Less alike are precision and projection, cache and scale.
 SAME: Final = 0.92
 ALIKE: Final = 0.79
+# Letters of a name that means something within another one.
+SHORTEST: Final = 3
+
+
+def near(unknown: str, choices: Iterable[str]) -> str:
+    """Which of the values that a field may have is meant by another one, as a hint; empty where none is close.
+
+    A value is close that is spelt alike, or that holds a whole name: weights, attention_weights.
+    """
+    choices = list(choices)
+    key = unknown.lower()[:64]
+    close = get_close_matches(key, choices, n=1, cutoff=ALIKE)
+    if not close and len(key) >= SHORTEST:
+        close = [choice for choice in choices if key in choice or (len(choice) >= SHORTEST and choice in key)]
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def advice(unknown: str, known: Iterable[str]) -> str:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from service.errors import Fault, InvalidArray, InvalidRequest, InvalidValue, UnknownField, child, describe, quote
-from service.schemas.names import advice
+from service.errors import (
+    QUOTE_LENGTH,
+    Fault,
+    InvalidArray,
+    InvalidRequest,
+    InvalidValue,
+    UnknownField,
+    child,
+    describe,
+    quote,
+)
+from service.schemas.names import advice, near
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -30,15 +42,22 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
     for step in details["loc"]:
         pointer = child(pointer, step)
     context = details.get("ctx", {})
+    given, hint = details["input"], ""
     match details["type"]:
         case "extra_forbidden":
             name = str(details["loc"][-1])
             known = _model_at(model, details["loc"][:-1]).model_fields
             return Fault(pointer, "a known field", quote(name), advice(name, known), UnknownField.code)
         case InvalidArray.code:
-            return Fault(pointer + context["at"], context["expected"], context["got"], code=InvalidArray.code)
+            return Fault(
+                pointer + context["at"], context["expected"], context["got"], context["hint"], InvalidArray.code
+            )
         case "literal_error":
             expected = f"one of {context['expected']}"
+            hint = near(given, re.findall("'([^']*)'", context["expected"])) if isinstance(given, str) else ""
+        case "list_type":
+            expected = "a valid list"
+            hint = f"write [{json.dumps(given[:QUOTE_LENGTH])}]" if isinstance(given, str) else ""
         case "model_type":
             expected = f"an object with {', '.join(_model_at(model, details['loc']).model_fields)}"
         case "bool_type":
@@ -47,7 +66,7 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
             expected = f"text of the pattern {context['pattern']}"
         case _:
             expected = details["msg"].removeprefix("Input should be ").removeprefix("Input should have ")
-    return Fault(pointer, expected, describe(details["input"]), code=InvalidValue.code)
+    return Fault(pointer, expected, describe(given), hint, InvalidValue.code)
 
 
 def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:

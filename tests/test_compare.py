@@ -406,6 +406,21 @@ def test_many_heads_are_compared_in_time() -> None:
     assert report.verdict.status == "wrong"
 
 
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_a_norm_of_each_head_in_the_place_of_one_over_all_is_named(kv_heads: int) -> None:
+    random = np.random.default_rng(1)
+    query, key, value = (random.normal(size=(h, 9, 4)) * h for h in (4, kv_heads, kv_heads))
+    key *= np.arange(1, kv_heads + 1)[:, None, None]  # so that heads are of other sizes
+    weight = random.normal(size=(kv_heads, 1, 4))
+    normed = key / np.sqrt(np.square(key).mean(axis=-1, keepdims=True)) * weight
+    scores = query @ np.repeat(normed, 4 // kv_heads, axis=0).swapaxes(-1, -2) / 2
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    output = weights / weights.sum(axis=-1, keepdims=True) @ np.repeat(value, 4 // kv_heads, axis=0)
+    norm = {"over": "all", "weight": weight.ravel(), "eps": 0.0}
+    report = compare(output, query=query, key=key, value=value, key_norm=norm, layout="hld")
+    assert (report.hypotheses[0].name, report.hypotheses[0].certainty) == ("norm.per_head", "proof")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("heads", "tokens", "dim"), [(1, 256, 64), (1, 256, 1024), (8, 300, 32)])
 def test_memory_is_estimated(heads: int, tokens: int, dim: int) -> None:

@@ -192,6 +192,8 @@ def _prepared(
     over_all = norm is not None and norm.over == "all"
     chosen = np.arange(given.shape[1]) if over_all else heads
     array = _cast(case, given[np.ix_(batches, chosen) if rows is None else np.ix_(batches, chosen, rows)])
+    if norm is not None and not over_all:
+        norm = replace(norm, weight=_of_heads(norm.weight, heads), bias=_of_heads(norm.bias, heads))
     if norm is not None and norm.position == "after":
         array = _normalised(_rotated(array, rotation, batches, rows), norm)
     else:
@@ -231,6 +233,11 @@ def _normalised(array: np.ndarray, norm: Norm | None) -> np.ndarray:
     if norm.weight is not None:
         scaled = scaled * norm.weight.astype(array.dtype)
     return scaled if norm.bias is None else scaled + norm.bias.astype(array.dtype)
+
+
+def _of_heads(numbers: np.ndarray | None, heads: np.ndarray) -> np.ndarray | None:
+    """Weights or a bias for each head (h, 1, d), those of some heads; (d,) for all heads as they are."""
+    return numbers[heads] if numbers is not None and numbers.ndim == 3 else numbers
 
 
 def _rotated(array: np.ndarray, rotation: Rotation | None, batches: np.ndarray, rows: np.ndarray | None) -> np.ndarray:

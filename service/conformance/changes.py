@@ -33,6 +33,25 @@ def scale(number: float) -> Change:
     return change
 
 
+def both(first: Change, second: Change) -> Change:
+    """One change after the other."""
+
+    def change(fields: Fields, random: np.random.Generator) -> None:
+        first(fields, random)
+        second(fields, random)
+
+    return change
+
+
+def head_scales(*numbers: float) -> Change:
+    """Set a scale for each head."""
+
+    def change(fields: Fields, random: np.random.Generator) -> None:
+        fields["scale"] = np.array(numbers)
+
+    return change
+
+
 def scaled_causal(number: float) -> Change:
     """Set the scale beside a causal mask."""
 
@@ -176,6 +195,117 @@ def lonely_segment(fields: Fields, random: np.random.Generator) -> None:
     fields["segment_ids"]["query"][0, 1] = 7
 
 
+def of_query(fields: Fields) -> np.dtype:
+    """The type of what is given beside query, key and value."""
+    return np.dtype(np.float64 if fields["query"].dtype == np.float64 else np.float32)
+
+
+def select(fields: Fields, random: np.random.Generator) -> None:
+    """Let each query see a third of the keys, the same for all heads, in any order."""
+    (b, _, q, _), (_, k) = fields["query"].shape, lengths(fields)
+    fields["selected_keys"] = random.random((b, 1, q, k)).argsort(axis=-1)[..., : k // 3]
+
+
+def select_repeatedly(fields: Fields, random: np.random.Generator) -> None:
+    """Let each query see few keys, each of them chosen several times, between places that choose none."""
+    select(fields, random)
+    chosen = fields["selected_keys"][..., [0, 1, 1, 2, 0, 0, 3, 1]]
+    chosen[..., [2, 6]] = -1
+    fields["selected_keys"] = chosen
+
+
+def select_nothing(fields: Fields, random: np.random.Generator) -> None:
+    """Choose no key for two rows."""
+    select(fields, random)
+    fields["selected_keys"][0, :, 1] = -1
+    fields["selected_keys"][1, :, -1] = -1
+
+
+def select_hidden(fields: Fields, random: np.random.Generator) -> None:
+    """Let the mask of two rows hide the keys that are selected for them, and no others."""
+    select(fields, random)
+    chosen = fields["selected_keys"]
+    mask = np.ones((*chosen.shape[:3], lengths(fields)[1]), np.bool_)
+    for row in ((0, 0, 1), (1, 0, -1)):
+        mask[row][chosen[row]] = False
+    fields["mask"] = mask
+
+
+def select_of_past(fields: Fields, random: np.random.Generator) -> None:
+    """Choose a key of the cache and two new ones for each query."""
+    select(fields, random)
+    past = fields["past_key"].shape[2]
+    shape = fields["selected_keys"].shape[:3]
+    new = random.integers(past, lengths(fields)[1], (*shape, 2))
+    fields["selected_keys"] = np.concatenate([random.integers(0, past, (*shape, 1)), new], axis=-1)
+
+
+def sigmoid_of_scores(fields: Fields, random: np.random.Generator) -> None:
+    """Take the sigmoid of each score."""
+    fields["normalization"] = "sigmoid"
+
+
+def padded(fields: Fields, random: np.random.Generator) -> None:
+    """Let the last queries and keys of each batch entry be padding."""
+    q, k = lengths(fields)
+    fields |= {"query_lengths": np.array([q, q - 2]), "key_lengths": np.array([k - 3, k // 2])}
+
+
+def large_sinks(fields: Fields, random: np.random.Generator) -> None:
+    """Let the sink of the first head take all weight, and that of the second none; exp of both is out of range."""
+    fields["sinks"][:2] = 1000, -1000
+
+
+def without_sinks(fields: Fields, random: np.random.Generator) -> None:
+    """Ask for the weights without sinks."""
+    fields["include"] = ["weights_without_sinks"]
+
+
+def biased_norms(fields: Fields, random: np.random.Generator) -> None:
+    """Add a bias to each norm."""
+    for name in ("query_norm", "key_norm", "value_norm"):
+        if name in fields:
+            weight = fields[name]["weight"]
+            fields[name]["bias"] = random.normal(size=weight.shape).astype(weight.dtype)
+
+
+def zero_rows(fields: Fields, random: np.random.Generator) -> None:
+    """Let a query, a key and a value be 0."""
+    for name in ("query", "key", "value"):
+        fields[name][:, :, 1] = 0
+
+
+def constant_rows(fields: Fields, random: np.random.Generator) -> None:
+    """Let the features of a query, a key and a value be the same number, and add a bias to each norm."""
+    biased_norms(fields, random)
+    for name in ("query", "key", "value"):
+        fields[name][:, :, 1] = 3
+
+
+def gate_by_head(fields: Fields, random: np.random.Generator) -> None:
+    """Take one gate for each query and head, negative ones and zeros too."""
+    b, h, q, _ = fields["query"].shape
+    fields["gate"] = random.normal(size=(b, h, q, 1)).astype(of_query(fields))
+    fields["gate"][:, :, ::4] = 0
+
+
+def mapped_gate(activation: str, features: int | None) -> Change:
+    """Map the query to gates. features: of a head; None for as many as a value has"""
+
+    def change(fields: Fields, random: np.random.Generator) -> None:
+        heads = fields["query"].shape[1]
+        count = heads * (features or fields["value"].shape[-1])
+        to_layout(fields, "bld")
+        fields["num_heads"] = heads
+        weight = random.normal(size=(count, fields["query"].shape[-1])) * 0.3
+        gate: dict[str, Any] = {"weight": weight.astype(of_query(fields))}
+        if activation != "sigmoid":
+            gate |= {"bias": random.normal(size=count).astype(of_query(fields)), "activation": activation}
+        fields["projection"] = {"gate": gate}
+
+    return change
+
+
 def rotary_positions(fields: Fields, random: np.random.Generator) -> None:
     """Let positions begin elsewhere than at 0, another place for each batch entry."""
     q, k = lengths(fields)
@@ -197,8 +327,7 @@ def rotary_tables(fields: Fields, random: np.random.Generator) -> None:
     """Give cosines and sines by position."""
     q, k = lengths(fields)
     angles = np.arange(max(q, k))[:, None] * 300.0 ** (-np.arange(4) / 4)
-    kind = np.float64 if fields["query"].dtype == np.float64 else np.float32
-    fields["rotary"] = {"cos": np.cos(angles).astype(kind), "sin": np.sin(angles).astype(kind)}
+    fields["rotary"] = {"cos": np.cos(angles).astype(of_query(fields)), "sin": np.sin(angles).astype(of_query(fields))}
 
 
 def ask_for_logsumexp(fields: Fields, random: np.random.Generator) -> None:
@@ -253,9 +382,11 @@ def combined(fields: Fields, random: np.random.Generator) -> None:
         fields["window"] = {side: width for side, width in sides.items() if kept in (side, "both")}
     if "chunk_size" in fields:
         fields["chunk_size"] = int(random.integers(2, 12))
-    if random.random() < 0.3:
+    if "scale" not in fields and random.random() < 0.3:
         fields["scale"] = round(float(random.normal()), 3)
     if random.random() < 0.3:
+        biased_norms(fields, random)
+    if "normalization" not in fields and random.random() < 0.3:
         fields["include"] = ["logsumexp"]
     layout = str(random.choice(PLAIN_LAYOUTS))
     if layout != "bhld" and heads > 1:

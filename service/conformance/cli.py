@@ -26,7 +26,7 @@ def add_commands(commands: Any) -> None:
     )
     runner.set_defaults(run=_run)
     runner.add_argument("target", metavar="TARGET", help="module:function; modules of this directory are found, too")
-    runner.add_argument("--dir", metavar="DIR", help="a suite that `write` made (default: 200 cases, made at once)")
+    runner.add_argument("--dir", metavar="DIR", help="a suite that `write` made (default: 300 cases, made at once)")
     runner.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 

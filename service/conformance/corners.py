@@ -28,6 +28,7 @@ OPTIONS: Final = (
     "alibi_slopes",
     "bias",
     "chunk_size",
+    "gate",
     "is_causal",
     "key_lengths",
     "key_mask",
@@ -37,8 +38,10 @@ OPTIONS: Final = (
     "query_norm",
     "rotary",
     "segment_ids",
+    "selected_keys",
     "sinks",
     "softcap",
+    "value_norm",
     "window",
 )
 
@@ -63,6 +66,8 @@ class Corner:
 
 
 SQUARE: Final = {"square": True}
+LAYER: Final = {"norm": {"kind": "layer"}}
+NORMS: Final = ("query_norm", "key_norm", "value_norm")
 CORNERS: Final = (
     Corner("plain", "softmax(q kᵀ / √d) v"),
     Corner("one_query", "a single query", sizes={"queries": 1}),
@@ -79,6 +84,13 @@ CORNERS: Final = (
     Corner("scale.own", "a factor other than 1/√d", change=changes.scale(0.3)),
     Corner("scale.zero", "a scale of 0: the mean of the values", change=changes.scale(0.0)),
     Corner("scale.negative", "a negative scale", change=changes.scale(-0.5)),
+    Corner("scale.by_head", "a factor for each head", change=changes.head_scales(0.2, 0.5, 0.9)),
+    Corner("scale.by_head_zero", "a factor for each head, one of them 0", change=changes.head_scales(0.5, 0.0, 0.3)),
+    Corner(
+        "scale.by_head_negative",
+        "a factor for each head, one of them negative",
+        change=changes.head_scales(0.2, 0.5, -0.5),
+    ),
     Corner("scale.zero_causal", "a scale of 0 with a causal mask", ("is_causal",), changes.scaled_causal(0.0), SQUARE),
     Corner(
         "scale.negative_causal",
@@ -125,6 +137,18 @@ CORNERS: Final = (
     Corner("chunk.offset", "⌊(i + 3) / 5⌋ = ⌊j / 5⌋", ("chunk_size",), changes.chunk(3)),
     Corner("segments", "tokens see their own sequence", ("segment_ids",), changes.segments, SQUARE),
     Corner("segments.empty_row", "a sequence without keys: output 0", ("segment_ids",), changes.lonely_segment),
+    Corner("selected", "indices of the only keys that a query sees", change=changes.select),
+    Corner("selected.by_head", "other indices for each head", ("selected_keys",)),
+    Corner("selected.repeated", "an index twice counts once, and −1 is no key", change=changes.select_repeatedly),
+    Corner("selected.empty_row", "a row of −1 sees no key: output 0", change=changes.select_nothing),
+    Corner("selected.hidden", "a row whose selected keys are all hidden: output 0", change=changes.select_hidden),
+    Corner(
+        "selected.causal",
+        "selected keys and a causal mask",
+        ("is_causal",),
+        changes.both(changes.offset_last, changes.select),
+    ),
+    Corner("selected.past", "indices count from the first cached key", ("past",), changes.select_of_past),
     Corner("alibi", "− slope × distance of query and key", ("alibi_slopes",), changes.offset_zero, SQUARE),
     Corner(
         "alibi.offset", "− slope × distance, the last query beside the last key", ("alibi_slopes",), changes.offset_last
@@ -133,6 +157,28 @@ CORNERS: Final = (
     Corner(
         "sinks.empty_row", "a row that sees the sink only: output 0", ("sinks", "mask"), changes.mask_with_empty_rows
     ),
+    Corner("sinks.large", "sinks whose exponentials overflow or vanish", ("sinks",), changes.large_sinks),
+    Corner("sinks.by_query", "a logit for each query of each head", ("sinks",), sizes={"has_row_sinks": True}),
+    Corner(
+        "sinks.by_query_padding",
+        "a logit for each query, beside padding of queries and keys",
+        ("sinks",),
+        changes.padded,
+        {"has_row_sinks": True},
+    ),
+    Corner("sinks.without", "the weights of the softmax over the keys alone", ("sinks",), changes.without_sinks),
+    Corner(
+        "sinks.without_empty_row",
+        "weights without sinks, where only the sink remains: 0",
+        ("sinks", "mask"),
+        changes.both(changes.mask_with_empty_rows, changes.without_sinks),
+    ),
+    Corner(
+        "sinks.without_large",
+        "weights without sinks, beside a sink that takes all weight",
+        ("sinks",),
+        changes.both(changes.large_sinks, changes.without_sinks),
+    ),
     Corner("rotary", "pairs of features from both halves", ("rotary",), changes.rotary_positions),
     Corner("rotary.interleaved", "pairs of adjacent features", ("rotary",), changes.interleaved),
     Corner("rotary.partial", "the first features only", ("rotary",), changes.partial_rotary),
@@ -140,11 +186,68 @@ CORNERS: Final = (
     Corner("rotary.past", "the cache is not rotated again", ("rotary", "past")),
     Corner("norm", "RMS norms of the features of a head", ("query_norm", "key_norm")),
     Corner("norm.rotary", "the norm comes before the rotation", ("query_norm", "key_norm", "rotary")),
+    Corner(
+        "norm.after_rotary",
+        "the norm comes after the rotation",
+        ("query_norm", "key_norm", "rotary"),
+        sizes={"norm": {"position": "after"}},
+    ),
+    Corner(
+        "norm.all_heads",
+        "a norm of the features of all heads of a token together",
+        NORMS,
+        sizes={"norm": {"over": "all"}},
+    ),
+    Corner("norm.layer", "layer norms: the mean is subtracted first", NORMS, sizes=LAYER),
+    Corner("norm.bias", "x / √(mean(x²) + eps) · weight + bias", NORMS, changes.biased_norms),
+    Corner("norm.value", "norms of values", ("value_norm",)),
+    Corner("norm.past", "the cache is not normalised again", (*NORMS, "past")),
+    Corner("norm.zero_row", "a norm of zeros is 0", NORMS, changes.zero_rows),
+    Corner("norm.equal_features", "a layer norm of equal numbers is its bias", NORMS, changes.constant_rows, LAYER),
+    Corner("gate", "head outputs times gates", ("gate",)),
+    Corner(
+        "gate.by_head", "one gate for each query and head, negative ones and zeros too", change=changes.gate_by_head
+    ),
+    Corner(
+        "gate.empty_row",
+        "a row that sees no key, whatever its gates: output 0",
+        ("gate", "mask"),
+        changes.mask_with_empty_rows,
+    ),
+    Corner(
+        "gate.padding", "queries beyond a length have output 0, whatever their gates", ("gate",), changes.query_lengths
+    ),
+    Corner("gate.map", "gates are the sigmoid of a map of the query", change=changes.mapped_gate("sigmoid", None)),
+    Corner(
+        "gate.map_by_head",
+        "one gate for each head: softplus of a map with a bias",
+        change=changes.mapped_gate("softplus", 1),
+    ),
     Corner("past", "cached keys and values, with a causal mask", ("past", "is_causal"), changes.offset_of_past),
     Corner("logsumexp", "ln Σ exp(score)", change=changes.ask_for_logsumexp),
     Corner("logsumexp.empty_row", "−∞ for a row that sees no key", ("mask",), changes.logsumexp_of_empty_rows),
     Corner("logsumexp.sinks", "the sink included", ("sinks",), changes.ask_for_logsumexp),
     Corner("normalization.sum", "scores divided by their sum", change=changes.sum_of_scores),
+    Corner("sigmoid", "each score becomes a weight by itself", change=changes.sigmoid_of_scores),
+    Corner(
+        "sigmoid.empty_row",
+        "a row that sees no key: output 0",
+        ("mask",),
+        changes.both(changes.mask_with_empty_rows, changes.sigmoid_of_scores),
+    ),
+    Corner(
+        "sigmoid.minus_infinity",
+        "−∞ in a bias hides a key, or all keys of a row",
+        ("bias",),
+        changes.both(
+            changes.both(changes.bias_with_infinities, changes.bias_with_empty_row), changes.sigmoid_of_scores
+        ),
+    ),
+    Corner(
+        "sigmoid.large_scores",
+        "scores whose exponentials overflow",
+        change=changes.both(changes.large_scores, changes.sigmoid_of_scores),
+    ),
     Corner("float64", "errors of double precision only", types=("float64",)),
     Corner("float16", "errors of half precision only", types=("float16",)),
     Corner("bfloat16", "errors of bfloat16 only", types=("bfloat16",)),
@@ -169,6 +272,8 @@ def make_fields(corner: Corner, dtype: str, random: np.random.Generator) -> Fiel
         kv_heads = int(random.integers(1, 4))
         sizes |= {"kv_heads": kv_heads, "heads": kv_heads * int(random.integers(1, 4))}
         sizes |= {"value_dim": int(random.choice([5, 8, 16])), "head_dim": int(random.choice([4, 8, 16]))}
+        sizes |= _variants(random)
+        options -= {"sinks"} if "normalization" in sizes else set()
     sizes |= corner.sizes
     if sizes.pop("square", False):
         sizes["queries"] = sizes["keys"]
@@ -177,6 +282,14 @@ def make_fields(corner: Corner, dtype: str, random: np.random.Generator) -> Fiel
     if fields.get("layout") == "bhld":
         del fields["layout"]  # the default
     return {name: _typed(value, FLOATS[dtype]) for name, value in fields.items()}
+
+
+def _variants(random: np.random.Generator) -> dict[str, Any]:
+    """Fields of the Recipe of `combined` that say which form its options have."""
+    choices = {"kind": ("rms", "layer"), "over": ("head", "all"), "position": ("before", "after")}
+    found: dict[str, Any] = {"norm": {name: str(random.choice(names)) for name, names in choices.items()}}
+    found |= {name: bool(random.random() < SHARE) for name in ("scales_heads", "has_row_sinks")}
+    return found | ({"normalization": "sigmoid"} if random.random() < SHARE / 2 else {})
 
 
 def _typed(value: Any, dtype: np.dtype) -> Any:

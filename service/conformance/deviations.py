@@ -206,6 +206,22 @@ output(-torch.inf).isnan().all().item()  # True
 """,
     ),
     Deviation(
+        "Hugging Face and weights without sinks",
+        "Eager attention of Granite SWA returns the weights of the softmax over the keys alone. Those of a row that "
+        "sees no key are equal, although its output is 0.",
+        (("transformers", "sinks.without_empty_row"),),
+        """\
+import torch
+from transformers.models.granite_swa.modeling_granite_swa import eager_attention_forward
+
+module, query = torch.nn.Module(), torch.zeros(1, 1, 1, 4)
+module.num_key_value_groups, module.training, module.sinks = 1, False, torch.zeros(1)
+keys, hidden = torch.ones(1, 1, 2, 4), torch.full((1, 1, 1, 2), torch.finfo(torch.float32).min)
+output, weights = eager_attention_forward(module, query, keys, keys, hidden, scaling=1.0)
+output.flatten().tolist(), weights.flatten().tolist()  # ([0.0, 0.0, 0.0, 0.0], [0.5, 0.5])
+""",
+    ),
+    Deviation(
         "Hugging Face and double precision",
         "Eager attention computes the softmax in float32, whatever the type is.",
         (("transformers", "float64"),),

@@ -13,7 +13,7 @@ from service.conformance.suite import Case, make_cases
 from service.conformance.target import Target, load_target
 
 # Without a directory, so many cases are made: each corner about twice. They show every mistake that `compare` knows.
-CASES: Final = 200
+CASES: Final = 300
 FAILURES: Final = ("imprecise", "wrong")
 
 
@@ -63,7 +63,7 @@ class SuiteResult:
 def run(directory: str | Path | None, target: str | Target) -> SuiteResult:
     """The result of an implementation for a suite.
 
-    directory: as `write` makes it; None for 200 cases that are made at once
+    directory: as `write` makes it; None for 300 cases that are made at once
     target:    a callable, or its name `module:function`. It is called with the fields of each request by name, arrays
                as ndarrays, and returns the output or a dict of arrays; it may raise Unsupported
 

@@ -8,9 +8,10 @@ from typing import Final
 
 import numpy as np
 
+from service.attention.spec import AttentionSpec
 from service.codecs.decoded import Decoded
 from service.comparison.actual import canonical
-from service.comparison.baseline import CORRECT, baselines
+from service.comparison.baseline import CORRECT, Arrays, baselines
 from service.comparison.case import make_case
 from service.comparison.solve import everything
 from service.conformance.changes import Fields
@@ -21,6 +22,7 @@ from service.pipeline.prepare import make_spec_and_plan
 # Of so many cases in a row, the last ones are of the corner `combined`.
 ROUND: Final = 5
 SINGLE: Final = 3
+ALONE: Final = "weights_without_sinks"
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Case:
     """A request with its exact answer.
 
     fields:    of the request, arrays as ndarrays
-    expected:  `output`, and `logsumexp` where it is defined, in float64 and in the axes of a response
+    expected:  `output`, `logsumexp` where it is defined, and `weights_without_sinks` where the request asks for them,
+               in float64 and in the axes of a response
     tolerance: the largest absolute error of a right answer, by the name of the array
     """
 
@@ -80,11 +83,22 @@ def finished(name: str, corner: str, fields: Fields) -> Case:
     """The case of a request, with its answer in float64 and its tolerances."""
     spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
     names = ["logsumexp"] if plan.normalization == "softmax" else []
+    names += [ALONE] if ALONE in fields.get("include", ()) else []
     exact = {**fields, "dtype": "float64", "include": names}
     result = attend(**exact)
     _, wide = make_spec_and_plan(Decoded(exact, frozenset()), allow_non_finite=True)
     expected = {array: np.asarray(result[array]) for array in ("output", *names)}
-    case = make_case(spec, plan.dtype)
     right = {array: canonical(numbers, array, wide) for array, numbers in expected.items()}
-    limits = baselines(case, everything(case), right, plan.dtype)
+    limits = _limits(spec, plan.dtype, right)
     return Case(name, corner, fields, expected, {array: CORRECT * limits[array] for array in expected})
+
+
+def _limits(spec: AttentionSpec, dtype: np.dtype, right: Arrays) -> dict[str, float]:
+    """The baseline of each array. Weights without sinks have that of the weights of a request without sinks."""
+    case = make_case(spec, dtype)
+    limits = baselines(case, everything(case), right, dtype)
+    if ALONE in right:
+        alone = make_case(spec._replace(sinks=None), dtype)
+        weights = {"attention_weights": right[ALONE]}
+        limits[ALONE] = baselines(alone, everything(alone), weights, dtype)["attention_weights"]
+    return limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal, localcontext
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,26 @@ def turn(position: int, base: float, exponent: tuple[int, int]) -> tuple[Decimal
         return sums[0], sums[1]
 
 
+class Row(NamedTuple):
+    """The answer for a query of a head. logsumexp: None for another normalization than softmax
+
+    size: how large the numbers are that a row sums, weighted values and gates
+    """
+
+    output: Vector
+    logsumexp: Decimal | None
+    weights_without_sinks: Vector
+    size: float
+
+
+ACTIVATIONS = {
+    "none": lambda x: x,
+    "sigmoid": lambda x: 1 / (1 + (-x).exp()),
+    "silu": lambda x: x / (1 + (-x).exp()),
+    "softplus": lambda x: (1 + x.exp()).ln(),
+}
+
+
 class Exact:
     """A request, whose rows are computed one by one. Arrays are brought into the axes b, h, l, d first."""
 
@@ -44,45 +64,71 @@ class Exact:
         self.past = fields["past_key"].shape[2] if "past_key" in fields else 0
         self.group = self.query.shape[1] // self.key.shape[1]
         self.keys = self.key.shape[2] + self.past
+        self.normalization = fields.get("normalization", "softmax")
+        self.kept: dict[tuple[str, int, int], list[Vector]] = {}
 
     def reach(self, b: int, h: int, i: int) -> float:
         """The largest magnitude of the scores of a row."""
-        query = self.prepared(exact(self.query[b, h, i]), "query", b, i)
-        scores = [self.score(query, b, h, i, j) for j in range(self.keys) if self.sees(b, h, i, j)]
+        scores = [self.score(b, h, i, j) for j in range(self.keys) if self.sees(b, h, i, j)]
         return max((abs(float(score)) for score in scores if score.is_finite()), default=0.0)
 
-    def row(self, b: int, h: int, i: int) -> tuple[Vector, Decimal | None]:
-        """Output and logsumexp of a row."""
+    def row(self, b: int, h: int, i: int) -> Row:
+        """What is computed of a row."""
         with localcontext() as context:
             context.prec = DIGITS
-            query = self.prepared(exact(self.query[b, h, i]), "query", b, i)
-            logsumexp: Decimal | None = None
-            keys = [j for j in range(self.keys) if self.sees(b, h, i, j)]
-            scores = {j: self.score(query, b, h, i, j) for j in keys}
-            keys = [j for j in keys if scores[j] != MINUS_INFINITY]
-            if self.fields.get("normalization") == "sum":
-                weights = {j: scores[j] for j in keys}
-            else:
-                weights = {j: scores[j].exp() for j in keys}
-            total = sum(weights.values(), Decimal(0))
-            if "sinks" in self.fields:
-                total += Decimal(float(self.fields["sinks"][h])).exp()
-            if self.fields.get("normalization") != "sum":
-                logsumexp = total.ln() if total else MINUS_INFINITY
-            output = [Decimal(0)] * self.value.shape[-1]
-            for j in keys:
+            scores = {j: self.score(b, h, i, j) for j in range(self.keys) if self.sees(b, h, i, j)}
+            scores = {j: score for j, score in scores.items() if score != MINUS_INFINITY}
+            weights, logsumexp = self.weights(scores, b, h, i)
+            output, sizes = [Decimal(0)] * self.value.shape[-1], [Decimal(0)]
+            for j, weight in weights.items():
                 value = self.token("value", b, h, j)
-                output = [x + weights[j] / total * y for x, y in zip(output, exact(value), strict=True)]
-            return output, logsumexp
+                output = [x + weight * y for x, y in zip(output, value, strict=True)]
+                sizes.append(max(abs(y) for y in value))
+            gates = self.gates(b, h, i)
+            size = max(sizes) * max(Decimal(1), sum(map(abs, weights.values()))) * max(map(abs, gates))
+            output = [x * gates[e % len(gates)] for e, x in enumerate(output)]
+            alone = self.weights(scores, b, h, i, sinks=False)[0] if logsumexp is not None else {}
+            return Row(output, logsumexp, [alone.get(j, Decimal(0)) for j in range(self.keys)], float(size))
 
-    def score(self, query: Vector, b: int, h: int, i: int, j: int) -> Decimal:
+    def weights(
+        self, scores: dict[int, Decimal], b: int, h: int, i: int, *, sinks: bool = True
+    ) -> tuple[dict[int, Decimal], Decimal | None]:
+        """The weights of visible keys, and the logsumexp. sinks: False for the softmax over the keys alone"""
+        if self.normalization == "sigmoid":
+            return {j: ACTIVATIONS["sigmoid"](score) for j, score in scores.items()}, None
+        if self.normalization == "sum":
+            total = sum(scores.values(), Decimal(0))
+            return {j: score / total for j, score in scores.items()}, None
+        exponentials = {j: score.exp() for j, score in scores.items()}
+        total = sum(exponentials.values(), Decimal(0))
+        if sinks and "sinks" in self.fields:
+            given = self.fields["sinks"]
+            total += Decimal(float(given[h] if given.ndim == 1 else given[b, h, i])).exp()
+        logsumexp = total.ln() if total else MINUS_INFINITY
+        return {j: weight / total for j, weight in exponentials.items()}, logsumexp
+
+    def gates(self, b: int, h: int, i: int) -> Vector:
+        """What the output of a row is multiplied by: one number, or one for each feature."""
+        if "gate" in self.fields:
+            return exact(self.fields["gate"][b, h, i])
+        gate = self.fields.get("projection", {}).get("gate")
+        if gate is None:
+            return [Decimal(1)]
+        source, of_head = exact(self.query[b, :, i].ravel()), len(gate["weight"]) // self.query.shape[1]
+        found = []
+        for place in range(h * of_head, (h + 1) * of_head):
+            number = sum((x * y for x, y in zip(source, exact(gate["weight"][place]), strict=True)), Decimal(0))
+            number += Decimal(float(gate["bias"][place])) if "bias" in gate else 0
+            found.append(ACTIVATIONS[gate.get("activation", "sigmoid")](number))
+        return found
+
+    def score(self, b: int, h: int, i: int, j: int) -> Decimal:
         """The score of a query and a key, with everything added."""
-        key = exact(self.token("key", b, h, j))
-        if j >= self.past:
-            key = self.prepared(key, "key", b, j - self.past)
+        query, key = self.prepared("query", b, i)[h], self.token("key", b, h, j)
         product = sum((x * y for x, y in zip(query, key, strict=True)), Decimal(0))
         default = 1 / Decimal(len(query)).sqrt()
-        score = product * (Decimal(self.fields["scale"]) if "scale" in self.fields else default)
+        given = self.fields.get("scale")
+        score = product * (default if given is None else Decimal(float(given if np.ndim(given) == 0 else given[h])))
         if "softcap" in self.fields:
             cap = Decimal(float(self.fields["softcap"]))
             grown = (2 * score / cap).exp()
@@ -100,21 +146,20 @@ class Exact:
     def offset(self, b: int) -> int:
         return int(np.broadcast_to(self.fields.get("query_offset", self.past), self.query.shape[:1])[b])
 
-    def token(self, role: str, b: int, h: int, j: int) -> np.ndarray:
-        """The key or value of a token, of the cache if it is one of its."""
-        new: np.ndarray = getattr(self, role)
-        token: np.ndarray = (
-            self.fields[f"past_{role}"][b, h // self.group, j]
-            if j < self.past
-            else new[b, h // self.group, j - self.past]
-        )
-        return token
+    def token(self, role: str, b: int, h: int, j: int) -> Vector:
+        """The key or value that a head reads at a place: of the cache as it is, or a new one."""
+        if j < self.past:
+            return exact(self.fields[f"past_{role}"][b, h // self.group, j])
+        return self.prepared(role, b, j - self.past)[h // self.group]
 
     def sees(self, b: int, h: int, i: int, j: int) -> bool:
         """True if a query sees a key; a bias of −∞ is not looked at."""
         given, at = self.fields, i + self.offset(b)
         window, size = given.get("window", {}), given.get("chunk_size", self.keys * 1000)
         ids = given.get("segment_ids")
+        chosen = given.get("selected_keys")
+        if chosen is not None and j not in np.broadcast_to(chosen, (*self.matrix[:3], chosen.shape[-1]))[b, h, i]:
+            return False
         return (
             bool(np.broadcast_to(given.get("mask", True), self.matrix)[b, h, i, j])
             and bool(np.broadcast_to(given.get("key_mask", True), (len(self.query), self.keys))[b, j])
@@ -126,15 +171,24 @@ class Exact:
             and ("chunk_size" not in given or at // size == j // size)
         )
 
-    def prepared(self, token: Vector, role: str, b: int, place: int) -> Vector:
-        """A query or new key after norm and rotation."""
-        norm = self.fields.get(f"{role}_norm")
-        if norm is not None:
-            mean = sum((x * x for x in token), Decimal(0)) / len(token)
-            size = (mean + Decimal(norm.get("eps", 1e-6))).sqrt()
-            token = [x / size * w for x, w in zip(token, exact(norm["weight"]), strict=True)]
+    def prepared(self, role: str, b: int, place: int) -> list[Vector]:
+        """A query, new key or new value of each head after norm and rotation."""
+        if (role, b, place) not in self.kept:
+            with localcontext() as context:
+                context.prec = DIGITS
+                self.kept[role, b, place] = self.norm_and_rotation(role, b, place)
+        return self.kept[role, b, place]
+
+    def norm_and_rotation(self, role: str, b: int, place: int) -> list[Vector]:
+        heads = [exact(token) for token in getattr(self, role)[b, :, place]]
+        norm: Any = self.fields.get(f"{role}_norm")
         rotary = self.fields.get("rotary")
-        return token if rotary is None else self.rotated(token, rotary, role, b, place)
+        position = None if norm is None else norm.get("position", "before")
+        if position == "before":
+            heads = normalised(heads, norm)
+        if rotary is not None and role != "value":
+            heads = [self.rotated(token, rotary, role, b, place) for token in heads]
+        return normalised(heads, norm) if position == "after" else heads
 
     def rotated(self, token: Vector, rotary: dict[str, Any], role: str, b: int, place: int) -> Vector:
         dim = rotary.get("dim", len(token))
@@ -151,6 +205,24 @@ class Exact:
             turned[first] = token[first] * cos - token[second] * sin
             turned[second] = token[first] * sin + token[second] * cos
         return turned
+
+
+def normalised(heads: list[Vector], norm: dict[str, Any]) -> list[Vector]:
+    """x / √(mean(x²) + eps) · weight + bias of each head, or of all of them as one."""
+    if norm.get("over") == "all":
+        joined = one_normalised([x for head in heads for x in head], norm)
+        width = len(heads[0])
+        return [joined[start : start + width] for start in range(0, len(joined), width)]
+    return [one_normalised(head, norm) for head in heads]
+
+
+def one_normalised(x: Vector, norm: dict[str, Any]) -> Vector:
+    if norm.get("kind") == "layer":
+        mean = sum(x, Decimal(0)) / len(x)
+        x = [number - mean for number in x]
+    size = (sum((number * number for number in x), Decimal(0)) / len(x) + Decimal(norm.get("eps", 1e-6))).sqrt()
+    x = [number / size * weight for number, weight in zip(x, exact(norm["weight"]), strict=True)]
+    return [number + bias for number, bias in zip(x, exact(norm["bias"]), strict=True)] if "bias" in norm else x
 
 
 def canonical(array: np.ndarray, layout: str, heads: int) -> np.ndarray:

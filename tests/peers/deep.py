@@ -1,4 +1,6 @@
-"""`make test-deep`: 10,000 random configurations for each peer.
+"""`make test-deep`: 10,000 random configurations for each peer, 1,000 for each option that a model introduced.
+
+    python -m tests.peers.deep [NAME ...]
 
 Runs in pieces and records finished pieces in a file, so that it resumes where it stopped, with the same seed. A file
 of another seed is never overwritten: delete it to start anew, or set the seed by PEERS_SEED.
@@ -15,10 +17,11 @@ from pathlib import Path
 
 import torch
 
+from tests.peers.options import COMPARISONS, run_option
 from tests.peers.peers import PEERS
 from tests.peers.run import run
 
-EXAMPLES = 10_000
+EXAMPLES = {**dict.fromkeys(PEERS, 10_000), **dict.fromkeys(COMPARISONS, 1_000)}
 PIECE = 500
 PROGRESS = Path(".peers-progress.json")
 
@@ -31,15 +34,22 @@ def main() -> None:
     if progress.get("seed", seed) != seed:
         sys.exit(f"{PROGRESS} holds the progress of seed {progress['seed']}")
     done: dict[str, list[list[float]]] = progress.get("done", {})
-    names = sys.argv[1:] or list(PEERS)
-    print(f"seed {seed}, {EXAMPLES} configurations a peer", flush=True)
+    names = sys.argv[1:] or list(EXAMPLES)
+    print(f"seed {seed}", flush=True)
     for name in names:
         pieces = done.setdefault(name, [])
-        while sum(count for count, _ in pieces) < EXAMPLES:
-            pieces.append(list(run(name, PIECE, seed + len(pieces))))
+        while sum(count for count, _ in pieces) < EXAMPLES[name]:
+            pieces.append(list(piece(name, seed, len(pieces))))
             PROGRESS.write_text(json.dumps({"seed": seed, "done": done}))
         count, worst = sum(count for count, _ in pieces), max(worst for _, worst in pieces)
-        print(f"  {name:28} {int(count):6} worst deviation {worst:.3f} of what is allowed", flush=True)
+        print(f"  {name:32} {int(count):6} worst deviation {worst:.3f} of what is allowed", flush=True)
+
+
+def piece(name: str, seed: int, number: int) -> tuple[int, float]:
+    """The number of configurations of a piece, and its worst deviation. number: of the piece; each has its own"""
+    if name in PEERS:
+        return run(name, PIECE, seed + number)
+    return run_option(name, PIECE, seed + number * PIECE)
 
 
 if __name__ == "__main__":

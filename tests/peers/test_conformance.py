@@ -24,6 +24,14 @@ PROGRAMS = [
 INSTALLED = {name: adapter for name, adapter in ADAPTERS.items() if adapter.is_installed}
 # Corners that every library computes right.
 RIGHT = ("plain", "one_query", "long_keys", "mask", "large_scores")
+# Options that some libraries alone have.
+OF_ONE = (
+    ("flex-attention", "scale.by_head"),
+    ("flex-attention", "scale.by_head_negative"),
+    ("keras", "gate.map"),
+    ("transformers", "sinks.by_query"),
+    ("transformers", "sinks.without"),
+)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -48,6 +56,14 @@ def test_libraries_are_called_as_their_arguments_mean(name: str) -> None:
     assert run_cases(cases, target, explain=False).count("correct") == len(cases)
 
 
+@pytest.mark.parametrize(("name", "corner"), OF_ONE)
+def test_an_option_that_one_library_has_is_passed_on(name: str, corner: str) -> None:
+    """So that an adapter that left it out would fail: the corner shows the mistake."""
+    cases = make_corner_cases(corner, 3, 7, ("float32",))
+    (found,) = run_cases(cases, ADAPTERS[name].load(), explain=False).corners
+    assert found.status == "correct"
+
+
 @pytest.mark.parametrize(("name", "corner"), ANCHORS)
 def test_each_deviation_of_the_matrix_is_there(name: str, corner: str) -> None:
     if name not in INSTALLED or corner == "scale.zero":  # rounding, which some cases show and others do not
@@ -65,6 +81,10 @@ def test_causal_masks_align_as_the_page_says() -> None:
 def test_an_adapter_says_what_a_library_has_no_argument_for() -> None:
     (found,) = run_cases(make_corner_cases("sinks", 1, 0, ("float32",)), INSTALLED["torch-sdpa"].load()).corners
     assert (found.status, found.outcomes[0].message) == ("unsupported", "no argument for sinks")
+    for name in INSTALLED.keys() - {"flex-attention"}:
+        (found,) = run_cases(make_corner_cases("scale.by_head", 1, 0, ("float32",)), INSTALLED[name].load()).corners
+        said = "no argument for scale" if name in ("torch-mha", "keras") else "one number for the scale only"
+        assert (found.status, found.outcomes[0].message) == ("unsupported", said)
 
 
 def test_a_library_that_is_missing_is_not_installed() -> None:

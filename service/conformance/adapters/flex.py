@@ -40,6 +40,8 @@ def flex(request: Request) -> Any:
     if request.offset is None and q != k and {"is_causal", "window"} & request.fields.keys():
         raise Unsupported("its mask says where queries are")
     arguments: dict[str, Any] = {"enable_gqa": request.groups > 1, "scale": request.fields.get("scale")}
+    if np.ndim(arguments["scale"]):
+        arguments["scale"] = 1.0  # one of each head is in the score_mod
     if hides := list(_predicates(request)):
 
         def visible(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -94,7 +96,10 @@ def _predicates(request: Request) -> Iterator[Predicate]:
 
 
 def _edits(request: Request) -> Iterator[Edit]:
-    """What changes scaled scores, in order."""
+    """What changes scores, in order."""
+    if np.ndim(request.fields.get("scale", 0)):
+        scales = tensor(request["scale"])
+        yield lambda s, b, h, i, j: s * scales[h]
     if "softcap" in request:
         cap = request["softcap"]
         yield lambda s, b, h, i, j: cap * torch.tanh(s / cap)

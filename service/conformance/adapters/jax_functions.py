@@ -29,7 +29,7 @@ def dot_product(request: Request) -> Any:
     b, h = request.query.shape[:2]
     q, k = request.lengths
     request.check_offset(0)
-    arguments: dict[str, Any] = {name: request[name] for name in ("scale", "is_causal") if name in request}
+    arguments: dict[str, Any] = {"scale": request.scale, "is_causal": "is_causal" in request}
     if (mask := request.seen()) is not None:
         arguments["mask"] = np.broadcast_to(mask, (b, h, q, k))
     if "bias" in request:

@@ -1,4 +1,4 @@
-"""keras.layers.MultiHeadAttention and GroupQueryAttention, with maps that change nothing."""
+"""keras.layers.MultiHeadAttention and GroupQueryAttention, with maps that change nothing but the gate's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.conformance.adapters.request import Request, adapter
 from service.conformance.target import Unsupported
 
 
-@adapter("mask", "key_mask", "is_causal", "query_offset", "window")
+@adapter("mask", "key_mask", "is_causal", "projection", "query_offset", "window")
 def multi_head(request: Request) -> Any:
     """The output of a layer."""
     b, h, q, d = request.query.shape
@@ -32,7 +32,13 @@ def multi_head(request: Request) -> Any:
     if "is_causal" in request:
         arguments["use_causal_mask"] = True
     kind = request.query.dtype.name
-    options = {"use_bias": False, "dtype": kind, "sliding_window": _sliding_window(request)}
+    gate = _gate(request)
+    options = {
+        "use_bias": False,
+        "dtype": kind,
+        "sliding_window": _sliding_window(request),
+        "use_gate": gate is not None,
+    }
     packed = [
         keras.ops.convert_to_tensor(array.transpose(0, 2, 1, 3).reshape(b, -1, array.shape[1] * array.shape[3]), kind)
         for array in (request.query, request.key, request.value)
@@ -46,10 +52,25 @@ def multi_head(request: Request) -> Any:
     else:
         raise Unsupported("as many features of values as of keys only")
     # Each is square if two of its axes are joined.
-    layer.set_weights([np.eye(math.isqrt(math.prod(weight.shape))).reshape(weight.shape) for weight in layer.weights])
+    for weight in layer.weights:
+        identity = np.eye(math.isqrt(math.prod(weight.shape)))
+        weight.assign((gate if gate is not None and "/gate/" in weight.path else identity).reshape(weight.shape))
     output = layer(packed[0], packed[2], key=packed[1], **arguments)
     heads = keras.ops.convert_to_numpy(output).reshape(b, q, h, e)
     return request.restored(heads.transpose(0, 2, 1, 3))
+
+
+def _gate(request: Request) -> np.ndarray | None:
+    """The kernel of the gate (in, out), whose activation is the sigmoid; None for no gate."""
+    maps = request.fields.get("projection", {})
+    if not maps:
+        return None
+    given = maps.get("gate", {})
+    width = request.heads * request.value.shape[-1]
+    if maps.keys() != {"gate"} or given.keys() != {"weight"} or given["weight"].shape[0] != width:
+        raise Unsupported("a gate without a bias for each feature only")
+    kernel: np.ndarray = given["weight"].T
+    return kernel
 
 
 def _sliding_window(request: Request) -> int | None:

@@ -68,7 +68,8 @@ def reference(request: Request) -> Any:
 def make_model(request: Request, opset: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """The model for a request, and its inputs."""
     feeds = {"Q": request.query, "K": request.key, "V": request.value}
-    attributes: dict[str, Any] = {name: request[name] for name in ("scale", "softcap") if name in request}
+    given = {"scale": request.scale, "softcap": request.fields.get("softcap")}
+    attributes: dict[str, Any] = {name: number for name, number in given.items() if number is not None}
     if "is_causal" in request:
         attributes["is_causal"] = 1
     for side, width in request.fields.get("window", {}).items():

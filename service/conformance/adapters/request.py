@@ -55,6 +55,13 @@ class Request:
         return int(self.query.shape[2]), int(self.key.shape[2])
 
     @property
+    def scale(self) -> float | None:
+        """The scale, None for the default. Errors: Unsupported for one of each head."""
+        if np.ndim(self.fields.get("scale", 0)):
+            raise Unsupported("one number for the scale only")
+        return self.fields.get("scale")
+
+    @property
     def wants_logsumexp(self) -> bool:
         """True if the logsumexp is asked for."""
         return "logsumexp" in self.fields.get("include", ())

@@ -27,8 +27,8 @@ def scaled_dot_product(request: Request) -> Any:
     q, k = request.lengths
     request.check_offset(0, k - q)
     arguments: dict[str, Any] = {"enable_gqa": request.groups > 1}
-    if "scale" in request:
-        arguments["scale"] = request["scale"]
+    if request.scale is not None:
+        arguments["scale"] = request.scale
     masks: list[Any] = []
     if (seen := request.seen()) is not None:
         masks.append(tensor(seen))

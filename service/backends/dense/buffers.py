@@ -74,7 +74,7 @@ class ResultBuffers:
         """Write a block (b, h, r, k) or (b, h, r) of an output to its buffer, if the plan includes the output."""
         if name in self.arrays:
             places, heads = self._heads_within(tile)
-            self._write(name, tile, places, block[:, heads])
+            self._write(name, tile, places, *self._selected_rows(tile, block[:, heads]))
 
     def add_weights(self, tile: Tile, weights: Array) -> Array | None:
         """Write what the plan includes of the weights of a tile. Returns `received` of the tile, (b, h, k)."""
@@ -86,17 +86,19 @@ class ResultBuffers:
         places, kept = self._kept_heads(tile, weights)
         received = xp.sum(kept, axis=2) if "received" in self.arrays else None
         if WEIGHTS in self.arrays and not self._shares_memory:
+            rows, kept = self._selected_rows(tile, kept)  # before they are sorted
             if chosen.top_k is not None:
                 order = self._lib.top_indices(kept, chosen.top_k)
-                self._write(TOP_INDICES, tile, places, order)
+                self._write(TOP_INDICES, tile, places, rows, order)
                 kept = xp.take_along_axis(kept, order, axis=-1)
-            self._write(WEIGHTS, tile, places, kept)
+            self._write(WEIGHTS, tile, places, rows, kept)
         return received
 
     def add_weights_without_sinks(self, tile: Tile, weights: Array) -> None:
         """Write the weights of a tile (b, h, r, k) that the softmax over the keys alone gives, if they are included."""
         if WITHOUT_SINKS in self.arrays:
-            self._write(WITHOUT_SINKS, tile, *self._kept_heads(tile, weights))
+            places, kept = self._kept_heads(tile, weights)
+            self._write(WITHOUT_SINKS, tile, places, *self._selected_rows(tile, kept))
 
     def _kept_heads(self, tile: Tile, weights: Array) -> tuple[slice | Array, Array]:
         """The places of the selected heads of a tile in the buffers, and their weights, averaged if so selected."""
@@ -125,17 +127,22 @@ class ResultBuffers:
         places = np.nonzero((part.start <= chosen) & (chosen < part.stop))[0]
         return self._lib.load(places), self._lib.load(chosen[places] - part.start)
 
-    def _write(self, name: str, tile: Tile, heads: slice | Array, block: Array) -> None:
-        """Write a block of a tile, already cut to the selected heads, to the places of these heads in a buffer."""
-        target, rows = self.arrays[name], tile.rows
+    def _selected_rows(self, tile: Tile, block: Array) -> tuple[slice | Array, Array]:
+        """The places of the selected queries of a tile in the buffers, and their rows of a block (b, h, r, ...)."""
+        if self._chosen.queries is None:
+            return tile.rows, block
+        places, within = self._places(self._chosen.queries, tile.rows)
+        return places, block[:, :, within]
+
+    def _write(self, name: str, tile: Tile, heads: slice | Array, rows: slice | Array, block: Array) -> None:
+        """Write a block of a tile, already cut to the selected heads and queries, to their places in a buffer."""
+        target = self.arrays[name]
         if block.dtype != target.dtype:
             block = self._lib.xp.astype(block, target.dtype)
         has_all_keys = self._chosen.top_k is None or name not in (WEIGHTS, TOP_INDICES)
         columns = (tile.columns,) if has_all_keys and block.ndim == 4 else ()
-        if self._chosen.queries is not None:
-            rows, within = self._places(self._chosen.queries, tile.rows)
-            block = block[:, :, within]
-            heads = heads if isinstance(heads, slice) else heads[:, None]
+        if not isinstance(heads, slice) and not isinstance(rows, slice):
+            heads = heads[:, None]
         target[(tile.batch, heads, rows, *columns)] = block
 
 

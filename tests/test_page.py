@@ -43,7 +43,29 @@ def test_a_file_that_the_client_has_is_not_sent_again(client: httpx.Client) -> N
     for sent in (tag, f'"other", W/{tag}'):
         again = client.get("/page/app.js", headers={"If-None-Match": sent})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    assert client.get("/page/app.js", headers={"If-None-Match": "*"}).status_code == 304
     assert client.get("/page/app.js", headers={"If-None-Match": '"other"'}).status_code == 200
+    stale = {"If-None-Match": '"other"', "If-Modified-Since": "Fri, 31 Dec 9999 23:59:59 GMT"}
+    assert client.get("/page/app.js", headers=stale).status_code == 200, "RFC 9110, 13.1.3: the tag decides alone"
+
+
+@pytest.mark.parametrize("path", ["/", "/page/app.js", "/openapi.json", "/docs-assets/swagger-ui.css"])
+def test_head_has_the_headers_of_get_and_no_body(client: httpx.Client, path: str) -> None:
+    head, whole = client.head(path), client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    changing = ("date", "x-request-id")
+    assert [one for one in head.headers.items() if one[0] not in changing] == [
+        one for one in whole.headers.items() if one[0] not in changing
+    ]
+    assert head.headers["content-length"] == str(len(whole.content))
+
+
+def test_head_is_conditional_and_refused_where_get_is(client: httpx.Client, protected: httpx.Client) -> None:
+    assert client.head("/", headers={"If-None-Match": "*"}).status_code == 304
+    assert client.head("/page/no.js").status_code == 404
+    refused = client.post("/page/app.js")
+    assert (refused.status_code, set(refused.headers["allow"].split(", "))) == (405, {"GET", "HEAD"})
+    assert protected.head("/page/app.js").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -70,7 +92,8 @@ def test_addresses_are_relative_so_that_the_page_works_below_a_prefix() -> None:
     """Every file that the page or a module names exists."""
     page = (FOLDER / "index.html").read_text(encoding="utf-8")
     links = [link for link in re.findall(r'(?:src|href)="([^"]*)"', page) if not link.startswith("data:")]
-    assert {urljoin("/x/", link) for link in links} == {"/x/page/page.css", "/x/page/app.js", "/x/docs"}
+    modules = {f"/x/page/{module.name}" for module in MODULES}
+    assert {urljoin("/x/", link) for link in links} == {"/x/page/page.css", "/x/docs"} | modules
     for module in MODULES:
         text = module.read_text(encoding="utf-8")
         imported = re.findall(r'^import .* from "\./(.*)";$', text, re.MULTILINE)
@@ -86,6 +109,16 @@ def test_the_page_has_no_inline_scripts_and_styles_and_parses_no_html() -> None:
         assert not re.search(r"innerHTML|insertAdjacentHTML|\beval\(|document\.write", module.read_text("utf-8")), (
             module
         )
+
+
+def test_the_page_names_its_modules_in_the_order_in_which_they_need_each_other() -> None:
+    """A saved page joins them in this order; all but functions have to be there when a module runs."""
+    page = (FOLDER / "index.html").read_text(encoding="utf-8")
+    names = re.findall(r'rel="modulepreload" href="page/(.*)"', page)
+    assert sorted(names) == [module.name for module in MODULES]
+    for place, name in enumerate(names):
+        imported = re.findall(r'from "\./(.*)";$', (FOLDER / name).read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(imported) <= set(names[:place]), name
 
 
 def test_all_modules_together_are_small() -> None:

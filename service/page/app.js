@@ -1,11 +1,10 @@
 // From the forms of the page to a request, from its response to pictures.
 
-import { find, make } from "./dom.js";
+import { fillIn, find, make } from "./dom.js";
 import { Tensor, fromText, toText } from "./tensors.js";
-import { readSafetensors } from "./files.js";
-import { forStages, readFiles, requestOfText, sizesOf, withOptions } from "./request.js";
+import { LEFT_OUT, SCORES, forStages, readFiles, requestOfText, sizesOf, withOptions } from "./request.js";
 import { sentenceRequest } from "./sentence.js";
-import { post, session } from "./service.js";
+import { post, postForTensors, session } from "./service.js";
 import { Result, View } from "./result.js";
 import { paintStages } from "./stages.js";
 import { paintHeads, paintLines } from "./heads.js";
@@ -13,18 +12,21 @@ import { paintRow } from "./row.js";
 import { readForm, showFaults, showOptions, writeAddress, writeForm } from "./controls.js";
 import { paintComparison } from "./compare.js";
 import { showLong } from "./long.js";
-import { addressOf, asHtml, asPng, asProgram, asSvg, copy, download } from "./share.js";
+import { addressOf, asHtml, asProgram, copy, download } from "./share.js";
 
-const FIRST = { batch: 0, head: 0, query: 0, key: 0, stage: "attention_weights" };
+const FIRST = { batch: 0, head: 0, query: 0, key: 0, feature: 0, stage: "attention_weights" };
+const SOURCE = { example: "six_tokens_trained" };
 const [LONGEST, MOST_SCORES, DELAY] = [512, 2 ** 20, 10];
 
-/** What a saved page holds, else null. */
+/** What a saved page holds. */
 const saved = fromText(document.getElementById("saved")?.textContent ?? "null");
 const base = saved?.base ?? new URL(".", document.baseURI).href;
-/** @type {{examples: Fields, request: Fields, choice: Choice, result?: Result, comparison?: Fields}} */
+/** @type {State} */
 const state = { examples: {}, request: {}, choice: { ...FIRST } };
 let controller = new AbortController();
 let timer = 0;
+/** What the user changed last, where errors are shown. @type {Element | undefined} */
+let changed;
 
 const currentRequest = () => withOptions(state.request, saved?.options ?? readForm("options"));
 const view = () => state.result && new View(state.result, state.choice, choose);
@@ -42,101 +44,115 @@ function paint() {
 	const { batch_size: batch, num_heads: head, query_length: query, key_length: key } = shown.result.metadata;
 	/** @type {Fields} */
 	const choice = state.choice;
-	for (const [name, count] of Object.entries({ batch, head, query, key })) choice[name] = Math.max(0, Math.min(choice[name] ?? 0, count - 1));
+	const counts = { batch, head, query, key, feature: shown.block(choice.stage).cols };
+	for (const [name, count] of Object.entries(counts)) choice[name] = Math.max(0, Math.min(Math.trunc(choice[name]) || 0, count - 1));
 	if (!saved) writeAddress(state.request, choice);
-	find("batch-label").hidden = batch === 1;
+	find("save-svg").disabled = find("save-png").disabled = !SCORES.includes(choice.stage);
 	for (const part of [paintStages, paintHeads, paintLines, paintRow]) part(shown);
 	if (state.comparison) paintComparison(state.comparison, shown);
 }
 
+/** A verdict is of one request only. */
+function forgetComparison() {
+	state.comparison = undefined;
+	find("report").replaceChildren();
+}
+
 /** Sends the request, unless another change follows soon. */
 function send() {
+	forgetComparison();
 	controller.abort();
 	controller = new AbortController();
 	clearTimeout(timer);
 	performance.mark("change");
-	timer = window.setTimeout(compute, DELAY, controller.signal);
+	timer = setTimeout(compute, DELAY, controller.signal);
 }
 
 /** @type {compute} */
 const compute = async (signal) => {
 	const request = currentRequest();
 	const { b, h, q, k } = sizesOf(request);
+	find("batch-label").hidden = b === 1;
 	const long = Math.max(q, k) > LONGEST || b * h * q * k > MOST_SCORES;
 	find("long").hidden = !long;
 	find("short").hidden = long;
-	if (long) find("status").textContent = "Computing …";
-	if (long) await showLong(request, Math.min(find("long-head").valueAsNumber || 0, h - 1), signal);
-	state.result = long ? undefined : await fetchStages(forStages(request), signal);
+	if (long) {
+		state.result = undefined;
+		find("status").textContent = "Computing …";
+		writeAddress(state.request, {});
+		await showLong(request, Math.min(find("batch").valueAsNumber || 0, b - 1), signal);
+	} else {
+		const asked = forStages(request);
+		const { tensors, text } = await postForTensors(asked, signal);
+		state.result = new Result(asked, tensors, JSON.parse(text));
+	}
+	find("pictures").classList.remove("stale");
 	showFaults();
 	paint();
 	performance.measure("repaint", "change");
-	find("status").textContent = statusOf() ?? `${q} queries · ${k} keys`;
-};
-
-/** @type {fetchStages} */
-const fetchStages = async (request, signal) => {
-	const response = await post("attention", request, "application/vnd.safetensors", signal);
-	const { tensors, text } = readSafetensors(await response.arrayBuffer(), "response");
-	return new Result(request, tensors, JSON.parse(text));
+	find("status").textContent = (statusOf() ?? `${q} queries · ${k} keys`) + LEFT_OUT.filter((name) => state.request[name]).map((name) => ` · without ${name}`).join("");
 };
 
 function statusOf() {
 	if (!state.result) return undefined;
-	const { backend, dtype, num_heads: heads, query_length, key_length, warnings } = state.result.metadata;
-	const notes = warnings.map((/** @type {Fields} */ { message }) => ` · ${message}`).join("");
-	return `${query_length} × ${key_length} · ${heads} ${heads === 1 ? "head" : "heads"} · ${dtype} · ${backend}${notes}`;
+	const { metadata } = state.result;
+	const notes = metadata.warnings.map((/** @type {Fields} */ { message }) => ` · ${message}`).join("");
+	return fillIn(find("status").dataset[metadata.num_heads === 1 ? "head" : "heads"], metadata) + notes;
 }
 
 /** @param {any} error */
 function showError(error) {
 	if (error.name === "AbortError") return;
-	showFaults(error.faults ?? [], error.message);
+	showFaults(error.faults, error.message, changed);
+	if (changed !== find("compare")) find("pictures").classList.add("stale");
 	if (error.status === 401) find("key-field").hidden = false;
 }
 
-/** Shows a request with its own options, some changed. @type {load} */
+/** @type {load} */
 const load = (request, changed = {}) => {
-	Object.assign(state, { request, choice: { ...FIRST }, comparison: undefined });
-	for (const id of /** @type {const} */ (["report", "difference", "difference-text"])) find(id).replaceChildren();
+	Object.assign(state, { request, choice: { ...FIRST } });
 	showOptions(request, changed);
 	send();
 };
 
 async function loadSource() {
+	state.request = {};
+	forgetComparison();
 	const { example } = readForm("source");
 	for (const kind of /** @type {const} */ (["sentence", "data"])) find(kind).hidden = find(kind).disabled = example !== kind;
 	const { text, dim, seed, pasted } = readForm("source");
 	const files = find("file").files ?? [];
 	if (example in state.examples) load(state.examples[example].request);
 	else if (example === "sentence") load(sentenceRequest(text, Number(dim) || 1, seed), { num_heads: readForm("options").num_heads });
-	else if (pasted?.trim()) load(requestOfText(pasted));
-	else if (files.length) load(await readFiles(files));
+	else load(pasted?.trim() ? requestOfText(pasted) : await readFiles(files));
 }
 
-/** Restores the address. */
 async function loadAddress() {
 	const address = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-	writeForm("source", { example: "six_tokens_trained", ...address });
+	writeForm("source", { ...SOURCE, ...address });
+	if (!readForm("source").example) writeForm("source", SOURCE);
 	await loadSource();
 	showOptions(state.request, address);
-	const { batch, head, query, key, stage = FIRST.stage } = /** @type {Fields} */ (address);
-	state.choice = { batch, head, query, key, stage };
+	const { batch, head, query, key, feature, stage = "" } = /** @type {Fields} */ (address);
+	const isStage = find("pipeline").querySelector(`[value="${CSS.escape(stage)}"]`);
+	state.choice = { batch, head, query, key, feature, stage: isStage ? stage : FIRST.stage };
 }
 
 /** Moves the chosen cell by an arrow key. @param {KeyboardEvent} event */
 function moveChoice({ key: name }) {
 	const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[name];
-	if (!step) return;
-	const [query, key] = state.result?.columns ? step.toReversed() : step;
-	choose({ query: state.choice.query + query, key: state.choice.key + key });
+	const grid = view()?.grid(state.choice.stage);
+	if (step && grid) choose({ [grid.rowAxis]: state.choice[grid.rowAxis] + step[0], [grid.colAxis]: state.choice[grid.colAxis] + step[1] });
 }
 
 async function compareKernel() {
+	changed = find("compare");
+	forgetComparison();
+	const { signal } = controller;
 	const files = find("actual-file").files;
 	const given = files?.length ? await readFiles(files) : requestOfText(find("actual").value);
 	const actual = given.actual ?? (given.input ? { output: given.input } : given);
-	const response = await post("attention/compare", { ...currentRequest(), actual }, "application/json");
+	const response = await post("attention/compare", { ...currentRequest(), actual }, "application/json", signal);
 	state.comparison = { actual, report: await response.json() };
 	showFaults();
 	paintComparison(state.comparison, view());
@@ -149,21 +165,22 @@ function restore() {
 	writeForm("source", source);
 	writeForm("options", options);
 	document.querySelectorAll("form fieldset").forEach((inputs) => inputs.setAttribute("disabled", ""));
-	find("status").textContent = `A saved page, which computes nothing new · ${statusOf()}`;
+	find("status").textContent = `${find("status").dataset.saved} · ${statusOf()}`;
 	paint();
 }
 
 function listen() {
+	document.addEventListener("input", ({ target }) => (changed = /** @type {Element} */ (target)), true);
 	find("source").oninput = loadSource;
 	find("options").oninput = find("long-options").oninput = send;
 	find("key").onchange = () => {
 		session.key = find("key").value.trim();
 		send();
 	};
-	find("batch").oninput = () => choose({ batch: find("batch").valueAsNumber || 0 });
+	find("batch").oninput = () => (state.result ? choose({ batch: find("batch").valueAsNumber }) : send());
 	find("large").onkeydown = moveChoice;
 	find("compare").onsubmit = compareKernel;
-	find("all-heads").onchange = find("theme").onchange = find("numbers").ontoggle = window.onresize = paint;
+	find("all-heads").onchange = find("numbers").ontoggle = window.onresize = paint;
 	window.onhashchange = loadAddress;
 	window.onunhandledrejection = (event) => {
 		event.preventDefault();
@@ -174,12 +191,17 @@ function listen() {
 function listenToShares() {
 	const asked = () => state.result?.request ?? currentRequest();
 	const answer = () => ({ ...state.result?.answer, ...state.result?.tensors });
-	const picture = () => /** @type {View} */ (view());
-	find("copy-curl").onclick = () => copy(asProgram("curl", `${base}attention`, asked()));
-	find("copy-python").onclick = () => copy(asProgram("python", `${base}attention`, asked()));
+	for (const language of /** @type {const} */ (["curl", "python"])) {
+		find(`copy-${language}`).onclick = () => copy(asProgram(language, `${base}attention`, asked()));
+	}
 	find("save-json").onclick = () => download("attention.json", addressOf(toText({ request: asked(), answer: answer() })));
-	find("save-svg").onclick = () => download("attention.svg", asSvg(picture()));
-	find("save-png").onclick = async () => download("attention.png", await asPng(picture()));
+	for (const button of [find("save-svg"), find("save-png")]) {
+		button.onclick = async () => {
+			const { batch: batch_entry, head, stage } = state.choice;
+			const response = await post("attention/heatmap", { ...asked(), select_heads: [head], heatmap: { stage, batch_entry } }, button.value);
+			download(button.name, URL.createObjectURL(await response.blob()));
+		};
+	}
 	find("save-html").onclick = async () => {
 		const { examples, result, ...own } = state;
 		const content = { ...own, base, source: readForm("source"), options: readForm("options"), asked: asked(), answer: answer() };
@@ -192,7 +214,10 @@ async function start() {
 	listenToShares();
 	if (saved) return restore();
 	state.examples = await (await fetch("page/examples.json")).json();
-	find("examples").append(...Object.entries(state.examples).map(([value, { title }]) => make("option", { value }, title)));
+	const sources = Map.groupBy(Object.entries(state.examples), ([, { source }]) => source.split(/ \(|, cell/)[0]);
+	for (const [label, examples] of sources) {
+		find("example").prepend(make("optgroup", { label }, ...examples.map(([value, { title }]) => make("option", { value }, title))));
+	}
 	await loadAddress();
 }
 

@@ -3,7 +3,7 @@
 import { find, make } from "./dom.js";
 import { hasTensors, optionsOf } from "./request.js";
 
-/** The values of a form, without disabled controls. @type {readForm} */
+/** @type {readForm} */
 export const readForm = (id) => {
 	const entries = Object.fromEntries(new FormData(find(id)));
 	return /** @type {Options} */ (id === "options" ? { is_causal: "", ...entries } : entries);
@@ -12,7 +12,7 @@ export const readForm = (id) => {
 /** @param {"options" | "source"} id @returns {Iterable<HTMLInputElement>} */
 const controlsOf = (id) => /** @type {any} */ (find(id).elements);
 
-/** Shows values in a form. @type {writeForm} */
+/** @type {writeForm} */
 export const writeForm = (id, values) => {
 	for (const control of controlsOf(id)) {
 		if (control.type === "checkbox") control.checked = values[control.name] === "true";
@@ -20,44 +20,45 @@ export const writeForm = (id, values) => {
 	}
 };
 
-/** Shows the options of a request. Lists cannot be changed. @type {showOptions} */
+/** @type {showOptions} */
 export const showOptions = (request, changed) => {
 	find("options").reset();
 	writeForm("options", { ...optionsOf(request), ...changed });
 	for (const control of controlsOf("options")) {
-		control.disabled = typeof request[control.name] === "object" || (control.name === "layout" && (!control.value || hasTensors(request)));
+		control.disabled = request[control.name] instanceof Object || (control.name === "layout" && (!control.value || hasTensors(request)));
 	}
 };
 
-/** Shows faults at their controls, all others above the pictures. @type {showFaults} */
-export const showFaults = (faults = [], title = "") => {
+/** @type {showFaults} */
+export const showFaults = (faults = [], title = "", near = find("batch-label")) => {
 	for (const old of document.querySelectorAll(".fault")) {
 		old.previousElementSibling?.removeAttribute("aria-invalid");
 		old.remove();
 	}
 	const others = faults.filter((fault) => !showAtControl(fault));
-	find("problem").hidden = !title;
-	find("problem").replaceChildren(title, ...others.map(({ pointer, text }) => make("p", {}, `${pointer} ${text}`)));
+	const problem = find("problem");
+	near.after(problem);
+	problem.hidden = !title || (faults.length > 0 && !others.length);
+	problem.replaceChildren(title, ...others.map(({ pointer, text }) => make("p", {}, `${pointer}: ${text}`)));
 };
 
-/** Shows a fault at the control of its field or of pasted data; false if there is none. @param {Fault} fault */
+/** Shows a fault at the control of its field; false if there is none. @param {Fault} fault */
 function showAtControl({ pointer, text }) {
 	const path = pointer.slice(1).replaceAll("/", ".");
-	const own = path && find("options").querySelector(`[name="${CSS.escape(path)}"], [name^="${CSS.escape(path)}."]`);
-	const target = own || (path && !find("data").hidden && find("pasted"));
+	const target = path && find("options").querySelector(`[name="${CSS.escape(path)}"], [name^="${CSS.escape(path)}."]`);
 	if (!target) return false;
-	const fault = make("small", { class: "fault", id: `fault-${path}` }, own ? text : `${pointer}: ${text}`);
+	const fault = make("small", { class: "fault", id: `fault-${path}` }, text);
 	target.setAttribute("aria-invalid", "true");
 	target.setAttribute("aria-describedby", fault.id);
 	target.after(fault);
 	return true;
 }
 
-/** Puts the source, changed options, and the choice into the address. @type {writeAddress} */
+/** @type {writeAddress} */
 export const writeAddress = (request, choice) => {
 	const { pasted, ...source } = readForm("source");
 	const own = optionsOf(request);
 	const changed = Object.entries(readForm("options")).filter(([name, value]) => value !== (own[name] ?? ""));
-	const chosen = Object.entries(choice).flatMap(([name, value]) => (value ? [[name, String(value)]] : []));
+	const chosen = Object.entries(choice).filter(([, value]) => value);
 	history.replaceState(null, "", `#${new URLSearchParams([...Object.entries(source), ...changed, ...chosen])}`);
 };

@@ -1,15 +1,15 @@
 // Elements of the page and the text of numbers. Text is set as text, never parsed as HTML.
 
-/** The element with an id. @template {keyof PageElements} Id @type {find} */
+/** @template {keyof PageElements} Id @type {find} */
 export const find = (id) => /** @type {any} */ (document.getElementById(id));
 
-/** A new element. @type {Make} */
+/** @type {Make} */
 export const make = (tag, attributes, ...children) => decorate(document.createElement(tag), attributes, children);
 
-/** A new element of SVG. @type {MakeSvg} */
+/** @type {MakeSvg} */
 export const makeSvg = (tag, attributes, ...children) => decorate(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
-/** @type {(made: any, attributes: Fields | undefined, children: (Node | string)[]) => any} */
+/** @type {Decorate} */
 function decorate(made, attributes = {}, children) {
 	for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
 	made.append(...children);
@@ -19,25 +19,19 @@ function decorate(made, attributes = {}, children) {
 /** @type {Times} */
 export const times = (count, action) => Array.from({ length: count }, (_, index) => action(index));
 
-/** A text with values for the names between braces. @type {fillIn} */
-export const fillIn = (text, values) => text.replace(/\{([\w-]+)\}/g, (_, name) => values[name]);
+/** @type {fillIn} */
+export const fillIn = (text = "", values) => text.replace(/\{([\w-]+)\}/g, (_, name) => values[name]);
 
-/** A number with four decimals, or an exponent. @param {number} value */
+/** A number with some decimals, or an exponent. @param {number} value */
 export function show(value, digits = 4) {
 	if (!Number.isFinite(value)) return String(value).replace("-", "−").replace("Infinity", "∞");
 	const size = Math.abs(value);
 	const text = size && (size >= 1e6 || size < 10 ** -digits) ? value.toExponential(2) : value.toFixed(digits);
-	return text.replace("-", "−").replace("e+", "e");
+	return text.replaceAll("-", "−").replace("e+", "e");
 }
 
-/** A row of a table. @type {tableRow} */
+/** @type {tableRow} */
 export const tableRow = (label, values, attributes, digits = 4) => {
 	const cells = values.map((value) => make("td", { "data-value": value }, typeof value === "string" ? value : show(value, digits)));
 	return make("tr", attributes, make("th", { scope: "row" }, label), ...cells);
 };
-
-/** @param {number} value */
-export function brief(value) {
-	const text = show(value, 3);
-	return text.includes("e") ? text : text.replace(/\.?0+$/, "");
-}

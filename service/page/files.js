@@ -12,7 +12,7 @@ const DTYPES = {
 /** @type {decode} */
 const decode = (bytes) => new TextDecoder().decode(bytes);
 
-/** The tensors of a safetensors file, and the JSON text of its `field`. @type {readSafetensors} */
+/** @type {readSafetensors} */
 export const readSafetensors = (buffer, field = "request") => {
 	const start = 8 + Number(new DataView(buffer).getBigUint64(0, true));
 	const { __metadata__: metadata, ...entries } = JSON.parse(decode(buffer.slice(8, start)));
@@ -33,7 +33,7 @@ export function readNpy(bytes) {
 	return new Tensor(dtype, shape.split(",").filter((part) => part.trim()).map(Number), bytes.subarray(start));
 }
 
-/** The arrays of an .npz file, and its JSON text. @type {readNpz} */
+/** @type {readNpz} */
 export const readNpz = async (buffer) => {
 	const found = await Promise.all(zipEntries(buffer).map(async ({ name, packed, method }) => {
 		const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));

@@ -1,39 +1,47 @@
 // Long sequences, whose scores the page never holds: a binned picture, and rows on request.
 
 import { find, make, show, times } from "./dom.js";
-import { sizesOf } from "./request.js";
-import { post } from "./service.js";
-import { readSafetensors } from "./files.js";
+import { layoutOf, sizesOf } from "./request.js";
+import { post, postForTensors } from "./service.js";
 import { numbers } from "./tensors.js";
 
 const [ROWS, TOP] = [64, 16];
 
-/** Shows a stage of one head, drawn by the service. @type {showLong} */
-export const showLong = async (request, head, signal) => {
-	const { q, k } = sizesOf(request);
+/** @type {showLong} */
+export const showLong = async (request, batch, signal) => {
+	const { h, q, k } = sizesOf(request);
 	const [stage, bins] = [find("long-stage").value, find("long-bins").value];
-	const own = { ...request, select_heads: [head], heatmap: { stage, bins, max_cells: 512, bare: true } };
-	const response = await post("attention/heatmap", own, "image/png", signal);
+	const one = { ...request, select_heads: [Math.min(find("long-head").valueAsNumber || 0, h - 1)] };
+	const response = await post("attention/heatmap", { ...one, heatmap: { stage, bins, batch_entry: batch } }, "image/svg+xml", signal);
+	const blob = await response.blob();
+	const frame = /<image x="(.*?)" y="(.*?)" width="(.*?)" height="(?!10")(.*?)"/.exec(await blob.text()); // the legend has height 10
 	const image = find("long-image");
 	URL.revokeObjectURL(image.src);
-	image.src = URL.createObjectURL(await response.blob());
-	image.alt = `${stage} of ${q} queries (rows) and ${k} keys`;
-	image.onclick = ({ offsetY }) => void showRows(request, head, Math.floor((offsetY / image.clientHeight) * q));
-	find("long-zoom").onclick = () => void showRows(request, head, find("long-row").valueAsNumber || 0);
+	image.src = URL.createObjectURL(blob);
+	image.alt = `${stage} of ${q} queries and ${k} keys`;
+	image.onclick = ({ offsetX, offsetY }) => {
+		const [, x, y, width, height] = Array.from(frame ?? [], Number);
+		const [at, start, length] = layoutOf(request).endsWith("dl") ? [offsetX, x, width] : [offsetY, y, height];
+		const query = Math.floor((((at * image.naturalWidth) / image.clientWidth - start) / length) * q);
+		if (query >= 0 && query < q) void showRows(one, batch, query);
+	};
+	find("long-zoom").onclick = () => void showRows(one, batch, Math.min(find("long-row").valueAsNumber || 0, q - 1));
 };
 
-/** Shows the largest weights of the rows around a query. @type {showRows} */
-const showRows = async (request, head, query) => {
+/** @type {showRows} */
+const showRows = async (request, batch, query) => {
 	const { q } = sizesOf(request);
 	const first = Math.max(0, Math.min(query - ROWS / 2, q - ROWS));
 	const rows = times(Math.min(ROWS, q), (row) => first + row);
 	const query_lengths = request.query_lengths ?? first + rows.length; // the queries after these rows are left out
-	const own = { ...request, include: ["attention_weights"], select_heads: [head], select_queries: rows, top_k: TOP, query_lengths };
-	const response = await post("attention", own, "application/vnd.safetensors");
-	const { tensors } = readSafetensors(await response.arrayBuffer(), "response");
-	const [keys, weights] = ["indices", "values"].map((name) => Array.from(numbers(tensors[`top_weights.${name}`])));
+	const own = { ...request, include: ["attention_weights"], select_queries: rows, top_k: TOP, query_lengths };
+	const { tensors } = await postForTensors(own);
+	const [keys, weights] = ["indices", "values"].map((name) => numbers(tensors[`top_weights.${name}`]));
 	const items = rows.map((row, n) => {
-		const texts = keys.slice(n * TOP, (n + 1) * TOP).map((key, i) => `${key} (${show(weights[n * TOP + i], 3)})`);
+		const count = tensors["top_weights.values"].shape.at(-1) ?? 0; // fewer for fewer keys
+		const start = (batch * rows.length + n) * count;
+		const places = times(count, (i) => start + i).filter((place) => weights[place]);
+		const texts = places.map((place) => `${keys[place]} (${show(weights[place], 3)})`);
 		return make("li", row === query ? { "aria-current": "true" } : {}, make("b", {}, `query ${row}: `), texts.join(", "));
 	});
 	find("long-rows").replaceChildren(...items);

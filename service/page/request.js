@@ -3,33 +3,32 @@
 import { Tensor, fromText, shapeOf, transposed } from "./tensors.js";
 import { readNpy, readNpz, readSafetensors } from "./files.js";
 
-const TEXTS = ["normalization", "dtype"];
 const SOURCES = ["query", "key", "value", "input", "context"];
 /** Results with the axes q and k. */
 export const SCORES = ["scores", "scaled_scores", "capped_scores", "masked_scores", "attention_weights", "hidden_by"];
+/** Options of a request that would leave out numbers of the page. */
+export const LEFT_OUT = ["select_queries", "select_heads", "average_heads", "top_k"];
 const TURNED = [...SOURCES, "mask", "bias"];
 const STAGES = [...SCORES, "query", "present_key", "present_value", "head_outputs"];
 
 /** @param {Fields} request */
 export const hasTensors = (request) => SOURCES.some((name) => request[name] instanceof Tensor);
 
-/** @param {unknown} value */
-const isPlain = (value) => value === null || typeof value !== "object";
-
-/** The values of the controls for a request. @type {optionsOf} */
+/** @type {optionsOf} */
 export const optionsOf = (request) => {
 	const { window, ...own } = request;
-	const values = { ...own, "window.left": window?.left, "window.right": window?.right, layout: layoutOf(request) };
-	return Object.fromEntries(Object.entries(values).flatMap(([name, value]) => (isPlain(value) && (value ?? false) !== false ? [[name, String(value)]] : [])));
+	const values = Object.entries({ ...own, "window.left": window?.left, "window.right": window?.right, layout: layoutOf(request) });
+	return Object.fromEntries(values.filter(([, value]) => /string|number/.test(typeof value) || value === true).map(([name, value]) => [name, String(value)]));
 };
 
-/** A request with the values of the controls. @type {withOptions} */
+/** @type {withOptions} */
 export const withOptions = ({ window, ...request }, options) => {
 	const { layout = layoutOf(request), ...others } = options;
 	const changed = withLayout(request, layout);
+	for (const name of LEFT_OUT) delete changed[name];
 	for (const [name, text] of Object.entries(others)) {
 		const [part, inner] = name.split(".");
-		const value = TEXTS.includes(name) ? text : name === "is_causal" ? true : Number(text);
+		const value = text === "true" || (Number.isNaN(Number(text)) ? text : Number(text));
 		if (text === "") delete changed[name];
 		else if (inner) changed[part] = { ...changed[part], [inner]: value };
 		else changed[name] = value;
@@ -37,14 +36,14 @@ export const withOptions = ({ window, ...request }, options) => {
 	return changed;
 };
 
-/** A request with its matrices turned to this layout. @type {withLayout} */
+/** @type {withLayout} */
 const withLayout = (request, layout) => {
 	if (layoutOf(request) === layout) return { ...request };
 	const turned = Object.entries(request).map(([name, data]) => [name, TURNED.includes(name) ? transposed(data) : data]);
 	return { ...Object.fromEntries(turned), layout };
 };
 
-/** The axes of the sources as letters. @type {layoutOf} */
+/** @type {layoutOf} */
 export const layoutOf = (request) => {
 	const rank = Math.max(2, ...SOURCES.map((name) => shapeOf(request[name]).length));
 	return request.layout || ["ld", "bld", "bhld"][rank - 2] || "ld";
@@ -67,11 +66,12 @@ export function sizesOf(request) {
 
 /** @param {Fields} request */
 export function forStages(request) {
-	const softmax = (request.normalization ?? "softmax") === "softmax";
-	return { ...request, include: softmax ? [...STAGES, "logsumexp"] : STAGES };
+	const { input, context, past_key, query_tokens } = request;
+	const labels = input && !context && !past_key && { key_tokens: query_tokens };
+	return { ...labels, ...request, include: STAGES };
 }
 
-/** A request from tensors with dotted names. @type {joinTensors} */
+/** @type {joinTensors} */
 const joinTensors = ({ tensors, text }) => {
 	const request = fromText(text);
 	for (const [path, tensor] of Object.entries(tensors)) {
@@ -82,13 +82,13 @@ const joinTensors = ({ tensors, text }) => {
 	return request;
 };
 
-/** The request in a JSON text. An array is its input. @type {requestOfText} */
+/** @type {requestOfText} */
 export const requestOfText = (text) => {
-	const value = fromText(text);
+	const value = fromText(text) ?? {};
 	return Array.isArray(value) || value instanceof Tensor ? { input: value } : value;
 };
 
-/** The request in files. An .npy file is named for its field, or is the input. @type {readFiles} */
+/** @type {readFiles} */
 export const readFiles = async (files) => {
 	/** @type {Fields} */
 	const request = {};

@@ -1,10 +1,11 @@
 // Responses: arrays as rows and columns by batch entry and head.
 
-import { numbers } from "./tensors.js";
+import { times } from "./dom.js";
+import { asTensor, numbers } from "./tensors.js";
 import { SCORES, layoutOf } from "./request.js";
 
-/** @param {string} name */
-const isScore = (name) => SCORES.includes(name) || name === "logsumexp";
+/** The axes of a block. @param {string} name @returns {{ rowAxis: Axis, colAxis: Axis }} */
+const axesOf = (name) => ({ rowAxis: name.startsWith("present_") ? "key" : "query", colAxis: SCORES.includes(name) ? "key" : "feature" });
 
 /** What the service computed for a request. */
 export class Result {
@@ -16,14 +17,18 @@ export class Result {
 		this.metadata = answer.metadata;
 		this.layout = layoutOf(request);
 		this.columns = this.layout.endsWith("dl");
+		const { input, context = input, query = input, key = context, value = context, sinks, gate, projection = {} } = request;
+		const maps = Object.entries(projection).map(([name, map]) => [`map.${name}`, map.weight ?? map.kernel]);
+		const all = { ...tensors, sinks, gate, "given.query": query, "given.key": key, "given.value": value, ...Object.fromEntries(maps) };
+		const given = Object.entries(all).filter(([, data]) => data);
 		/** @type {Record<string, Blocks>} */
-		this.blocks = Object.fromEntries(Object.entries(tensors).map(([name, tensor]) => [name, this.arrange(name, tensor)]));
+		this.blocks = Object.fromEntries(given.map(([name, data]) => [name, this.arrange(name, asTensor(data))]));
 	}
 
 	/** An array by batch entry, head, and rows of tokens. @param {string} name @param {Tensor} tensor @returns {Blocks} */
 	arrange(name, tensor) {
 		const axes = this.axesOf(name, tensor.shape.length);
-		const order = isScore(name) ? "bhqk" : "bhld";
+		const order = SCORES.includes(name) ? "bhqk" : "bhld";
 		const [b, h, rows, cols] = [...order].map((axis) => tensor.shape[axes.indexOf(axis)] ?? 1);
 		return { b, h, rows, cols, values: permuted(numbers(tensor), tensor.shape, axes, order) };
 	}
@@ -32,9 +37,11 @@ export class Result {
 	axesOf(name, rank) {
 		const b = this.layout.includes("b") ? "b" : "";
 		const h = this.layout.includes("h") || this.metadata.num_heads > 1 ? "h" : "";
-		if (name.startsWith("present_")) return `${b}hld`;
-		const last = name === "logsumexp" ? "q" : !isScore(name) ? "ld" : this.columns ? "kq" : "qk";
-		const axes = name === "output" ? this.layout : b + h + last;
+		if (name === "sinks") return rank === 1 ? "h" : "bhl".slice(-rank);
+		if (name.startsWith("map.")) return (this.request.projection[name.slice(4)].weight ? "hld" : "hdl").slice(-rank);
+		if (name === "gate" || name.startsWith("present_")) return "bhld".slice(-rank);
+		const last = !SCORES.includes(name) ? "ld" : this.columns ? "kq" : "qk";
+		const axes = /output$|given/.test(name) ? this.layout : b + h + last;
 		return rank < axes.length ? axes.replace(/[ql]/, "") : axes; // a query that is a vector has no axis of tokens
 	}
 
@@ -61,8 +68,7 @@ export class View {
 	/** @param {string} name */
 	block(name) {
 		const { b, h, rows, cols, values } = this.result.blocks[name];
-		const group = name.startsWith("present_") ? this.result.metadata.num_heads / h : 1;
-		const at = Math.min(this.choice.batch, b - 1) * h + Math.min(Math.floor(this.choice.head / group), h - 1);
+		const at = Math.min(this.choice.batch, b - 1) * h + Math.floor((this.choice.head * h) / this.result.metadata.num_heads);
 		return { rows, cols, values: values.subarray(at * rows * cols, (at + 1) * rows * cols) };
 	}
 
@@ -72,41 +78,59 @@ export class View {
 		return Array.from(values.subarray(row * cols, (row + 1) * cols));
 	}
 
-	/** @param {string} name */
+	/** The rows of all heads for the chosen query, one after the other. @param {string} name */
+	allHeads(name) {
+		return times(this.result.metadata.num_heads, (head) => this.with({ head }).row(name)).flat();
+	}
+
+	/** The chosen number; the only one of an axis with one. @param {string} name */
 	at(name) {
-		const { cols, values } = this.block(name);
-		return values[this.choice.query * cols + this.choice.key];
+		const { rows, cols, values } = this.block(name);
+		const { rowAxis, colAxis } = axesOf(name);
+		return values[Math.min(this.choice[rowAxis], rows - 1) * cols + Math.min(this.choice[colAxis], cols - 1)];
+	}
+
+	/** The chosen row and column of a block, by name. @param {string} name */
+	names(name) {
+		const { rowAxis, colAxis } = axesOf(name);
+		return [rowAxis, colAxis].map((axis) => `${axis} ${this.place(axis, this.choice[axis])}`);
 	}
 
 	/** A block with tokens in rows or columns, as in the layout. @param {string} name @returns {Grid} */
 	grid(name) {
 		const { rows, cols, values } = this.block(name);
-		const rowAxis = name.startsWith("present_") ? "key" : "query";
-		const colAxis = isScore(name) ? "key" : "feature";
+		const { rowAxis, colAxis } = axesOf(name);
 		if (!this.result.columns) return { name, values, rows, cols, rowAxis, colAxis };
 		const turned = permuted(values, [rows, cols], "rc", "cr");
 		return { name, values: turned, rows: cols, cols: rows, rowAxis: colAxis, colAxis: rowAxis };
 	}
 
-	/** The label of a token, or its index. @param {Axis} axis */
-	label(axis, index = axis === "feature" ? 0 : this.choice[axis]) {
+	/** The label of a token, or its index. @param {Axis} axis @param {number} index */
+	label(axis, index) {
 		const all = this.result.answer[`${axis}_tokens`];
 		const tokens = Array.isArray(all?.[0]) ? all[this.choice.batch] : all;
 		return String(tokens?.[index] ?? index);
 	}
+
+	/** The position of a token, and its label if it has one. @param {Axis} axis @param {number} index */
+	place(axis, index) {
+		const label = this.label(axis, index);
+		return label === String(index) ? label : `${index} “\u2068${label}\u2069”`;
+	}
 }
 
-/** Numbers with their axes in another order. @type {permuted} */
+/** @type {permuted} */
 const permuted = (values, shape, axes, order) => {
 	const places = [...order].map((axis) => axes.indexOf(axis)).filter((place) => place >= 0);
 	if (places.every((place, index) => place === index)) return values;
 	const strides = places.map((place) => shape.slice(place + 1).reduce((size, part) => size * part, 1));
-	const moved = values.slice();
-	let next = 0;
-	const walk = (depth = 0, from = 0) => {
-		if (depth === places.length) moved[next++] = values[from];
-		else for (let i = 0; i < shape[places[depth]]; i++) walk(depth + 1, from + i * strides[depth]);
-	};
-	walk();
-	return moved;
+	return values.map((_, at) => {
+		const from = places.reduceRight((sum, place, index) => {
+			const count = shape[place];
+			const part = at % count;
+			at = Math.floor(at / count);
+			return sum + part * strides[index];
+		}, 0);
+		return values[from];
+	});
 };

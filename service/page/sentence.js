@@ -1,4 +1,4 @@
-// Sentences whose words get vectors from a seeded random generator: the same word, the same vector.
+// Sentences whose words get vectors from a seed: the same word, the same vector.
 
 import { times } from "./dom.js";
 
@@ -14,7 +14,7 @@ function randomOf(text) {
 	};
 }
 
-/** Self-attention over words, with normal random numbers of two decimals. @type {sentenceRequest} */
+/** @type {sentenceRequest} */
 export const sentenceRequest = (text, dim, seed) => {
 	const words = text.trim().split(/\s+/);
 	const input = words.map((word) => {
@@ -22,5 +22,5 @@ export const sentenceRequest = (text, dim, seed) => {
 		const normal = () => Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random());
 		return times(dim, () => Math.round(100 * normal()) / 100);
 	});
-	return { input, query_tokens: words, key_tokens: words };
+	return { input, query_tokens: words };
 };

@@ -1,11 +1,18 @@
 // Requests to the service. The page itself computes nothing of attention.
 
+import { readSafetensors } from "./files.js";
 import { toText } from "./tensors.js";
 
 /** The typed key, which is kept nowhere else. */
 export const session = { key: "" };
 
-/** The response to a request. Errors have `status` and `faults`. @type {post} */
+/** @type {postForTensors} */
+export const postForTensors = async (request, signal) => {
+	const response = await post("attention", request, "application/vnd.safetensors", signal);
+	return readSafetensors(await response.arrayBuffer(), "response");
+};
+
+/** @type {post} */
 export const post = async (path, request, accept, signal) => {
 	/** @type {Record<string, string>} */
 	const headers = { "Content-Type": "application/json", Accept: accept };

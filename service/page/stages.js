@@ -1,12 +1,9 @@
 // The pipeline: small pictures of all stages, a large one of the chosen stage.
 
 import { find, make, show, tableRow, times } from "./dom.js";
-import { causeColour, limitsOf } from "./colours.js";
-import { choiceAt, drawGrid, thumbnail } from "./heatmap.js";
+import { limitsOf } from "./colours.js";
+import { choiceAt, drawGrid, hiddenIn, pixelsOf } from "./heatmap.js";
 import { whyHidden } from "./row.js";
-
-/** @param {View} view */
-export const drawStage = (view) => drawGrid(view, view.grid(view.choice.stage), Math.max(240, Math.min(600, find("large").clientWidth)));
 
 /** @param {View} view */
 export function paintStages(view) {
@@ -16,11 +13,11 @@ export function paintStages(view) {
 		const before = dataset.before && view.block(dataset.before).values; // equal, unless an option changes it
 		button.classList.toggle("same", !!before && view.block(name).values.every((value, at) => value === before[at]));
 		button.setAttribute("aria-pressed", String(name === choice.stage));
-		button.querySelector("span")?.replaceChildren(thumbnail(view, name, 84));
-		button.onclick = (event) => choose({ stage: name, ...(event.target instanceof SVGImageElement && choiceAt(view.grid(name), event)) });
+		button.querySelector("span")?.replaceChildren(pixelsOf(view, view.grid(name)));
+		button.onclick = () => choose({ stage: name });
 	}
+	find("normalization").textContent = view.result.request.normalization ?? "softmax";
 	paintLarge(view);
-	paintLegend(view);
 	if (find("numbers").open) paintNumbers(view);
 }
 
@@ -28,31 +25,21 @@ export function paintStages(view) {
 function paintLarge(view) {
 	const grid = view.grid(view.choice.stage);
 	const large = find("large");
-	large.replaceChildren(drawStage(view));
+	large.replaceChildren(drawGrid(view, grid, Math.max(240, Math.min(600, large.clientWidth))));
 	large.onclick = (event) => event.target instanceof SVGImageElement && view.choose(choiceAt(grid, event));
 	const title = document.querySelector(`#pipeline [value=${grid.name}] b`)?.textContent ?? "";
-	const text = describe(view, grid);
+	const hidden = /masked|weights/.test(grid.name) && whyHidden(view);
+	const text = `${view.names(grid.name).join(", ")}: ${hidden || show(view.at(grid.name), 6)}`;
 	large.setAttribute("aria-label", `${title}, ${grid.rows} rows, ${grid.cols} columns. ${text}`);
 	find("large-title").textContent = title;
 	find("readout").textContent = text;
 	const { low, high, diverging } = limitsOf(grid);
 	find("range").replaceChildren(show(low, 3), make("i", { class: diverging ? "diverging" : "" }), show(high, 3));
-}
-
-/** @type {describe} */
-const describe = (view, { name, rowAxis, colAxis }) => {
-	const [query, key] = /** @type {const} */ (["query", "key"]).map((axis) => `${axis} ${view.choice[axis]} “\u2068${view.label(axis)}\u2069”`);
-	if (rowAxis === "feature" || colAxis === "feature") return name.startsWith("present_") ? key : query;
-	return `${query}, ${key}: ${whyHidden(view) || show(view.at(name), 6)}`;
-};
-
-/** @param {View} view */
-function paintLegend(view) {
-	const bits = Array.from(view.block("hidden_by").values).reduce((all, one) => all | one, 0);
+	const bits = Array.from(hiddenIn(view, grid)).reduce((all, one) => all | one, 0);
 	const items = view.result.causesIn(bits).map((name) => {
 		const swatch = make("i");
-		swatch.style.setProperty("--colour", causeColour(name));
-		return make("li", {}, swatch, name);
+		swatch.style.setProperty("--colour", `var(--${name})`);
+		return make("li", {}, swatch, `hidden by ${name}`);
 	});
 	find("legend").replaceChildren(...items);
 }

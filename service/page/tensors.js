@@ -15,7 +15,7 @@ const READERS = {
 	bool: (buffer) => new Uint8Array(buffer),
 	int32: (buffer) => new Int32Array(buffer),
 	int64: (buffer) => Float64Array.from(new BigInt64Array(buffer), Number),
-	float16: (buffer) => Float32Array.from(new Uint16Array(buffer), half),
+	float16: (buffer) => Float32Array.from(new Float16Array(buffer)),
 	bfloat16: (buffer) => new Float32Array(Uint32Array.from(new Uint16Array(buffer), (bits) => bits << 16).buffer),
 	float32: (buffer) => new Float32Array(buffer),
 	float64: (buffer) => new Float64Array(buffer),
@@ -24,14 +24,14 @@ const READERS = {
 /** The numbers of a tensor in row-major order. @param {Tensor} tensor */
 export const numbers = ({ dtype, bytes }) => READERS[dtype](bytes.slice().buffer);
 
-/** @param {number} bits */
-function half(bits) {
-	const [sign, exponent, fraction] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
-	if (exponent === 31) return fraction ? NaN : sign * Infinity;
-	return exponent ? sign * (1 + fraction / 1024) * 2 ** (exponent - 15) : sign * fraction * 2 ** -24;
+/** A list as a tensor; a tensor as it is. @param {any} data @returns {Tensor} */
+export function asTensor(data) {
+	if (data instanceof Tensor) return data;
+	const values = Float64Array.from([data].flat(9), (value) => value ?? -Infinity);
+	return new Tensor("float64", shapeOf(data), new Uint8Array(values.buffer));
 }
 
-/** The shape of an array, by its first elements. @type {shapeOf} */
+/** @type {shapeOf} */
 export const shapeOf = (data) => {
 	if (data instanceof Tensor) return data.shape;
 	return Array.isArray(data) ? [data.length, ...shapeOf(data[0])] : [];
@@ -45,9 +45,7 @@ export function transposed(data) {
 
 /** @param {Uint8Array} bytes */
 function toBase64(bytes) {
-	let text = "";
-	for (let i = 0; i < bytes.length; i += 0x8000) text += String.fromCharCode(...bytes.subarray(i, i + 0x8000));
-	return btoa(text);
+	return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
 }
 
 /** JSON text with tensors as typed arrays. @param {unknown} value */
@@ -58,7 +56,7 @@ export function toText(value) {
 /** The inverse of `toText`. @param {string} text */
 export function fromText(text) {
 	return JSON.parse(text, (_, part) => {
-		if (typeof part?.data !== "string" || !Array.isArray(part.shape)) return part;
+		if (typeof part?.data !== "string" || !Array.isArray(part.shape)) return part ?? undefined; // null is an absent field
 		return new Tensor(part.dtype, part.shape, Uint8Array.from(atob(part.data), (letter) => letter.charCodeAt(0)));
 	});
 }

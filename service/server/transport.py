@@ -45,7 +45,7 @@ class CorkedTransport:
             self._transport.writelines(held)
 
     def close(self) -> None:
-        """Close when everything is sent. With bytes in either direction, half-close, and read on until the client closes.
+        """Close when everything is sent. With bytes on their way, half-close, and read on until the client closes.
 
         Closing with unread bytes resets the connection: the client may lose the response (RFC 9112, section 9.6).
         """

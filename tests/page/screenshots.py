@@ -26,7 +26,7 @@ SHOTS: Final = (
 
 def save(content: bytes, name: str) -> None:
     """Write a screenshot into the folder of the docs."""
-    image = Image.open(io.BytesIO(content)).convert("RGB").quantize(COLOURS)
+    image = Image.open(io.BytesIO(content)).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE)
     image.save(IMAGES / f"{name}.png", optimize=True)
 
 

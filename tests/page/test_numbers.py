@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,8 @@ Open = Callable[..., Page]
 # Requests of options over the first example, and what the service answers to them.
 OPTIONS: list[dict[str, Any]] = [
     {"scale": 0.25}, {"softcap": 0.3}, {"is_causal": True}, {"window.left": 1}, {"window.left": 1, "window.right": 0},
-    {"is_causal": True, "query_offset": 2}, {"chunk_size": 2}, {"normalization": "sum"}, {"num_heads": 2},
+    {"is_causal": True, "query_offset": 2}, {"chunk_size": 2}, {"normalization": "sum"},
+    {"normalization": "sigmoid", "is_causal": True}, {"num_heads": 2},
     {"dtype": "float32"}, {"layout": "dl", "is_causal": True},
 ]  # fmt: skip
 
@@ -69,11 +72,72 @@ def test_each_option_sends_a_request_and_repaints(
 def test_the_numbers_of_one_cell_are_written_out(open_page: Open) -> None:
     page = open_page(example="six_tokens_softmax", key=1)
     steps = page.locator("#steps")
-    expect(steps).to_contain_text("0.55·0.55 + 0.87·0.87 + 0.66·0.66 = 1.4950")
-    expect(steps).to_contain_text("1.4950 × 1.0000 = 1.4950")
-    expect(steps).to_contain_text("exp(1.4950 − 1.495) = 1.000000")
-    expect(steps).to_contain_text("1.000000 / 4.2036 = 0.237891")
+    expect(steps).to_contain_text("0.55·0.55 + 0.87·0.87 + 0.66·0.66 = 1.495")
+    expect(steps).to_contain_text("1.495 × 1 = 1.495")
+    expect(steps).to_contain_text("Largest of the row1.495")
+    expect(steps).to_contain_text("exp(1.495 − 1.495) = 1")
+    expect(steps).to_contain_text("1 / 4.203601 ≈ 0.237891")
     expect(page.locator("#row .sum")).to_contain_text("1.0000")
+
+
+def by_hand(text: str) -> float:
+    """The value of the left side of a calculation as it is shown."""
+    left = re.split("[=≈]", text)[0]
+    for sign, operator in {"−": "-", "·": "*", "×": "*"}.items():
+        left = left.replace(sign, operator)
+    value: float = eval(left, {"exp": math.exp, "tanh": math.tanh})
+    return value
+
+
+@pytest.mark.parametrize("normalization", ["", "sum", "sigmoid"])
+@pytest.mark.parametrize("layout", ["ld", "dl"])
+def test_each_step_can_be_done_by_hand(layout: str, normalization: str, open_page: Open) -> None:
+    fields = {"layout": layout, "normalization": normalization, "softcap": 3, "scale": 0.3}
+    page = open_page(example="sentence", text="a b c d e", dim=5, query=1, key=2, **fields)
+    expect(page.locator("#normalization")).to_have_text(normalization or "softmax")
+    titles, steps = page.locator("#steps dt").all_inner_texts(), page.locator("#steps dd").all_inner_texts()
+    if normalization == "sigmoid":
+        assert titles == ["Score", "Scaled", "Capped", "Weight"]
+        assert "1 / (1 + exp(−" in steps[-1]
+        expect(page.locator("#part-title")).to_have_text("1 / (1 + exp(−·))")
+    assert (f"Largest of the {'column' if layout == 'dl' else 'row'}" in titles) == (not normalization)
+    for title, step in zip(titles, steps, strict=True):
+        if not title.startswith("Largest"):
+            right = float(re.split("[=≈] ", step)[1].replace("−", "-"))
+            assert by_hand(step) == pytest.approx(right, rel=5e-6, abs=5e-6), step
+            if "= " in step:
+                assert by_hand(step) == pytest.approx(right, rel=1e-12)
+
+
+def test_each_head_has_its_own_scale(open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#pasted").fill('{"input": [[1, 0, 2, 1], [0, 1, 1, 3]], "num_heads": 2, "scale": [0.5, 0.25]}')
+    expect(page.locator("#steps")).to_contain_text("1 × 0.5 = 0.5")
+    page.locator("#heads button").nth(1).click()
+    expect(page.locator("#steps")).to_contain_text("5 × 0.25 = 1.25")
+    expect(page.locator("[name=scale]")).to_be_disabled()
+
+
+def test_before_the_masks_nothing_is_hidden(open_page: Open) -> None:
+    page = open_page(example="causal", is_causal="true", query=0, key=2, stage="scores")
+    expect(page.locator("#readout")).to_have_text(re.compile(r"key 2.*: −?\d\.\d+$"))
+    expect(page.locator("#legend li")).to_have_count(0)
+    page.locator("#pipeline button[value=masked_scores]").click()
+    expect(page.locator("#readout")).to_contain_text("hidden by is_causal")
+    expect(page.locator("#legend li")).to_have_text(["hidden by is_causal"])
+    page.locator("#pipeline button[value=query]").click()
+    expect(page.locator("#readout")).to_have_text(re.compile(r"^query 0.*, feature 0: −?\d\.\d+$"))
+
+
+@pytest.mark.parametrize("layout", ["ld", "dl"])
+def test_the_axes_have_names(layout: str, open_page: Open) -> None:
+    page = open_page(example="sentence", layout=layout)
+    for stage, words in {"attention_weights": ["query", "key"], "present_value": ["key", "feature"]}.items():
+        page.locator(f"#pipeline button[value={stage}]").click()
+        shown = page.locator("#large text").evaluate_all("texts => texts.map(text => text.textContent)")
+        shown = [text for text in shown if text in ("query", "key", "feature")]
+        assert shown == (words if layout == "ld" else words[::-1])
 
 
 def test_a_hidden_cell_says_why(open_page: Open) -> None:
@@ -83,7 +147,7 @@ def test_a_hidden_cell_says_why(open_page: Open) -> None:
         page.locator("#large").press(key)
     expect(page.locator("#readout")).to_contain_text("query 1")
     expect(page.locator("#readout")).to_contain_text("hidden by is_causal (key 2 comes after position 1)")
-    expect(page.locator("#legend li")).to_have_text(["window", "is_causal"])
+    expect(page.locator("#legend li")).to_have_text(["hidden by window", "hidden by is_causal"])
     expect(page.locator("#steps")).to_contain_text("−∞: hidden by is_causal")
 
 
@@ -94,11 +158,11 @@ def test_cells_are_chosen_by_click_and_arrow_keys(open_page: Open) -> None:
     page.locator("#large image").click(position={"x": box["width"] * 5.5 / 6, "y": box["height"] * 1.5 / 6})
     expect(page.locator("#readout")).to_contain_text("query 1 “\u2068journey\u2069”, key 5 “\u2068step\u2069”: 0.182")
     page.locator("#large").press("ArrowLeft")
-    expect(page.locator("#row-title")).to_have_text("By hand: \u2068journey\u2069 → \u2068one\u2069")
+    expect(page.locator("#row-title")).to_have_text("By hand: query 1 “\u2068journey\u2069” → key 4 “\u2068one\u2069”")
     page.locator("#row tr").nth(2).click()
     expect(page.locator("#row-title")).to_contain_text("starts")
-    page.locator("#pipeline button[value=scores] image").click(position={"x": 3, "y": 3})
-    expect(page.locator("#readout")).to_contain_text("query 0 “\u2068Your\u2069”, key 0 “\u2068Your\u2069”: 0.92")
+    page.locator("#pipeline button[value=scores] canvas").click(position={"x": 3, "y": 3})
+    expect(page.locator("#readout")).to_contain_text("query 1 “\u2068journey\u2069”, key 2 “\u2068starts\u2069”: ")
     assert "stage=scores" in page.url
 
 

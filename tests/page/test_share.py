@@ -37,7 +37,7 @@ def test_copied_commands_and_programs_run(source: dict[str, Any], open_page: Ope
 
 def test_downloads_can_be_read(open_page: Open, folder: Path) -> None:
     page = open_page(example="six_tokens_trained")
-    shown = numbers(page, "attention_weights")
+    numbers(page, "attention_weights")
     content = json.loads(download(page, "#save-json", folder).read_text())
     assert content["request"]["input"]
     weights = content["answer"]["attention_weights"]
@@ -45,10 +45,19 @@ def test_downloads_can_be_read(open_page: Open, folder: Path) -> None:
     svg = ElementTree.fromstring(download(page, "#save-svg", folder).read_text())
     texts = [element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Your", "journey", "step"} <= set(texts)
-    assert f"{shown[0][0]:.3f}" in texts
     png = download(page, "#save-png", folder).read_bytes()
     assert png.startswith(b"\x89PNG")
     assert int.from_bytes(png[16:20], "big") > 400
+    page.locator("#pipeline button[value=output]").click()
+    expect(page.locator("#save-png")).to_be_disabled()
+
+
+def test_a_picture_names_its_head_and_what_hides(open_page: Open, folder: Path) -> None:
+    page = open_page(example="causal", num_heads=2, head=1, is_causal="true", stage="masked_scores")
+    text = download(page, "#save-svg", folder).read_text()
+    assert "masked scores" in text
+    assert "head 1" in text
+    assert "is_causal" in text
 
 
 def test_a_saved_page_works_without_a_server(open_page: Open, folder: Path, context: BrowserContext) -> None:
@@ -69,8 +78,11 @@ def test_a_saved_page_works_without_a_server(open_page: Open, folder: Path, cont
     expect(other.locator("#readout")).to_contain_text("query 1")
     other.locator("#lines [data-axis=query][data-index='0']").hover()
     expect(other.locator("#lines path")).to_have_count(1)
+    address = other.locator("a", has_text="API").get_attribute("href") or ""
+    assert address.startswith("http://127.0.0.1:")
+    assert address.endswith("/docs")
     other.locator("#theme").check()
     expect(other.locator("[name=softcap]")).to_be_disabled()
     assert json.loads(download(other, "#save-json", folder).read_text())["answer"]["metadata"]["num_heads"] == 2
-    assert download(other, "#save-png", folder).read_bytes().startswith(b"\x89PNG")
+    expect(other.locator("#save-png")).to_be_hidden()
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -35,7 +35,7 @@ def as_npz(folder: Path) -> list[Path]:
 
 def as_compressed_npz(folder: Path) -> list[Path]:
     content = np.frombuffer(json.dumps(FIELDS).encode(), np.uint8)
-    np.savez_compressed(folder / "request.npz", request=content, **ARRAYS)
+    np.savez_compressed(folder / "request.npz", request=content, **ARRAYS)  # type: ignore[arg-type]
     return [folder / "request.npz"]
 
 
@@ -94,13 +94,86 @@ def test_wrong_files_and_texts_are_told(folder: Path, open_page: Open) -> None:
     page.locator("#file").set_input_files(folder / "a.npz")
     expect(page.locator("#problem")).to_be_visible()
     page.locator("#pasted").fill('{"input": [[1')
-    expect(page.locator("#problem")).to_contain_text("JSON")
+    expect(page.locator("#pasted + #problem")).to_contain_text("JSON")
+    expect(page.locator("#pictures")).to_have_class("stale")
     page.locator("#pasted").fill('{"inputs": [[1]]}')
-    expect(page.locator("#data .fault")).to_contain_text("/inputs: expected")
-    expect(page.locator("#pasted")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#pasted + #problem")).to_contain_text("/inputs: expected")
     page.locator("#pasted").fill('{"input": [[1]]}')
     expect(page.locator(".fault")).to_have_count(0)
     expect(page.locator("#problem")).to_be_hidden()
+    expect(page.locator("#pictures")).not_to_have_class("stale")
+
+
+def test_without_a_request_no_picture_looks_current(open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    expect(page.locator("#pictures")).to_have_class("stale")
+    expect(page.locator("#example + #problem")).to_contain_text("query")
+    page.locator("#example").select_option("causal")
+    expect(page.locator("#pictures")).not_to_have_class("stale")
+
+
+def test_an_example_that_is_not_there_is_the_first_one(open_page: Open) -> None:
+    page = open_page(example="nonsense")
+    expect(page.locator("#example")).to_have_value("six_tokens_trained")
+    expect(page.locator("#status")).to_contain_text("6 × 6")
+
+
+def test_an_error_without_a_control_is_shown_at_the_last_change(open_page: Open) -> None:
+    page = open_page(example="causal")
+    page.locator("[name=num_heads]").fill("3")
+    expect(page.locator("[name=num_heads] + #problem")).to_contain_text("3 heads divide")
+    page.locator("[name=num_heads]").fill("2")
+    expect(page.locator("#problem")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"stage": "foo"}, {"query": "abc", "head": "-1"}, {"query": "0.5", "key": "1e9"}, {"stage": '"]'}],
+    ids=str,
+)
+def test_a_bad_choice_in_the_address_is_the_nearest_good_one(fields: dict[str, str], open_page: Open) -> None:
+    page = open_page(example="causal", **fields)
+    expect(page.locator("#readout")).to_contain_text("query 0, key 3:" if "key" in fields else "query 0, key 0:")
+    expect(page.locator("#large-title")).to_have_text("Weights")
+
+
+@pytest.mark.parametrize("text", ["null", "5", "[]", '"a"', '{"input": null}'])
+def test_what_is_no_request_gives_an_error_at_the_text(text: str, open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#pasted").fill(text)
+    expect(page.locator("#pasted + #problem")).to_contain_text("expected")
+
+
+def test_options_that_leave_numbers_out_are_left_out(open_page: Open, service: Any) -> None:
+    """The page needs all numbers, and says which fields of a request it does not send."""
+    request = {"input": np.eye(4).tolist(), "num_heads": 2, "scale": 2, "softcap": None, "encoding": "base64"}
+    weights = service.post("/attention", json={"input": request["input"], "num_heads": 2, "scale": 2}).json()[
+        "attention_weights"
+    ]
+    fewer = {"select_queries": [1], "select_heads": [1], "top_k": 2, "average_heads": True}
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#pasted").fill(json.dumps(request | fewer))
+    expect(page.locator("#status")).to_contain_text("without select_queries · without select_heads")
+    expect(page.locator("#status")).to_contain_text("without top_k")
+    page.locator("#heads button").nth(1).click()
+    np.testing.assert_allclose(numbers(page, "attention_weights"), weights[1])
+    expect(page.locator("[name=softcap]")).to_be_enabled()
+    page.locator("#compare-title").click()
+    page.locator("#actual").fill(json.dumps(np.eye(4).tolist()))
+    page.locator("#compare button").click()
+    expect(page.locator("#report .verdict")).to_be_visible()
+
+
+def test_labels_of_queries_are_those_of_the_keys_in_self_attention(open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#pasted").fill('{"input": [[1, 0], [0, 1]], "query_tokens": ["x", "y"], "is_causal": true}')
+    expect(page.locator("#row th").first).to_have_text("x")
+    page.locator("#large").press("ArrowRight")
+    expect(page.locator("#readout")).to_contain_text("1 “\u2068y\u2069” comes after position 0")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +253,7 @@ def test_the_page_works_below_a_prefix(context: BrowserContext, address: str) ->
 
 def test_all_examples_can_be_chosen(open_page: Open) -> None:
     page = open_page()
-    assert page.locator("#examples option").count() == len(BY_NAME)
+    assert page.locator("#example option").count() == len(BY_NAME) + 2
     page.locator("#example").select_option("multihead")
     expect(page.locator("#status")).to_contain_text("6 × 6 · 2 heads")
     expect(page.locator("[name=layout]")).to_have_value("dl")

@@ -1,0 +1,157 @@
+"""Options of a request that have no control: their effect on stages, on the arithmetic, and on what is hidden."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.page.helpers import numbers
+from tests.page.test_numbers import by_hand
+
+Open = Callable[..., Page]
+RANDOM = np.random.default_rng(3)
+SOURCE = RANDOM.normal(size=(4, 6)).round(2)
+PARTS = {"query": "query", "key": "present_key", "value": "present_value", "output": "output"}
+
+
+@pytest.fixture
+def paste(open_page: Open) -> Callable[..., Page]:
+    """Opens the page with a request in JSON, and shows its weights."""
+
+    def paste_request(**request: Any) -> Page:
+        page = open_page()
+        page.locator("#example").select_option("data")
+        page.locator("#pasted").fill(json.dumps({"input": SOURCE.tolist(), **request}))
+        expect(page.locator("#status")).to_contain_text("4 × ")
+        return page
+
+    return paste_request
+
+
+def check_step(page: Page, title: str) -> str:
+    """The calculation with this title, whose sides agree."""
+    step = page.locator(f"#steps dt:text-is('{title}') + dd").inner_text()
+    right = float(re.split("[=≈] ", step)[1].replace("−", "-"))
+    assert by_hand(re.sub(r"\(\w+\)", "", step)) == pytest.approx(right, rel=1e-5, abs=1e-5), step
+    return step
+
+
+def weights(out: int, kind: str, heads: int = 0) -> dict[str, Any]:
+    """A linear map of six features, with one matrix or one for each head, as weight or kernel."""
+    matrix = RANDOM.normal(size=(heads, out // heads, 6) if heads else (out, 6)).round(2)
+    bias = RANDOM.normal(size=out).round(2).tolist()
+    return {kind: (matrix if kind == "weight" else matrix.swapaxes(-1, -2)).tolist(), "bias": bias}
+
+
+@pytest.mark.parametrize("heads", [0, 2])
+@pytest.mark.parametrize("kind", ["weight", "kernel"])
+def test_projections_are_written_out(kind: str, heads: int, paste: Callable[..., Page]) -> None:
+    maps = {name: weights(4, kind, heads) for name in ("query", "key", "value")}
+    output = RANDOM.normal(size=(3, 4) if kind == "weight" else (4, 3)).round(2)
+    page = paste(projection={**maps, "output": {kind: output.tolist()}}, num_heads=2)
+    page.locator("#heads button").nth(1).click()
+    for stage in PARTS.values():
+        shown = numbers(page, stage)
+        page.locator("#large").press("ArrowDown")
+        page.locator("#large").press("ArrowRight")
+        found = check_step(page, "Number")
+        assert found.count("·") == (4 if stage == "output" else 6)
+        row, column = re.findall(r"(?:query|key) (\d+) → feature (\d+)", page.locator("#row-title").inner_text())[0]
+        shown_value = float(re.split("[=≈] ", found)[1].replace("−", "-"))
+        assert shown_value == pytest.approx(shown[int(row)][int(column)], abs=1e-5)
+
+
+def test_an_output_is_a_mean_of_values(paste: Callable[..., Page]) -> None:
+    page = paste(num_heads=3)
+    page.locator("#pipeline button[value=head_outputs]").click()
+    page.locator("#heads button").nth(2).click()
+    page.locator("#large").press("ArrowRight")
+    assert check_step(page, "Number").count("·") == 4
+    for stage in ("query", "output"):
+        page.locator(f"#pipeline button[value={stage}]").click()
+        expect(page.locator("#steps dd")).to_have_text(re.compile(r"^−?\d\.\d{6}$"))
+
+
+def test_a_gate_multiplies_what_a_head_returns(paste: Callable[..., Page]) -> None:
+    gate = RANDOM.normal(size=(2, 4, 1)).round(2)
+    page = paste(num_heads=2, gate=gate.tolist())
+    page.locator("#pipeline button[value=output]").click()
+    for _ in range(4):
+        page.locator("#large").press("ArrowRight")
+    page.locator("#large").press("ArrowDown")
+    step = check_step(page, "Number")
+    assert f"·{gate[1, 1, 0]:g}".replace("-", "−") in step.replace("(", "").replace(")", "")
+
+
+def test_numbers_behind_other_options_are_not_written_out(paste: Callable[..., Page]) -> None:
+    page = paste(query_norm={"kind": "rms"}, rotary={"base": 100})
+    page.locator("#pipeline button[value=query]").click()
+    page.locator("#large").press("ArrowDown")
+    expect(page.locator("#steps")).to_contain_text("after options not written out here")
+    page.locator("#pipeline button[value=present_value]").click()
+    expect(page.locator("#steps")).not_to_contain_text("not written out")
+    page.locator("#pipeline button[value=attention_weights]").click()
+    for title in ("Score", "Scaled", "Exponential", "Sum", "Weight"):
+        check_step(page, title)
+
+
+@pytest.mark.parametrize(
+    "sinks", [[0.5, -1.0], [[0.5, 1.0, 1.5, 2.0], [-1.0, -2.0, -3.0, -4.0]]], ids=["head", "query"]
+)
+def test_sinks_take_their_part_of_the_row(sinks: Any, paste: Callable[..., Page]) -> None:
+    mask = [[True] * 4, [True] * 4, [False] * 4, [True] * 4]
+    page = paste(num_heads=2, sinks=sinks, mask=mask)
+    page.locator("#heads button").nth(1).click()
+    page.locator("#large").press("ArrowDown")
+    for title in ("Exponential", "Weight"):
+        check_step(page, title)
+    assert "(sink)" in check_step(page, "Sum")
+    page.locator("#large").press("ArrowDown")
+    expect(page.locator("#steps")).to_contain_text("hidden by mask (false for this query and key)")
+    cells = page.locator("#row .sum td").all_inner_texts()
+    assert cells[2:4] == ["1.0000", "0.0000"]
+    expect(page.locator("#row")).not_to_contain_text("∞1")
+    expect(page.locator("#row th", has_text="sink")).to_have_count(1)
+
+
+def test_keys_that_are_not_selected_say_so(paste: Callable[..., Page]) -> None:
+    page = paste(selected_keys=[[0, 1], [1, -1], [2, 3], [0, 3]], is_causal=True)
+    page.locator("#large").press("ArrowDown")
+    expect(page.locator("#readout")).to_contain_text("hidden by selected_keys (the key is not one of those selected")
+    expect(page.locator("#legend li")).to_have_text(["hidden by is_causal", "hidden by selected_keys"])
+    colours = page.locator("#legend i").evaluate_all(
+        "marks => marks.map(mark => getComputedStyle(mark).backgroundImage)"
+    )
+    assert len(set(colours)) == 2
+    texts = page.locator("#large text").all_inner_texts()
+    assert "0.000" not in texts, "a hidden cell has no number"
+
+
+def test_a_typed_offset_is_a_number(paste: Callable[..., Page]) -> None:
+    offset = {"dtype": "int64", "shape": [1], "data": "AQAAAAAAAAA="}
+    page = paste(input=[SOURCE.tolist()], query_offset=offset, is_causal=True)
+    page.locator("#large").press("ArrowRight")
+    page.locator("#large").press("ArrowRight")
+    expect(page.locator("#readout")).to_contain_text("key 2 comes after position 1")
+
+
+def test_windows_end_at_the_last_key(paste: Callable[..., Page]) -> None:
+    page = paste(window={"left": 0}, key_tokens=["a", "b", "c", "d"])
+    page.locator("#large").press("ArrowDown")
+    expect(page.locator("#readout")).to_contain_text("only keys 1 “\u2068b\u2069” to 3 “\u2068d\u2069”")
+
+
+def test_each_batch_entry_can_be_chosen(open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#pasted").fill(json.dumps({"input": [SOURCE.tolist(), (2 * SOURCE).tolist()]}))
+    expect(page.locator("#batch-label")).to_be_visible()
+    first = numbers(page, "query")
+    page.locator("#batch").fill("1")
+    assert numbers(page, "query") == (2 * np.array(first)).tolist()

@@ -16,182 +16,32 @@ import safetensors.numpy
 
 from service.cli import main
 from service.layers import importing
+from service.layers.families import FAMILIES
 from service.layers.importing import import_layer
 from service.layers.store import LayerStore
 from service.layers.tensors import BadFile, TensorFile
 from tests.conftest import app, serving
-from tests.helpers.documents import BLOCKS
-
-HIDDEN, HEADS, GROUPS, DIM = 8, 4, 2, 4
-Q, K = HEADS * DIM, GROUPS * DIM
-DECODER: dict[str, Any] = {"num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "rms_norm_eps": 1e-5,
-                           "rope_theta": 100.0, "max_position_embeddings": 32, "hidden_size": 16}  # fmt: skip
-CAUSAL = {"num_heads": HEADS, "num_kv_heads": GROUPS, "is_causal": True, "rotary": {"base": 100.0}}
-EPS = {"query_norm": {"eps": 1e-5}, "key_norm": {"eps": 1e-5}}
-SEPARATE: dict[str, tuple[int, ...]] = {
-    "q_proj": (Q, HIDDEN),
-    "k_proj": (K, HIDDEN),
-    "v_proj": (K, HIDDEN),
-    "o_proj": (HIDDEN, Q),
-}
-
-
-def tensors(shapes: dict[str, tuple[int, ...]], place: str, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random tensors of these shapes; a name is that of a map or norm, unless it is that of a bias or of sinks."""
-    random = np.random.default_rng(seed)
-    whole = {name if name.endswith((".bias", "sinks")) else f"{name}.weight": shape for name, shape in shapes.items()}
-    return {f"{place}{name}": random.normal(size=shape).astype(np.float32) for name, shape in whole.items()}
-
-
-def checkpoint(folder: Path, configuration: dict[str, Any] | None, arrays: dict[str, np.ndarray]) -> Path:
-    folder.mkdir(exist_ok=True)
-    safetensors.numpy.save_file(arrays | {"other.weight": np.zeros(3, np.float32)}, folder / "model.safetensors")
-    if configuration is not None:
-        (folder / "config.json").write_text(json.dumps(configuration))
-    return folder
-
-
-LLAMA = tensors(SEPARATE, "model.layers.1.self_attn.")
-LLAMA_CONFIG = DECODER | {"model_type": "llama"}
+from tests.helpers.checkpoints import (
+    CAUSAL,
+    DECODER,
+    DIM,
+    HEADS,
+    HIDDEN,
+    LLAMA,
+    LLAMA_CONFIG,
+    SEPARATE,
+    K,
+    Q,
+    checkpoint,
+    tensors,
+)
+from tests.helpers.documents import BLOCKS, ROOT
+from tests.peers import modules
 
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
     return checkpoint(tmp_path / "llama", LLAMA_CONFIG, LLAMA)
-
-
-@pytest.mark.parametrize(
-    ("configuration", "shapes", "place", "options"),
-    [
-        ({"model_type": "llama"}, SEPARATE, "model.layers.1.self_attn.", CAUSAL),
-        ({"model_type": "llama", "num_key_value_heads": None},
-         SEPARATE | {"k_proj": (Q, HIDDEN), "v_proj": (Q, HIDDEN)}, "layers.1.self_attn.",
-         CAUSAL | {"num_kv_heads": HEADS}),
-        ({"model_type": "llama", "rope_theta": None}, SEPARATE, "layers.1.self_attn.", CAUSAL | {"rotary": {
-            "base": 10000.0}}),
-        ({"model_type": "mistral", "sliding_window": 5}, SEPARATE, "layers.1.self_attn.",
-         CAUSAL | {"window": {"left": 4}}),
-        ({"model_type": "qwen2", "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5},
-         SEPARATE | {"q_proj.bias": (Q,)}, "layers.1.self_attn.", CAUSAL),
-        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 5},
-         SEPARATE, "layers.1.self_attn.", CAUSAL | {"window": {"left": 4}}),
-        ({"model_type": "qwen3"}, SEPARATE | {"q_norm": (DIM,), "k_norm": (DIM,)}, "layers.1.self_attn.", CAUSAL | EPS),
-        ({"model_type": "gemma2", "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0, "sliding_window": 5},
-         SEPARATE, "layers.1.self_attn.", CAUSAL | {"scale": 0.25, "softcap": 50.0}),
-        ({"model_type": "gemma3", "text_config": DECODER | {
-            "model_type": "gemma3_text", "query_pre_attn_scalar": 16, "sliding_window": 5, "head_dim": DIM,
-            "rope_local_base_freq": 10.0}}, SEPARATE, "language_model.model.layers.1.self_attn.",
-         CAUSAL | {"scale": 0.25, "window": {"left": 4}, "rotary": {"base": 10.0}}),
-        ({"model_type": "gpt_oss", "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 5},
-         SEPARATE | {"sinks": (HEADS,)}, "layers.1.self_attn.", CAUSAL | {"window": {"left": 4}}),
-        ({"model_type": "olmo2"}, SEPARATE | {"q_norm": (Q,), "k_norm": (K,)}, "layers.1.self_attn.",
-         CAUSAL | {name: {"eps": 1e-5, "over": "all"} for name in EPS}),
-        ({"model_type": "bert", "is_decoder": True},
-         {"self.query": (HIDDEN, HIDDEN), "self.key": (HIDDEN, HIDDEN), "self.value": (HIDDEN, HIDDEN),
-          "output.dense": (HIDDEN, HIDDEN), "output.LayerNorm": (HIDDEN,)}, "bert.encoder.layer.1.attention.",
-         {"num_heads": HEADS, "is_causal": True}),
-        ({"model_type": "vit"},
-         {"attention.query": (HIDDEN, HIDDEN), "attention.key": (HIDDEN, HIDDEN), "attention.value": (HIDDEN, HIDDEN),
-          "output.dense": (HIDDEN, HIDDEN)}, "vit.encoder.layer.1.attention.", {"num_heads": HEADS}),
-        ({"model_type": "whisper", "encoder_attention_heads": HEADS},
-         {"q_proj": (HIDDEN, HIDDEN), "k_proj": (HIDDEN, HIDDEN), "v_proj": (HIDDEN, HIDDEN),
-          "out_proj": (HIDDEN, HIDDEN)}, "model.encoder.layers.1.self_attn.", {"num_heads": HEADS}),
-    ],
-    ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "",
-)  # fmt: skip
-def test_families_with_separate_maps(
-    configuration: dict[str, Any], shapes: dict[str, Any], place: str, options: dict[str, Any], tmp_path: Path
-) -> None:
-    given = tensors(shapes, place)
-    found = import_layer(checkpoint(tmp_path, DECODER | configuration, given), 1)
-    assert found.options == options
-    assert sum(array.size for array in found.arrays.values()) >= sum(
-        array.size for name, array in given.items() if "LayerNorm" not in name
-    )
-    query = next(array for name, array in given.items() if name.endswith(("q_proj.weight", "query.weight")))
-    np.testing.assert_array_equal(found.arrays["projection.query.weight"], query)
-    assert place.rstrip(".") in found.source
-
-
-def test_norms_of_gemma_3_are_stored_less_1(tmp_path: Path) -> None:
-    given = tensors(SEPARATE | {"q_norm": (DIM,), "k_norm": (DIM,)}, "layers.0.self_attn.")
-    more = {
-        "model_type": "gemma3_text",
-        "query_pre_attn_scalar": 16,
-        "layer_types": ["full_attention"],
-        "head_dim": DIM,
-    }
-    found = import_layer(checkpoint(tmp_path, DECODER | more, given), 0)
-    np.testing.assert_array_equal(found.arrays["query_norm.weight"], given["layers.0.self_attn.q_norm.weight"] + 1)
-
-
-def test_what_published_configurations_of_gemma_3_leave_out_is_known(tmp_path: Path) -> None:
-    """Those of models that see have a configuration for text, and other modules whose names end alike."""
-    shapes = {"q_proj": (8 * 256, HIDDEN), "k_proj": (4 * 256, HIDDEN), "v_proj": (4 * 256, HIDDEN),
-              "o_proj": (HIDDEN, 8 * 256), "q_norm": (256,), "k_norm": (256,)}  # fmt: skip
-    given = tensors(shapes, "language_model.model.layers.5.self_attn.")
-    given |= tensors(SEPARATE, "vision_tower.vision_model.encoder.layers.5.self_attn.")
-    text = {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
-    found = import_layer(checkpoint(tmp_path, {"model_type": "gemma3", "text_config": text}, given), 5)
-    assert found.options["scale"] == 1 / 16
-    assert "window" not in found.options  # every sixth layer has none
-    np.testing.assert_allclose(found.arrays["rotary.sin"][1, 0], np.sin(1 / 8), rtol=1e-6)
-    flat = text | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
-    with pytest.raises(BadFile, match="expected rope_parameters with full_attention"):
-        import_layer(checkpoint(tmp_path, {"model_type": "gemma3", "text_config": flat}, given), 5)
-
-
-def test_packed_kernels_of_gpt2_are_split(tmp_path: Path) -> None:
-    shapes = {"c_attn": (8, 24), "c_attn.bias": (24,), "c_proj": (8, 8), "c_proj.bias": (8,), "bias": (1, 1, 2, 2)}
-    given = tensors({name: shape for name, shape in shapes.items() if name != "bias"}, "h.2.attn.")
-    given["h.2.attn.bias"] = np.ones((1, 1, 2, 2), bool)
-    configuration = {"model_type": "gpt2", "n_head": 2, "scale_attn_by_inverse_layer_idx": True}
-    found = import_layer(checkpoint(tmp_path, configuration, given), 2)
-    for i, role in enumerate(("query", "key", "value")):
-        part = slice(8 * i, 8 * i + 8)
-        np.testing.assert_array_equal(
-            found.arrays[f"projection.{role}.kernel"], given["h.2.attn.c_attn.weight"][:, part]
-        )
-        np.testing.assert_array_equal(found.arrays[f"projection.{role}.bias"], given["h.2.attn.c_attn.bias"][part])
-    assert found.options == {"num_heads": 2, "scale": 1 / 6, "is_causal": True}
-    given["h.2.attn.c_attn.weight"] = np.zeros((8, 23), np.float32)
-    with pytest.raises(BadFile, match=r"expected \(n, 3 n\)"):
-        import_layer(checkpoint(tmp_path, configuration, given), 2)
-
-
-def test_packed_rows_of_phi3_are_split(tmp_path: Path) -> None:
-    given = tensors({"qkv_proj": (Q + 2 * K, HIDDEN), "o_proj": (HIDDEN, Q)}, "layers.0.self_attn.")
-    more = {"model_type": "phi3", "partial_rotary_factor": 0.5, "sliding_window": 3}
-    found = import_layer(checkpoint(tmp_path, DECODER | more, given), 0)
-    packed = given["layers.0.self_attn.qkv_proj.weight"]
-    for role, rows in (("query", slice(0, Q)), ("key", slice(Q, Q + K)), ("value", slice(Q + K, None))):
-        np.testing.assert_array_equal(found.arrays[f"projection.{role}.weight"], packed[rows])
-    assert found.options == CAUSAL | {"rotary": {"base": 100.0, "dim": 2}, "window": {"left": 2}}
-    with pytest.raises(BadFile, match=f"expected {Q + 2 * K + 2 * DIM} rows"):
-        import_layer(checkpoint(tmp_path, DECODER | more | {"num_key_value_heads": 3}, given), 0)
-
-
-def test_a_multihead_attention_of_torch_is_split(tmp_path: Path) -> None:
-    given = {"in_proj_weight": np.arange(72, dtype=np.float32).reshape(12, 6)[:, :4] * 1.0,
-             "in_proj_bias": np.arange(12, dtype=np.float32),
-             "out_proj.weight": np.ones((4, 4), np.float32), "out_proj.bias": np.ones(4, np.float32)}  # fmt: skip
-    given["in_proj_weight"] = np.ascontiguousarray(given["in_proj_weight"])
-    safetensors.numpy.save_file(given, tmp_path / "one.safetensors")
-    found = import_layer(tmp_path / "one.safetensors", None, family="torch", heads=2)
-    np.testing.assert_array_equal(found.arrays["projection.value.weight"], given["in_proj_weight"][8:])
-    np.testing.assert_array_equal(found.arrays["projection.key.bias"], given["in_proj_bias"][4:8])
-    assert found.options == {"num_heads": 2}
-    with pytest.raises(BadFile, match="--heads"):
-        import_layer(tmp_path / "one.safetensors", None, family="torch")
-    apart = {f"{letter}_proj_weight": np.ones((4, 3), np.float32) for letter in "kv"}
-    apart |= {"q_proj_weight": np.ones((4, 4), np.float32), "out_proj.weight": np.ones((4, 4), np.float32)}
-    safetensors.numpy.save_file(apart, tmp_path / "two.safetensors")
-    assert import_layer(tmp_path / "two.safetensors", None, family="torch", heads=2).arrays[
-        "projection.key.weight"
-    ].shape == (4, 3)
-    safetensors.numpy.save_file(apart | {"bias_k": np.ones((1, 1, 4), np.float32)}, tmp_path / "three.safetensors")
-    with pytest.raises(BadFile, match="add_bias_kv"):
-        import_layer(tmp_path / "three.safetensors", None, family="torch", heads=2)
 
 
 # Rotary tables.
@@ -256,6 +106,15 @@ def test_yarn_scales_all_numbers(more: dict[str, Any], factor: float, tmp_path: 
         ({"model_type": "mistral", "rope_theta": None}, "rope_theta"),
         ({"model_type": "olmo2", "clip_qkv": 8.0}, "clip_qkv"),
         ({"model_type": "bert", "position_embedding_type": "relative_key"}, "ends in encoder.layer.1"),
+        ({"model_type": "llama4_text", "no_rope_layers": [1, 0]}, "attn_temperature_tuning"),
+        ({"model_type": "gemma3n_text", "num_hidden_layers": 4, "num_kv_shared_layers": 3}, "num_kv_shared_layers"),
+        ({"model_type": "gemma4_text", "num_hidden_layers": 4, "use_bidirectional_attention": "all"}, "bidirectional"),
+        ({"model_type": "granite"}, "attention_multiplier"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers with a value for layer 1"),
+        ({"model_type": "smollm3", "no_rope_layers": 1}, "no_rope_layers with a value for layer 1"),
+        ({"model_type": "qwen3_next", "layer_types": ["full_attention"] * 2}, "do not fit maps of 16 and 8 rows"),
+        ({"model_type": "gemma4_text", "num_hidden_layers": 4, "num_attention_heads": 3, "layer_types": [
+            "full_attention"] * 2}, "do not fit"),
     ],
     ids=str,
 )  # fmt: skip
@@ -467,6 +326,15 @@ def test_the_page_on_layers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert (answer.status_code, np.shape(answer.json()["query"])) == (200, (HEADS, 3, DIM))
         answer = client.post("/attention", json={"layer": "plain", "input": [[1, 2, 3, 4]]})
         assert answer.json()["output"] == [[1, 2, 3, 4]]
+
+
+def test_the_tables_of_the_page_on_models_are_those_that_are_tested() -> None:
+    """`python -m tests.peers.modules` writes them; tests/peers/test_modules.py computes what they say."""
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert modules.placed(page) == page
+    assert len(modules.ROWS) > 100
+    known = {name for family in FAMILIES.values() for name in family.model_types}
+    assert known - set(modules.ROWS) == {"gemma3"}  # a model that sees; its text model is there
 
 
 def _refuse(*given: Any) -> None:

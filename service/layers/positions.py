@@ -29,7 +29,7 @@ def rotary_fields(rope: Mapping[str, Any], head_dim: int, positions: int) -> dic
     """
     kind = rope.get(TYPE) or rope.get("type") or "default"
     base = number(rope, "rope_theta")
-    dim = int(head_dim * float(rope.get("partial_rotary_factor") or 1.0))
+    dim = head_dim if kind in WHOLE else int(head_dim * _share(rope))
     turned = {} if dim == head_dim else {"rotary.dim": dim}
     if kind not in KEYS:
         raise BadFile(f"rope type {quote(str(kind))} cannot be expressed; known are {', '.join(KEYS)}")
@@ -92,11 +92,25 @@ def _yarn_factor(rope: Mapping[str, Any], factor: float) -> float:
     return grown(scale) / grown(all_dim) if scale and all_dim else grown(1.0)
 
 
+def _proportional(rope: Mapping[str, Any], frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
+    """A share of the pairs turns, with the frequencies that they have among all; the others stand still."""
+    turning = int(_share(rope) * len(frequencies))
+    return np.where(np.arange(len(frequencies)) < turning, frequencies, 0) / float(rope.get("factor") or 1.0), 1.0
+
+
+def _share(rope: Mapping[str, Any]) -> float:
+    """The share of the features of a head that turn."""
+    return float(rope.get("partial_rotary_factor") or 1.0)
+
+
 SCALINGS: Final[dict[str, Callable[[Mapping[str, Any], np.ndarray, float], tuple[np.ndarray, float]]]] = {
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "proportional": _proportional,
 }
+# Their tables have a row for all features of a head, also where a share of them turns.
+WHOLE: Final = ("proportional",)
 # What the configuration of each type may have, beside COMMON. Others, longrope for example, depend on the length of a
 # request; a table cannot.
 KEYS: Final[dict[str, frozenset[str]]] = {
@@ -107,4 +121,5 @@ KEYS: Final[dict[str, frozenset[str]]] = {
         {"factor", "original_max_position_embeddings", "attention_factor", "mscale", "mscale_all_dim"}
         | {"beta_fast", "beta_slow", "truncate"}
     ),
+    "proportional": frozenset({"factor"}),
 }

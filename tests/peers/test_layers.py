@@ -40,6 +40,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
 LINEAR = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
 LOCAL = {"rope_type": "default", "rope_theta": 1e4}
+BOTH = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", TINY),
@@ -73,10 +74,30 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi 3 with a window": ("Phi3", GROUPED | {"sliding_window": 4, "rope_parameters": LOCAL | {
         "partial_rotary_factor": 0.5}}),
     "whisper": ("Whisper", WHISPER),
+    "roberta": ("Roberta", TINY),
+    "mixtral": ("Mixtral", WIDE | {"sliding_window": 4, "num_local_experts": 2}),
+    "qwen 3 next": ("Qwen3Next", WIDE | {"layer_types": ["full_attention"] * 2, "num_experts": 2,
+                                         "num_experts_per_tok": 1, "linear_num_value_heads": 4}),
+    "gemma 3n": ("Gemma3nText", WIDE | BOTH | {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 16,
+                                               "hidden_size_per_layer_input": 8, "laurel_rank": 4}),
+    "gemma 4": ("Gemma4Text", WIDE | BOTH | {"global_head_dim": 32, "num_global_key_value_heads": 1,
+                                             "attention_k_eq_v": True, "vocab_size_per_layer_input": 16,
+                                             "hidden_size_per_layer_input": 8}),
+    "llama 4": ("Llama4Text", WIDE | {"no_rope_layers": [1, 1], "attention_chunk_size": 4, "num_local_experts": 2,
+                                      "intermediate_size_mlp": 16, "rope_parameters": LLAMA3}),
+    "olmo 3": ("Olmo3", GROUPED | BOTH),
+    "granite": ("Granite", GROUPED | {"attention_multiplier": 0.3}),
+    "granite with sinks": ("GraniteSWA", GROUPED | BOTH | {"attention_multiplier": 0.3,
+                                                           "layer_rope_theta": [1e3, 0.0]}),
+    "glm 4": ("Glm4", WIDE),
+    "cohere 2": ("Cohere2", GROUPED | BOTH),
+    "smollm 3": ("SmolLM3", GROUPED | {"no_rope_layers": [1, 0]}),
+    "exaone 4": ("Exaone4", GROUPED | BOTH),
 }  # fmt: skip
 # The attention module of each layer, the part that it ends with, and what models without a causal mask have.
 MODULES: dict[str, tuple[str, str]] = {
     "Bert": ("encoder.layer.{}.attention", "output.dense"),
+    "Roberta": ("encoder.layer.{}.attention", "output.dense"),
     "GPT2": ("h.{}.attn", ""),
     "ViT": ("layers.{}.attention", ""),
     "Whisper": ("encoder.layers.{}.self_attn", ""),
@@ -206,7 +227,7 @@ def test_configurations_of_earlier_versions_are_read(name: str, changes: dict[st
         ("llama", {"num_attention_heads": 3}, "heads"),
         ("bert", {"position_embedding_type": "relative_key"}, "relative_key"),
         ("qwen 2", {"layer_types": ["linear_attention"] * 2}, "linear_attention"),
-        ("bert", {"model_type": "roberta"}, "'roberta'"),
+        ("bert", {"model_type": "mamba"}, "'mamba'"),
         ("bert", {"num_attention_heads": None}, "num_attention_heads"),
         ("gemma 3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],

@@ -103,6 +103,15 @@ def test_a_norm_over_all_heads_is_the_same_in_every_layout(layout: str, client: 
     np.testing.assert_allclose(np.ravel(answer["query"]), [6, 8, 0, 0], rtol=1e-15)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_head_may_have_a_weight_of_its_own(backend: str) -> None:
+    """By hand: the root mean square of (3, 4) and (6, 8) is √12.5 and √50."""
+    norm = {"weight": [[1, 1], [2, 3]], "bias": [[0, 0], [0, 7]], "eps": 0}
+    found = attend(input=[[3.0, 4, 6, 8]], num_heads=2, value_norm=norm, include=["value"], backend=backend)
+    expected = [3 / sqrt(12.5), 4 / sqrt(12.5), 2 * 6 / sqrt(50), 3 * 8 / sqrt(50) + 7]
+    np.testing.assert_allclose(np.ravel(found["value"]), expected, rtol=1e-15)
+
+
 def test_a_layer_norm_by_hand() -> None:
     """(1, 3) less its mean is (-1, 1), whose root mean square is 1."""
     found = attend(
@@ -143,8 +152,9 @@ def test_hidden_values_cannot_poison_through_their_norm(backend: str) -> None:
         ({"value_norm": {"position": "after"}}, "/value_norm/position", "before, as values are not rotated"),
         ({"query_norm": {"kind": "batch"}}, "/query_norm/kind", "one of 'rms' or 'layer'"),
         ({"query_norm": {"over": "all", "weight": [1, 2]}}, "/query_norm/weight", "(4,), as over is all"),
-        ({"key_norm": {"weight": [1, 2, 3, 4]}}, "/key_norm/weight", "(2,), as over is head"),
-        ({"value_norm": {"bias": [1]}}, "/value_norm/bias", "(2,), as over is head"),
+        ({"key_norm": {"weight": [1, 2, 3, 4]}}, "/key_norm/weight", "(2,) or (2, 2), as over is head"),
+        ({"value_norm": {"bias": [1]}}, "/value_norm/bias", "(2,) or (2, 2), as over is head"),
+        ({"query_norm": {"over": "all", "weight": [[1, 2], [3, 4]]}}, "/query_norm/weight", "(4,), as over is all"),
         ({"value_norm": {"eps": -1}}, "/value_norm/eps", "a finite number of at least 0"),
     ],
 )

@@ -13,7 +13,7 @@ from service.errors import InvalidValue, ShapeMismatch, shape
 
 
 def make_norm(norm: Norm | None, field: str, heads: int, features: int, dtype: np.dtype) -> Norm | None:
-    """A norm of a request with `weight` and `bias` in a type: (d,), or over all heads (h, 1, d).
+    """A norm of a request with `weight` and `bias` in a type: (d,), or one for each head (h, 1, d).
 
     field: of the request; heads, features: of what is normalised
 
@@ -30,10 +30,11 @@ def make_norm(norm: Norm | None, field: str, heads: int, features: int, dtype: n
     def made(array: np.ndarray | None, pointer: str) -> np.ndarray | None:
         if array is None:
             return None
-        wanted = (heads * features,) if is_over_all else (features,)
-        if array.shape != wanted:
-            raise ShapeMismatch.of(pointer, f"{shape(wanted)}, as over is {norm.over}", array)
+        allowed = [(heads * features,)] if is_over_all else [(features,), (heads, features)]
+        if array.shape not in allowed:
+            wanted = " or ".join(shape(one) for one in allowed)
+            raise ShapeMismatch.of(pointer, f"{wanted}, as over is {norm.over}", array)
         found = cast(array, dtype, pointer)
-        return found.reshape(heads, 1, features) if is_over_all else found
+        return found if array.shape == (features,) and not is_over_all else found.reshape(heads, 1, features)
 
     return replace(norm, weight=made(norm.weight, f"/{field}/weight"), bias=made(norm.bias, f"/{field}/bias"))

@@ -80,7 +80,8 @@ class Norm(TypedDict, total=False):
     position: NormPosition | str | None
     """before or after the rotation. Values are not rotated. One of before, after."""
     weight: Array | None
-    """(head_dim,), of values (value_dim,); over all (heads · head_dim,). Default: ones."""
+    """(head_dim,), or (heads, head_dim) for each head its own, of values with value_dim; over all (heads · head_dim,).
+    Default: ones."""
     bias: Array | None
     """Added last, in the shape of weight. Default: zeros."""
     eps: float | None

@@ -122,7 +122,8 @@ class Norm(Part):
     position: spec.NormPosition | None = "before"
     """before or after the rotation. Values are not rotated."""
     weight: Vector | None = None
-    """(head_dim,), of values (value_dim,); over all (heads · head_dim,). Default: ones."""
+    """(head_dim,), or (heads, head_dim) for each head its own, of values with value_dim; over all (heads · head_dim,).
+    Default: ones."""
     bias: Vector | None = None
     """Added last, in the shape of weight. Default: zeros."""
     eps: float | None = 1e-6

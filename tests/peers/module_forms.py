@@ -84,6 +84,12 @@ def rows(layer: Any, pick: Callable[[np.ndarray], np.ndarray]) -> dict[str, np.n
 
 def norm(layer: Any, head_dim: int, plus: float, position: str) -> Fields:
     """A norm of a module. plus: added to its weight, where a model stores it less 1; position: of the field"""
+    each = list(getattr(layer, "norms", [layer]))  # some have one for each head
+    if len(each) > 1:
+        parts = [norm(one, head_dim, plus, position) for one in each]
+        return parts[0] | {
+            name: np.stack([part[name] for part in parts]) for name in ("weight", "bias") if name in parts[0]
+        }
     weight = getattr(layer, "weight", None)
     fields: Fields = {"eps": float(found(layer, ("variance_epsilon", "eps")))}
     if "LayerNorm" in type(layer).__name__:

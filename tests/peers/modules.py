@@ -236,7 +236,12 @@ ROWS: dict[str, Row] = {
     "bloom": Row("BloomAttention", forms.bloom, part="dense", fields="alibi_slopes is_causal"),
     "camembert": Row("CamembertAttention", imported, part="output.dense"),
     "clip_vision_model": Row("CLIPAttention"),
-    "cohere": Row("CohereAttention", interleaved, fields="is_causal rotary rotary.interleaved"),
+    "cohere": Row(
+        "CohereAttention",
+        interleaved,
+        more={"use_qk_norm": True},
+        fields="is_causal key_norm key_norm.kind query_norm query_norm.kind rotary rotary.interleaved",
+    ),
     "cohere2_moe": Row(
         "Cohere2MoeAttention", turns("sliding", interleaved=True), fields="is_causal rotary rotary.interleaved window"
     ),
@@ -341,7 +346,11 @@ ROWS: dict[str, Row] = {
     "seed_oss": Row("SeedOssAttention", imported, fields="is_causal rotary"),
     "siglip_vision_model": Row("SiglipAttention"),
     "solar_open": Row("SolarOpenAttention", fields="is_causal rotary"),
-    "stablelm": Row("StableLmAttention", fields="is_causal rotary"),
+    "stablelm": Row(
+        "StableLmAttention",
+        more={"qk_layernorm": True},
+        fields="is_causal key_norm key_norm.kind query_norm query_norm.kind rotary",
+    ),
     "switch_transformers": Row("SwitchTransformersAttention", forms.t5, fields="bias is_causal scale"),
     "ultrabert": Row("UltrabertAttention", fields="rotary window"),
     "umt5": Row("UMT5Attention", forms.t5, fields="bias is_causal scale"),
@@ -371,13 +380,11 @@ class Other(NamedTuple):
     more: Mapping[str, Any] = {}
 
 
-HEAD_NORMS = "the norm of each head has a weight of its own"
 OTHERS: dict[str, Other] = {
     "bitnet": Other("BitNetAttention", "attn_sub_norm", "a norm of the joined heads in front of the output map"),
     "bigbird_pegasus": Other(
         "BigBirdPegasusBlockSparseAttention", "num_random_blocks", "blocks of random keys; `mask` can have them"
     ),
-    "cohere": Other("CohereAttention", "q_norm", f"with `use_qk_norm`: {HEAD_NORMS}", {"use_qk_norm": True}),
     "deberta": Other(
         "DisentangledSelfAttention",
         "pos_proj",
@@ -392,7 +399,6 @@ OTHERS: dict[str, Other] = {
     "olmo": Other(
         "OlmoAttention", "config.clip_qkv", "with `clip_qkv`: query, key and value are clipped", {"clip_qkv": 8.0}
     ),
-    "stablelm": Other("StableLmAttention", "q_layernorm", f"with `qk_layernorm`: {HEAD_NORMS}", {"qk_layernorm": True}),
 }
 
 

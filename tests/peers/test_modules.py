@@ -41,9 +41,9 @@ def model_of(architecture: str, more: Any) -> Any:
         model = tiny_model(architecture, **more)
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=random)
-            if parameter.ndim < 2:
+            if parameter.ndim < 2 or "q_norm" in name or "k_norm" in name:
                 parameter += 0.3 * noise
             elif architecture in WHOLE:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)

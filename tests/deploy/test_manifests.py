@@ -212,6 +212,8 @@ def test_the_ingress_has_every_operation_but_those_of_operators(built: dict[str,
         path for path in document["paths"] if path not in exact and f"/{path.split('/')[1]}" not in below
     }  # fmt: skip
     assert hidden == {"/health/live", "/health/ready", "/metrics"}
+    assert "/" in exact
+    assert {"/page", "/docs", "/docs-assets"} <= below  # which the document does not list
 
 
 def test_the_schemas_refuse_what_is_misspelt(tmp_path: Path) -> None:

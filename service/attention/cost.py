@@ -26,6 +26,8 @@ SORTING: Final = 16
 INDEX: Final = 8
 # Bytes of an element of hidden_by. A sum of two terms and both of them exist at once.
 BIT_SUM: Final = 4
+# Bytes for each index of gathered keys: sorted, as loaded, and as positions that are compared.
+GATHERED: Final = 24
 # Memory of a request beside large arrays.
 SMALL: Final = 2**18
 
@@ -63,7 +65,7 @@ def flops(plan: Plan) -> int:
     if plan.roles.gate_map is not None:
         maps += 2 * sizes.query_length * plan.roles.gate_map.weight.size
     sorting = 0 if plan.selection.top_k is None else SORTING * sizes.key_length.bit_length()
-    return plan.score_count * (2 * (sizes.head_dim + sizes.value_dim) + 8 + sorting) + sizes.batch_size * maps
+    return plan.computed_scores * (2 * (sizes.head_dim + sizes.value_dim) + 8 + sorting) + sizes.batch_size * maps
 
 
 def returned_bytes(plan: Plan) -> int:
@@ -180,17 +182,30 @@ def mask_bytes(plan: Plan, tile: tuple[int, int, int, int]) -> tuple[int, int]:
     return max(masks), max(beside)
 
 
+def gathered_bytes(plan: Plan, tile: tuple[int, int, int, int]) -> int:
+    """The bytes that gathering keys and values for a tile of these lengths takes; 0 if none are gathered."""
+    if plan.gathered is None:
+        return 0
+    indices, sizes = plan.gathered.indices, plan.sizes
+    b, h, r, n = tile
+    numbers: int = plan.gathered_numbers * b * min(r, indices.shape[2]) * h // sizes.num_heads
+    # Scores in another order of axes, and what is added to them; queries and outputs in another order.
+    numbers += 2 * prod(tile) + prod(tile[:3]) * max(sizes.head_dim, sizes.value_dim)
+    lists: int = prod(map(min, indices.shape[:3], tile[:3]))
+    return numbers * plan.compute_dtype.itemsize + GATHERED * lists * n
+
+
 def working_bytes(plan: Plan, tiling: Tiling) -> int:
     """Upper bound of the bytes for the tiles that NumPy computes at the same time."""
     (h, g, b, q, k, _, e), chosen = plan.sizes, plan.selection
     computing, step = plan.compute_dtype.itemsize, tile_size(plan, tiling)
-    tile = step.batch, step.kv_heads * (h // g), step.rows, k
+    tile = step.batch, step.kv_heads * (h // g), step.rows, plan.computed_keys
     scores, heights = prod(tile), ceil(q / step.rows)
     tiles = ceil(b / step.batch) * ceil(g / step.kv_heads) * heights
     memory = (scores + prod(tile[:3]) * e) * computing
     # Masks that are made and combined; and some of the scores by themselves.
     masks, beside = mask_bytes(plan, tile)
-    memory += 3 * masks + beside + scores // 2
+    memory += 3 * masks + beside + scores // 2 + gathered_bytes(plan, tile)
     memory += sum(term.added_size(tile) for term in plan.terms) * computing
     if chosen.heads is not None or chosen.queries is not None:
         memory += scores * computing

@@ -99,6 +99,12 @@ def outputs_of(*steps: Step) -> frozenset[Output]:
     return frozenset(name for name, row in OUTPUTS.items() if row.step in steps)
 
 
+def has_all_keys(name: Output) -> bool:
+    """True if an output is made of the scores or weights of all keys, one by one."""
+    row = OUTPUTS[name]
+    return row.is_selected and "k" in row.axes
+
+
 def row_of(name: str) -> OutputRow:
     """The row of an array that a backend returns beside `output`; top_indices have that of attention_weights."""
     return OUTPUTS["attention_weights" if name == TOP_INDICES else cast(Output, name)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -15,14 +16,18 @@ from service.attention import cost, rotary
 from service.attention.arrays import FLOATS, cast, compute_dtype, widest
 from service.attention.norms import make_norm
 from service.attention.options import options_of
-from service.attention.outputs import Selection, make_selection, outputs_of
+from service.attention.outputs import Selection, has_all_keys, make_selection, outputs_of
 from service.attention.roles import Roles, resolve_layout, resolve_roles, sources
 from service.attention.rotary import Rotation
 from service.attention.score_term import Frame, ScoreTerm
 from service.attention.shapes import Sizes, score_axes
 from service.attention.spec import AttentionSpec, Given, Layout, Norm, Normalization
-from service.attention.terms import QueryLengths, make_terms, per_head
+from service.attention.terms import QueryLengths, SelectedKeys, make_terms, per_head
 from service.errors import InvalidValue, ShapeMismatch, shape
+
+# How many scores of all keys are computed in the time of one score of a gathered key, and in that of gathering one key.
+PRODUCT_COST: Final = 4
+GATHER_COST: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Plan:
     The default of a field is its neutral value: it means that the option is not used (see service.attention.options).
 
     dtype:         of the operands and of what is returned; compute_dtype: of everything between
-    query_norm, …: None if not used; Norm.weight and Norm.bias are (d,), over all heads (h, 1, d), or None
+    query_norm, …: None if not used; Norm.weight and Norm.bias are (d,), for each head (h, 1, d), or None
     terms:         what hides scores and what is added to them
     head_scales:   (h,) in float64, what the scores of each head are multiplied by; `scale` is 1 then
     sinks:         (h,), one logit for each head that takes weight and has no value
@@ -103,6 +108,39 @@ class Plan:
         return sizes.batch_size * sizes.num_heads * sizes.query_length * sizes.key_length
 
     @cached_property
+    def computed_scores(self) -> int:
+        """Scores that are computed: `score_count`, or if keys are gathered b·h·q·n."""
+        return self.score_count // self.sizes.key_length * self.computed_keys
+
+    @cached_property
+    def gathered(self) -> SelectedKeys | None:
+        """The term whose keys are gathered for each query, all others left out; None if every key is computed.
+
+        Every key is if an output has a number for each key, or if so many keys are selected that it is faster.
+        """
+        term = next((term for term in self.terms if isinstance(term, SelectedKeys)), None)
+        if term is None or any(has_all_keys(name) for name in self.selection.include):
+            return None
+        h, g, *_ = self.sizes
+        heads = g if term.indices.shape[1] == 1 else h
+        cost = term.indices.shape[3] * (PRODUCT_COST * h + GATHER_COST * heads)
+        return term if cost <= h * self.sizes.key_length else None
+
+    @cached_property
+    def computed_keys(self) -> int:
+        """Columns of the scores that are computed: the keys that a query selects if they are gathered, else k."""
+        return self.sizes.key_length if self.gathered is None else self.gathered.indices.shape[3]
+
+    @cached_property
+    def gathered_numbers(self) -> int:
+        """Numbers of the gathered keys and values of one query, of all heads; 0 if none are gathered."""
+        if self.gathered is None:
+            return 0
+        h, g, *_, d, e = self.sizes
+        heads = g if self.gathered.indices.shape[1] == 1 else h
+        return heads * self.computed_keys * (d + e)
+
+    @cached_property
     def options(self) -> frozenset[str]:
         """The names of all options that the plan uses, see service.attention.options."""
         return options_of(self)
@@ -118,7 +156,7 @@ class Plan:
     @cached_property
     def skips_hidden_keys(self) -> bool:
         """True if keys that are hidden by position need not be computed: neither scores nor indices are returned."""
-        narrows = any(term.narrows for term in self.terms)
+        narrows = self.gathered is None and any(term.narrows for term in self.terms)
         return narrows and self.selection.top_k is None and not self.selection.include & outputs_of("scores")
 
     @cached_property

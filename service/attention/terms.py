@@ -12,7 +12,7 @@ and device of the backend; arrays that it returns know comparison, `&`, `~`, ari
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Final, Self
 
@@ -81,8 +81,7 @@ class Alibi(ScoreTerm):
 
     def added(self, tile: Tile, load: Load) -> Array | None:
         i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + part_of(self.offset[:, None, None, None], tile)
-        j = np.arange(tile.columns.start, tile.columns.stop, dtype=self.slopes.dtype)
-        return abs(load(i) - load(j)) * load(-self.slopes[tile.heads, None, None])
+        return abs(load(i) - load(tile.keys.astype(self.slopes.dtype))) * load(-self.slopes[tile.heads, None, None])
 
     def largest_added(self, sizes: Sizes) -> float:
         furthest = float(np.max(np.abs(self.offset))) + sizes.query_length + sizes.key_length
@@ -198,10 +197,10 @@ class Band(ScoreTerm):
     narrows: ClassVar[bool] = True
 
     def visible(self, tile: Tile, load: Load) -> Array | None:
-        if self.visible_columns(tile.rows, tile.columns) == tile.columns:
+        if tile.gathered is None and self.visible_columns(tile.rows, tile.columns) == tile.columns:
             return None
         i = np.arange(tile.rows.start, tile.rows.stop)[:, None]
-        j = load(np.arange(tile.columns.start, tile.columns.stop))
+        j = load(tile.keys)
         seen = None
         if self.low is not None:
             seen = j >= load(i + part_of(self.low[:, None, None, None], tile))
@@ -277,7 +276,7 @@ class Chunks(ScoreTerm):
 
     def visible(self, tile: Tile, load: Load) -> Array | None:
         i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + part_of(self.offset[:, None, None, None], tile)
-        seen: Array = load(i // self.size) == load(np.arange(tile.columns.start, tile.columns.stop) // self.size)
+        seen: Array = load(i // self.size) == load(tile.keys // self.size)
         return seen
 
     def columns(self, rows: slice, keys: slice) -> slice:
@@ -306,10 +305,21 @@ class SelectedKeys(ScoreTerm):
         axes, lengths = frame.axes.replace("kq", "qk"), sizes._replace(key_length=given.shape[-1])
         return cls(align(indices, axes, lengths, "selected_keys", last="n"))
 
-    def visible(self, tile: Tile, load: Load) -> Array | None:
+    def gathered(self, tile: Tile) -> Tile:
+        """The tile with the keys that are selected for its queries, in ascending order, as its columns."""
+        return replace(tile, gathered=np.sort(self._of(tile), axis=-1))
+
+    def _of(self, tile: Tile) -> np.ndarray:
+        """The indices of the queries of a tile."""
         cuts = zip(self.indices.shape[:3], (tile.batch, tile.heads, tile.rows), strict=True)
-        indices = self.indices[tuple(slice(None) if size == 1 else cut for size, cut in cuts)]
-        keys = tile.columns.stop - tile.columns.start
+        return self.indices[tuple(slice(None) if size == 1 else cut for size, cut in cuts)]
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        if tile.gathered is not None:
+            first = tile.gathered >= 0
+            first[..., 1:] &= tile.gathered[..., 1:] != tile.gathered[..., :-1]
+            return load(first)
+        indices, keys = self._of(tile), tile.columns.stop - tile.columns.start
         # Indices of no key, and of keys of other tiles, fall into a column that is cut off.
         places = indices - tile.columns.start
         places[(places < 0) | (places >= keys)] = keys

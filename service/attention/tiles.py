@@ -7,7 +7,7 @@ are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -29,13 +29,23 @@ PER_WORKER: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A part of the scores: batch entries, heads, queries (rows), and the keys that these queries may see (columns)."""
+    """A part of the scores: batch entries, heads, queries (rows), and the keys that these queries may see (columns).
+
+    gathered: (b, h, r, n), each axis but the last full or 1: a list of keys for each query, which are the columns
+              then; None if the columns are consecutive keys
+    """
 
     batch: slice
     kv_heads: slice
     heads: slice
     rows: slice
     columns: slice
+    gathered: np.ndarray | None = field(default=None, compare=False)
+
+    @property
+    def keys(self) -> np.ndarray:
+        """The index of the key of each column, which broadcasts to the scores."""
+        return np.arange(self.columns.start, self.columns.stop) if self.gathered is None else self.gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +100,17 @@ def tile_size(plan: Plan, tiling: Tiling) -> TileSize:
     """The size of the full tiles of a plan; each number is at least 1.
 
     Over all keys, or if `tiling.streams` over one block of `fast_columns` keys, a tile has about `tiling.scores`
-    scores. It has more if one query, `fast_rows` queries or all heads (to average them) have more, and fewer if workers
-    share the queries, or if keys that no query sees are left out.
+    scores; the numbers of gathered keys and values count as scores. It has more if one query, `fast_rows` queries or
+    all heads (to average them) have more, and fewer if workers share the queries, or if keys that no query sees are
+    left out.
     """
-    (h, g, b, q, k, *_), scores = plan.sizes, tiling.scores
-    columns = min(k, tiling.fast_columns) if tiling.streams else k
+    (h, g, b, q, *_), scores = plan.sizes, tiling.scores
+    columns = min(plan.computed_keys, tiling.fast_columns) if tiling.streams else plan.computed_keys
+    columns += ceil(plan.gathered_numbers / h)
     one_row = h // g * columns
     fast_rows = tiling.fast_rows if tiling.fast_rows * one_row <= tiling.max_scores else 0
+    if plan.gathered is not None:  # each row is a product of its own: more of them are not faster, but less Python
+        fast_rows = min(tiling.fast_rows, tiling.max_scores // one_row)
     rows = _clamp(max(scores // one_row, fast_rows), q)
     if tiling.workers > 1 and plan.flops > SHARED_FLOPS:
         rows = min(rows, max(SHARED_ROWS, _fair(b * g, q, rows, tiling.workers)))
@@ -121,9 +135,14 @@ def key_blocks(tile: Tile, tiling: Tiling) -> Iterator[Tile]:
 
 
 def part_of(array: np.ndarray, tile: Tile) -> np.ndarray:
-    """The part of an array (b, h, q, k), each axis full or of length 1, that belongs to a tile. A view."""
-    cuts = (tile.batch, tile.heads, tile.rows, tile.columns)
-    return array[tuple(slice(None) if size == 1 else cut for size, cut in zip(array.shape, cuts, strict=True))]
+    """The part of an array (b, h, q, k), each axis full or of length 1, that belongs to a tile.
+
+    It is a view, but a copy if the keys of the tile are gathered and the array has all keys.
+    """
+    is_gathered = tile.gathered is not None and array.shape[3] > 1
+    cuts = (tile.batch, tile.heads, tile.rows, slice(None) if is_gathered else tile.columns)
+    part = array[tuple(slice(None) if size == 1 else cut for size, cut in zip(array.shape, cuts, strict=True))]
+    return np.take_along_axis(part, tile.keys, axis=3) if is_gathered else part
 
 
 def _fair(groups: int, queries: int, rows: int, workers: int) -> int:
@@ -144,7 +163,7 @@ def _slices(length: int, step: int) -> Iterator[slice]:
 
 
 def _columns(plan: Plan, rows: slice) -> slice:
-    length = plan.sizes.key_length
+    length = plan.computed_keys
     return visible_columns(plan.terms, rows, length) if plan.skips_hidden_keys else slice(0, length)
 
 

@@ -39,11 +39,11 @@ def visible(terms: Iterable[ScoreTerm], tile: Tile, load: Load) -> Array | None:
 def hidden_parts(terms: Iterable[ScoreTerm], tile: Tile, load: Load) -> Iterator[tuple[slice, Array]]:
     """The columns of a tile in which keys may be hidden, counted from its first, each with `visible` for them.
 
-    Bands hide only at their edges: the columns that all queries of the tile see are left out.
+    Bands hide only at their edges: the columns that all queries of the tile see are left out, if they are consecutive.
     """
     start, whole = tile.columns.start, []
     for term in terms:
-        clear = term.visible_columns(tile.rows, tile.columns)
+        clear = slice(0, 0) if tile.gathered is not None else term.visible_columns(tile.rows, tile.columns)
         if clear.start == clear.stop:
             whole.append(term)
             continue

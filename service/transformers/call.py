@@ -58,6 +58,12 @@ class Call(NamedTuple):
 def call_of(module: Any, query: Any, key: Any, value: Any, mask: Any, arguments: Mapping[str, Any]) -> Call:
     """The call that a module makes."""
     groups, causal = getattr(module, "num_key_value_groups", 1), getattr(module, "is_causal", None)
+    blocks, indexer = arguments.get("block_indices"), getattr(module, "indexer", None)
+    if blocks is not None and indexer is not None and getattr(mask, "ndim", 0) == 4:
+        # Blocks of keys, as in MiniMax M3, by the function that puts them into the mask for eager attention, a second
+        # time without effect. The mask says what selected keys could not: a query that sees no key averages all.
+        mask = indexer.build_block_mask(blocks, mask, key.shape[2], query.dtype, query.device, None)
+        arguments = {name: value for name, value in arguments.items() if name != "block_indices"}
     return Call(type(module).__name__, groups, causal, query, key, value, mask, arguments)
 
 

@@ -24,8 +24,10 @@ URL: Final = "ATTENTION_SERVICE_URL"
 KEY: Final = "ATTENTION_SERVICE_KEY"
 # A large layer may take long; the service has its own time limit.
 TIMEOUT: Final = httpx.Timeout(600, connect=10)
-# Tries while the service is busy (503).
+# The status of a busy service, how often it is asked, and the most seconds between two of them.
+BUSY: Final = 503
 TRIES: Final = 5
+MOST_SECONDS: Final = 10.0
 
 
 class ServiceFailed(RuntimeError):
@@ -94,7 +96,10 @@ def _say_what_is_copied(device: Any) -> None:
 
 
 def _post(url: str, key: str | None, fields: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The tensors of the answer of POST /attention."""
+    """The tensors of the answer of POST /attention. A busy service is asked again.
+
+    Errors: ServiceFailed.
+    """
     kind = SafetensorsCodec.media_type
     headers = {"Content-Type": kind, "Accept": kind} | ({"Authorization": f"Bearer {key}"} if key else {})
     body = to_safetensors(fields)
@@ -103,9 +108,11 @@ def _post(url: str, key: str | None, fields: Mapping[str, Any]) -> dict[str, np.
             answer = _client().post(f"{url.rstrip('/')}/attention", content=body, headers=headers)
         except httpx.HTTPError as error:
             raise ServiceFailed(f"{url}: {type(error).__name__}: {error}") from error
-        if answer.status_code != 503 or attempt == TRIES:
+        if answer.status_code != BUSY:
             break
-        time.sleep(min(float(answer.headers.get("Retry-After", "1")), 10))
+        if attempt == TRIES:
+            raise ServiceFailed(f"{url} is busy, after {TRIES} tries: {BUSY}: {answer.text[:2000]}")
+        time.sleep(_seconds(answer.headers.get("Retry-After", "")))
     if answer.status_code != 200:
         raise ServiceFailed(f"{url}: {answer.status_code}: {answer.text[:2000]}")
     content = bytearray(answer.content)  # writable, so that tensors may share its memory
@@ -114,6 +121,11 @@ def _post(url: str, key: str | None, fields: Mapping[str, Any]) -> dict[str, np.
         for name, value in SafetensorsCodec().decode(content, len(content)).fields.items()
         if isinstance(value, np.ndarray)
     }
+
+
+def _seconds(retry_after: str) -> float:
+    """How long to wait by a header, 1 second if it has no number: proxies may send a date."""
+    return min(float(retry_after), MOST_SECONDS) if retry_after.isdecimal() else 1.0
 
 
 @cache

@@ -207,6 +207,25 @@ CASES = [
         ),
     ),
     Case(
+        "gathered keys",
+        SAFETENSORS,
+        SAFETENSORS,
+        lambda: (
+            heads(8, 2, 500, 20_000, 128)
+            | {"selected_keys": 2000 * digits(8, 500, 2000), "bias": normal(500, 20_000), "include": ["entropy"]}
+        ),
+    ),
+    Case(
+        "gathered keys of all heads",
+        SAFETENSORS,
+        SAFETENSORS,
+        lambda: (
+            heads(32, 1, 2000, 20_000, 128)
+            | {"selected_keys": 2000 * digits(2000, 64), "query_offset": np.array(0), "chunk_size": 999}
+            | {"alibi_slopes": normal(32), "include": ["logsumexp"]}
+        ),
+    ),
+    Case(
         "weights without sinks",
         SAFETENSORS,
         SAFETENSORS,

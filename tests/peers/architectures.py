@@ -168,14 +168,17 @@ OTHERS = names(
     "solar_open stablelm switch_transformers ultrabert umt5 vaultgemma vit_msn whisper xlm-roberta xlm-roberta-xl "
     "youtu"
 )
-# Each with sizes of its own, and the argument that the plug-in has no field for.
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "minimax_m3_vl_text": (
-        {"layer_types": ["minimax_m3_sparse"] * 2, "index_block_size": 2, "index_topk_blocks": 2, "index_head_dim": 8,
-         "index_n_heads": 2},
-        "block_indices",
-    ),
-}  # fmt: skip
+# Sizes with which layers attend to chosen blocks of keys: two of five.
+BLOCKS: dict[str, dict[str, Any]] = {
+    "minimax_m3_vl_text": {
+        "layer_types": ["minimax_m3_sparse"] * 2,
+        "index_block_size": 2,
+        "index_topk_blocks": 2,
+        "index_local_blocks": 1,
+        "index_head_dim": 8,
+        "index_n_heads": 2,
+    },
+}
 # Their attention does not go by transformers' AttentionInterface: some keep it whatever the implementation is called,
 # some accept no name but their own.
 OWN_ATTENTION = names("bloom codegen mpt rembert roformer xglm deberta deberta-v2 longformer tapas")

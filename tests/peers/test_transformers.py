@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as of_gemma
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as of_gpt_oss
 from transformers.models.inkling.modeling_inkling import eager_attention_forward as of_inkling
+from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLIndexer
 
 import service.transformers
 from service.transformers import ServiceFailed, UnsupportedCall, engine, interface, use
 from service.transformers.call import HARMLESS
 from tests.conftest import app, serving
+from tests.helpers.raw import connect
+from tests.helpers.waiting import until
 from tests.peers.architectures import (
+    BLOCKS,
     COMMON,
     ENCODERS,
     OTHERS,
     OWN_ATTENTION,
     OWN_NAMES,
     PICTURES,
-    REFUSED,
     SEQ2SEQ,
     tiny_model,
 )
@@ -35,7 +40,8 @@ TOLERANCE = 2e-5
 TOKENS = torch.tensor([[5, 9, 3, 7, 11, 4, 8, 6, 10, 12], [7, 3, 9, 14, 5, 6, 13, 8, 4, 3]])
 LENGTH = TOKENS.shape[1]
 CACHED = 7
-OVER_HTTP = ("llama", "gpt_oss", "gemma2", "deepseek_v32", "bert", "t5", "vit")
+# Those whose requests over HTTP differ most, of which every run tries all; the others are slow.
+OVER_HTTP = ("llama", "qwen3", "gpt_oss", "gemma2", "deepseek_v32", "bert", "t5", "vit")
 
 
 def padding(side: str) -> torch.Tensor:
@@ -105,11 +111,14 @@ def deviation(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).abs().max() / max(1, one.abs().max()))
 
 
-def agree(architecture: str, monkeypatch: pytest.MonkeyPatch, only: tuple[str, ...] | None = None) -> float:
-    """The largest deviation from eager attention; asserts that a wrong attention would deviate more."""
-    model = tiny_model(architecture)
+def agree(architecture: str, monkeypatch: pytest.MonkeyPatch, **sizes: Any) -> float:
+    """The largest deviation from eager attention; asserts that a wrong attention would deviate more.
+
+    sizes: of the model, beside those of every architecture
+    """
+    model = tiny_model(architecture, **sizes)
     worst = 0.0
-    for scenario in only or scenarios(architecture):
+    for scenario in scenarios(architecture):
         with torch.no_grad():
             model.set_attn_implementation("eager")
             expected = logits(model, architecture, scenario)
@@ -146,21 +155,37 @@ def url() -> Iterator[str]:
         yield str(client.base_url)
 
 
-@pytest.mark.parametrize("architecture", OVER_HTTP)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *OVER_HTTP,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in (*COMMON, *OTHERS) if name not in OVER_HTTP),
+    ],
+)
 def test_an_architecture_computes_the_same_over_http(
-    architecture: str, url: str, monkeypatch: pytest.MonkeyPatch
+    architecture: str, url: str, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
+    """As in this process: without padding, with padding on either side, and with cached tokens."""
     use(url)
-    agree(architecture, monkeypatch, scenarios(architecture)[-1:])
+    record_property("architecture", f"{architecture:24} over HTTP, deviation {agree(architecture, monkeypatch):.1e}")
 
 
-@pytest.mark.parametrize("architecture", REFUSED)
-def test_an_architecture_with_an_unknown_argument_is_refused(architecture: str, record_property: Any) -> None:
-    more, argument = REFUSED[architecture]
-    model = tiny_model(architecture, NAME, **more)
-    with torch.no_grad(), pytest.raises(UnsupportedCall, match=argument):
-        model(input_ids=TOKENS)
-    record_property("architecture", f"{architecture:24} with {argument}: refused")
+@pytest.mark.parametrize("architecture", BLOCKS)
+@pytest.mark.parametrize("over_http", [False, True])
+def test_an_architecture_attends_to_chosen_blocks_of_keys(
+    architecture: str, over_http: bool, url: str, monkeypatch: pytest.MonkeyPatch, record_property: Any
+) -> None:
+    use(url if over_http else None)
+    found = agree(architecture, monkeypatch, **BLOCKS[architecture])
+    with monkeypatch.context() as patched:  # all blocks are something else
+        patched.setattr(MiniMaxM3VLIndexer, "build_block_mask", lambda _indexer, _blocks, mask, *_: mask)
+        model = tiny_model(architecture, NAME, **BLOCKS[architecture])
+        with torch.no_grad():
+            every = logits(model, architecture, "none")
+    with torch.no_grad():
+        assert deviation(logits(model, architecture, "none"), every) > 100 * TOLERANCE
+    where = "over HTTP, " if over_http else ""
+    record_property("architecture", f"{architecture:24} with blocks of keys, {where}deviation {found:.1e}")
 
 
 @pytest.mark.parametrize("architecture", [pytest.param(name, marks=pytest.mark.slow) for name in OWN_ATTENTION])
@@ -317,3 +342,59 @@ def test_a_service_over_http_gets_the_key_and_its_errors_are_shown(monkeypatch: 
             call(scaling=float("1e39"))
     with pytest.raises(ServiceFailed, match="ConnectError"):
         call()
+
+
+@contextmanager
+def at_its_limit() -> Iterator[tuple[httpx.Client, Callable[[], None]]]:
+    """A server whose only slot is taken by a long request, and a function that disconnects the client of that."""
+    service_app = app(concurrency=1, queue=0, inline_flops=1)
+    admission = service_app.state.engine.admission
+    long = dict.fromkeys(("query", "key", "value"), torch.zeros(1, 1, 60_000, 8))
+    body = engine.to_safetensors(long | {"layout": "bhld", "include": []})
+    head = b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/vnd.safetensors\r\n"
+    with serving(service_app) as client, connect(client) as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        until(lambda: admission.slots_taken == 1)
+
+        def disconnect() -> None:
+            connection.close()
+            until(lambda: admission.slots_taken == 0)
+
+        try:
+            yield client, disconnect
+        finally:
+            disconnect()
+
+
+def test_a_busy_service_is_asked_again_when_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, waited = call()[0], []
+    with at_its_limit() as (client, disconnect):
+
+        def sleep(seconds: float) -> None:
+            waited.append(seconds)
+            if len(waited) == 2:
+                disconnect()
+
+        monkeypatch.setattr(engine, "time", SimpleNamespace(sleep=sleep))
+        use(str(client.base_url))
+        torch.testing.assert_close(call()[0], expected, rtol=0, atol=0)
+    assert len(waited) == 2
+    assert all(1 <= seconds <= engine.MOST_SECONDS for seconds in waited)
+
+
+def test_a_service_that_stays_busy_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    with at_its_limit() as (client, _):
+        monkeypatch.setattr(engine, "time", SimpleNamespace(sleep=waited.append))
+        use(str(client.base_url))
+        with pytest.raises(ServiceFailed, match=f"busy, after {engine.TRIES} tries.*503.*1 slots in use"):
+            call()
+        assert client.get("/health/live").status_code == 200
+    assert len(waited) == engine.TRIES - 1
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("3", 3), ("9999", 10), ("", 1), ("Wed, 21 Oct 2026 07:28:00 GMT", 1), ("-5", 1)]
+)
+def test_what_a_busy_service_may_say(header: str, seconds: float) -> None:
+    assert engine._seconds(header) == seconds

@@ -56,7 +56,7 @@ def gated(plan: Plan, lib: ArrayLibrary, gate: Array | None, head_outputs: Array
 
 def apply_map(linear: DenseMap, tokens: Array, lib: ArrayLibrary) -> Array:
     """y = x Wᵀ + bias over the last axis: (b, l, in) -> (b, l, out)."""
-    mapped = tokens @ lib.load(linear.weight.T)
+    mapped = lib.linear(tokens, lib.load(linear.weight))
     if linear.bias is not None:
         mapped += lib.load(linear.bias)
     return mapped

@@ -70,12 +70,20 @@ class ArrayLibrary(ABC):
     def top_indices(self, array: Array, count: int) -> Array:
         """The indices of the largest numbers of the last axis, in descending order, equal ones by lower index."""
 
+    @abstractmethod
+    def take(self, array: Array, indices: Array, out: Array) -> None:
+        """Write the rows of an array (k, x) at indices (r, n) to an array (r, n, x); for -1 any row."""
+
     def matmul(self, left: Array, right: Array, out: Array | None = None) -> Array:
         """The product over the last two axes. out: the array for the result, only if the library writes in place"""
         return left @ right
 
+    def linear(self, tokens: Array, weight: Array) -> Array:
+        """tokens (…, in) @ weight (out, in) transposed: (…, out)."""
+        return tokens @ weight.T
+
     def scratch(self, shape: tuple[int, ...]) -> Array | None:
-        """Memory of the calling thread for the scores of one tile; None to let the product allocate its own."""
+        """Memory of the calling thread for one tile, in the type of the plan; None if each tile allocates its own."""
         return None
 
     @abstractmethod

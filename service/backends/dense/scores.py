@@ -14,6 +14,7 @@ from service.backends.dense.buffers import ResultBuffers, TileSums
 from service.backends.dense.library import Array, ArrayLibrary
 from service.backends.dense.numerics import NumericPath
 from service.backends.dense.operands import LoadedOperands
+from service.backends.dense.products import gather, gathered_matmul, grouped_matmul
 
 
 class TileComputation:
@@ -45,14 +46,16 @@ class TileComputation:
         includes_weights = "weights_without_sinks" in plan.selection.include
         self._keeps_sinks_apart = includes_weights and plan.all_sinks is not None
         streams = lib.writes_in_place and path.divides_last and not path.subtracts_max and buffers.streams
+        streams = streams and plan.gathered is None
         self.tiling = replace(lib.tiling, streams=streams)
 
     def run(self, tile: Tile) -> TileSums:
         """Write the head outputs of a tile, and what the plan returns of its scores."""
         steps = {"softmax": self._softmax, "sum": self._normalise_by_sum, "sigmoid": self._sigmoid}
-        outputs, sums = steps[self._plan.normalization](tile)
+        selected = self._plan.gathered
+        outputs, sums = steps[self._plan.normalization](tile if selected is None else selected.gathered(tile))
         self._head_outputs[tile.batch, tile.heads, tile.rows] = outputs
-        return sums
+        return replace(sums, tile=tile)  # which does not hold the gathered keys
 
     def _softmax(self, tile: Tile) -> tuple[Array, TileSums]:
         """The head outputs (b, h, r, e) and sums of a tile. Its keys come in blocks if the tiling streams."""
@@ -134,12 +137,7 @@ class TileComputation:
     def _masked_scores(self, tile: Tile) -> Array:
         """The masked scores of a tile, (b, h, r, k). The stages before them go to the buffers."""
         plan, lib, xp, buffers = self._plan, self._lib, self._lib.xp, self._buffers
-        query = self._query[tile.batch, tile.heads, tile.rows]
-        key = self._key[tile.batch, tile.kv_heads, :, tile.columns]
-        out = buffers.scores_of(tile)
-        if out is None:
-            out = lib.scratch((*query.shape[:3], key.shape[-1]))
-        scores = grouped_matmul(query, key, lib, out)
+        scores = self._products(tile)
         buffers.add("scores", tile, scores)
         if not self._path.scales_query:
             scores *= plan.scale if self._head_scales is None else self._head_scales[tile.heads]
@@ -160,17 +158,36 @@ class TileComputation:
             buffers.add("hidden_by", tile, xp.broadcast_to(hiding_bits(plan.terms, tile, lib.load), scores.shape))
         return scores
 
+    def _products(self, tile: Tile) -> Array:
+        """The products of the queries and keys of a tile, (b, h, r, k)."""
+        query = self._query[tile.batch, tile.heads, tile.rows]
+        if tile.gathered is not None:
+            key = gather(self._loaded.key, tile, self._lib)  # b s r n d
+            return gathered_matmul(query, self._lib.xp.permute_dims(key, (0, 1, 2, 4, 3)), self._lib)
+        key = self._key[tile.batch, tile.kv_heads, :, tile.columns]
+        out = self._buffers.scores_of(tile)
+        if out is None:
+            out = self._lib.scratch((*query.shape[:3], key.shape[-1]))
+        return grouped_matmul(query, key, self._lib, out)
+
     def _check_finite(self, scores: Array, tile: Tile) -> None:
         """Check that visible scores and values are finite. Errors: Overflow."""
         xp = self._lib.xp
         bad = ~xp.isfinite(scores)
         if self._loaded.bad_values is not None:
-            values = self._loaded.bad_values[tile.batch, tile.kv_heads, :, tile.columns]
+            values = self._bad_values(self._loaded.bad_values, tile)
             bad = bad | xp.repeat(values, scores.shape[1] // values.shape[1], axis=1)
         if xp.any(bad):
             seen = visible(self._plan.terms, tile, self._lib.load)
             if seen is None or xp.any(bad & seen):
                 raise overflow(self._plan, "scores")
+
+    def _bad_values(self, bad: Array, tile: Tile) -> Array:
+        """True where a value of a tile is not finite, (b, g or h, 1 or r, k). bad: (b, g, 1, k), of the plan"""
+        if tile.gathered is None:
+            return bad[tile.batch, tile.kv_heads, :, tile.columns]
+        numbers = self._lib.xp.astype(bad[:, :, 0, :, None], self._loaded.value.dtype)
+        return gather(numbers, tile, self._lib)[..., 0] > 0
 
     def _exponentials(self, scores: Array, tile: Tile) -> tuple[Array | float, Array | None]:
         """Turn scores into their exponentials, in place.
@@ -194,6 +211,8 @@ class TileComputation:
 
     def _times_values(self, weights: Array, tile: Tile) -> Array:
         """Weights (b, h, r, k) times the values of a tile: (b, h, r, e)."""
+        if tile.gathered is not None:
+            return gathered_matmul(weights, gather(self._loaded.value, tile, self._lib), self._lib)
         return grouped_matmul(weights, self._loaded.value[tile.batch, tile.kv_heads, tile.columns], self._lib)
 
     def _sinks(self, tile: Tile) -> Array:
@@ -211,20 +230,6 @@ def count_rows(plan: Plan, lib: ArrayLibrary, unseen: Array, tile: Tile) -> Arra
         unseen = unseen & lib.load(part_of(plan.real_queries, tile)[..., 0])
     shape = tuple(part.stop - part.start for part in (tile.batch, tile.heads, tile.rows))
     return lib.xp.sum(lib.xp.broadcast_to(unseen, shape))
-
-
-def grouped_matmul(left: Array, right: Array, lib: ArrayLibrary, out: Array | None = None) -> Array:
-    """(b, h, q, x) @ (b, g, x, y) -> (b, h, q, y), where head n of the left meets head n // (h // g) of the right.
-
-    out: memory for the result, if the library writes in place
-    """
-    b, h, q, x = left.shape
-    g, y = right.shape[1], right.shape[-1]
-    if h == g:
-        return lib.matmul(left, right, out)
-    grouped = None if out is None else out.reshape((b, g, h // g, q, y))
-    product = lib.matmul(lib.xp.reshape(left, (b, g, h // g, q, x)), right[:, :, None], grouped)
-    return lib.xp.reshape(product, (b, h, q, y)) if out is None else out
 
 
 def _added(total: Array | None, part: Array) -> Array:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from itertools import pairwise
 from typing import ClassVar, Final, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from service.attention.operands import Operands
 from service.attention.plan import Plan
 from service.attention.result import Computed, Metadata, Result, make_metadata
 from service.attention.spec import AttentionSpec
-from service.attention.tiles import Tile, Tiling
+from service.attention.tiles import SHARED_FLOPS, Tile, Tiling
 from service.backends.base import Backend, Check, Program, no_check
 from service.backends.dense.binning import BinnedBuffers, BinnedScores, Bins
 from service.backends.dense.compute import compute
@@ -132,6 +133,17 @@ class NumpyLibrary(ArrayLibrary):
         """The product over the last two axes."""
         return np.matmul(left, right, out=out)
 
+    def linear(self, tokens: Array, weight: Array) -> Array:
+        """tokens @ weight.T; of large products each thread of the pool computes some features."""
+        features, threads = len(weight), self.tiling.workers
+        if self._pool is None or 2 * tokens.size * features < SHARED_FLOPS:
+            return tokens @ weight.T
+        out = np.empty((*tokens.shape[:-1], features), tokens.dtype)
+        ends = [features * i // threads for i in range(threads + 1)]
+        parts = [slice(*pair) for pair in pairwise(ends)]
+        list(self._pool.run(lambda part: np.matmul(tokens, weight[part].T, out=out[..., part]), parts))
+        return out
+
     def scratch(self, shape: tuple[int, ...]) -> Array | None:
         """Memory that this thread uses again for each tile: the system clears fresh memory page by page."""
         dtype = self.plan.compute_dtype
@@ -150,6 +162,13 @@ class NumpyLibrary(ArrayLibrary):
     def top_indices(self, array: Array, count: int) -> Array:
         """The indices of the largest numbers of the last axis, in descending order, equal ones by lower index."""
         return np.argsort(-array, axis=-1, stable=True)[..., :count]
+
+    def take(self, array: Array, indices: Array, out: Array) -> None:
+        """Write rows at indices to an array. np.take is faster, but first copies what is not contiguous."""
+        if array.flags.c_contiguous:
+            np.take(array, indices, axis=0, mode="clip", out=out)
+        else:
+            out[...] = array[indices]
 
     def run(self, function: Callable[[Tile], T], tiles: list[Tile]) -> Iterable[T]:
         """The results of a function for each tile, in order."""

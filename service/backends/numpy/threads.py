@@ -1,4 +1,4 @@
-"""Threads that compute tiles in parallel."""
+"""Threads that compute tiles, and parts of large products, in parallel."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import TypeVar
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from service.attention.tiles import Tile
-
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -29,8 +28,8 @@ class TilePool:
         self._executor = ThreadPoolExecutor(threads - 1, "attention") if threads > 1 else None
         self._processors = itertools.count()
 
-    def run(self, function: Callable[[Tile], T], tiles: list[Tile]) -> Iterable[T]:
-        """The results of a function for each tile, in order. Errors: those of the function."""
+    def run(self, function: Callable[[S], T], tiles: list[S]) -> Iterable[T]:
+        """The results of a function for each tile or part, in order. Errors: those of the function."""
         helpers = min(self._threads, len(tiles)) - 1
         if helpers < 1 or self._executor is None:
             return map(function, tiles)

@@ -159,20 +159,20 @@ class TorchBackend(Backend):
         matrices += FOR_TOP_K * (chosen.top_k is not None) + FOR_ENTROPY * ("entropy" in chosen.include)
         matrices += FOR_HIDDEN_BY * ("hidden_by" in chosen.include)
         matrices += FOR_WITHOUT_SINKS * ("weights_without_sinks" in chosen.include)
-        itemsize = plan.compute_dtype.itemsize
-        scores = max(
-            self.tiling.scores * 4 // itemsize, self.tiling.max_scores, plan.sizes.num_heads * plan.sizes.key_length
-        )
-        working = matrices * min(plan.score_count, scores) * itemsize + self._mask_bytes(plan)
+        itemsize, sizes, gathered = plan.compute_dtype.itemsize, plan.sizes, plan.gathered_numbers
+        row = sizes.num_heads * plan.computed_keys + gathered
+        scores = max(self.tiling.scores * 4 // itemsize, self.tiling.max_scores, row)
+        every = plan.computed_scores + sizes.batch_size * sizes.query_length * gathered
+        working = matrices * min(every, scores) * itemsize + self._mask_bytes(plan)
         return cost.peak_bytes(plan, working, copied)
 
     def _mask_bytes(self, plan: Plan) -> int:
         """Bytes that masks made from indices take in the machine's memory, for a tile."""
         if "terms.SelectedKeys.indices" not in plan.options:
             return 0
-        h, g, _, _, k, _, _ = plan.sizes
+        h, g, *_ = plan.sizes
         step = tile_size(plan, self._tiling(plan))
-        return sum(cost.mask_bytes(plan, (step.batch, step.kv_heads * (h // g), step.rows, k)))
+        return sum(cost.mask_bytes(plan, (step.batch, step.kv_heads * (h // g), step.rows, plan.computed_keys)))
 
     def _tiling(self, plan: Plan) -> Tiling:
         """Tiles of the same number of bytes for every type."""

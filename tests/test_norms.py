@@ -139,6 +139,26 @@ def test_squares_do_not_overflow(dtype: str, size: float, over: str, kind: str, 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("over", ["head", "all"])
+@pytest.mark.parametrize(("dtype", "number"), [("float64", 0.1), ("float64", 9.02e15), ("float32", 9.499035e7)])
+def test_a_layer_norm_of_equal_features_is_0(dtype: str, number: float, over: str, backend: str) -> None:
+    """However their mean is rounded, and with or without an eps."""
+    for eps in (0.0, 1e-6):
+        norm = {"kind": "layer", "over": over, "eps": eps}
+        options: dict[str, Any] = {"dtype": dtype, "num_heads": 2, "include": ["value"], "backend": backend}
+        found = attend(input=np.full((2, 14), number), value_norm=norm, **options)
+        assert not found["value"].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tiny_numbers_are_normalised(backend: str) -> None:
+    """By hand: (3, -3) · 1e-200 over its root mean square; zeros stay 0."""
+    options: dict[str, Any] = {"value_norm": {"eps": 0}, "include": ["value"], "backend": backend}
+    found = attend(input=[[3e-200, -3e-200], [0.0, 0.0]], **options)
+    np.testing.assert_allclose(found["value"], [[1, -1], [0, 0]], rtol=1e-15)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_hidden_values_cannot_poison_through_their_norm(backend: str) -> None:
     value = np.array([[np.nan, 1.0], [0.0, 0.0], [3.0, -3.0]])
     options: dict[str, Any] = {"key_mask": [False, False, True], "value_norm": {"eps": 0.0}, "backend": backend}

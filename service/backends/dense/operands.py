@@ -104,14 +104,17 @@ def _normalised(array: Array, norm: Norm | None, bound: float, lib: ArrayLibrary
     if norm is None:
         return array
     xp, axis, eps = lib.xp, (1, 3) if norm.over == "all" else (3,), norm.eps
-    if not bound < math.sqrt(largest_number(lib.plan)):  # squares could overflow
+    if not bound < math.sqrt(largest_number(lib.plan)) or _is_tiny(eps, lib.plan):  # squares could over- or underflow
         low, high = xp.min(array, axis=axis, keepdims=True), xp.max(array, axis=axis, keepdims=True)
         largest = xp.maximum(high, -low)
         largest = xp.where(largest > 0, largest, xp.ones_like(largest))
         array, eps = array / largest, eps / largest / largest
     if norm.kind == "layer":
-        array = array - xp.mean(array, axis=axis, keepdims=True)
-    scaled = array / xp.sqrt(xp.mean(array * array, axis=axis, keepdims=True) + eps)
+        first = array[:, :1, :, :1] if norm.over == "all" else array[..., :1]
+        array = array - first  # so that equal features become 0, however the mean is rounded
+        array -= xp.mean(array, axis=axis, keepdims=True)
+    size = xp.sqrt(xp.mean(array * array, axis=axis, keepdims=True) + eps)
+    scaled = array / xp.where(size == 0, xp.ones_like(size), size)
     if norm.weight is not None:
         scaled *= lib.load(norm.weight)
     if norm.bias is not None:
@@ -180,12 +183,16 @@ def _largest_turn(rotation: Rotation | None) -> float:
     return 1.0 if rotation is None else max(1.0, math.hypot(np.max(np.abs(rotation.cos)), np.max(np.abs(rotation.sin))))
 
 
+def _is_tiny(eps: float, plan: Plan) -> bool:
+    return eps < float(np.finfo(plan.compute_dtype).tiny)
+
+
 def _norm_after(plan: Plan, step: Norm, tokens: int, features: int) -> float:
     """A bound on the norm after a normalisation; inf if eps is so small that a zero vector may be divided by 0.
 
     The root mean square is 1, times the weights.
     """
-    if step.eps < float(np.finfo(plan.compute_dtype).tiny):
+    if _is_tiny(step.eps, plan):
         return math.inf
     heads = plan.sizes.num_heads
     weight = 1.0 if step.weight is None else float(np.max(np.abs(step.weight)))

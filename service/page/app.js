@@ -1,15 +1,14 @@
 // From the forms of the page to a request, from its response to pictures.
 
-import { fillIn, find, make } from "./dom.js";
+import { bounded, clamp, fillIn, find, make } from "./dom.js";
 import { Tensor, fromText, toText } from "./tensors.js";
-import { LEFT_OUT, SCORES, forStages, readFiles, requestOfText, sizesOf, withOptions } from "./request.js";
-import { sentenceRequest } from "./sentence.js";
+import { LEFT_OUT, SCORES, forStages, readFiles, requestOfText, sentenceRequest, sizesOf, withOptions } from "./request.js";
 import { post, postForTensors, session } from "./service.js";
 import { Result, View } from "./result.js";
 import { paintStages } from "./stages.js";
 import { paintHeads, paintLines } from "./heads.js";
 import { paintRow } from "./row.js";
-import { readForm, showFaults, showOptions, writeAddress, writeForm } from "./controls.js";
+import { changedOptions, readForm, showFaults, showOptions, writeAddress, writeForm } from "./controls.js";
 import { paintComparison } from "./compare.js";
 import { showLong } from "./long.js";
 import { addressOf, asHtml, asProgram, copy, download } from "./share.js";
@@ -25,10 +24,10 @@ const base = saved?.base ?? new URL(".", document.baseURI).href;
 const state = { examples: {}, request: {}, choice: { ...FIRST } };
 let controller = new AbortController();
 let timer = 0;
-/** What the user changed last, where errors are shown. @type {Element | undefined} */
+/** What the user changed last: errors stand there. @type {HTMLElement | undefined} */
 let changed;
 
-const currentRequest = () => withOptions(state.request, saved?.options ?? readForm("options"));
+const currentRequest = () => withOptions(state.request, changedOptions());
 const view = () => state.result && new View(state.result, state.choice, choose);
 
 /** @type {Choose} */
@@ -45,8 +44,9 @@ function paint() {
 	/** @type {Fields} */
 	const choice = state.choice;
 	const counts = { batch, head, query, key, feature: shown.block(choice.stage).cols };
-	for (const [name, count] of Object.entries(counts)) choice[name] = Math.max(0, Math.min(Math.trunc(choice[name]) || 0, count - 1));
-	if (!saved) writeAddress(state.request, choice);
+	for (const [name, count] of Object.entries(counts)) choice[name] = clamp(choice[name], count - 1);
+	find("batch").value = choice.batch;
+	if (!saved) writeAddress(choice);
 	find("save-svg").disabled = find("save-png").disabled = !SCORES.includes(choice.stage);
 	for (const part of [paintStages, paintHeads, paintLines, paintRow]) part(shown);
 	if (state.comparison) paintComparison(state.comparison, shown);
@@ -70,28 +70,37 @@ function send() {
 
 /** @type {compute} */
 const compute = async (signal) => {
+	writeAddress({});
+	if (readForm("source").pasted === "" && !find("file").files?.length) throw new Error(); // no request yet
 	const request = currentRequest();
 	const { b, h, q, k } = sizesOf(request);
 	find("batch-label").hidden = b === 1;
+	const batch = bounded(find("batch"), b - 1);
 	const long = Math.max(q, k) > LONGEST || b * h * q * k > MOST_SCORES;
 	find("long").hidden = !long;
 	find("short").hidden = long;
 	if (long) {
 		state.result = undefined;
 		find("status").textContent = "Computing …";
-		writeAddress(state.request, {});
-		await showLong(request, Math.min(find("batch").valueAsNumber || 0, b - 1), signal);
+		await showLong(request, batch, signal);
 	} else {
 		const asked = forStages(request);
 		const { tensors, text } = await postForTensors(asked, signal);
 		state.result = new Result(asked, tensors, JSON.parse(text));
 	}
-	find("pictures").classList.remove("stale");
+	showStale(false);
 	showFaults();
 	paint();
+	find("options").num_heads.placeholder = state.result?.metadata.num_heads ?? h;
 	performance.measure("repaint", "change");
 	find("status").textContent = (statusOf() ?? `${q} queries · ${k} keys`) + LEFT_OUT.filter((name) => state.request[name]).map((name) => ` · without ${name}`).join("");
 };
+
+/** @type {showStale} */
+function showStale(isStale) {
+	for (const name of /** @type {const} */ (["short", "long-image", "long-rows"])) find(name).inert = isStale;
+	if (isStale) find("status").textContent = "Nothing computed";
+}
 
 function statusOf() {
 	if (!state.result) return undefined;
@@ -104,7 +113,7 @@ function statusOf() {
 function showError(error) {
 	if (error.name === "AbortError") return;
 	showFaults(error.faults, error.message, changed);
-	if (changed !== find("compare")) find("pictures").classList.add("stale");
+	if (changed !== find("compare")) showStale(true);
 	if (error.status === 401) find("key-field").hidden = false;
 }
 
@@ -138,7 +147,7 @@ async function loadAddress() {
 	state.choice = { batch, head, query, key, feature, stage: isStage ? stage : FIRST.stage };
 }
 
-/** Moves the chosen cell by an arrow key. @param {KeyboardEvent} event */
+/** @type {moveChoice} */
 function moveChoice({ key: name }) {
 	const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[name];
 	const grid = view()?.grid(state.choice.stage);
@@ -170,7 +179,11 @@ function restore() {
 }
 
 function listen() {
-	document.addEventListener("input", ({ target }) => (changed = /** @type {Element} */ (target)), true);
+	document.addEventListener("input", ({ target }) => {
+		changed = /** @type {HTMLInputElement} */ (target);
+		const { other } = changed.dataset; // of a text and a file, the last counts
+		if (other) find(/** @type {"file"} */ (other)).value = "";
+	}, true);
 	find("source").oninput = loadSource;
 	find("options").oninput = find("long-options").oninput = send;
 	find("key").onchange = () => {

@@ -1,8 +1,7 @@
 // What another implementation returned, beside what is right.
 
 import { fillIn, find, make, show } from "./dom.js";
-import { limitsOf } from "./colours.js";
-import { drawGrid } from "./heatmap.js";
+import { drawGrid, limitsOf } from "./heatmap.js";
 import { Result, View } from "./result.js";
 import { asTensor } from "./tensors.js";
 

@@ -9,32 +9,40 @@ export const readForm = (id) => {
 	return /** @type {Options} */ (id === "options" ? { is_causal: "", ...entries } : entries);
 };
 
-/** @param {"options" | "source"} id @returns {Iterable<HTMLInputElement>} */
+/** @type {controlsOf} */
 const controlsOf = (id) => /** @type {any} */ (find(id).elements);
 
 /** @type {writeForm} */
 export const writeForm = (id, values) => {
 	for (const control of controlsOf(id)) {
-		if (control.type === "checkbox") control.checked = values[control.name] === "true";
-		else if (control.type !== "file" && values[control.name] !== undefined) control.value = values[control.name];
+		const value = values[control.name];
+		if (control.type === "checkbox") control.checked = value === "true";
+		else if (control.type === "number" && value && Number.isNaN(Number(value))) control.value = "";
+		else if (control.type !== "file" && value !== undefined) control.value = value;
 	}
 };
+
+/** The options of the request as shown. @type {Options} */
+let own = {};
+
+/** @type {changedOptions} */
+export const changedOptions = () => Object.fromEntries(Object.entries(readForm("options")).filter(([name, value]) => value !== own[name]));
 
 /** @type {showOptions} */
 export const showOptions = (request, changed) => {
 	find("options").reset();
-	writeForm("options", { ...optionsOf(request), ...changed });
+	writeForm("options", optionsOf(request));
 	for (const control of controlsOf("options")) {
 		control.disabled = request[control.name] instanceof Object || (control.name === "layout" && (!control.value || hasTensors(request)));
 	}
+	own = readForm("options");
+	writeForm("options", { ...own, ...changed });
 };
 
 /** @type {showFaults} */
 export const showFaults = (faults = [], title = "", near = find("batch-label")) => {
-	for (const old of document.querySelectorAll(".fault")) {
-		old.previousElementSibling?.removeAttribute("aria-invalid");
-		old.remove();
-	}
+	for (const old of document.querySelectorAll(".fault")) old.remove();
+	for (const control of document.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
 	const others = faults.filter((fault) => !showAtControl(fault));
 	const problem = find("problem");
 	near.after(problem);
@@ -42,7 +50,7 @@ export const showFaults = (faults = [], title = "", near = find("batch-label")) 
 	problem.replaceChildren(title, ...others.map(({ pointer, text }) => make("p", {}, `${pointer}: ${text}`)));
 };
 
-/** Shows a fault at the control of its field; false if there is none. @param {Fault} fault */
+/** @type {showAtControl} */
 function showAtControl({ pointer, text }) {
 	const path = pointer.slice(1).replaceAll("/", ".");
 	const target = path && find("options").querySelector(`[name="${CSS.escape(path)}"], [name^="${CSS.escape(path)}."]`);
@@ -55,10 +63,8 @@ function showAtControl({ pointer, text }) {
 }
 
 /** @type {writeAddress} */
-export const writeAddress = (request, choice) => {
+export const writeAddress = (choice) => {
 	const { pasted, ...source } = readForm("source");
-	const own = optionsOf(request);
-	const changed = Object.entries(readForm("options")).filter(([name, value]) => value !== (own[name] ?? ""));
 	const chosen = Object.entries(choice).filter(([, value]) => value);
-	history.replaceState(null, "", `#${new URLSearchParams([...Object.entries(source), ...changed, ...chosen])}`);
+	history.replaceState(null, "", `#${new URLSearchParams({ ...source, ...changedOptions(), ...Object.fromEntries(chosen) })}`);
 };

@@ -3,6 +3,16 @@
 /** @template {keyof PageElements} Id @type {find} */
 export const find = (id) => /** @type {any} */ (document.getElementById(id));
 
+/** @type {clamp} */
+export const clamp = (value, max) => Math.max(0, Math.min(Math.trunc(value) || 0, max));
+
+/** @type {bounded} */
+export const bounded = (control, max) => {
+	const value = clamp(control.valueAsNumber, max);
+	Object.assign(control, { max, value });
+	return value;
+};
+
 /** @type {Make} */
 export const make = (tag, attributes, ...children) => decorate(document.createElement(tag), attributes, children);
 
@@ -22,12 +32,15 @@ export const times = (count, action) => Array.from({ length: count }, (_, index)
 /** @type {fillIn} */
 export const fillIn = (text = "", values) => text.replace(/\{([\w-]+)\}/g, (_, name) => values[name]);
 
-/** A number with some decimals, or an exponent. @param {number} value */
+/** @type {signed} */
+export const signed = (value) => String(value).replaceAll("-", "−");
+
+/** @type {show} */
 export function show(value, digits = 4) {
-	if (!Number.isFinite(value)) return String(value).replace("-", "−").replace("Infinity", "∞");
+	if (!Number.isFinite(value)) return signed(value).replace("Infinity", "∞");
 	const size = Math.abs(value);
 	const text = size && (size >= 1e6 || size < 10 ** -digits) ? value.toExponential(2) : value.toFixed(digits);
-	return text.replaceAll("-", "−").replace("e+", "e");
+	return signed(text).replace("e+", "e");
 }
 
 /** @type {tableRow} */

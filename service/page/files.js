@@ -22,7 +22,7 @@ export const readSafetensors = (buffer, field = "request") => {
 	return { tensors: Object.fromEntries(tensors), text: metadata?.[field] ?? "{}" };
 };
 
-/** The array of an .npy file. @param {Uint8Array} bytes */
+/** @type {readNpy} */
 export function readNpy(bytes) {
 	const view = new DataView(bytes.buffer, bytes.byteOffset);
 	const start = bytes[6] === 1 ? 10 + view.getUint16(8, true) : 12 + view.getUint32(8, true);
@@ -45,7 +45,7 @@ export const readNpz = async (buffer) => {
 	return { tensors, text: dtype === "text" ? utf32() : decode(bytes) };
 };
 
-/** The entries of a zip file, by its directory. @param {ArrayBuffer} buffer */
+/** @type {zipEntries} */
 function zipEntries(buffer) {
 	const view = new DataView(buffer);
 	let end = buffer.byteLength - 22;

@@ -14,14 +14,12 @@ export function paintHeads(view) {
 	list.querySelectorAll("button").forEach((button, head) => {
 		button.setAttribute("aria-pressed", String(head === view.choice.head));
 		button.onclick = () => view.choose({ head });
-		const dot = make("i");
-		dot.style.background = `var(--head${head % 9})`;
-		button.children[0].replaceChildren(dot, `Head ${head}`);
+		button.children[0].replaceChildren(make("i", { class: `head${head % 9}` }), `Head ${head}`);
 		button.children[1].replaceChildren(pixelsOf(view, view.with({ head }).grid("attention_weights")));
 	});
 }
 
-/** Paints tokens and lines. A token that is pointed at shows its own lines only. @param {View} view */
+/** @type {paintLines} */
 export function paintLines(view) {
 	const { query_length, key_length, num_heads } = view.result.metadata;
 	const heads = find("all-heads").checked ? times(num_heads, Number) : [view.choice.head];
@@ -40,9 +38,6 @@ export function paintLines(view) {
 	svg.onpointerleave = () => point();
 	point();
 }
-
-/** @type {Record<string, number>} */
-const KEYS = { ArrowDown: 1, ArrowUp: -1, Enter: 0 };
 
 /** @param {number} index */
 const middle = (index) => STEP * (index + 0.5) + 4;
@@ -69,13 +64,8 @@ const tokensOf = (view, axis, count, point) => {
 		const [chosen, own] = [view.choice[axis] === index, { axis, index }];
 		const state = { role: "button", tabindex: chosen ? 0 : -1, "aria-pressed": chosen, "data-axis": axis, "data-index": index };
 		const text = makeSvg("text", { ...place, y: middle(index) + 4, ...state });
-		const choose = (/** @type {number} */ step) => {
-			view.choose({ [axis]: index + step });
-			/** @type {SVGElement} */ (find("lines").querySelector(`[data-axis=${axis}][tabindex="0"]`)).focus();
-		};
 		text.onpointerover = text.onfocus = () => point(own);
-		text.onclick = () => choose(0);
-		text.onkeydown = ({ key }) => key in KEYS && choose(KEYS[key]);
+		text.onclick = () => view.choose({ [axis]: index });
 		return { own, text };
 	});
 };

@@ -1,12 +1,13 @@
-// Requests to the service: their options, their sizes, and the files that hold them.
+// Requests to the service: their options and sizes; and where they come from: files, texts, sentences.
 
+import { times } from "./dom.js";
 import { Tensor, fromText, shapeOf, transposed } from "./tensors.js";
 import { readNpy, readNpz, readSafetensors } from "./files.js";
 
 const SOURCES = ["query", "key", "value", "input", "context"];
 /** Results with the axes q and k. */
 export const SCORES = ["scores", "scaled_scores", "capped_scores", "masked_scores", "attention_weights", "hidden_by"];
-/** Options of a request that would leave out numbers of the page. */
+/** Options that would leave out numbers of the page. */
 export const LEFT_OUT = ["select_queries", "select_heads", "average_heads", "top_k"];
 const TURNED = [...SOURCES, "mask", "bias"];
 const STAGES = [...SCORES, "query", "present_key", "present_value", "head_outputs"];
@@ -22,15 +23,13 @@ export const optionsOf = (request) => {
 };
 
 /** @type {withOptions} */
-export const withOptions = ({ window, ...request }, options) => {
-	const { layout = layoutOf(request), ...others } = options;
+export const withOptions = (request, { layout = layoutOf(request), ...others }) => {
 	const changed = withLayout(request, layout);
 	for (const name of LEFT_OUT) delete changed[name];
 	for (const [name, text] of Object.entries(others)) {
 		const [part, inner] = name.split(".");
-		const value = text === "true" || (Number.isNaN(Number(text)) ? text : Number(text));
-		if (text === "") delete changed[name];
-		else if (inner) changed[part] = { ...changed[part], [inner]: value };
+		const value = text === "true" || (Number.isNaN(Number(text || NaN)) ? text || undefined : Number(text));
+		if (inner) changed[part] = { ...changed[part], [inner]: value };
 		else changed[name] = value;
 	}
 	return changed;
@@ -46,7 +45,7 @@ const withLayout = (request, layout) => {
 /** @type {layoutOf} */
 export const layoutOf = (request) => {
 	const rank = Math.max(2, ...SOURCES.map((name) => shapeOf(request[name]).length));
-	return request.layout || ["ld", "bld", "bhld"][rank - 2] || "ld";
+	return String(request.layout || ["ld", "bld", "bhld"][rank - 2] || "ld");
 };
 
 /** @param {Fields} request */
@@ -101,4 +100,24 @@ export const readFiles = async (files) => {
 		else Object.assign(request, requestOfText(await file.text()));
 	}
 	return request;
+};
+
+/** @type {randomOf} */
+function randomOf(text) {
+	let state = 1;
+	const next = (added = 0) => (state = (Math.imul(state, 1664525) + 1013904223 + added) >>> 0);
+	for (const letter of text) next(letter.codePointAt(0));
+	next(); // spreads the last letter
+	return () => next() / 2 ** 32;
+}
+
+/** @type {sentenceRequest} */
+export const sentenceRequest = (text, dim, seed) => {
+	const words = text.trim().split(/\s+/);
+	const input = words.map((word) => {
+		const random = randomOf(`${seed}:${word}`);
+		const normal = () => Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random());
+		return times(dim, () => Math.round(100 * normal()) / 100);
+	});
+	return { input, query_tokens: words };
 };

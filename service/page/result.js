@@ -9,7 +9,7 @@ const axesOf = (name) => ({ rowAxis: name.startsWith("present_") ? "key" : "quer
 
 /** What the service computed for a request. */
 export class Result {
-	/** @param {Fields} request @param {Record<string, Tensor>} tensors @param {Fields} answer */
+	/** @param {Fields} request @param {Fields} tensors @param {Fields} answer */
 	constructor(request, tensors, answer) {
 		this.request = request;
 		this.tensors = tensors;
@@ -25,7 +25,7 @@ export class Result {
 		this.blocks = Object.fromEntries(given.map(([name, data]) => [name, this.arrange(name, asTensor(data))]));
 	}
 
-	/** An array by batch entry, head, and rows of tokens. @param {string} name @param {Tensor} tensor @returns {Blocks} */
+	/** An array by batch entry, head, and rows of tokens. @param {string} name @param {Tensor} tensor */
 	arrange(name, tensor) {
 		const axes = this.axesOf(name, tensor.shape.length);
 		const order = SCORES.includes(name) ? "bhqk" : "bhld";

@@ -1,29 +1,34 @@
 // One number by hand: how it follows from query, key and value.
 
-import { fillIn, find, make, show, tableRow, times } from "./dom.js";
+import { fillIn, find, make, show, signed, tableRow, times } from "./dom.js";
 import { SCORES } from "./request.js";
 import { asTensor, numbers, shapeOf } from "./tensors.js";
 
-/** One of the numbers of an array, or the only one. @param {any} data @param {number} at */
+/** @type {entry} */
 const entry = (data, at) => {
 	const all = numbers(asTensor(data));
 	return all[at] ?? all[0];
 };
 
-/** Why the chosen key is hidden, "" if it is visible. @param {View} view */
+/** @type {whyHidden} */
 export function whyHidden(view) {
 	const { window, chunk_size: chunk, query_offset, past_key } = view.result.request;
 	const { batch, query, key } = view.choice;
 	const place = query + entry(query_offset ?? shapeOf(past_key).at(-2) ?? 0, batch);
+	const first = Math.max(0, place - (window?.left ?? place));
 	const last = Math.min(place + (window?.right ?? Infinity), view.result.metadata.key_length - 1);
-	const [name, from, to] = [key, Math.max(0, place - (window?.left ?? place)), last].map((index) => view.place("key", index));
-	const values = { key: name, place, first: from, last: to, "query-chunk": Math.floor(place / chunk), "key-chunk": Math.floor(key / chunk) };
+	const [name, from, to] = [key, first, last].map((index) => view.place("key", index));
+	const keys = first > last ? "no key" : `keys ${from} to ${to}`;
+	const values = { key: name, place: signed(place), keys, chunk };
 	const reasons = find("reasons").dataset;
 	const causes = view.result.causesIn(view.at("hidden_by")).map((cause) => `${cause} (${fillIn(reasons[cause], values)})`);
 	return causes.length ? `hidden by ${causes.join(" and ")}` : "";
 }
 
-/** The parts of the chosen row, and their sum. @param {View} view */
+/** @param {View} view */
+const isHalf = (view) => /16/.test(view.result.metadata.dtype);
+
+/** @type {partsOf} */
 function partsOf(view) {
 	const { normalization = "softmax", sinks } = view.result.request;
 	const scores = [...view.row("masked_scores"), ...(sinks ? [view.at("sinks")] : [])];
@@ -39,69 +44,85 @@ function partsOf(view) {
 /** @type {joined} */
 const joined = (texts, sign = " + ", most = 12) => texts.slice(0, most).join(sign) + (texts.length > most ? `${sign}… (${texts.length - most} more)` : "");
 
-/** A number with six digits. @param {number} value */
+/** @type {rounded} */
 const rounded = (value) => Number(Math.abs(value) < 1 ? value.toPrecision(6) : value.toFixed(6));
 
 /** @type {formula} */
 const formula = (text, ...numbers) => {
 	const isExact = numbers.every((value) => Math.abs(value - rounded(value)) <= 1e-14 * Math.abs(value));
-	const texts = numbers.map((value) => String(rounded(value)).replaceAll("-", "−"));
+	const texts = numbers.map((value) => signed(rounded(value)));
 	const left = fillIn(text, texts).replace(/(?<=[·×+−] ?)−[\d.e−]+/g, "($&)");
 	return `${left} ${isExact ? "=" : "≈"} ${texts.at(-1)}`;
 };
 
 /** @type {products} */
-const products = (ones, others, sum, bias = []) => {
-	const texts = [...ones.map((_, n) => `{${2 * n}}·{${2 * n + 1}}`), ...bias.map(() => `{${2 * ones.length}}`)];
-	return formula(joined(texts), ...ones.flatMap((one, n) => [one, others[n]]), ...bias, sum);
+const products = (factors, sum, bias = []) => {
+	const all = factors[0].map((_, n) => factors.map((factor) => factor[n]));
+	const texts = all.map((product, n) => product.map((_, i) => `{${n * product.length + i}}`).join("·"));
+	return formula(joined([...texts, ...bias.map(() => `{${all.flat().length}}`)]), ...all.flat(), ...bias, sum);
 };
 
-/** The steps to the weight of the chosen cell. @param {View} view */
+/** @type {weightSteps} */
 function weightSteps(view) {
-	const { request, metadata, columns } = view.result;
+	const { request, metadata } = view.result;
 	const [score, scaled, capped, masked, weight] = SCORES.map((name) => view.at(name));
 	const scale = metadata.scale[view.choice.head] ?? metadata.scale;
-	const steps = [["Score", products(view.row("query"), view.row("present_key", view.choice.key), score)], ["Scaled", formula("{0} × {1}", score, scale, scaled)]];
+	const row = [view.row("query"), view.row("present_key", view.choice.key)];
+	const steps = [["Score", products(row, score)], ["Scaled", formula("{0} × {1}", score, scale, scaled)]];
 	if (request.softcap) steps.push(["Capped", formula("{0} · tanh({1} / {0})", request.softcap, scaled, capped)]);
 	const hidden = whyHidden(view);
 	if (hidden) return [...steps, ["Masked", `−∞: ${hidden}`], ["Weight", "0"]];
-	if (masked !== capped) steps.push(["Masked", formula("{0} + {1}", capped, masked - capped, masked)]);
+	const added = ["bias", "alibi_slopes"].filter((name) => request[name]).map((name) => ` (${name})`);
+	if (masked !== capped) steps.push(["Masked", formula(`{0} + {1}${added.join("")}`, capped, masked - capped, masked)]);
 	const { normalization, max, parts, sum } = partsOf(view);
 	const part = parts[view.choice.key];
 	if (normalization === "sigmoid") return [...steps, ["Weight", formula("1 / (1 + exp(−{0}))", masked, weight)]];
-	if (normalization === "softmax") steps.push([`Largest of the ${columns ? "column" : "row"}`, String(rounded(max)).replace("-", "−")], ["Exponential", formula("exp({0} − {1})", masked, max, part)]);
+	if (normalization === "softmax") {
+		const exponential = formula("exp({0} − {1})", masked, max, part);
+		steps.push(["Largest score", signed(rounded(max))], ["Exponential", masked === max ? exponential.replace("≈", "=") : exponential]);
+	}
 	const terms = parts.map((_, n) => `{${n}}${n === metadata.key_length ? " (sink)" : ""}`);
-	return [...steps, ["Sum", formula(joined(terms), ...parts, sum)], ["Weight", formula("{0} / {1}", part, sum, weight)]];
+	return [...steps, ["Sum", formula(joined(terms), ...parts, sum)], ["Weight", sum ? formula("{0} / {1}", part, sum, weight) : "0 by definition, as the sum is 0"]];
 }
 
-/** How a feature of a query, key, value or output follows. @param {View} view */
+/** @type {featureStep} */
 function featureStep(view) {
 	const { stage, head, feature, query, key } = view.choice;
 	const { request, metadata, blocks } = view.result;
 	const value = view.at(stage);
 	if (stage === "head_outputs") {
 		const values = times(metadata.key_length, (index) => view.with({ key: index }).at("present_value"));
-		return products(view.row("attention_weights"), values, value);
+		return ["Weighted values", products([view.row("attention_weights"), values], value)];
 	}
 	const part = stage.replace("present_", "");
-	const [map, name, isOutput] = [request.projection?.[part], `map.${part}`, part === "output"];
-	const at = Math.floor((head * blocks[stage].h) / metadata.num_heads) * blocks[stage].cols + feature; // over all heads
 	const row = part === stage ? query : key - (shapeOf(request.past_key).at(-2) ?? 0);
+	if (row < 0) return ["From the past", `${show(value, 6)}, as sent`];
+	const [map, isOutput] = [request.projection?.[part], part === "output"];
+	const at = Math.floor((head * blocks[stage].h) / metadata.num_heads) * blocks[stage].cols + feature; // over all heads
 	const source = isOutput ? view.allHeads("head_outputs") : view.row(`given.${part}`, row);
 	const gates = isOutput && request.gate ? view.allHeads("gate") : [];
-	const ones = map ? source : [source[at % source.length]];
-	const others = map ? view.row(name, at % blocks[name].rows) : gates.slice(Math.floor((at * gates.length) / source.length));
+	let factors = [source];
+	if (gates.length) factors.push(source.map((_, n) => gates[Math.floor((n * gates.length) / source.length)]));
+	if (map) factors.push(view.row(`map.${part}`, at % blocks[`map.${part}`].rows));
+	else factors = factors.map((all) => [all[at % all.length]]);
 	const bias = map?.bias ? [entry(map.bias, at)] : [];
-	const terms = [...ones.map((one, n) => one * (others[n] ?? 1)), ...bias];
+	const terms = [...factors[0].map((_, n) => factors.reduce((product, factor) => product * factor[n], 1)), ...bias];
 	const rest = terms.reduce((left, term) => left - term, value);
-	if (!(Math.abs(rest) < 0.02 * Math.max(1e-9, ...terms.map(Math.abs)))) return `${show(value, 6)}, after options not written out here`;
-	return others.length ? products(ones, others, value, bias) : show(value, 6);
+	const size = terms.reduce((all, term) => all + Math.abs(term), 0);
+	const left = ["layer", `${part}_norm`, /query|key/.test(part) ? "rotary" : ""].filter((name) => request[name]);
+	if (!left.length && !(Math.abs(rest) <= (isHalf(view) ? 0.02 : 1e-5) * size)) left.push("other options");
+	if (left.length) return ["Result", `${show(value, 6)}, after ${left.join(" and ")}, not written out here`];
+	const other = isOutput ? "Heads joined" : "As sent";
+	return [map ? "Linear map" : other, factors.length > 1 || isHalf(view) ? products(factors, value, bias) : show(value, 6)];
 }
 
 /** @param {View} view */
 export function paintRow(view) {
 	const { stage } = view.choice;
-	const steps = SCORES.includes(stage) ? weightSteps(view) : [["Number", featureStep(view)]];
+	const steps = SCORES.includes(stage) ? weightSteps(view) : [featureStep(view)];
+	for (const step of isHalf(view) ? steps : []) {
+		if (!/Exp|Sum/.test(step[0])) step[1] = step[1].replace(/ [=≈] (?=\S+$)/, `, rounded to ${view.result.metadata.dtype}: `);
+	}
 	find("row-title").textContent = `By hand: ${view.names(stage).join(" → ")}`;
 	find("steps").replaceChildren(...steps.flatMap(([title, text]) => [make("dt", {}, title), make("dd", {}, text)]));
 	const { normalization, parts, sum } = partsOf(view);
@@ -115,7 +136,7 @@ export function paintRow(view) {
 		row.onclick = () => view.choose({ key });
 		return row;
 	});
-	if (view.result.request.sinks) rows.push(tableRow("sink", ["", "", parts[weights.length], "", ""], {}));
+	if (view.result.request.sinks) rows.push(tableRow("sink", ["", view.at("sinks"), parts[weights.length], "", ""], {}));
 	const total = weights.reduce((all, weight) => all + weight, 0);
 	const numbers = ["", "", normalization === "sigmoid" ? "" : sum, total, listed(view.row("head_outputs"))];
 	find("row").replaceChildren(...rows, tableRow("Σ", numbers, { class: "sum" }));

@@ -11,7 +11,7 @@ export const asProgram = (language, address, request) => {
 	return fillIn(content.textContent ?? "", { address, key: session.key && dataset.key, request: quoted });
 };
 
-/** Copies a text and shows it. @param {string} text */
+/** @type {copy} */
 export function copy(text) {
 	find("copied-text").value = text;
 	find("copied").showModal();
@@ -28,16 +28,14 @@ export const addressOf = (text) => URL.createObjectURL(new Blob([text]));
 /** @param {string} path */
 const fetchText = async (path) => (await fetch(path)).text();
 
-/** The page as one file that works without a server. @param {Fields} saved */
+/** @type {asHtml} */
 export async function asHtml(saved) {
-	/** @type {NodeListOf<HTMLLinkElement>} */
-	const links = document.querySelectorAll("[rel=modulepreload]"); // in the order in which modules need each other
-	const modules = await Promise.all(Array.from(links, ({ href }) => fetchText(href)));
+	const links = [...document.querySelectorAll("link")].filter(({ rel }) => rel === "modulepreload"); // in the order of their imports
+	const modules = await Promise.all(links.map(({ href }) => fetchText(href)));
 	const script = modules.join("").replace(/^import .*$/gm, "").replace(/^export /gm, "").replaceAll("</", "<\\/");
 	const style = await fetchText("page/page.css");
 	const page = /** @type {HTMLElement} */ (document.documentElement.cloneNode(true));
 	page.querySelectorAll("link, script").forEach((part) => part.remove());
-	page.querySelectorAll("[style]").forEach((part) => part.removeAttribute("style")); // its policy allows none
 	page.querySelectorAll("a").forEach((link) => link.setAttribute("href", link.href));
 	const nonce = crypto.getRandomValues(new Uint32Array(4)).join("");
 	const content = `default-src 'none'; script-src 'nonce-${nonce}'; style-src 'nonce-${nonce}'; img-src data: blob:`;

@@ -1,8 +1,7 @@
 // The pipeline: small pictures of all stages, a large one of the chosen stage.
 
 import { find, make, show, tableRow, times } from "./dom.js";
-import { limitsOf } from "./colours.js";
-import { choiceAt, drawGrid, hiddenIn, pixelsOf } from "./heatmap.js";
+import { choiceAt, drawGrid, hiddenIn, limitsOf, pixelsOf } from "./heatmap.js";
 import { whyHidden } from "./row.js";
 
 /** @param {View} view */
@@ -36,11 +35,7 @@ function paintLarge(view) {
 	const { low, high, diverging } = limitsOf(grid);
 	find("range").replaceChildren(show(low, 3), make("i", { class: diverging ? "diverging" : "" }), show(high, 3));
 	const bits = Array.from(hiddenIn(view, grid)).reduce((all, one) => all | one, 0);
-	const items = view.result.causesIn(bits).map((name) => {
-		const swatch = make("i");
-		swatch.style.setProperty("--colour", `var(--${name})`);
-		return make("li", {}, swatch, `hidden by ${name}`);
-	});
+	const items = view.result.causesIn(bits).map((name) => make("li", {}, make("i", { class: name }), `hidden by ${name}`));
 	find("legend").replaceChildren(...items);
 }
 

@@ -21,10 +21,10 @@ const READERS = {
 	float64: (buffer) => new Float64Array(buffer),
 };
 
-/** The numbers of a tensor in row-major order. @param {Tensor} tensor */
+/** @type {numbers} */
 export const numbers = ({ dtype, bytes }) => READERS[dtype](bytes.slice().buffer);
 
-/** A list as a tensor; a tensor as it is. @param {any} data @returns {Tensor} */
+/** @type {asTensor} */
 export function asTensor(data) {
 	if (data instanceof Tensor) return data;
 	const values = Float64Array.from([data].flat(9), (value) => value ?? -Infinity);
@@ -37,23 +37,23 @@ export const shapeOf = (data) => {
 	return Array.isArray(data) ? [data.length, ...shapeOf(data[0])] : [];
 };
 
-/** A list of rows as a list of columns; any other array as it is. @param {any} data */
+/** @type {transposed} */
 export function transposed(data) {
 	if (!Array.isArray(data?.[0])) return data;
 	return data[0].map((_, column) => data.map((/** @type {unknown[]} */ row) => row[column]));
 }
 
-/** @param {Uint8Array} bytes */
+/** @type {toBase64} */
 function toBase64(bytes) {
 	return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
 }
 
-/** JSON text with tensors as typed arrays. @param {unknown} value */
+/** @type {toText} */
 export function toText(value) {
 	return JSON.stringify(value, (_, part) => (part instanceof Tensor ? { ...part, bytes: undefined, data: toBase64(part.bytes) } : part));
 }
 
-/** The inverse of `toText`. @param {string} text */
+/** @type {fromText} */
 export function fromText(text) {
 	return JSON.parse(text, (_, part) => {
 		if (typeof part?.data !== "string" || !Array.isArray(part.shape)) return part ?? undefined; // null is an absent field

@@ -38,16 +38,13 @@ declare global {
   // The functions of the modules, by name: what they do, and their types. Functions with a comment in their module are not here.
 
   // app.js
+  /** Shows whether the numbers are those of an older request. */
+  type showStale = (isStale: boolean) => void;
+  /** Moves the chosen cell by an arrow key. */
+  type moveChoice = (event: KeyboardEvent) => void;
   type compute = (signal: AbortSignal) => Promise<void>;
   /** Shows a request with its own options, some changed. */
   type load = (request: Fields, changed?: Options) => void;
-
-  // colours.js
-  /** Limits from 0 for weights, symmetric about 0 for all else. */
-  type limitsOf = (grid: Grid) => Limits;
-  type colourOf = (value: number, limits: Limits) => number[];
-  /** Black or white, whichever reads better. */
-  type inkOn = ([red, green, blue]: Colour) => "#111" | "#fff";
 
   // compare.js
   /** Shows a report, and a map of the difference. */
@@ -57,23 +54,40 @@ declare global {
   type drawDifference = (actual: any, limit: number, view: View) => HTMLElement[];
 
   // controls.js
+  /** Shows a fault at the control of its field; false if there is none. */
+  type showAtControl = (fault: Fault) => boolean;
   /** The values of a form, without disabled controls. */
   type readForm = (id: "options" | "source") => Options;
+  type controlsOf = (id: "options" | "source") => Iterable<HTMLInputElement>;
   type writeForm = (id: "options" | "source", values: Options) => void;
   /** Shows the options of a request. Lists cannot be changed. */
   type showOptions = (request: Fields, changed: Options) => void;
   /** Shows faults at their controls, all others after `near`, by default above the pictures. */
   type showFaults = (faults?: Fault[], title?: string, near?: Element) => void;
+  /** The options whose controls the user has changed: all others are sent as the request has them. */
+  type changedOptions = () => Options;
   /** Puts the source, changed options, and the choice into the address. */
-  type writeAddress = (request: Fields, choice: Fields) => void;
+  type writeAddress = (choice: Fields) => void;
 
   // dom.js
+  /** A number as text, with a minus in place of hyphens. */
+  type signed = (value: number | string) => string;
+  /** A number with some decimals, or an exponent. */
+  type show = (value: number, digits?: number) => string;
   type find = <Id extends keyof PageElements>(id: Id) => PageElements[Id];
+  /** An integer from 0 to `max`. */
+  type clamp = (value: number, max: number) => number;
+  /** The integer in a control, from 0 to `max`, which the control then shows. */
+  type bounded = (control: HTMLInputElement, max: number) => number;
   /** A text with values for the names between braces. */
   type fillIn = (text: string | undefined, values: Fields) => string;
   type tableRow = (label: string, values: (number | string)[], attributes: Fields, digits?: number) => HTMLTableRowElement;
 
   // files.js
+  /** The entries of a zip file, by its directory. */
+  type zipEntries = (buffer: ArrayBuffer) => { name: string; method: number; packed: Uint8Array<ArrayBuffer> }[];
+  /** The array of an .npy file. */
+  type readNpy = (bytes: Uint8Array) => Tensor;
   type decode = (bytes: Uint8Array | ArrayBuffer) => string;
   /** The tensors of a safetensors file, and the JSON text of its `field`. */
   type readSafetensors = (buffer: ArrayBuffer, field?: string) => Named;
@@ -81,6 +95,8 @@ declare global {
   type readNpz = (buffer: ArrayBuffer) => Promise<Named>;
 
   // heads.js
+  /** Paints tokens and lines. A token that is pointed at shows its own lines only. */
+  type paintLines = (view: View) => void;
   /** Shows the lines of one token, or of all. */
   type Point = (token?: Token) => void;
   /** The visible weights of a head. */
@@ -90,6 +106,13 @@ declare global {
   type writeToken = (view: View, text: SVGElement, own: Token, other?: Token) => void;
 
   // heatmap.js
+  /** 256 colours between the anchors of a style, linear in sRGB. */
+  type interpolate = (name: string) => Colour[];
+  /** Limits from 0 for weights, symmetric about 0 for all else. */
+  type limitsOf = (grid: Grid) => Limits;
+  type colourOf = (value: number, limits: Limits) => number[];
+  /** Black or white, whichever reads better. */
+  type inkOn = ([red, green, blue]: Colour) => "#111" | "#fff";
   /** For each cell the bits of what hides it, 0 in stages before the masks. */
   type hiddenIn = (view: View, grid: Grid) => Numbers;
   /** The cells as a canvas with one pixel each. */
@@ -107,14 +130,18 @@ declare global {
   // long.js
   /** Shows a stage of one head, drawn by the service. */
   type showLong = (request: Fields, batch: number, signal: AbortSignal) => Promise<void>;
-  /** Shows the largest weights of the rows around a query. */
-  type showRows = (request: Fields, batch: number, query: number) => Promise<void>;
+  /** Shows the largest weights of the rows around a query of the one selected head. */
+  type showRows = (request: Fields, batch: number, query: number, signal: AbortSignal) => Promise<void>;
 
   // request.js
+  /** Uniform random numbers in [0, 1) for a text: a linear congruential generator that takes in its letters. */
+  type randomOf = (text: string) => () => number;
+  /** Self-attention over words, with normal random numbers of two decimals. */
+  type sentenceRequest = (text: string, dim: number, seed: string) => { input: number[][]; query_tokens: string[]; };
   /** The values of the controls for a request. */
   type optionsOf = (request: Fields) => Options;
-  /** A request with the values of the controls. */
-  type withOptions = (request: Fields, options: Options) => Fields;
+  /** A request with other values of options, "" for none. All else stays as it is. */
+  type withOptions = (request: Fields, changed: Options) => Fields;
   /** A request with its matrices turned to this layout. */
   type withLayout = (request: Fields, layout: string) => any;
   /** The axes of the sources as letters. */
@@ -131,15 +158,23 @@ declare global {
   type permuted = (values: Numbers, shape: number[], axes: string, order: string) => Numbers;
 
   // row.js
+  /** What a feature of a query, key, value or output is, and how it follows. */
+  type featureStep = (view: View) => string[];
+  /** One of the numbers of an array, or the only one. */
+  type entry = (data: any, at: number) => number;
+  /** Why the chosen key is hidden, "" if it is visible. */
+  type whyHidden = (view: View) => string;
+  /** The steps to the weight of the chosen cell. */
+  type weightSteps = (view: View) => string[][];
+  /** The parts of the chosen row, and their sum. */
+  type partsOf = (view: View) => { normalization: string; max: number; parts: number[]; sum: number };
+  /** A number with six digits. */
+  type rounded = (value: number) => number;
   /** A calculation with numbers, of which the last is its result. */
   type formula = (text: string, ...numbers: number[]) => string;
-  /** Products added up, and a bias. */
-  type products = (ones: number[], others: number[], sum: number, bias?: number[]) => string;
+  /** Products of the factors in several lists, added up, and a bias. */
+  type products = (factors: number[][], sum: number, bias?: number[]) => string;
   type joined = (texts: string[], sign?: string, most?: number) => string;
-
-  // sentence.js
-  /** Self-attention over words, with normal random numbers of two decimals. */
-  type sentenceRequest = (text: string, dim: number, seed: string) => { input: number[][]; query_tokens: string[]; };
 
   // service.js
   /** The response to a request. Errors have `status` and `faults`. */
@@ -149,11 +184,26 @@ declare global {
   type postForTensors = (request: Fields, signal?: AbortSignal) => Promise<Named>;
 
   // share.js
+  /** The page as one file that works without a server. */
+  type asHtml = (saved: Fields) => Promise<string>;
+  /** Copies a text and shows it. */
+  type copy = (text: string) => Promise<void>;
   /** A program, from a template of the page. */
   type asProgram = (language: "curl" | "python", address: string, request: Fields) => string;
   type download = (name: string, href: string) => void;
 
   // tensors.js
+  /** A list of rows as a list of columns; any other array as it is. */
+  type transposed = (data: any) => any;
+  /** A list as a tensor; a tensor as it is. */
+  type asTensor = (data: any) => Tensor;
+  /** The numbers of a tensor in row-major order. */
+  type numbers = (tensor: Tensor) => Numbers;
+  /** JSON text with tensors as typed arrays. */
+  type toText = (value: unknown) => string;
+  /** The inverse of `toText`. */
+  type fromText = (text: string) => any;
+  type toBase64 = (bytes: Uint8Array) => string;
   /** The shape of an array, by its first elements. */
   type shapeOf = (data: unknown) => number[];
 
@@ -163,12 +213,12 @@ declare global {
     "copy-curl": HTMLElement; "copy-python": HTMLElement; "part-title": HTMLElement;
     "key-field": HTMLElement; "large-title": HTMLElement; "long-bins": HTMLSelectElement; "long-head": HTMLInputElement;
     "long-image": HTMLImageElement; "long-options": HTMLElement; "long-row": HTMLInputElement; "long-rows": HTMLElement;
-    "long-stage": HTMLSelectElement; "long-zoom": HTMLElement; "row-title": HTMLElement; "save-html": HTMLElement;
+    "long-stage": HTMLSelectElement; "long-query": HTMLElement; "row-title": HTMLElement; "save-html": HTMLElement;
     "save-json": HTMLElement; "save-png": HTMLButtonElement; "save-svg": HTMLButtonElement;
     actual: HTMLTextAreaElement; batch: HTMLInputElement; compare: HTMLElement; copied: HTMLDialogElement; curl: HTMLTemplateElement; data: HTMLFieldSetElement;
     example: HTMLElement; file: HTMLInputElement;
     heads: HTMLElement; key: HTMLInputElement; large: HTMLElement; legend: HTMLElement; lines: SVGSVGElement; long: HTMLElement;
-    normalization: HTMLElement; numbers: HTMLDetailsElement; options: HTMLFormElement; pasted: HTMLTextAreaElement; pictures: HTMLElement; pipeline: HTMLElement; problem: HTMLElement;
+    normalization: HTMLElement; numbers: HTMLDetailsElement; options: HTMLFormElement; pasted: HTMLTextAreaElement; pipeline: HTMLElement; problem: HTMLElement;
     python: HTMLTemplateElement; range: HTMLElement; readout: HTMLElement; reasons: HTMLTemplateElement; report: HTMLElement; row: HTMLElement; sentence: HTMLFieldSetElement; source: HTMLFormElement;
     short: HTMLElement; status: HTMLElement; steps: HTMLElement; table: HTMLElement; theme: HTMLElement;
   }

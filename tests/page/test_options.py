@@ -60,7 +60,7 @@ def test_projections_are_written_out(kind: str, heads: int, paste: Callable[...,
         shown = numbers(page, stage)
         page.locator("#large").press("ArrowDown")
         page.locator("#large").press("ArrowRight")
-        found = check_step(page, "Number")
+        found = check_step(page, "Linear map")
         assert found.count("·") == (4 if stage == "output" else 6)
         row, column = re.findall(r"(?:query|key) (\d+) → feature (\d+)", page.locator("#row-title").inner_text())[0]
         shown_value = float(re.split("[=≈] ", found)[1].replace("−", "-"))
@@ -72,7 +72,7 @@ def test_an_output_is_a_mean_of_values(paste: Callable[..., Page]) -> None:
     page.locator("#pipeline button[value=head_outputs]").click()
     page.locator("#heads button").nth(2).click()
     page.locator("#large").press("ArrowRight")
-    assert check_step(page, "Number").count("·") == 4
+    assert check_step(page, "Weighted values").count("·") == 4
     for stage in ("query", "output"):
         page.locator(f"#pipeline button[value={stage}]").click()
         expect(page.locator("#steps dd")).to_have_text(re.compile(r"^−?\d\.\d{6}$"))
@@ -85,7 +85,7 @@ def test_a_gate_multiplies_what_a_head_returns(paste: Callable[..., Page]) -> No
     for _ in range(4):
         page.locator("#large").press("ArrowRight")
     page.locator("#large").press("ArrowDown")
-    step = check_step(page, "Number")
+    step = check_step(page, "Heads joined")
     assert f"·{gate[1, 1, 0]:g}".replace("-", "−") in step.replace("(", "").replace(")", "")
 
 
@@ -93,7 +93,7 @@ def test_numbers_behind_other_options_are_not_written_out(paste: Callable[..., P
     page = paste(query_norm={"kind": "rms"}, rotary={"base": 100})
     page.locator("#pipeline button[value=query]").click()
     page.locator("#large").press("ArrowDown")
-    expect(page.locator("#steps")).to_contain_text("after options not written out here")
+    expect(page.locator("#steps")).to_contain_text("after query_norm and rotary, not written out here")
     page.locator("#pipeline button[value=present_value]").click()
     expect(page.locator("#steps")).not_to_contain_text("not written out")
     page.locator("#pipeline button[value=attention_weights]").click()
@@ -111,6 +111,8 @@ def test_sinks_take_their_part_of_the_row(sinks: Any, paste: Callable[..., Page]
     page.locator("#large").press("ArrowDown")
     for title in ("Exponential", "Weight"):
         check_step(page, title)
+    logit = sinks[1] if len(np.shape(sinks)) == 1 else sinks[1][1]
+    expect(page.locator("#row tr", has_text="sink")).to_contain_text(f"{logit:.4f}".replace("-", "−"))
     assert "(sink)" in check_step(page, "Sum")
     page.locator("#large").press("ArrowDown")
     expect(page.locator("#steps")).to_contain_text("hidden by mask (false for this query and key)")
@@ -155,3 +157,73 @@ def test_each_batch_entry_can_be_chosen(open_page: Open) -> None:
     first = numbers(page, "query")
     page.locator("#batch").fill("1")
     assert numbers(page, "query") == (2 * np.array(first)).tolist()
+
+
+def test_a_small_rotation_has_no_arithmetic(paste: Callable[..., Page]) -> None:
+    identity = {"weight": np.eye(6).tolist()}
+    rotary = {"base": 1e12, "query_positions": [0] * 4, "key_positions": [0] * 4}
+    page = paste(projection={"query": identity, "key": identity}, rotary=rotary)
+    for stage in ("query", "present_key"):
+        page.locator(f"#pipeline button[value={stage}]").click()
+        expect(page.locator("#steps")).to_contain_text("after rotary, not written out here")
+        expect(page.locator("#steps dd")).not_to_contain_text("·")
+
+
+def test_gates_near_one_are_written_out(paste: Callable[..., Page]) -> None:
+    gate = [[[0.99], [0.985], [0.995], [0.999]]] * 2
+    output = {"weight": RANDOM.normal(size=(3, 6)).round(2).tolist(), "bias": [1, 2, 3]}
+    page = paste(num_heads=2, gate=gate, projection={"output": output})
+    page.locator("#pipeline button[value=output]").click()
+    page.locator("#large").press("ArrowDown")
+    step = check_step(page, "Linear map")
+    assert step.count("·0.985") == 6
+    assert step.count("·") == 12
+    page = paste(num_heads=2, projection={"gate": {"weight": (9 + 0 * SOURCE[:2]).tolist()}, "output": output})
+    page.locator("#pipeline button[value=output]").click()
+    expect(page.locator("#steps")).to_contain_text("not written out here")
+
+
+@pytest.mark.parametrize(("offset", "place"), [(9, "9"), (-3, "−3")])
+def test_a_window_outside_the_keys_sees_no_key(offset: int, place: str, paste: Callable[..., Page]) -> None:
+    page = paste(window={"left": 0, "right": 0}, query_offset=offset)
+    expect(page.locator("#readout")).to_contain_text(f"hidden by window (from position {place} only no key)")
+
+
+def test_a_sum_of_zero_divides_nothing(open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    request = {"query": [[1, 0]], "key": [[1, 0], [-1, 0]], "value": [[1, 0], [0, 1]], "normalization": "sum"}
+    page.locator("#pasted").fill(json.dumps(request | {"query_offset": 0}))
+    expect(page.locator("#status")).to_contain_text("1 × 2")
+    expect(page.locator("#steps")).to_contain_text("Weight0 by definition, as the sum is 0")
+
+
+def test_weights_of_half_types_are_rounded_to_them(paste: Callable[..., Page]) -> None:
+    page = paste(dtype="bfloat16", num_heads=2)
+    page.locator("#large").press("ArrowDown")
+    steps = page.locator("#steps")
+    expect(steps.locator("dt:text-is('Weight') + dd")).to_have_text(re.compile(r", rounded to bfloat16: 0\.\d+$"))
+    for title in ("Score", "Scaled"):
+        expect(steps.locator(f"dt:text-is('{title}') + dd")).not_to_have_text(re.compile("≈"))
+    check_step(page, "Exponential")
+    page.locator("#pipeline button[value=query]").click()
+    expect(steps).to_contain_text("rounded to bfloat16")
+
+
+def test_past_keys_are_as_sent(paste: Callable[..., Page]) -> None:
+    past = RANDOM.normal(size=(1, 2, 6)).round(2).tolist()
+    page = paste(past_key=past, past_value=past, rotary={})
+    for stage in ("present_key", "present_value"):
+        page.locator(f"#pipeline button[value={stage}]").click()
+        expect(page.locator("#steps")).to_contain_text("From the past")
+        expect(page.locator("#steps")).to_contain_text(f"{past[0][0][0]:.6f}, as sent".replace("-", "−"))
+
+
+def test_what_is_added_to_scores_has_a_name(paste: Callable[..., Page]) -> None:
+    page = paste(num_heads=2, bias=[1, 2, 3, 4], alibi_slopes=[0.5, 0.25])
+    assert re.split(" [=≈]", check_step(page, "Masked"))[0].endswith("+ 1 (bias) (alibi_slopes)")
+
+
+def test_the_exponential_of_zero_is_one(paste: Callable[..., Page]) -> None:
+    page = paste(input=[[1 / 3, 0], [0, 0], [0, 0], [0, 0]])
+    expect(page.locator("#steps dt:text-is('Exponential') + dd")).to_have_text(re.compile(" = 1$"))

@@ -69,6 +69,7 @@ def test_the_theme_can_be_switched(open_page: Open) -> None:
     page = open_page()
     background = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(background)
+    expect(page.get_by_label("dark")).to_have_id("theme")
     page.locator("#theme").check()
     assert page.evaluate(background) != light
     page.locator("#theme").uncheck()
@@ -129,12 +130,49 @@ def test_rows_of_a_long_view_are_those_that_were_clicked(layout: str, open_page:
     rows = page.locator("#long-rows li")
     expect(rows).to_have_count(64)
     text = page.locator("#long-rows [aria-current]").inner_text()
-    number = int(text.split(":")[0].removeprefix("query "))
+    number = int(text.split(":")[0].removeprefix("head 0, query "))
     assert abs(number - 300) <= 5
     weights = np.array(service.post("/attention", json=request).json()["attention_weights"])[1]
     row = weights[:, number] if layout == "bdl" else weights[number]
     order = np.argsort(-row)
     assert text.split(": ")[1] == ", ".join(f"{key} ({row[key]:.3f})" for key in order)
+
+
+def test_rows_of_a_long_view_are_those_of_its_head_and_options(open_page: Open) -> None:
+    random = np.random.default_rng(1)
+    arrays = {"query": random.normal(size=(600, 4)), "key": random.normal(size=(5, 4)), "value": np.eye(5)[:, :4]}
+    page = open_page()
+    load(page, {**{name: array.tolist() for name, array in arrays.items()}, "num_heads": 2, "query_offset": 0})
+    expect(page.locator("#status")).to_contain_text("600 queries")
+    page.locator("#long-row").fill("5000")
+    page.locator("#long-query button").click()
+    rows = page.locator("#long-rows li")
+    expect(page.locator("#long-rows [aria-current]")).to_contain_text("head 0, query 599: ")
+    expect(page.locator("#long-row")).to_have_value("599")
+    expect(page.locator("#long-row")).to_have_attribute("max", "599")
+    first = rows.all_inner_texts()
+    page.locator("#long-head").fill("7")
+    expect(rows).to_have_count(0)
+    expect(page.locator("#long-head")).to_have_value("1")
+    page.locator("#long-query button").click()
+    expect(page.locator("#long-rows [aria-current]")).to_contain_text("head 1, query 599: ")
+    assert rows.all_inner_texts() != first
+    fill(page, "softcap", 1)
+    expect(rows).to_have_count(0)
+
+
+def test_all_columns_and_stages_fit_a_laptop(open_page: Open) -> None:
+    """On a phone a shadow shows that there is more."""
+    page = open_page(example="causal", num_heads=2)
+    page.set_viewport_size({"width": 1280, "height": 900})
+    hidden = "part => [part.scrollWidth - part.clientWidth, getComputedStyle(part).backgroundImage]"
+    scrolled = [page.locator("#pipeline"), page.locator(".scroll:has(#row)")]
+    assert [part.evaluate(hidden)[0] for part in scrolled] == [0, 0]
+    page.set_viewport_size({"width": 390, "height": 844})
+    for part in scrolled:
+        cut, shadow = part.evaluate(hidden)
+        assert cut > 0
+        assert "gradient" in shadow
 
 
 @pytest.mark.parametrize("tokens", [1024, 32768])
@@ -159,7 +197,7 @@ def test_long_sequences_are_drawn_by_the_service(
     expect(page.locator("#status")).to_contain_text(f"{tokens} queries", timeout=120_000)
     assert "example=data" in page.url
     page.locator("#long-row").fill("500")
-    page.locator("#long-zoom").click()
+    page.locator("#long-query button").click()
     expect(page.locator("#long-rows li")).to_have_count(64, timeout=120_000)
     expect(page.locator("#long-rows [aria-current]")).to_contain_text("query 500: 500 (")
     click_cell(image, pictures[-1], 0.3, 0.5)

@@ -95,22 +95,31 @@ def test_wrong_files_and_texts_are_told(folder: Path, open_page: Open) -> None:
     expect(page.locator("#problem")).to_be_visible()
     page.locator("#pasted").fill('{"input": [[1')
     expect(page.locator("#pasted + #problem")).to_contain_text("JSON")
-    expect(page.locator("#pictures")).to_have_class("stale")
+    expect(page.locator("#short")).to_have_attribute("inert", "")
     page.locator("#pasted").fill('{"inputs": [[1]]}')
     expect(page.locator("#pasted + #problem")).to_contain_text("/inputs: expected")
     page.locator("#pasted").fill('{"input": [[1]]}')
     expect(page.locator(".fault")).to_have_count(0)
     expect(page.locator("#problem")).to_be_hidden()
-    expect(page.locator("#pictures")).not_to_have_class("stale")
+    expect(page.locator("#short")).not_to_have_attribute("inert", "")
 
 
 def test_without_a_request_no_picture_looks_current(open_page: Open) -> None:
     page = open_page()
     page.locator("#example").select_option("data")
-    expect(page.locator("#pictures")).to_have_class("stale")
-    expect(page.locator("#example + #problem")).to_contain_text("query")
+    expect(page.locator("#short")).to_have_attribute("inert", "")
+    expect(page.locator("#status")).to_have_text("Nothing computed")
+    expect(page.locator("#problem")).to_be_hidden()
+    page.locator("[name=softcap]").fill("3")
+    page.wait_for_timeout(200)
+    expect(page.locator("#problem")).to_be_hidden()
+    page.reload()
+    expect(page.locator("#status")).to_have_text("Nothing computed")
+    expect(page.locator("#pasted")).to_be_visible()
+    expect(page.locator("#problem")).to_be_hidden()
+    expect(page.locator("#short")).to_be_hidden()
     page.locator("#example").select_option("causal")
-    expect(page.locator("#pictures")).not_to_have_class("stale")
+    expect(page.locator("#short")).not_to_have_attribute("inert", "")
 
 
 def test_an_example_that_is_not_there_is_the_first_one(open_page: Open) -> None:
@@ -191,6 +200,80 @@ def test_an_error_is_shown_at_its_control(name: str, value: Any, open_page: Open
     assert described == fault.get_attribute("id")
     control.fill("")
     expect(fault).to_have_count(0)
+
+
+WRONG: list[dict[str, Any]] = [
+    {"is_causal": 1}, {"is_causal": "maybe"}, {"window": 3}, {"softcap": "abc"}, {"chunk_size": "x"},
+    {"num_heads": "two"}, {"scale": "0.5"}, {"num_heads": True}, {"window": {"left": 0, "right": 0, "foo": 3}},
+    {"layout": 5}, {"normalization": "max"}, {"query_offset": "1"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("option", WRONG, ids=str)
+def test_a_wrong_option_is_sent_as_it_was_pasted(option: dict[str, Any], open_page: Open, service: Any) -> None:
+    request = {"input": np.eye(4).tolist(), **option}
+    answer = service.post("/attention", json=request)
+    assert answer.status_code == 422
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#pasted").fill(json.dumps(request))
+    fault = page.locator(".fault, #problem p").filter(has_text=answer.json()["errors"][0]["expected"])
+    expect(fault).to_have_count(1)
+    expect(page.locator("#short")).to_have_attribute("inert", "")
+    assert float(page.locator("#steps").evaluate("steps => getComputedStyle(steps.closest('[inert]')).opacity")) < 0.6
+    expect(page.locator("#status")).to_have_text("Nothing computed")
+    page.locator("#example").select_option("causal")
+    expect(page.locator("#status")).to_contain_text("4 × 4")
+    expect(page.locator("[aria-invalid]")).to_have_count(0)
+
+
+def test_options_of_a_file_are_sent_as_they_are(folder: Path, open_page: Open, service: Any) -> None:
+    np.savez(folder / "request.npz", input=np.eye(4), is_causal=np.array([True]))
+    content = (folder / "request.npz").read_bytes()
+    answer = service.post("/attention", content=content, headers={"Content-Type": "application/x-npz"})
+    assert answer.status_code == 422
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#file").set_input_files(folder / "request.npz")
+    expect(page.locator("[name=is_causal] + .fault")).to_contain_text("expected true or false")
+
+
+def test_an_option_that_the_user_changes_replaces_a_wrong_one(open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#pasted").fill('{"input": [[1, 0], [0, 1]], "softcap": "abc", "is_causal": true}')
+    expect(page.locator("[name=softcap] + .fault")).to_have_count(1)
+    fill(page, "softcap", 2)
+    expect(page.locator("#status")).to_contain_text("2 × 2")
+    expect(page.locator("[aria-invalid]")).to_have_count(0)
+    expect(page.locator("#legend li")).to_have_count(1)
+    fill(page, "is_causal", False)
+    expect(page.locator("#legend li")).to_have_count(0)
+
+
+def test_of_a_text_and_a_file_the_last_counts(folder: Path, open_page: Open) -> None:
+    np.save(folder / "input.npy", np.eye(3))
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#pasted").fill("[[1, 0], [0, 1]]")
+    expect(page.locator("#status")).to_contain_text("2 × 2")
+    page.locator("#file").set_input_files(folder / "input.npy")
+    expect(page.locator("#status")).to_contain_text("3 × 3")
+    page.locator("#compare-title").click()
+    page.locator("#actual-file").set_input_files(folder / "input.npy")
+    page.locator("#actual").fill("[[1, 0]]")
+    page.locator("#compare button").click()
+    expect(page.locator("#compare + #problem")).to_contain_text("/actual/output")
+    page.locator("#actual-file").set_input_files(folder / "input.npy")
+    page.locator("#compare button").click()
+    expect(page.locator("#report .verdict")).to_be_visible()
+
+
+def test_the_number_of_heads_of_a_layout_is_shown(open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#pasted").fill(json.dumps({"input": np.ones((2, 3, 4)).tolist(), "layout": "hld"}))
+    expect(page.locator("[name=num_heads]")).to_have_attribute("placeholder", "2")
 
 
 def test_words_are_harmless_and_seeds_repeat(open_page: Open) -> None:

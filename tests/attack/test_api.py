@@ -127,6 +127,8 @@ INFER = ("/v2/models/{model_name}/infer", "/v2/models/{model_name}/versions/{mod
 OTHERS = (
     "/health/live",
     "/health/ready",
+    "/layers",
+    "/layers/{name}",
     "/metrics",
     "/problems/{code}",
     "/v2",

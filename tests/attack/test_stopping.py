@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from service.settings import Settings
 from tests.attack.server import IncompleteResponse, Live, ResponseReader, free_port, live, post, within
 from tests.helpers.wire import SAFETENSORS
 
@@ -21,6 +22,7 @@ SMALL = post(json.dumps({"input": [[1, 0], [0, 1]]}).encode())
 LARGE = post(save({"input": np.ones((6000, 64), np.float32)}, {"request": '{"include": []}'}), SAFETENSORS)
 # Numbers of connections with large and with small requests.
 LARGE_CONNECTIONS, SMALL_CONNECTIONS = 8, 4
+GRACE: float = Settings.model_fields["grace"].default  # seconds in which a worker may still answer
 
 
 class LoadClient(threading.Thread):
@@ -87,7 +89,7 @@ def test_a_server_killed_under_load_leaves_no_workers_and_starts_again(workers: 
         tree = server.running.tree()
         server.process.kill()
         server.process.wait()
-        gone = within(20, lambda: not any(map(_is_alive, tree)))
+        gone = within(GRACE + 30, lambda: not any(map(_is_alive, tree)))
         for pid in tree[1:]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -133,7 +133,7 @@ def test_tensors_that_no_field_holds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="holds int32"):
         import_layer(checkpoint(tmp_path, LLAMA_CONFIG, given), 1)
     given[f"{place}q_proj.weight"] = np.ones((Q, HIDDEN), np.uint8)
-    with pytest.raises(BadFile, match="as U8; expected one of"):
+    with pytest.raises(BadFile, match="as 'U8'; expected one of"):
         import_layer(checkpoint(tmp_path, LLAMA_CONFIG, given), 1)
 
 

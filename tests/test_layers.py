@@ -6,7 +6,9 @@ import gc
 import hashlib
 import json
 import os
+import re
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ import pytest
 
 from service.codecs import CODECS
 from service.errors import LayerUnavailable, ServiceError, UnknownLayer
-from service.layers.files import remove_layer, write_layer
+from service.layers.files import remove_layer, safetensors_chunks, write_layer
 from service.layers.layer import MAX_PLANS, Layer
 from service.layers.names import is_name
 from service.layers.store import INTERVAL, LayerStore
@@ -648,11 +650,11 @@ def test_arrays_of_layers_cannot_be_written_to(folder: Path) -> None:
 # Hostile files.
 
 
-def hashed(folder: Path, content: bytes, **more: Any) -> None:
-    """Write a layer `bad` with any tensors, and a hash that agrees with them."""
-    (folder / "bad.safetensors").write_bytes(content)
+def hashed(folder: Path, content: bytes, name: str = "bad", **more: Any) -> None:
+    """Write a layer with any tensors, and a hash that agrees with them."""
+    (folder / f"{name}.safetensors").write_bytes(content)
     about = {"hash": hashlib.sha256(content).hexdigest(), "options": {"num_heads": HEADS}} | more
-    (folder / "bad.json").write_text(json.dumps(about))
+    (folder / f"{name}.json").write_text(json.dumps(about))
 
 
 def safetensors(header: Any, data: bytes = b"") -> bytes:
@@ -687,7 +689,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "texts as offsets": (safetensors({WEIGHT: entry([2, 2], "0", "16")}, b"\0" * 16), "do not agree"),
     "another type": (safetensors({WEIGHT: entry([2, 2], 0, 4, "F8_E4M3")}, b"\0" * 4), "expected one of"),
     "a type that is no text": (safetensors({WEIGHT: entry([2, 2], 0, 16, [1])}, b"\0" * 16), "do not agree"),
-    "booleans": (safetensors({"mask": entry([2], 0, 2, "BOOL")}, b"\x02\0"), "other than 0 and 1"),
+    "booleans": (safetensors({"mask": entry([1], 0, 1, "BOOL")}, b"\x02"), "other than 0 and 1"),
     "not finite": (safetensors(GOOD, b"\xff" * 16), "finite number"),
     "an unknown field": (safetensors({"weights": entry([2], 0, 8)}, b"\0" * 8), "known field"),
     "a field of requests": (safetensors({"input": entry([2, 2], 0, 16)}, b"\0" * 16), "and no layer"),
@@ -699,7 +701,16 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         "features out"),
     "sinks for other heads": (
         safetensors({WEIGHT: entry([2, 2], 0, 16), "sinks": entry([3], 16, 28)}, b"\0" * 28), "sinks: expected (2,)"),
-    "a vector as weight": (safetensors({WEIGHT: entry([4], 0, 16)}, b"\0" * 16), "bad"),
+    "a vector as weight": (safetensors({WEIGHT: entry([4], 0, 16)}, b"\0" * 16), "(out, in)"),
+    "a number as weight": (safetensors({WEIGHT: entry([], 0, 4)}, b"\0" * 4), "(out, in)"),
+    "no features in": (safetensors({WEIGHT: entry([4, 0], 0, 0)}), "projection.query.weight: expected (out, in)"),
+    "a bias without a weight": (
+        safetensors({"projection.query.bias": entry([2], 0, 8)}, b"\0" * 8), "projection.query: expected weight"),
+    "an output map for other heads": (
+        safetensors({"projection.output.weight": entry([2, 3], 0, 24)}, b"\0" * 24), "expected (·, 2)"),
+    "norms for other heads": (
+        safetensors({"query_norm.weight": entry([2], 0, 8), "key_norm.bias": entry([3], 8, 20)}, b"\0" * 20),
+        "key_norm.bias: expected (2,)"),
 }  # fmt: skip
 
 
@@ -708,14 +719,122 @@ def test_hostile_tensors_are_an_error_that_says_why(name: str, folder: Path) -> 
     content, text = HOSTILE[name]
     hashed(folder, content)
     layers, _ = store(folder)
-    if name == "a vector as weight":  # it has no features to check it by, until a request comes
-        assert layers.get("bad").nbytes == 16
-        return
     with pytest.raises(LayerUnavailable) as error:
         layers.get("bad")
     assert text in str(error.value)
     assert len(str(error.value)) < 500
     assert layers.get("bert-0").name == "bert-0"
+    assert text in str(listed(layers)["bad"])
+    assert listed(layers)["bert-0"] == ""
+
+
+def listed(layers: LayerStore) -> dict[str, str]:
+    """Why each layer cannot be used, as the list says it; "" for those that can."""
+    return {layer.name: layer.error or "" for layer in layers.describe_all()}
+
+
+# What the header of the tensors does not tell.
+UNSEEN = ("booleans", "not finite")
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name not in UNSEEN])
+def test_a_layer_that_was_not_read_is_listed_with_its_error(name: str, folder: Path) -> None:
+    content, text = HOSTILE[name]
+    hashed(folder, content)
+    layers, _ = store(folder)
+    assert text in listed(layers)["bad"]
+    with pytest.raises(LayerUnavailable, match=re.escape(text)):
+        layers.describe("bad")
+    assert layers.nbytes == 0
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_numbers_that_are_wrong_are_listed_once_they_were_read(name: str, folder: Path) -> None:
+    hashed(folder, HOSTILE[name][0])
+    layers, now = store(folder)
+    assert listed(layers)["bad"] == ""
+    for _ in range(2):  # at once, and when the files are looked at again
+        with pytest.raises(LayerUnavailable):
+            layers.get("bad")
+        assert HOSTILE[name][1] in listed(layers)["bad"]
+        now[0] += 2 * INTERVAL
+    hashed(folder, safetensors(GOOD, b"\0" * 16))
+    now[0] += 2 * INTERVAL
+    assert listed(layers)["bad"] == ""
+
+
+FINITE: dict[str, tuple[int, ...]] = {
+    "projection.query.weight": (8, 8), "projection.query.bias": (8,), "projection.output.kernel": (8, 8),
+    "projection.gate.weight": (2, 8), "query_norm.weight": (4,), "value_norm.weight": (4,), "value_norm.bias": (4,),
+    "rotary.cos": (9, 2), "rotary.sin": (9, 2), "sinks": (2,), "scale": (2,), "alibi_slopes": (2,), "bias": (1, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FINITE)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_every_number_of_a_layer_is_finite(name: str, dtype: str, folder: Path) -> None:
+    good = {each: np.ones(shape, dtype) for each, shape in FINITE.items()}
+    good["rotary.sin"] = good["rotary.cos"] = np.ones((9, 2), dtype)
+    write_layer(folder, "good", good, {"num_heads": 2}, "")
+    assert store(folder)[0].get("good").nbytes
+    bad = good[name].copy()
+    bad.flat[-1] = np.nan
+    hashed(folder, b"".join(safetensors_chunks(good | {name: bad})))
+    with pytest.raises(LayerUnavailable, match="a finite number"):
+        store(folder)[0].get("bad")
+
+
+def test_a_layer_may_have_any_shapes_that_fit(folder: Path) -> None:
+    """Sources of different sizes, one map of many, or none."""
+    for tensors, options in (
+        ({"query.weight": (8, 8), "key.weight": (8, 6), "value.weight": (8, 10), "output.weight": (3, 8)}, {}),
+        ({"query.kernel": (4, 8)}, {}),
+        ({"key.weight": (2, 3, 6)}, {"num_heads": 4}),
+        ({"output.weight": (6, 8)}, {}),
+        ({"gate.weight": (2, 8)}, {}),
+        ({"gate.weight": (8, 8)}, {"layout": "dl"}),
+        ({}, {"rotary": {"dim": 6}, "layout": "bhld"}),
+        ({}, {"rotary": {}}),
+    ):
+        found = {f"projection.{name}": np.ones(shape, np.float32) for name, shape in tensors.items()}
+        write_layer(folder, "any", found, {"num_heads": 2} | options, "")
+        layers, _ = store(folder)
+        assert listed(layers)["any"] == ""
+        assert layers.get("any").name == "any"
+
+
+def test_a_broken_replacement_leaves_the_version_before(folder: Path) -> None:
+    """In answers, in the list and for readiness alike."""
+    layers, now = store(folder)
+    first = layers.get("bert-0")
+    for content, _ in HOSTILE.values():
+        hashed(folder, content)
+        for suffix in ("safetensors", "json"):
+            (folder / f"bad.{suffix}").replace(folder / f"bert-0.{suffix}")
+        now[0] += 2 * INTERVAL
+        assert layers.get("bert-0") is first
+        assert (layers.describe("bert-0").hash, listed(layers)["bert-0"]) == (first.hash, "")
+        assert [tensor.name for tensor in layers.describe("bert-0").tensors] == list(first.arrays)
+
+
+def test_listing_layers_takes_no_memory_for_their_tensors(folder: Path) -> None:
+    """The file is sparse: it has many more bytes than are written."""
+    size = 2**28
+    header = {
+        f"projection.{role}.weight": entry([2**13, 2**13], i * size, (i + 1) * size) for i, role in enumerate(ROLES)
+    }
+    with (folder / "bad.safetensors").open("wb") as file:
+        file.write(safetensors(header))
+        file.truncate(file.tell() + 4 * size)
+    (folder / "bad.json").write_text(json.dumps({"hash": "0" * 64, "options": {"num_heads": HEADS}}))
+    layers, _ = store(folder, 8 * GIB)
+    tracemalloc.start()
+    try:
+        assert listed(layers)["bad"] == ""
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+    assert "ATTENTION_LAYERS_MEMORY" in listed(store(folder)[0])["bad"]
 
 
 @pytest.mark.parametrize(
@@ -757,13 +876,28 @@ def test_a_hostile_description_is_an_error_that_says_why(about: bytes, text: str
         {"softcap": -1},
         {"num_heads": 3},
         {"rotary": {"dim": 3}},
+        {"bias": json.loads("[" * 900 + "]" * 900)},
     ],
-    ids=str,
+    ids=lambda options: str(options)[:60],
 )
 def test_wrong_options_are_an_error_of_the_layer(options: dict[str, Any], folder: Path) -> None:
     hashed(folder, safetensors(GOOD, b"\0" * 16), options=options)
-    with pytest.raises(LayerUnavailable):
-        store(folder)[0].get("bad")
+    assert_refused(folder)
+
+
+@pytest.mark.parametrize("options", [{"num_heads": 10**30}, {"num_heads": 10**9}, {"rotary": {"dim": 10**12}}], ids=str)
+def test_options_that_ask_for_much_memory_are_refused(options: dict[str, Any], folder: Path) -> None:
+    hashed(folder, safetensors({}), options=options)
+    assert_refused(folder)
+
+
+def assert_refused(folder: Path) -> None:
+    """The list and a request give the same reason against the layer `bad`."""
+    layers, _ = store(folder)
+    reason = listed(layers)["bad"]
+    assert reason
+    with pytest.raises(LayerUnavailable, match=re.escape(reason)):
+        layers.get("bad")
 
 
 @pytest.mark.parametrize("suffix", ["json", "safetensors"])
@@ -785,15 +919,23 @@ def test_links_pipes_and_directories_are_refused(suffix: str, folder: Path) -> N
 
 def test_a_broken_layer_is_a_503_and_listed_with_its_error(folder: Path) -> None:
     hashed(folder, safetensors(GOOD, b"\0" * 15))
+    hashed(folder, safetensors(GOOD, b"\0" * 16), name="heads", options={"num_heads": 3})
+    hashed(folder, safetensors(GOOD, b"\xff" * 16), name="nan")
     with serving(app(layers=folder)) as client:
+        assert client.get("/v2/models/heads/ready").status_code == 503
+        assert client.get("/v2/models/nan/ready").status_code == 200
+        assert ask(client, layer="nan").status_code == ask(client, layer="heads").status_code == 503
+        assert client.get("/v2/models/nan/ready").status_code == 503
         response = ask(client, layer="bad")
         assert (response.status_code, response.json()["code"]) == (503, "layer_unavailable")
         assert response.headers["retry-after"] == "1"
         assert client.get("/layers/bad").status_code == 503
         assert client.get("/v2/models/bad/ready").status_code == 503
-        listed = {layer["name"]: layer for layer in client.get("/layers").json()["layers"]}
-        assert "truncated" in listed["bad"]["error"]
-        assert "error" not in listed["bert-0"]
+        found = {layer["name"]: layer for layer in client.get("/layers").json()["layers"]}
+        assert "truncated" in found["bad"]["error"]
+        assert "3 heads" in found["heads"]["error"]
+        assert "finite" in found["nan"]["error"]
+        assert "error" not in found["bert-0"]
         assert ask(client, layer="bert-0").status_code == 200
 
 

@@ -74,7 +74,7 @@ def _list(options: argparse.Namespace) -> int:
 
     from service.layers.store import LayerStore
 
-    layers = LayerStore(_folder(options), 0).describe_all()
+    layers = LayerStore(_folder(options), sys.maxsize).describe_all()
     width = max((len(layer.name) for layer in layers), default=0)
     for layer in layers:
         size = "" if layer.error else ByteSize(layer.nbytes).human_readable()
@@ -87,7 +87,7 @@ def _show(options: argparse.Namespace) -> int:
     from service.layers.store import LayerStore
 
     try:
-        layer = LayerStore(_folder(options), 0).describe(options.name)
+        layer = LayerStore(_folder(options), sys.maxsize).describe(options.name)
     except ServiceError as error:
         sys.stderr.write(f"{error}\n")
         return 1

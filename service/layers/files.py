@@ -16,7 +16,8 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
 from service.codecs.safetensors import NAMES
 from service.errors import quote
-from service.layers.layer import Layer, check
+from service.layers.checks import check, check_header
+from service.layers.layer import Layer
 from service.layers.tensors import BadFile, ReadFile, TensorFile, arrays_of, unique
 from service.schemas.layers import StoredLayer, StoredTensor
 
@@ -82,9 +83,7 @@ def read_layer(
     description, tensors = paths_of(folder, name)
     about = read_description(description)
     with ReadFile(tensors) as file:
-        if file.size > limit:
-            most, size = (ByteSize(count).human_readable() for count in (limit, file.size))
-            raise BadFile(f"has {size} of tensors; ATTENTION_LAYERS_MEMORY allows {most}")
+        _check_size(file.size, limit)
         make_room(file.size)  # even if there is too little: the version before is used until this one is read
         content = file.read(0, file.size)
     found = ALGORITHM + hashlib.sha256(content).hexdigest()
@@ -95,19 +94,45 @@ def read_layer(
     return layer
 
 
-def describe(folder: Path, name: str) -> StoredLayer:
-    """What a layer is, by its JSON and the header of its tensors. Errors: FileNotFoundError, BadFile."""
+def describe(folder: Path, name: str, limit: int) -> StoredLayer:
+    """What a layer is, by its JSON and the header of its tensors, and checked by these. limit: bytes that it may take
+
+    What only its numbers tell, it does not know: whether they are finite, and those that were hashed.
+
+    Errors: FileNotFoundError, BadFile.
+    """
     description, tensors = paths_of(folder, name)
     about = read_description(description)
     with TensorFile(tensors) as file:
-        listed = [
-            StoredTensor(name=key, dtype=entry.dtype, shape=list(entry.shape), nbytes=entry.end - entry.begin)
-            for key, entry in file.entries.items()
-        ]
-    size = sum(tensor.nbytes for tensor in listed)
-    return StoredLayer(
-        name=name, hash=about.hash, source=about.source, options=about.options, tensors=listed, nbytes=size
-    )
+        _check_size(file.size, limit)
+        entries = file.entries
+    check_header(about.options, ((key, entry.dtype, entry.shape) for key, entry in entries.items()))
+    listed = [
+        StoredTensor(name=key, dtype=entry.dtype, shape=list(entry.shape), nbytes=entry.end - entry.begin)
+        for key, entry in entries.items()
+    ]
+    return _stored(name, about.hash, about.source, about.options, listed)
+
+
+def describe_layer(layer: Layer) -> StoredLayer:
+    """What a layer in memory is."""
+    listed = [
+        StoredTensor(name=key, dtype=NAMES[array.dtype], shape=list(array.shape), nbytes=array.nbytes)
+        for key, array in layer.arrays.items()
+    ]
+    return _stored(layer.name, layer.hash, layer.source, dict(layer.options), listed)
+
+
+def _stored(name: str, digest: str, source: str, options: dict[str, Any], tensors: list[StoredTensor]) -> StoredLayer:
+    size = sum(tensor.nbytes for tensor in tensors)
+    return StoredLayer(name=name, hash=digest, source=source, options=options, tensors=tensors, nbytes=size)
+
+
+def _check_size(size: int, limit: int) -> None:
+    """Errors: BadFile for a file of more bytes than a layer may take."""
+    if size > limit:
+        most, has = (ByteSize(count).human_readable() for count in (limit, size))
+        raise BadFile(f"has {has} of tensors; ATTENTION_LAYERS_MEMORY allows {most}")
 
 
 def write_layer(

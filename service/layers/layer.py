@@ -11,21 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.attention.arrays import cast, is_float, widest
-from service.attention.plan import make_plan
-from service.attention.spec import SOURCES, AttentionSpec, LinearMap, Projection
+from service.attention.arrays import cast
+from service.attention.spec import Projection
 from service.errors import Fault, FieldConflict, InvalidRequest, child
 from service.layers.tensors import BadFile, nested
-from service.schemas.request import AttentionRequest
-from service.schemas.validate import validate
 
 # The field of a request that names a layer.
 LAYER: Final = "layer"
-# Fields of a request that no layer has: what is computed, where, and which parts of it are returned.
-OF_REQUESTS: Final = frozenset(
-    {*SOURCES, LAYER, "past_key", "past_value", "query_tokens", "key_tokens", "backend", "device"}
-    | {"include", "select_heads", "select_queries", "average_heads", "top_k", "encoding"}
-)
 # Plans that are kept of requests with one layer.
 MAX_PLANS: Final = 32
 
@@ -164,41 +156,3 @@ def merged_options(options: Mapping[str, Any], arrays: Mapping[str, Any], place:
         else:
             raise BadFile(f"has {place}{name} in both of its files")
     return found
-
-
-def in_features(linear: LinearMap | None) -> int | None:
-    """The numbers per token that go into a map; None if it has no matrix."""
-    if linear is None:
-        return None
-    if linear.weight is not None and linear.weight.ndim >= 2:
-        return int(linear.weight.shape[-1])
-    return int(linear.kernel.shape[-2]) if linear.kernel is not None and linear.kernel.ndim >= 2 else None
-
-
-def check(layer: Layer) -> None:
-    """Check that a layer is one: its fields are those of a request, and their shapes agree with each other.
-
-    Errors: BadFile.
-    """
-    try:
-        known = layer.fields
-        strange = sorted(OF_REQUESTS & known.keys())
-        if strange:
-            raise BadFile(f"has {strange[0]}, which a request has and no layer")
-        spec = validate(AttentionRequest, known).attention_spec(frozenset())
-        projection = spec.projection or Projection()
-        sizes = [in_features(linear) for linear in (projection.query, projection.key, projection.value)]
-        if sizes[0] is not None:
-            make_plan(_one_token(spec, sizes[0], sizes[1] or sizes[2] or sizes[0], layer))
-    except InvalidRequest as error:
-        fault = error.faults[0]
-        place = fault.pointer.lstrip("/").replace("/", ".")
-        raise BadFile(f"is no layer: {place}: expected {fault.expected}, got {fault.got}") from None
-
-
-def _one_token(spec: AttentionSpec, inner: int, outer: int, layer: Layer) -> AttentionSpec:
-    """A request for one token with the fields of a layer. inner, outer: features of `input` and of `context`"""
-    types = [array.dtype for array in layer.arrays.values() if is_float(array.dtype)]
-    layout = spec.layout or "ld"
-    tokens = [np.zeros([size if axis == "d" else 1 for axis in layout], widest(types)) for size in (inner, outer)]
-    return spec._replace(input=tokens[0], context=tokens[1])

@@ -11,6 +11,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from threading import Lock
 from typing import Final
 
 from service.errors import LayerUnavailable, UnknownLayer, quote
-from service.layers.files import describe, paths_of, read_layer
+from service.layers.files import describe, describe_layer, paths_of, read_layer
 from service.layers.layer import LAYER, Layer
 from service.layers.names import closest, is_name
 from service.layers.tensors import BadFile, Identity, identity_of
@@ -155,20 +156,36 @@ class LayerStore:
         return found
 
     def describe(self, name: str) -> StoredLayer:
-        """What a layer is, without its numbers. Reads its JSON and the header of its tensors.
+        """What a layer is, without its numbers: the one that a request would get, as far as that is known unread.
+
+        Reads its JSON and the header of its tensors. What only the numbers tell is known of a layer that was read.
 
         Errors: UnknownLayer, LayerUnavailable.
         """
         if not is_name(name):
             raise self._unknown(name)
+        if self._failed(name):
+            return describe_layer(self.get(name))  # reads again only what may have changed since
         try:
-            return describe(self._folder, name)
+            return describe(self._folder, name, self._limit)
         except FileNotFoundError as error:
             if Path(error.filename) == paths_of(self._folder, name)[0]:
                 raise self._unknown(name) from None
-            raise unavailable(name, "lacks its tensors") from None
+            failure = "lacks its tensors"
         except BadFile as error:
-            raise unavailable(name, str(error)) from None
+            failure = str(error)
+        layer = self.last(name)
+        if layer is None:
+            raise unavailable(name, failure)
+        return describe_layer(layer)  # the version before goes on to be used
+
+    def _failed(self, name: str) -> bool:
+        """True if the files of a layer were read and cannot be used, and are the same for all that is known."""
+        slot = self._slots.get(name)
+        if slot is not None and slot.failure:
+            with suppress(OSError):
+                return slot.seen in (None, self._identities(name))
+        return False
 
     def _touch(self, name: str) -> None:
         if name in self._slots:

@@ -131,7 +131,7 @@ class TensorFile(ReadFile):
         """A tensor, or some of its rows, which alone are read. Errors: BadFile, also for a type that NumPy has not."""
         entry = self.entries[name]
         if entry.dtype not in DTYPES:
-            raise BadFile(f"has {quote(name, 80)} as {entry.dtype}; expected one of {', '.join(DTYPES)}")
+            raise unknown_type(name, entry.dtype)
         begin, shape = entry.begin, entry.shape
         if rows is not None:
             first, last, _ = rows.indices(shape[0])
@@ -209,9 +209,14 @@ def arrays_of(content: memoryview) -> dict[str, np.ndarray]:
     return {name: _array(name, entry, data) for name, entry in entries.items()}
 
 
+def unknown_type(name: str, dtype: str) -> BadFile:
+    """The error for a tensor of a type that NumPy has not."""
+    return BadFile(f"has {quote(name, 80)} as {quote(dtype)}; expected one of {', '.join(DTYPES)}")
+
+
 def _array(name: str, entry: Entry, data: memoryview) -> np.ndarray:
     if entry.dtype not in DTYPES:
-        raise BadFile(f"has {quote(name, 80)} as {quote(entry.dtype)}; expected one of {', '.join(DTYPES)}")
+        raise unknown_type(name, entry.dtype)
     octets = np.frombuffer(data[entry.begin : entry.end], np.uint8)
     if entry.dtype == "BOOL" and octets.size and octets.max() > 1:
         raise BadFile(f"has bytes other than 0 and 1 in {quote(name, 80)}")

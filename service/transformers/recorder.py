@@ -14,6 +14,7 @@ from transformers import AttentionInterface
 from service.attention.result import Result
 from service.codecs.array_objects import as_numpy
 from service.library import attend
+from service.transformers.arguments import count_layers, from_start, indices, labels, modules, names
 from service.transformers.call import Call, call_of, make_request
 from service.transformers.captured import Captured, CapturedAttention, picture_of
 from service.transformers.visible import with_rows
@@ -41,8 +42,8 @@ def capture(
     query, key, value and mask that the model's attention gets: memory grows with rows times keys.
 
     Args:
-        layers: Indices of layers. Default: all.
-        heads: Indices of query heads. Default: all.
+        layers: Indices of layers; negative ones count from the end of `model`, which they need. Default: all.
+        heads: Indices of query heads; negative ones count from the end. Default: all.
         rows: Indices of queries; negative ones count from the end. A call without such a query, like that of one token
             with a cache, is left out. Default: all.
         include: What to keep, by the names of docs/attention.md: attention_weights, logsumexp, entropy, scores,
@@ -51,7 +52,9 @@ def capture(
         tokens: Labels of the tokens, for layers with as many keys: a list, or one for each batch entry.
         model: Capture the layers of this model, or of this part of a model, only. Default: of every model that runs.
 
-    Errors: UnsupportedCall, while the model runs, for a layer whose attention the service would compute differently.
+    Errors: TypeError and ValueError for a wrong argument, IndexError for a layer that `model` does not have. While the
+    model runs, UnsupportedCall for a layer whose attention the service would compute differently, and IndexError for a
+    head that a layer does not have.
     """
     recorder = _Recorder(layers, heads, rows, include, tokens, model)
     original = AttentionInterface.get_interface
@@ -69,21 +72,16 @@ def capture(
 class _Recorder:
     """Computes and keeps the chosen rows of each call."""
 
-    def __init__(
-        self,
-        layers: Sequence[int] | None,
-        heads: Sequence[int] | None,
-        rows: Sequence[int] | None,
-        include: Sequence[str],
-        tokens: Sequence[Any] | None,
-        model: Any,
-    ) -> None:
+    def __init__(self, layers: Any, heads: Any, rows: Any, include: Any, tokens: Any, model: Any) -> None:
         self.captured = Captured()
-        self._layers = None if layers is None else frozenset(layers)
-        self._heads, self._rows = heads, rows
-        self._include = list(include)
-        self._tokens = tokens
-        self._names = None if model is None else {module: name for name, module in model.named_modules()}
+        self._heads, self._rows = indices("heads", heads), indices("rows", rows)
+        self._include = names(include)
+        self._tokens = labels(tokens)
+        self._names = modules(model)
+        chosen = indices("layers", layers)
+        if chosen is not None and min(chosen) < 0:
+            chosen = from_start("layers", chosen, count_layers(model), type(model).__name__)
+        self._layers = None if chosen is None else frozenset(chosen)
         # Modules without an index of their own, in the order of their first calls.
         self._unnumbered: dict[type, list[Any]] = {}
 
@@ -111,9 +109,7 @@ class _Recorder:
         rows = list(range(length)) if self._rows is None else [i % length for i in self._rows if -length <= i < length]
         if not rows:
             return
-        heads = list(range(count)) if self._heads is None else list(self._heads)
-        if any(not 0 <= head < count for head in heads):
-            raise IndexError(f"{call.where} has the heads 0 to {count - 1}; asked for: {heads}")
+        heads = list(range(count)) if self._heads is None else from_start("heads", self._heads, count, call.where)
         part = with_rows(implementation, call, rows, None if self._heads is None else heads)
         name = call.where if self._names is None else self._names[module]
         labels = self._labels(part, [row - length for row in rows])
@@ -132,14 +128,12 @@ class _Recorder:
 
     def _labels(self, part: Call, rows: list[int]) -> dict[str, Any]:
         """`query_tokens` and `key_tokens`, if there is one label for each key. rows: counted from the end"""
-        if self._tokens is None or not len(self._tokens):
-            return {}
-        batches = [self._tokens] if isinstance(self._tokens[0], str) else self._tokens
+        batches = self._tokens
         keys = part.key.shape[2]
-        if any(len(labels) != keys for labels in batches) or len(batches) not in (1, part.query.shape[0]):
+        if any(len(entry) != keys for entry in batches) or len(batches) not in (1, part.query.shape[0]):
             return {}
-        every = list(batches) * (part.query.shape[0] if len(batches) == 1 else 1)
-        return {"key_tokens": every, "query_tokens": [[labels[row] for row in rows] for labels in every]}
+        every = batches * (part.query.shape[0] if len(batches) == 1 else 1)
+        return {"key_tokens": every, "query_tokens": [[entry[row] for row in rows] for entry in every]}
 
 
 @cache

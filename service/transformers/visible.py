@@ -67,7 +67,16 @@ def _rows_of(array: Any, rows: Any) -> Any:
 
 
 def _eager(call: Call, rows: Any) -> Any:
-    """The mask hides all that is hidden."""
+    """The mask is added to the scores, also one of booleans or integers, as numbers.
+
+    So a mask of booleans that a user gives hides nothing in these implementations. What they computed counts.
+    """
+    mask = _given(call, rows)
+    return mask if mask is None or mask.is_floating_point() else mask.to(call.query.dtype)
+
+
+def _given(call: Call, rows: Any) -> Any:
+    """The mask as it is: booleans hide where they are false, numbers are added."""
     if call.mask is None:
         return None
     if not isinstance(call.mask, torch.Tensor):
@@ -78,7 +87,7 @@ def _eager(call: Call, rows: Any) -> Any:
 def _sdpa(call: Call, rows: Any) -> Any:
     """Without a mask, a causal layer hides keys after the query, counting both from the first one."""
     if call.mask is not None or call.query.shape[2] == 1 or not _is_causal(call):
-        return _eager(call, rows)
+        return _given(call, rows)
     keys = torch.arange(call.key.shape[2], device=rows.device)
     return (keys <= rows[:, None])[None, None]
 
@@ -125,7 +134,7 @@ RULES: Final[dict[str, Callable[[Call, Any], Any]]] = {
     "eager": _eager,
     "sdpa": _sdpa,
     "flex_attention": _flex,
-    NAME: _eager,  # what its masks would not tell, it refuses itself
+    NAME: _given,  # what its masks would not tell, it refuses itself
 }
 
 

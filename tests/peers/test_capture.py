@@ -87,6 +87,95 @@ def test_every_option_of_attention_counts(architecture: str, implementation: str
         assert model.get_submodule(found.module)
 
 
+def square(dtype: torch.dtype) -> torch.Tensor:
+    """A causal mask of one key less for one query, (b, 1, q, k), as users give it."""
+    mask = torch.tril(torch.ones(10, 10, dtype=torch.bool))[None, None].repeat(2, 1, 1, 1)
+    mask[:, :, 5, 1] = False
+    return mask if dtype == torch.bool else torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", NAME])
+def test_a_mask_of_booleans_means_what_the_implementation_takes_it_for(implementation: str) -> None:
+    """Eager attention adds it to the scores, the others hide keys by it."""
+    model = tiny_model("llama")
+    shown = torch.bool if implementation == "eager" else torch.float32
+    eager = shown_by_eager(model, input_ids=TOKENS, attention_mask=square(shown))
+    inputs = {"input_ids": TOKENS, "attention_mask": square(torch.bool)}
+    captured, answer = run(model, implementation, {"rows": [5, -1]}, **inputs)
+    assert_equal(captured, eager.attentions, [5, 9], [0, 1, 2, 3])
+    assert float((answer.logits - eager.logits).abs().max()) < 2e-5
+    if implementation == "eager":
+        captured, _ = run(
+            model, implementation, {"rows": [5]}, **inputs | {"attention_mask": square(torch.bool).long()}
+        )
+        assert_equal(captured, eager.attentions, [5], [0, 1, 2, 3])
+    hides = implementation != "eager"
+    assert bool((captured[0].attention_weights[:, :, 0, 1] == 0).all()) == hides
+
+
+def test_a_mask_of_booleans_is_added_by_flex_attention() -> None:
+    """A tensor is no block mask, so that it goes to the scores."""
+    random = torch.Generator().manual_seed(4)
+    query, key, value = torch.randn(3, 2, 4, 10, 8, generator=random)
+    call = call_of(Layer(), query, key, value, square(torch.bool), {})
+    expected = with_rows("eager", call, [5], None).mask
+    assert torch.equal(with_rows("flex_attention", call, [5], None).mask, expected)
+    assert set(expected.unique().tolist()) == {0.0, 1.0}
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"layers": 3}, TypeError, r"layers: expected a list of integers; got int '3'"),
+    ({"layers": []}, ValueError, "layers: expected at least one"),
+    ({"layers": [True]}, TypeError, "layers: expected a list of integers; got bool 'True' in it"),
+    ({"layers": [-1]}, ValueError, r"layers: negative ones .* capture\(model="),
+    ({"rows": ["a"]}, TypeError, "rows: expected a list of integers; got string 'a' in it"),
+    ({"rows": "12"}, TypeError, "rows: expected a list of integers; got string '12'"),
+    ({"rows": [1.5]}, TypeError, "rows: expected a list of integers; got float '1.5' in it"),
+    ({"rows": []}, ValueError, "rows: expected at least one"),
+    ({"rows": torch.tensor([True, False])}, TypeError, "rows: expected a list of integers; got Tensor"),
+    ({"rows": torch.tensor(1)}, TypeError, "rows: expected a list of integers; got Tensor"),
+    ({"heads": []}, ValueError, "heads: expected at least one"),
+    ({"heads": [None]}, TypeError, "heads: expected a list of integers; got NoneType"),
+    ({"include": "scores"}, TypeError, "include: expected a list of the names attention_weights, .*; got string"),
+    ({"include": ["weights"]}, ValueError, "include: .*; got string 'weights'"),
+    ({"include": [1]}, TypeError, "include: .*; got int '1' in it"),
+    ({"tokens": "abcdefghij"}, TypeError, "tokens: expected a list of strings, or one for each batch entry; got str"),
+    ({"tokens": [1] * 10}, TypeError, "tokens: .*; got int '1'"),
+    ({"tokens": [["a"], [2]]}, TypeError, "tokens: .*; got int '2' in it"),
+    ({"tokens": ["a", None]}, TypeError, "tokens: .*; got NoneType 'None' in it"),
+    ({"model": 3}, TypeError, r"model: expected a torch\.nn\.Module, .*; got int '3'"),
+    ({"model": torch.nn.Linear(2, 2), "layers": [-1]}, ValueError, "Linear does not tell how many"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "text"), WRONG, ids=lambda given: str(given)[:40])
+def test_wrong_arguments_are_errors_before_the_model_runs(
+    options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    before = AttentionInterface.get_interface
+    with pytest.raises(error, match=text), capture(**options):
+        pytest.fail("the model ran")
+    assert AttentionInterface.get_interface is before
+
+
+def test_negative_heads_and_layers_count_from_the_end() -> None:
+    model = tiny_model("llama", "sdpa")
+    options = {"layers": [-1], "heads": np.array([-1, 0]), "rows": torch.tensor([-1, 4]), "model": model}
+    captured, _ = run(model, "sdpa", options, input_ids=TOKENS)
+    assert [(found.layer, found.heads, found.rows) for found in captured.calls] == [(1, [3, 0], [9, 4])]
+    with pytest.raises(IndexError, match=r"layers 0 to 1, or -2 to -1; got -3"):
+        run(model, "sdpa", {"layers": [-3], "model": model}, input_ids=TOKENS)
+    with pytest.raises(IndexError, match=r"heads 0 to 3, or -4 to -1; got -5"):
+        run(model, "sdpa", {"heads": [-5]}, input_ids=TOKENS)
+
+
+def test_a_model_whose_modules_have_no_index_says_how_many_layers_it_has() -> None:
+    model = tiny_model("vit", "sdpa")
+    pixels = torch.zeros(1, 3, 16, 16)
+    captured, _ = run(model, "sdpa", {"layers": [-2], "model": model}, pixel_values=pixels)
+    assert list(captured) == [model.config.num_hidden_layers - 2]
+
+
 def test_only_the_chosen_rows_are_kept() -> None:
     captured, _ = run(
         tiny_model("llama"), "sdpa", {"rows": [2], "include": ["scores", "entropy", "query"]}, input_ids=TOKENS

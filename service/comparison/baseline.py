@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -12,9 +11,10 @@ import numpy as np
 
 from service.attention.arrays import compute_dtype
 from service.comparison.case import Case
-from service.comparison.errors import distance, epsilon, largest, ulp
-from service.comparison.problem import Answer, Rounding, rounded, scaled_scores
-from service.comparison.solve import Sample, make_problem, solve
+from service.comparison.errors import distance, largest, ulp
+from service.comparison.floors import floors
+from service.comparison.problem import Answer, Rounding, rounded
+from service.comparison.solve import Sample, solve
 
 # Up to so many baselines an output is correct, up to so many imprecise, and above wrong.
 CORRECT: Final = 2.0
@@ -63,32 +63,13 @@ def baselines(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dic
     unit in the last place is added.
     """
     cases = rounded_cases(case, dtype)
-    found = floors(cases[0], sample, right, dtype)
+    found = floors(case, cases[0], sample, right)
     for variant in cases:
         for name, array in arrays_of(solve(variant, sample), right).items():
             apart = distance(rounded(array, stored_dtype(name, dtype)), right[name])
             if np.isfinite(apart):
                 found[name] = max(found[name], apart)
     return {name: error + last_place(right[name], stored_dtype(name, dtype)) for name, error in found.items()}
-
-
-def floors(plain: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dict[str, float]:
-    """The least baseline of each array of a sample.
-
-    It is ε/4 · (√k + max |score|) · max |v|, without max |v| for logsumexp and weights. ε is that of the type that is
-    computed in. A right kernel that sums k keys in another order, or one after the other, differs by that much.
-    """
-    problem = make_problem(replace(plain, of_whole=None), sample)
-    with np.errstate(all="ignore"):
-        scores = np.abs(scaled_scores(problem))
-    if problem.visible is not None:
-        scores = scores[problem.seen]
-    sums = math.sqrt(plain.plan.sizes.key_length)
-    unit = epsilon(compute_dtype(dtype)) / 4 * (sums + largest(scores))
-    values = largest(problem.value) * (1.0 if plain.gate is None else largest(plain.gate))
-    if plain.joins_heads:
-        values = max(values, largest(right["output"]))
-    return {name: unit * values if name == "output" else unit for name in right}
 
 
 def last_place(array: np.ndarray, dtype: np.dtype) -> float:

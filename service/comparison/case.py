@@ -12,14 +12,16 @@ from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 
-from service.attention.operands import make_operands
+from service.attention.arrays import compute_dtype
+from service.attention.operands import Operands, make_operands
 from service.attention.plan import Plan, make_plan
 from service.attention.rotary import Rotation
 from service.attention.score_term import ScoreTerm
-from service.attention.spec import AttentionSpec, Norm
+from service.attention.spec import ROLES, AttentionSpec, Norm
 from service.attention.tiles import Tiling
 from service.backends.dense.operands import load_operands
 from service.backends.numpy.backend import NumpyLibrary
+from service.comparison.errors import epsilon
 from service.comparison.problem import Answer, Problem, Rounding, Softmax, attention
 
 T = TypeVar("T")
@@ -53,6 +55,8 @@ class Case:
     of_whole:         from all head outputs (b, h, q, e) to those that are returned
     gate:             (b, h, q, e or 1), what head outputs are multiplied by; None for none
     head_outputs:     (b, h, q, e), right, for of_whole; None to compute them
+    map_steps:        by role (b, l), the size of the products that make a projected number, see `floors`
+    turn_steps:       the error of cosine and sine of the largest position
     rounding:         the types that are computed in
     change:           the fields to change in the request, to reproduce this case; None if no field can say it
     detail:           what tells this case from others of the same mutant, like "of 64 keys"
@@ -91,6 +95,8 @@ class Case:
     of_whole: Callable[[np.ndarray], np.ndarray] | None = None
     gate: np.ndarray | None = None
     head_outputs: np.ndarray | None = None
+    map_steps: Mapping[str, np.ndarray]
+    turn_steps: float
     rounding: Rounding = EXACT
     change: Mapping[str, Any] | None = field(default_factory=dict)
     detail: str = ""
@@ -179,6 +185,8 @@ def make_case(spec: AttentionSpec, dtype: np.dtype) -> Case:
         terms=plan.terms,
         sinks=plan.sinks if plan.row_sinks is None else plan.row_sinks,
         gate=loaded.gate,
+        map_steps=_map_steps(plan, operands),
+        turn_steps=_turn_steps(spec, plan, dtype),
     )
 
 
@@ -188,3 +196,27 @@ def _offset(spec: AttentionSpec, plan: Plan) -> np.ndarray | None:
         return np.atleast_1d(spec.query_offset)
     sizes, past = plan.sizes, plan.roles.past_length
     return np.full(1, past) if past or sizes.query_length == sizes.key_length else None
+
+
+def _map_steps(plan: Plan, operands: Operands) -> dict[str, np.ndarray]:
+    """|x| · |w| + |bias| of the largest number that a map makes of each token, by role (b, l); 0 without a map."""
+    found = {}
+    for name, role in zip(ROLES, plan.roles.inputs, strict=True):
+        array: np.ndarray = getattr(operands, name)
+        if role.map is None:
+            found[name] = np.zeros((len(array), array.shape[-2]))
+            continue
+        weights = float(np.linalg.norm(role.map.weight, axis=-1).max())
+        bias = 0.0 if role.map.bias is None else float(np.max(np.abs(role.map.bias)))
+        found[name] = np.linalg.norm(array, axis=-1) * weights + bias
+    return found
+
+
+def _turn_steps(spec: AttentionSpec, plan: Plan, dtype: np.dtype) -> float:
+    """The error of angles that are computed in float64, of the largest position. dtype: the caller's"""
+    rotary = spec.rotary
+    if rotary is None or rotary.cos is not None:
+        return 0.0
+    given = [rotary.query_positions, rotary.key_positions]
+    most = max(plan.sizes.key_length, *(int(np.max(np.abs(one))) for one in given if one is not None), 0)
+    return 2 * most * epsilon(np.dtype(np.float64)) / epsilon(compute_dtype(dtype))

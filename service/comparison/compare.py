@@ -20,15 +20,16 @@ from service.comparison.baseline import (
     FIELDS,
     IMPRECISE,
     arrays_of,
-    floors,
     last_place,
     rounded_cases,
     stored_dtype,
 )
 from service.comparison.candidates import candidates
 from service.comparison.case import Case, make_case
+from service.comparison.casting import as_cast
 from service.comparison.errors import Errors, distance, distances, epsilon, largest, measure
 from service.comparison.evidence import Evidence, Hypothesis
+from service.comparison.floors import floors, floors_of_others
 from service.comparison.inputs import Suggestion, recipe_of, suggest
 from service.comparison.places import places, worst
 from service.comparison.power import Power, power
@@ -132,7 +133,8 @@ class Truth:
 @np.errstate(all="ignore")
 def reference_and_baseline(question: Question, backend: Backend, check: Check = no_check) -> Truth:
     """The reference of a question, and the baselines of all that was sent. Arguments: as of compare_question"""
-    spec, dtype = question.spec, question.plan.dtype
+    dtype = question.plan.dtype
+    spec = as_cast(question.spec, dtype)
     include = tuple({name: None for name in question.actual or () if name != OUTPUT} | {HEAD_OUTPUTS: None})
     exact = spec._replace(dtype="float64", backend="numpy", device="cpu", include=include, top_k=None)  # type: ignore[arg-type]  # names of arrays
     exact = exact._replace(allow_non_finite=True)
@@ -147,7 +149,7 @@ def reference_and_baseline(question: Question, backend: Backend, check: Check = 
     right = {name: canonical(reference[name], name, plan) for name in actual.canonical}
     judged = _judged_by_rounding(case, actual, right, check)
     others = [name for name in actual.as_sent if name not in actual.canonical]
-    judged |= _judged_by_service(question, exact, others, actual, reference.arrays, backend, check)
+    judged |= _judged_by_service(case, exact, others, actual, reference.arrays, backend, check)
     return Truth(reference, case, actual, right, {name: judged[name] for name in actual.as_sent})
 
 
@@ -198,7 +200,7 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
     for block in blocks(case, everything(case), right):
         check()
         here = {name: block.of(array) for name, array in right.items()}
-        for name, floor in floors(variants[0], block, here, case.dtype).items():
+        for name, floor in floors(case, variants[0], block, here).items():
             least[name] = max(least[name], floor)
         for variant, arrays in zip(variants, results, strict=True):
             for name, array in arrays_of(solve(variant, block), right).items():
@@ -218,7 +220,7 @@ def _finite(number: float) -> float:
 
 
 def _judged_by_service(
-    question: Question,
+    case: Case,
     exact: AttentionSpec,
     names: list[str],
     actual: Actual,
@@ -229,15 +231,14 @@ def _judged_by_service(
     """Other arrays, beside those that the service computes in the type of the request."""
     if not names:
         return {}
-    dtype = question.plan.dtype
-    same = exact._replace(dtype=dtype.name, include=tuple(names))  # type: ignore[arg-type]  # names of arrays
+    same = exact._replace(dtype=case.dtype.name, include=tuple(names))  # type: ignore[arg-type]  # names of arrays
     plain = backend.run(make_plan(same), same, same.sources, check)
-    judged = {}
+    judged, least = {}, floors_of_others(case, reference, names)
     for name in names:
         array = reference[name]
         stored = plain[name].dtype
         baseline = measure(plain[name], array, stored)
-        floor = epsilon(stored) / 4 * (1 + largest(array))
+        floor = max(least[name], epsilon(stored) / 4 * (1 + largest(array)))
         limit = max(baseline.max_abs or 0.0, floor) + last_place(array, stored)
         judged[name] = Judged(measure(actual.as_sent[name], array, stored), baseline, limit)
     return judged

@@ -28,6 +28,8 @@ MAX_HEADS: Final = 512
 def estimated(evidence: Evidence, actual: Arrays, check: Check) -> Iterator[tuple[tuple[str, ...], Case]]:
     """The names and cases of the other scale, and the other order of heads, that are closest to an output."""
     yield ("scale.other",), _other_scale(evidence, check)
+    if isinstance(evidence.case.scale, np.ndarray):  # no factor of it is the same for all heads
+        yield ("scale.other",), scaled(evidence.case, 1 / math.sqrt(evidence.case.plan.sizes.head_dim))
     if "output" in actual:
         order = _order_of_heads(evidence, actual["output"])
         if order is not None:

@@ -228,8 +228,10 @@ def _normalised(array: np.ndarray, norm: Norm | None) -> np.ndarray:
         return array
     kind, axes = array.dtype.type, (1, 3) if norm.over == "all" else (3,)
     if norm.kind == "layer":
+        array = array - (array[:, :1, :, :1] if norm.over == "all" else array[..., :1])  # equal features become 0
         array = array - np.mean(array, axis=axes, keepdims=True)
-    scaled: np.ndarray = array / np.sqrt(np.mean(array * array, axis=axes, keepdims=True) + kind(norm.eps))
+    size = np.sqrt(np.mean(array * array, axis=axes, keepdims=True) + kind(norm.eps))
+    scaled: np.ndarray = array / np.where(size == 0, kind(1), size)
     if norm.weight is not None:
         scaled = scaled * norm.weight.astype(array.dtype)
     return scaled if norm.bias is None else scaled + norm.bias.astype(array.dtype)
@@ -366,5 +368,11 @@ def _column_sums(case: Case, batch: int, head: int) -> np.ndarray:
 
 def keys_as_values(case: Case) -> np.ndarray:
     """The new keys (b, g, n, d) after norms and rotation."""
+    return operand(case, "key")
+
+
+def operand(case: Case, role: str) -> np.ndarray:
+    """Query, new key or new value of all batch entries and heads, (b, h or g, l, d or e), after norm and rotation."""
     sizes = case.plan.sizes
-    return _prepared(case, "key", np.arange(sizes.batch_size), np.arange(sizes.num_kv_heads))
+    heads = sizes.num_heads if role == "query" else sizes.num_kv_heads
+    return _prepared(case, role, np.arange(sizes.batch_size), np.arange(heads))

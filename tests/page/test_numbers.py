@@ -21,6 +21,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"scale": 0.25}, {"softcap": 0.3}, {"is_causal": True}, {"window.left": 1}, {"window.left": 1, "window.right": 0},
     {"is_causal": True, "query_offset": 2}, {"chunk_size": 2}, {"normalization": "sum"},
     {"normalization": "sigmoid", "is_causal": True}, {"num_heads": 2},
+    {"query_norm.kind": "rms"}, {"key_norm.kind": "layer", "value_norm.kind": "rms"},
     {"dtype": "float32"}, {"layout": "dl", "is_causal": True},
 ]  # fmt: skip
 
@@ -58,8 +59,10 @@ def test_each_option_sends_a_request_and_repaints(
     name = "causal" if "num_heads" in options else "animals_self_attention"
     (case,) = (case for case in CASES if case.name == name)
     request = {**case.request, **{key: value for key, value in options.items() if "." not in key}}
-    if window := {key.removeprefix("window."): value for key, value in options.items() if "." in key}:
-        request["window"] = window
+    for key, value in options.items():
+        part, _, inner = key.partition(".")
+        if inner:
+            request[part] = {**request.get(part, {}), inner: value}
     if options.get("layout") == "dl":
         request["input"] = np.transpose(request["input"]).tolist()
     request["include"] = ["attention_weights", "masked_scores"]

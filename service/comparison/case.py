@@ -116,6 +116,10 @@ class Case:
         joined = ", ".join(part for part in (self.detail, detail) if part)
         return replace(self, change=both, detail=joined, **fields)
 
+    def rotation(self, role: str) -> Rotation | None:
+        """The rotation of query, key or value; None if they are not rotated."""
+        return {"query": self.query_rotation, "key": self.key_rotation}.get(role)
+
     def term(self, kind: type[Term]) -> Term | None:
         """The term of a class; None if the request has none."""
         return next((term for term in self.terms if type(term) is kind), None)

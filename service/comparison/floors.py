@@ -193,11 +193,11 @@ def _lengths(array: np.ndarray) -> np.ndarray:
 def _steps_of_tokens(case: Case, role: str, *, worst: bool) -> np.ndarray:
     """The error (b, heads, l) of the numbers of each new token. A rotation adds two products. worst: see `tokens`"""
     given: np.ndarray = getattr(case, role)
-    linear = {"query": case.plan.roles.query, "key": case.plan.roles.key, "value": case.plan.roles.value}[role].map
+    linear = getattr(case.plan.roles, role).map
     factor = TYPICAL if linear is None or not worst else math.sqrt(linear.weight.shape[1]) + 2
     steps = np.broadcast_to(factor * case.map_steps[role][:, None], given.shape[:3])
     norm: Norm | None = getattr(case, f"{role}_norm")
-    rotation = {"query": case.query_rotation, "key": case.key_rotation}.get(role)
+    rotation = case.rotation(role)
     if norm is not None and norm.position == "before":
         steps = _after_norm(given, steps, norm)
     if rotation is not None:

@@ -188,7 +188,7 @@ def _prepared(
     """Query, new key or new value (b, h, l, d) of some batch entries, heads and tokens after norm and rotation."""
     given: np.ndarray = getattr(case, role)
     norm: Norm | None = getattr(case, f"{role}_norm")
-    rotation = {"query": case.query_rotation, "key": case.key_rotation}.get(role)
+    rotation = case.rotation(role)
     over_all = norm is not None and norm.over == "all"
     chosen = np.arange(given.shape[1]) if over_all else heads
     array = _cast(case, given[np.ix_(batches, chosen) if rows is None else np.ix_(batches, chosen, rows)])

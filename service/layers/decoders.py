@@ -133,12 +133,10 @@ def qwen3_next(module: Module) -> Options:
     if kind != FULL:
         raise BadFile(f"config.json: layer type {quote(kind)} cannot be expressed")
     heads, groups = _heads(module)
-    rows = [module.shape(f"{name}.weight")[0] for name in ("q_proj", "k_proj")]
+    rows = _rows(module)
     size = rows[1] // groups
     if rows != [2 * heads * size, groups * size]:
-        raise BadFile(
-            f"{heads} and {groups} heads, as config.json says, do not fit maps of {rows[0]} and {rows[1]} rows"
-        )
+        raise _misfit(rows, heads, groups)
     for role, part in (("query", 0), ("gate", 1)):
         for name in ("weight", "bias") if module.has("q_proj.bias") else ("weight",):
             packed = module.tensor(f"q_proj.{name}")
@@ -159,11 +157,11 @@ def gemma3n(module: Module) -> Options:
     if module.get("use_bidirectional_attention") == "all":
         raise BadFile("config.json: use_bidirectional_attention cannot be imported")
     kind, heads = _layer_type(module, None), module.count("num_attention_heads")
-    rows = [module.shape(f"{name}.weight")[0] for name in ("q_proj", "k_proj")]
+    rows = _rows(module)
     size = max(rows[0] // heads, 1)
     groups = rows[1] // size
     if rows != [heads * size, groups * size]:
-        raise BadFile(f"{heads} heads, as config.json says, do not fit maps of {rows[0]} and {rows[1]} rows")
+        raise _misfit(rows, heads)
     value = "v_proj" if module.has("v_proj.weight") else "k_proj"  # attention_k_eq_v
     separate(module, "q_proj", "k_proj", value, "o_proj")
     options = {"num_heads": heads, "num_kv_heads": groups, "is_causal": True, "scale": 1.0} | _norms(module)
@@ -232,6 +230,17 @@ def _heads(module: Module) -> tuple[int, int]:
     return heads, module.count("num_key_value_heads") if module.get("num_key_value_heads") is not None else heads
 
 
+def _rows(module: Module) -> list[int]:
+    """The rows of the maps of queries and keys."""
+    return [module.shape(f"{name}.weight")[0] for name in ("q_proj", "k_proj")]
+
+
+def _misfit(rows: list[int], *heads: int) -> BadFile:
+    """The error for heads that do not divide the rows of the maps of queries and keys."""
+    counts = " and ".join(map(str, heads))
+    return BadFile(f"{counts} heads, as config.json says, do not fit maps of {rows[0]} and {rows[1]} rows")
+
+
 def _decoder(module: Module, kind: str | None = None, *, turned: bool = True, interleaved: bool = False) -> Options:
     """What decoders since Llama have in common: separate maps, grouped heads, a rotary embedding, a causal mask.
 
@@ -240,12 +249,10 @@ def _decoder(module: Module, kind: str | None = None, *, turned: bool = True, in
     """
     separate(module, "q_proj", "k_proj", "v_proj", "o_proj")
     heads, groups = _heads(module)
-    rows = [module.shape(f"{name}.weight")[0] for name in ("q_proj", "k_proj")]
+    rows = _rows(module)
     size = rows[0] // heads
     if rows != [heads * size, groups * size] or module.get("head_dim") not in (None, size):
-        raise BadFile(
-            f"{heads} and {groups} heads, as config.json says, do not fit maps of {rows[0]} and {rows[1]} rows"
-        )
+        raise _misfit(rows, heads, groups)
     options = {"num_heads": heads, "num_kv_heads": groups, "is_causal": True}
     if not turned:
         return options

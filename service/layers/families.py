@@ -160,9 +160,7 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     "gemma2": Family("Gemma 2", ("gemma2", "vaultgemma"), *DECODER, decoders.gemma, AFTER_NORM),
     "gemma3": Family("Gemma 3", ("gemma3", "gemma3_text"), *DECODER, decoders.gemma, AFTER_NORM, GEMMA3),
-    "gemma3n": Family(
-        "Gemma 3n", ("gemma3n_text",), *DECODER, decoders.gemma3n, AFTER_NORM, {"num_kv_shared_layers": 15}
-    ),
+    "gemma3n": Family("Gemma 3n", ("gemma3n_text",), *DECODER, decoders.gemma3n, AFTER_NORM, GEMMA3N),
     "gemma4": Family("Gemma 4", ("gemma4_text",), *DECODER, decoders.gemma3n, AFTER_NORM, GEMMA4),
     "llama4": Family("Llama 4", ("llama4_text",), *DECODER, decoders.llama4, AFTER_NORM, LLAMA4),
     "gpt_oss": Family("gpt-oss", ("gpt_oss",), *DECODER, decoders.gpt_oss, AFTER_NORM),

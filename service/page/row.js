@@ -63,7 +63,7 @@ const products = (factors, sum, bias = []) => {
 };
 
 /** @type {weightSteps} */
-function weightSteps(view) {
+function weightSteps(view, { normalization, max, parts, sum }) {
 	const { request, metadata } = view.result;
 	const [score, scaled, capped, masked, weight] = SCORES.map((name) => view.at(name));
 	const scale = metadata.scale[view.choice.head] ?? metadata.scale;
@@ -74,7 +74,6 @@ function weightSteps(view) {
 	if (hidden) return [...steps, ["Masked", `−∞: ${hidden}`], ["Weight", "0"]];
 	const added = ["bias", "alibi_slopes"].filter((name) => request[name]).map((name) => ` (${name})`);
 	if (masked !== capped) steps.push(["Masked", formula(`{0} + {1}${added.join("")}`, capped, masked - capped, masked)]);
-	const { normalization, max, parts, sum } = partsOf(view);
 	const part = parts[view.choice.key];
 	if (normalization === "sigmoid") return [...steps, ["Weight", formula("1 / (1 + exp(−{0}))", masked, weight)]];
 	if (normalization === "softmax") {
@@ -119,13 +118,14 @@ function featureStep(view) {
 /** @param {View} view */
 export function paintRow(view) {
 	const { stage } = view.choice;
-	const steps = SCORES.includes(stage) ? weightSteps(view) : [featureStep(view)];
+	const all = partsOf(view);
+	const steps = SCORES.includes(stage) ? weightSteps(view, all) : [featureStep(view)];
 	for (const step of isHalf(view) ? steps : []) {
 		if (!/Exp|Sum/.test(step[0])) step[1] = step[1].replace(/ [=≈] (?=\S+$)/, `, rounded to ${view.result.metadata.dtype}: `);
 	}
 	find("row-title").textContent = `By hand: ${view.names(stage).join(" → ")}`;
 	find("steps").replaceChildren(...steps.flatMap(([title, text]) => [make("dt", {}, title), make("dd", {}, text)]));
-	const { normalization, parts, sum } = partsOf(view);
+	const { normalization, parts, sum } = all;
 	const [, scaled, , masked, weights] = SCORES.map((name) => view.row(name));
 	/** @param {number[]} values */
 	const listed = (values) => joined(values.map((value) => show(value, 3)), ", ", 8);

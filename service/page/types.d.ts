@@ -165,7 +165,7 @@ declare global {
   /** Why the chosen key is hidden, "" if it is visible. */
   type whyHidden = (view: View) => string;
   /** The steps to the weight of the chosen cell. */
-  type weightSteps = (view: View) => string[][];
+  type weightSteps = (view: View, row: ReturnType<partsOf>) => string[][];
   /** The parts of the chosen row, and their sum. */
   type partsOf = (view: View) => { normalization: string; max: number; parts: number[]; sum: number };
   /** A number with six digits. */

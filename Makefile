@@ -170,7 +170,7 @@ fuzz: $(ATTACK_VENV)/.attack ## 1,000,000 mutated bodies for each wire format
 # Images. deploy/engine says what makes them: docker or podman. BASE_IMAGE is what they start from.
 IMAGE ?= attention-service
 TARGET ?= cpu
-VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' service/version.py)
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' service/attention_service/version.py)
 REVISION := $(shell git rev-parse HEAD 2>/dev/null)
 
 .PHONY: deploy-check
@@ -296,7 +296,7 @@ bench-kernel: $(TORCH_VENV)/.kernel ## the NumPy backend beside torch and onnxru
 
 .PHONY: conformance
 conformance: $(TORCH_VENV)/.torch ## judge other libraries anew, and write what docs/conformance.md says of them
-	$(TORCH_BIN)/python -m service.conformance.matrix
+	$(TORCH_BIN)/python -m attention_service.conformance.matrix
 
 .PHONY: bench-gpu
 bench-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU beside torch's kernels, the copies and the HTTP floor

@@ -19,11 +19,11 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from service import attend
-from service.backends.registry import Backends
-from service.codecs.decoded import Decoded
-from service.comparison.compare import compare_question, reference_and_baseline
-from service.comparison.question import make_question
+from attention_service import attend
+from attention_service.backends.registry import Backends
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.compare import compare_question, reference_and_baseline
+from attention_service.comparison.question import make_question
 
 HEADS, KV_HEADS, DIM, WINDOW = 16, 4, 128, 512
 ROUNDS: Final = 3

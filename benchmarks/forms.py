@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
+from attention_service.settings.keys import new_key
 from benchmarks.workloads import Workload
-from service.settings.keys import new_key
 
 JSON, OCTETS, SAFETENSORS = "application/json", "application/octet-stream", "application/vnd.safetensors"
 # In the v2 protocol with binary tensors: the length of the JSON before them.

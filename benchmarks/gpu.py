@@ -30,18 +30,18 @@ from safetensors.torch import save
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from attention_service.attention.operands import make_operands
+from attention_service.attention.plan import Plan, make_plan
+from attention_service.attention.spec import AttentionSpec
+from attention_service.backends.torch import devices
+from attention_service.backends.torch.backend import TorchBackend
+from attention_service.backends.torch.library import TorchLibrary
+from attention_service.runtime.machine import cpu_count
 from benchmarks.client import Connection, latency
 from benchmarks.forms import SAFETENSORS, Request, lists
 from benchmarks.serving import Running, serving
 from benchmarks.table import FLOOR
 from benchmarks.workloads import workloads
-from service.attention.operands import make_operands
-from service.attention.plan import Plan, make_plan
-from service.attention.spec import AttentionSpec
-from service.backends.torch import devices
-from service.backends.torch.backend import TorchBackend
-from service.backends.torch.library import TorchLibrary
-from service.runtime.machine import cpu_count
 
 JSON = "application/json"
 # Sets of operands, used in turn, so that none is still in the GPU's cache when it is used again.
@@ -215,7 +215,7 @@ def service(device: str, **settings: str) -> Iterator[Running]:
         connection.close()
 
     try:
-        with serving([sys.executable, "-m", "service", "serve"], ready) as running:
+        with serving([sys.executable, "-m", "attention_service", "serve"], ready) as running:
             yield running
     finally:
         for name, value in before.items():

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.backends.registry import Backends
-from service.codecs.decoded import Decoded
-from service.render.heatmap import PNG, SVG, draw, make_heatmap_request
+from attention_service.backends.registry import Backends
+from attention_service.codecs.decoded import Decoded
+from attention_service.render.heatmap import PNG, SVG, draw, make_heatmap_request
 
 ROUNDS: Final = 7
 DIM: Final = 64

@@ -25,16 +25,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.attention.arrays import BFLOAT16
-from service.backends.base import no_check
-from service.codecs.decoded import Decoded
-from service.comparison.baseline import CORRECT, arrays_of, baselines, rounded_cases, stored_dtype
-from service.comparison.candidates import Candidate, candidates, ratio
-from service.comparison.case import Case, make_case
-from service.comparison.mutants.masks import LeftOut
-from service.comparison.problem import Answer, Problem, rounded
-from service.comparison.solve import everything, solve
-from service.pipeline.prepare import make_spec_and_plan
+from attention_service.attention.arrays import BFLOAT16
+from attention_service.backends.base import no_check
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.baseline import CORRECT, arrays_of, baselines, rounded_cases, stored_dtype
+from attention_service.comparison.candidates import Candidate, candidates, ratio
+from attention_service.comparison.case import Case, make_case
+from attention_service.comparison.mutants.masks import LeftOut
+from attention_service.comparison.problem import Answer, Problem, rounded
+from attention_service.comparison.solve import everything, solve
+from attention_service.pipeline.prepare import make_spec_and_plan
 
 Arrays = Mapping[str, np.ndarray]
 Fields = dict[str, Any]

@@ -20,10 +20,10 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper
 
+from attention_service.runtime.machine import cpu_count
 from benchmarks.ours import Attention, use_all_processors
 from benchmarks.ratios import Ratio, rows
 from benchmarks.serving import Others
-from service.runtime.machine import cpu_count
 
 HEADS, SHORT, LONG = (8, 1024, 64), (1, 2048, 64), (1, 8192, 64)
 SHAPES = (HEADS, SHORT, LONG)

@@ -23,13 +23,13 @@ from typing import Any, Final
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from attention_service import attend
+from attention_service.layers.files import write_layer
 from benchmarks.client import latency
 from benchmarks.forms import Request, fetch
 from benchmarks.ratios import Ratio, rows
 from benchmarks.serving import Others
 from benchmarks.table import FLOOR, OURS
-from service import attend
-from service.layers.files import write_layer
 from tests.helpers import wire
 
 FEATURES: Final = 768

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from service.attention.operands import make_operands
-from service.attention.plan import make_plan
-from service.attention.result import Result, make_result
-from service.attention.spec import AttentionSpec, Output
-from service.backends.numpy.backend import NumpyBackend
-from service.runtime.machine import cpu_count
+from attention_service.attention.operands import make_operands
+from attention_service.attention.plan import make_plan
+from attention_service.attention.result import Result, make_result
+from attention_service.attention.spec import AttentionSpec, Output
+from attention_service.backends.numpy.backend import NumpyBackend
+from attention_service.runtime.machine import cpu_count
 
 
 def use_all_processors() -> int:

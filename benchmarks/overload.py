@@ -236,7 +236,7 @@ def pinned_server() -> Iterator[Running]:
         socket.create_connection(("127.0.0.1", port), 1).close()
 
     os.sched_setaffinity(0, processors[-1:])  # inherited by the server
-    with serving([sys.executable, "-m", "service", "serve"], answers) as running:
+    with serving([sys.executable, "-m", "attention_service", "serve"], answers) as running:
         os.sched_setaffinity(0, processors[:1])
         yield running
     os.sched_setaffinity(0, processors)

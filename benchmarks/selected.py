@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.attention.plan import make_plan
-from service.attention.spec import AttentionSpec
-from service.backends.registry import Backends
+from attention_service.attention.plan import make_plan
+from attention_service.attention.spec import AttentionSpec
+from attention_service.backends.registry import Backends
 
 ROUNDS: Final = 3
 QUERIES: Final = 512

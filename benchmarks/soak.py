@@ -248,7 +248,7 @@ def main() -> None:
         connection.getresponse().read()
         connection.close()
 
-    with serving([sys.executable, "-m", "service", "serve"], once) as running:
+    with serving([sys.executable, "-m", "attention_service", "serve"], once) as running:
         time.sleep(1)  # until the first connection is closed
         findings, samples = soak(running, asked, options.seconds, time.sleep)
         time.sleep(6)  # the keep-alive timeout is 5 s

@@ -72,7 +72,7 @@ def _by_hand(parser: str) -> Server:
 
 
 def _ours(name: str, parser: str, json: Form, binary: Form) -> Server:
-    command = [sys.executable, "-m", "service", "serve"]
+    command = [sys.executable, "-m", "attention_service", "serve"]
     return Server(name, command, json, binary, environment={"ATTENTION_HTTP_PARSER": parser})
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import service
+import attention_service
 
-SERVICE = Path(service.__file__).parent
-RUN = "service.pipeline.run"
+SERVICE = Path(attention_service.__file__).parent
+RUN = "attention_service.pipeline.run"
 # Packages that a step works with; all others are details of it.
 PACKAGES = ("codecs", "schemas", "attention", "backends")
 
@@ -35,7 +35,7 @@ def imported(module: Path) -> set[str]:
     """The modules of the service that a module imports."""
     tree = ast.parse(module.read_text(encoding="utf-8"))
     found = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    return {name for name in found if name.startswith("service.")}
+    return {name for name in found if name.startswith("attention_service.")}
 
 
 def called(module: Path, function: str) -> list[str]:

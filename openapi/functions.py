@@ -1,4 +1,4 @@
-"""The functions of the library, with a parameter for each field of a request: service/library/functions.py."""
+"""The functions of the library, with a parameter for each field of a request: library/functions.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from service.attention import spec
-from service.schemas import arrays, compare, request
+from attention_service.attention import spec
+from attention_service.schemas import arrays, compare, request
 
 # Columns of a line.
 WIDTH: Final = 120
@@ -40,7 +40,7 @@ NAMED: Final[tuple[tuple[str, Any], ...]] = (
 HEAD: Final = '''\
 """attend(), compare() and assert_attention(), with a parameter for each field of a request.
 
-`make openapi` generates this module from service/schemas; openapi/functions.py has its text.
+`make openapi` generates this module from service/attention_service/schemas; openapi/functions.py has its text.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Never, TypedDict
 
-from service.attention.spec import (
+from attention_service.attention.spec import (
     Activation,
     Backend,
     DType,
@@ -59,11 +59,11 @@ from service.attention.spec import (
     NormPosition,
     Output,
 )
-from service.library import calls
-from service.library.result import AttentionResult
-from service.library.types import Array, Labels
-from service.schemas.compare import CompareReport, LogsumexpBase
-from service.schemas.request import Encoding
+from attention_service.library import calls
+from attention_service.library.result import AttentionResult
+from attention_service.library.types import Array, Labels
+from attention_service.schemas.compare import CompareReport, LogsumexpBase
+from attention_service.schemas.request import Encoding
 '''
 ATTEND: Final = """\
 The exact attention of query, key and value, in any variant, with the intermediate results of `include`.
@@ -108,7 +108,7 @@ ACTUAL: Final = (
 )
 UNKNOWN: Final = "Any other name is an error, which translates the names of other libraries, like attn_mask."
 RETURNS: Final = "Returns: the results by name, and the metadata; see its class."
-ERRORS: Final = "Errors: service.errors.InvalidRequest, with a pointer to each field at fault."
+ERRORS: Final = "Errors: attention_service.errors.InvalidRequest, with a pointer to each field at fault."
 
 
 def functions() -> str:

@@ -19,24 +19,24 @@ from functions import functions
 from plain import plain
 from promises import promises
 
-from service.backends.registry import Backends
-from service.cli import parser
-from service.codecs import CODECS
-from service.codecs.decoded import Decoded
-from service.comparison.candidates import MESSAGES
-from service.errors import error_classes
-from service.observability.metrics import Metrics
-from service.observability.requests import ComputedRequest, RequestRecord
-from service.pipeline.compute import execute
-from service.pipeline.engine import Engine
-from service.pipeline.prepare import PreparedRequest
-from service.rpc.calls import STATUSES
-from service.schemas.response import answer
-from service.settings import Settings, table
+from attention_service.backends.registry import Backends
+from attention_service.cli import parser
+from attention_service.codecs import CODECS
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.candidates import MESSAGES
+from attention_service.errors import error_classes
+from attention_service.observability.metrics import Metrics
+from attention_service.observability.requests import ComputedRequest, RequestRecord
+from attention_service.pipeline.compute import execute
+from attention_service.pipeline.engine import Engine
+from attention_service.pipeline.prepare import PreparedRequest
+from attention_service.rpc.calls import STATUSES
+from attention_service.schemas.response import answer
+from attention_service.settings import Settings, table
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "cases"
-INFERENCE = ROOT / "service" / "codecs" / "oip"
+INFERENCE = ROOT / "service" / "attention_service" / "codecs" / "oip"
 # Characters of a line of the examples, unless an array takes more.
 LINE = 120
 # The cases that the API document shows, by what they demonstrate; of the first with its answer.
@@ -88,7 +88,7 @@ def sentence_picture() -> str:
 
 def notebook_picture() -> str:
     """The first picture of docs/notebooks.md: of what its first program returns."""
-    from service.library import AttentionResult
+    from attention_service.library import AttentionResult
 
     page = (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
     *before, last = page.partition("```python\n")[2].partition("```")[0].strip().splitlines()
@@ -101,7 +101,7 @@ def notebook_picture() -> str:
 
 def drawn(fields: dict[str, Any]) -> str:
     """The SVG that `POST /attention/heatmap` returns for a request."""
-    from service.render.heatmap import Heatmap, make_heatmap_request
+    from attention_service.render.heatmap import Heatmap, make_heatmap_request
 
     untyped = frozenset(name for name, field in fields.items() if isinstance(field, list))
     return Heatmap(make_heatmap_request(Decoded(fields, untyped)), Backends().choose("numpy", "cpu")).svg
@@ -109,7 +109,9 @@ def drawn(fields: dict[str, Any]) -> str:
 
 def document() -> str:
     """The API document, of a service with default settings."""
-    from service.app import create_app  # only now: importing it reads the examples, which may just have been written
+    from attention_service.app import (
+        create_app,
+    )  # only now: importing it reads the examples, which may just have been written
 
     return json.dumps(create_app(Settings.model_construct()).openapi(), indent=2, ensure_ascii=False) + "\n"
 
@@ -214,10 +216,10 @@ def main() -> None:
     protocol = docs / "inference-protocol.md"
     changed = []
     made: tuple[tuple[Path, Callable[[], str | bytes]], ...] = (
-        (ROOT / "service" / "library" / "functions.py", functions),
+        (ROOT / "service" / "attention_service" / "library" / "functions.py", functions),
         (INFERENCE / "inference.binpb", compiled),
-        (ROOT / "service" / "routes" / "examples.json", examples),
-        (ROOT / "service" / "routes" / "answer.json", example_answer),
+        (ROOT / "service" / "attention_service" / "routes" / "examples.json", examples),
+        (ROOT / "service" / "attention_service" / "routes" / "answer.json", example_answer),
         (ROOT / "openapi" / "openapi.json", document),
         (docs / "images" / "animals.svg", readme_picture),
         (docs / "images" / "sentence.svg", sentence_picture),

@@ -16,11 +16,11 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.config import LOGGING_CONFIG
 
-from service.app import create_app
-from service.backends.dense.library import ArrayLibrary
-from service.server.progress import ReportProgress
-from service.server.run import uvicorn_options
-from service.settings import Settings
+from attention_service.app import create_app
+from attention_service.backends.dense.library import ArrayLibrary
+from attention_service.server.progress import ReportProgress
+from attention_service.server.run import uvicorn_options
+from attention_service.settings import Settings
 from tests.helpers.backends import HAS_TORCH
 from tests.helpers.devices import missing_gpu
 from tests.helpers.waiting import until

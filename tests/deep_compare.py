@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.comparison.errors import distance
-from service.comparison.inputs import POSITIONAL, make_input
-from service.comparison.mutants import MUTANTS
-from service.comparison.solve import everything, solve
-from service.conformance.adapters import ADAPTERS
-from service.library import attend, compare
+from attention_service.comparison.errors import distance
+from attention_service.comparison.inputs import POSITIONAL, make_input
+from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.solve import everything, solve
+from attention_service.conformance.adapters import ADAPTERS
+from attention_service.library import attend, compare
 from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, random_recipe, returned, tells_apart
 
 # What the mistakes of each part must reach: the share of those that can be told which are named first.

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from service.errors import Busy, MemoryLimit
-from service.pipeline.admission import EXPECTED, AdmissionController, Lease
-from service.pipeline.deadline import Cancelled, Deadline
+from attention_service.errors import Busy, MemoryLimit
+from attention_service.pipeline.admission import EXPECTED, AdmissionController, Lease
+from attention_service.pipeline.deadline import Cancelled, Deadline
 from tests.helpers.virtual_time import run
 from tests.helpers.waiting import turns
 

@@ -15,7 +15,7 @@ MAX_FILE = 450
 MAX_FUNCTION = 50
 MAX_TOP = 10
 # Written by openapi/generate.py: parameters and docstrings are as long as the schema is.
-GENERATED = {"service/library/functions.py"}
+GENERATED = {"service/attention_service/library/functions.py"}
 # Private attributes of torch without a public equivalent: the kernel that scaled_dot_product_attention will run, and
 # the number of kernels that are compiled for one function.
 PRIVATE = {"torch._fused_sdp_choice", "torch._dynamo"}
@@ -53,7 +53,11 @@ def test_functions_are_short(trees: dict[str, ast.Module]) -> None:
 
 
 def test_the_package_has_few_modules_at_the_top() -> None:
-    top = [module.name for module in (ROOT / "service").glob("*.py") if not module.name.startswith("__")]
+    top = [
+        module.name
+        for module in (ROOT / "service" / "attention_service").glob("*.py")
+        if not module.name.startswith("__")
+    ]
     assert len(top) <= MAX_TOP
 
 
@@ -72,7 +76,7 @@ def test_backends_do_not_use_unchecked_casts(trees: dict[str, ast.Module]) -> No
     found = [
         name
         for name, tree in trees.items()
-        if name.startswith("service/backends/")
+        if name.startswith("service/attention_service/backends/")
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "cast"
     ]
@@ -90,7 +94,7 @@ def test_private_attributes_of_dependencies_are_known(trees: dict[str, ast.Modul
     # A named tuple's methods are public in spite of their names.
     public = {"_replace", "_asdict", "_fields", "_field_defaults"}
     private = {(place, text) for place, text in found if text.rpartition(".")[2] not in public}
-    assert private == {("service/backends/torch", text) for text in PRIVATE}
+    assert private == {("service/attention_service/backends/torch", text) for text in PRIVATE}
 
 
 def is_private(node: ast.AST) -> TypeGuard[ast.Attribute]:

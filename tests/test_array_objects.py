@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from service import attend, compare
-from service.attention.arrays import BFLOAT16
-from service.codecs.array_objects import as_numpy
-from service.errors import InvalidArray, InvalidRequest
+from attention_service import attend, compare
+from attention_service.attention.arrays import BFLOAT16
+from attention_service.codecs.array_objects import as_numpy
+from attention_service.errors import InvalidArray, InvalidRequest
 
 # Two tokens of four features, which bfloat16 holds exactly.
 TOKENS = np.array([[1.0, 0.5, -2.0, 3.0], [0.25, -1.0, 4.0, 1.5]], np.float32)
@@ -211,7 +211,7 @@ def test_torch_is_not_imported_for_other_arrays() -> None:
     code = """
 import sys
 import jax.numpy as jnp
-from service import attend
+from attention_service import attend
 attend(input=jnp.ones((2, 2)))
 sys.exit("torch" in sys.modules)
 """

@@ -15,8 +15,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.http.auth import BELOW_DOCS, DOCS, METRICS, OPEN
-from service.settings.keys import Keys, new_key, parse_hashes, read_hashes
+from attention_service.http.auth import BELOW_DOCS, DOCS, METRICS, OPEN
+from attention_service.settings.keys import Keys, new_key, parse_hashes, read_hashes
 from tests.conftest import app, serving
 from tests.helpers.documents import ROOT
 

@@ -14,17 +14,17 @@ import httpx
 import numpy as np
 import pytest
 
-from service import attend
-from service.attention.plan import make_plan
-from service.attention.spec import AttentionSpec, Output
-from service.backends.base import OutOfMemory
-from service.backends.numpy.backend import NumpyBackend
-from service.backends.registry import Backends
-from service.backends.torch.memory import DeviceMemory
-from service.pipeline.admit import memory_limit_error
-from service.pipeline.engine import Engine
-from service.runtime.machine import memory_left
-from service.settings import Settings
+from attention_service import attend
+from attention_service.attention.plan import make_plan
+from attention_service.attention.spec import AttentionSpec, Output
+from attention_service.backends.base import OutOfMemory
+from attention_service.backends.numpy.backend import NumpyBackend
+from attention_service.backends.registry import Backends
+from attention_service.backends.torch.memory import DeviceMemory
+from attention_service.pipeline.admit import memory_limit_error
+from attention_service.pipeline.engine import Engine
+from attention_service.runtime.machine import memory_left
+from attention_service.settings import Settings
 from tests.conftest import app, free_port, serving
 from tests.helpers import wire
 from tests.helpers.backends import BACKENDS
@@ -78,9 +78,9 @@ def test_a_reservation_that_never_fits_is_refused_and_a_waiting_one_can_be_cance
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
-from service.cli import main
-from service.pipeline.engine import Engine
-from service.settings import Settings
+from attention_service.cli import main
+from attention_service.pipeline.engine import Engine
+from attention_service.settings import Settings
 assert Engine(Settings.model_construct(backend="auto")).ready
 sys.exit(main(["serve"]))
 """
@@ -166,14 +166,14 @@ def test_torch_warms_up_at_the_start() -> None:
 
 LIMITED = """
 import resource, sys
-import service.app
+import attention_service.app
 if sys.argv[2] == "torch":
-    import service.backends.torch.backend
+    import attention_service.backends.torch.backend
 from pathlib import Path
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 limit = pages * resource.getpagesize() + int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-from service.cli import main
+from attention_service.cli import main
 sys.exit(main(["serve", "--port", sys.argv[1], "--threads", "1"]))
 """
 
@@ -240,7 +240,7 @@ def test_a_failed_gpu_allocation_is_a_413_and_the_service_continues(text: str, m
     """The allocation raises the exception that torch raises on a GPU without free memory."""
     import torch
 
-    from service.backends.torch import devices, staging
+    from attention_service.backends.torch import devices, staging
 
     given_back: list[torch.device] = []
     monkeypatch.setattr(devices, "release_unused", given_back.append)
@@ -262,7 +262,7 @@ def test_a_failed_gpu_allocation_is_a_413_and_the_service_continues(text: str, m
 
 @pytest.mark.torch
 def test_other_errors_of_torch_do_not_count_as_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from service.backends.torch import staging
+    from attention_service.backends.torch import staging
 
     def fail(*given: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -17,21 +17,21 @@ import numpy as np
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.attention.plan import Plan
-from service.attention.result import Result
-from service.backends.numpy.backend import NumpyBackend
-from service.codecs import CODECS
-from service.codecs.decoded import Decoded
-from service.codecs.typed_arrays import decode
-from service.errors import Busy, InvalidArray, Overflow, TimeLimit
-from service.pipeline.admission import AdmissionController, Lease
-from service.pipeline.admit import admit
-from service.pipeline.compute import compute, execute
-from service.pipeline.deadline import Cancelled, Deadline
-from service.pipeline.engine import Engine
-from service.pipeline.execution import Execution
-from service.pipeline.prepare import make_spec_and_plan
-from service.settings import Settings
+from attention_service.attention.plan import Plan
+from attention_service.attention.result import Result
+from attention_service.backends.numpy.backend import NumpyBackend
+from attention_service.codecs import CODECS
+from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.typed_arrays import decode
+from attention_service.errors import Busy, InvalidArray, Overflow, TimeLimit
+from attention_service.pipeline.admission import AdmissionController, Lease
+from attention_service.pipeline.admit import admit
+from attention_service.pipeline.compute import compute, execute
+from attention_service.pipeline.deadline import Cancelled, Deadline
+from attention_service.pipeline.engine import Engine
+from attention_service.pipeline.execution import Execution
+from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.settings import Settings
 from tests.conftest import app, serving
 from tests.helpers.backends import BACKENDS
 from tests.helpers.virtual_time import run

@@ -19,8 +19,8 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.codecs import CODECS
-from service.errors import ServiceError, TooLarge
+from attention_service.codecs import CODECS
+from attention_service.errors import ServiceError, TooLarge
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
 from tests.helpers.wire import JSON, MEDIA_TYPES, NO_OPTIONS, NPZ, SAFETENSORS, read, split, write

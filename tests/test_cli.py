@@ -14,10 +14,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service import __version__
-from service.cli import main
-from service.runtime import health
-from service.settings import Settings
+from attention_service import __version__
+from attention_service.cli import main
+from attention_service.runtime import health
+from attention_service.settings import Settings
 from tests.cases import CASES, FOLDER
 from tests.conftest import free_port, serving
 
@@ -111,7 +111,7 @@ def test_openapi_and_settings_do_not_depend_on_the_environment(
 @pytest.mark.parametrize("command", ["settings", "openapi"])
 def test_a_closed_output_pipe_is_not_an_error(command: str) -> None:
     """As in `attention-service settings | head -1`, but with a pipe that is closed from the start."""
-    call = [sys.executable, "-m", "service", command]
+    call = [sys.executable, "-m", "attention_service", command]
     with subprocess.Popen(call, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -124,7 +124,18 @@ def test_a_closed_output_pipe_is_not_an_error(command: str) -> None:
 def test_several_workers_serve_one_port() -> None:
     """Each worker responds on the shared port."""
     port = free_port()
-    command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--workers", "2", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "attention_service",
+        "serve",
+        "--port",
+        str(port),
+        "--workers",
+        "2",
+        "--threads",
+        "1",
+    ]
     with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
@@ -176,12 +187,12 @@ def test_health_reports_an_invalid_port() -> None:
 
 @pytest.mark.slow
 def test_health_imports_few_modules() -> None:
-    code = "import sys; from service.cli import main; main(['health']); sys.exit('pydantic' in sys.modules)"
+    code = "import sys; from attention_service.cli import main; main(['health']); sys.exit('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [["-m", "service"], ["-m", "service", "serve", "--port", "0"]])
+@pytest.mark.parametrize("command", [["-m", "attention_service"], ["-m", "attention_service", "serve", "--port", "0"]])
 def test_serve_runs_until_sigterm(command: list[str]) -> None:
     """The log has the free port; SIGTERM ends the server with exit status 0."""
     environment = ENVIRONMENT | {"ATTENTION_PORT": "0", "PYTHONUNBUFFERED": "1"}

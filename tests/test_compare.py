@@ -13,19 +13,19 @@ import httpx
 import numpy as np
 import pytest
 
-from service import attend
-from service.attention.arrays import BFLOAT16
-from service.codecs.decoded import Decoded
-from service.comparison.candidates import MESSAGES
-from service.comparison.errors import epsilon, largest_number, measure, ulp
-from service.comparison.inputs import NEEDS, make_input, recipe_for
-from service.comparison.mutants import MUTANTS
-from service.comparison.question import make_question
-from service.comparison.run import comparison_bytes
-from service.comparison.solve import everything, solve
-from service.errors import InvalidRequest
-from service.library import assert_attention, compare
-from service.schemas.compare import CompareReport
+from attention_service import attend
+from attention_service.attention.arrays import BFLOAT16
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.candidates import MESSAGES
+from attention_service.comparison.errors import epsilon, largest_number, measure, ulp
+from attention_service.comparison.inputs import NEEDS, make_input, recipe_for
+from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.question import make_question
+from attention_service.comparison.run import comparison_bytes
+from attention_service.comparison.solve import everything, solve
+from attention_service.errors import InvalidRequest
+from attention_service.library import assert_attention, compare
+from attention_service.schemas.compare import CompareReport
 from tests.helpers.planted import COMMON_PAIRS, draw, named_first, returned, tells_apart
 from tests.helpers.wire import MEDIA_TYPES, write
 
@@ -318,7 +318,9 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "service", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "attention_service", *arguments], capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import httpx
 import numpy as np
 import pytest
 
-from service import attend
-from service.errors import Overflow
-from service.library import compare
-from service.schemas.compare import CompareReport
+from attention_service import attend
+from attention_service.errors import Overflow
+from attention_service.library import compare
+from attention_service.schemas.compare import CompareReport
 
 SOURCES: Final = ("query", "key", "value")
 RIGHT: Final = ("correct", "inconclusive")

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from service import attend
-from service.cli import main
-from service.comparison.inputs import power_of
-from service.comparison.mutants import MUTANTS
-from service.conformance import Unsupported, read, run, write
-from service.conformance.corners import BY_NAME, CORNERS
-from service.conformance.deviations import ANCHORS, DEVIATIONS
-from service.conformance.matrix import BEGIN, END, PAGE, programs, replaced
-from service.conformance.report import as_json, as_text
-from service.conformance.runner import CASES, run_cases
-from service.conformance.suite import Case, make_cases, make_corner_cases
-from service.conformance.target import load_target
+from attention_service import attend
+from attention_service.cli import main
+from attention_service.comparison.inputs import power_of
+from attention_service.comparison.mutants import MUTANTS
+from attention_service.conformance import Unsupported, read, run, write
+from attention_service.conformance.corners import BY_NAME, CORNERS
+from attention_service.conformance.deviations import ANCHORS, DEVIATIONS
+from attention_service.conformance.matrix import BEGIN, END, PAGE, programs, replaced
+from attention_service.conformance.report import as_json, as_text
+from attention_service.conformance.runner import CASES, run_cases
+from attention_service.conformance.suite import Case, make_cases, make_corner_cases
+from attention_service.conformance.target import load_target
 from tests.helpers.by_decimal import MINUS_INFINITY, Exact, canonical
 from tests.helpers.documents import anchors
 
@@ -222,7 +222,7 @@ def test_the_command_line_writes_and_judges(kernels: Path, tmp_path: Path, capsy
 
 def test_a_function_in_this_directory_is_found(kernels: Path) -> None:
     """In a process of its own, as users start it."""
-    line = [sys.executable, "-m", "service", "conformance", "run", "kernels:nothing"]
+    line = [sys.executable, "-m", "attention_service", "conformance", "run", "kernels:nothing"]
     done = subprocess.run(line, capture_output=True, text=True, cwd=kernels, timeout=60, check=False)
     assert done.returncode == 2, done.stderr
     assert done.stdout.splitlines()[-1].split() == ["all", "0", "0", "0", str(CASES)]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service import attend
+from attention_service import attend
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 
 INF = math.inf

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from attention_service.attention.spec import Output
+from attention_service.errors import error_classes
+from attention_service.schemas.request import AttentionRequest
+from attention_service.settings import Settings
+from attention_service.version import __version__
 from benchmarks.judges import JUDGES
-from service.attention.spec import Output
-from service.errors import error_classes
-from service.schemas.request import AttentionRequest
-from service.settings import Settings
-from service.version import __version__
 from tests.cases import CASES
 from tests.conftest import app, serving
 from tests.helpers.documents import BLOCKS, PAGES, ROOT, Block, anchors, links
@@ -38,7 +38,7 @@ ELSEWHERE = {
         "needs a cluster; what it would send is built and validated",
     ),
     ("docs/notebooks.md", "pip install"): ("deploy/release-check", "installs an environment"),
-    ("docs/notebooks.md", "import numpy as np\nfrom service import attend\n\nanimals"): (
+    ("docs/notebooks.md", "import numpy as np\nfrom attention_service import attend\n\nanimals"): (
         "tests/test_notebooks.py",
         "its last line is a picture",
     ),
@@ -267,16 +267,16 @@ def test_the_kubernetes_overlay_has_this_version() -> None:
 
 
 def test_all_described_packages_exist() -> None:
-    names = re.findall(r"^  (\S+) ", one("CONTRIBUTING.md", "", "service/").text, re.MULTILINE)
+    names = re.findall(r"^  (\S+) ", one("CONTRIBUTING.md", "", "service/attention_service/").text, re.MULTILINE)
     assert len(names) > 10
-    assert [name for name in names if not (ROOT / "service" / name).exists()] == []
+    assert [name for name in names if not (ROOT / "service" / "attention_service" / name).exists()] == []
 
 
 def test_the_modules_that_the_pipeline_names_exist() -> None:
     section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("\n## The pipeline in ten lines\n")[1]
     names = re.findall(r"`([a-z_]+/(?:[a-z_]+\.py)?)`", section.split("\n## ")[0])
     assert len(names) > 15
-    assert [name for name in names if not (ROOT / "service" / name).exists()] == []
+    assert [name for name in names if not (ROOT / "service" / "attention_service" / name).exists()] == []
 
 
 def test_the_memory_budget_is_defined_in_one_place() -> None:

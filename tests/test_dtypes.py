@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
-from service.codecs.json.reader import decode as decode_json
-from service.codecs.typed_arrays import DTYPES, chunks, decode
+from attention_service.codecs.json.reader import decode as decode_json
+from attention_service.codecs.typed_arrays import DTYPES, chunks, decode
 from tests.test_layouts import post
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service import attend
+from attention_service import attend
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 
 B, H, G, Q, K, D, E = 2, 4, 2, 3, 5, 6, 3

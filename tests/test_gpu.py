@@ -18,11 +18,11 @@ import httpx
 import numpy as np
 import pytest
 
-from service import attend
-from service.attention.operands import make_operands
-from service.attention.plan import make_plan
-from service.attention.spec import AttentionSpec, Window
-from service.backends.base import OutOfMemory
+from attention_service import attend
+from attention_service.attention.operands import make_operands
+from attention_service.attention.plan import make_plan
+from attention_service.attention.spec import AttentionSpec, Window
+from attention_service.backends.base import OutOfMemory
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
 from tests.helpers import wire
@@ -38,8 +38,8 @@ HALVES = ("float16", "bfloat16")
 if not missing_gpu():
     import torch
 
-    from service.backends.torch.backend import TorchBackend
-    from service.library import backends
+    from attention_service.backends.torch.backend import TorchBackend
+    from attention_service.library import backends
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service import attend
+from attention_service import attend
 from tests.helpers import messages, oip
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 from tests.helpers.rpc import remote

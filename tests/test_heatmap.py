@@ -20,19 +20,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service import attend
-from service.attention.visibility import BITS
-from service.backends.registry import Backends
-from service.codecs.decoded import Decoded
-from service.errors import FieldConflict, InvalidRequest, InvalidValue
-from service.pipeline.engine import Engine
-from service.render.cells import TINTS
-from service.render.colours import DIVERGING, SEQUENTIAL
-from service.render.heatmap import PNG, SVG, HeatmapOperation, draw, make_heatmap_request
-from service.render.layout import layout
-from service.render.picture import Picture, make_picture
-from service.routes.page import FOLDER
-from service.settings import Settings
+from attention_service import attend
+from attention_service.attention.visibility import BITS
+from attention_service.backends.registry import Backends
+from attention_service.codecs.decoded import Decoded
+from attention_service.errors import FieldConflict, InvalidRequest, InvalidValue
+from attention_service.pipeline.engine import Engine
+from attention_service.render.cells import TINTS
+from attention_service.render.colours import DIVERGING, SEQUENTIAL
+from attention_service.render.heatmap import PNG, SVG, HeatmapOperation, draw, make_heatmap_request
+from attention_service.render.layout import layout
+from attention_service.render.picture import Picture, make_picture
+from attention_service.routes.page import FOLDER
+from attention_service.settings import Settings
 from tests.helpers.documents import BLOCKS, ROOT
 from tests.helpers.wire import MEDIA_TYPES, write
 
@@ -470,7 +470,7 @@ def test_the_command_line_draws(tmp_path: Path) -> None:
     request.write_text(json.dumps(REQUEST | {"heatmap": {"title": "from the file"}}))
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "service", "heatmap", str(request), *arguments]
+        command = [sys.executable, "-m", "attention_service", "heatmap", str(request), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert run("-o", str(tmp_path / "a.svg"), "--stage", "scores").returncode == 0
@@ -480,7 +480,7 @@ def test_the_command_line_draws(tmp_path: Path) -> None:
     wrong = run("-o", str(tmp_path / "a.gif"))
     assert (wrong.returncode, ".png" in wrong.stderr) == (2, True)
     piped = subprocess.run(
-        [sys.executable, "-m", "service", "heatmap", "-", "-o", "-", "--stage", "scores"],
+        [sys.executable, "-m", "attention_service", "heatmap", "-", "-o", "-", "--stage", "scores"],
         input=request.read_bytes(),
         capture_output=True,
         check=False,

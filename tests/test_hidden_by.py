@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service import attend
-from service.attention.score_term import ScoreTerm
-from service.attention.spec import AttentionSpec
-from service.attention.terms import TERMS
-from service.attention.visibility import BITS
-from service.comparison.actual import NAMES
-from service.errors import FieldConflict, InvalidRequest
-from service.library import compare
-from service.pipeline.files import read_arrays
+from attention_service import attend
+from attention_service.attention.score_term import ScoreTerm
+from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.terms import TERMS
+from attention_service.attention.visibility import BITS
+from attention_service.comparison.actual import NAMES
+from attention_service.errors import FieldConflict, InvalidRequest
+from attention_service.library import compare
+from attention_service.pipeline.files import read_arrays
 from tests.helpers import oip, wire
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 

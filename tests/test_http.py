@@ -16,11 +16,11 @@ from pydantic import ByteSize
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 
-from service.codecs import CODECS
-from service.errors import error_classes
-from service.http.negotiation import response_type
-from service.runtime.machine import cpu_count
-from service.settings import Settings
+from attention_service.codecs import CODECS
+from attention_service.errors import error_classes
+from attention_service.http.negotiation import response_type
+from attention_service.runtime.machine import cpu_count
+from attention_service.settings import Settings
 from tests.conftest import app, serving
 from tests.helpers.raw import connect, receive_all
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from service.errors import BodyTooLarge, Busy, TooSlow
-from service.http.body import STEP, BodyLimits, content_length, receive_body
-from service.http.discard import ANNOUNCED, UNKNOWN, DiscardUnreadBody, discarded_bytes
-from service.http.head import MAX_HEAD, check, parse_length
-from service.pipeline.admission import AdmissionController
-from service.pipeline.deadline import Deadline
-from service.pipeline.execution import Execution
+from attention_service.errors import BodyTooLarge, Busy, TooSlow
+from attention_service.http.body import STEP, BodyLimits, content_length, receive_body
+from attention_service.http.discard import ANNOUNCED, UNKNOWN, DiscardUnreadBody, discarded_bytes
+from attention_service.http.head import MAX_HEAD, check, parse_length
+from attention_service.pipeline.admission import AdmissionController
+from attention_service.pipeline.deadline import Deadline
+from attention_service.pipeline.execution import Execution
 from tests.helpers.virtual_time import run
 
 MB = 2**20

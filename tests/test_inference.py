@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.codecs.oip import http as codec
-from service.codecs.oip.fields import OUTPUTS
-from service.codecs.oip.tensors import head_of
-from service.errors import ServiceError
-from service.schemas.inference import MODEL_METADATA
-from service.schemas.request import AttentionRequest
-from service.version import __version__
+from attention_service.codecs.oip import http as codec
+from attention_service.codecs.oip.fields import OUTPUTS
+from attention_service.codecs.oip.tensors import head_of
+from attention_service.errors import ServiceError
+from attention_service.schemas.inference import MODEL_METADATA
+from attention_service.schemas.request import AttentionRequest
+from attention_service.version import __version__
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
 from tests.helpers.oip import HEADER, INFER, body, read, request_of, tensor

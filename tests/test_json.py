@@ -14,12 +14,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from service.codecs.json import JSONCodec
-from service.codecs.json import reader as json_reader
-from service.codecs.json.limits import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_LISTS, MAX_SEARCHED
-from service.codecs.json.reader import decode as decode_with_types
-from service.errors import InvalidArray, InvalidJSON, Overflow, ServiceError, TooLarge
-from service.pipeline.prepare import make_spec_and_plan
+from attention_service.codecs.json import JSONCodec
+from attention_service.codecs.json import reader as json_reader
+from attention_service.codecs.json.limits import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_LISTS, MAX_SEARCHED
+from attention_service.codecs.json.reader import decode as decode_with_types
+from attention_service.errors import InvalidArray, InvalidJSON, Overflow, ServiceError, TooLarge
+from attention_service.pipeline.prepare import make_spec_and_plan
 from tests.helpers.wire import NO_OPTIONS
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from service.layers.importing import import_layer
-from service.layers.tensors import BadFile
+from attention_service.layers.importing import import_layer
+from attention_service.layers.tensors import BadFile
 from tests.helpers.checkpoints import (
     CAUSAL,
     DECODER,

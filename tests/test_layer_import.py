@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from service.cli import main
-from service.layers import importing
-from service.layers.families import FAMILIES
-from service.layers.importing import import_layer
-from service.layers.store import LayerStore
-from service.layers.tensors import BadFile, TensorFile
+from attention_service.cli import main
+from attention_service.layers import importing
+from attention_service.layers.families import FAMILIES
+from attention_service.layers.importing import import_layer
+from attention_service.layers.store import LayerStore
+from attention_service.layers.tensors import BadFile, TensorFile
 from tests.conftest import app, serving
 from tests.helpers.checkpoints import (
     CAUSAL,

@@ -19,16 +19,16 @@ import httpx
 import numpy as np
 import pytest
 
-from service.codecs import CODECS
-from service.errors import LayerUnavailable, ServiceError, UnknownLayer
-from service.layers.files import remove_layer, safetensors_chunks, write_layer
-from service.layers.layer import MAX_PLANS, Layer
-from service.layers.names import is_name
-from service.layers.store import INTERVAL, LayerStore
-from service.layers.tensors import BadFile
-from service.pipeline.engine import Engine
-from service.pipeline.layers import Layers
-from service.settings import Settings
+from attention_service.codecs import CODECS
+from attention_service.errors import LayerUnavailable, ServiceError, UnknownLayer
+from attention_service.layers.files import remove_layer, safetensors_chunks, write_layer
+from attention_service.layers.layer import MAX_PLANS, Layer
+from attention_service.layers.names import is_name
+from attention_service.layers.store import INTERVAL, LayerStore
+from attention_service.layers.tensors import BadFile
+from attention_service.pipeline.engine import Engine
+from attention_service.pipeline.layers import Layers
+from attention_service.settings import Settings
 from tests.conftest import app, serving
 from tests.helpers import oip, wire
 from tests.helpers.messages import request
@@ -203,8 +203,8 @@ def test_a_service_without_layers_says_how_to_set_them_up(client: httpx.Client) 
 
 
 def test_the_library_has_no_layers() -> None:
-    from service import attend
-    from service.errors import InvalidRequest
+    from attention_service import attend
+    from attention_service.errors import InvalidRequest
 
     more: Any = {"layer": "bert-0"}
     with pytest.raises(InvalidRequest, match=r"/layer: .*a service"):
@@ -227,7 +227,7 @@ def test_comparisons_and_heatmaps_take_layers(server: httpx.Client) -> None:
 def test_the_command_line_computes_with_layers(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any, server: httpx.Client
 ) -> None:
-    from service.cli import main
+    from attention_service.cli import main
 
     monkeypatch.setenv("ATTENTION_LAYERS", str(folder))
     (folder / "request").write_text(json.dumps({"input": INPUT.tolist(), "layer": "bert-0"}))
@@ -435,7 +435,7 @@ def replace_layer(folder: Path, version: int, content: list[bytes] | None) -> No
 @pytest.mark.slow
 def test_every_answer_is_that_of_one_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients ask while the files are renamed into place, and also overwritten where they are, until they saw both."""
-    monkeypatch.setattr("service.layers.store.INTERVAL", 0.0)
+    monkeypatch.setattr("attention_service.layers.store.INTERVAL", 0.0)
     contents = []
     for version in (0, 1):
         replace_layer(folder, version, None)
@@ -517,7 +517,7 @@ def test_an_answer_while_the_layer_is_read_again_is_that_of_the_version_before(
         def slow(self: LayerStore, name: str) -> Layer:
             begun.set()
             may_end.wait()
-            monkeypatch.setattr("service.layers.store.INTERVAL", 0.0)
+            monkeypatch.setattr("attention_service.layers.store.INTERVAL", 0.0)
             return get(self, name)
 
         monkeypatch.setattr(LayerStore, "get", slow)
@@ -949,7 +949,7 @@ def test_broken_files_are_not_read_again_and_again(folder: Path, monkeypatch: py
         reads.append(given)
         raise BadFile("is broken")
 
-    monkeypatch.setattr("service.layers.store.read_layer", read)
+    monkeypatch.setattr("attention_service.layers.store.read_layer", read)
     layers, now = store(folder)
     for _ in range(5):
         with pytest.raises(LayerUnavailable):

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service.attention.spec import Layout
+from attention_service.attention.spec import Layout
 from tests.cases import as_array
 
 B, H, Q, K, D, E = 2, 3, 4, 5, 6, 7

@@ -1,4 +1,4 @@
-"""`from service import attend`: the same engine without a server."""
+"""`from attention_service import attend`: the same engine without a server."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-import service
-from service import assert_attention, attend, compare
-from service.errors import InvalidRequest, Overflow, ServiceError
-from service.library import functions
-from service.schemas import request as schemas
-from service.schemas.compare import OwnTolerance
-from service.schemas.request import AttentionRequest
+import attention_service
+from attention_service import assert_attention, attend, compare
+from attention_service.errors import InvalidRequest, Overflow, ServiceError
+from attention_service.library import functions
+from attention_service.schemas import request as schemas
+from attention_service.schemas.compare import OwnTolerance
+from attention_service.schemas.request import AttentionRequest
 from tests.cases import CASES, Case, as_array
 from tests.helpers.backends import BACKENDS
 from tests.test_layouts import post
@@ -173,9 +173,9 @@ def test_a_visible_value_that_is_not_finite_is_an_error_even_at_weight_zero(back
 
 @pytest.mark.slow
 def test_importing_the_service_does_not_import_torch() -> None:
-    code = "import service.app, service.library, sys; sys.exit('torch' in sys.modules)"
+    code = "import attention_service.app, attention_service.library, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert service.__all__ == ["__version__", "assert_attention", "attend", "compare"]
+    assert attention_service.__all__ == ["__version__", "assert_attention", "attend", "compare"]
 
 
 # Prints the response to a request with torch made to appear as not installed.
@@ -183,8 +183,8 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 from starlette.testclient import TestClient
-from service.app import create_app
-from service.settings import Settings
+from attention_service.app import create_app
+from attention_service.settings import Settings
 client = TestClient(create_app(Settings.model_construct()))
 for options in ({"backend": "torch"}, {"device": "cuda"}, {"device": "cuda:1"}):
     print(client.post("/attention", json={"input": [[1]]} | options).text)

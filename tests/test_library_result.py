@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service import attend, compare
-from service.attention.outputs import OUTPUTS
-from service.attention.plan import make_plan
-from service.attention.result import Result
-from service.backends.numpy.backend import NumpyBackend
-from service.library import AttentionResult
+from attention_service import attend, compare
+from attention_service.attention.outputs import OUTPUTS
+from attention_service.attention.plan import make_plan
+from attention_service.attention.result import Result
+from attention_service.backends.numpy.backend import NumpyBackend
+from attention_service.library import AttentionResult
 from tests.test_options import CHANGES, changed
 
 # Three keys, equal to the query, so that each weighs the same, and the logsumexp is log 3 + 1.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from service.runtime.machine import memory_left, memory_limit, memory_total
-from service.settings.model import default_memory_limit
+from attention_service.runtime.machine import memory_left, memory_limit, memory_total
+from attention_service.settings.model import default_memory_limit
 
 MIB = 2**20
 V2 = "0::/kubepods/pod/box\n"

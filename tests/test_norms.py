@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service import attend
+from attention_service import attend
 from tests.helpers.backends import BACKENDS
 
 B, H, G, D, E, LENGTH, PAST = 2, 4, 2, 6, 4, 5, 3

@@ -19,9 +19,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.errors import error_classes
-from service.observability.logs import FIELDS, HumanFormatter, JsonFormatter
-from service.observability.metrics import remove_stale_files
+from attention_service.errors import error_classes
+from attention_service.observability.logs import FIELDS, HumanFormatter, JsonFormatter
+from attention_service.observability.metrics import remove_stale_files
 from tests.conftest import app, free_port, serving
 from tests.helpers.documents import ROOT, anchors
 from tests.helpers.rpc import remote
@@ -136,7 +136,18 @@ def test_workers_share_their_metrics(tmp_path: Path) -> None:
         return {int(file.stem.rpartition("_")[2]) for file in tmp_path.glob("attention-*/gauge_livesum_*.db")}
 
     answered = "attention_requests_total operation=/attention protocol=http status=200"
-    command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--workers", "2", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "attention_service",
+        "serve",
+        "--port",
+        str(port),
+        "--workers",
+        "2",
+        "--threads",
+        "1",
+    ]
     environment = {"ATTENTION_LOG_LEVEL": "error", "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(command, env=os.environ | environment)
     try:
@@ -167,7 +178,18 @@ def test_workers_that_start_slowly_are_not_replaced(tmp_path: Path) -> None:
     slow = "import sys, time\nif '--multiprocessing-fork' in sys.orig_argv: time.sleep(7)\n"
     (tmp_path / "sitecustomize.py").write_text(slow)
     port = free_port()
-    command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--workers", "2", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "attention_service",
+        "serve",
+        "--port",
+        str(port),
+        "--workers",
+        "2",
+        "--threads",
+        "1",
+    ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path[:1]])}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

@@ -22,11 +22,11 @@ import numpy as np
 import pytest
 from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValidator
 
-from service.attention import spec as specs
-from service.attention.spec import AttentionSpec
-from service.codecs import CODECS
-from service.errors import error_classes
-from service.schemas import request as schemas
+from attention_service.attention import spec as specs
+from attention_service.attention.spec import AttentionSpec
+from attention_service.codecs import CODECS
+from attention_service.errors import error_classes
+from attention_service.schemas import request as schemas
 from tests.cases import CASES
 from tests.test_bad_requests import BAD
 
@@ -45,7 +45,14 @@ def test_generated_files_are_up_to_date() -> None:
 @pytest.mark.slow
 def test_damaged_generated_sections_are_found_and_restored(tmp_path: Path) -> None:
     """--check finds a damaged section or compiled file that is generated, and the generator restores it."""
-    for folder in ("openapi", "docs", "tests/cases", "service/codecs", "service/library", "service/routes"):
+    for folder in (
+        "openapi",
+        "docs",
+        "tests/cases",
+        "service/attention_service/codecs",
+        "service/attention_service/library",
+        "service/attention_service/routes",
+    ):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "CONTRIBUTING.md", tmp_path)
     marked: dict[str, Path] = {}
@@ -54,7 +61,10 @@ def test_damaged_generated_sections_are_found_and_restored(tmp_path: Path) -> No
         marked |= dict.fromkeys(re.findall(r"<!-- (\w+): generated -->", text), page)
         page.write_text(re.sub(r"(<!-- \w+: generated -->\n).*?(\n<!-- end -->)", r"\1\2", text, flags=re.DOTALL))
     assert marked.keys() == {"settings", "commands", "metrics", "errors", "statuses", "flow", "mistakes"}
-    whole = [tmp_path / "service" / name for name in ("codecs/oip/inference.binpb", "library/functions.py")]
+    whole = [
+        tmp_path / "service" / "attention_service" / name
+        for name in ("codecs/oip/inference.binpb", "library/functions.py")
+    ]
     for file in whole:
         file.write_bytes(b"")
     command = [sys.executable, str(tmp_path / "openapi" / "generate.py")]

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.attention import merging
-from service.attention.operands import make_operands
-from service.attention.options import ALWAYS
-from service.attention.outputs import OUTPUTS as TABLE
-from service.attention.plan import Plan, make_plan
-from service.attention.result import Result, make_result
-from service.attention.score_term import ScoreTerm
-from service.attention.spec import (
+from attention_service.attention import merging
+from attention_service.attention.operands import make_operands
+from attention_service.attention.options import ALWAYS
+from attention_service.attention.outputs import OUTPUTS as TABLE
+from attention_service.attention.plan import Plan, make_plan
+from attention_service.attention.result import Result, make_result
+from attention_service.attention.score_term import ScoreTerm
+from attention_service.attention.spec import (
     SOURCES,
     AttentionSpec,
     GateMap,
@@ -29,9 +29,9 @@ from service.attention.spec import (
     SegmentIds,
     Window,
 )
-from service.backends.numpy.backend import NumpyBackend
-from service.backends.numpy.small import fits
-from service.library import attend
+from attention_service.backends.numpy.backend import NumpyBackend
+from attention_service.backends.numpy.small import fits
+from attention_service.library import attend
 from tests.helpers.backends import HAS_TORCH
 
 B, H, L, D = 2, 2, 4, 6
@@ -234,7 +234,7 @@ def test_only_requests_with_known_options_can_be_merged() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("name", CHANGES)
 def test_fused_kernels_refuse_or_agree_with_the_general_path(name: str) -> None:
-    from service.backends.torch.backend import TorchBackend
+    from attention_service.backends.torch.backend import TorchBackend
 
     spec = without_weights(name)._replace(backend="torch")
     found = TorchBackend().run(make_plan(spec), spec, spec.sources)
@@ -246,9 +246,9 @@ def test_fused_kernels_refuse_or_agree_with_the_general_path(name: str) -> None:
 def test_flex_attention_refuses_or_agrees_with_the_general_path(name: str) -> None:
     import torch
 
-    from service.backends.dense.operands import load_operands
-    from service.backends.torch import devices, flex
-    from service.backends.torch.backend import TorchBackend
+    from attention_service.backends.dense.operands import load_operands
+    from attention_service.backends.torch import devices, flex
+    from attention_service.backends.torch.backend import TorchBackend
 
     spec = without_weights(name)
     plan = make_plan(spec)
@@ -290,9 +290,9 @@ def test_all_fast_paths_refuse_an_unknown_option(name: str) -> None:
     assert not fits(plan)
     assert not merging.can_be_merged(plan)
     if HAS_TORCH:
-        from service.backends.dense.operands import load_operands
-        from service.backends.torch import devices, flex, sdpa
-        from service.backends.torch.backend import TorchBackend
+        from attention_service.backends.dense.operands import load_operands
+        from attention_service.backends.torch import devices, flex, sdpa
+        from attention_service.backends.torch.backend import TorchBackend
 
         lib = TorchBackend().library(plan, devices.CPU)
         loaded = load_operands(plan, make_operands(PLAIN, plan, PLAIN.sources), lib)
@@ -307,8 +307,8 @@ def test_an_option_with_its_neutral_value_does_not_count() -> None:
 
 def test_buffers_of_results_hold_nan_in_tests() -> None:
     """An output that was not computed is NaN, or -1 if it has integers, and cannot pass."""
-    from service.backends.dense.library import ArrayLibrary
-    from service.backends.numpy.backend import NumpyLibrary
+    from attention_service.backends.dense.library import ArrayLibrary
+    from attention_service.backends.numpy.backend import NumpyLibrary
 
     plan = make_plan(PLAIN)
     backend = NumpyBackend()

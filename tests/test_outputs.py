@@ -16,9 +16,9 @@ import httpx
 import numpy as np
 import pytest
 
-from service import attend
-from service.attention.outputs import OUTPUTS
-from service.attention.spec import Output
+from attention_service import attend
+from attention_service.attention.outputs import OUTPUTS
+from attention_service.attention.spec import Output
 from tests.helpers import oip, wire
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 from tests.test_encoding import untyped
@@ -179,6 +179,6 @@ def test_outputs_are_right_on_the_command_line(tmp_path: Path) -> None:
     variant = "a masked row in the middle"
     options, _ = VARIANTS[variant]
     file.write_bytes(wire.write(request() | options | {"num_heads": H, "include": list(NAMES)}, wire.JSON))
-    command = [sys.executable, "-m", "service", "compute", str(file)]
+    command = [sys.executable, "-m", "attention_service", "compute", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     check(json.loads(done.stdout), list(NAMES), variant, is_json=True)

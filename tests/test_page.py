@@ -10,7 +10,7 @@ from urllib.parse import urljoin
 import httpx
 import pytest
 
-from service.routes.page import FOLDER, MEDIA_TYPES, POLICY, page_files
+from attention_service.routes.page import FOLDER, MEDIA_TYPES, POLICY, page_files
 from tests.cases import CASES
 from tests.conftest import app, serving
 from tests.test_auth import HASH

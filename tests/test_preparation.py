@@ -8,9 +8,9 @@ import httpx
 import numpy as np
 import pytest
 
-from service.codecs.decoded import Decoded
-from service.pipeline.engine import Engine
-from service.settings import Settings
+from attention_service.codecs.decoded import Decoded
+from attention_service.pipeline.engine import Engine
+from attention_service.settings import Settings
 from tests.helpers import wire
 
 QUERY, KEY = [[1.0, 0.0], [0.0, 2.0]], [[1.0, 1.0], [0.5, -1.0]]

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.attention.arrays import BFLOAT16
-from service.attention.operands import make_operands
-from service.attention.plan import make_plan
-from service.library import backends
-from service.schemas.request import AttentionRequest
-from service.schemas.validate import validate
+from attention_service.attention.arrays import BFLOAT16
+from attention_service.attention.operands import make_operands
+from attention_service.attention.plan import make_plan
+from attention_service.library import backends
+from attention_service.schemas.request import AttentionRequest
+from attention_service.schemas.validate import validate
 from tests.cases import CASES, Case
 from tests.helpers.backends import HAS_TORCH, compute_as_if_large
 from tests.helpers.by_flex import random_request
@@ -29,8 +29,8 @@ if HAS_TORCH:
     from torch.nn.attention import SDPBackend
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    from service.backends.torch import devices, sdpa, staging
-    from service.backends.torch.backend import TorchBackend
+    from attention_service.backends.torch import devices, sdpa, staging
+    from attention_service.backends.torch.backend import TorchBackend
 
 pytestmark = pytest.mark.torch
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service import attend
-from service.backends.numpy.threads import TilePool
-from service.library import backends
+from attention_service import attend
+from attention_service.backends.numpy.threads import TilePool
+from attention_service.library import backends
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 
 pytestmark = [pytest.mark.parametrize("backend", BACKENDS)]

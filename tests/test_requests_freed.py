@@ -14,9 +14,9 @@ import httpx
 import numpy as np
 import pytest
 
-from service.codecs.decoded import Decoded
-from service.pipeline.execution import Execution
-from service.pipeline.prepare import PreparedRequest
+from attention_service.codecs.decoded import Decoded
+from attention_service.pipeline.execution import Execution
+from attention_service.pipeline.prepare import PreparedRequest
 from tests.conftest import app, serving
 from tests.helpers.messages import request
 from tests.helpers.raw import connect

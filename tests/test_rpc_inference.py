@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.codecs.oip import grpc as oip_grpc
-from service.codecs.oip.messages import MESSAGES
-from service.errors import ServiceError, error_classes
-from service.rpc.calls import STATUSES
-from service.version import __version__
+from attention_service.codecs.oip import grpc as oip_grpc
+from attention_service.codecs.oip.messages import MESSAGES
+from attention_service.errors import ServiceError, error_classes
+from attention_service.rpc.calls import STATUSES
+from attention_service.version import __version__
 from tests.cases import CASES, Case
 from tests.helpers.messages import request
 from tests.helpers.oip import TYPES, arrays_of

@@ -22,11 +22,11 @@ import httpx
 import numpy as np
 import pytest
 
-from service.pipeline.engine import Engine
-from service.rpc.server import RPC
-from service.runtime.process import when_told_to_stop
-from service.server.run import grpc_port
-from service.settings import Settings
+from attention_service.pipeline.engine import Engine
+from attention_service.rpc.server import RPC
+from attention_service.runtime.process import when_told_to_stop
+from attention_service.server.run import grpc_port
+from attention_service.settings import Settings
 from tests.conftest import app, free_port, serving
 from tests.helpers.messages import request
 from tests.helpers.oip import INFER
@@ -132,7 +132,7 @@ def test_an_unexpected_exception_is_logged_and_hides_its_details(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The exception keeps the connection open, and the response does not show its message."""
-    monkeypatch.setattr("service.pipeline.encode.answer", lambda *given: 1 / 0)
+    monkeypatch.setattr("attention_service.pipeline.encode.answer", lambda *given: 1 / 0)
     with remote() as server:
         with refused("INTERNAL", "The service failed"):
             server.infer(SMALL)
@@ -159,7 +159,7 @@ def test_a_request_beyond_the_memory_limit_is_refused() -> None:
 
 
 def test_a_response_larger_than_any_message_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.codecs.oip.grpc.MAX_ANSWER", 2**14)
+    monkeypatch.setattr("attention_service.codecs.oip.grpc.MAX_ANSWER", 2**14)
     with remote() as server:
         with refused("RESOURCE_EXHAUSTED", "at most 16384 bytes in an answer"):
             server.infer(request({"input": np.ones((100, 2), np.float32)}))
@@ -285,9 +285,8 @@ def test_calls_over_tls_are_answered() -> None:
 
 @pytest.mark.slow
 def test_grpc_is_not_imported_without_a_port() -> None:
-    code = (
-        "import sys, service.app, service.library, service.cli; sys.exit(bool({'grpc', 'google'} & set(sys.modules)))"
-    )
+    modules = "sys, attention_service.app, attention_service.library, attention_service.cli"
+    code = f"import {modules}; sys.exit(bool({{'grpc', 'google'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 0
 
 
@@ -295,7 +294,7 @@ def test_grpc_is_not_imported_without_a_port() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_grpc_port_without_the_extra_names_the_extra(workers: int) -> None:
     code = (
-        "import sys; sys.modules['grpc'] = None; from service.cli import main; "
+        "import sys; sys.modules['grpc'] = None; from attention_service.cli import main; "
         f"main(['serve', '--port', '0', '--grpc-port', '0', '--workers', '{workers}'])"
     )
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False)
@@ -310,7 +309,18 @@ def test_a_port_in_use_is_named(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as taken:
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "service", "serve", "--host", host, "--port", "0", "--grpc-port", str(port)]
+        command = [
+            sys.executable,
+            "-m",
+            "attention_service",
+            "serve",
+            "--host",
+            host,
+            "--port",
+            "0",
+            "--grpc-port",
+            str(port),
+        ]
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, f"ATTENTION_GRPC_PORT: {host}:{port}: Address already in use\n")
 
@@ -325,7 +335,7 @@ def test_one_port_for_http_and_grpc_is_refused(capsys: pytest.CaptureFixture[str
 @contextmanager
 def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """The process of a started service, and the lines of its log."""
-    command = [sys.executable, "-m", "service", "serve", *arguments]
+    command = [sys.executable, "-m", "attention_service", "serve", *arguments]
     with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         log: list[str] = []

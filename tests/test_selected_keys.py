@@ -9,14 +9,14 @@ import httpx
 import numpy as np
 import pytest
 
-from service import attend, library
-from service.attention import plan as plans
-from service.attention.outputs import OUTPUTS
-from service.attention.plan import make_plan
-from service.attention.spec import AttentionSpec, Output
-from service.attention.terms import SelectedKeys
-from service.attention.tiles import Tile, whole
-from service.errors import Overflow
+from attention_service import attend, library
+from attention_service.attention import plan as plans
+from attention_service.attention.outputs import OUTPUTS
+from attention_service.attention.plan import make_plan
+from attention_service.attention.spec import AttentionSpec, Output
+from attention_service.attention.terms import SelectedKeys
+from attention_service.attention.tiles import Tile, whole
+from attention_service.errors import Overflow
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 
 B, H, G, Q, K, PAST = 2, 4, 2, 5, 9, 3

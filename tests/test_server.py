@@ -15,9 +15,9 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from service.server.progress import ReportProgress
-from service.server.protocol import MAX_UNTAKEN, LimitedProtocol, Limits
-from service.server.transport import CorkedTransport
+from attention_service.server.progress import ReportProgress
+from attention_service.server.protocol import MAX_UNTAKEN, LimitedProtocol, Limits
+from attention_service.server.transport import CorkedTransport
 from tests.helpers.virtual_time import run
 from tests.helpers.waiting import until_async
 

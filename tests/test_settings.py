@@ -14,14 +14,14 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import ValidationError
 
-from service.app import from_environment
-from service.cli import main
-from service.settings import Settings, table, unknown_variables
+from attention_service.app import from_environment
+from attention_service.cli import main
+from attention_service.settings import Settings, table, unknown_variables
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
 TLS = Path(__file__).parent / "tls"
 LOCALHOST = TLS / "localhost.pem"
-SERVE = [sys.executable, "-m", "service", "serve", "--port", "0"]
+SERVE = [sys.executable, "-m", "attention_service", "serve", "--port", "0"]
 SECRET = "my-secret-key"
 FORM = "(sha256: and 64 hexadecimal digits, as `attention-service key` prints)"
 MISSING, UNREADABLE = "No such file or directory", "Is a directory"
@@ -154,7 +154,7 @@ def test_every_invalid_setting_has_its_line() -> None:
 
 @pytest.mark.slow
 def test_an_invalid_setting_ends_stock_uvicorn_with_the_same_line() -> None:
-    command = [sys.executable, "-m", "uvicorn", "service.app:from_environment", "--factory", "--port", "0"]
+    command = [sys.executable, "-m", "uvicorn", "attention_service.app:from_environment", "--factory", "--port", "0"]
     done = run(command, API_KEYS=SECRET)
     assert (done.returncode, done.stderr) == (2, f"ATTENTION_API_KEYS: hash 1 is not the hash of a key {FORM}\n")
 
@@ -227,7 +227,7 @@ def test_the_memory_limit_is_half_of_the_address_space() -> None:
     """Of the files of control groups, tests/test_machine.py has examples."""
     code = (
         "import resource, sys; limit = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); "
-        "from service.settings import Settings; print(int(Settings().memory_limit))"
+        "from attention_service.settings import Settings; print(int(Settings().memory_limit))"
     )
     assert run([sys.executable, "-c", code, str(2**30)]).stdout == f"{2**29}\n"
     assert Settings().memory_limit >= 2**24
@@ -250,6 +250,6 @@ def test_the_table_of_settings_has_every_choice_and_is_the_same_on_every_machine
     assert all(f"`{name}`" in rows["ATTENTION_EXPERIMENTAL"] for name in get_args(names))
     assert "| half of the memory limit of the container; without one, " in rows["ATTENTION_MEMORY_LIMIT"]
     assert "| `16.0KiB` |" in rows["ATTENTION_READ_RATE"]
-    command = [sys.executable, "-m", "service", "settings"]
+    command = [sys.executable, "-m", "attention_service", "settings"]
     limited = ["sh", "-c", 'ulimit -v 1048576; exec "$@"', "sh", *command]
     assert run(limited).stdout == run(command).stdout == f"{table()}\n"

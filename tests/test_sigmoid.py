@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service import attend
+from attention_service import attend
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 
 EYE = [[1.0, 0.0], [0.0, 1.0]]

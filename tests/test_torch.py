@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service import attend
-from service.attention.operands import make_operands
-from service.attention.plan import Plan, make_plan
-from service.attention.spec import AttentionSpec, SegmentIds, Window
-from service.backends.base import OutOfMemory
+from attention_service import attend
+from attention_service.attention.operands import make_operands
+from attention_service.attention.plan import Plan, make_plan
+from attention_service.attention.spec import AttentionSpec, SegmentIds, Window
+from attention_service.backends.base import OutOfMemory
 from tests.helpers.backends import HAS_TORCH
 from tests.helpers.by_flex import OPTIONS, compare, random_request
 from tests.helpers.waiting import until
@@ -30,10 +30,10 @@ if HAS_TORCH:
     import torch
     from torch.nn.attention import SDPBackend
 
-    from service.backends.dense.compute import compute
-    from service.backends.dense.operands import load_operands
-    from service.backends.torch import devices, flex, sdpa, staging
-    from service.backends.torch.backend import TorchBackend, keeps_halves
+    from attention_service.backends.dense.compute import compute
+    from attention_service.backends.dense.operands import load_operands
+    from attention_service.backends.torch import devices, flex, sdpa, staging
+    from attention_service.backends.torch.backend import TorchBackend, keeps_halves
 
     BACKEND = TorchBackend()
 
@@ -116,10 +116,10 @@ MEASURE = """
 import sys
 from pathlib import Path
 import numpy as np
-from service.attention.operands import make_operands
-from service.attention.plan import make_plan
-from service.attention.spec import AttentionSpec
-from service.backends.registry import Backends
+from attention_service.attention.operands import make_operands
+from attention_service.attention.plan import make_plan
+from attention_service.attention.spec import AttentionSpec
+from attention_service.backends.registry import Backends
 
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -18,7 +18,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from service.version import __version__
+from attention_service.version import __version__
 from tests.conftest import app, free_port, serving
 from tests.helpers.collector import Collector, Received, collector
 from tests.helpers.messages import request
@@ -199,7 +199,7 @@ def test_a_problem_is_in_the_span_with_the_steps_before_it(server: Remote, spans
 def test_a_defect_is_an_error(
     protocol: str, server: Remote, spans: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("service.pipeline.encode.answer", lambda *given: 1 / 0)
+    monkeypatch.setattr("attention_service.pipeline.encode.answer", lambda *given: 1 / 0)
     headers = {"x-request-id": f"defect-{protocol}"}
     if protocol == "http":
         assert server.http.post("/attention", json={"input": [[1]]}, headers=headers).status_code == 500
@@ -247,7 +247,7 @@ def test_resources_have_name_and_version(server: Remote, spans: Collector) -> No
 def test_spans_are_sent_before_the_service_ends(workers: int) -> None:
     """Of every worker, and with the settings of OpenTelemetry's own variables."""
     port = free_port()
-    command = [sys.executable, "-m", "service", "serve", "--port", str(port), "--workers", str(workers)]
+    command = [sys.executable, "-m", "attention_service", "serve", "--port", str(port), "--workers", str(workers)]
     with collector() as spans:
         environment = {
             "ATTENTION_TRACING": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": spans.url, "OTEL_SERVICE_NAME": "mine",
@@ -281,7 +281,7 @@ def is_ready(port: int) -> bool:
 def test_a_service_without_opentelemetry_says_which_extra_it_needs(workers: str) -> None:
     """And does not start workers that fail, again and again."""
     code = (
-        "import sys; sys.modules['opentelemetry.sdk'] = None; from service.cli import main; "
+        "import sys; sys.modules['opentelemetry.sdk'] = None; from attention_service.cli import main; "
         f"sys.exit(main(['serve', '--port', '0', '--workers', '{workers}']))"
     )
     environment = os.environ | {"ATTENTION_TRACING": "true"}
@@ -296,7 +296,7 @@ def test_a_service_without_opentelemetry_says_which_extra_it_needs(workers: str)
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_wrong_variable_of_opentelemetry_ends_serve_with_one_line(workers: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "service", "serve", "--port", "0", "--workers", workers],
+        [sys.executable, "-m", "attention_service", "serve", "--port", "0", "--workers", workers],
         env=os.environ | {"ATTENTION_TRACING": "true", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "100000"},
         capture_output=True, text=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
@@ -310,7 +310,7 @@ def test_headers_that_opentelemetry_refuses_are_not_logged() -> None:
     port = free_port()
     with collector() as spans:
         variables = {"ATTENTION_TRACING": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": spans.url}
-        command = [sys.executable, "-m", "service", "serve", "--port", str(port)]
+        command = [sys.executable, "-m", "attention_service", "serve", "--port", str(port)]
         process = subprocess.Popen(command, env=os.environ | variables, stderr=subprocess.PIPE, text=True)
         until(lambda: is_ready(port) or process.poll() is not None)
         hostile = {"baggage": "@," * 2000, "tracestate": "hostile" * 100, "traceparent": "hostile" * 100}

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service import attend
+from attention_service import attend
 from tests.helpers import messages, oip
 from tests.helpers.rpc import remote
 from tests.test_options import PLAIN, UNUSUAL

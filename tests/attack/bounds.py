@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from service.codecs import Codec
-from service.errors import ServiceError
+from attention_service.codecs import Codec
+from attention_service.errors import ServiceError
 
 MB: Final = 2**20
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")

@@ -12,12 +12,12 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from service.codecs import CODECS, Codec
-from service.codecs.decoded import Body, Decoded
-from service.codecs.json import JSONCodec
-from service.codecs.oip import grpc as oip_grpc
-from service.codecs.oip import http as oip
-from service.codecs.oip.fields import OUTPUTS
+from attention_service.codecs import CODECS, Codec
+from attention_service.codecs.decoded import Body, Decoded
+from attention_service.codecs.json import JSONCodec
+from attention_service.codecs.oip import grpc as oip_grpc
+from attention_service.codecs.oip import http as oip
+from attention_service.codecs.oip.fields import OUTPUTS
 from tests.cases import CASES
 from tests.helpers import oip as requests_of_protocol
 from tests.helpers.messages import request as message_of

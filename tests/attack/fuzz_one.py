@@ -14,8 +14,8 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["service.codecs", "zipfile", "numpy.lib.format"]):
-    import service.codecs.oip.grpc  # noqa: F401  # and with it all others
+with atheris.instrument_imports(include=["attention_service.codecs", "zipfile", "numpy.lib.format"]):
+    import attention_service.codecs.oip.grpc  # noqa: F401  # and with it all others
 
 from tests.attack.bounds import address_space, memory_bound, parse
 from tests.attack.corpus import OIP, TARGETS, hostile_bodies, seeds

@@ -113,7 +113,7 @@ def live(port: int = 0, address_space: int | None = None, **settings: object) ->
     environment |= {f"ATTENTION_{name.upper()}": str(value) for name, value in values.items()}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "service", "serve"],
+            [sys.executable, "-m", "attention_service", "serve"],
             cwd=Path(__file__).resolve().parents[2],
             env=environment,
             stdout=log,

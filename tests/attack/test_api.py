@@ -21,7 +21,7 @@ from schemathesis.config import (
 )
 from schemathesis.generation import GenerationMode
 
-from service.version import MODEL, MODEL_VERSION
+from attention_service.version import MODEL, MODEL_VERSION
 from tests.attack.corpus import seeds
 from tests.attack.server import Live, live
 from tests.helpers.wire import JSON, NPZ, SAFETENSORS

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from service.codecs.oip.http import OCTETS
+from attention_service.codecs.oip.http import OCTETS
 from tests.attack.corpus import GRPC, NO_HEAD, OIP, TARGETS, hostile_bodies
 from tests.attack.server import HEALTH, Live, ResponseReader, live, post, read_response, within
 from tests.helpers.oip import HEADER, INFER

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from service.settings import Settings
+from attention_service.settings import Settings
 from tests.attack.server import IncompleteResponse, Live, ResponseReader, free_port, live, post, within
 from tests.helpers.wire import SAFETENSORS
 

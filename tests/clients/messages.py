@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.codecs.oip.messages import MESSAGES
+from attention_service.codecs.oip.messages import MESSAGES
 
 # Fields that KServe's older messages lack.
 TRITON_ONLY = {"double_param", "uint64_param"}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.settings.keys import new_key
+from attention_service.settings.keys import new_key
 from tests.cases import CASES
 from tests.clients.programs import HERE, PROGRAMS
 from tests.conftest import app, serving

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from service.settings.keys import Keys
+from attention_service.settings.keys import Keys
 from tests.helpers.documents import ROOT, blocks
 
 MANIFESTS = ROOT / "deploy" / "kubernetes"
@@ -67,7 +67,7 @@ def overlay(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def key_and_hash() -> list[str]:
-    return [line.split()[-1] for line in run(sys.executable, "-m", "service", "key").splitlines()]
+    return [line.split()[-1] for line in run(sys.executable, "-m", "attention_service", "key").splitlines()]
 
 
 @pytest.fixture(scope="module")

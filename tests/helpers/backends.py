@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from service.backends.numpy.backend import NumpyBackend
-from service.library import backends
+from attention_service.backends.numpy.backend import NumpyBackend
+from attention_service.library import backends
 
 HAS_TORCH = find_spec("torch") is not None
 
@@ -27,7 +27,7 @@ def compute_as_if_large(patch: pytest.MonkeyPatch, tile: int = 1) -> None:
     patch.setattr(numpy, "small_scores", 0)
     patch.setattr(numpy, "tiling", replace(numpy.tiling, **small))
     if HAS_TORCH:
-        from service.backends.torch.backend import TorchBackend
+        from attention_service.backends.torch.backend import TorchBackend
 
         torch = backends().choose("torch", "cpu")
         assert isinstance(torch, TorchBackend)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from service.attention.arrays import FLOATS
+from attention_service.attention.arrays import FLOATS
 
 OPTIONS = ("causal", "offset", "window", "segments", "key_mask", "key_lengths", "query_lengths", "mask", "bias",
            "alibi", "softcap", "sinks", "weights", "logsumexp")  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from service.codecs.oip.messages import MESSAGES
+from attention_service.codecs.oip.messages import MESSAGES
 from tests.helpers.oip import NAMES, TYPES
 
 FIELDS: dict[str, str] = {

@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.codecs.decoded import Decoded
-from service.comparison.baseline import baselines, rounded_cases
-from service.comparison.case import Case, make_case
-from service.comparison.errors import distance
-from service.comparison.inputs import OPTIONS, Recipe, make_input, recipe_for
-from service.comparison.mutants import MUTANTS
-from service.comparison.solve import everything, solve
-from service.pipeline.prepare import make_spec_and_plan
-from service.schemas.compare import CompareReport
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.baseline import baselines, rounded_cases
+from attention_service.comparison.case import Case, make_case
+from attention_service.comparison.errors import distance
+from attention_service.comparison.inputs import OPTIONS, Recipe, make_input, recipe_for
+from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.solve import everything, solve
+from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.schemas.compare import CompareReport
 
 TYPES: Final = ("float32", "float32", "bfloat16", "float16", "float64")
 # Options that a random request may have beside those that its mistake needs.

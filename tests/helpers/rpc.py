@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import httpx
 
-from service.codecs.oip.messages import MESSAGES, SERVICE
+from attention_service.codecs.oip.messages import MESSAGES, SERVICE
 from tests.conftest import app, serving
 from tests.helpers.messages import read
 

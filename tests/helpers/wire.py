@@ -13,7 +13,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from service.codecs.decoded import Decoded
+from attention_service.codecs.decoded import Decoded
 
 JSON, NPZ, SAFETENSORS = "application/json", "application/x-npz", "application/vnd.safetensors"
 # A decoded request without fields: it sets no option of the response.

@@ -99,7 +99,7 @@ def process() -> Iterator[str]:
     port = free_port()
     # Python writes bytecode, which the image has, too.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    command = [sys.executable, "-m", "service", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "attention_service", "serve", "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL) as running:
         try:
             yield f"http://127.0.0.1:{port}"

@@ -16,8 +16,8 @@ import httpx
 import numpy as np
 import pytest
 
-from service.runtime.machine import memory_total
-from service.version import __version__
+from attention_service.runtime.machine import memory_total
+from attention_service.version import __version__
 from tests.helpers.wire import NPZ, read, write
 from tests.image.engine import (
     BASE_IMAGE,

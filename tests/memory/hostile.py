@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from service.attention.cost import Memory
-from service.codecs import CODECS, Codec
-from service.codecs.decoded import Body
-from service.codecs.oip import grpc as oip_grpc
-from service.codecs.oip import http as oip
-from service.errors import ServiceError
-from service.runtime.process import return_memory
+from attention_service.attention.cost import Memory
+from attention_service.codecs import CODECS, Codec
+from attention_service.codecs.decoded import Body
+from attention_service.codecs.oip import grpc as oip_grpc
+from attention_service.codecs.oip import http as oip
+from attention_service.errors import ServiceError
+from attention_service.runtime.process import return_memory
 from tests.attack.corpus import FOR_MODEL, elements
 from tests.helpers.wire import JSON, NPZ, SAFETENSORS
 from tests.memory.measure import LIMIT, measure_in_child

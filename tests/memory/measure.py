@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from service.attention.cost import Memory, copied_bytes
-from service.backends.base import Backend
-from service.backends.registry import Backends
-from service.codecs import CODECS, Codec
-from service.codecs.chunks import ENCODE_BYTES
-from service.codecs.oip import http as oip
-from service.pipeline.prepare import make_spec_and_plan
-from service.runtime.process import return_memory
-from service.schemas.response import answer
+from attention_service.attention.cost import Memory, copied_bytes
+from attention_service.backends.base import Backend
+from attention_service.backends.registry import Backends
+from attention_service.codecs import CODECS, Codec
+from attention_service.codecs.chunks import ENCODE_BYTES
+from attention_service.codecs.oip import http as oip
+from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.runtime.process import return_memory
+from attention_service.schemas.response import answer
 from tests.memory.cases import CASES, INFERENCE, Case, write_case
 
 THREADS = 2

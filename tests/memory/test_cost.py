@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.attention.cost import Memory, copied_bytes
-from service.attention.spec import DType
-from service.backends.registry import Backends
-from service.codecs import CODECS
-from service.codecs.chunks import ENCODE_BYTES
-from service.codecs.decoded import Decoded
-from service.pipeline.compute import execute
-from service.pipeline.engine import Engine
-from service.pipeline.prepare import make_spec_and_plan
-from service.settings import Settings
+from attention_service.attention.cost import Memory, copied_bytes
+from attention_service.attention.spec import DType
+from attention_service.backends.registry import Backends
+from attention_service.codecs import CODECS
+from attention_service.codecs.chunks import ENCODE_BYTES
+from attention_service.codecs.decoded import Decoded
+from attention_service.pipeline.compute import execute
+from attention_service.pipeline.engine import Engine
+from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.settings import Settings
 from tests.cases import CASES, Case
 from tests.helpers.wire import JSON, NPZ, SAFETENSORS, write
 

@@ -15,7 +15,7 @@ from tests.memory.cases import CASES
 MB = 2**20
 # Memory that a process needs once, here in its first request: OpenBLAS's buffers of
 # two or three megabytes for each thread, stacks, pages of code, and up to 8 MiB of freed memory that the C library
-# keeps (see service.runtime.process).
+# keeps (see attention_service.runtime.process).
 SLACK = 8 * MB
 # Smaller estimates need not be tight.
 LARGE = 32 * MB

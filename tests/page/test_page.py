@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Request, expect
 
-from service.render.cells import TINTS
-from service.render.colours import DIVERGING, SEQUENTIAL
+from attention_service.render.cells import TINTS
+from attention_service.render.colours import DIVERGING, SEQUENTIAL
 from tests.page.helpers import fill, wait
 
 Open = Callable[..., Page]
@@ -33,7 +33,7 @@ def test_the_modules_have_sound_types() -> None:
 
 
 def test_the_colours_are_those_of_the_pictures_of_the_service() -> None:
-    text = (HERE.parents[1] / "service" / "page" / "page.css").read_text(encoding="utf-8")
+    text = (HERE.parents[1] / "service" / "attention_service" / "page" / "page.css").read_text(encoding="utf-8")
     for anchors in (SEQUENTIAL, DIVERGING):
         assert ", ".join(anchors) in text
     for name, colour in TINTS.items():

@@ -138,7 +138,8 @@ def llama4(call: Call) -> Fields:
 def position_ids(call: Call) -> np.ndarray:
     """The positions of the new tokens, (l,)."""
     given = found_argument(call, "position_ids")
-    return np.arange(call.length) + call.arguments["past"] if given is None else array(given)[0]
+    positions: np.ndarray = np.arange(call.length) + call.arguments["past"] if given is None else array(given)[0]
+    return positions
 
 
 def ministral3(call: Call) -> Fields:

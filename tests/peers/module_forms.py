@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from service.layers.importing import family_of
-from service.layers.module import Module
-from service.layers.tensors import nested
+from attention_service.layers.importing import family_of
+from attention_service.layers.module import Module
+from attention_service.layers.tensors import nested
 
 Fields = dict[str, Any]
 

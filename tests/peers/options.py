@@ -40,7 +40,7 @@ from transformers.models.persimmon import modeling_persimmon
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 
-from service import attend
+from attention_service import attend
 from tests.peers.layers_of_models import (
     Both,
     Sizes,

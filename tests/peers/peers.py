@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from service import attend
-from service.attention.arrays import FLOATS
-from service.attention.result import Result
+from attention_service import attend
+from attention_service.attention.arrays import FLOATS
+from attention_service.attention.result import Result
 from tests.peers.compare import deviation, same_zeros
 
 jax.config.update("jax_enable_x64", True)

@@ -13,10 +13,10 @@ import torch
 from transformers import AttentionInterface, AutoModel, AutoTokenizer
 from transformers.masking_utils import flash_attention_mask, sdpa_mask, sliding_window_causal_mask_function
 
-import service.transformers
-from service.transformers import Captured, UnsupportedCall, capture
-from service.transformers.call import call_of
-from service.transformers.visible import with_rows
+import attention_service.transformers
+from attention_service.transformers import Captured, UnsupportedCall, capture
+from attention_service.transformers.call import call_of
+from attention_service.transformers.visible import with_rows
 from tests.helpers.documents import BLOCKS, ROOT
 from tests.peers.architectures import tiny_model
 from tests.peers.test_transformers import NAME, TOKENS, padding
@@ -221,7 +221,7 @@ def test_pictures_have_the_tokens_and_the_rows() -> None:
 
 def drawn(found: Any) -> Any:
     """The weights of the request that is drawn."""
-    from service.library.calls import backends
+    from attention_service.library.calls import backends
 
     spec, plan = found._spec, found._plan
     return backends().choose("numpy", "cpu").program(plan, spec)(spec.sources, None)["attention_weights"]
@@ -311,4 +311,4 @@ def test_the_programs_of_docs_models_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert len(found) == len(shown)
     for one, other in zip(found, shown, strict=True):  # another processor may round another way
         assert one == other or abs(float(one) - float(other)) < 0.011
-    assert service.transformers.NAME in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert attention_service.transformers.NAME in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.masking_utils import chunked_causal_mask_function
 
-from service import attend
+from attention_service import attend
 from tests.helpers.backends import BACKENDS
 
 pytestmark = pytest.mark.filterwarnings("ignore")

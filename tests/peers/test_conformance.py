@@ -7,11 +7,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from service.conformance.adapters import ADAPTERS, Adapter
-from service.conformance.deviations import ANCHORS, DEVIATIONS
-from service.conformance.matrix import alignment
-from service.conformance.runner import run_cases
-from service.conformance.suite import make_corner_cases
+from attention_service.conformance.adapters import ADAPTERS, Adapter
+from attention_service.conformance.deviations import ANCHORS, DEVIATIONS
+from attention_service.conformance.matrix import alignment
+from attention_service.conformance.runner import run_cases
+from attention_service.conformance.suite import make_corner_cases
 from tests.helpers.documents import BLOCKS, Block
 
 PAGE = "docs/conformance.md"

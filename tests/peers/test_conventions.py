@@ -13,7 +13,7 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
-from service import attend
+from attention_service import attend
 
 ZEROS = torch.zeros(1, 1, 2, 4)
 VALUES = torch.arange(8.0).reshape(1, 1, 2, 4)

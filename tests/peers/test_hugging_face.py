@@ -11,7 +11,7 @@ import torch
 from transformers import Gemma3TextConfig, Gemma3TextModel, Llama4TextConfig, ModernBertConfig, ModernBertModel
 from transformers.masking_utils import chunked_causal_mask_function, eager_mask
 
-from service import attend
+from attention_service import attend
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -12,14 +12,14 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from service.codecs.decoded import Decoded
-from service.layers.files import write_layer
-from service.layers.importing import import_layer
-from service.layers.store import LayerStore
-from service.layers.tensors import BadFile
-from service.pipeline.compute import execute
-from service.pipeline.engine import Engine
-from service.settings import Settings
+from attention_service.codecs.decoded import Decoded
+from attention_service.layers.files import write_layer
+from attention_service.layers.importing import import_layer
+from attention_service.layers.store import LayerStore
+from attention_service.layers.tensors import BadFile
+from attention_service.pipeline.compute import execute
+from attention_service.pipeline.engine import Engine
+from attention_service.settings import Settings
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from service import attend
+from attention_service import attend
 from tests.conftest import app, serving
 from tests.peers.architectures import COMMON, model_class, tiny_model
 from tests.peers.module_forms import Call, Fields, called, found

@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from service import attend
+from attention_service import attend
 from tests.helpers.backends import compute_as_if_large
 
 EPSILON = 2.0**-52

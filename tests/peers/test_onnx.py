@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service.codecs.typed_arrays import decode
+from attention_service.codecs.typed_arrays import decode
 from tests.conftest import uncaptured
 from tests.peers.compare import deviation
 from tests.peers.onnx_cases import OnnxCase, attention_request, collect, rotary_request

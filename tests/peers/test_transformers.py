@@ -16,9 +16,9 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from transformers.models.inkling.modeling_inkling import eager_attention_forward as of_inkling
 from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLIndexer
 
-import service.transformers
-from service.transformers import ServiceFailed, UnsupportedCall, engine, interface, use
-from service.transformers.call import HARMLESS
+import attention_service.transformers
+from attention_service.transformers import ServiceFailed, UnsupportedCall, engine, interface, use
+from attention_service.transformers.call import HARMLESS
 from tests.conftest import app, serving
 from tests.helpers.raw import connect
 from tests.helpers.waiting import until
@@ -35,7 +35,7 @@ from tests.peers.architectures import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-NAME = service.transformers.NAME
+NAME = attention_service.transformers.NAME
 TOLERANCE = 2e-5
 TOKENS = torch.tensor([[5, 9, 3, 7, 11, 4, 8, 6, 10, 12], [7, 3, 9, 14, 5, 6, 13, 8, 4, 3]])
 LENGTH = TOKENS.shape[1]

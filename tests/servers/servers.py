@@ -19,7 +19,7 @@ from tests.attack.server import Live, free_port, within
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BIN: Final = Path(sys.executable).parent
-FACTORY: Final = "service.app:from_environment"
+FACTORY: Final = "attention_service.app:from_environment"
 # Seconds for a server to import the application and to bind its port.
 START_TIMEOUT: Final = 90.0
 
@@ -46,7 +46,7 @@ def uvicorn(parser: str) -> Server:
 
 
 SERVERS: Final = (
-    Server("serve", lambda port: [sys.executable, "-m", "service", "serve", "--port", str(port)]),
+    Server("serve", lambda port: [sys.executable, "-m", "attention_service", "serve", "--port", str(port)]),
     uvicorn("h11"),
     uvicorn("httptools"),
     Server(

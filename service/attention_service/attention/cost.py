@@ -1,0 +1,223 @@
+"""The cost of a plan: floating-point operations, and memory in bytes. Memory estimates are close upper bounds.
+
+Letters as everywhere: b batch, h query heads, g key/value heads, q queries, k keys, d and e features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, prod
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from attention_service.attention.options import leaves
+from attention_service.attention.outputs import OUTPUT, TOP_INDICES, output_dtype, output_shape
+from attention_service.attention.roles import Role
+from attention_service.attention.tiles import Tiling, tile_size
+
+if TYPE_CHECKING:
+    from attention_service.attention.plan import Plan
+    from attention_service.attention.spec import AttentionSpec
+
+# Operations that take as long as a comparison.
+SORTING: Final = 16
+# Bytes of an index, as top_k returns them.
+INDEX: Final = 8
+# Bytes of an element of hidden_by. A sum of two terms and both of them exist at once.
+BIT_SUM: Final = 4
+# Bytes for each index of gathered keys: sorted, as loaded, and as positions that are compared.
+GATHERED: Final = 24
+# Memory of a request beside large arrays.
+SMALL: Final = 2**18
+
+
+class Memory(NamedTuple):
+    """The memory of a request in each phase.
+
+    decode: while decoding, the body included; decoded: what the decoded arrays keep afterwards
+    compute: while computing, beyond `decoded`, results included; results: what the results keep afterwards
+    encode: while encoding, beyond `decoded` and `results`
+    """
+
+    decode: int
+    decoded: int
+    compute: int
+    results: int
+    encode: int
+
+    @property
+    def peak(self) -> int:
+        """The memory of the phase that takes most."""
+        return SMALL + max(self.decode, self.decoded + max(self.compute, self.results + self.encode))
+
+
+def flops(plan: Plan) -> int:
+    """Floating-point operations of a plan: of the maps, the two products, and about 8 an element for the softmax.
+
+    With top_k, sorting adds SORTING operations a score for each of about log2(k) comparisons.
+    """
+    sizes = plan.sizes
+    new_keys = sizes.key_length - plan.roles.past_length
+    lengths = sizes.query_length, new_keys, new_keys
+    inputs = zip(lengths, plan.roles.inputs, strict=True)
+    maps = sum(2 * length * role.map.weight.size for length, role in inputs if role.map is not None)
+    if plan.roles.gate_map is not None:
+        maps += 2 * sizes.query_length * plan.roles.gate_map.weight.size
+    sorting = 0 if plan.selection.top_k is None else SORTING * sizes.key_length.bit_length()
+    return plan.computed_scores * (2 * (sizes.head_dim + sizes.value_dim) + 8 + sorting) + sizes.batch_size * maps
+
+
+def returned_bytes(plan: Plan) -> int:
+    """Bytes of all arrays that a plan returns, as if none were a view of another."""
+    top_indices = () if plan.selection.top_k is None else (TOP_INDICES,)
+    return sum(_returned_bytes(plan, name) for name in (OUTPUT, *plan.selection.include, *top_indices))
+
+
+def _returned_bytes(plan: Plan, name: str) -> int:
+    return prod(output_shape(name, plan)) * output_dtype(name, plan).itemsize
+
+
+def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
+    """Upper bound of the bytes for computing a plan, beyond the arrays of the request; results included.
+
+    working: memory of the tiles that are computed at the same time
+    copied: bytes of those arrays that are cast, see `copied_bytes`; None if that is not known
+    """
+    sizes, computing = plan.sizes, plan.compute_dtype.itemsize
+    kept, loading = _operand_bytes(plan)
+    gates, making, gating = _gate_bytes(plan)
+    kept, loading = kept + gates, loading + making
+    queries = sizes.batch_size * sizes.num_heads * sizes.query_length
+    outputs = queries * sizes.value_dim * computing
+    scaled = 0 if "scores" in plan.selection.include else queries * sizes.head_dim * computing
+    mapped = 0 if plan.roles.output_map is None else prod(output_shape(OUTPUT, plan)) * computing
+    returned = returned_bytes(plan)
+    collected = returned - _returned_bytes(plan, OUTPUT)
+    # A boolean for each number, when the largest finite one is looked for.
+    scanned = max((array.size for term in plan.terms for array in term.arrays if array.dtype != bool), default=0)
+    computed = kept + outputs + scaled + collected + max(working, mapped + gating, scanned)
+    finished = outputs + mapped + returned + kept + gating
+    if copied is None:  # all of query, key and value
+        copied = sum({role.field: size for role, size, *_ in _inputs(plan)}.values()) * plan.dtype.itemsize
+    return copied + max(loading, computed, finished)
+
+
+def copied_bytes(plan: Plan, spec: AttentionSpec) -> int:
+    """Bytes of the arrays of a request that the plan or the operands hold as casts to another type."""
+    sources = spec.sources
+    given = [sources[field] for field in {role.field for role in plan.roles.inputs}]
+    given += [array for array in (spec.past_key, spec.past_value) if array is not None]
+    cast = sum(array.size for array in given if array.dtype != plan.dtype) * plan.dtype.itemsize
+    received = list(arrays_of(spec))
+    for array in arrays_of(plan):
+        if not any(np.may_share_memory(array, other) for other in received):
+            cast += array.nbytes
+    return cast
+
+
+def arrays_of(value: object) -> Iterator[np.ndarray]:
+    """All arrays in the fields of a dataclass or named tuple."""
+    return (leaf for _, leaf in leaves(value) if isinstance(leaf, np.ndarray))
+
+
+def _inputs(plan: Plan) -> Iterator[tuple[Role, int, int, int]]:
+    """Query, key and value: each role with the elements of its field, of its new tokens as heads, and of its past."""
+    h, g, b, q, k, d, e = plan.sizes
+    past = plan.roles.past_length
+    shapes = (h * d, q, 0), (g * d, k - past, past), (g * e, k - past, past)
+    for role, (features, new, before) in zip(plan.roles.inputs, shapes, strict=True):
+        given = features if role.map is None else role.map.weight.shape[1]
+        yield role, b * new * given, b * new * features, b * before * features
+
+
+def _operand_bytes(plan: Plan) -> tuple[int, int]:
+    """Bytes of the loaded query, key and value that are not views, and their peak while they are prepared."""
+    computing = plan.compute_dtype.itemsize
+    halves = plan.dtype.itemsize < computing
+    norms = plan.query_norm, plan.key_norm, plan.value_norm
+    rotations = plan.query_rotation, plan.key_rotation, None
+    held = extra = 0
+    for (role, given, new, past), norm, rotation in zip(_inputs(plan), norms, rotations, strict=True):
+        size, cached = new * computing, past * computing
+        is_copied = role.map is not None or halves
+        is_changed = norm is not None or rotation is not None
+        if is_copied or is_changed or cached:
+            held += size + cached
+        if role.map is not None and halves:
+            extra = max(extra, (given + role.map.weight.size) * computing)
+        if is_changed:
+            changing = _changing(size, normed=norm is not None, rotated=rotation is not None)
+            extra = max(extra, is_copied * size + changing - size)
+        if cached:
+            extra = max(extra, size + halves * cached)
+    return held, held + extra
+
+
+def _gate_bytes(plan: Plan) -> tuple[int, int, int]:
+    """Bytes of the gates; their peak while they are made; and of what multiplying the outputs by them takes beside."""
+    linear, computing = plan.roles.gate_map, plan.compute_dtype.itemsize
+    if plan.gate is None and linear is None:
+        return 0, 0, 0
+    h, _, b, q, _, _, e = plan.sizes
+    outputs = b * h * q * e
+    gating = outputs * (1 + computing * ("head_outputs" in plan.selection.include))
+    if linear is None:
+        size = 0 if plan.gate is None else plan.gate.nbytes
+        return size, size, gating
+    features, given = linear.weight.shape
+    size = b * q * features * computing
+    cast = (b * q + features) * given * computing if plan.dtype.itemsize < computing else 0
+    return size, 4 * size + cast, gating
+
+
+def _changing(size: int, *, normed: bool, rotated: bool) -> int:
+    """Peak bytes beside an operand while it is normalised and rotated, the result included. size: of the operand"""
+    return 2 * size + (size if normed and rotated else 0)
+
+
+def mask_bytes(plan: Plan, tile: tuple[int, int, int, int]) -> tuple[int, int]:
+    """The largest of what the terms of a plan make for a tile of these lengths, see `ScoreTerm.visible_bytes`."""
+    masks, beside = zip((0, 0), *(term.visible_bytes(tile) for term in plan.terms), strict=True)
+    return max(masks), max(beside)
+
+
+def gathered_bytes(plan: Plan, tile: tuple[int, int, int, int]) -> int:
+    """The bytes that gathering keys and values for a tile of these lengths takes; 0 if none are gathered."""
+    if plan.gathered is None:
+        return 0
+    indices, sizes = plan.gathered.indices, plan.sizes
+    b, h, r, n = tile
+    numbers: int = plan.gathered_numbers * b * min(r, indices.shape[2]) * h // sizes.num_heads
+    # Scores in another order of axes, and what is added to them; queries and outputs in another order.
+    numbers += 2 * prod(tile) + prod(tile[:3]) * max(sizes.head_dim, sizes.value_dim)
+    lists: int = prod(map(min, indices.shape[:3], tile[:3]))
+    return numbers * plan.compute_dtype.itemsize + GATHERED * lists * n
+
+
+def working_bytes(plan: Plan, tiling: Tiling) -> int:
+    """Upper bound of the bytes for the tiles that NumPy computes at the same time."""
+    (h, g, b, q, k, _, e), chosen = plan.sizes, plan.selection
+    computing, step = plan.compute_dtype.itemsize, tile_size(plan, tiling)
+    tile = step.batch, step.kv_heads * (h // g), step.rows, plan.computed_keys
+    scores, heights = prod(tile), ceil(q / step.rows)
+    tiles = ceil(b / step.batch) * ceil(g / step.kv_heads) * heights
+    memory = (scores + prod(tile[:3]) * e) * computing
+    # Masks that are made and combined; and some of the scores by themselves.
+    masks, beside = mask_bytes(plan, tile)
+    memory += 3 * masks + beside + scores // 2 + gathered_bytes(plan, tile)
+    memory += sum(term.added_size(tile) for term in plan.terms) * computing
+    if chosen.heads is not None or chosen.queries is not None:
+        memory += scores * computing
+    if "weights_without_sinks" in chosen.include:
+        memory += scores * computing
+    if "entropy" in chosen.include:
+        memory += 2 * scores * computing
+    if "hidden_by" in chosen.include:
+        memory += 3 * scores * BIT_SUM
+    if chosen.top_k is not None:
+        memory += scores * (2 * computing + INDEX)
+    received = 0
+    if "received" in chosen.include:  # each tile's, until all are there
+        received = heights * b * h * k * computing
+    return min(tiling.workers, tiles) * memory + received

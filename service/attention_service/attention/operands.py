@@ -1,0 +1,76 @@
+"""Operands: the arrays that a plan is executed on, checked, in one type and one order of axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from attention_service.attention.arrays import cast_and_norm
+from attention_service.attention.shapes import canonical
+from attention_service.attention.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from attention_service.attention.plan import Plan
+
+
+class Operands(NamedTuple):
+    """Query, key and value as heads (b, h, l, d); or, where their role has a map, as tokens (b, l, in).
+
+    past_key, past_value: (b, g, past, d or e), which stand before the new ones
+    norms: bounds on the Euclidean norms of query, key and value, each with its past as one vector; inf if not known
+    finite: True if all numbers are finite; others exist only if the request allows them
+    gate_source: (b, q, in), the source of the query, if gates are made of it
+    """
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    past_key: np.ndarray | None
+    past_value: np.ndarray | None
+    norms: tuple[float, float, float]
+    finite: bool
+    gate_source: np.ndarray | None = None
+
+
+def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndarray]) -> Operands:
+    """The arrays of a request in the dtype of the plan, as views where possible.
+
+    sources: the fields that query, key and value come from; all other fields are in spec
+
+    NumPy may warn of overflow on the way. Errors: InvalidArray for anything but (finite) numbers, Overflow for a number
+    that dtype cannot hold.
+    """
+    non_finite, roles = spec.allow_non_finite, plan.roles
+    loaded: dict[str, tuple[np.ndarray, float]] = {}
+    for role in roles.inputs:
+        field = role.field
+        if field not in loaded:  # the same input may play several roles
+            loaded[field] = cast_and_norm(sources[field], plan.dtype, f"/{field}", non_finite=non_finite)
+    (query, query_norm), (key, key_norm), (value, value_norm) = (loaded[role.field] for role in roles.inputs)
+    past_key = past_value = None
+    if spec.past_key is not None and spec.past_value is not None:
+        past_key, norm = cast_and_norm(spec.past_key, plan.dtype, "/past_key", non_finite=non_finite)
+        key_norm = math.hypot(key_norm, norm)
+        past_value, norm = cast_and_norm(spec.past_value, plan.dtype, "/past_value", non_finite=non_finite)
+        value_norm = math.hypot(value_norm, norm)
+        leading = plan.sizes.batch_size, plan.sizes.num_kv_heads, roles.past_length
+        past_key = past_key.reshape(*leading, plan.sizes.head_dim)
+        past_value = past_value.reshape(*leading, plan.sizes.value_dim)
+    h, g = plan.sizes.num_heads, plan.sizes.num_kv_heads
+    return Operands(
+        query=canonical(query, plan.layout, None if roles.query.map else h),
+        key=canonical(key, plan.layout, None if roles.key.map else g),
+        value=canonical(value, plan.layout, None if roles.value.map else g),
+        past_key=past_key,
+        past_value=past_value,
+        norms=(query_norm, key_norm, value_norm),
+        finite=not non_finite or _all_finite(query, key, value, past_key, past_value),
+        gate_source=None if roles.gate_map is None else canonical(query, plan.layout, None),
+    )
+
+
+def _all_finite(*arrays: np.ndarray | None) -> bool:
+    return all(np.isfinite(array).all() for array in arrays if array is not None)

@@ -1,0 +1,189 @@
+"""The table of outputs, one row for each name of `include`; and what a request selects of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, cast
+
+import numpy as np
+
+from attention_service.attention.arrays import within
+from attention_service.attention.shapes import Sizes
+from attention_service.attention.spec import AttentionSpec, Output
+from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, ShapeMismatch
+
+if TYPE_CHECKING:
+    from attention_service.attention.plan import Plan
+
+Step = Literal["scores", "row_sums", "weights", "operands", "heads"]
+
+# What is returned beside the names of `include`: the output of attention, and the keys of the largest weights.
+OUTPUT: Final = "output"
+TOP_INDICES: Final = "top_indices"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRow:
+    """A row of the table OUTPUTS: how one output is computed and returned.
+
+    axes: as a backend computes it. b batch, h query heads, g key/value heads, q queries, k keys, n keys without the
+          past, d and e features
+    step: the step that computes it: the scores on their way to weights, the sums of the rows that the softmax divides
+            by, the weights, the loaded operands, or the outputs of the heads
+    averaged: True if `average_heads` averages it
+    in_compute_dtype: True if it is returned in the type that is computed in, not in the type of the request
+    may_be_minus_infinity: True if -inf is a regular value
+    is_integer: True if it is returned in int32, whatever the type of the request
+    keeps_heads: True if its h axis is returned even for a single head in a layout without h
+    """
+
+    axes: str
+    step: Step
+    averaged: bool = False
+    in_compute_dtype: bool = False
+    may_be_minus_infinity: bool = False
+    is_integer: bool = False
+    keeps_heads: bool = False
+
+    @property
+    def is_selected(self) -> bool:
+        """True if `select_heads` and `select_queries` apply."""
+        return self.step in ("scores", "row_sums", "weights")
+
+    @property
+    def is_score_matrix(self) -> bool:
+        """True if its last axes are q, k, which are swapped in layouts with tokens in columns."""
+        return self.axes.endswith("qk")
+
+
+OUTPUTS: Final[Mapping[Output, OutputRow]] = {
+    "attention_weights": OutputRow("bhqk", "weights", averaged=True),
+    "weights_without_sinks": OutputRow("bhqk", "weights", averaged=True),
+    "scores": OutputRow("bhqk", "scores", in_compute_dtype=True),
+    "scaled_scores": OutputRow("bhqk", "scores", in_compute_dtype=True),
+    "capped_scores": OutputRow("bhqk", "scores", in_compute_dtype=True),
+    "masked_scores": OutputRow("bhqk", "scores", in_compute_dtype=True, may_be_minus_infinity=True),
+    "hidden_by": OutputRow("bhqk", "scores", is_integer=True),
+    "logsumexp": OutputRow("bhq", "row_sums", in_compute_dtype=True, may_be_minus_infinity=True),
+    "entropy": OutputRow("bhq", "weights", in_compute_dtype=True),
+    "received": OutputRow("bhk", "weights", averaged=True, in_compute_dtype=True),
+    "query": OutputRow("bhqd", "operands"),
+    "key": OutputRow("bgnd", "operands"),
+    "value": OutputRow("bgne", "operands"),
+    "head_outputs": OutputRow("bhqe", "heads"),
+    "present_key": OutputRow("bgkd", "operands", keeps_heads=True),
+    "present_value": OutputRow("bgke", "operands", keeps_heads=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which outputs to return, and which part of score matrices.
+
+    include:        names of outputs beside `output`
+    heads, queries: indices in the order asked for, None for all
+    average_heads:  True to average weights and received over these heads
+    top_k:          return only so many of the largest weights of each row; None for all
+    """
+
+    include: frozenset[Output] = frozenset()
+    heads: np.ndarray | None = None
+    queries: np.ndarray | None = None
+    average_heads: bool = False
+    top_k: int | None = None
+
+
+def outputs_of(*steps: Step) -> frozenset[Output]:
+    """The names of the outputs that any of these steps computes."""
+    return frozenset(name for name, row in OUTPUTS.items() if row.step in steps)
+
+
+def has_all_keys(name: Output) -> bool:
+    """True if an output is made of the scores or weights of all keys, one by one."""
+    row = OUTPUTS[name]
+    return row.is_selected and "k" in row.axes
+
+
+def row_of(name: str) -> OutputRow:
+    """The row of an array that a backend returns beside `output`; top_indices have that of attention_weights."""
+    return OUTPUTS["attention_weights" if name == TOP_INDICES else cast(Output, name)]
+
+
+def output_dtype(name: str, plan: Plan) -> np.dtype:
+    """The type that an output of a plan is returned in."""
+    if name == TOP_INDICES:
+        return np.dtype(np.int64)
+    if name == OUTPUT:
+        return plan.dtype
+    row = row_of(name)
+    if row.is_integer:
+        return np.dtype(np.int32)
+    return plan.compute_dtype if row.in_compute_dtype else plan.dtype
+
+
+def output_shape(name: str, plan: Plan) -> tuple[int, ...]:
+    """The shape of an array as a backend returns it.
+
+    name: `output`, `top_indices`, or one of `include`
+
+    `output` is (b, h, q, e) if the layout has heads, else (b, q, out), where out is the width of the output map, or
+    h·e without one. Other arrays have the axes of their OutputRow. There h and q are the numbers of selected heads and
+    queries, if `is_selected`; h is 1 with `average_heads`, if `averaged`; and k is top_k in attention_weights and
+    top_indices. KeyError for any other name.
+    """
+    lengths, chosen = plan.sizes.by_letter, plan.selection
+    if name == OUTPUT:
+        if "h" in plan.layout:
+            return tuple(lengths[axis] for axis in "bhqe")
+        output_map = plan.roles.output_map
+        return lengths["b"], lengths["q"], output_map.features if output_map else lengths["h"] * lengths["e"]
+    row = row_of(name)
+    lengths["n"] = lengths["k"] - plan.roles.past_length
+    if row.is_selected and chosen.heads is not None:
+        lengths["h"] = len(chosen.heads)
+    if row.is_selected and chosen.queries is not None:
+        lengths["q"] = len(chosen.queries)
+    if row.averaged and chosen.average_heads:
+        lengths["h"] = 1
+    if row is OUTPUTS["attention_weights"] and chosen.top_k is not None:
+        lengths["k"] = chosen.top_k
+    return tuple(lengths[axis] for axis in row.axes)
+
+
+def make_selection(spec: AttentionSpec, sizes: Sizes) -> Selection:
+    """The selection of a request. Errors: FieldConflict, InvalidArray, InvalidValue, ShapeMismatch."""
+    include = frozenset(spec.include)
+    if spec.normalization != "softmax":
+        for name in ("logsumexp", "entropy", "weights_without_sinks"):
+            if name in include:
+                raise FieldConflict.at("/include", f"no {name} beside normalization {spec.normalization}", name)
+        if spec.sinks is not None:
+            raise FieldConflict.at("/sinks", f"no sinks beside normalization {spec.normalization}", "both")
+    if spec.average_heads and "hidden_by" in include:
+        raise FieldConflict.at("/include", "no hidden_by beside average_heads, as heads may differ", "hidden_by")
+    if spec.top_k is not None:
+        if spec.top_k < 1:
+            raise InvalidValue.of("/top_k", "at least 1", spec.top_k)
+        if "attention_weights" not in include:
+            raise FieldConflict.at("/top_k", "attention_weights in include, which top_k replaces", "top_k without them")
+    return Selection(
+        include=include,
+        heads=_indices(spec.select_heads, "/select_heads", sizes.num_heads),
+        queries=_indices(spec.select_queries, "/select_queries", sizes.query_length),
+        average_heads=spec.average_heads,
+        top_k=None if spec.top_k is None else min(spec.top_k, sizes.key_length),
+    )
+
+
+def _indices(array: np.ndarray | None, pointer: str, length: int) -> np.ndarray | None:
+    if array is None:
+        return None
+    if array.ndim != 1:
+        raise ShapeMismatch.of(pointer, "a list of indices", array)
+    if array.dtype.kind not in "iu" or array.size == 0:
+        raise InvalidArray.of(pointer, "at least one index", array)
+    within(array, 0, length - 1, pointer)
+    if len(np.unique(array)) != len(array):
+        raise InvalidArray.at(pointer, "each once", "one of them again")
+    return array.astype(np.int64, copy=False)

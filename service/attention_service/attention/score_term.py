@@ -1,0 +1,100 @@
+"""The base of score terms: everything that hides scores or adds to them, see `terms`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from attention_service.attention.arrays import integers
+from attention_service.attention.shapes import Sizes
+from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.tiles import Tile
+from attention_service.errors import MissingField
+
+Array = Any  # of the library of the backend
+Load = Callable[[np.ndarray], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What terms are made with, beside the request.
+
+    axes: of score matrices, see `score_axes`; past: tokens of the cache; dtype: the type that is computed in
+    """
+
+    axes: str
+    sizes: Sizes
+    past: int
+    dtype: np.dtype
+
+    def offset(self, spec: AttentionSpec) -> np.ndarray:
+        """The position of the first query among the keys, (b or 1,): as given, else the length of the past.
+
+        Errors: InvalidArray, ShapeMismatch; MissingField if query and key differ in length and there is no past.
+        """
+        q, k = self.sizes.query_length, self.sizes.key_length
+        if spec.query_offset is not None:
+            shapes = {(): "one integer", (self.sizes.batch_size,): f"({self.sizes.batch_size},)"}
+            return np.atleast_1d(integers(spec.query_offset, "/query_offset", shapes))
+        if q != k and spec.past_key is None:
+            choices = f"0 aligns the first query with the first key, {k - q} the last with the last"
+            raise MissingField.at("/query_offset", "an offset, as query and key differ in length", "none", choices)
+        return np.full(1, self.past)
+
+
+class ScoreTerm:
+    """Base of all terms. Subclasses are frozen dataclasses.
+
+    narrows: True if `columns` may leave keys out
+    cause: the field of a request that hides keys by this term, a row of BITS in `visibility`; "" if it hides none
+    """
+
+    __slots__ = ()
+    narrows: ClassVar[bool] = False
+    cause: ClassVar[str] = ""
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The term of a request; None if the request has none. Errors: InvalidRequest of every kind."""
+        raise NotImplementedError
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """Arrays with axes (b, h, q, k), each full or of length 1, that the term reads."""
+        return ()
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        """Booleans that broadcast to the scores of a tile, True = visible; None if all are."""
+        return None
+
+    def added(self, tile: Tile, load: Load) -> Array | None:
+        """Numbers that broadcast to the scores of a tile and are added to them; None for none."""
+        return None
+
+    def largest_added(self, sizes: Sizes) -> float:
+        """A bound on the magnitude of the finite numbers that are added."""
+        return 0.0
+
+    def columns(self, rows: slice, keys: slice) -> slice:
+        """The part of these keys that some of these queries may see, by position."""
+        return keys
+
+    def visible_columns(self, rows: slice, keys: slice) -> slice:
+        """A part of these keys that all of these queries see, so that `visible` need not be called for it."""
+        return slice(keys.start, keys.start)
+
+    def added_size(self, tile: tuple[int, int, int, int]) -> int:
+        """Elements of the new arrays that `added` makes for a tile of these lengths (b, h, r, k)."""
+        return 0
+
+    def visible_bytes(self, tile: tuple[int, int, int, int]) -> tuple[int, int]:
+        """The bytes of the largest mask that `visible` makes or reads, and of what it needs beside the mask.
+
+        tile: the lengths (b, h, r, k) of a tile
+        """
+        b, _, r, k = tile
+        return max([b * r * k, *(prod(map(min, array.shape, tile)) for array in self.arrays)]), 0

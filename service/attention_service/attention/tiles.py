@@ -1,0 +1,176 @@
+"""Cutting attention into tiles: blocks of batch entries, heads and queries that are computed one after the other.
+
+What is returned is the same however it is cut. The size of tiles decides how much memory is used and how fast products
+are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from math import ceil, prod
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from attention_service.attention.plan import Plan
+    from attention_service.attention.score_term import ScoreTerm
+
+# Tiles are not cut below so many queries just to leave hidden keys out: more tiles are more Python.
+BAND_ROWS: Final = 256
+# Tiles are not cut below so many queries just to give every worker one, and not at all for a plan of fewer operations:
+# waking a worker takes as long as computing some rows.
+SHARED_ROWS: Final = 256
+SHARED_FLOPS: Final = 10**8
+# With at least so many tiles for each worker, it costs little that one worker gets one tile more.
+PER_WORKER: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A part of the scores: batch entries, heads, queries (rows), and the keys that these queries may see (columns).
+
+    gathered: (b, h, r, n), each axis but the last full or 1: a list of keys for each query, which are the columns
+              then; None if the columns are consecutive keys
+    """
+
+    batch: slice
+    kv_heads: slice
+    heads: slice
+    rows: slice
+    columns: slice
+    gathered: np.ndarray | None = field(default=None, compare=False)
+
+    @property
+    def keys(self) -> np.ndarray:
+        """The index of the key of each column, which broadcasts to the scores."""
+        return np.arange(self.columns.start, self.columns.stop) if self.gathered is None else self.gathered
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a backend cuts a plan.
+
+    scores: about how many scores a tile has; if `streams`, how many a block of its keys has
+    workers: threads that compute tiles at the same time
+    streams: True if a tile is computed in blocks of keys, one after the other, which needs no memory for whole rows
+    fast_rows: least number of queries in a tile (fewer are slow), unless it would then have more than `max_scores`
+    fast_columns: least number of keys in a block
+    divide_last_above: in a plan of more scores the row sums divide the outputs, not the weights
+    """
+
+    scores: int
+    workers: int = 1
+    streams: bool = False
+    fast_rows: int = 64
+    fast_columns: int = 512
+    max_scores: int = 2**22
+    divide_last_above: int = 2**14
+
+
+class TileSize(NamedTuple):
+    """How many batch entries, key/value heads and queries (rows) a full tile has."""
+
+    batch: int
+    kv_heads: int
+    rows: int
+
+
+def tiles(plan: Plan, tiling: Tiling) -> Iterator[Tile]:
+    """The tiles of a plan, see `tile_size`.
+
+    Keys that no query of a tile can see, by position, are left out of it, unless their scores are returned.
+    """
+    (h, g, b, q, *_), step = plan.sizes, tile_size(plan, tiling)
+    for batch in _slices(b, step.batch):
+        for kv_heads in _slices(g, step.kv_heads):
+            heads = slice(kv_heads.start * h // g, kv_heads.stop * h // g)
+            for rows in _slices(q, step.rows):
+                yield Tile(batch, kv_heads, heads, rows, _columns(plan, rows))
+
+
+def whole(plan: Plan) -> Tile:
+    """The tile that covers a whole plan."""
+    h, g, b, q, k, _, _ = plan.sizes
+    return Tile(slice(0, b), slice(0, g), slice(0, h), slice(0, q), slice(0, k))
+
+
+def tile_size(plan: Plan, tiling: Tiling) -> TileSize:
+    """The size of the full tiles of a plan; each number is at least 1.
+
+    Over all keys, or if `tiling.streams` over one block of `fast_columns` keys, a tile has about `tiling.scores`
+    scores; the numbers of gathered keys and values count as scores. It has more if one query, `fast_rows` queries or
+    all heads (to average them) have more, and fewer if workers share the queries, or if keys that no query sees are
+    left out.
+    """
+    (h, g, b, q, *_), scores = plan.sizes, tiling.scores
+    columns = min(plan.computed_keys, tiling.fast_columns) if tiling.streams else plan.computed_keys
+    columns += ceil(plan.gathered_numbers / h)
+    one_row = h // g * columns
+    fast_rows = tiling.fast_rows if tiling.fast_rows * one_row <= tiling.max_scores else 0
+    if plan.gathered is not None:  # each row is a product of its own: more of them are not faster, but less Python
+        fast_rows = min(tiling.fast_rows, tiling.max_scores // one_row)
+    rows = _clamp(max(scores // one_row, fast_rows), q)
+    if tiling.workers > 1 and plan.flops > SHARED_FLOPS:
+        rows = min(rows, max(SHARED_ROWS, _fair(b * g, q, rows, tiling.workers)))
+    if plan.skips_hidden_keys:  # the fewer queries in a tile, the more keys are hidden from all of them
+        rows = min(rows, max(BAND_ROWS, q // 16))
+    kv_heads = _clamp(scores // (one_row * rows), g) if rows >= q else 1
+    if plan.selection.average_heads:  # all heads of a query meet in its tile
+        kv_heads, rows = g, _clamp(scores // (h * columns), q)
+    has_all_rows = kv_heads == g and rows == q
+    return TileSize(_clamp(scores // (h * rows * columns), b) if has_all_rows else 1, kv_heads, rows)
+
+
+def key_blocks(tile: Tile, tiling: Tiling) -> Iterator[Tile]:
+    """A tile in blocks of keys, each of about `tiling.scores` scores; the tile itself if `tiling` does not stream."""
+    if not tiling.streams:
+        yield tile
+        return
+    one_column = prod(part.stop - part.start for part in (tile.batch, tile.heads, tile.rows))
+    start = tile.columns.start
+    for block in _slices(tile.columns.stop - start, max(tiling.fast_columns, tiling.scores // one_column)):
+        yield replace(tile, columns=slice(start + block.start, start + block.stop))
+
+
+def part_of(array: np.ndarray, tile: Tile) -> np.ndarray:
+    """The part of an array (b, h, q, k), each axis full or of length 1, that belongs to a tile.
+
+    It is a view, but a copy if the keys of the tile are gathered and the array has all keys.
+    """
+    is_gathered = tile.gathered is not None and array.shape[3] > 1
+    cuts = (tile.batch, tile.heads, tile.rows, slice(None) if is_gathered else tile.columns)
+    part = array[tuple(slice(None) if size == 1 else cut for size, cut in zip(array.shape, cuts, strict=True))]
+    return np.take_along_axis(part, tile.keys, axis=3) if is_gathered else part
+
+
+def _fair(groups: int, queries: int, rows: int, workers: int) -> int:
+    """The most queries for a tile, up to `rows`, with which workers get equally many tiles. More are faster."""
+    pieces = ceil(queries / rows)
+    while groups * pieces % workers and groups * pieces < PER_WORKER * workers:
+        pieces += 1
+    return ceil(queries / pieces)
+
+
+def _clamp(wanted: int, most: int) -> int:
+    return max(1, min(wanted, most))
+
+
+def _slices(length: int, step: int) -> Iterator[slice]:
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))
+
+
+def _columns(plan: Plan, rows: slice) -> slice:
+    length = plan.computed_keys
+    return visible_columns(plan.terms, rows, length) if plan.skips_hidden_keys else slice(0, length)
+
+
+def visible_columns(terms: Iterable[ScoreTerm], rows: slice, key_length: int) -> slice:
+    """The keys that some of these queries may see. At least one, so that every row has a largest score."""
+    seen = slice(0, key_length)
+    for term in terms:
+        seen = term.columns(rows, seen)
+    start = max(0, min(seen.start, key_length - 1))
+    return slice(start, max(min(seen.stop, key_length), start + 1))

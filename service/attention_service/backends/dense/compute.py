@@ -1,0 +1,95 @@
+"""Computes a plan tile by tile, and brings together what it returns."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from attention_service.attention.outputs import OUTPUT
+from attention_service.attention.plan import Notice, Plan
+from attention_service.attention.result import Computed
+from attention_service.attention.tiles import Tile, tiles
+from attention_service.backends.base import Check, no_check
+from attention_service.backends.dense.buffers import ResultBuffers, TileSums
+from attention_service.backends.dense.gates import apply_map, gated
+from attention_service.backends.dense.library import Array, ArrayLibrary
+from attention_service.backends.dense.numerics import choose_path
+from attention_service.backends.dense.operands import LoadedOperands
+from attention_service.backends.dense.scores import TileComputation
+
+KERNEL: Final = "dense"
+ZERO_SUM: Final = Notice("zero_sum", "the visible scores of some rows sum to 0: their weights and outputs are 0")
+
+
+def compute(
+    plan: Plan,
+    lib: ArrayLibrary,
+    loaded: LoadedOperands,
+    backend: str,
+    check: Check = no_check,
+    buffers: ResultBuffers | None = None,
+) -> Computed:
+    """Compute a plan tile by tile. Errors: Overflow if a visible score is not finite, and what `check` raises.
+
+    buffers: what scores and weights are written to; None for arrays of their own
+    """
+    head_outputs = empty_outputs(plan, lib, plan.compute_dtype)
+    buffers = ResultBuffers(plan, lib) if buffers is None else buffers
+    computation = TileComputation(plan, lib, loaded, choose_path(plan, lib, loaded), head_outputs, buffers)
+
+    def run(tile: Tile) -> TileSums:
+        check()
+        return computation.run(tile)
+
+    for sums in lib.run(run, list(tiles(plan, computation.tiling))):
+        buffers.add_sums(sums)
+    arrays, masked = stored(plan, lib, loaded, head_outputs, buffers.arrays, buffers.fully_masked_rows)
+    notices = (ZERO_SUM,) if buffers.zero_sum else ()
+    return Computed(arrays, masked, backend, str(lib.device), KERNEL, notices)
+
+
+def empty_outputs(plan: Plan, lib: ArrayLibrary, dtype: np.dtype) -> Array:
+    """A new array for head outputs (b, h, q, e). Tokens stand before heads in memory if heads are joined afterwards."""
+    h, _, b, q, _, _, e = plan.sizes
+    if "h" in plan.layout:
+        return lib.empty((b, h, q, e), dtype)
+    return lib.xp.permute_dims(lib.empty((b, q, h, e), dtype), (0, 2, 1, 3))
+
+
+def stored(
+    plan: Plan,
+    lib: ArrayLibrary,
+    loaded: LoadedOperands,
+    head_outputs: Array,
+    collected: dict[str, Array],
+    fully_masked_rows: Array,
+) -> tuple[dict[str, np.ndarray], int]:
+    """All arrays that the plan returns, in NumPy, and the number of masked rows.
+
+    collected: the outputs of scores and weights; fully_masked_rows: a number of the library, or an int
+    """
+    past = plan.roles.past_length
+    arrays = {
+        "query": loaded.query,
+        "key": loaded.key[:, :, past:],
+        "value": loaded.value[:, :, past:],
+        "present_key": loaded.key,
+        "present_value": loaded.value,
+        "head_outputs": head_outputs,
+    }
+    returned = {OUTPUT: _output(plan, lib, gated(plan, lib, loaded.gate, head_outputs))} | collected
+    returned |= {name: array for name, array in arrays.items() if name in plan.selection.include}
+    if isinstance(fully_masked_rows, int):
+        return lib.store(returned), fully_masked_rows
+    found = lib.store(returned | {"": fully_masked_rows})  # with the arrays, so that a GPU is waited for once
+    return found, int(found.pop(""))
+
+
+def _output(plan: Plan, lib: ArrayLibrary, head_outputs: Array) -> Array:
+    """The output: heads joined, unless the layout has them, and the output map applied."""
+    if "h" in plan.layout:
+        return head_outputs
+    b, h, q, e = head_outputs.shape
+    joined = lib.xp.reshape(lib.xp.permute_dims(head_outputs, (0, 2, 1, 3)), (b, q, h * e))
+    return joined if plan.roles.output_map is None else apply_map(plan.roles.output_map, joined, lib)

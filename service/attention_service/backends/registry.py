@@ -1,0 +1,67 @@
+"""The backends that can be asked for. Each is imported when it is first used."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from importlib import import_module
+from typing import Final
+
+from attention_service.attention import spec
+from attention_service.backends.base import Backend
+from attention_service.errors import UnknownBackend
+
+# Module and class of each backend.
+BACKENDS: Final[dict[spec.Backend, tuple[str, str]]] = {
+    "numpy": ("attention_service.backends.numpy.backend", "NumpyBackend"),
+    "torch": ("attention_service.backends.torch.backend", "TorchBackend"),
+}
+# The backend that has CUDA devices.
+CUDA: Final = "torch"
+
+
+class Backends:
+    """Makes each backend once.
+
+    preferred: the backend for requests that ask for `auto`. If it is `auto` itself, the backend that sees a GPU is
+    taken, else NumPy.
+    threads: that each backend computes with; None leaves the threads of the process as they are
+    experimental: names of fast paths that are off by default, see the setting ATTENTION_EXPERIMENTAL
+
+    Errors: UnknownBackend.
+    """
+
+    def __init__(
+        self,
+        preferred: spec.Backend = "numpy",
+        threads: int | None = None,
+        experimental: AbstractSet[str] = frozenset(),
+    ) -> None:
+        self._threads = threads
+        self._experimental = experimental
+        self._made: dict[spec.Backend, Backend] = {}
+        self.preferred = preferred
+        if preferred == "auto":
+            self.preferred = "numpy"
+            with suppress(UnknownBackend):
+                if self._make(CUDA).is_gpu("auto"):
+                    self.preferred = CUDA
+        self._make(self.preferred)
+
+    def choose(self, name: spec.Backend, device: str) -> Backend:
+        """The backend for what a request asks for. Errors: UnknownBackend."""
+        if name == "auto":
+            name = CUDA if device.startswith("cuda") else self.preferred
+        return self._made.get(name) or self._make(name)
+
+    def _make(self, name: spec.Backend) -> Backend:
+        module, kind = BACKENDS[name]
+        try:
+            found: type[Backend] = getattr(import_module(module), kind)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("attention_service"):
+                raise
+            hint = f"install attention-service[{name}] where the service runs"
+            missing = f"{name} without {error.name}"
+            raise UnknownBackend.at("/backend", "a backend that is installed", missing, hint) from None
+        return self._made.setdefault(name, found(self._threads, self._experimental))

@@ -1,0 +1,206 @@
+"""The torch backend: chooses between the fused kernels and the dense computation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+
+from attention_service.attention import cost
+from attention_service.attention.operands import Operands, make_operands
+from attention_service.attention.outputs import OUTPUTS
+from attention_service.attention.plan import Plan, make_plan
+from attention_service.attention.result import Computed
+from attention_service.attention.spec import ROLES, AttentionSpec, DType, Output
+from attention_service.attention.tiles import Tiling, tile_size
+from attention_service.backends.base import Backend, Check, OutOfMemory, no_check
+from attention_service.backends.dense.compute import compute
+from attention_service.backends.dense.operands import LoadedOperands, load_operands
+from attention_service.backends.torch import devices, flex, sdpa, staging
+from attention_service.backends.torch.library import TorchLibrary
+
+# Bytes of the scores of a tile. torch spreads each over its own threads, or over a GPU.
+TILE_BYTES: Final = 2**26
+# Matrices of the size of a tile that exist at once: scores and what is made of them, or masks; more for some outputs.
+MATRICES: Final = 3
+FOR_TOP_K, FOR_ENTROPY, FOR_HIDDEN_BY, FOR_WITHOUT_SINKS = 6, 2, 3, 2
+
+# Options that change query, key or value, for which halves are cast to float32; and all others that fused kernels know.
+MAPS: Final = tuple(f"roles.{role}.map" for role in ROLES)
+CHANGED: Final = (*MAPS, "query_norm", "key_norm", "value_norm", "query_rotation", "key_rotation", "terms.Bias")
+UNCHANGED_OPERANDS: Final = frozenset(name for name in sdpa.KNOWN | flex.KNOWN if not name.startswith(CHANGED)) | {
+    "normalization",
+    "selection.top_k",
+    *(f"selection.include.{name}" for name in OUTPUTS),
+}
+
+logger = logging.getLogger("attention")
+
+
+class TorchBackend(Backend):
+    """Computes on the CPU or on a GPU.
+
+    tiling: how plans are cut, with `scores` for float32
+    flex_attention, cudnn_first: True if FlexAttention is used, and cuDNN's kernel tried before others. Both are off
+    unless they are named in `experimental`.
+    """
+
+    name = "torch"
+
+    def __init__(self, threads: int | None = None, experimental: AbstractSet[str] = frozenset()) -> None:
+        super().__init__(threads, experimental)
+        self.tiling = Tiling(scores=TILE_BYTES // 4)
+        self.kernels = sdpa.Kernels(cudnn_first="cudnn_first" in experimental)
+        self.flex = flex.Flex(self._try_flex) if "flex_attention" in experimental else None
+        if threads:
+            torch.set_num_threads(threads)
+        # The float32 of IEEE 754, and sums of halves in float32, in the whole process.
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+    def is_gpu(self, device: str) -> bool:
+        """True if the device is a GPU, which a thread waits for. Errors: UnknownBackend."""
+        return devices.resolve(device).type != "cpu"
+
+    def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
+        """Upper bound of the machine's memory for computing a plan, see Backend.peak_bytes."""
+        if self.is_gpu(device):
+            return cost.peak_bytes(plan, self._mask_bytes(plan), copied) + 2 * (staging.AHEAD + 1) * staging.CHUNK
+        return self._dense_bytes(plan, copied)
+
+    def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:
+        """Compute all that the plan includes, see Backend.execute.
+
+        Errors: Overflow; UnknownBackend for a device that is not there; OutOfMemory.
+        """
+        found = devices.resolve(device)
+        needed = self._dense_bytes(plan) if found.type == "cpu" else self.device_bytes(plan, operands)
+        try:
+            with torch.inference_mode(), devices.reserved(found, needed, check):
+                return self.compute(plan, operands, found, check)
+        except RuntimeError as error:
+            if not devices.is_out_of_memory(error):
+                raise
+        # Outside of the handler no traceback keeps the tensors alive.
+        devices.release_unused(found)
+        raise OutOfMemory(needed, devices.free(found))
+
+    def device_bytes(self, plan: Plan, operands: Operands) -> int:
+        """Upper bound of the memory of a GPU for computing a plan."""
+        return self._dense_bytes(plan) + sum(array.nbytes for array in operands if isinstance(array, np.ndarray))
+
+    def warm_up(self, device: str) -> None:
+        """Load libraries, kernels and pinned memory."""
+        found = devices.resolve(device)
+        if found.type != "cpu":
+            staging.warm_up(found)
+        random = np.random.default_rng(0)
+        include: tuple[Output, ...]
+        dtype: DType
+        for dtype in ("float32", "float64", "bfloat16"):
+            for include in ((), ("attention_weights",)):
+                source = random.normal(size=(2, 64, 64))
+                spec = AttentionSpec(input=source, dtype=dtype, include=include, is_causal=True)
+                plan = make_plan(spec)
+                self.execute(plan, make_operands(spec, plan, spec.sources), device)
+
+    def compute(self, plan: Plan, operands: Operands, device: torch.device, check: Check) -> Computed:
+        """Compute a plan on a device whose memory is reserved."""
+        lib = self.library(plan, device)
+        loaded = self.load(plan, operands, lib)
+        return self.attend(plan, lib, loaded, check, finite=operands.finite)
+
+    def library(self, plan: Plan, device: torch.device, dtype: np.dtype | None = None) -> TorchLibrary:
+        """torch on a device, for a plan. dtype: of loaded floats, by default the type that the plan is computed in"""
+        return TorchLibrary(plan, device, self._tiling(plan), dtype)
+
+    def load(self, plan: Plan, operands: Operands, lib: TorchLibrary) -> LoadedOperands:
+        """The operands on the device, in the computing type; halves as they are if tensor cores multiply them so."""
+        as_halves = lib.is_asynchronous and keeps_halves(plan)
+        return load_operands(plan, operands, self.library(plan, lib.device, plan.dtype) if as_halves else lib)
+
+    def attend(
+        self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check, *, finite: bool = True
+    ) -> Computed:
+        """Compute a plan from loaded operands, by the fastest path. finite: True if all numbers of the operands are"""
+        computed = self._without_scores(plan, lib, loaded, check) if finite else None
+        return computed or compute(plan, lib, _in_float32(loaded), self.name, check)
+
+    def _without_scores(self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check) -> Computed | None:
+        """Compute a plan by a kernel that does not hold the scores; None if no such kernel fits."""
+        if self.flex is not None and lib.is_asynchronous:
+            computed = _unless_it_fails(partial(self.flex.compute, plan, lib, loaded))
+            if computed is not None:
+                return computed
+        if sdpa.fits(plan, loaded) and sdpa.supports_dtype(plan, lib, loaded):
+            return _unless_it_fails(partial(self.kernels.compute, plan, lib, loaded, check))
+        return None
+
+    def _try_flex(self, plan: Plan, device: torch.device, dtype: torch.dtype) -> bool:
+        """True if FlexAttention agrees with the dense computation on random numbers of the sizes of a plan."""
+        h, g, b, q, k, d, e = plan.sizes
+        with torch.inference_mode(), devices.reserved(device, 2 * self._dense_bytes(plan), no_check):
+            random = partial(torch.randn, device=device, dtype=dtype)
+            loaded = LoadedOperands(random(b, h, q, d), random(b, g, k, d), random(b, g, k, e), (0.0, 0.0, 0.0))
+            lib = self.library(plan, device)
+            definition = compute(plan, lib, _in_float32(loaded), self.name)
+            return flex.agree(flex.compute(plan, lib, loaded), definition, dtype)
+
+    def _dense_bytes(self, plan: Plan, copied: int | None = None) -> int:
+        """Upper bound of the memory of the dense computation, beyond the arrays of the request."""
+        chosen, matrices = plan.selection, MATRICES
+        matrices += FOR_TOP_K * (chosen.top_k is not None) + FOR_ENTROPY * ("entropy" in chosen.include)
+        matrices += FOR_HIDDEN_BY * ("hidden_by" in chosen.include)
+        matrices += FOR_WITHOUT_SINKS * ("weights_without_sinks" in chosen.include)
+        itemsize, sizes, gathered = plan.compute_dtype.itemsize, plan.sizes, plan.gathered_numbers
+        row = sizes.num_heads * plan.computed_keys + gathered
+        scores = max(self.tiling.scores * 4 // itemsize, self.tiling.max_scores, row)
+        every = plan.computed_scores + sizes.batch_size * sizes.query_length * gathered
+        working = matrices * min(every, scores) * itemsize + self._mask_bytes(plan)
+        return cost.peak_bytes(plan, working, copied)
+
+    def _mask_bytes(self, plan: Plan) -> int:
+        """Bytes that masks made from indices take in the machine's memory, for a tile."""
+        if "terms.SelectedKeys.indices" not in plan.options:
+            return 0
+        h, g, *_ = plan.sizes
+        step = tile_size(plan, self._tiling(plan))
+        return sum(cost.mask_bytes(plan, (step.batch, step.kv_heads * (h // g), step.rows, plan.computed_keys)))
+
+    def _tiling(self, plan: Plan) -> Tiling:
+        """Tiles of the same number of bytes for every type."""
+        return replace(self.tiling, scores=max(1, self.tiling.scores * 4 // plan.compute_dtype.itemsize))
+
+
+def keeps_halves(plan: Plan) -> bool:
+    """True if tensor cores may multiply query, key and value as the halves that they are.
+
+    Nothing may change the operands, and no bias be added to the scores: a kernel's mask would have to be of halves too.
+    """
+    return plan.dtype.itemsize == 2 and plan.options <= UNCHANGED_OPERANDS
+
+
+def _unless_it_fails(function: Callable[[], Computed | None]) -> Computed | None:
+    """The result of a kernel; None if the kernel refuses. Errors: those of memory."""
+    try:
+        return function()
+    except RuntimeError as error:
+        if devices.is_out_of_memory(error):
+            raise
+        logger.warning("a kernel of torch failed: the dense computation takes its place", exc_info=True)
+    return None
+
+
+def _in_float32(loaded: LoadedOperands) -> LoadedOperands:
+    """The operands, halves in float32."""
+    if loaded.query.dtype.itemsize > 2:
+        return loaded
+    query, key, value = (tensor.to(torch.float32) for tensor in (loaded.query, loaded.key, loaded.value))
+    return replace(loaded, query=query, key=key, value=value)

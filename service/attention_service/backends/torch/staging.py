@@ -1,0 +1,110 @@
+"""Copies between NumPy and a device.
+
+Arrays go to a GPU in chunks, through pinned memory, which a GPU copies by itself: while one chunk is copied, the thread
+fills the next. torch keeps pinned memory for later chunks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+
+from attention_service.attention.arrays import BFLOAT16
+from attention_service.backends.base import no_check
+from attention_service.backends.torch.devices import CPU, Pace, reserved
+
+CHUNK = 8 * 2**20  # bytes
+AHEAD = 3
+
+
+def warm_up(device: torch.device) -> None:
+    """Have torch allocate the pinned memory for one transfer, which takes longer than the transfer."""
+    numbers = np.zeros((AHEAD + 2) * CHUNK, np.uint8)
+    with reserved(device, numbers.nbytes, no_check):
+        fetch({"": send(numbers, device)})
+
+
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """The array as a tensor on a device, of the same type. On the CPU it shares memory, unless that is read-only.
+
+    A copy to a GPU may not be complete yet; what the stream runs afterwards waits for it.
+    """
+    if device == CPU:
+        contiguous = np.ascontiguousarray(array)
+        if not contiguous.flags.writeable:  # torch has no read-only tensors, and warns
+            contiguous = contiguous.copy()
+        return _tensor(contiguous)
+    return send(array, device)
+
+
+def send(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A copy of the array on a device, row-major. Axes are put in order there, which is faster than on the CPU."""
+    axes = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    straight = array.transpose(axes)
+    if not straight.flags.c_contiguous:
+        axes, straight = list(range(array.ndim)), np.ascontiguousarray(array)
+    source = _tensor(_writeable(straight.reshape(-1)))
+    target = torch.empty_like(source, device=device)
+    pace = Pace(device, AHEAD)
+    for here, there in _chunks(source, target):
+        staged = torch.empty_like(here, pin_memory=device != CPU)
+        staged.copy_(here)
+        there.copy_(staged, non_blocking=True)
+        pace.step()
+    back = [axes.index(axis) for axis in range(array.ndim)]
+    return target.reshape(straight.shape).permute(back).contiguous()
+
+
+def to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """The tensors as arrays, of the same types. Waits until the device has computed them."""
+    if all(tensor.device == CPU for tensor in tensors.values()):
+        return {name: _array(tensor) for name, tensor in tensors.items()}
+    return fetch(tensors)
+
+
+def fetch(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Copies of the tensors, which lie on one device, as arrays."""
+    found: dict[str, np.ndarray] = {}
+    device = next(iter(tensors.values())).device
+    pace = Pace(device, AHEAD)
+    for name, tensor in tensors.items():
+        target = torch.empty(tensor.shape, dtype=tensor.dtype)
+        found[name] = _array(target)
+        for there, here in _chunks(tensor.contiguous().reshape(-1), target.reshape(-1)):
+            staged = torch.empty_like(here, pin_memory=device != CPU)
+            staged.copy_(there, non_blocking=True)
+            pace.step(partial(here.copy_, staged))
+    pace.wait()
+    return found
+
+
+def _chunks(one: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Pairs of chunks of two vectors of the same length."""
+    size = max(1, CHUNK // one.element_size())
+    return zip(one.split(size), other.split(size), strict=True)
+
+
+def _writeable(array: np.ndarray) -> np.ndarray:
+    """The array as writeable, which torch requires. The memory is only read, and only while `array` exists."""
+    if array.flags.writeable or not array.size:
+        return array
+    memory = (ctypes.c_byte * array.nbytes).from_address(array.ctypes.data)
+    return np.frombuffer(memoryview(memory), array.dtype)
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """The array as a tensor with the same memory; torch does not know the bfloat16 of NumPy."""
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor as an array with the same memory."""
+    is_bfloat16 = tensor.dtype == torch.bfloat16
+    array: np.ndarray = tensor.view(torch.int16).numpy().view(BFLOAT16) if is_bfloat16 else tensor.numpy()
+    return array

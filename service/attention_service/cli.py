@@ -1,0 +1,171 @@
+"""The command `attention-service` and its subcommands.
+
+Each subcommand imports the modules that it needs itself: `health` runs every few seconds and must start quickly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from attention_service.comparison import cli as comparing
+from attention_service.conformance import cli as conformance
+from attention_service.layers import cli as layers
+from attention_service.render import cli as drawing
+from attention_service.version import __version__
+
+# Flags of `serve`: the setting that each replaces, its type, its help text.
+FLAGS: Final = (
+    ("host", str, "address to listen on (default: ATTENTION_HOST or 127.0.0.1)"),
+    ("port", int, "port to listen on (default: ATTENTION_PORT or 8000)"),
+    ("grpc_port", int, "port for gRPC (default: ATTENTION_GRPC_PORT or no gRPC)"),
+    ("workers", int, "worker processes (default: ATTENTION_WORKERS or 1)"),
+    (
+        "threads",
+        int,
+        "threads of each worker that compute (default: ATTENTION_THREADS or an equal share of the processors)",
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status: 0, 1 if it failed, or 2 for invalid arguments or settings."""
+    options = parser().parse_args(arguments)
+    try:
+        status = int(options.run(options))
+        print(end="", flush=True)
+    except BrokenPipeError:  # as in https://docs.python.org/3/library/signal.html#note-on-sigpipe
+        # Python flushes standard output once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands and their flags."""
+    top = argparse.ArgumentParser(prog="attention-service", description="Exact attention over HTTP.")
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str, description: str | None = None) -> Any:
+        command = commands.add_parser(name, help=text, description=description)
+        command.set_defaults(run=run)
+        return command
+
+    serve = add(
+        "serve",
+        _serve,
+        "run the service",
+        "Run the service until SIGINT or SIGTERM. All other settings are environment variables, which "
+        "`attention-service settings` prints with their defaults.",
+    )
+    for setting, kind, text in FLAGS:
+        serve.add_argument(f"--{setting.replace('_', '-')}", type=kind, help=text)
+    add(
+        "health",
+        _health,
+        "check whether a running server accepts requests",
+        "Request /health/ready of the server at ATTENTION_HOST and ATTENTION_PORT. Exit status 1 if the response is "
+        "not 200.",
+    )
+    compute = add(
+        "compute",
+        _compute,
+        "compute one request without a server",
+        "Compute one JSON request and print the response of POST /attention. Exit status 1 if the request is not "
+        "valid.",
+    )
+    compute.add_argument("request", metavar="REQUEST.json", help="file with the request, or - for standard input")
+    drawing.add_commands(add)
+    comparing.add_commands(add)
+    add("openapi", _openapi, "print the OpenAPI document")
+    add("key", _key, "make an API key, and its hash for ATTENTION_API_KEYS")
+    add("settings", _settings, "print all settings as a Markdown table")
+    conformance.add_commands(commands)
+    layers.add_commands(commands)
+    return top
+
+
+def _serve(options: argparse.Namespace) -> int:
+    # uvicorn finishes running requests, then raises the signal again: after a graceful stop the exit status is 0.
+    # Set before all imports: the first process of a container ignores SIGTERM until it has a handler.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+
+    from attention_service.server.run import serve
+
+    serve({name: value for name, _, _ in FLAGS if (value := getattr(options, name)) is not None})
+    return 0
+
+
+def _key(_: argparse.Namespace) -> int:
+    from attention_service.settings.keys import new_key
+
+    key, hashed = new_key()
+    print(f"key, for the client (it is not stored):      {key}\nhash, for ATTENTION_API_KEYS or its file:   {hashed}")
+    return 0
+
+
+def _health(_: argparse.Namespace) -> int:
+    from attention_service.runtime import health
+
+    try:
+        address = health.address(os.environ)
+    except ValueError:
+        print("ATTENTION_PORT: expected a number", file=sys.stderr)
+        return 2
+    failure = health.check(*address, encrypted=bool(os.environ.get("ATTENTION_TLS_CERTIFICATE")))
+    if failure:
+        print(failure, file=sys.stderr)
+    return 1 if failure else 0
+
+
+def _compute(options: argparse.Namespace) -> int:
+    from attention_service.codecs import CODECS
+    from attention_service.errors import ServiceError
+    from attention_service.pipeline.engine import Engine
+    from attention_service.pipeline.execution import Execution
+    from attention_service.pipeline.run import run
+    from attention_service.settings import load_settings
+
+    async def write(body: bytes) -> None:
+        engine, codec = Engine(load_settings()), CODECS["application/json"]
+        encoded = await run(engine, body, codec, codec, Execution(engine.admission, math.inf), uuid4().hex)
+        sys.stdout.buffer.writelines(encoded.chunks)
+
+    try:
+        body = sys.stdin.buffer.read() if options.request == "-" else Path(options.request).read_bytes()
+    except OSError as error:
+        print(f"{options.request}: {error.strerror}", file=sys.stderr)
+        return 2
+    try:
+        asyncio.run(write(body))
+    except ServiceError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(b"\n")
+    return 0
+
+
+def _openapi(_: argparse.Namespace) -> int:
+    from attention_service.app import create_app
+    from attention_service.settings import Settings
+
+    # Defaults only, so that the document does not depend on the environment it is made in.
+    print(json.dumps(create_app(Settings.model_construct()).openapi(), indent=2, ensure_ascii=False))
+    return 0
+
+
+def _settings(_: argparse.Namespace) -> int:
+    from attention_service.settings import table
+
+    print(table())
+    return 0

@@ -1,0 +1,323 @@
+"""npz: a zip archive of npy files, as numpy.savez writes it. No pickle, ever.
+
+A tensor that is stored, not compressed, is a view of the body if its elements are aligned there. The sizes of all
+files are held against the limit before any is unpacked, and each against its own header before an array is made of it.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, Final, NamedTuple, cast
+
+import numpy as np
+from numpy.lib import format as npy
+
+from attention_service.codecs.base import Codec
+from attention_service.codecs.chunks import MAX_CHUNK, Chunk, Encoded, array_chunks, encoded
+from attention_service.codecs.decoded import Body, Decoded
+from attention_service.codecs.json.memory import decode_bound
+from attention_service.codecs.json.writer import chunks
+from attention_service.codecs.named_tensors import (
+    MAX_TEXT,
+    REQUEST,
+    RESPONSE,
+    check_count,
+    elements,
+    request_fields,
+    split_answer,
+    whole_words,
+)
+from attention_service.codecs.shapes import MAX_RANK, shape_of
+from attention_service.errors import (
+    BodyTooLarge,
+    FieldConflict,
+    InvalidTensors,
+    NotAcceptable,
+    ServiceError,
+    TooLarge,
+    child,
+    quote,
+)
+
+SUFFIX: Final = ".npy"
+# Types of tensors. safetensors.py, typed_arrays.py and oip/tensors.py have such a table for their format.
+DTYPES: Final = tuple(np.dtype(kind) for kind in (np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
+# NumPy writes bfloat16 as two bytes of no type (<V2), which could be anything.
+BY_SAFETENSORS: Final = "npz has no bfloat16; use application/vnd.safetensors, or another dtype"
+# The same types in both byte orders, as they are read, and what they become.
+NATIVE: Final = {dtype: dtype for dtype in DTYPES} | {dtype.newbyteorder("S"): dtype for dtype in DTYPES}
+# The JSON text may have at most TEXT + TEXT_GROWTH · length of the body bytes, as reading it takes many times its
+# length of memory.
+TEXT: Final = 2**16
+TEXT_GROWTH: Final = 16
+# Bytes of the directory, of which zipfile makes an object for each 46: some ten times what MAX_TENSORS need.
+MAX_DIRECTORY: Final = 2**18
+DIRECTORY_GROWTH: Final = 20
+# Bytes of an entry of the directory, at least.
+ENTRY: Final = 46
+# Deflate packs at most so many bytes into one.
+DEFLATE: Final = 1032
+# A string of NumPy, with four bytes for each character, is read by way of bytes and a string of Python.
+TEXT_COPIES: Final = 9
+# Of the header of an npy file; numpy's own take about 120 bytes.
+MAX_HEADER: Final = 4096
+# What zipfile raises for an archive or a file in it that is damaged, encrypted, or packed in another way.
+DAMAGED: Final = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, ValueError)
+# What NumPy raises for the header of an npy file that is none.
+NO_HEADER: Final = (ValueError, LookupError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
+
+
+class NPZCodec(Codec):
+    """Tensors under dotted names, all other fields as JSON text in a tensor of its own."""
+
+    media_type = "application/x-npz"
+    decode_inline = 2**14
+    may_be_compressed = True
+
+    def decode(self, body: Body, limit: int) -> Decoded:
+        """The fields of a request that unpacks to at most `limit` bytes.
+
+        Errors: InvalidTensors, InvalidRequest, FieldConflict, BodyTooLarge, and those of the JSON text.
+        """
+        stream = _Stream(body)
+        archive = _open(stream)
+        unpacked = sum(file.file_size for file in archive.infolist())
+        if unpacked > max(limit, len(body)):
+            raise BodyTooLarge.at("", f"at most {limit} bytes when unpacked", f"{unpacked}")
+        tensors: dict[str, np.ndarray] = {}
+        text = None
+        for file in archive.infolist():
+            name = file.filename.removesuffix(SUFFIX)
+            content = _content(archive, file, stream)
+            if name == REQUEST and text is None:
+                text = _text(_parse(content, name), _max_text(len(body)))
+            elif name in tensors or name == REQUEST:
+                raise FieldConflict.at(child("", name), "each tensor once", "the same name again")
+            else:
+                tensors[name] = _array(_parse(content, name), name)
+        return request_fields(tensors, text)
+
+    def decode_bound(self, length: int, limit: int) -> int:
+        """Upper bound of the memory for decoding any body of `length` bytes that unpacks to at most `limit`."""
+        directory = DIRECTORY_GROWTH * min(length, MAX_DIRECTORY)
+        return length + min(DEFLATE * length, max(limit, length)) + _text_bytes(_max_text(length)) + directory
+
+    def decode_bytes(self, body: Body, limit: int) -> int:
+        """A closer upper bound, by the sizes in the directory."""
+        memory = len(body) + DIRECTORY_GROWTH * min(len(body), MAX_DIRECTORY)
+        try:
+            files = _open(_Stream(body)).infolist()
+        except ServiceError:
+            return memory  # nothing is made of it
+        for file in files:
+            memory += file.file_size
+            if file.filename.removesuffix(SUFFIX) == REQUEST:
+                memory += _text_bytes(min(file.file_size, _max_text(len(body))))
+        return min(memory, self.decode_bound(len(body), limit))
+
+    def encode(self, answer: Mapping[str, Any], request: Decoded) -> Encoded:
+        """The answer as numpy.savez would write it: the memory of each array as it is.
+
+        Errors: NotAcceptable for bfloat16, which npy files do not know.
+        """
+        tensors, fields = split_answer(answer)
+        for name, tensor in tensors.items():
+            if tensor.dtype.kind == "V":
+                raise NotAcceptable.at(
+                    "", "another media type than npz for bfloat16", f"{name} in bfloat16", BY_SAFETENSORS
+                )
+        files = {RESPONSE: _text_file(fields)} | {name: _tensor_file(tensor) for name, tensor in tensors.items()}
+        return encoded(self.media_type, _archive(files))
+
+
+def _text_bytes(text: int) -> int:
+    return TEXT_COPIES * text + decode_bound(text)
+
+
+def _max_text(length: int) -> int:
+    return min(MAX_TEXT, TEXT + TEXT_GROWTH * length)
+
+
+class _Stream:
+    """A body as the file that zipfile reads, without a copy.
+
+    zipfile reads the directory in one piece, so longer reads are refused. Errors: InvalidRequest.
+    """
+
+    def __init__(self, body: Body) -> None:
+        self.view = memoryview(body)
+        self._at = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = (0, self._at, len(self.view))[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        content = self.view[self._at :] if size < 0 else self.view[self._at : self._at + size]
+        if len(content) > MAX_DIRECTORY:
+            check_count(len(content) // ENTRY)
+        self._at += len(content)
+        return bytes(content)
+
+
+def _open(stream: _Stream) -> zipfile.ZipFile:
+    """The archive in a body. Errors: InvalidTensors, InvalidRequest for too many files."""
+    try:
+        archive = zipfile.ZipFile(cast(Any, stream))
+    except DAMAGED as error:
+        raise InvalidTensors.at("", "a zip archive", quote(str(error), 80)) from None
+    check_count(len(archive.infolist()))
+    return archive
+
+
+def _content(archive: zipfile.ZipFile, file: zipfile.ZipInfo, stream: _Stream) -> memoryview:
+    """The bytes of a file in an archive: a view of the body if it is stored. Errors: InvalidTensors."""
+    name = quote(file.filename)
+    if file.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise InvalidTensors.at("", f"{name} stored or deflated", "another method")
+    try:
+        with archive.open(file) as unpacked:
+            if file.compress_type == zipfile.ZIP_DEFLATED:
+                content = _inflated(unpacked, file.file_size)
+            else:
+                start = stream.tell()  # after the header of the file, which zipfile has read
+                content = stream.view[start : start + file.compress_size]
+                if zlib.crc32(content) != file.CRC:
+                    raise zipfile.BadZipFile("Bad CRC-32")
+    except DAMAGED as error:
+        raise InvalidTensors.at("", f"{name} undamaged and not encrypted", quote(str(error), 80)) from None
+    if len(content) != file.file_size:
+        raise InvalidTensors.at("", f"{file.file_size} bytes of {name}", str(len(content)))
+    return content
+
+
+def _inflated(unpacked: IO[bytes], size: int) -> memoryview:
+    """The content of a compressed file; zipfile unpacks no more than `size` bytes, and compares the checksum."""
+    content = np.empty(size, np.uint8).data
+    at = 0
+    while part := unpacked.read(MAX_CHUNK):
+        content[at : at + len(part)] = part
+        at += len(part)
+    return content[:at]
+
+
+class _NpyFile(NamedTuple):
+    """The header of an npy file, and the bytes after it."""
+
+    shape: tuple[int, ...]
+    fortran_order: bool
+    dtype: np.dtype
+    data: memoryview
+
+
+def _parse(content: memoryview, name: str) -> _NpyFile:
+    """The parts of an npy file, checked against each other. Errors: InvalidTensors."""
+    start = io.BytesIO(content[: MAX_HEADER + 16])
+    try:
+        version = npy.read_magic(start)
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+        shape, fortran_order, dtype = read(start, max_header_size=MAX_HEADER)
+    except NO_HEADER:
+        raise InvalidTensors.at("", f"{quote(name)} to be an npy file", "something else") from None
+    if name == REQUEST:
+        expected, known = "a string, or bytes", dtype == np.uint8 or (dtype.kind == "U" and dtype.itemsize > 0)
+    else:
+        expected, known = ", ".join(kind.name for kind in DTYPES), dtype in NATIVE
+    if not known:
+        hint = BY_SAFETENSORS if name != REQUEST and dtype.kind == "V" and dtype.itemsize == 2 else ""
+        raise InvalidTensors.at("", f"{quote(name)} to be of {expected}", quote(dtype.str), hint)
+    if shape_of(shape) is None:
+        raise InvalidTensors.at("", f"at most {MAX_RANK} axes of {quote(name)}", quote(str(shape)))
+    data = content[start.tell() :]
+    needed = math.prod(shape) * dtype.itemsize
+    if len(data) != needed:
+        raise InvalidTensors.at("", f"{needed} bytes of {quote(name)}, as its header says", f"{len(data)}")
+    return _NpyFile(shape, fortran_order, dtype, data)
+
+
+def _array(file: _NpyFile, name: str) -> np.ndarray:
+    """The array of an npy file, in the byte order of the machine. Errors: InvalidTensors."""
+    native = NATIVE[file.dtype]
+    flat = elements(file.data, file.dtype, name)
+    if file.dtype != native and flat.flags.writeable:  # it was unpacked here
+        flat = flat.byteswap(inplace=True).view(native)
+    return whole_words(flat.astype(native, copy=False)).reshape(file.shape, order="F" if file.fortran_order else "C")
+
+
+def _text(file: _NpyFile, limit: int) -> bytes:
+    """The JSON text in an npy file: one string, or its bytes. Errors: InvalidTensors, TooLarge."""
+    is_bytes = file.dtype == np.uint8
+    length = len(file.data) if is_bytes else len(file.data) // 4
+    if length <= limit:
+        text = bytes(file.data) if is_bytes else _string(file).encode()
+        length = len(text)
+    if length > limit:
+        raise TooLarge.at("", f"{REQUEST} of at most {limit} bytes when unpacked", str(length))
+    return text
+
+
+def _string(file: _NpyFile) -> str:
+    """The string of an npy file that holds one. Errors: InvalidTensors."""
+    if (count := math.prod(file.shape)) != 1:
+        raise InvalidTensors.at("", f"{REQUEST} to be one string", f"{count}")
+    try:
+        return str(file.data, "utf-32-be" if file.dtype.byteorder == ">" else "utf-32-le").rstrip("\0")
+    except UnicodeDecodeError:
+        raise InvalidTensors.at("", f"{REQUEST} to be a string of Unicode", "half a surrogate, or nothing") from None
+
+
+def _tensor_file(tensor: np.ndarray) -> Iterator[Chunk]:
+    """An array as an npy file."""
+    yield _npy_header(npy.header_data_from_array_1_0(tensor) | {"fortran_order": False})  # some readers know no other
+    yield from array_chunks(tensor)
+
+
+def _text_file(fields: Mapping[str, Any]) -> Iterator[Chunk]:
+    """The JSON of fields as an npy file with one string, four bytes for each character."""
+    length = sum(len(str(chunk, "utf-8")) for chunk in chunks(fields))
+    yield _npy_header({"descr": f"<U{length}", "fortran_order": False, "shape": ()})
+    for chunk in chunks(fields):
+        yield from array_chunks(np.frombuffer(str(chunk, "utf-8").encode("utf-32-le"), np.uint8))
+
+
+def _npy_header(header: dict[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    npy.write_array_header_1_0(stream, header)
+    return stream.getvalue()
+
+
+def _archive(files: Mapping[str, Iterator[Chunk]]) -> Iterator[Chunk]:
+    """A zip archive of npy files by their names, in the chunks that zipfile writes."""
+    written = _Written()
+    with zipfile.ZipFile(cast(Any, written), "w", zipfile.ZIP_STORED) as archive:
+        for name, content in files.items():
+            with archive.open(zipfile.ZipInfo(name + SUFFIX), "w", force_zip64=True) as file:
+                for chunk in content:
+                    file.write(chunk)
+                    yield from written
+                    written.clear()
+    yield from written
+
+
+class _Written(list[Chunk]):
+    """The chunks that zipfile writes to a file that cannot be rewound."""
+
+    def write(self, data: Chunk) -> int:
+        self.append(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back."""

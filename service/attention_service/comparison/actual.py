@@ -1,0 +1,84 @@
+"""The arrays that a kernel returned: checked against the request, and in the axes of a case."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from attention_service.attention.arrays import is_float
+from attention_service.attention.outputs import OUTPUT, OUTPUTS, output_shape
+from attention_service.attention.plan import Plan
+from attention_service.attention.result import request_axes
+from attention_service.comparison.baseline import FIELDS
+from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
+
+# Bits are no numbers that a kernel rounds.
+NAMES: Final = (OUTPUT, *(name for name, row in OUTPUTS.items() if not row.is_integer))
+
+
+@dataclass(frozen=True)
+class Actual:
+    """What a kernel returned.
+
+    as_sent:   float64 arrays by name, in the axes of the request; a logsumexp of base 2 as one of base e
+    canonical: those that mutants change, with axes (b, h, q, …); an output of an output map is (b, 1, q, out)
+    """
+
+    as_sent: Mapping[str, np.ndarray]
+    canonical: Mapping[str, np.ndarray]
+
+
+def check_names(actual: Mapping[str, np.ndarray], *, top_k: int | None) -> None:
+    """Errors: InvalidValue for a name that is not in NAMES, FieldConflict for top_k, MissingField for none at all."""
+    if not actual:
+        raise MissingField.at("/actual", f"at least one of {', '.join(NAMES)}", "none", "leave actual out for power")
+    for name in actual:
+        if name not in NAMES:
+            raise InvalidValue.of(f"/actual/{name}", f"one of {', '.join(NAMES)}", name)
+    if top_k is not None:
+        raise FieldConflict.at("/top_k", "no top_k in a comparison", "top_k", "compare attention_weights")
+
+
+def read_actual(given: Mapping[str, np.ndarray], plan: Plan, *, base2: bool) -> Actual:
+    """The arrays of a kernel. plan: includes their names
+
+    Errors: InvalidArray for anything but numbers, ShapeMismatch.
+    """
+    sent: dict[str, np.ndarray] = {}
+    for name, array in given.items():
+        if array.dtype.kind not in "iu" and not is_float(array.dtype):
+            raise InvalidArray.at(f"/actual/{name}", "numbers", f"{array.dtype} of shape {array.shape}")
+        wanted = _shown_shape(name, plan)
+        if array.shape != wanted:
+            raise ShapeMismatch.of(f"/actual/{name}", f"{shape(wanted)}, as this request returns it", array)
+        sent[name] = array.astype(np.float64)
+        if name == "logsumexp" and base2:
+            sent[name] *= math.log(2)
+    chosen = plan.selection
+    selects = chosen.heads is not None or chosen.queries is not None or chosen.average_heads
+    names = [name for name in FIELDS if name in sent and (name == OUTPUT or not selects)]
+    return Actual(sent, {name: canonical(sent[name], name, plan) for name in names})
+
+
+def canonical(array: np.ndarray, name: str, plan: Plan) -> np.ndarray:
+    """An array of a response with the axes (b, h, q, …). An output of an output map is (b, 1, q, out)."""
+    axes, shown = request_axes(name, plan)
+    missing = "".join(letter for letter in axes if letter not in shown)
+    have = missing + shown
+    found = array.reshape((1,) * len(missing) + array.shape).transpose([have.index(letter) for letter in axes])
+    if name != OUTPUT or "h" in axes:
+        return found
+    b, q, features = found.shape
+    heads = 1 if plan.roles.output_map else plan.sizes.num_heads
+    return found.reshape(b, q, heads, features // heads).transpose(0, 2, 1, 3)
+
+
+def _shown_shape(name: str, plan: Plan) -> tuple[int, ...]:
+    """The shape of an output as the request shows it."""
+    axes, shown = request_axes(name, plan)
+    lengths = dict(zip(axes, output_shape(name, plan), strict=True))
+    return tuple(lengths[letter] for letter in shown)

@@ -1,0 +1,82 @@
+"""The error of a right kernel: what legal rounding in the caller's type explains."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from typing import Final
+
+import numpy as np
+
+from attention_service.attention.arrays import compute_dtype
+from attention_service.comparison.case import Case
+from attention_service.comparison.errors import distance, largest, ulp
+from attention_service.comparison.floors import floors
+from attention_service.comparison.problem import Answer, Rounding, rounded
+from attention_service.comparison.solve import Sample, solve
+
+# Up to so many baselines an output is correct, up to so many imprecise, and above wrong.
+CORRECT: Final = 2.0
+IMPRECISE: Final = 10.0
+# The arrays that kernels return and mutants change, and the attributes of an Answer that hold them.
+FIELDS: Final = {"output": "output", "logsumexp": "logsumexp", "attention_weights": "weights"}
+
+# The smallest float64: a baseline is never 0.
+TINY: Final = 5e-324
+# Arrays of a sample by their names in the API.
+Arrays = Mapping[str, np.ndarray]
+
+
+@cache
+def legal_roundings(dtype: np.dtype, rotates: bool) -> tuple[Rounding, ...]:
+    """What right kernels of a type round; the plain one, which only rounds inputs and output, is the first.
+
+    rotates: True if query, key or value are normalised or rotated, and may be rounded afterwards
+    """
+    inputs = None if dtype == np.float64 else partial(rounded, dtype=dtype)
+    plain = Rounding(computes=compute_dtype(dtype), inputs=inputs, output=dtype)
+    found = [plain, replace(plain, scaled_query=dtype)]  # the scale folded into the query
+    if dtype.itemsize < 4:
+        found.append(replace(plain, weights=dtype))  # as fused kernels do before the product with values
+        if rotates:
+            found.append(replace(plain, operands=dtype))
+    return tuple(found)
+
+
+def rounded_cases(case: Case, dtype: np.dtype) -> list[Case]:
+    """The case with each legal rounding; the plain one first."""
+    rotates = any((case.query_norm, case.key_norm, case.value_norm, case.query_rotation, case.key_rotation))
+    return [replace(case, rounding=rounding) for rounding in legal_roundings(dtype, rotates)]
+
+
+def arrays_of(answer: Answer, names: Collection[str]) -> dict[str, np.ndarray]:
+    """The arrays of an answer that have one of these names."""
+    found = {name: getattr(answer, FIELDS[name]) for name in FIELDS if name in names}
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def baselines(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dict[str, float]:
+    """The largest error that legal rounding explains, of each array of a sample.
+
+    right: the arrays of the case in float64. The baseline is at least the floor (see `floors`), and a fourth of the
+    unit in the last place is added.
+    """
+    cases = rounded_cases(case, dtype)
+    found = floors(case, cases[0], sample, right)
+    for variant in cases:
+        for name, array in arrays_of(solve(variant, sample), right).items():
+            apart = distance(rounded(array, stored_dtype(name, dtype)), right[name])
+            if np.isfinite(apart):
+                found[name] = max(found[name], apart)
+    return {name: error + last_place(right[name], stored_dtype(name, dtype)) for name, error in found.items()}
+
+
+def last_place(array: np.ndarray, dtype: np.dtype) -> float:
+    """A fourth of the unit in the last place of the largest number of an array."""
+    return max(float(ulp(np.array(largest(array)), dtype)) / 4, TINY)
+
+
+def stored_dtype(name: str, dtype: np.dtype) -> np.dtype:
+    """The type in which a kernel returns an array: the logsumexp in the type that it computes in."""
+    return compute_dtype(dtype) if name == "logsumexp" else dtype

@@ -1,0 +1,75 @@
+"""Candidates: mutants and what they answer for a sample, and how far that is from other arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from attention_service.backends.base import Check
+from attention_service.comparison.baseline import Arrays, arrays_of
+from attention_service.comparison.case import Case
+from attention_service.comparison.errors import distance, square
+from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.solve import Sample, solve
+
+# What mutants did, those included whose number is estimated.
+MESSAGES: Final = {name: mutant.message for name, mutant in MUTANTS.items()} | {
+    "scale.other": "The scale is another one.",
+    "heads.permuted": "The heads are returned in another order.",
+}
+# Groups of mutants that change the output alone.
+ONLY_OUTPUT: Final = ("output", "value", "empty", "gate")
+# Mutants whose answer depends on the order of rounding, or on all rows: neither combined with others nor estimated.
+NOT_COMBINED: Final = frozenset(
+    {"precision", "output", "empty", "logsumexp", "softmax.no_max", "mask.finite", "heads.layout"}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A wrong case, and its arrays for a sample. names: of the mutants that made it, the first edit first"""
+
+    names: tuple[str, ...]
+    case: Case
+    arrays: Arrays
+
+    @property
+    def rounds(self) -> bool:
+        """True if a mistake is one of rounding."""
+        return any(name.startswith("precision.") for name in self.names)
+
+    @property
+    def message(self) -> str:
+        """What the kernel did."""
+        said = " ".join(MESSAGES[name] for name in self.names)
+        return f"{said} ({self.case.detail})" if self.case.detail else said
+
+
+def candidates(case: Case, sample: Sample, right: Arrays, check: Check) -> Iterator[Candidate]:
+    """The answers of all mutants that apply to a case and show in the arrays that are compared.
+
+    right: these arrays of the sample; they stand where a mutant has none of its own. check: called before each
+    """
+    for mutant in MUTANTS.values():
+        if mutant.needs is not None and mutant.needs not in right:
+            continue
+        if "output" not in right and mutant.group in ONLY_OUTPUT:
+            continue
+        for wrong in mutant.edit(case):
+            check()
+            yield Candidate((mutant.name,), wrong, {**right, **arrays_of(solve(wrong, sample), right)})
+
+
+def ratio(one: Arrays, other: Arrays, baselines: Mapping[str, float]) -> float:
+    """The largest distance of two answers, in baselines."""
+    return max((distance(one[name], other[name]) / baselines[name] for name in one if name in other), default=0.0)
+
+
+def unexplained(one: Arrays, other: Arrays, baselines: Mapping[str, float]) -> float:
+    """The sum of the squared differences of two answers, in baselines, each array's mean counting the same."""
+    total = 0.0
+    for name in one:
+        if name in other:
+            total += square(one[name], other[name], baselines[name]) / one[name].size
+    return total

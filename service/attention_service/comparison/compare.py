@@ -1,0 +1,276 @@
+"""The comparison of what a kernel returned with the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from attention_service.attention.outputs import OUTPUT
+from attention_service.attention.plan import Plan, make_plan
+from attention_service.attention.result import Metadata, Result
+from attention_service.attention.spec import AttentionSpec
+from attention_service.backends.base import Backend, Check, no_check
+from attention_service.comparison.actual import Actual, canonical, read_actual
+from attention_service.comparison.baseline import (
+    CORRECT,
+    FIELDS,
+    IMPRECISE,
+    arrays_of,
+    last_place,
+    rounded_cases,
+    stored_dtype,
+)
+from attention_service.comparison.candidates import candidates
+from attention_service.comparison.case import Case, make_case
+from attention_service.comparison.casting import as_cast
+from attention_service.comparison.errors import Errors, distance, distances, epsilon, largest, measure
+from attention_service.comparison.evidence import Evidence, Hypothesis
+from attention_service.comparison.floors import floors, floors_of_others
+from attention_service.comparison.inputs import Suggestion, recipe_of, suggest
+from attention_service.comparison.places import places, worst
+from attention_service.comparison.power import Power, power
+from attention_service.comparison.samples import choose_sample, most_scores
+from attention_service.comparison.search import search
+from attention_service.comparison.solve import blocks, everything, solve
+from attention_service.comparison.tolerances import Tolerance, usual_tolerances
+from attention_service.schemas.compare import Place
+
+HEAD_OUTPUTS: Final = "head_outputs"
+# The axes of arrays in canonical order, as places name them.
+AXES: Final = {
+    "output": ("batch entry", "head", "row", "feature"),
+    "logsumexp": ("batch entry", "head", "row"),
+    "attention_weights": ("batch entry", "head", "row", "key"),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, and what a kernel returned for it.
+
+    actual: arrays by name; None to ask for the power of the request only
+    base2:  True if the logsumexp has base 2; tolerance: of the caller's own test
+    """
+
+    spec: AttentionSpec
+    plan: Plan
+    actual: Mapping[str, np.ndarray] | None = None
+    base2: bool = False
+    tolerance: Tolerance | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One array that was sent: its errors, those of the worst legal rounding, and the baseline of its largest error."""
+
+    errors: Errors
+    baseline: Errors
+    limit: float
+
+    @property
+    def ratio(self) -> float:
+        """The largest error, in baselines; inf if the array is infinite or NaN where it should not be."""
+        if self.errors.non_finite:
+            return math.inf
+        return (self.errors.max_abs or 0.0) / self.limit
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that a report tells. judged: by the name of the array; passes: what each test says, None without arrays"""
+
+    question: Question
+    metadata: Metadata
+    judged: Mapping[str, Judged]
+    passes: Mapping[str, bool]
+    tolerances: tuple[Tolerance, ...]
+    where: list[Place]
+    hypotheses: list[Hypothesis]
+    power: Power
+    suggestion: Suggestion | None
+
+    @property
+    def ratio(self) -> float:
+        """The ratio of the worst array."""
+        return max((one.ratio for one in self.judged.values()), default=0.0)
+
+    @property
+    def status(self) -> str:
+        """correct, imprecise, wrong or inconclusive."""
+        if self.question.actual is None:
+            return "inconclusive"
+        shows = any(name in FIELDS for name in self.judged)
+        return status_of(self.ratio, is_weak=self.power.is_weak or not shows)
+
+
+def status_of(ratio: float, *, is_weak: bool) -> str:
+    """The status of an output by its ratio, and by whether too little of it could have been wrong to tell."""
+    if ratio > IMPRECISE:
+        return "wrong"
+    if ratio > CORRECT:
+        return "imprecise"
+    return "inconclusive" if is_weak else "correct"
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is right for a question: the reference, and what was sent beside it.
+
+    right: the arrays that mutants change, canonical; judged: each array that was sent, by its name
+    """
+
+    reference: Result
+    case: Case
+    actual: Actual
+    right: Mapping[str, np.ndarray]
+    judged: Mapping[str, Judged]
+
+
+@np.errstate(all="ignore")
+def reference_and_baseline(question: Question, backend: Backend, check: Check = no_check) -> Truth:
+    """The reference of a question, and the baselines of all that was sent. Arguments: as of compare_question"""
+    dtype = question.plan.dtype
+    spec = as_cast(question.spec, dtype)
+    include = tuple({name: None for name in question.actual or () if name != OUTPUT} | {HEAD_OUTPUTS: None})
+    exact = spec._replace(dtype="float64", backend="numpy", device="cpu", include=include, top_k=None)  # type: ignore[arg-type]  # names of arrays
+    exact = exact._replace(allow_non_finite=True)
+    plan = make_plan(exact)
+    actual = Actual({}, {})
+    if question.actual is not None:
+        actual = read_actual(question.actual, plan, base2=question.base2)
+    reference = backend.run(plan, exact, exact.sources, check)
+    case = make_case(spec, dtype)
+    if HEAD_OUTPUTS in reference.arrays:
+        case = replace(case, head_outputs=canonical(reference[HEAD_OUTPUTS], HEAD_OUTPUTS, plan))
+    right = {name: canonical(reference[name], name, plan) for name in actual.canonical}
+    judged = _judged_by_rounding(case, actual, right, check)
+    others = [name for name in actual.as_sent if name not in actual.canonical]
+    judged |= _judged_by_service(case, exact, others, actual, reference.arrays, backend, check)
+    return Truth(reference, case, actual, right, {name: judged[name] for name in actual.as_sent})
+
+
+@np.errstate(all="ignore")
+def compare_question(question: Question, backend: Backend, check: Check = no_check) -> Comparison:
+    """Judge what a kernel returned. backend: computes the reference; check: raises to end the computation
+
+    Errors: InvalidRequest of every kind, and what `check` raises.
+    """
+    truth = reference_and_baseline(question, backend, check)
+    case, actual, right, judged, reference = truth.case, truth.actual, truth.right, truth.judged, truth.reference
+    tolerances = usual_tolerances(case.dtype) + (() if question.tolerance is None else (question.tolerance,))
+    compared = tuple(actual.canonical) or (OUTPUT,)
+    is_wrong = bool(actual.canonical) and max(judged[name].ratio for name in actual.canonical) > CORRECT
+    sample = choose_sample(case, _wrong_rows(actual, right) if is_wrong else None, most_scores(compared))
+    evidence = Evidence.of(case, sample, actual.canonical or None, compared)
+    mutants = list(candidates(case, sample, evidence.right, check))
+    found = power(evidence, mutants, check, tolerances)
+    hypotheses: list[Hypothesis] = []
+    if is_wrong:
+        limits = {name: judged[name].limit for name in actual.canonical}
+        hypotheses = search(evidence, mutants, actual.canonical, limits, check)
+    return Comparison(
+        question=question,
+        metadata=reference.metadata,
+        judged=judged,
+        passes={
+            one.name: all(one.passes(array, reference[name]) for name, array in actual.as_sent.items())
+            for one in tolerances
+            if actual.as_sent
+        },
+        tolerances=tolerances,
+        where=_where(actual, reference.arrays, right, judged),
+        hypotheses=hypotheses,
+        power=found,
+        suggestion=_suggestion(case, hypotheses, found, compared, check),
+    )
+
+
+def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarray], check: Check) -> dict[str, Judged]:
+    """Output, logsumexp and weights, beside the worst of the legal roundings of a kernel."""
+    if not right:
+        return {}
+    kept = {name: stored_dtype(name, case.dtype) for name in right}
+    variants = rounded_cases(case, case.dtype)
+    results = [{name: np.empty(array.shape, kept[name]) for name, array in right.items()} for _ in variants]
+    least = dict.fromkeys(right, 0.0)
+    for block in blocks(case, everything(case), right):
+        check()
+        here = {name: block.of(array) for name, array in right.items()}
+        for name, floor in floors(case, variants[0], block, here).items():
+            least[name] = max(least[name], floor)
+        for variant, arrays in zip(variants, results, strict=True):
+            for name, array in arrays_of(solve(variant, block), right).items():
+                block.put(arrays[name], array)
+    judged = {}
+    for name, array in right.items():
+        stored = kept[name]
+        found = [arrays[name].astype(np.float64) for arrays in results]
+        baseline = measure(max(found, key=lambda one: _finite(distance(one, array))), array, stored)
+        limit = max(baseline.max_abs or 0.0, least[name]) + last_place(array, stored)
+        judged[name] = Judged(measure(actual.canonical[name], array, stored), baseline, limit)
+    return judged
+
+
+def _finite(number: float) -> float:
+    return number if math.isfinite(number) else -1.0
+
+
+def _judged_by_service(
+    case: Case,
+    exact: AttentionSpec,
+    names: list[str],
+    actual: Actual,
+    reference: Mapping[str, np.ndarray],
+    backend: Backend,
+    check: Check,
+) -> dict[str, Judged]:
+    """Other arrays, beside those that the service computes in the type of the request."""
+    if not names:
+        return {}
+    same = exact._replace(dtype=case.dtype.name, include=tuple(names))  # type: ignore[arg-type]  # names of arrays
+    plain = backend.run(make_plan(same), same, same.sources, check)
+    judged, least = {}, floors_of_others(case, reference, names)
+    for name in names:
+        array = reference[name]
+        stored = plain[name].dtype
+        baseline = measure(plain[name], array, stored)
+        floor = max(least[name], epsilon(stored) / 4 * (1 + largest(array)))
+        limit = max(baseline.max_abs or 0.0, floor) + last_place(array, stored)
+        judged[name] = Judged(measure(actual.as_sent[name], array, stored), baseline, limit)
+    return judged
+
+
+def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The largest error of each row (b, h, q), of the output if it was sent."""
+    name = next(iter(right))
+    apart = distances(actual.canonical[name], right[name])
+    wrong: np.ndarray = apart if apart.ndim == 3 else apart.max(axis=-1)
+    return wrong
+
+
+def _where(
+    actual: Actual, reference: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray], judged: Mapping[str, Judged]
+) -> list[Place]:
+    """The places of the first array that is wrong."""
+    for name, array in right.items():
+        if judged[name].ratio > CORRECT:
+            found = places(actual.canonical[name], array, CORRECT * judged[name].limit, AXES[name])
+            found[0].worst = worst(actual.as_sent[name], reference[name])
+            return found
+    return []
+
+
+def _suggestion(
+    case: Case, hypotheses: list[Hypothesis], found: Power, names: tuple[str, ...], check: Check
+) -> Suggestion | None:
+    """A request that shows the mistakes that are still possible."""
+    is_known = bool(hypotheses) and hypotheses[0].is_proof
+    if is_known and not hypotheses[0].also:
+        return None
+    wanted = (*hypotheses[0].candidate.names, *hypotheses[0].also) if is_known else found.survivors
+    wanted = tuple(name for name in wanted if not name.startswith("precision."))
+    return suggest(recipe_of(case), wanted, names, 0, check, apart=is_known) if wanted else None

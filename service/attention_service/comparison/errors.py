@@ -1,0 +1,147 @@
+"""How far an array is from the truth, as numbers that a report shows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from attention_service.attention.arrays import FLOATS
+
+# Relative errors count where the truth is at least this part of its largest magnitude.
+RELATIVE_FLOOR: Final = 1e-3
+# Numbers whose squares can be summed up in float64.
+SQUARABLE: Final = 1e140
+# Bits of the significand, with the leading one, and the exponent of the smallest normal number.
+_FORMATS: Final = {"float64": (53, -1022), "float32": (24, -126), "float16": (11, -14), "bfloat16": (8, -126)}
+
+
+@dataclass(frozen=True, slots=True)
+class Ulp:
+    """Errors in units in the last place of the caller's type. above_one: share of the elements above one"""
+
+    max: float
+    p99: float
+    above_one: float
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """The distance of an array from the truth. None where nothing finite can be compared.
+
+    max_rel:       over elements of at least a thousandth of the largest magnitude
+    relative_rmse: root of the mean square of the error over that of the truth
+    cosine:        of the two arrays as vectors
+    non_finite:    elements that are infinite or NaN where the truth is another number, or the reverse
+    """
+
+    max_abs: float | None
+    max_rel: float | None
+    rmse: float | None
+    relative_rmse: float | None
+    cosine: float | None
+    ulp: Ulp | None
+    non_finite: int
+
+
+def measure(actual: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> Errors:
+    """The errors of an array. Both have the same shape; dtype: the caller's type, for ULPs"""
+    actual, reference = np.asarray(actual, np.float64), np.asarray(reference, np.float64)
+    finite = np.isfinite(actual) & np.isfinite(reference)
+    same = finite | (actual == reference) | (np.isnan(actual) & np.isnan(reference))
+    non_finite = int(same.size - np.count_nonzero(same))
+    if not finite.any():
+        return Errors(None, None, None, None, None, None, non_finite)
+    if not finite.all():
+        actual, reference = actual[finite], reference[finite]
+    error = np.abs(actual - reference)
+    size = np.abs(reference)
+    counts = size >= max(RELATIVE_FLOOR * float(size.max()), np.finfo(np.float64).tiny)
+    rmse, scale = _rms(error), _rms(reference)
+    ulps = error / ulp(reference, dtype)
+    return Errors(
+        max_abs=float(error.max()),
+        max_rel=float((error[counts] / size[counts]).max()) if counts.any() else None,
+        rmse=rmse,
+        relative_rmse=rmse / scale if scale else None,
+        cosine=_cosine(actual, reference),
+        ulp=Ulp(float(ulps.max()), float(np.quantile(ulps, 0.99)), float(np.mean(ulps > 1))),
+        non_finite=non_finite,
+    )
+
+
+def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Differences of the elements: 0 for equal infinities and two NaN, inf where only one is infinite or NaN."""
+    with np.errstate(invalid="ignore"):
+        found: np.ndarray = np.abs(one - other)
+    # The maximum is NaN if any difference is.
+    if math.isfinite(found.max(initial=0.0)):
+        return found
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    return np.where(same, 0.0, np.where(np.isfinite(found), found, np.inf))
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference of two arrays; inf if one is infinite or NaN where the other is another number."""
+    return float(distances(one, other).max(initial=0.0))
+
+
+def square(one: np.ndarray, other: np.ndarray, unit: float) -> float:
+    """The sum of the squares of the differences, in units.
+
+    An element that is infinite or NaN in one of them only counts as ten times the largest finite number.
+    """
+    with np.errstate(all="ignore"):
+        difference = ((one - other) / unit).ravel()
+    with np.errstate(all="ignore"):
+        found = float(np.dot(difference, difference))
+    if math.isfinite(found):
+        return found
+    finite = np.isfinite(one) & np.isfinite(other)
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    bound = max(float(np.max(np.abs(array), where=finite, initial=0.0)) for array in (one, other))
+    kept = np.clip(difference[finite.ravel()], -SQUARABLE, SQUARABLE)
+    return float(np.dot(kept, kept)) + np.count_nonzero(~finite & ~same) * min(10 * (bound + 1) / unit, SQUARABLE) ** 2
+
+
+def ulp(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The distance of neighbouring numbers of a type at each of some finite numbers."""
+    bits, least = _FORMATS[dtype.name]
+    _, exponent = np.frexp(numbers)
+    found: np.ndarray = np.ldexp(1.0, np.maximum(exponent - 1, least) - (bits - 1))
+    return found
+
+
+def largest(array: np.ndarray) -> float:
+    """The largest magnitude of the finite numbers of an array; 0 if there is none."""
+    return float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
+
+
+def largest_number(dtype: np.dtype) -> float:
+    """The largest finite number of a type."""
+    bits, least = _FORMATS[dtype.name]
+    return math.ldexp(2 - 2.0 ** (1 - bits), 1 - least)
+
+
+def epsilon(dtype: np.dtype) -> float:
+    """The distance from one to the next number of a type."""
+    return 2.0 ** (1 - _FORMATS[dtype.name][0])
+
+
+def _rms(array: np.ndarray) -> float:
+    # Divided first, so that no square overflows or underflows.
+    largest = float(np.max(np.abs(array)))
+    return largest * math.sqrt(float(np.mean(np.square(array / largest)))) if largest else 0.0
+
+
+def _cosine(one: np.ndarray, other: np.ndarray) -> float | None:
+    sizes = float(np.max(np.abs(one))), float(np.max(np.abs(other)))
+    if not all(sizes):
+        return None
+    one, other = (one / sizes[0]).ravel(), (other / sizes[1]).ravel()
+    return float(np.dot(one, other) / math.sqrt(float(np.dot(one, one)) * float(np.dot(other, other))))
+
+
+assert set(_FORMATS) == set(FLOATS)

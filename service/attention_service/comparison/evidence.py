@@ -1,0 +1,158 @@
+"""Evidence: what a kernel returned for a sample, beside what is right; and how well a mistake explains it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from attention_service.backends.base import Check
+from attention_service.comparison.baseline import CORRECT, Arrays, arrays_of, baselines
+from attention_service.comparison.candidates import Candidate, ratio, unexplained
+from attention_service.comparison.case import Case
+from attention_service.comparison.errors import distance
+from attention_service.comparison.solve import Sample, blocks, everything, solve
+
+# A mistake is proved only if the reference is so many times further from the output than the mutant is.
+PROOF: Final = 10.0
+# Hypotheses below this share of the error explained are not told.
+LEAST: Final = 0.5
+ALMOST: Final = 0.9
+# Coarse rounding that makes so many times the error of an output does not explain it.
+OVERSIZED: Final = 4.0
+# Below this share of the error explained the baseline of the mutant is not worth computing.
+CLOSE: Final = 0.8
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A mistake, or several, that may explain an output.
+
+    also:      names of other mistakes that have the same answer to this request
+    explained: 1 - |actual - mutant|² / |actual - reference|²; for coarse rounding the share of the size of the error
+    ratio:     distance of the output to that of the mutant, in baselines: the mutant's own for the best hypotheses
+    is_proof:  True if each array is within two baselines of the mutant's, one of them is ten times closer to it than to
+               the reference, and no mistake is one of rounding. In a report also: if this holds on all rows, which is
+               checked for the first three; after one holds, no other is a proof.
+    """
+
+    candidate: Candidate
+    explained: float
+    ratio: float
+    is_proof: bool
+    also: tuple[str, ...] = ()
+
+    @property
+    def is_told(self) -> bool:
+        """True if it explains enough, or as much as rounding leaves of a small error."""
+        return self.explained >= LEAST or (self.ratio <= CORRECT and self.explained > 0)
+
+    @property
+    def rank(self) -> tuple[bool, bool, int, int, float]:
+        """The order of hypotheses: proofs, then what explains enough to be told, with fewer mistakes first.
+
+        Rounding explains by chance what is nearly right: it comes after what explains almost all.
+        """
+        is_close = self.explained >= ALMOST or self.ratio <= CORRECT
+        place = 1 if self.candidate.rounds else 0 if is_close else 2
+        return not self.is_proof, not self.is_told, len(self.candidate.names), place, -self.explained
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """An output for a sample: what the kernel returned, what is right, and the baselines."""
+
+    case: Case
+    sample: Sample
+    actual: Arrays
+    right: Arrays
+    baselines: Mapping[str, float]
+
+    @classmethod
+    def of(cls, case: Case, sample: Sample, actual: Arrays | None, names: Collection[str] = ()) -> Evidence:
+        """The evidence of the rows of a sample.
+
+        actual: canonical arrays of all rows; None if nothing was sent, but arrays of these names would be
+        """
+        right = arrays_of(solve(case, sample), names if actual is None else actual)
+        sent = {} if actual is None else {name: sample.of(actual[name]) for name in right}
+        return cls(case, sample, sent, right, baselines(case, sample, right, case.dtype))
+
+    def answer(self, names: tuple[str, ...], case: Case) -> Candidate:
+        """The candidate that a wrong case is."""
+        return Candidate(names, case, {**self.right, **arrays_of(solve(case, self.sample), self.right)})
+
+    def unexplained(self, arrays: Arrays) -> float:
+        """The squared error that is left beside the arrays of a mutant, in baselines."""
+        return unexplained(self.actual, arrays, self.baselines)
+
+    def judge(self, candidate: Candidate) -> Hypothesis:
+        """The hypothesis that a candidate is, by the baselines of the reference."""
+        if candidate.rounds:
+            explained = self._share_of_size(candidate)
+        else:
+            error = self.unexplained(self.right)
+            explained = 1 - self.unexplained(candidate.arrays) / error if error else 0.0
+        return self._judged(candidate, explained, self.baselines)
+
+    def refined(self, one: Hypothesis) -> Hypothesis:
+        """A hypothesis by the baselines of its own case, which are larger where its scores are."""
+        if one.ratio <= CORRECT / 2 or one.explained < CLOSE:
+            return one
+        own = baselines(one.candidate.case, self.sample, one.candidate.arrays, self.case.dtype)
+        return self._judged(one.candidate, one.explained, own)
+
+    def _judged(self, candidate: Candidate, explained: float, limits: Mapping[str, float]) -> Hypothesis:
+        found = ratio(self.actual, candidate.arrays, limits)
+        is_closer = any(self._is_closer(candidate, name) for name in self.actual)
+        proves = found <= CORRECT and is_closer and not candidate.rounds
+        return Hypothesis(candidate, explained, found, proves)
+
+    def _share_of_size(self, candidate: Candidate) -> float:
+        """How much of the size of the error coarse rounding makes: its errors differ with the order of the sums."""
+        error = ratio(self.actual, self.right, self.baselines)
+        made = ratio(candidate.arrays, self.right, self.baselines)
+        return min(1.0, CORRECT * made / error) if math.isfinite(error) and made < OVERSIZED * error else 0.0
+
+    def _is_closer(self, candidate: Candidate, name: str) -> bool:
+        """True if the mutant is ten times closer to the output than the reference is."""
+        if not np.isfinite(self.actual[name]).any():
+            return False  # many mistakes make nothing but NaN
+        to_mutant = distance(self.actual[name], candidate.arrays[name])
+        return to_mutant * PROOF < distance(self.actual[name], self.right[name])
+
+
+def holds(one: Hypothesis, evidence: Evidence, actual: Arrays, limits: Mapping[str, float], check: Check) -> bool:
+    """True if the distance of an output to a mutant is within its baselines on all rows.
+
+    limits: baselines of the reference on all rows; those of the mutant count for the sample
+    """
+    case, arrays = one.candidate.case, one.candidate.arrays
+    own = baselines(case, evidence.sample, arrays, case.dtype)
+    most = {name: CORRECT * max(own[name], limits[name]) for name in arrays}
+    for block in blocks(case, everything(case), arrays):
+        check()
+        for name, array in arrays_of(solve(case, block), arrays).items():
+            if not distance(block.of(actual[name]), array) <= most[name]:
+                return False
+    return True
+
+
+def joined(hypotheses: list[Hypothesis], evidence: Evidence, count: int) -> list[Hypothesis]:
+    """The best of ranked hypotheses, those joined whose answers differ by no more than legal rounding."""
+    kept: list[Hypothesis] = []
+    for one in hypotheses:
+        name = " and ".join(one.candidate.names)
+        for place, other in enumerate(kept):
+            if ratio(one.candidate.arrays, other.candidate.arrays, evidence.baselines) <= CORRECT:
+                if name not in (" and ".join(other.candidate.names), *other.also):
+                    kept[place] = replace(other, also=(*other.also, name))
+                break
+        else:
+            if len(kept) == count:
+                break
+            kept.append(one)
+    return kept

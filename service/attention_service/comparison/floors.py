@@ -1,0 +1,222 @@
+"""How far right kernels are apart because they sum in another order: the least baseline of each array.
+
+It is counted in steps of ε/4, where ε is that of the type that is computed in. A sum of n products x · y is right
+within (√n + 2) · |x| · |y| steps, where |x| and |y| are the lengths of the vectors: errors add up like random numbers,
+and they are those of the products even where the sum itself is small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from attention_service.attention.arrays import compute_dtype
+from attention_service.attention.spec import Norm
+from attention_service.comparison.case import Case
+from attention_service.comparison.errors import epsilon, largest
+from attention_service.comparison.problem import masked_scores, scaled_scores, sigmoid
+from attention_service.comparison.solve import Sample, blocks, everything, make_problem, operand
+
+# The steps where a sum of scores cannot be told from 0, so that right weights and outputs may have any size.
+UNKNOWN: Final = 1e250
+# Such a sum has an error of at least this part of itself.
+UNTOLD: Final = 1 / 16
+# The error of most sums of n products, for each |x| · |y|: only the worst have √n + 2.
+TYPICAL: Final = 3.0
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Query, keys or values (b, heads, l) after norm and rotation. steps: the error of a number of each vector"""
+
+    lengths: np.ndarray
+    steps: np.ndarray
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The errors of a sample in steps: of visible scores, of weights, and of the outputs of heads."""
+
+    scores: float
+    weights: float
+    outputs: float
+
+
+def step(dtype: np.dtype) -> float:
+    """One step, for the type of a request."""
+    return epsilon(compute_dtype(dtype)) / 4
+
+
+def floors(case: Case, plain: Case, sample: Sample, right: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The least baseline of output, logsumexp and weights, as far as they are in `right`.
+
+    The error of the logsumexp is that of the scores, and √k + |logsumexp| for the sum over k keys. A gate multiplies
+    that of the output, and so does the longest row of an output map.
+
+    plain: the case in the types of a plain computation
+    """
+    found = steps_of(case, plain, sample, of_scores="logsumexp" in right)
+    outputs = found.outputs * (1.0 if case.gate is None else largest(case.gate))
+    joins = case.plan.roles.output_map
+    if joins is not None and "output" in right:
+        longest = max(1.0, float(np.linalg.norm(joins.weight, axis=1).max()))
+        outputs = max(outputs * longest, found.weights * largest(right["output"]))
+    kept = dict.fromkeys(right, found.weights) | {"output": outputs}
+    if "logsumexp" in right:
+        root = math.sqrt(case.plan.sizes.key_length)
+        kept["logsumexp"] = found.scores + root + largest(right["logsumexp"])
+    return {name: min(kept[name] * step(case.dtype), UNKNOWN) for name in right}
+
+
+def floors_of_others(case: Case, reference: Mapping[str, np.ndarray], names: Collection[str]) -> dict[str, float]:
+    """The least baselines of arrays that the service computes on its way, by name. reference: of all rows"""
+    sizes, scale = case.plan.sizes, float(np.max(np.abs(case.scale)))
+    query, key = tokens(case, "query", worst=True), tokens(case, "key", worst=True)
+    steps = [steps_of(case, case, block, of_scores=True) for block in blocks(case, everything(case))]
+    scores, weights, outputs = (max(getattr(one, name) for one in steps) for name in ("scores", "weights", "outputs"))
+    lengths = largest(query.lengths), largest(key.lengths)
+    products = _sum_steps(case) * lengths[0] * lengths[1]
+    products += largest(query.steps) * lengths[1] + lengths[0] * largest(key.steps)
+    sums = scores + math.sqrt(sizes.key_length)
+    keys, values = largest(key.steps), largest(_steps_of_tokens(case, "value", worst=True))
+    # The part that does not depend on the largest number of the array, and what this number is multiplied by.
+    made: dict[str, tuple[float, float]] = {
+        "query": (largest(query.steps), 0),
+        "key": (keys, 0),
+        "present_key": (keys, 0),
+        "value": (values, 0),
+        "present_value": (values, 0),
+        "scores": (products, 0),
+        "scaled_scores": (products * scale, 2),
+        "capped_scores": (products * scale, 4),
+        "masked_scores": (scores, 4),
+        "logsumexp": (sums, 1),
+        "entropy": (1 + sums, 2 * (1 + sums)),
+        "received": (weights, weights + math.sqrt(sizes.query_length)),
+        "head_outputs": (outputs, 0),
+    }
+    found = {}
+    for name in names:
+        fixed, factor = made.get(name, (weights, 0))
+        found[name] = min((fixed + factor * largest(reference[name])) * step(case.dtype), UNKNOWN)
+    return found
+
+
+def steps_of(case: Case, plain: Case, sample: Sample, *, of_scores: bool) -> Steps:
+    """The errors of a sample. of_scores: False to leave those of scores out if nothing else needs them
+
+    That of weights is √k + max |score| or max |q| · |k|, and what they inherit from query and key that are projected,
+    normalised or rotated, as the root of both squares. That of outputs is the same times max |v| and the sum of the
+    weights, which is 1 for a softmax, and the error of the values. Where scores are divided by their sum t, its error e
+    counts, too: each weight s/t has an error of that of s, and of |s| · e / |t|, over |t|.
+    """
+    problem = make_problem(replace(plain, of_whole=None), sample)
+    seen, unit = problem.seen, step(case.dtype)
+    with np.errstate(all="ignore"):
+        scores = np.where(seen, scaled_scores(problem), 0).astype(np.float64)
+        products, inherited = _errors_of_scores(case, sample, seen)
+        root, value = math.sqrt(case.plan.sizes.key_length), largest(problem.value)
+        errors = np.zeros(())
+        if of_scores or problem.normalization == "sum":
+            errors = _sum_steps(case) * products + inherited + 2 * np.abs(scores)
+        inexact = largest(_steps_of_tokens(case, "value", worst=False))
+        if problem.normalization == "sum":
+            return Steps(largest(errors), *_of_quotients(scores, errors, value, inexact, unit))
+        total = 1.0
+        if problem.normalization == "sigmoid":
+            total = max(1.0, largest(np.where(seen, sigmoid(masked_scores(problem)), 0).sum(axis=-1)))
+        weights = math.hypot(max(root + largest(scores), largest(products)), largest(inherited))
+        return Steps(largest(errors), weights, (weights * value + inexact) * total)
+
+
+def _sum_steps(case: Case) -> float:
+    """The error of a product of query and key, for each |q| · |k|."""
+    return math.sqrt(case.plan.sizes.head_dim) + 2
+
+
+def _of_quotients(
+    scores: np.ndarray, errors: np.ndarray, value: float, inexact: float, unit: float
+) -> tuple[float, float]:
+    """The errors of weights and outputs where scores are divided by their sum. inexact: the error of a value"""
+    total, sizes = np.abs(scores.sum(axis=-1, keepdims=True)), np.abs(scores).sum(axis=-1, keepdims=True)
+    root = math.sqrt(scores.shape[-1])
+    all_errors = errors.sum(axis=-1, keepdims=True) + root * sizes
+    if (all_errors * unit >= UNTOLD * total)[sizes > 0].any():
+        return UNKNOWN, UNKNOWN
+    with_sum = np.where(sizes > 0, total, 1)
+    weights = (errors + np.abs(scores) * (1 + all_errors / with_sum)) / with_sum
+    return largest(weights), value * (largest(weights.sum(axis=-1)) + root * largest(sizes / with_sum)) + inexact * (
+        largest(sizes / with_sum)
+    )
+
+
+def _errors_of_scores(case: Case, sample: Sample, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """|q| · |k| and what the errors of q and k make of it, (b, h, r, k) or one 0, scaled; 0 where no key is visible."""
+    query, key = tokens(case, "query", worst=False), tokens(case, "key", worst=False)
+    rows, columns = sample.index, np.ix_(sample.batches, case.key_of_head[sample.heads])
+    kept = slice(None) if sample.columns is None else sample.columns
+    lengths, steps = (array[columns][:, :, None, kept] for array in (key.lengths, key.steps))
+    scale = np.abs(case.scale[sample.heads][:, None, None] if isinstance(case.scale, np.ndarray) else case.scale)
+    own = query.lengths[rows][..., None] * scale
+    products, query_steps = np.where(seen, own * lengths, 0), query.steps[rows][..., None] * scale
+    if not (query_steps.any() or steps.any()):
+        return products, np.zeros(())
+    return products, np.where(seen, own * steps + query_steps * lengths, 0)
+
+
+def tokens(case: Case, role: str, *, worst: bool) -> Tokens:
+    """The tokens of query or key. Those of the past, which no step changes, have no error.
+
+    worst: True for the error of the worst number, False for that of most numbers, whose errors are summed up
+    """
+    return case.once(f"tokens {role} {worst}", lambda: _tokens(case, role, worst))
+
+
+def _tokens(case: Case, role: str, worst: bool) -> Tokens:
+    with np.errstate(all="ignore"):
+        lengths, steps = _lengths(operand(case, role)), _steps_of_tokens(case, role, worst=worst)
+        if role == "key" and case.past_length:
+            past = _lengths(case.past_key)
+            lengths, steps = np.concatenate([past, lengths], axis=2), np.concatenate([0 * past, steps], axis=2)
+        return Tokens(lengths, steps)
+
+
+def _lengths(array: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.linalg.norm(array.astype(np.float64, copy=False), axis=-1)
+    return found
+
+
+def _steps_of_tokens(case: Case, role: str, *, worst: bool) -> np.ndarray:
+    """The error (b, heads, l) of the numbers of each new token. A rotation adds two products. worst: see `tokens`"""
+    given: np.ndarray = getattr(case, role)
+    linear = getattr(case.plan.roles, role).map
+    factor = TYPICAL if linear is None or not worst else math.sqrt(linear.weight.shape[1]) + 2
+    steps = np.broadcast_to(factor * case.map_steps[role][:, None], given.shape[:3])
+    norm: Norm | None = getattr(case, f"{role}_norm")
+    rotation = case.rotation(role)
+    if norm is not None and norm.position == "before":
+        steps = _after_norm(given, steps, norm)
+    if rotation is not None:
+        is_normed = norm is not None and norm.position == "before"
+        still = operand(replace(case, query_rotation=None, key_rotation=None), role) if is_normed else given
+        turn = max(1.0, largest(rotation.cos), largest(rotation.sin))
+        steps = turn * math.sqrt(2) * (steps + (1 + case.turn_steps) * np.abs(still).max(axis=-1))
+    return _after_norm(given, steps, norm) if norm is not None and norm.position == "after" else steps
+
+
+def _after_norm(array: np.ndarray, steps: np.ndarray, norm: Norm) -> np.ndarray:
+    """The error of a number after a norm, which sums the squares of features; a layer norm also sums features."""
+    axes = (1, 3) if norm.over == "all" else (3,)
+    root = math.sqrt(math.prod(array.shape[axis] for axis in axes))
+    if norm.kind == "layer":
+        steps = steps + (root + 1) * np.abs(array).max(axis=axes, keepdims=True)[..., 0]
+        array = array - np.mean(array, axis=axes, keepdims=True)
+    size = np.sqrt(np.mean(array * array, axis=axes, keepdims=True) + norm.eps)
+    most = np.abs(array / size).max(axis=-1)
+    found = steps / size[..., 0] * (1 + most) + (root / 4 + 2) * most
+    bias = 0.0 if norm.bias is None else largest(norm.bias)
+    return np.asarray(found * (1.0 if norm.weight is None else largest(norm.weight)) + bias)

@@ -1,0 +1,147 @@
+"""Mistakes of heads, values and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from attention_service.comparison.case import Case
+from attention_service.comparison.mutants.table import mutant
+from attention_service.comparison.problem import Answer, Problem, sigmoid
+from attention_service.comparison.solve import BLOCK, keys_as_values
+
+
+def _tiled(case: Case) -> np.ndarray:
+    return np.arange(case.plan.sizes.num_heads) % case.plan.sizes.num_kv_heads
+
+
+def _is_grouped(case: Case) -> bool:
+    return 1 < case.plan.sizes.num_kv_heads < case.plan.sizes.num_heads
+
+
+@mutant("heads.tiled", "Query head n reads key/value head n % num_kv_heads, not n // group size.")
+def heads_tiled(case: Case) -> Iterator[Case]:
+    if _is_grouped(case):
+        yield case.changed(key_of_head=_tiled(case), value_of_head=_tiled(case))
+
+
+@mutant("heads.first", "All heads read the first key/value head.")
+def heads_first(case: Case) -> Iterator[Case]:
+    if case.plan.sizes.num_kv_heads > 1:
+        first = np.zeros(case.plan.sizes.num_heads, np.int64)
+        yield case.changed(key_of_head=first, value_of_head=first)
+
+
+@mutant("heads.keys_only", "Keys are those of the right head, values those of head n % num_kv_heads.")
+def heads_keys_only(case: Case) -> Iterator[Case]:
+    if _is_grouped(case):
+        yield case.changed(value_of_head=_tiled(case))
+
+
+@mutant("heads.layout", "Memory that has tokens before heads is read as if heads came first.")
+def heads_layout(case: Case) -> Iterator[Case]:
+    sizes = case.plan.sizes
+    new = sizes.key_length - case.past_length
+    if max(min(sizes.num_heads, sizes.query_length), min(sizes.num_kv_heads, new)) > 1:
+        bad = case.bad_values
+        if bad is not None:
+            past = case.past_length
+            bad = np.concatenate([bad[..., :past], _misread(bad[..., past:, None])[..., 0]], axis=-1)
+        moved = case.changed(
+            query=_misread(case.query), key=_misread(case.key), value=_misread(case.value), bad_values=bad
+        )
+        yield moved
+        if case.plan.score_count <= BLOCK and sizes.num_heads > 1 and sizes.query_length > 1:  # all rows are needed
+            detail = "and the output is written in the same way"
+            yield moved.changed(of_whole=_unmoved, head_outputs=None, detail=detail)
+
+
+def _misread(array: np.ndarray) -> np.ndarray:
+    """An operand (b, h, l, d) whose memory (b, l, h, d) is taken for (b, h, l, d)."""
+    return array.swapaxes(1, 2).reshape(array.shape)
+
+
+def _unmoved(outputs: np.ndarray) -> np.ndarray:
+    """Outputs (b, h, q, e) whose memory is taken for (b, q, h, e)."""
+    b, h, q, e = outputs.shape
+    return outputs.reshape(b, q, h, e).swapaxes(1, 2)
+
+
+def permuted(case: Case, order: np.ndarray) -> Case:
+    """The case whose head n returns what head order[n] should."""
+    return case.changed(head_order=case.head_order[order])
+
+
+@mutant("heads.reversed", "The heads are returned in reverse order.")
+def heads_reversed(case: Case) -> Iterator[Case]:
+    heads = case.plan.sizes.num_heads
+    if heads > 1:
+        yield permuted(case, np.arange(heads)[::-1])
+
+
+@mutant("value.transposed", "The values are read as if keys and features were swapped.")
+def value_transposed(case: Case) -> Iterator[Case]:
+    if case.plan.sizes.key_length == case.plan.sizes.value_dim > 1 and not case.past_length:
+        yield case.changed(value=case.value.swapaxes(-1, -2))
+
+
+@mutant("value.is_key", "The keys are used as values.")
+def value_is_key(case: Case) -> Iterator[Case]:
+    if case.plan.sizes.head_dim != case.plan.sizes.value_dim:
+        return
+    if np.array_equal(case.key, case.value) and np.array_equal(case.past_key, case.past_value):
+        return
+    yield case.changed(value=case.key, past_value=case.past_key, bad_values=None)
+    if case.key_norm or case.key_rotation:
+        yield case.changed(
+            value=keys_as_values(case), past_value=case.past_key, value_norm=None, bad_values=None, detail="prepared"
+        )
+
+
+@mutant("output.packed", "The output has its heads and features swapped: (d, h) where (h, d) is right.")
+def output_packed(case: Case) -> Iterator[Case]:
+    h, _, _, _, _, _, e = case.plan.sizes
+    if h > 1 and e > 1 and not case.joins_heads:
+
+        def packed(outputs: np.ndarray) -> np.ndarray:
+            b, _, q, _ = outputs.shape
+            return outputs.transpose(0, 2, 3, 1).reshape(b, q, h, e).transpose(0, 2, 1, 3)
+
+        yield case.changed(of_whole=packed)
+
+
+@mutant("output.unmoved", "The output has heads before tokens in memory where tokens come first.")
+def output_unmoved(case: Case) -> Iterator[Case]:
+    if case.plan.sizes.num_heads > 1 and case.plan.sizes.query_length > 1:
+        yield case.changed(of_whole=_unmoved)
+
+
+def _instead(fill: Callable[[Problem], np.ndarray]) -> Callable[[Problem, Answer], Answer]:
+    def edited(problem: Problem, answer: Answer) -> Answer:
+        return replace(answer, output=np.broadcast_to(fill(problem), answer.output.shape))
+
+    return edited
+
+
+@mutant("output.zeros", "The output is 0 everywhere.")
+def output_zeros(case: Case) -> Iterator[Case]:
+    yield case.edited(_instead(lambda problem: np.zeros((1, 1, 1, 1), problem.value.dtype)))
+
+
+@mutant("output.mean_value", "The output is the mean of all values: neither query nor key is read.")
+def output_mean_value(case: Case) -> Iterator[Case]:
+    yield case.edited(_instead(lambda problem: problem.value.mean(axis=2, keepdims=True)))
+
+
+@mutant("gate.absent", "The head outputs are not multiplied by the gates.")
+def gate_absent(case: Case) -> Iterator[Case]:
+    if case.gate is not None:
+        yield case.changed(None if case.spec.gate is None else {"gate": None}, gate=None)
+
+
+@mutant("gate.activated_again", "The sigmoid is taken of gates that are activated already.")
+def gate_activated_again(case: Case) -> Iterator[Case]:
+    if case.gate is not None:
+        yield case.changed(gate=sigmoid(case.gate))

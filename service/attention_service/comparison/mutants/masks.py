@@ -1,0 +1,204 @@
+"""Mistakes of masks by content: mask, padding, segments, keys that are left out, queries that see no key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from attention_service.attention.score_term import ScoreTerm
+from attention_service.attention.terms import Bias, KeyLengths, KeyMask, Mask, QueryLengths, Segments, SelectedKeys
+from attention_service.comparison.case import Case
+from attention_service.comparison.mutants.table import mutant, tiles
+from attention_service.comparison.problem import Answer, Problem
+
+# What a finite mask adds to hidden scores, as many implementations do.
+FINITE: Final = -1e4
+
+
+class LeftOut(Mask):
+    """Keys that a mistake leaves out, a term of no request."""
+
+    __slots__ = ()
+
+
+@mutant("mask.absent", "The mask is not applied.")
+def mask_absent(case: Case) -> Iterator[Case]:
+    if case.term(Mask):
+        yield case.without(Mask, change={"mask": None})
+
+
+@mutant("mask.inverted", "The mask is inverted: True hides.")
+def mask_inverted(case: Case) -> Iterator[Case]:
+    mask = case.term(Mask)
+    if mask:
+        yield case.with_term(Mask(~mask.booleans), {"mask": "inverted"})
+
+
+@mutant("mask.added", "The mask is added to the scores, as numbers 0 and 1.")
+def mask_added(case: Case) -> Iterator[Case]:
+    mask = case.term(Mask)
+    if mask:
+        numbers = mask.booleans.astype(np.float64)
+        bias = case.term(Bias)
+        without = case.without(Mask)
+        yield without.with_term(Bias(numbers if bias is None else bias.numbers + numbers), None)
+
+
+@mutant("mask.transposed", "The mask is transposed: queries and keys are swapped.")
+def mask_transposed(case: Case) -> Iterator[Case]:
+    mask, sizes = case.term(Mask), case.plan.sizes
+    if mask and sizes.query_length == sizes.key_length:
+        turned = mask.booleans.swapaxes(-1, -2)
+        if turned.shape != mask.booleans.shape or not np.array_equal(turned, mask.booleans):
+            yield case.with_term(Mask(turned), {"mask": "transposed"})
+
+
+def _first(case: Case, axis: int, change: str) -> Iterator[Case]:
+    mask = case.term(Mask)
+    if mask and mask.booleans.shape[axis] > 1:
+        first = mask.booleans.take([0], axis=axis)
+        if (first != mask.booleans).any():
+            yield case.with_term(Mask(first), {"mask": change})
+
+
+@mutant("mask.first_batch", "All batch entries have the mask of the first.")
+def mask_first_batch(case: Case) -> Iterator[Case]:
+    return _first(case, 0, "that of the first batch entry")
+
+
+@mutant("mask.first_head", "All heads have the mask of the first.")
+def mask_first_head(case: Case) -> Iterator[Case]:
+    return _first(case, 1, "that of the first head")
+
+
+@mutant("mask.finite", "Hidden scores are -10000, not minus infinity.")
+def mask_finite(case: Case) -> Iterator[Case]:
+    if case.terms:
+        yield case.changed(hidden_score=FINITE)
+
+
+@mutant("padding.ignored", "Padding is not hidden: key_mask or key_lengths are ignored.")
+def padding_ignored(case: Case) -> Iterator[Case]:
+    fields = {KeyMask: "key_mask", KeyLengths: "key_lengths"}
+    given = [kind for kind in fields if case.term(kind)]
+    if given:
+        yield case.without(*given, change={fields[kind]: None for kind in given})
+    if len(given) > 1:
+        for kind in given:
+            yield case.without(kind, change={fields[kind]: None}, detail=fields[kind])
+
+
+@mutant("segments.ignored", "Segments are not kept apart.")
+def segments_ignored(case: Case) -> Iterator[Case]:
+    if case.term(Segments):
+        yield case.without(Segments, change={"segment_ids": None})
+
+
+@mutant("selected.absent", "Queries see other keys than the selected ones, too.")
+def selected_absent(case: Case) -> Iterator[Case]:
+    if case.term(SelectedKeys):
+        yield case.without(SelectedKeys, change={"selected_keys": None})
+
+
+def _selected(case: Case, change: Callable[[np.ndarray], np.ndarray]) -> Iterator[Case]:
+    selected = case.term(SelectedKeys)
+    if selected:
+        indices = change(selected.indices)
+        if not np.array_equal(indices, selected.indices):
+            yield case.with_term(SelectedKeys(indices))
+
+
+@mutant("selected.none_is_last", "The index -1, which is no key, selects the last key.")
+def selected_none_is_last(case: Case) -> Iterator[Case]:
+    return _selected(case, lambda indices: np.where(indices < 0, case.plan.sizes.key_length - 1, indices))
+
+
+@mutant("selected.past_ignored", "The indices of the selected keys count from the first new key, not from the past.")
+def selected_past_ignored(case: Case) -> Iterator[Case]:
+    def shifted(indices: np.ndarray) -> np.ndarray:
+        moved = indices + case.past_length
+        return np.where((indices < 0) | (moved >= case.plan.sizes.key_length), -1, moved)
+
+    return _selected(case, shifted)
+
+
+def _without_keys(case: Case, hidden: np.ndarray, detail: str = "") -> Iterator[Case]:
+    """The case without some keys. hidden: (k,) booleans"""
+    if hidden.any() and not hidden.all():
+        yield case.with_term(LeftOut(~hidden[None, None, None]), None, detail=detail)
+
+
+def _places(case: Case) -> np.ndarray:
+    return np.arange(case.plan.sizes.key_length)
+
+
+@mutant("keys.last_dropped", "The last key is left out.")
+def keys_last_dropped(case: Case) -> Iterator[Case]:
+    keys = _places(case)
+    return _without_keys(case, keys == len(keys) - 1)
+
+
+@mutant("keys.tail_dropped", "Keys after the last whole tile are left out.")
+def keys_tail_dropped(case: Case) -> Iterator[Case]:
+    keys = _places(case)
+    for tile in tiles(case):
+        yield from _without_keys(case, keys >= len(keys) // tile * tile, f"of {tile} keys")
+
+
+@mutant("keys.half", "Only the first half of the keys is read.")
+def keys_half(case: Case) -> Iterator[Case]:
+    keys = _places(case)
+    return _without_keys(case, keys >= -(-len(keys) // 2))
+
+
+@mutant("keys.second_half", "Only the second half of the keys is read.")
+def keys_second_half(case: Case) -> Iterator[Case]:
+    keys = _places(case)
+    return _without_keys(case, keys < len(keys) // 2)
+
+
+@mutant("cache.ignored", "The cache of past keys and values is never read.")
+def cache_ignored(case: Case) -> Iterator[Case]:
+    return _without_keys(case, _places(case) < case.past_length)
+
+
+def _empty_rows(case: Case, fill: Callable[[Problem, Answer], np.ndarray]) -> Iterator[Case]:
+    """The case with other outputs where a query sees no key."""
+
+    def filled(problem: Problem, answer: Answer) -> Answer:
+        return replace(answer, output=np.where(problem.empty[..., None], fill(problem, answer), answer.output))
+
+    if _may_be_empty(case):
+        yield case.edited(filled)
+
+
+def _may_be_empty(case: Case) -> bool:
+    """True if other numbers in the masks, or the positions as they are, leave a query without keys."""
+    if any(isinstance(term, BY_CONTENT) for term in case.terms):
+        return True
+    if case.offset is None or not case.terms:
+        return False
+    sizes = case.plan.sizes
+    return bool((case.offset < 0).any() or (case.offset + sizes.query_length > sizes.key_length).any())
+
+
+# Terms that hide keys by numbers of the request.
+BY_CONTENT: Final[tuple[type[ScoreTerm], ...]] = (Bias, KeyLengths, KeyMask, Mask, QueryLengths, Segments, SelectedKeys)
+
+
+@mutant("empty.uniform", "A query that sees no key gets the mean of all values, not 0.")
+def empty_uniform(case: Case) -> Iterator[Case]:
+    return _empty_rows(case, lambda problem, _: problem.value.mean(axis=2, keepdims=True))
+
+
+@mutant("empty.nan", "A query that sees no key gets NaN, not 0.")
+def empty_nan(case: Case) -> Iterator[Case]:
+    return _empty_rows(case, lambda _, answer: np.full_like(answer.output, np.nan))
+
+
+@mutant("empty.last_key", "A query that sees no key gets the value of the last key, not 0.")
+def empty_last_key(case: Case) -> Iterator[Case]:
+    return _empty_rows(case, lambda problem, _: problem.value[:, :, -1:])

@@ -1,0 +1,49 @@
+"""Rounding that is too coarse. An output may resemble it, but never prove it: the order of rounding cannot be known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from attention_service.comparison.baseline import legal_roundings
+from attention_service.comparison.case import Case
+from attention_service.comparison.mutants.table import mutant
+from attention_service.comparison.problem import Rounding
+
+
+def _plain(case: Case) -> Rounding:
+    return legal_roundings(case.dtype, False)[0]
+
+
+@mutant("precision.scores", "Scores are rounded to the type of the operands before the softmax.")
+def precision_scores(case: Case) -> Iterator[Case]:
+    if case.dtype.itemsize < 4:
+        yield case.changed(rounding=replace(_plain(case), scores=case.dtype))
+
+
+@mutant("precision.accumulate", "Sums over keys are kept in the type of the operands.")
+def precision_accumulate(case: Case) -> Iterator[Case]:
+    if case.dtype.itemsize < 4:
+        yield case.changed(rounding=replace(_plain(case), sums=case.dtype))
+
+
+@mutant("precision.float32", "A float64 request is computed in float32.")
+def precision_float32(case: Case) -> Iterator[Case]:
+    if case.dtype == np.float64:
+        yield case.changed(rounding=legal_roundings(np.dtype(np.float32), False)[0])
+
+
+@mutant("precision.inputs", "Query, key and value are rounded to 10 bits, as in TF32.")
+def precision_inputs(case: Case) -> Iterator[Case]:
+    if case.dtype == np.float32:
+        yield case.changed(rounding=replace(_plain(case), inputs=tf32))
+
+
+def tf32(array: np.ndarray) -> np.ndarray:
+    """Numbers with the 10 bits after the point of TF32, the input type of matrix products of NVIDIA's GPUs."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    nearest = bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))
+    found: np.ndarray = (nearest & np.uint32(0xFFFFE000)).view(np.float32)
+    return found

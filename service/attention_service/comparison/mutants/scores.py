@@ -1,0 +1,230 @@
+"""Mistakes of scale, softcap, sinks, biases and logsumexp."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_service.attention.arrays import compute_dtype
+from attention_service.attention.terms import Alibi, Bias
+from attention_service.comparison.case import Case
+from attention_service.comparison.errors import largest_number
+from attention_service.comparison.mutants.table import mutant, tiles
+from attention_service.comparison.problem import Answer, Problem
+
+
+def _scale(case: Case, scale: float | np.ndarray) -> Iterator[Case]:
+    if not np.allclose(scale, case.scale, rtol=1e-9, atol=0) and np.isfinite(scale).all():
+        yield scaled(case, scale)
+
+
+def scaled(case: Case, scale: float | np.ndarray) -> Case:
+    """The case with another scale: one number, or (h,)."""
+    return case.changed({"scale": scale.tolist() if isinstance(scale, np.ndarray) else scale}, scale=scale)
+
+
+def _is_scaled(case: Case) -> bool:
+    return bool(np.any(case.scale != 1))
+
+
+@mutant("scale.absent", "The scores are not scaled.")
+def scale_absent(case: Case) -> Iterator[Case]:
+    return _scale(case, 1.0)
+
+
+@mutant("scale.twice", "The scale is applied twice.")
+def scale_twice(case: Case) -> Iterator[Case]:
+    return _scale(case, case.scale**2)
+
+
+@mutant("scale.inverse_dim", "The scale is 1/d, not 1/√d.")
+def scale_inverse_dim(case: Case) -> Iterator[Case]:
+    return _scale(case, 1 / case.plan.sizes.head_dim)
+
+
+@mutant("scale.value_dim", "The scale is taken from the width of the values.")
+def scale_value_dim(case: Case) -> Iterator[Case]:
+    if case.plan.sizes.value_dim != case.plan.sizes.head_dim:
+        yield from _scale(case, 1 / math.sqrt(case.plan.sizes.value_dim))
+
+
+@mutant("scale.log2e", "The scale holds log2(e), as for exp2, but the exponential is exp.")
+def scale_log2e(case: Case) -> Iterator[Case]:
+    return _scale(case, case.scale * math.log2(math.e))
+
+
+@mutant("scale.first_head", "All heads have the scale of the first head.")
+def scale_first_head(case: Case) -> Iterator[Case]:
+    if isinstance(case.scale, np.ndarray):
+        yield from _scale(case, float(case.scale[0]))
+
+
+@mutant("scale.shifted", "Each head has the scale of the next head.")
+def scale_shifted(case: Case) -> Iterator[Case]:
+    if isinstance(case.scale, np.ndarray):
+        yield from _scale(case, np.roll(case.scale, -1))
+
+
+@mutant("softcap.absent", "The scores are not capped.")
+def softcap_absent(case: Case) -> Iterator[Case]:
+    if case.softcap is not None:
+        yield case.changed({"softcap": None}, softcap=None)
+
+
+@mutant("softcap.after_bias", "The scores are capped after bias and mask, not before.")
+def softcap_after_bias(case: Case) -> Iterator[Case]:
+    if case.softcap is not None and case.terms:
+        yield case.changed(softcap_at="masked", detail="after bias and mask")
+        if case.term(Bias) or case.term(Alibi):
+            yield case.changed(softcap_at="added", detail="after the bias, before the mask")
+
+
+@mutant("softcap.before_scale", "The scores are capped before they are scaled.")
+def softcap_before_scale(case: Case) -> Iterator[Case]:
+    if case.softcap is not None and _is_scaled(case):
+        yield case.changed(softcap_at="unscaled")
+
+
+@mutant("sinks.absent", "The sinks take no weight.")
+def sinks_absent(case: Case) -> Iterator[Case]:
+    if case.sinks is not None:
+        yield case.changed({"sinks": None}, sinks=None)
+
+
+def _sinks(case: Case, sinks: np.ndarray, detail: str = "") -> Iterator[Case]:
+    if case.sinks is not None and not np.array_equal(sinks, case.sinks):
+        told = sinks if sinks.ndim == 1 or "b" in case.plan.layout else sinks[0]
+        yield case.changed({"sinks": told.tolist()}, sinks=sinks, detail=detail)
+
+
+@mutant("sinks.shifted", "Each head has the sink of the next head.")
+def sinks_shifted(case: Case) -> Iterator[Case]:
+    if case.sinks is not None:
+        yield from _sinks(case, np.roll(case.sinks, -1, axis=0 if case.sinks.ndim == 1 else 1))
+
+
+@mutant("sinks.first_query", "Each query has the sink of the first query.")
+def sinks_first_query(case: Case) -> Iterator[Case]:
+    if case.sinks is not None and case.sinks.ndim > 1:
+        yield from _sinks(case, np.broadcast_to(case.sinks[..., :1], case.sinks.shape))
+
+
+@mutant("sinks.repeated_per_tile", "The sink is counted once for each tile of keys.")
+def sinks_repeated_per_tile(case: Case) -> Iterator[Case]:
+    if case.sinks is not None:
+        counts = {-(-case.plan.sizes.key_length // tile): tile for tile in tiles(case)}
+        for count, tile in ({2: None} | counts).items():
+            detail = "twice" if tile is None else f"of {tile} keys"
+            yield from _sinks(case, case.sinks + math.log(count), detail)
+
+
+@mutant("sinks.scaled", "The sinks are scaled as the scores are.")
+def sinks_scaled(case: Case) -> Iterator[Case]:
+    if case.sinks is not None:
+        per_row = isinstance(case.scale, np.ndarray) and case.sinks.ndim > 1
+        yield from _sinks(case, case.sinks * (np.expand_dims(case.scale, -1) if per_row else case.scale))
+
+
+@mutant("bias.absent", "The bias is not added.")
+def bias_absent(case: Case) -> Iterator[Case]:
+    if case.term(Bias):
+        yield case.without(Bias, change={"bias": None})
+
+
+@mutant("bias.before_scale", "The bias is added before the scale, which then scales it, too.")
+def bias_before_scale(case: Case) -> Iterator[Case]:
+    bias = case.term(Bias)
+    if bias and _is_scaled(case):
+        scale = case.scale[:, None, None] if isinstance(case.scale, np.ndarray) else case.scale
+        yield case.with_term(replace(bias, numbers=bias.numbers * scale))
+
+
+@mutant("alibi.absent", "The linear biases (ALiBi) are not added.")
+def alibi_absent(case: Case) -> Iterator[Case]:
+    if case.term(Alibi):
+        yield case.without(Alibi, change={"alibi_slopes": None})
+
+
+def _alibi(case: Case, change: Callable[[Alibi], Alibi], told: Callable[[Alibi], Mapping[str, Any]]) -> Iterator[Case]:
+    alibi = case.term(Alibi)
+    if alibi:
+        new = change(alibi)
+        if not (np.array_equal(new.slopes, alibi.slopes) and np.array_equal(new.offset, alibi.offset)):
+            yield case.with_term(new, told(new))
+
+
+def _slopes(alibi: Alibi) -> Mapping[str, Any]:
+    return {"alibi_slopes": alibi.slopes.tolist()}
+
+
+@mutant("alibi.sign", "The linear biases (ALiBi) are added with the wrong sign.")
+def alibi_sign(case: Case) -> Iterator[Case]:
+    return _alibi(case, lambda alibi: replace(alibi, slopes=-alibi.slopes), _slopes)
+
+
+@mutant("alibi.first_head", "Each head has the slope of the first head.")
+def alibi_first_head(case: Case) -> Iterator[Case]:
+    return _alibi(case, lambda alibi: replace(alibi, slopes=np.full_like(alibi.slopes, alibi.slopes[0])), _slopes)
+
+
+@mutant("alibi.offset_ignored", "The distances of the linear biases (ALiBi) leave out the offset of the queries.")
+def alibi_offset_ignored(case: Case) -> Iterator[Case]:
+    alibi = case.term(Alibi)
+    if alibi and alibi.offset.any():
+        yield case.with_term(replace(alibi, offset=np.zeros_like(alibi.offset)))
+
+
+def _logsumexp(edit: Callable[[Problem, np.ndarray], np.ndarray]) -> Callable[[Problem, Answer], Answer]:
+    def edited(problem: Problem, answer: Answer) -> Answer:
+        return answer if answer.logsumexp is None else replace(answer, logsumexp=edit(problem, answer.logsumexp))
+
+    return edited
+
+
+@mutant("logsumexp.base2", "The logsumexp has another base.", needs="logsumexp")
+def logsumexp_base2(case: Case) -> Iterator[Case]:
+    yield case.edited(_logsumexp(lambda _, found: found / math.log(2))).changed(detail="base 2 in the place of e")
+    yield case.edited(_logsumexp(lambda _, found: found * math.log(2))).changed(detail="base e in the place of 2")
+
+
+@mutant("logsumexp.unscaled", "The logsumexp is that of unscaled scores.", needs="logsumexp")
+def logsumexp_unscaled(case: Case) -> Iterator[Case]:
+    def unscaled(problem: Problem, answer: Answer) -> Answer:
+        return replace(answer, logsumexp=case.softmax(problem.changed(scale=1.0)).logsumexp)
+
+    if _is_scaled(case):
+        yield case.edited(unscaled)
+
+
+@mutant("logsumexp.no_sink", "The logsumexp leaves out the sink.", needs="logsumexp")
+def logsumexp_no_sink(case: Case) -> Iterator[Case]:
+    def without_sinks(problem: Problem, answer: Answer) -> Answer:
+        return replace(answer, logsumexp=case.softmax(problem.changed(sinks=None)).logsumexp)
+
+    if case.sinks is not None:
+        yield case.edited(without_sinks)
+
+
+def _where_empty(number: float, problem: Problem, found: np.ndarray) -> np.ndarray:
+    return np.where(problem.empty, number, found)
+
+
+@mutant("logsumexp.empty_finite", "The logsumexp of a query that sees no key is a finite number.", needs="logsumexp")
+def logsumexp_empty_finite(case: Case) -> Iterator[Case]:
+    computes = compute_dtype(case.dtype)
+    most = largest_number(computes)
+    if case.terms and case.sinks is None:
+        for number in (-most, -0.7 * most, -1e30, -1e10, -1e9, -1e4, 0.0):
+            stored = float(computes.type(number))
+            yield case.edited(_logsumexp(partial(_where_empty, stored))).changed(detail=f"{number:.4g}")
+
+
+@mutant("logsumexp.empty_positive", "The logsumexp of a query that sees no key is +∞, not -∞.", needs="logsumexp")
+def logsumexp_empty_positive(case: Case) -> Iterator[Case]:
+    if case.terms and case.sinks is None:
+        yield case.edited(_logsumexp(partial(_where_empty, np.inf)))

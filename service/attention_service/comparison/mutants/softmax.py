@@ -1,0 +1,181 @@
+"""Mistakes of the softmax and of its tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from attention_service.attention.arrays import compute_dtype
+from attention_service.comparison.case import Case
+from attention_service.comparison.mutants.table import mutant, tiles
+from attention_service.comparison.problem import (
+    Answer,
+    Problem,
+    Rounding,
+    finished,
+    masked_scores,
+    row_max,
+    sigmoid,
+    softmax,
+    weighted,
+)
+from attention_service.comparison.solve import can_solve_all_queries
+
+
+def _applies(case: Case) -> bool:
+    return case.plan.normalization == "softmax"
+
+
+@mutant("softmax.over_queries", "The softmax is taken over the queries, not over the keys.")
+def softmax_over_queries(case: Case) -> Iterator[Case]:
+    if _applies(case) and case.sinks is None and can_solve_all_queries(case):
+        yield case.changed(over_queries=True)
+
+
+@mutant("softmax.no_max", "The largest score is not subtracted, so that exponentials overflow.")
+def softmax_no_max(case: Case) -> Iterator[Case]:
+    if _applies(case):
+        yield case.changed(softmax=no_max, rounding=Rounding(computes=compute_dtype(case.dtype)))
+
+
+def no_max(problem: Problem) -> Answer:
+    """Softmax without subtracting the largest score."""
+    exponentials = np.exp(masked_scores(problem))
+    total = exponentials.sum(axis=-1, keepdims=True)
+    if problem.sinks is not None:
+        total = total + np.exp(problem.sinks[..., None])
+    weights = exponentials / total
+    weights = np.where(problem.empty[..., None], 0, weights)
+    return Answer(weighted(problem, weights), np.log(total[..., 0]), weights)
+
+
+def _by_tiles(problem: Problem, tile: int, *, rescale_sum: bool, rescale_output: bool) -> Answer:
+    """Online softmax that does not rescale what earlier tiles of keys added, as the largest score grows."""
+    scores = masked_scores(problem)
+    largest = np.full((*scores.shape[:-1], 1), -np.inf, scores.dtype)
+    if problem.sinks is not None:
+        largest = np.maximum(largest, problem.sinks[..., None])
+    total = np.zeros_like(largest)
+    if problem.sinks is not None:
+        total = total + 1  # exp(sink - sink)
+    weights = np.zeros_like(scores)
+    for start in range(0, scores.shape[-1], tile):
+        keys = slice(start, start + tile)
+        new = np.maximum(largest, scores[..., keys].max(axis=-1, keepdims=True))
+        shift = np.where(np.isneginf(new), 0, new)
+        factor = np.exp(np.where(np.isneginf(largest), -np.inf, largest - shift))
+        factor = np.where(np.isneginf(largest), 1, factor)  # nothing was added yet
+        exponentials = np.exp(scores[..., keys] - shift)
+        total = (total * factor if rescale_sum else total) + exponentials.sum(axis=-1, keepdims=True)
+        if rescale_output:
+            weights *= factor
+        weights[..., keys] = exponentials
+        largest = new
+    return finished(problem, weights, total, np.where(np.isneginf(largest), 0, largest))
+
+
+@mutant("softmax.no_rescale", "Neither sum nor accumulator is rescaled when a tile of keys has a larger score.")
+def softmax_no_rescale(case: Case) -> Iterator[Case]:
+    if _applies(case):
+        for tile in tiles(case):
+            unscaled = partial(_by_tiles, tile=tile, rescale_sum=False, rescale_output=False)
+            yield case.changed(softmax=unscaled, detail=f"of {tile} keys")
+
+
+@mutant("softmax.accumulator_no_rescale", "The accumulator is not rescaled when a tile of keys has a larger score.")
+def softmax_accumulator_no_rescale(case: Case) -> Iterator[Case]:
+    if _applies(case):
+        for tile in tiles(case):
+            unscaled = partial(_by_tiles, tile=tile, rescale_sum=True, rescale_output=False)
+            yield case.changed(softmax=unscaled, detail=f"of {tile} keys")
+
+
+def _last_tile(problem: Problem, tile: int) -> Answer:
+    """Softmax over the last tile of keys that has visible ones."""
+    scores = masked_scores(problem)
+    place = np.arange(scores.shape[-1]) // tile
+    last = np.where(np.isneginf(scores), -1, place).max(axis=-1, keepdims=True)
+    return softmax(problem, np.where(place == last, scores, -np.inf))
+
+
+@mutant("softmax.last_tile", "The softmax is taken over the last tile of keys only.")
+def softmax_last_tile(case: Case) -> Iterator[Case]:
+    if _applies(case):
+        for tile in tiles(case):
+            yield case.changed(softmax=partial(_last_tile, tile=tile), detail=f"of {tile} keys")
+
+
+def _denominator_last_tile(problem: Problem, tile: int) -> Answer:
+    """Softmax whose weights are divided by the sum of the last tile of keys with visible ones."""
+    scores = masked_scores(problem)
+    place = np.arange(scores.shape[-1]) // tile
+    last = np.where(np.isneginf(scores), -1, place).max(axis=-1, keepdims=True)
+    largest = row_max(scores, problem.sinks)
+    exponentials = np.exp(scores - largest)
+    total = np.where(place == last, exponentials, 0).sum(axis=-1, keepdims=True)
+    return finished(problem, exponentials, total, largest)
+
+
+@mutant("softmax.denominator_last_tile", "The weights are divided by the sum over the last tile of keys only.")
+def softmax_denominator_last_tile(case: Case) -> Iterator[Case]:
+    if _applies(case):
+        for tile in tiles(case):
+            yield case.changed(softmax=partial(_denominator_last_tile, tile=tile), detail=f"of {tile} keys")
+
+
+@mutant("softmax.unnormalized", "The output is not divided by the sum of the exponentials.")
+def softmax_unnormalized(case: Case) -> Iterator[Case]:
+    if _applies(case):
+        yield case.changed(softmax=unnormalized)
+
+
+def unnormalized(problem: Problem) -> Answer:
+    """The sums of exponentials times values, not divided."""
+    scores = masked_scores(problem)
+    largest = row_max(scores, problem.sinks)
+    exponentials = np.exp(scores - largest)
+    total = exponentials.sum(axis=-1)
+    return Answer(weighted(problem, exponentials), largest[..., 0] + np.log(total), exponentials)
+
+
+@mutant("softmax.base2", "The exponential is exp2, but the scale does not hold log2(e).")
+def softmax_base2(case: Case) -> Iterator[Case]:
+    if _applies(case):
+        yield case.changed(softmax=base2)
+
+
+def base2(problem: Problem) -> Answer:
+    """Softmax with powers of 2."""
+    scores = masked_scores(problem)
+    largest = row_max(scores, problem.sinks)
+    exponentials = np.exp2(scores - largest)
+    total = exponentials.sum(axis=-1, keepdims=True)
+    if problem.sinks is not None:
+        total = total + np.exp2(problem.sinks[..., None] - largest)
+    found = finished(problem, exponentials, total, largest)
+    return replace(found, logsumexp=largest[..., 0] + np.log2(total[..., 0]) * math.log(2))
+
+
+@mutant("sigmoid.softmax", "The weights are the softmax of the scores, not the sigmoid of each.")
+def sigmoid_softmax(case: Case) -> Iterator[Case]:
+    if case.plan.normalization == "sigmoid":
+        yield case.changed(
+            {"normalization": "softmax"}, softmax=lambda problem: softmax(problem, masked_scores(problem))
+        )
+
+
+@mutant("sigmoid.biased", "The logarithm of the number of keys is subtracted from the scores before the sigmoid.")
+def sigmoid_biased(case: Case) -> Iterator[Case]:
+    if case.plan.normalization == "sigmoid" and case.plan.sizes.key_length > 1:
+        yield case.changed(softmax=biased)
+
+
+def biased(problem: Problem) -> Answer:
+    """Sigmoid of the scores with -ln k added, which makes the weights of a row of small scores sum to about one."""
+    scores = masked_scores(problem)
+    weights = sigmoid(scores - math.log(problem.value.shape[2]))
+    return Answer(weighted(problem, weights), None, weights)

@@ -1,0 +1,95 @@
+"""Power: which mistakes a request can show, and which it cannot tell from the truth or from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from attention_service.backends.base import Check
+from attention_service.comparison.baseline import CORRECT, Arrays, arrays_of, baselines
+from attention_service.comparison.candidates import Candidate, ratio
+from attention_service.comparison.case import Case
+from attention_service.comparison.errors import distance
+from attention_service.comparison.evidence import Evidence
+from attention_service.comparison.samples import is_whole
+from attention_service.comparison.solve import blocks, everything, solve
+from attention_service.comparison.tolerances import Tolerance
+
+# Requests of at most so many scores are looked at whole before a mistake is called invisible.
+CONFIRMED_SCORES: Final = 2**23
+
+
+@dataclass(frozen=True)
+class Power:
+    """What a request can show. All are names of mutants.
+
+    killed:    those whose answers differ from the truth by more than legal rounding, whatever their details
+    survivors: the others that apply to the request
+    indistinguishable: groups of killed mutants whose answers do not differ from each other
+    missed:    by the name of a test with a tolerance, the mutants that pass it
+    """
+
+    killed: tuple[str, ...]
+    survivors: tuple[str, ...]
+    indistinguishable: tuple[tuple[str, ...], ...]
+    missed: Mapping[str, tuple[str, ...]]
+
+    @property
+    def is_weak(self) -> bool:
+        """True if more than half of the mistakes, those of rounding left out, are invisible."""
+        survivors, killed = (
+            sum(not name.startswith("precision.") for name in names) for names in (self.survivors, self.killed)
+        )
+        return survivors > killed
+
+
+def power(evidence: Evidence, found: list[Candidate], check: Check, tolerances: Collection[Tolerance] = ()) -> Power:
+    """The power of a request. found: the mutants' answers for the sample; check: raises to end the computation"""
+    case, right, limits = evidence.case, evidence.right, evidence.baselines
+    alive = [one for one in found if not ratio(one.arrays, right, limits) > CORRECT]
+    if alive and not is_whole(case, evidence.sample) and case.plan.score_count <= CONFIRMED_SCORES:
+        alive = _alive(case, alive, right, check)
+    survivors = tuple(dict.fromkeys(one.names[0] for one in alive))
+    killed = [one for one in found if one.names[0] not in survivors]
+    missed = {
+        tolerance.name: tuple(dict.fromkeys(one.names[0] for one in found if _passes(one, right, tolerance)))
+        for tolerance in tolerances
+    }
+    return Power(tuple(dict.fromkeys(one.names[0] for one in killed)), survivors, _groups(killed, limits), missed)
+
+
+def _passes(one: Candidate, right: Arrays, tolerance: Tolerance) -> bool:
+    return all(tolerance.passes(array, right[name]) for name, array in one.arrays.items())
+
+
+def _alive(case: Case, found: list[Candidate], names: Collection[str], check: Check) -> list[Candidate]:
+    """The candidates whose answers do not differ from the truth on any row."""
+    apart = [dict.fromkeys(names, 0.0) for _ in found]
+    limits = dict.fromkeys(names, 0.0)
+    for block in blocks(case, everything(case)):
+        check()
+        right = arrays_of(solve(case, block), names)
+        for name, limit in baselines(case, block, right, case.dtype).items():
+            limits[name] = max(limits[name], limit)
+        for one, largest in zip(found, apart, strict=True):
+            for name, array in arrays_of(solve(one.case, block), one.arrays).items():
+                largest[name] = max(largest[name], distance(array, right[name]))
+    return [
+        one
+        for one, largest in zip(found, apart, strict=True)
+        if all(largest[name] <= CORRECT * limits[name] for name in one.arrays)
+    ]
+
+
+def _groups(killed: list[Candidate], limits: Mapping[str, float]) -> tuple[tuple[str, ...], ...]:
+    """Groups of names whose first answers do not differ."""
+    groups: list[list[Candidate]] = []
+    for one in {one.names[0]: one for one in reversed(killed)}.values():
+        for group in groups:
+            if ratio(one.arrays, group[0].arrays, limits) <= CORRECT:
+                group.append(one)
+                break
+        else:
+            groups.append([one])
+    return tuple(tuple(sorted(one.names[0] for one in group)) for group in groups if len(group) > 1)

@@ -1,0 +1,44 @@
+"""From the fields of a request to the question that it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+
+from attention_service.attention.arrays import is_float, widest
+from attention_service.attention.plan import make_plan
+from attention_service.attention.spec import DType
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.actual import check_names
+from attention_service.comparison.compare import Question
+from attention_service.comparison.tolerances import Tolerance
+from attention_service.schemas.compare import CompareRequest
+from attention_service.schemas.validate import validate
+
+
+def make_question(decoded: Decoded) -> Question:
+    """The question of a decoded request. Errors: InvalidRequest of every kind."""
+    body = validate(CompareRequest, decoded.fields)
+    spec = body.attention_spec(decoded.untyped, allow_non_finite=True)
+    actual = None
+    if body.actual is not None:
+        actual = body.actual.arrays()
+        check_names(actual, top_k=spec.top_k)
+        for name in ("logsumexp", "masked_scores"):
+            if isinstance(decoded.fields["actual"].get(name), list):  # there a null is minus infinity
+                actual[name] = np.where(np.isnan(actual[name]), -np.inf, actual[name])
+    if actual and spec.dtype is None and spec.sources.keys() <= decoded.untyped:
+        spec = spec._replace(dtype=_dtype_of(actual, decoded))
+    own = body.tolerance
+    tolerance = None if own is None else Tolerance("yours", own.rtol, own.atol, own.mismatches)
+    return Question(spec, make_plan(spec), actual, body.logsumexp_base == "2", tolerance)
+
+
+def _dtype_of(actual: Mapping[str, np.ndarray], decoded: Decoded) -> DType | None:
+    """The type of what a kernel returned, where the numbers of the request have none; None if it has none, either."""
+    given = decoded.fields["actual"]
+    typed = [array.dtype for name, array in actual.items() if isinstance(given.get(name), np.ndarray)]
+    floats = [dtype for dtype in typed if is_float(dtype)]
+    return cast(DType, widest(floats).name) if floats else None

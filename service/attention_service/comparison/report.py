@@ -1,0 +1,149 @@
+"""From a comparison to its report."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from attention_service.comparison.baseline import FIELDS, IMPRECISE
+from attention_service.comparison.compare import Comparison
+from attention_service.comparison.errors import Errors
+from attention_service.comparison.evidence import Hypothesis
+from attention_service.comparison.inputs import Suggestion
+from attention_service.pipeline.files import json_fields
+from attention_service.schemas.compare import (
+    ArrayErrors,
+    Baseline,
+    Certainty,
+    CompareReport,
+    NextInput,
+    ReportedHypothesis,
+    ReportedPower,
+    ToleranceResult,
+    UlpErrors,
+    Verdict,
+)
+from attention_service.version import __version__
+
+# Numbers of a request that is shown in a report.
+SHOWN: Final = 20_000
+
+
+def make_report(comparison: Comparison, request_id: str | None = None) -> CompareReport:
+    """The report of a comparison."""
+    found = comparison.power
+    metadata: dict[str, Any] = comparison.metadata.present()
+    metadata["warnings"] = [{"code": one.code, "message": one.message} for one in comparison.metadata.warnings]
+    metadata["dtype"] = comparison.question.plan.dtype.name
+    if request_id is not None:
+        metadata["request_id"] = request_id
+    return CompareReport(
+        verdict=_verdict(comparison),
+        errors={name: _errors(one.errors) for name, one in comparison.judged.items()},
+        baseline={
+            name: Baseline(limit=one.limit, **dict(_errors(one.baseline))) for name, one in comparison.judged.items()
+        },
+        tests=[
+            ToleranceResult(
+                name=one.name,
+                passes=comparison.passes.get(one.name),
+                tolerance={"rtol": one.rtol, "atol": one.atol, "mismatches": one.mismatches},
+                misses=list(found.missed[one.name]),
+            )
+            for one in comparison.tolerances
+        ],
+        where=comparison.where,
+        hypotheses=[_hypothesis(one) for one in comparison.hypotheses],
+        power=ReportedPower(
+            mutants=len(found.killed) + len(found.survivors),
+            killed=len(found.killed),
+            survivors=list(found.survivors),
+            indistinguishable=[list(group) for group in found.indistinguishable],
+        ),
+        next_input=_next_input(comparison.suggestion),
+        metadata=metadata | {"version": __version__},
+    )
+
+
+def _verdict(comparison: Comparison) -> Verdict:
+    status, ratio = comparison.status, comparison.ratio
+    if comparison.question.actual is None:
+        return Verdict(status="inconclusive", ratio=None, message=_power_in_words(comparison))
+    shown = f"{ratio:.2g} times what legal rounding explains"
+    if status == "correct":
+        message = f"Right: the largest error is {shown}."
+    elif status == "inconclusive":
+        message = f"Right for this request, with an error of {shown}; but {_power_in_words(comparison)}"
+    else:
+        message = _in_words(comparison, "infinite or NaN" if math.isinf(ratio) else shown)
+    return Verdict(status=status, ratio=_number(ratio), message=message)
+
+
+def _power_in_words(comparison: Comparison) -> str:
+    found = comparison.power
+    if comparison.judged and not any(name in FIELDS for name in comparison.judged):
+        return f"only {', '.join(FIELDS)} show mistakes."
+    return f"this request can show {len(found.killed)} of {len(found.killed) + len(found.survivors)} known mistakes."
+
+
+def _in_words(comparison: Comparison, shown: str) -> str:
+    """The verdict on an output that is imprecise or wrong."""
+    start = "Wrong" if comparison.ratio > IMPRECISE else "Imprecise"
+    best = comparison.hypotheses[0] if comparison.hypotheses else None
+    if best is not None and best.is_proof:
+        return f"{start}: {_lowered(best.candidate.message)}"
+    error = f"{start}: the largest error is {shown}" if shown[0].isdigit() else f"{start}: some elements are {shown}"
+    if best is not None:
+        return f"{error}. It resembles this: {_lowered(best.candidate.message)}"
+    return f"{error}, and no known mistake explains it."
+
+
+def _lowered(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
+
+
+def _errors(errors: Errors) -> ArrayErrors:
+    ulp = errors.ulp and UlpErrors(max=errors.ulp.max, p99=errors.ulp.p99, above_one=errors.ulp.above_one)
+    return ArrayErrors(
+        max_abs=errors.max_abs,
+        max_rel=errors.max_rel,
+        rmse=errors.rmse,
+        relative_rmse=errors.relative_rmse,
+        cosine=errors.cosine,
+        ulp=ulp,
+        non_finite=errors.non_finite,
+    )
+
+
+def _hypothesis(one: Hypothesis) -> ReportedHypothesis:
+    certainty: Certainty = "proof" if one.is_proof else "resembles"
+    change = one.candidate.case.change
+    return ReportedHypothesis(
+        name=" and ".join(one.candidate.names),
+        also=list(one.also),
+        message=one.candidate.message,
+        change=None if change is None else dict(change),
+        explained=one.explained,
+        ratio=_number(one.ratio),
+        certainty=certainty,
+    )
+
+
+def _next_input(suggestion: Suggestion | None) -> NextInput | None:
+    if suggestion is None:
+        return None
+    numbers = sum(_size(value) for value in suggestion.fields.values())
+    request = None if numbers > SHOWN else json_fields(suggestion.fields)
+    return NextInput(kills=list(suggestion.kills), seed=suggestion.seed, request=request)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return int(value.size) if isinstance(value, np.ndarray) else 1
+
+
+def _number(number: float) -> float | None:
+    return number if math.isfinite(number) else None

@@ -1,0 +1,88 @@
+"""Which rows of a request are looked at, where looking at all of them would take too long."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import numpy as np
+
+from attention_service.comparison.case import Case
+from attention_service.comparison.solve import Sample, everything
+
+# A sample has at most so many batch entries, heads and queries, and about so many scores.
+MAX_BATCHES: Final = 2
+MAX_HEADS: Final = 4
+MAX_ROWS: Final = 64
+MAX_SCORES: Final = 2**18
+WEIGHT_SCORES: Final = 2**16
+# Requests of at most so many scores are looked at whole.
+WHOLE: Final = 2**15
+
+
+def most_scores(names: Collection[str]) -> int:
+    """How many scores a sample should have; fewer if weights are compared, as those of all mutants are kept."""
+    return WEIGHT_SCORES if "attention_weights" in names else MAX_SCORES
+
+
+def choose_sample(case: Case, wrong: np.ndarray | None, scores: int = MAX_SCORES) -> Sample:
+    """A sample with the rows that are most wrong, and with others: first, last, and evenly spread ones.
+
+    wrong: (b, h, q) errors of the output, h being 1 for the output of an output map; None if nothing is known to be
+    wrong
+    """
+    sizes = case.plan.sizes
+    if case.plan.score_count <= min(WHOLE, scores):
+        return everything(case)
+    errors = None if wrong is None else np.where(np.isfinite(wrong), wrong, np.inf)
+    batches = _chosen(sizes.batch_size, MAX_BATCHES, None if errors is None else errors.max(axis=(1, 2)))
+    heads = np.arange(sizes.num_heads)
+    if not case.joins_heads:
+        heads = _chosen(sizes.num_heads, MAX_HEADS, None if errors is None else errors.max(axis=(0, 2)))
+    row = len(batches) * len(heads) * sizes.key_length
+    rows = max(2, min(MAX_ROWS, scores // row))
+    by_row = None if errors is None else errors.max(axis=(0, 1))
+    return Sample(batches, heads, _chosen(sizes.query_length, rows, by_row))
+
+
+def smaller(sample: Sample, case: Case, scores: int) -> Sample:
+    """A part of a sample with at most so many scores, but two rows."""
+    row = len(sample.batches) * len(sample.heads) * case.plan.sizes.key_length
+    count = max(2, scores // row)
+    if count >= len(sample.rows):
+        return sample
+    places = np.linspace(0, len(sample.rows) - 1, count).round().astype(np.int64)
+    return Sample(sample.batches, sample.heads, sample.rows[places])
+
+
+def _chosen(length: int, count: int, errors: np.ndarray | None) -> np.ndarray:
+    """So many indices: half of them those with the largest errors, the others evenly spread, with first and last."""
+    if count >= length:
+        return np.arange(length)
+    worst: list[int] = []
+    if errors is not None and errors.max() > 0:
+        worst = np.argsort(-errors, stable=True)[: (count + 1) // 2].tolist()
+    spread = np.linspace(0, length - 1, count).round().astype(np.int64)
+    # Pairs of neighbours, as the edges of tiles and windows differ from one row to the next.
+    spread = np.unique(np.concatenate([spread[: -(-count // 2) * 2 : 2], spread[::2] + 1, spread[-1:]]))
+    spread = spread[spread < length]
+    kept = dict.fromkeys(worst)
+    for index in _ends_first(spread):
+        if len(kept) >= count:
+            break
+        kept.setdefault(int(index))
+    return np.sort(np.array(list(kept), dtype=np.int64))
+
+
+def _ends_first(indices: np.ndarray) -> list[int]:
+    """Indices so that each beginning of the list is spread, too: first, last, then those between."""
+    order = np.argsort([int(f"{i:032b}"[::-1], 2) for i in range(len(indices))], stable=True)
+    middle = [int(indices[i]) for i in order]
+    return [int(indices[0]), int(indices[-1]), *middle]
+
+
+def is_whole(case: Case, sample: Sample) -> bool:
+    """True if a sample has all rows of a case."""
+    sizes = case.plan.sizes
+    counts = len(sample.batches), len(sample.heads), len(sample.rows)
+    return counts == (sizes.batch_size, sizes.num_heads, sizes.query_length)

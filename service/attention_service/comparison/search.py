@@ -1,0 +1,125 @@
+"""The search for the mistakes that explain an output: single mutants, estimated ones, then pairs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from attention_service.backends.base import Check
+from attention_service.comparison.baseline import CORRECT, Arrays, arrays_of
+from attention_service.comparison.candidates import NOT_COMBINED, Candidate, ratio
+from attention_service.comparison.case import Case
+from attention_service.comparison.estimates import estimated
+from attention_service.comparison.evidence import Evidence, Hypothesis, holds, joined
+from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.samples import smaller
+from attention_service.comparison.solve import solve
+
+# Hypotheses that are told, and proofs that are confirmed on all rows.
+TOLD: Final = 5
+CONFIRMED: Final = 3
+# Hypotheses whose own baselines are computed.
+REFINED: Final = 8
+# Scores of the sample for pairs and estimates, and pairs that are tried.
+PAIR_SCORES: Final = 2**12
+MAX_PAIRS: Final = 1200
+# Scores of all cases of pairs that are tried.
+ALL_PAIR_SCORES: Final = 2**22
+
+
+def search(
+    evidence: Evidence, found: list[Candidate], actual: Arrays, limits: Mapping[str, float], check: Check
+) -> list[Hypothesis]:
+    """The hypotheses that explain an output, best first; a proof stands alone.
+
+    found: the mutants' answers for the sample; actual: canonical arrays of all rows; limits: baselines of all rows
+    """
+    case = evidence.case
+    small = Evidence.of(case, smaller(evidence.sample, case, PAIR_SCORES), actual)
+    singles = _ranked([evidence.judge(one) for one in found], evidence)
+    told = _confirmed(joined(singles, evidence, TOLD), evidence, actual, limits, check)
+    if not _is_proved(told):
+        guesses = [evidence.answer(names, wrong) for names, wrong in estimated(small, actual, check)]
+        singles = _ranked([*singles, *map(evidence.judge, guesses)], evidence)
+        told = _confirmed(joined(singles, evidence, TOLD), evidence, actual, limits, check)
+    if not _is_proved(told):
+        both = [evidence.answer(names, wrong) for names, wrong in _pairs(small, singles, check)]
+        both = [one for one in both if not any(_adds_nothing(one, other, evidence) for other in found)]
+        pairs = joined(_ranked(list(map(evidence.judge, both)), evidence), evidence, TOLD)
+        pairs = _confirmed(pairs, evidence, actual, limits, check)
+        best = max((one.explained for one in told), default=0.0)
+        # Two mistakes explain more than one of them by chance, too.
+        told += [one for one in pairs if one.is_proof or 1 - one.explained < (1 - best) / 4]
+        told.sort(key=lambda one: one.rank)
+    return [one for one in told if one.is_proof] or [one for one in told if one.is_told][:TOLD]
+
+
+def _adds_nothing(pair: Candidate, one: Candidate, evidence: Evidence) -> bool:
+    """True if the answer of two mistakes is that of one of them."""
+    return one.names[0] in pair.names and ratio(pair.arrays, one.arrays, evidence.baselines) <= CORRECT
+
+
+def _is_proved(hypotheses: list[Hypothesis]) -> bool:
+    return any(one.is_proof for one in hypotheses)
+
+
+def _ranked(hypotheses: list[Hypothesis], evidence: Evidence) -> list[Hypothesis]:
+    """Hypotheses, best first; the best of them by their own baselines."""
+    ranked = sorted(hypotheses, key=lambda one: one.rank)
+    if not _is_proved(ranked):
+        ranked = [evidence.refined(one) for one in ranked[:REFINED]] + ranked[REFINED:]
+    return sorted(ranked, key=lambda one: one.rank)
+
+
+def _confirmed(
+    found: list[Hypothesis], evidence: Evidence, actual: Arrays, limits: Mapping[str, float], check: Check
+) -> list[Hypothesis]:
+    """The hypotheses in order, after the first proofs among them were checked on all rows, until one holds."""
+    checked, tried, is_proved = [], 0, False
+    for one in found:
+        if one.is_proof and not is_proved:
+            tried += 1
+            is_proved = tried <= CONFIRMED and holds(one, evidence, actual, limits, check)
+            checked.append(replace(one, is_proof=is_proved))
+        else:
+            checked.append(replace(one, is_proof=False))
+    return sorted(checked, key=lambda one: one.rank)
+
+
+def _pairs(small: Evidence, singles: list[Hypothesis], check: Check) -> Iterator[tuple[tuple[str, ...], Case]]:
+    """The pairs of mutants that explain the output of a small sample best, with their cases. singles: ranked"""
+    best: dict[str, float] = {}
+    for one in singles:
+        name = one.candidate.names[0]
+        if name in MUTANTS and not {name, MUTANTS[name].group} & NOT_COMBINED:
+            best[name] = max(best.get(name, -np.inf), one.explained)
+    names = sorted(best, key=lambda name: -best[name])
+    places = {name: place for place, name in enumerate(names)}
+    pairs = sorted(itertools.permutations(names, 2), key=lambda pair: places[pair[0]] + places[pair[1]])
+    pairs = [pair for pair in pairs if places[pair[0]] < places[pair[1]] or _order_matters(*pair)]
+    sample = small.sample
+    scores = len(sample.batches) * len(sample.heads) * len(sample.rows) * small.case.plan.sizes.key_length
+    found: list[tuple[float, tuple[str, ...], Case]] = []
+    for pair in pairs[:MAX_PAIRS]:
+        if len(found) * scores > ALL_PAIR_SCORES:
+            break
+        check()
+        for case in _both(small.case, *pair):
+            left = small.unexplained(arrays_of(solve(case, small.sample), small.right))
+            found.append((left, pair, case))
+    found.sort(key=lambda one: one[0])
+    return ((pair, case) for _, pair, case in found[: 4 * TOLD])
+
+
+def _order_matters(first: str, second: str) -> bool:
+    """True if two mistakes are of one group, and may change the same part of a case."""
+    return MUTANTS[first].group == MUTANTS[second].group
+
+
+def _both(case: Case, first: str, second: str) -> Iterator[Case]:
+    for once in MUTANTS[first].edit(case):
+        yield from MUTANTS[second].edit(once)

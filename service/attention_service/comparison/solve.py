@@ -1,0 +1,378 @@
+"""The answer of a case for a sample of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from attention_service.attention.rotary import Rotation
+from attention_service.attention.spec import Norm
+from attention_service.attention.tiles import Tile, visible_columns
+from attention_service.attention.visibility import additions, visible
+from attention_service.comparison.case import Case
+from attention_service.comparison.errors import largest, largest_number
+from attention_service.comparison.problem import Answer, Problem, attention, masked_scores, rounded, weighted
+
+T = TypeVar("T")
+
+# Scores that are computed at a time.
+BLOCK: Final = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Batch entries, heads and queries (rows) of which answers are compared; every combination of them.
+
+    columns: the keys that are computed, None for all
+    kept: what cases that share operands need in common, by the identities of these
+    """
+
+    batches: np.ndarray
+    heads: np.ndarray
+    rows: np.ndarray
+    columns: slice | None = None
+    kept: dict[tuple[Any, ...], tuple[tuple[Any, ...], Any]] = field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], T], *operands: Any) -> T:
+        """What `make` returns, made once for these operands. A few arrays are kept, with the operands."""
+        key = (name, *map(id, operands))
+        if key not in self.kept:
+            self.kept[key] = operands, make()
+        found: T = self.kept[key][1]
+        return found
+
+    @property
+    def index(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What takes this sample from an array (b, h, q, …)."""
+        batches, heads, rows = np.ix_(self.batches, self.heads, self.rows)
+        return batches, heads, rows
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """The part of an array (b, h, q, …) that belongs to the sample; an h axis of length 1 is kept."""
+        sample = self if array.shape[1] > 1 else replace(self, heads=np.zeros(1, np.int64))
+        found: np.ndarray = array[sample.index]
+        return found
+
+    def put(self, array: np.ndarray, part: np.ndarray) -> None:
+        """Write the part of an array (b, h, q, …) that belongs to the sample."""
+        sample = self if array.shape[1] > 1 else replace(self, heads=np.zeros(1, np.int64))
+        array[sample.index] = part
+
+
+def everything(case: Case) -> Sample:
+    """The sample of all rows of a case."""
+    sizes = case.plan.sizes
+    return Sample(np.arange(sizes.batch_size), np.arange(sizes.num_heads), np.arange(sizes.query_length))
+
+
+def blocks(case: Case, sample: Sample, names: Collection[str] = ("attention_weights",)) -> Iterator[Sample]:
+    """A sample in blocks that take little memory: as many rows of a head as possible, then several heads.
+
+    names: of the arrays that are needed; without weights, keys that no row of a block sees are left out
+    """
+    row, heads, rows = case.plan.sizes.key_length, len(sample.heads), len(sample.rows)
+    if case.joins_heads:
+        rows = min(rows, max(1, BLOCK // (row * heads)))
+    else:
+        rows = min(rows, max(1, BLOCK // row))
+        heads = min(heads, max(1, BLOCK // (row * rows)))
+    narrows = "attention_weights" not in names and case.softmax is attention and bool(np.isneginf(case.hidden_score))
+    narrows = narrows and not (case.over_queries or case.edits)
+    for batch in sample.batches:
+        for head in range(0, len(sample.heads), heads):
+            for start in range(0, len(sample.rows), rows):
+                part = sample.rows[start : start + rows]
+                columns = None
+                if narrows:
+                    columns = visible_columns(case.terms, slice(int(part[0]), int(part[-1]) + 1), row)
+                yield Sample(np.array([batch]), sample.heads[head : head + heads], part, columns)
+
+
+def solve(case: Case, sample: Sample) -> Answer:
+    """The answer of a case for a sample. With an output map its output is (b, 1, r, out), of all heads."""
+    with np.errstate(all="ignore"):
+        if case.of_whole is not None:
+            found, moved = Answer(sample.of(case.once("of whole", lambda: _whole(case)))), sample
+        else:
+            moved = replace(sample, heads=case.head_order[sample.heads])
+            problem = make_problem(case, moved)
+            found = _over_queries(case, moved, problem) if case.over_queries else case.softmax(problem)
+            for edit in case.edits:
+                found = edit(problem, found)
+        output = found.output if case.gate is None else _gated(case, found.output, case.gate[moved.index])
+        output = _joined(case, output) if case.joins_heads else output
+        if case.rounding.output is not None:
+            output = rounded(output, case.rounding.output)
+        elif largest(output) > (most := largest_number(case.dtype)):  # what the kernel's type cannot hold
+            output = np.where(np.abs(output) > most, np.copysign(np.inf, output), output)
+        return replace(found, output=output)
+
+
+def make_problem(case: Case, sample: Sample) -> Problem:
+    """The scores and values of a sample."""
+    rounding, heads = case.rounding, sample.heads
+    key_heads, value_heads = case.key_of_head[heads], case.value_of_head[heads]
+    operands = (case.query, case.key, case.past_key, case.query_norm, case.key_norm, case.query_rotation)
+    rest = (case.key_rotation, case.past_rotation, rounding.computes, rounding.inputs, rounding.operands)
+    flags = (_key_of(case.scale) if rounding.scaled_query else None, rounding.scaled_query)
+    name = f"scores {heads.tobytes()!r} {key_heads.tobytes()!r} {flags}"
+    scores = sample.once(name, lambda: _scores(case, sample, key_heads), *operands, *rest)
+    value = sample.once(
+        f"value {value_heads.tobytes()!r}",
+        lambda: _with_past(case, "value", sample.batches, value_heads),
+        case.value,
+        case.past_value,
+        case.value_norm,
+        rounding.computes,
+        rounding.inputs,
+        rounding.operands,
+    )
+    seen, added = sample.once(f"terms {heads.tobytes()!r}", lambda: _terms(case, sample), case.terms)
+    bad = None if case.bad_values is None else case.bad_values[np.ix_(sample.batches, value_heads)]
+    if sample.columns is not None:
+        value, bad = value[:, :, sample.columns], None if bad is None else bad[:, :, sample.columns]
+    return Problem(
+        scores=scores,
+        visible=seen,
+        added=None if added is None else added.astype(rounding.computes, copy=False),
+        value=value,
+        bad_values=bad,
+        scale=_scale(case, heads),
+        softcap=case.softcap,
+        softcap_at=case.softcap_at,
+        scaled_bias=case.scaled_bias,
+        hidden_score=case.hidden_score,
+        sinks=None if case.sinks is None else _sinks(case.sinks, sample).astype(rounding.computes),
+        normalization=case.plan.normalization,
+        rounding=rounding,
+    )
+
+
+def _scores(case: Case, sample: Sample, key_heads: np.ndarray) -> np.ndarray:
+    """The unscaled scores (b, h, r, k)."""
+    rounding = case.rounding
+    query = _prepared(case, "query", sample.batches, sample.heads, sample.rows)
+    key = _with_past(case, "key", sample.batches, key_heads)
+    if sample.columns is not None:
+        key = key[:, :, sample.columns]
+    if rounding.scaled_query is not None and np.all(case.scale):
+        # Divided again, so that all that follows finds unscaled scores.
+        scale = np.asarray(_scale(case, sample.heads), query.dtype)
+        query = rounded(query * scale, rounding.scaled_query) / scale
+    scores: np.ndarray = query @ key.swapaxes(-1, -2)
+    return scores
+
+
+def _sinks(sinks: np.ndarray, sample: Sample) -> np.ndarray:
+    """The sinks of the rows of a sample, (h, 1) or (b, h, r)."""
+    found: np.ndarray = sinks[sample.heads][:, None] if sinks.ndim == 1 else sinks[sample.index]
+    return found
+
+
+def _scale(case: Case, heads: np.ndarray) -> float | np.ndarray:
+    """The scale of the scores of these heads: one number, or (h, 1, 1)."""
+    return case.scale[heads][:, None, None] if isinstance(case.scale, np.ndarray) else case.scale
+
+
+def _key_of(scale: float | np.ndarray) -> float | bytes:
+    return scale.tobytes() if isinstance(scale, np.ndarray) else scale
+
+
+def _prepared(
+    case: Case, role: str, batches: np.ndarray, heads: np.ndarray, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """Query, new key or new value (b, h, l, d) of some batch entries, heads and tokens after norm and rotation."""
+    given: np.ndarray = getattr(case, role)
+    norm: Norm | None = getattr(case, f"{role}_norm")
+    rotation = case.rotation(role)
+    over_all = norm is not None and norm.over == "all"
+    chosen = np.arange(given.shape[1]) if over_all else heads
+    array = _cast(case, given[np.ix_(batches, chosen) if rows is None else np.ix_(batches, chosen, rows)])
+    if norm is not None and not over_all:
+        norm = replace(norm, weight=_of_heads(norm.weight, heads), bias=_of_heads(norm.bias, heads))
+    if norm is not None and norm.position == "after":
+        array = _normalised(_rotated(array, rotation, batches, rows), norm)
+    else:
+        array = _rotated(_normalised(array, norm), rotation, batches, rows)
+    if over_all:
+        array = array[:, heads]
+    is_changed = role != "value" or norm is not None
+    return array if case.rounding.operands is None or not is_changed else rounded(array, case.rounding.operands)
+
+
+def _cast(case: Case, array: np.ndarray) -> np.ndarray:
+    """An operand in the type that is computed in."""
+    if case.rounding.inputs is not None:
+        array = case.rounding.inputs(array)
+    return array.astype(case.rounding.computes, copy=False)
+
+
+def _with_past(case: Case, role: str, batches: np.ndarray, heads: np.ndarray) -> np.ndarray:
+    """Keys or values (b, h, k, d): those of the past, which no step changes, and the new ones."""
+    new = _prepared(case, role, batches, heads)
+    if not case.past_length:
+        return new
+    past = _cast(case, getattr(case, f"past_{role}")[np.ix_(batches, heads)])
+    if role == "key":
+        past = _rotated(past, case.past_rotation, batches, None)
+    return np.concatenate([past, new], axis=2)
+
+
+def _normalised(array: np.ndarray, norm: Norm | None) -> np.ndarray:
+    """An operand (b, h, l, d) normalised over the features of each head, or of all."""
+    if norm is None:
+        return array
+    kind, axes = array.dtype.type, (1, 3) if norm.over == "all" else (3,)
+    if norm.kind == "layer":
+        array = array - (array[:, :1, :, :1] if norm.over == "all" else array[..., :1])  # equal features become 0
+        array = array - np.mean(array, axis=axes, keepdims=True)
+    size = np.sqrt(np.mean(array * array, axis=axes, keepdims=True) + kind(norm.eps))
+    scaled: np.ndarray = array / np.where(size == 0, kind(1), size)
+    if norm.weight is not None:
+        scaled = scaled * norm.weight.astype(array.dtype)
+    return scaled if norm.bias is None else scaled + norm.bias.astype(array.dtype)
+
+
+def _of_heads(numbers: np.ndarray | None, heads: np.ndarray) -> np.ndarray | None:
+    """Weights or a bias for each head (h, 1, d), those of some heads; (d,) for all heads as they are."""
+    return numbers[heads] if numbers is not None and numbers.ndim == 3 else numbers
+
+
+def _rotated(array: np.ndarray, rotation: Rotation | None, batches: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+    """Pairs (x, y) of the first features become (x cos - y sin, x sin + y cos). rows: tokens; None for all"""
+    if rotation is None:
+        return array
+    cos, sin = (table[batches] if len(table) > 1 else table for table in (rotation.cos, rotation.sin))
+    if rows is not None:
+        cos, sin = cos[:, rows], sin[:, rows]
+    cos, sin = cos[:, None].astype(array.dtype), sin[:, None].astype(array.dtype)
+    turned, half = array.copy(), cos.shape[-1]
+    pairs = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if rotation.interleaved else (slice(half), slice(half, 2 * half))
+    )
+    x, y = array[..., pairs[0]], array[..., pairs[1]]
+    turned[..., pairs[0]] = x * cos - y * sin
+    turned[..., pairs[1]] = x * sin + y * cos
+    return turned
+
+
+def _terms(case: Case, sample: Sample) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """What is visible to the rows of a sample, and what is added to their scores; each broadcasts to (b, h, r, k)."""
+    if not case.terms:
+        return None, None
+    sizes = case.plan.sizes
+    full = tuple(slice(int(chosen.min()), int(chosen.max()) + 1) for chosen in (sample.batches, sample.heads))
+    columns = slice(0, sizes.key_length) if sample.columns is None else sample.columns
+    seen_parts, added_parts = [], []
+    for rows in _runs(sample.rows):
+        tile = Tile(full[0], slice(0, sizes.num_kv_heads), full[1], rows, columns)
+        length = rows.stop - rows.start
+        seen = visible(case.terms, tile, _as_it_is)
+        seen_parts.append(_chosen(True if seen is None else seen, sample, full, length, columns.stop - columns.start))
+        added = [
+            _chosen(part, sample, full, length, columns.stop - columns.start)
+            for part in additions(case.terms, tile, _as_it_is)
+        ]
+        added_parts.append(sum(added[1:], start=added[0]) if added else None)
+    kept = [part for part in added_parts if part is not None]
+    return _stacked(seen_parts), _stacked(kept) if len(kept) == len(added_parts) else None
+
+
+def _stacked(parts: list[np.ndarray]) -> np.ndarray:
+    """Arrays (b or 1, h or 1, rows, k) one below the other."""
+    leading = np.broadcast_shapes(*(part.shape[:2] for part in parts))
+    return np.concatenate([np.broadcast_to(part, leading + part.shape[2:]) for part in parts], axis=2)
+
+
+def _as_it_is(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+def _chosen(array: Any, sample: Sample, full: tuple[slice, ...], rows: int, keys: int) -> np.ndarray:
+    """The batch entries and heads of a sample, of an array that broadcasts to the tile around it."""
+    array = np.asarray(array)
+    array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    for axis, (chosen, around) in enumerate(zip((sample.batches, sample.heads), full, strict=True)):
+        if array.shape[axis] > 1:
+            array = array.take(chosen - around.start, axis=axis)
+    return np.broadcast_to(array, (*array.shape[:2], rows, keys))
+
+
+def _runs(rows: np.ndarray) -> Iterator[slice]:
+    """Ascending rows as slices of consecutive ones."""
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    for run in np.split(rows, breaks):
+        yield slice(int(run[0]), int(run[-1]) + 1)
+
+
+def _gated(case: Case, heads: np.ndarray, gate: np.ndarray) -> np.ndarray:
+    """Head outputs (b, h, r, e), as a kernel returns them, times the gates (b, h, r, e or 1) of a sample."""
+    if case.rounding.output is not None:
+        heads, gate = rounded(heads, case.rounding.output), rounded(gate, case.rounding.output)
+    found: np.ndarray = np.where(heads == 0, 0, heads * gate.astype(heads.dtype))
+    return found
+
+
+def _joined(case: Case, heads: np.ndarray) -> np.ndarray:
+    """The output map applied to the outputs of all heads (b, h, r, e): (b, 1, r, out)."""
+    linear = case.plan.roles.output_map
+    assert linear is not None
+    b, h, r, e = heads.shape
+    joined = heads.transpose(0, 2, 1, 3).reshape(b, r, h * e) @ linear.weight.T.astype(heads.dtype)
+    if linear.bias is not None:
+        joined = joined + linear.bias.astype(heads.dtype)
+    found: np.ndarray = joined[:, None]
+    return found
+
+
+def _whole(case: Case) -> np.ndarray:
+    """All head outputs (b, h, q, e), as `of_whole` returns them."""
+    assert case.of_whole is not None
+    if case.head_outputs is not None:
+        return case.of_whole(case.head_outputs)
+    before, sizes = replace(case, of_whole=None), case.plan.sizes
+    found = np.empty((sizes.batch_size, sizes.num_heads, sizes.query_length, sizes.value_dim))
+    for block in blocks(before, everything(before)):
+        found[block.index] = before.softmax(make_problem(before, block)).output
+    return case.of_whole(found)
+
+
+def can_solve_all_queries(case: Case) -> bool:
+    """True if the scores of all queries of a head fit into a block."""
+    return case.plan.sizes.query_length > 1 and case.plan.sizes.query_length * case.plan.sizes.key_length <= 16 * BLOCK
+
+
+def _over_queries(case: Case, sample: Sample, problem: Problem) -> Answer:
+    """The answer with the softmax over the queries."""
+    scores = masked_scores(problem)
+    sums = [
+        [case.once(f"columns {b} {h}", partial(_column_sums, case, b, h)) for h in sample.heads] for b in sample.batches
+    ]
+    weights = np.exp(scores - np.array(sums)[:, :, None])
+    return Answer(weighted(problem, weights), attention(problem).logsumexp, weights)
+
+
+def _column_sums(case: Case, batch: int, head: int) -> np.ndarray:
+    """The logsumexp of each column (k,) of the scores of a head; inf where no query sees the key."""
+    rows = np.arange(case.plan.sizes.query_length)
+    scores = masked_scores(make_problem(case, Sample(np.array([batch]), np.array([head]), rows)))[0, 0]
+    largest = scores.max(axis=0)
+    shift = np.where(np.isneginf(largest), 0, largest)
+    total = np.exp(scores - shift).sum(axis=0)
+    return np.where(total > 0, shift + np.log(total), np.inf)
+
+
+def keys_as_values(case: Case) -> np.ndarray:
+    """The new keys (b, g, n, d) after norms and rotation."""
+    return operand(case, "key")
+
+
+def operand(case: Case, role: str) -> np.ndarray:
+    """Query, new key or new value of all batch entries and heads, (b, h or g, l, d or e), after norm and rotation."""
+    sizes = case.plan.sizes
+    heads = sizes.num_heads if role == "query" else sizes.num_kv_heads
+    return _prepared(case, role, np.arange(sizes.batch_size), np.arange(heads))

@@ -1,0 +1,28 @@
+"""Conformance: cases of attention with exact answers, and a judge of implementations that compute them.
+
+- corners: the table of what implementations get wrong, and the request of each
+- suite: cases, each a request with its exact answer and its tolerances
+- files: a suite as safetensors files with an index, for programs that do not have this service
+- judge: is the answer to a case right; runner: an implementation judged by a whole suite
+- report: what is printed of that
+- adapters: other libraries as implementations; matrix: the page that compares them
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attention_service.conformance.files import read, write
+    from attention_service.conformance.runner import run
+    from attention_service.conformance.target import Unsupported
+
+__all__ = ["Unsupported", "read", "run", "write"]
+MODULES = {"Unsupported": "target", "read": "files", "run": "runner", "write": "files"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a function when it is asked for: the command line imports this package for every command."""
+    if name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)

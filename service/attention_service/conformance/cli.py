@@ -1,0 +1,63 @@
+"""The commands `attention-service conformance write` and `attention-service conformance run`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command `conformance` to the subcommands of a parser, as `add_subparsers` returns them."""
+    top = commands.add_parser("conformance", help="cases with exact answers, and a judge of implementations")
+    inner = top.add_subparsers(required=True, metavar="COMMAND")
+    writer = inner.add_parser("write", help="write cases with exact answers", description="Write a suite of cases.")
+    writer.set_defaults(run=_write)
+    writer.add_argument("directory", metavar="DIR", help="directory, which is made if it is missing")
+    writer.add_argument("--cases", type=_number, default=1000, help="how many (default: 1000)")
+    writer.add_argument("--seed", type=_number, default=0, help="the same seed makes the same requests (default: 0)")
+    runner = inner.add_parser(
+        "run",
+        help="judge an implementation",
+        description="Call a function with the fields of each case, and judge what it returns. Exit status 0: all that "
+        "it supports is right; 1: some is not; 2: nothing could be judged.",
+    )
+    runner.set_defaults(run=_run)
+    runner.add_argument("target", metavar="TARGET", help="module:function; modules of this directory are found, too")
+    runner.add_argument("--dir", metavar="DIR", help="a suite that `write` made (default: 300 cases, made at once)")
+    runner.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("expected 0 or more")
+    return number
+
+
+def _write(options: argparse.Namespace) -> int:
+    from attention_service.conformance.files import write
+
+    try:
+        count = write(options.directory, options.cases, options.seed)
+    except OSError as error:
+        sys.stderr.write(f"{options.directory}: {error.strerror}\n")
+        return 2
+    sys.stdout.write(f"{count} cases in {options.directory}\n")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from attention_service.conformance.report import as_json, as_text
+    from attention_service.conformance.runner import run
+
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        result = run(options.dir, options.target)
+    except (ImportError, OSError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write((json.dumps(as_json(result), indent=2) if options.json else as_text(result)) + "\n")
+    return result.exit_status

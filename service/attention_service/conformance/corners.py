@@ -1,0 +1,299 @@
+"""Corners: what implementations of attention get wrong, and how a request that shows it is made.
+
+A corner has as few options as possible, so that a failure is the corner's own. The last one, `combined`, has many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from attention_service.attention.arrays import FLOATS
+from attention_service.comparison.inputs import Recipe, make_input
+from attention_service.conformance import changes
+from attention_service.conformance.changes import Fields, unchanged
+
+Change = Callable[[Fields, np.random.Generator], None]
+TYPES: Final = ("float32", "bfloat16", "float64", "float16")
+# The numbers of queries and keys that are drawn, primes mostly.
+QUERIES: Final = (5, 13)
+KEYS: Final = (17, 29, 37)
+HEADS: Final = 3
+# The options of `combined`, each of which a case has with this probability.
+SHARE: Final = 0.3
+OPTIONS: Final = (
+    "alibi_slopes",
+    "bias",
+    "chunk_size",
+    "gate",
+    "is_causal",
+    "key_lengths",
+    "key_mask",
+    "key_norm",
+    "mask",
+    "past",
+    "query_norm",
+    "rotary",
+    "segment_ids",
+    "selected_keys",
+    "sinks",
+    "softcap",
+    "value_norm",
+    "window",
+)
+
+
+@dataclass(frozen=True)
+class Corner:
+    """One thing that implementations get wrong.
+
+    text:    what is right, in a sentence
+    options: of the request, as in a Recipe
+    change:  edits the fields of the request
+    sizes:   fields of the Recipe that are fixed; `square` for as many keys as queries
+    types:   the types of the cases, in turn
+    """
+
+    name: str
+    text: str
+    options: tuple[str, ...] = ()
+    change: Change = unchanged
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    types: tuple[str, ...] = TYPES
+
+
+SQUARE: Final = {"square": True}
+LAYER: Final = {"norm": {"kind": "layer"}}
+NORMS: Final = ("query_norm", "key_norm", "value_norm")
+CORNERS: Final = (
+    Corner("plain", "softmax(q kᵀ / √d) v"),
+    Corner("one_query", "a single query", sizes={"queries": 1}),
+    Corner("long_keys", "more keys than a tile of 128 holds", sizes={"keys": 131}),
+    Corner("value_dim", "values with fewer features than keys", sizes={"value_dim": 5}),
+    Corner(
+        "value_square",
+        "as many keys as features: values are not transposed",
+        sizes={"keys": 17, "head_dim": 17, "value_dim": 17},
+    ),
+    Corner("grouped_heads", "query head n reads key/value head n // 3", sizes={"heads": 6, "kv_heads": 2}),
+    Corner("multi_query", "all query heads read one key/value head", sizes={"heads": 4, "kv_heads": 1}),
+    Corner("layouts", "axes in another order, heads packed, columns as tokens", change=changes.any_layout),
+    Corner("scale.own", "a factor other than 1/√d", change=changes.scale(0.3)),
+    Corner("scale.zero", "a scale of 0: the mean of the values", change=changes.scale(0.0)),
+    Corner("scale.negative", "a negative scale", change=changes.scale(-0.5)),
+    Corner("scale.by_head", "a factor for each head", change=changes.head_scales(0.2, 0.5, 0.9)),
+    Corner("scale.by_head_zero", "a factor for each head, one of them 0", change=changes.head_scales(0.5, 0.0, 0.3)),
+    Corner(
+        "scale.by_head_negative",
+        "a factor for each head, one of them negative",
+        change=changes.head_scales(0.2, 0.5, -0.5),
+    ),
+    Corner("scale.zero_causal", "a scale of 0 with a causal mask", ("is_causal",), changes.scaled_causal(0.0), SQUARE),
+    Corner(
+        "scale.negative_causal",
+        "a negative scale with a causal mask",
+        ("is_causal",),
+        changes.scaled_causal(-0.5),
+        SQUARE,
+    ),
+    Corner("large_scores", "scores whose exponentials overflow", change=changes.large_scores),
+    Corner("hidden_nan", "NaN and infinity in hidden keys and values have no effect", change=changes.poison),
+    Corner("softcap", "softcap · tanh(scaled / softcap)", ("softcap",)),
+    Corner("softcap.bias", "the softcap comes before the bias", ("softcap", "bias")),
+    Corner("bias", "numbers added to the scaled scores", ("bias",)),
+    Corner("bias.minus_infinity", "−∞ in a bias hides a key", ("bias",), changes.bias_with_infinities),
+    Corner("bias.empty_row", "a row of −∞ in a bias: output 0", ("bias",), changes.bias_with_empty_row),
+    Corner("mask", "booleans for each batch entry", ("mask",), changes.shared_mask, SQUARE),
+    Corner("mask.by_head", "booleans for each head", ("mask",), changes.mask_without_empty_rows),
+    Corner("mask.empty_row", "a row that sees no key: output 0", ("mask",), changes.mask_with_empty_rows),
+    Corner("key_mask", "hidden keys", ("key_mask",)),
+    Corner("key_lengths", "keys beyond a length are padding", ("key_lengths",)),
+    Corner("key_lengths.zero", "a batch entry without keys: output 0", ("key_lengths",), changes.no_keys),
+    Corner("query_lengths", "queries beyond a length have output 0", change=changes.query_lengths),
+    Corner("causal", "j ≤ i", ("is_causal",), changes.offset_zero, SQUARE),
+    Corner("causal.first", "first query with first key, q < k", ("is_causal",), changes.offset_zero),
+    Corner("causal.last", "last query with last key, q < k", ("is_causal",), changes.offset_last),
+    Corner(
+        "causal.empty_rows",
+        "last query with last key, q > k: the first rows see no key",
+        ("is_causal",),
+        changes.offset_last,
+        {"queries": 29, "keys": 17},
+    ),
+    Corner("causal.by_batch", "another offset for each batch entry", ("is_causal",)),
+    Corner("causal.mask", "a causal mask and another mask", ("is_causal", "mask"), changes.causal_and_mask, SQUARE),
+    Corner("window", "i − 4 ≤ j ≤ i + 2", ("window",), changes.window(4, 2), SQUARE),
+    Corner("window.left", "a left side only: i − 4 ≤ j", ("window",), changes.window(4, None), SQUARE),
+    Corner(
+        "window.zero", "a window of 0 and 0: each query sees its own key", ("window",), changes.window(0, 0), SQUARE
+    ),
+    Corner("window.causal", "the last four keys", ("window", "is_causal"), changes.window(3, None), SQUARE),
+    Corner("window.offset", "a window that ends at the last key, q < k", ("window",), changes.last_window),
+    Corner("window.empty_rows", "a window beyond the last key: output 0", ("window",), changes.window_beyond),
+    Corner("chunk", "⌊i / 5⌋ = ⌊j / 5⌋", ("chunk_size", "is_causal"), changes.chunk(0), SQUARE),
+    Corner("chunk.offset", "⌊(i + 3) / 5⌋ = ⌊j / 5⌋", ("chunk_size",), changes.chunk(3)),
+    Corner("segments", "tokens see their own sequence", ("segment_ids",), changes.segments, SQUARE),
+    Corner("segments.empty_row", "a sequence without keys: output 0", ("segment_ids",), changes.lonely_segment),
+    Corner("selected", "indices of the only keys that a query sees", change=changes.select),
+    Corner("selected.by_head", "other indices for each head", ("selected_keys",)),
+    Corner("selected.repeated", "an index twice counts once, and −1 is no key", change=changes.select_repeatedly),
+    Corner("selected.empty_row", "a row of −1 sees no key: output 0", change=changes.select_nothing),
+    Corner("selected.hidden", "a row whose selected keys are all hidden: output 0", change=changes.select_hidden),
+    Corner(
+        "selected.causal",
+        "selected keys and a causal mask",
+        ("is_causal",),
+        changes.both(changes.offset_last, changes.select),
+    ),
+    Corner("selected.past", "indices count from the first cached key", ("past",), changes.select_of_past),
+    Corner("alibi", "− slope × distance of query and key", ("alibi_slopes",), changes.offset_zero, SQUARE),
+    Corner(
+        "alibi.offset", "− slope × distance, the last query beside the last key", ("alibi_slopes",), changes.offset_last
+    ),
+    Corner("sinks", "a logit for each head that takes weight", ("sinks",)),
+    Corner(
+        "sinks.empty_row", "a row that sees the sink only: output 0", ("sinks", "mask"), changes.mask_with_empty_rows
+    ),
+    Corner("sinks.large", "sinks whose exponentials overflow or vanish", ("sinks",), changes.large_sinks),
+    Corner("sinks.by_query", "a logit for each query of each head", ("sinks",), sizes={"has_row_sinks": True}),
+    Corner(
+        "sinks.by_query_padding",
+        "a logit for each query, beside padding of queries and keys",
+        ("sinks",),
+        changes.padded,
+        {"has_row_sinks": True},
+    ),
+    Corner("sinks.without", "the weights of the softmax over the keys alone", ("sinks",), changes.without_sinks),
+    Corner(
+        "sinks.without_empty_row",
+        "weights without sinks, where only the sink remains: 0",
+        ("sinks", "mask"),
+        changes.both(changes.mask_with_empty_rows, changes.without_sinks),
+    ),
+    Corner(
+        "sinks.without_large",
+        "weights without sinks, beside a sink that takes all weight",
+        ("sinks",),
+        changes.both(changes.large_sinks, changes.without_sinks),
+    ),
+    Corner("rotary", "pairs of features from both halves", ("rotary",), changes.rotary_positions),
+    Corner("rotary.interleaved", "pairs of adjacent features", ("rotary",), changes.interleaved),
+    Corner("rotary.partial", "the first features only", ("rotary",), changes.partial_rotary),
+    Corner("rotary.tables", "cosines and sines given", ("rotary",), changes.rotary_tables),
+    Corner("rotary.past", "the cache is not rotated again", ("rotary", "past")),
+    Corner("norm", "RMS norms of the features of a head", ("query_norm", "key_norm")),
+    Corner("norm.rotary", "the norm comes before the rotation", ("query_norm", "key_norm", "rotary")),
+    Corner(
+        "norm.after_rotary",
+        "the norm comes after the rotation",
+        ("query_norm", "key_norm", "rotary"),
+        sizes={"norm": {"position": "after"}},
+    ),
+    Corner(
+        "norm.all_heads",
+        "a norm of the features of all heads of a token together",
+        NORMS,
+        sizes={"norm": {"over": "all"}},
+    ),
+    Corner("norm.layer", "layer norms: the mean is subtracted first", NORMS, sizes=LAYER),
+    Corner("norm.bias", "x / √(mean(x²) + eps) · weight + bias", NORMS, changes.biased_norms),
+    Corner("norm.value", "norms of values", ("value_norm",)),
+    Corner("norm.past", "the cache is not normalised again", (*NORMS, "past")),
+    Corner("norm.zero_row", "a norm of zeros is 0", NORMS, changes.zero_rows),
+    Corner("norm.equal_features", "a layer norm of equal numbers is its bias", NORMS, changes.constant_rows, LAYER),
+    Corner("gate", "head outputs times gates", ("gate",)),
+    Corner(
+        "gate.by_head", "one gate for each query and head, negative ones and zeros too", change=changes.gate_by_head
+    ),
+    Corner(
+        "gate.empty_row",
+        "a row that sees no key, whatever its gates: output 0",
+        ("gate", "mask"),
+        changes.mask_with_empty_rows,
+    ),
+    Corner(
+        "gate.padding", "queries beyond a length have output 0, whatever their gates", ("gate",), changes.query_lengths
+    ),
+    Corner("gate.map", "gates are the sigmoid of a map of the query", change=changes.mapped_gate("sigmoid", None)),
+    Corner(
+        "gate.map_by_head",
+        "one gate for each head: softplus of a map with a bias",
+        change=changes.mapped_gate("softplus", 1),
+    ),
+    Corner("past", "cached keys and values, with a causal mask", ("past", "is_causal"), changes.offset_of_past),
+    Corner("logsumexp", "ln Σ exp(score)", change=changes.ask_for_logsumexp),
+    Corner("logsumexp.empty_row", "−∞ for a row that sees no key", ("mask",), changes.logsumexp_of_empty_rows),
+    Corner("logsumexp.sinks", "the sink included", ("sinks",), changes.ask_for_logsumexp),
+    Corner("normalization.sum", "scores divided by their sum", change=changes.sum_of_scores),
+    Corner("sigmoid", "each score becomes a weight by itself", change=changes.sigmoid_of_scores),
+    Corner(
+        "sigmoid.empty_row",
+        "a row that sees no key: output 0",
+        ("mask",),
+        changes.both(changes.mask_with_empty_rows, changes.sigmoid_of_scores),
+    ),
+    Corner(
+        "sigmoid.minus_infinity",
+        "−∞ in a bias hides a key, or all keys of a row",
+        ("bias",),
+        changes.both(
+            changes.both(changes.bias_with_infinities, changes.bias_with_empty_row), changes.sigmoid_of_scores
+        ),
+    ),
+    Corner(
+        "sigmoid.large_scores",
+        "scores whose exponentials overflow",
+        change=changes.both(changes.large_scores, changes.sigmoid_of_scores),
+    ),
+    Corner("float64", "errors of double precision only", types=("float64",)),
+    Corner("float16", "errors of half precision only", types=("float16",)),
+    Corner("bfloat16", "errors of bfloat16 only", types=("bfloat16",)),
+    Corner("float16.large", "q kᵀ beyond 65504", change=changes.beyond_float16, types=("float16",)),
+)
+COMBINED: Final = Corner("combined", "many options at once", change=changes.combined)
+BY_NAME: Final = {corner.name: corner for corner in (*CORNERS, COMBINED)}
+
+
+def make_fields(corner: Corner, dtype: str, random: np.random.Generator) -> Fields:
+    """The fields of a request of a corner, arrays as ndarrays in the type `dtype`."""
+    sizes: dict[str, Any] = {
+        "queries": int(random.choice(QUERIES)),
+        "keys": int(random.choice(KEYS)),
+        "heads": HEADS,
+        "kv_heads": HEADS,
+        "value_dim": 8,
+    }
+    options = frozenset(corner.options)
+    if corner is COMBINED:
+        options = frozenset(name for name in OPTIONS if random.random() < SHARE)
+        kv_heads = int(random.integers(1, 4))
+        sizes |= {"kv_heads": kv_heads, "heads": kv_heads * int(random.integers(1, 4))}
+        sizes |= {"value_dim": int(random.choice([5, 8, 16])), "head_dim": int(random.choice([4, 8, 16]))}
+        sizes |= _variants(random)
+        options -= {"sinks"} if "normalization" in sizes else set()
+    sizes |= corner.sizes
+    if sizes.pop("square", False):
+        sizes["queries"] = sizes["keys"]
+    fields = make_input(Recipe(options, dtype=dtype, **sizes), int(random.integers(2**31)))
+    corner.change(fields, random)
+    if fields.get("layout") == "bhld":
+        del fields["layout"]  # the default
+    return {name: _typed(value, FLOATS[dtype]) for name, value in fields.items()}
+
+
+def _variants(random: np.random.Generator) -> dict[str, Any]:
+    """Fields of the Recipe of `combined` that say which form its options have."""
+    choices = {"kind": ("rms", "layer"), "over": ("head", "all"), "position": ("before", "after")}
+    found: dict[str, Any] = {"norm": {name: str(random.choice(names)) for name, names in choices.items()}}
+    found |= {name: bool(random.random() < SHARE) for name in ("scales_heads", "has_row_sinks")}
+    return found | ({"normalization": "sigmoid"} if random.random() < SHARE / 2 else {})
+
+
+def _typed(value: Any, dtype: np.dtype) -> Any:
+    """A field whose bfloat16 and float16 arrays keep the type that a change may have widened."""
+    if isinstance(value, np.ndarray) and value.dtype == np.float64 and dtype != np.float64:
+        return value.astype(np.float32)
+    return value

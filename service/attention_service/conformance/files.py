@@ -1,0 +1,61 @@
+"""A suite as files: a safetensors file for each case, and `index.json`, as docs/conformance.md describes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from attention_service.codecs.named_tensors import add_dotted
+from attention_service.codecs.safetensors import SafetensorsCodec
+from attention_service.conformance.suite import Case, make_cases
+from attention_service.pipeline.files import dotted_arrays, plain_fields, safetensors_bytes
+from attention_service.version import __version__
+
+INDEX: Final = "index.json"
+EXPECTED: Final = "expected"
+# The version of the files, which changes with what their readers must know.
+FORMAT: Final = 1
+
+
+def write(directory: str | Path, cases: int = 1000, seed: int = 0) -> int:
+    """Write a suite into a directory, which is made if it is missing, and return the number of its cases.
+
+    The same seed makes the same requests. Errors: OSError.
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for case in make_cases(cases, seed):
+        name = f"{case.name}.safetensors"
+        arrays = dotted_arrays({**case.fields, EXPECTED: case.expected})
+        (folder / name).write_bytes(safetensors_bytes(arrays))
+        entries.append(
+            {
+                "file": name,
+                "corner": case.corner,
+                "dtype": case.dtype,
+                "options": case.options,
+                "request": plain_fields(case.fields),
+                "tolerance": dict(case.tolerance),
+            }
+        )
+    index = {"format": FORMAT, "version": __version__, "seed": seed, "cases": entries}
+    (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    return len(entries)
+
+
+def read(directory: str | Path) -> Iterator[Case]:
+    """The cases of a directory that `write` made. Errors: OSError; ValueError for an index of another format."""
+    folder = Path(directory)
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        raise ValueError(f"{folder / INDEX}: not a suite of format {FORMAT}")
+    for entry in index["cases"]:
+        body = (folder / entry["file"]).read_bytes()
+        arrays = SafetensorsCodec().decode(body, len(body)).fields
+        expected = arrays.pop(EXPECTED)
+        fields = entry["request"]
+        add_dotted(fields, dotted_arrays(arrays))
+        yield Case(Path(entry["file"]).stem, entry["corner"], fields, expected, entry["tolerance"])

@@ -1,0 +1,106 @@
+"""The judgement of the answer to one case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from attention_service.comparison.baseline import CORRECT, IMPRECISE
+from attention_service.comparison.errors import distance
+from attention_service.conformance.suite import Case
+from attention_service.conformance.target import Target, Unsupported, call
+from attention_service.errors import InvalidRequest
+from attention_service.library import compare
+
+Status = Literal["correct", "imprecise", "wrong", "unsupported"]
+STATUSES: Final[tuple[Status, ...]] = ("correct", "imprecise", "wrong", "unsupported")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an implementation did with a case.
+
+    ratio:   the largest error in baselines, None if nothing could be compared
+    message: what is wrong, or why the case is not supported
+    """
+
+    case: Case
+    status: Status
+    ratio: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The mistake that a wrong answer shows: the name of a hypothesis, None if no known mistake explains it."""
+
+    hypothesis: str | None
+    certainty: str | None
+    message: str
+
+
+def judge(case: Case, target: Target) -> Outcome:
+    """The outcome of a case. Whatever an implementation raises, except Unsupported, is a wrong answer."""
+    try:
+        with np.errstate(all="ignore"):
+            actual = call(target, case.fields)
+    except Unsupported as error:
+        return Outcome(case, "unsupported", message=str(error))
+    except Exception as error:  # of somebody else's code: anything
+        return Outcome(case, "wrong", message=f"{type(error).__name__}: {first_line(error)}")
+    return judge_arrays(case, actual)
+
+
+def judge_arrays(case: Case, actual: Mapping[str, np.ndarray]) -> Outcome:
+    """The outcome of a case for these arrays. Arrays that the case has no answer for do not count."""
+    worst = 0.0
+    for name, expected in case.expected.items():
+        if name not in actual:
+            continue
+        if actual[name].shape != expected.shape:
+            shapes = f"{name} of shape {actual[name].shape}, expected {expected.shape}"
+            return Outcome(case, "wrong", message=shapes)
+        apart = distance(actual[name].astype(np.float64), expected)
+        if not np.isfinite(apart):
+            return Outcome(case, "wrong", message=_non_finite(name, actual[name].astype(np.float64), expected))
+        worst = max(worst, CORRECT * apart / case.tolerance[name] if apart else 0.0)
+    if worst <= CORRECT:
+        return Outcome(case, "correct", worst)
+    message = f"an error of {worst:.3g} baselines, where {CORRECT:g} are right"
+    return Outcome(case, "imprecise" if worst <= IMPRECISE else "wrong", worst, message)
+
+
+def diagnose(case: Case, target: Target) -> Diagnosis | None:
+    """The mistake that explains a wrong answer; None if the implementation raises, or returns other shapes."""
+    try:
+        with np.errstate(all="ignore"):
+            actual = call(target, case.fields)
+        if not np.isfinite(actual["output"].astype(np.float64)).any():
+            return Diagnosis(None, None, "nothing finite to compare")
+        report = compare({name: actual[name] for name in case.expected if name in actual}, **case.fields)
+    except InvalidRequest:
+        return None
+    except Exception:  # of somebody else's code: anything
+        return None
+    if not report.hypotheses:
+        return Diagnosis(None, None, "no known mistake")
+    best = report.hypotheses[0]
+    return Diagnosis(best.name, best.certainty, best.message)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of the message of an error, shortened."""
+    lines = str(error).strip().splitlines() or [""]
+    return lines[0][:200]
+
+
+def _non_finite(name: str, actual: np.ndarray, expected: np.ndarray) -> str:
+    """Which numbers an array has in the place of others."""
+    bad = ~(
+        (actual == expected) | (np.isfinite(actual) & np.isfinite(expected)) | (np.isnan(actual) & np.isnan(expected))
+    )
+    index = tuple(int(place) for place in np.argwhere(bad)[0])
+    return f"{name}{list(index)} is {actual[index]:g}, expected {expected[index]:g}"

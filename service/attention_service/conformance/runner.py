@@ -1,0 +1,85 @@
+"""A whole suite against one implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from attention_service.conformance.files import read
+from attention_service.conformance.judge import STATUSES, Diagnosis, Outcome, Status, diagnose, judge
+from attention_service.conformance.suite import Case, make_cases
+from attention_service.conformance.target import Target, load_target
+
+# Without a directory, so many cases are made: each corner about twice. They show every mistake that `compare` knows.
+CASES: Final = 300
+FAILURES: Final = ("imprecise", "wrong")
+
+
+@dataclass
+class CornerResult:
+    """The outcomes of the cases of a corner. diagnosis: of the first one that fails"""
+
+    name: str
+    outcomes: list[Outcome] = field(default_factory=list)
+    diagnosis: Diagnosis | None = None
+
+    def count(self, status: Status) -> int:
+        """How many cases have a status."""
+        return sum(outcome.status == status for outcome in self.outcomes)
+
+    @property
+    def first_failure(self) -> Outcome | None:
+        """The first case that is wrong; else the first that is imprecise."""
+        failed = [outcome for outcome in self.outcomes if outcome.status in FAILURES]
+        return next((outcome for outcome in failed if outcome.status == "wrong"), failed[0] if failed else None)
+
+    @property
+    def status(self) -> Status:
+        """The worst outcome; unsupported only if no case is supported."""
+        order: tuple[Status, ...] = ("wrong", "imprecise", "correct", "unsupported")
+        return next(status for status in order if self.count(status))
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """The results of all corners, in the order of their first cases."""
+
+    corners: tuple[CornerResult, ...]
+
+    def count(self, status: Status) -> int:
+        """How many cases have a status."""
+        return sum(corner.count(status) for corner in self.corners)
+
+    @property
+    def exit_status(self) -> int:
+        """0: all answers are right; 1: some are not; 2: nothing could be judged."""
+        if any(self.count(status) for status in STATUSES if status in FAILURES):
+            return 1
+        return 0 if self.count("correct") else 2
+
+
+def run(directory: str | Path | None, target: str | Target) -> SuiteResult:
+    """The result of an implementation for a suite.
+
+    directory: as `write` makes it; None for 300 cases that are made at once
+    target:    a callable, or its name `module:function`. It is called with the fields of each request by name, arrays
+               as ndarrays, and returns the output or a dict of arrays; it may raise Unsupported
+
+    Errors: ImportError and ValueError for a name that leads nowhere; OSError, ValueError for a directory.
+    """
+    function = load_target(target) if isinstance(target, str) else target
+    return run_cases(make_cases(CASES, 0) if directory is None else read(directory), function)
+
+
+def run_cases(cases: Iterable[Case], target: Target, *, explain: bool = True) -> SuiteResult:
+    """The result of an implementation for some cases. explain: True to search for the mistakes of failures"""
+    found: dict[str, CornerResult] = {}
+    for case in cases:
+        found.setdefault(case.corner, CornerResult(case.corner)).outcomes.append(judge(case, target))
+    if explain:
+        for corner in found.values():
+            if (failure := corner.first_failure) is not None:
+                corner.diagnosis = diagnose(failure.case, target)
+    return SuiteResult(tuple(found.values()))

@@ -1,0 +1,104 @@
+"""Cases: requests with their exact answers, and how far a right answer may be from these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from attention_service.attention.spec import AttentionSpec
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.actual import canonical
+from attention_service.comparison.baseline import CORRECT, Arrays, baselines
+from attention_service.comparison.case import make_case
+from attention_service.comparison.solve import everything
+from attention_service.conformance.changes import Fields
+from attention_service.conformance.corners import BY_NAME, COMBINED, CORNERS, Corner, make_fields
+from attention_service.library import attend
+from attention_service.pipeline.prepare import make_spec_and_plan
+
+# Of so many cases in a row, the last ones are of the corner `combined`.
+ROUND: Final = 5
+SINGLE: Final = 3
+ALONE: Final = "weights_without_sinks"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request with its exact answer.
+
+    fields:    of the request, arrays as ndarrays
+    expected:  `output`, `logsumexp` where it is defined, and `weights_without_sinks` where the request asks for them,
+               in float64 and in the axes of a response
+    tolerance: the largest absolute error of a right answer, by the name of the array
+    """
+
+    name: str
+    corner: str
+    fields: Fields
+    expected: Mapping[str, np.ndarray]
+    tolerance: Mapping[str, float]
+
+    @property
+    def dtype(self) -> str:
+        """The type of the request."""
+        return str(self.fields["query"].dtype.name)
+
+    @property
+    def options(self) -> list[str]:
+        """The names of the fields other than query, key and value."""
+        return sorted(self.fields.keys() - {"query", "key", "value"})
+
+
+def make_cases(count: int, seed: int) -> Iterator[Case]:
+    """So many cases: three of single corners, in turn and with their types in turn, then two of many options."""
+    for number in range(count):
+        block, place = divmod(number, ROUND)
+        if place < SINGLE:
+            turn, which = divmod(SINGLE * block + place, len(CORNERS))
+            yield make_case_of(CORNERS[which], turn, number, seed)
+        else:
+            yield make_case_of(COMBINED, (ROUND - SINGLE) * block + place - SINGLE, number, seed)
+
+
+def make_corner_cases(name: str, count: int, seed: int, types: tuple[str, ...]) -> Iterator[Case]:
+    """So many cases of a corner, by its name. types: left out where the corner has types of its own"""
+    corner = BY_NAME[name]
+    own = [kind for kind in corner.types if kind in types] or list(corner.types)
+    for number in range(count):
+        random = np.random.default_rng([seed, number])
+        yield finished(f"{number:04}-{name}", name, make_fields(corner, own[number % len(own)], random))
+
+
+def make_case_of(corner: Corner, turn: int, number: int, seed: int) -> Case:
+    """The case of a corner that comes at a turn. number: of the case in its suite"""
+    random = np.random.default_rng([seed, number])
+    dtype = corner.types[turn % len(corner.types)]
+    return finished(f"{number:04}-{corner.name}", corner.name, make_fields(corner, dtype, random))
+
+
+def finished(name: str, corner: str, fields: Fields) -> Case:
+    """The case of a request, with its answer in float64 and its tolerances."""
+    spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
+    names = ["logsumexp"] if plan.normalization == "softmax" else []
+    names += [ALONE] if ALONE in fields.get("include", ()) else []
+    exact = {**fields, "dtype": "float64", "include": names}
+    result = attend(**exact)
+    _, wide = make_spec_and_plan(Decoded(exact, frozenset()), allow_non_finite=True)
+    expected = {array: np.asarray(result[array]) for array in ("output", *names)}
+    right = {array: canonical(numbers, array, wide) for array, numbers in expected.items()}
+    limits = _limits(spec, plan.dtype, right)
+    return Case(name, corner, fields, expected, {array: CORRECT * limits[array] for array in expected})
+
+
+def _limits(spec: AttentionSpec, dtype: np.dtype, right: Arrays) -> dict[str, float]:
+    """The baseline of each array. Weights without sinks have that of the weights of a request without sinks."""
+    case = make_case(spec, dtype)
+    limits = baselines(case, everything(case), right, dtype)
+    if ALONE in right:
+        alone = make_case(spec._replace(sinks=None), dtype)
+        weights = {"attention_weights": right[ALONE]}
+        limits[ALONE] = baselines(alone, everything(alone), weights, dtype)["attention_weights"]
+    return limits

@@ -1,0 +1,47 @@
+"""Authentication by API keys. The service knows only their hashes."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from attention_service.errors import Unauthorized
+from attention_service.http.problems import problem
+from attention_service.settings import Settings
+from attention_service.settings.keys import Keys
+
+# Paths that need no key: orchestrators that ask for health have none.
+OPEN = frozenset({"/health/live", "/health/ready"})
+METRICS = "/metrics"
+# The documentation and the page: paths, and starts of paths. A browser sends no key when it opens a page.
+DOCS = frozenset({"/", "/docs", "/openapi.json"})
+BELOW_DOCS = ("/docs-assets/", "/page/", "/problems/")
+
+
+def needs_key(path: str, settings: Settings) -> bool:
+    """True if requests for this path need a key, where requests need keys at all."""
+    if path in OPEN:
+        return False
+    if path == METRICS:
+        return settings.protect_metrics
+    return settings.protect_docs or not (path in DOCS or path.startswith(BELOW_DOCS))
+
+
+class Guard:
+    """Refuses requests without a valid API key, except to open paths."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+        self._keys = Keys(settings.api_keys, settings.api_keys_file)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http" and needs_key(scope["path"], self._settings):
+            authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            if not self._keys.accept(authorization):
+                expected, got = "Authorization: Bearer and a key", "another key" if authorization else "none"
+                error = Unauthorized.at("", expected, got, headers={"WWW-Authenticate": "Bearer"})
+                await problem(error, Request(scope))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

@@ -1,0 +1,102 @@
+"""Checks of a request head that not every HTTP parser makes (RFC 9112, sections 3.2 and 6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from attention_service.errors import BadRequest, HeadTooLarge, ServiceError, quote
+from attention_service.http.problems import problem
+
+# Bytes of a head: names and values of its headers, and its target. More than any client sends.
+MAX_HEAD: Final = 2**16
+MAX_LENGTH_DIGITS: Final = 18
+MAX_LENGTH: Final = 10**MAX_LENGTH_DIGITS
+CLOSE: Final = {"Connection": "close"}
+VERSIONS: Final = ("1.0", "1.1", "2", "3")
+
+
+class CheckHead:
+    """Refuses requests whose head is too large, has no or several hosts, or frames the body ambiguously.
+
+    close_after_upgrade: close the connection after a request with an Upgrade header. The header is ignored (RFC 9110,
+    section 7.8), but httptools stops parsing after it, as if the protocol had changed, and uvicorn then parses later
+    bytes of the body as a new request.
+    """
+
+    def __init__(self, app: ASGIApp, close_after_upgrade: bool) -> None:
+        self._app = app
+        self._close_after_upgrade = close_after_upgrade
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        error = check(scope) if scope["type"] == "http" else None
+        if error is not None:
+            await problem(error, Request(scope))(scope, receive, send)
+        elif self._close_after_upgrade and any(name == b"upgrade" for name, _ in scope.get("headers", ())):
+            await self._app(scope, receive, with_close(send))
+        else:
+            await self._app(scope, receive, send)
+
+
+def check(scope: Scope) -> ServiceError | None:
+    """The error for an invalid head; None if the head is valid."""
+    headers, version = scope["headers"], scope["http_version"]
+    # Each header with a colon, a space and the end of the line.
+    size = sum(len(name) + len(value) + 4 for name, value in headers)
+    size += len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    if size > MAX_HEAD:
+        return HeadTooLarge.at("", f"a request head of at most {MAX_HEAD} bytes", str(size), headers=CLOSE)
+    if version not in VERSIONS:
+        return BadRequest.at("", f"HTTP in version {', '.join(VERSIONS)}", version, headers=CLOSE)
+    names = [name for name, _ in headers]
+    hosts, lengths = names.count(b"host"), names.count(b"content-length")
+    codings = b", ".join(value for name, value in headers if name == b"transfer-encoding")
+    chunked = b"transfer-encoding" in names
+    if hosts != 1 and version == "1.1":
+        return BadRequest.at("", "one Host header", str(hosts), headers=CLOSE)
+    if chunked and codings.strip().lower() != b"chunked":
+        return BadRequest.at("", "no Transfer-Encoding but chunked", quote(codings.decode("latin-1")), headers=CLOSE)
+    if lengths + chunked > 1:
+        return BadRequest.at("", "one Content-Length, or chunked", "both, or several", headers=CLOSE)
+    return None
+
+
+def parse_length(value: bytes) -> int | None:
+    """The number of a Content-Length header, or of one like it; None if it is no number.
+
+    One of more than 18 digits counts as MAX_LENGTH, so that it is above every limit, and quickly parsed.
+    """
+    if not value.isdigit():
+        return None
+    return int(value) if len(value) <= MAX_LENGTH_DIGITS else MAX_LENGTH
+
+
+def joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Headers by name; the values of one that comes several times are joined by commas (RFC 9110, section 5.3)."""
+    values: dict[bytes, bytes] = {}
+    for name, value in headers:
+        values[name] = values[name] + b", " + value if name in values else value
+    return values
+
+
+def closes(scope: Scope) -> bool:
+    """True if no request may follow this one on its connection (RFC 9112, section 9.6)."""
+    if scope["http_version"] == "1.0":
+        return True
+    options = b",".join(value for name, value in scope["headers"] if name == b"connection").lower()
+    return b"close" in map(bytes.strip, options.split(b","))
+
+
+def with_close(send: Send) -> Send:
+    """A function that adds `Connection: close` to the response."""
+
+    async def send_with_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return send_with_close

@@ -1,0 +1,174 @@
+"""The commands `attention-service layers …`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+VARIABLE: Final = "ATTENTION_LAYERS"
+MODULE: Final = (
+    "Hidden states enter where the family's attention module takes them: a norm in front of the module, the residual "
+    "sum and what follows it are not part of the layer."
+)
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command `layers` to the subcommands of a parser, as `add_subparsers` returns them."""
+    top = commands.add_parser("layers", help="stored layers, which requests name")
+    inner = top.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, run: Any, text: str, description: str) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = inner.add_parser(name, help=text, description=description)
+        command.set_defaults(run=run)
+        command.add_argument("--dir", metavar="DIR", help=f"directory of the layers (default: {VARIABLE})")
+        return command
+
+    add("list", _list, "list all layers", "List all layers: name, size, source. Exit status 1 if one cannot be used.")
+    show = add("show", _show, "describe a layer", "Print the tensors, options, hash and source of a layer.")
+    show.add_argument("name", metavar="NAME")
+    show.add_argument("--json", action="store_true", help="print JSON, as GET /layers/NAME returns it")
+    remove = add("remove", _remove, "remove a layer", "Remove the files of a layer.")
+    remove.add_argument("name", metavar="NAME")
+    _add_import(add)
+
+
+def _add_import(add: Any) -> None:
+    command = add(
+        "import",
+        _import,
+        "make a layer from a checkpoint",
+        "Make a layer from a checkpoint of Hugging Face, or of torch.nn.MultiheadAttention. Only its tensors are read. "
+        "What a request cannot express is refused.",
+    )
+    text = "directory with config.json and model.safetensors (or several files and their index), or one file"
+    command.add_argument("checkpoint", metavar="CHECKPOINT", help=text)
+    command.add_argument("--layer", type=int, metavar="N", help="index of the layer, from 0")
+    command.add_argument("--name", metavar="NAME", required=True, help="name of the layer in requests")
+    command.add_argument("--replace", action="store_true", help="replace a layer of this name")
+    command.add_argument("--family", help="family of the model (default: by config.json); torch for MultiheadAttention")
+    command.add_argument("--prefix", help="how the names of its tensors begin, if several modules fit")
+    command.add_argument("--heads", type=int, metavar="N", help="number of heads, for --family torch")
+    text = "positions of rotary tables, which scaled embeddings need (default: those of the model, at most 8192)"
+    command.add_argument("--positions", type=int, metavar="N", help=text)
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    """The directory of the layers. Errors: SystemExit if none is named, or it is none."""
+    given = options.dir or os.environ.get(VARIABLE)
+    if not given:
+        sys.stderr.write(f"which directory? Set {VARIABLE}, or say --dir DIR\n")
+        raise SystemExit(2)
+    folder = Path(given)
+    if not folder.is_dir():
+        sys.stderr.write(f"{given}: there is no such directory\n")
+        raise SystemExit(2)
+    return folder
+
+
+def _list(options: argparse.Namespace) -> int:
+    from pydantic import ByteSize
+
+    from attention_service.layers.store import LayerStore
+
+    layers = LayerStore(_folder(options), sys.maxsize).describe_all()
+    width = max((len(layer.name) for layer in layers), default=0)
+    for layer in layers:
+        size = "" if layer.error else ByteSize(layer.nbytes).human_readable()
+        sys.stdout.write(f"{layer.name:{width}}  {size:>9}  {layer.error or layer.source}\n")
+    return int(any(layer.error for layer in layers))
+
+
+def _show(options: argparse.Namespace) -> int:
+    from attention_service.errors import ServiceError
+    from attention_service.layers.store import LayerStore
+
+    try:
+        layer = LayerStore(_folder(options), sys.maxsize).describe(options.name)
+    except ServiceError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    if options.json:
+        sys.stdout.write(layer.model_dump_json(indent=2, exclude_none=True) + "\n")
+        return 0
+    lines = [f"name     {layer.name}", f"hash     {layer.hash}", f"source   {layer.source}"]
+    lines += [f"option   {name} = {json.dumps(value)}" for name, value in layer.options.items()]
+    lines += [f"tensor   {tensor.name} {tensor.dtype} {tuple(tensor.shape)}" for tensor in layer.tensors]
+    sys.stdout.write("\n".join([*lines, "", MODULE]) + "\n")
+    return 0
+
+
+def _remove(options: argparse.Namespace) -> int:
+    from attention_service.layers.files import remove_layer
+    from attention_service.layers.names import is_name
+
+    try:
+        if not is_name(options.name):
+            raise FileNotFoundError
+        remove_layer(_folder(options), options.name)
+    except FileNotFoundError:
+        sys.stderr.write(f"{options.name}: there is no such layer\n")
+        return 1
+    except OSError as error:
+        sys.stderr.write(f"{options.name}: {error.strerror}\n")
+        return 1
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from attention_service.layers.families import FAMILIES
+    from attention_service.layers.files import paths_of, write_layer
+    from attention_service.layers.importing import import_layer
+    from attention_service.layers.names import RULE, is_name
+    from attention_service.layers.tensors import BadFile
+
+    folder, name = _folder(options), options.name
+    if not is_name(name):
+        sys.stderr.write(f"--name: expected {RULE}\n")
+        return 2
+    if options.family is not None and options.family not in FAMILIES:
+        sys.stderr.write(f"--family: expected one of {', '.join(FAMILIES)}\n")
+        return 2
+    if paths_of(folder, name)[0].exists() and not options.replace:
+        sys.stderr.write(f"{name}: there is such a layer; say --replace to replace it\n")
+        return 1
+    progress = Progress()
+    how = {key: getattr(options, key) for key in ("family", "prefix", "heads", "positions")}
+    try:
+        found = import_layer(Path(options.checkpoint), options.layer, **how, progress=progress)
+        progress.end()
+        layer = write_layer(folder, name, found.arrays, found.options, found.source)
+    except BadFile as error:
+        progress.end()
+        sys.stderr.write(f"{options.checkpoint}: {error}\n")
+        return 1
+    except OSError as error:
+        progress.end()
+        sys.stderr.write(f"{error.filename or folder}: {error.strerror}\n")
+        return 1
+    sys.stdout.write(f"{name}: {layer.source}\n{MODULE}\n")
+    return 0
+
+
+class Progress:
+    """Shows on a terminal which tensor was read, and how much so far."""
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._on = sys.stderr.isatty()
+
+    def __call__(self, name: str, size: int) -> None:
+        """Show that a tensor of so many bytes was read."""
+        self._read += size
+        if self._on:
+            sys.stderr.write(f"\r\033[K{self._read / 1e6:.1f} MB read: {name}")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """Remove what was shown."""
+        if self._on:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()

@@ -1,0 +1,106 @@
+"""Import: a layer from a checkpoint of another library."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from attention_service.errors import quote
+from attention_service.layers.checkpoint import Checkpoint
+from attention_service.layers.families import FAMILIES, Family
+from attention_service.layers.module import Module, find_module
+from attention_service.layers.tensors import BadFile, nested
+from attention_service.schemas.request import Norm
+
+# Rows of rotary tables, unless the command says otherwise, or the model has fewer positions.
+POSITIONS: Final = 8192
+OTHER_SENSES: Final = re.compile("vision|visual|audio")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A layer that was imported: its arrays by dotted names, its options, and where it comes from."""
+
+    arrays: Mapping[str, np.ndarray]
+    options: Mapping[str, Any]
+    source: str
+
+
+def import_layer(
+    path: Path,
+    layer: int | None,
+    *,
+    family: str | None = None,
+    prefix: str | None = None,
+    heads: int | None = None,
+    positions: int | None = None,
+    progress: Callable[[str, int], None] = lambda name, size: None,
+) -> Imported:
+    """An attention layer of a checkpoint.
+
+    layer: its index; None for a checkpoint that is one module
+    family: a name of FAMILIES; by default that of config.json
+    prefix: how the names of its tensors begin, where several modules fit
+    heads: where the checkpoint does not say it; positions: rows of rotary tables, where a base is not enough
+
+    Errors: BadFile with the reason, OSError.
+    """
+    with Checkpoint(path) as checkpoint:
+        configuration = checkpoint.configuration or {}
+        text = configuration.get("text_config")
+        if isinstance(text, dict) and family is None:
+            configuration = text
+        kind = FAMILIES[family] if family is not None else family_of(configuration)
+        configuration = {**kind.defaults, **configuration}
+        place = find_module(_names(checkpoint, text), *_place_of(kind, layer), layer, prefix)
+        most = configuration.get("max_position_embeddings")
+        module = Module(
+            checkpoint,
+            place,
+            layer,
+            configuration=configuration,
+            heads=heads,
+            positions=positions or min(POSITIONS, most if isinstance(most, int) and most > 0 else POSITIONS),
+            progress=progress,
+        )
+        options = kind.fields(module)
+        _check_known(options)
+    at = f"{place.rstrip('.') or 'the module'} of {path.resolve().name}"
+    rows = module.arrays.get("rotary.cos")
+    tables = "" if rows is None else f" Rotary tables for {len(rows)} positions."
+    return Imported(module.arrays, nested(options), f"{kind.title}: {at}. What enters: {kind.enters}.{tables}")
+
+
+def _names(checkpoint: Checkpoint, text: Any) -> list[str]:
+    """The names of the tensors; of a model with a configuration for text, without those of what sees or hears."""
+    return [name for name in checkpoint.names if not (isinstance(text, dict) and OTHER_SENSES.search(name))]
+
+
+def _place_of(family: Family, layer: int | None) -> tuple[str, str]:
+    """The place of a module, and a tensor in it. A module of torch may be one of several layers, or alone."""
+    alone = not family.module and layer is not None
+    return ("layers.{layer}.self_attn" if alone else family.module), family.first
+
+
+def family_of(configuration: Mapping[str, Any]) -> Family:
+    """The family of a configuration. Errors: BadFile for none that is known."""
+    given = configuration.get("model_type")
+    for family in FAMILIES.values():
+        if given in family.model_types:
+            return family
+    known = ", ".join(name for family in FAMILIES.values() for name in family.model_types)
+    got = "none" if given is None else quote(str(given))
+    raise BadFile(f"config.json: model_type {got} is not known; say --family, or import one of {known}")
+
+
+def _check_known(options: Mapping[str, Any]) -> None:
+    """Errors: BadFile for an option that requests do not have yet."""
+    for name in options:
+        field, _, part = name.partition(".")
+        if field in ("query_norm", "key_norm") and part not in Norm.model_fields:
+            raise BadFile(f"a norm over all heads ({name}) cannot be expressed in a request")

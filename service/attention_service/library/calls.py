@@ -1,0 +1,104 @@
+"""What the functions of the library do with their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from attention_service.attention.spec import AttentionSpec
+from attention_service.backends.registry import Backends
+from attention_service.codecs.array_objects import as_numpy
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.compare import compare_question
+from attention_service.comparison.question import make_question
+from attention_service.comparison.report import make_report
+from attention_service.comparison.text import as_text
+from attention_service.errors import Overflow, child
+from attention_service.library.result import AttentionResult
+from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.schemas.compare import ActualArrays, CompareReport, CompareRequest
+
+# The arguments of a call by their names; `unknown` holds those that are no fields of a request.
+Arguments = Mapping[str, Any]
+
+
+def attend(arguments: Arguments) -> AttentionResult:
+    """The result of `service.attend`. Errors: InvalidRequest of every kind."""
+    spec, plan = make_spec_and_plan(_decoded(_fields(arguments)), allow_non_finite=True)
+    try:
+        found = backends().choose(spec.backend, spec.device).program(plan, spec)(spec.sources, None)
+    except Overflow as error:
+        raise _explained(error, spec) from None
+    return AttentionResult(found, spec, plan)
+
+
+def compare(arguments: Arguments) -> CompareReport:
+    """The report of `service.compare`. Errors: InvalidRequest of every kind."""
+    given = _fields(arguments)
+    if arguments["actual"] is not None:
+        given["actual"] = as_numpy(_named(arguments["actual"]), "/actual")
+    return make_report(compare_question(make_question(_decoded(given)), backends().choose("numpy", "cpu")))
+
+
+def assert_attention(arguments: Arguments) -> CompareReport:
+    """The report of `service.assert_attention`. Errors: AssertionError with the report as text, InvalidRequest."""
+    __tracebackhide__ = True  # pytest then shows the line of the test
+    report = compare(arguments)
+    if report.verdict.status in ("imprecise", "wrong"):
+        raise AssertionError(as_text(report))
+    return report
+
+
+@cache
+def backends() -> Backends:
+    """The backends of `attend`, with the threads that their libraries start by themselves."""
+    return Backends()
+
+
+def _fields(arguments: Arguments) -> dict[str, Any]:
+    """The fields of a request that are not None, arrays as ndarrays, and the unknown arguments beside them."""
+    names = CompareRequest.model_fields.keys() & arguments.keys() - {"actual"}
+    given = {name: arguments[name] for name in arguments if name in names} | arguments["unknown"]
+    return {name: _with_numbers(as_numpy(value, child("", name))) for name, value in given.items() if value is not None}
+
+
+def _explained(error: Overflow, spec: AttentionSpec) -> Overflow:
+    """The error, or one that names an input with inf or NaN: these were not too large, but there from the start."""
+    past = {"past_key": spec.past_key, "past_value": spec.past_value}
+    for name, array in [*spec.sources.items(), *past.items()]:
+        if array is None or np.isfinite(array).all():
+            continue
+        bad = np.argwhere(~np.isfinite(array))
+        more = f" and in {len(bad) - 1} more places" if len(bad) > 1 else ""
+        got = f"{float(array[tuple(bad[0])])} at {bad[0].tolist()}{more}"
+        hint = "inf and NaN may stand only where every query is kept from seeing them, by a mask for example"
+        return Overflow.at(f"/{name}", "finite numbers", got, hint)
+    return error
+
+
+def _with_numbers(value: Any) -> Any:
+    """A field whose arrays without axes are numbers, as those fields need that are one number."""
+    if isinstance(value, dict):
+        return {name: _with_numbers(inner) for name, inner in value.items()}
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return value.item() if value.dtype.kind in "biu" else float(value)
+    return value
+
+
+def _decoded(given: dict[str, Any]) -> Decoded:
+    return Decoded(given, frozenset(name for name, field in given.items() if isinstance(field, list)))
+
+
+def _named(actual: Any) -> Mapping[str, Any]:
+    """What a kernel returned, by name: a tuple is output and logsumexp, anything but a dict the output.
+
+    Of a result of `attend`, whatever can be compared.
+    """
+    if isinstance(actual, AttentionResult):
+        return {name: actual[name] for name in ActualArrays.model_fields if name in actual}
+    if isinstance(actual, tuple) and len(actual) == 2:
+        return dict(zip(("output", "logsumexp"), actual, strict=True))
+    return actual if isinstance(actual, Mapping) else {"output": actual}

@@ -1,0 +1,189 @@
+"""The metrics of the service, which prometheus_client counts.
+
+A single worker keeps their values in memory. Several workers write them to files in one folder, and a scrape of any
+worker adds up the files of all: the multiprocess mode of prometheus_client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from pathlib import Path
+from typing import Final
+
+# prometheus_client chooses its mode by PROMETHEUS_MULTIPROC_DIR when it is imported.
+if folder := os.environ.get("ATTENTION_METRICS_FOLDER"):
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from attention_service.errors import error_classes
+from attention_service.observability.requests import RequestRecord
+from attention_service.pipeline.admission import AdmissionController
+from attention_service.version import __version__
+
+# Upper bounds of the buckets of a histogram, in seconds.
+BUCKETS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+# Seconds between two updates of the gauges for scrapes of other workers.
+UPDATE_INTERVAL: Final = 1.0
+
+
+class Metrics:
+    """The metrics of one application, in a registry of its own, as one process may have several applications.
+
+    in_flight: requests that are not answered yet
+    shared: True in multiprocess mode, where a scrape of any worker shows the metrics of all
+
+    All methods but `exposition` run in the event loop.
+    """
+
+    def __init__(self, admission: AdmissionController) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series
+        self.registry = registry = CollectorRegistry()
+        self.in_flight = 0
+
+        def counters(name: str, text: str, *labels: str) -> Callable[..., Counter]:
+            """The counter of each combination of labels, cached, as finding it takes longer than counting."""
+            return cache(Counter(name, text, labels, registry=registry).labels)
+
+        self._requests = counters(
+            "attention_requests", "Requests, by protocol, operation and HTTP status.", "protocol", "operation", "status"
+        )
+        self._problems = counters(
+            "attention_problems", "Requests that were answered with a problem, by its code.", "code"
+        )
+        for code in error_classes():  # from 0 on, as increase() does not see the first sample of a series
+            self._problems(code)
+        seconds = "Time from the request head to the end of the response."
+        self._seconds = cache(
+            Histogram("attention_request_seconds", seconds, ("operation",), registry=registry, buckets=BUCKETS).labels
+        )
+        self._received = counters("attention_received_bytes", "Bytes of request bodies with tensors.", "media_type")
+        self._sent = counters("attention_sent_bytes", "Bytes of responses with tensors.", "media_type")
+        self._computed = counters("attention_computed", "Requests that were computed.", "backend", "kernel")
+        self._compute = counters("attention_compute_seconds", "Time spent computing.", "backend", "kernel")
+        self._decode = counters("attention_decode_seconds", "Time spent decoding bodies.", "media_type")
+        encode = "Time spent encoding responses before they are sent."
+        self._encode = counters("attention_encode_seconds", encode, "media_type")
+        queue = "Time spent waiting for a slot or memory."
+        self._queue = Counter("attention_queue_seconds", queue, registry=registry)
+        batches = "Batches of more than one request."
+        self._batches = Counter("attention_batches", batches, registry=registry)
+        batched = "Requests that were computed in such batches."
+        self._batched = Counter("attention_batched_requests", batched, registry=registry)
+        self._gauges = _gauges(self, admission)
+        self._folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        self.shared = self._folder is not None
+        if self.shared:
+            self._exposed = CollectorRegistry()
+            MultiProcessCollector(self._exposed, self._folder)  # type: ignore[no-untyped-call]
+        else:
+            self._exposed = self.registry
+            for collector in (ProcessCollector, PlatformCollector, GCCollector):
+                collector(registry=self.registry)
+
+    def start_at_0(self, protocol: str, operation: str, statuses: Iterable[int]) -> None:
+        """Expose the metrics of an operation with 0 before its first request.
+
+        Prometheus sees no increase in the first sample of a series: an alert would miss the first 503.
+        """
+        for status in statuses:
+            self._requests(protocol, operation, status)
+        self._seconds(operation)
+
+    def request_answered(self, request: RequestRecord) -> None:
+        """Count the answer to a request in flight."""
+        self.in_flight -= 1
+        self._requests(request.protocol, request.operation, request.status).inc()
+        self._seconds(request.operation).observe(request.seconds)
+        if request.code is not None:
+            self._problems(request.code).inc()
+        if (computed := request.computed) is not None and (timings := request.timings) is not None:
+            backend, kernel = computed.metadata.backend, computed.metadata.kernel
+            self._received(computed.request_type).inc(computed.received)
+            self._decode(computed.request_type).inc(timings.decode)
+            if timings.queue:
+                self._queue.inc(timings.queue)
+            self._computed(backend, kernel).inc()
+            self._compute(backend, kernel).inc(timings.compute)
+            self._encode(computed.response_type).inc(timings.encode)
+            self._sent(computed.response_type).inc(request.sent)
+
+    def batch_computed(self, requests: int) -> None:
+        """Count a batch of so many requests, more than one."""
+        self._batches.inc()
+        self._batched.inc(requests)
+
+    def set_gauges(self) -> None:
+        """Set all gauges to their current values."""
+        for gauge, read in self._gauges:
+            gauge.set(read())
+
+    async def keep_gauges_set(self) -> None:
+        """Set all gauges every second: prometheus_client calls no function for a scrape of another worker."""
+        while True:
+            self.set_gauges()
+            await asyncio.sleep(UPDATE_INTERVAL)
+
+    def exposition(self) -> bytes:
+        """All metrics in the text format of Prometheus; those of all workers if they are shared."""
+        if self._folder is not None:
+            _remove_gauges_of_ended_workers(self._folder)
+        return generate_latest(self._exposed)
+
+
+def _gauges(metrics: Metrics, admission: AdmissionController) -> list[tuple[Gauge, Callable[[], float]]]:
+    """Each gauge with the function that reads its value."""
+    gauge = partial(Gauge, registry=metrics.registry, multiprocess_mode="livesum")
+    slots = "Slots: large requests that are decoded or computed at the same time."
+    waiting = "Large requests in the queue, for a slot or memory."
+    limit = "Memory that requests may hold together."
+    return [
+        (
+            gauge("attention_requests_in_flight", "Requests in progress, this scrape included."),
+            lambda: metrics.in_flight,
+        ),
+        (gauge("attention_slots_in_use", "Slots in use."), lambda: admission.slots_taken),
+        (gauge("attention_slots", slots), lambda: admission.slots),
+        (gauge("attention_requests_waiting", waiting), lambda: admission.waiting),
+        (gauge("attention_memory_bytes", "Memory that requests hold."), lambda: admission.memory - admission.free),
+        (gauge("attention_memory_limit_bytes", limit), lambda: admission.memory),
+        (gauge("attention_workers", "Worker processes."), lambda: 1),
+        (_build_info(metrics.registry), lambda: 1),
+    ]
+
+
+def _build_info(registry: CollectorRegistry) -> Gauge:
+    name, text = "attention_build_info", "The version that runs."
+    return Gauge(name, text, ("version",), registry=registry, multiprocess_mode="livemax").labels(__version__)
+
+
+def remove_stale_files(folder: Path) -> None:
+    """Remove the files that the workers of an earlier run left in the folder."""
+    for kind in ("counter", "gauge_*", "histogram"):
+        for file in folder.glob(f"{kind}_[0-9]*.db"):
+            file.unlink()
+
+
+def _remove_gauges_of_ended_workers(folder: str) -> None:
+    """Delete the gauges of ended workers, as mark_process_dead does, which fails if two workers call it at once."""
+    for file in Path(folder).glob("gauge_live*_[0-9]*.db"):
+        try:
+            if sys.platform != "win32":  # where this would end the process
+                os.kill(int(file.stem.rpartition("_")[2]), 0)
+        except ProcessLookupError:
+            file.unlink(missing_ok=True)

@@ -1,0 +1,128 @@
+"""The record of one request, over HTTP or gRPC, for the metrics and the log; and its id."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from secrets import token_hex
+from typing import Final, NamedTuple
+
+from starlette.types import Scope
+
+from attention_service.attention.result import Metadata
+from attention_service.pipeline.execution import Execution, Timings
+
+REQUEST_ID: Final = b"x-request-id"
+# Ids of clients that are harmless in logs and headers.
+ACCEPTABLE = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+# Ids of this process begin with this, and then count.
+PROCESS = token_hex(10)
+_number = count()
+# Operations that orchestrators and Prometheus call every few seconds.
+PROBES: Final = frozenset(
+    {
+        "/health/live",
+        "/health/ready",
+        "/metrics",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/{model_name}/ready",
+        "/v2/models/{model_name}/versions/{model_version}/ready",
+        "/inference.GRPCInferenceService/ServerLive",
+        "/inference.GRPCInferenceService/ServerReady",
+        "/inference.GRPCInferenceService/ModelReady",
+    }
+)
+# Status of a request without a response, as its client disconnected or the server stops; as nginx has it.
+DISCONNECTED: Final = 499
+
+access = logging.getLogger("attention.access")
+
+
+class ComputedRequest(NamedTuple):
+    """A request whose attention was computed, as metrics and log need it.
+
+    To count another property of a request, set it on `Execution` in `pipeline.compute.compute`, add a field here, and
+    count it in `Metrics.request_answered`.
+
+    request_type, response_type: media types; metadata: of the result; received: bytes of the body of the request
+    """
+
+    request_type: str
+    response_type: str
+    metadata: Metadata
+    received: int
+
+    @classmethod
+    def of(cls, execution: Execution, request_type: str, response_type: str) -> ComputedRequest:
+        """The record of an execution that is done. It does not keep the execution alive, nor its memory."""
+        assert execution.metadata is not None
+        return cls(request_type, response_type, execution.metadata, execution.received)
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request as the metrics and the log show it, filled in while it is answered.
+
+    protocol: http or grpc; operation: path template of the route or name of the gRPC method, else other
+    status: over HTTP, whatever the protocol; code: of the problem; sent: bytes of the body of the response
+    timings: of the steps of the pipeline; also of a request that failed in one of them
+    started, ended: seconds; ended is 0 until the last byte of the response is sent
+    """
+
+    protocol: str
+    method: str
+    path: str
+    request_id: str
+    operation: str = "other"
+    status: int = DISCONNECTED
+    code: str | None = None
+    timings: Timings | None = None
+    computed: ComputedRequest | None = None
+    sent: int = 0
+    started: float = field(default_factory=time.perf_counter)
+    ended: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Time from the request head to the end of the response, or until now."""
+        return (self.ended or time.perf_counter()) - self.started
+
+    @property
+    def is_successful_probe(self) -> bool:
+        """True for a health check or a scrape that succeeded. They come all the time and say nothing."""
+        return self.status == 200 and self.operation in PROBES
+
+    def log(self) -> None:
+        """Write the line about the request into the log."""
+        level = logging.DEBUG if self.is_successful_probe else logging.INFO
+        if not access.isEnabledFor(level):
+            return
+        fields: dict[str, object] = {
+            "request_id": self.request_id,
+            "method": self.method[:20],
+            "path": self.path[:100],
+            "status": self.status,
+            "milliseconds": round(self.seconds * 1e3, 2),
+            "code": self.code,
+        }
+        if self.computed is not None:
+            kernel = f"{self.computed.metadata.backend}/{self.computed.metadata.kernel}"
+            fields |= {"received": self.computed.received, "sent": self.sent, "kernel": kernel}
+        access.log(level, "request", extra=fields)
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """The record that `RequestContext` keeps of a request over HTTP."""
+    record: RequestRecord = scope["state"]["record"]
+    return record
+
+
+def choose_request_id(given: Iterable[bytes]) -> str:
+    """The first id given by the client that is harmless in logs and headers, else one that no other request has."""
+    found = next((value for value in given if ACCEPTABLE.fullmatch(value)), None)
+    return f"{PROCESS}{next(_number):012x}" if found is None else str(found, "ascii")

@@ -1,0 +1,156 @@
+"""Requests and outputs in files, for the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from attention_service.attention.arrays import BFLOAT16, is_float
+from attention_service.codecs import CODECS
+from attention_service.codecs.array_objects import as_numpy
+from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.safetensors import NAMES as NAMES_OF_TYPES
+from attention_service.errors import InvalidRequest, InvalidTensors, NotAcceptable, UnsupportedMediaType
+
+# Media types by the suffix of a file.
+TYPES: Final = {".json": "application/json"} | {
+    suffix: name for suffix in (".npz", ".safetensors") for name in CODECS if name.endswith(suffix[1:])
+}
+MAX_BYTES: Final = 2**40
+
+
+def read_request(path: Path) -> Decoded:
+    """The fields of a request in a file, in a wire format by its suffix, or of a dict of tensors saved by torch.
+
+    Errors: InvalidRequest of every kind, UnsupportedMediaType for another suffix, OSError.
+    """
+    if path.suffix == ".pt":
+        fields = _read_torch(path)
+        if not isinstance(fields, Mapping):
+            raise InvalidRequest.at("", "a dict of the request's fields", f"a tensor in {path.name}")
+        return Decoded(dict(fields), frozenset())
+    return CODECS[_type(path)].decode(path.read_bytes(), MAX_BYTES)
+
+
+def read_arrays(path: Path, names: Collection[str]) -> dict[str, Any]:
+    """The arrays that a kernel returned, by name, from a file.
+
+    A file with one array without a name (.npy, a list in .json, a tensor in .pt) holds the output. Others than `names`,
+    like `metadata` in a stored response, are left out, unless there are only others.
+
+    Errors: as of read_request.
+    """
+    if path.suffix == ".npy":
+        try:
+            array = np.load(path, allow_pickle=False)
+        except OSError:
+            raise
+        except Exception as error:  # numpy.load raises what its parsers raise: EOFError, TokenError and others
+            raise InvalidTensors.at("/actual", "an array in the format of npy", str(error)[:80]) from None
+        # NumPy writes bfloat16 as two bytes of no type.
+        return {"output": array.view(BFLOAT16) if array.dtype == np.dtype("V2") else array}
+    if path.suffix == ".pt":
+        found = _read_torch(path)
+        return dict(found) if isinstance(found, Mapping) else {"output": found}
+    content = path.read_bytes()
+    if path.suffix == ".json" and content.lstrip()[:1] == b"[":
+        content = b'{"output":' + content + b"}"
+    fields = CODECS[_type(path)].decode(content, MAX_BYTES).fields
+    return {name: value for name, value in fields.items() if name in names} or fields
+
+
+def write_request(fields: Mapping[str, Any], path: Path) -> None:
+    """Write the fields of a request, arrays as ndarrays, in a wire format by the suffix of the file.
+
+    Errors: UnsupportedMediaType for another suffix, OSError.
+    """
+    if path.suffix not in TYPES:
+        raise UnsupportedMediaType.at("", f"a file {', '.join(TYPES)}", path.name)
+    if path.suffix == ".json":
+        path.write_text(json.dumps(json_fields(fields)) + "\n", encoding="utf-8")
+        return
+    tensors, rest = dotted_arrays(fields), plain_fields(fields)
+    if TYPES[path.suffix] == TYPES[".npz"]:
+        if any(tensor.dtype == BFLOAT16 for tensor in tensors.values()):
+            raise NotAcceptable.at("", "another format than npz for bfloat16", path.name, "use .safetensors")
+        members: dict[str, Any] = {"request": np.array(json.dumps(rest))} | tensors
+        np.savez(path, **members)
+    else:
+        path.write_bytes(safetensors_bytes(tensors, {"request": json.dumps(rest)}))
+
+
+def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are no arrays, nested ones included; an object whose fields are all arrays is left out."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            inner = plain_fields(value)
+            if inner or not value:
+                found[name] = inner
+        elif not isinstance(value, np.ndarray):
+            found[name] = value
+    return found
+
+
+def dotted_arrays(fields: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
+    """The arrays by dotted names, as `segment_ids.query`."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            found |= dotted_arrays(value, f"{prefix}{name}.")
+        elif isinstance(value, np.ndarray):
+            found[prefix + name] = value
+    return found
+
+
+def safetensors_bytes(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> bytes:
+    """A file of safetensors (https://huggingface.co/docs/safetensors): length of the header, header, data."""
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    # Wide elements first, so that all are aligned.
+    ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)
+    offset = 0
+    for name, array in ordered:
+        end = offset + array.nbytes
+        header[name] = {"dtype": NAMES_OF_TYPES[array.dtype], "shape": array.shape, "data_offsets": (offset, end)}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *(array.tobytes() for _, array in ordered)])
+
+
+def json_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request without ndarrays: nested lists, and the type that they had as `dtype`."""
+    dtype = next(value.dtype for value in fields.values() if isinstance(value, np.ndarray) and is_float(value.dtype))
+    return {"dtype": dtype.name} | {name: _as_lists(value) for name, value in fields.items()}
+
+
+def _as_lists(value: Any) -> Any:
+    """A value of a request without ndarrays; numbers of halves as the numbers that they are."""
+    if isinstance(value, Mapping):
+        return {name: _as_lists(inner) for name, inner in value.items()}
+    if isinstance(value, np.ndarray):
+        return (value if value.dtype.kind in "biu" else value.astype(np.float64)).tolist()
+    return value
+
+
+def _type(path: Path) -> str:
+    """The media type of a file. Errors: UnsupportedMediaType."""
+    if path.suffix not in TYPES:
+        raise UnsupportedMediaType.at("", f"a file {', '.join([*TYPES, '.npy', '.pt'])}", path.name)
+    return TYPES[path.suffix]
+
+
+def _read_torch(path: Path) -> Any:
+    """What torch saved in a file: a tensor, or a dict of tensors and numbers. Errors: InvalidRequest without torch."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise InvalidRequest.at("", "torch, to read a file .pt", "no torch", "pip install torch") from None
+    try:
+        return as_numpy(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:  # pickle's and zipfile's errors, and torch's own
+        raise InvalidTensors.at("", "a file that torch saved, with tensors only", str(error)[:80]) from None

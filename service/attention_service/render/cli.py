@@ -1,0 +1,79 @@
+"""The command `heatmap`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the parser of all commands must be there quickly
+    from attention_service.codecs.decoded import Decoded
+
+
+def add_commands(add: Callable[..., Any]) -> None:
+    """Add the command. add: adds a command by its name, function, help and description, and returns its parser"""
+    heatmap = add(
+        "heatmap",
+        run_heatmap,
+        "draw the attention weights of a request, or a score stage",
+        "Draw the attention weights of a request, or a score stage, as SVG or PNG. What the options say replaces the "
+        "fields of `heatmap` in the request.",
+    )
+    heatmap.add_argument(
+        "request",
+        metavar="REQUEST",
+        help="file with the fields of POST /attention: .json .npz .safetensors .pt, or - for JSON from standard input",
+    )
+    heatmap.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="file to write, .svg or .png, or - to print the SVG"
+    )
+    heatmap.add_argument(
+        "--stage", help="attention_weights (default), scores, scaled_scores, capped_scores or masked_scores"
+    )
+    heatmap.add_argument("--scale", help="how weights become colours: linear (default) or log")
+    heatmap.add_argument("--bins", help="what a cell of several numbers shows: max (default) or mean")
+    heatmap.add_argument("--max-cells", type=int, help="most cells on each side of a head (default: 512)")
+    heatmap.add_argument("--batch-entry", type=int, help="the batch entry that is drawn (default: 0)")
+    heatmap.add_argument("--theme", help="auto (default), light or dark")
+    heatmap.add_argument("--title", help="text above the picture (default: what is drawn)")
+
+
+def _from_standard_input() -> Decoded:
+    from attention_service.codecs import CODECS
+
+    body = sys.stdin.buffer.read()
+    return CODECS["application/json"].decode(body, len(body))
+
+
+def run_heatmap(options: argparse.Namespace) -> int:
+    """Write the picture of the command, and return the exit status: 1 if the request is not valid."""
+    from attention_service.backends.registry import Backends
+    from attention_service.errors import ServiceError
+    from attention_service.pipeline.files import read_request
+    from attention_service.render.heatmap import Heatmap, make_heatmap_request
+    from attention_service.schemas.heatmap import HeatmapOptions
+
+    own = {name: value for name in HeatmapOptions.model_fields if (value := getattr(options, name, None)) is not None}
+    try:
+        decoded = read_request(Path(options.request)) if options.request != "-" else _from_standard_input()
+        given = decoded.fields.get("heatmap")
+        decoded.fields["heatmap"] = {**given, **own} if isinstance(given, dict) else own if given is None else given
+        picture = Heatmap(make_heatmap_request(decoded), Backends().choose("numpy", "cpu"))
+        if options.output == "-":
+            sys.stdout.buffer.write(picture.svg.encode())
+        else:
+            picture.save(options.output)
+    except ServiceError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `main` ends quietly
+        raise
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,28 @@
+"""The options of a heatmap, without nulls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attention_service.backends.dense.binning import Reduction
+from attention_service.schemas.heatmap import Colours, HeatmapOptions, Stage, Theme
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """See attention_service.schemas.heatmap.HeatmapOptions."""
+
+    stage: Stage = "attention_weights"
+    scale: Colours = "linear"
+    bins: Reduction = "max"
+    max_cells: int = 512
+    batch_entry: int = 0
+    theme: Theme = "auto"
+    values: bool = True
+    title: str | None = None
+    bare: bool = False
+
+
+def make_options(given: HeatmapOptions | None) -> Options:
+    """The options of a request; null is the default."""
+    return Options() if given is None else Options(**given.given())  # type: ignore[arg-type]  # the same names and types

@@ -1,0 +1,92 @@
+"""Drawings as PNG."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+from PIL import Image, ImageDraw, ImageFont
+
+from attention_service.render.colours import rgb
+from attention_service.render.drawing import COLOURS, Box, Cells, Colour, Drawing, Line, Role, Text
+from attention_service.render.svg import png_bytes
+from attention_service.schemas.heatmap import Theme
+
+# Pixels of the PNG for each of the drawing, so that texts are sharp; one if the PNG would get wider than MAX_SIDE.
+SHARP: Final = 2
+MAX_SIDE: Final = 8192
+ANCHORS: Final = {"start": "ls", "middle": "ms", "end": "rs"}
+
+
+def to_png(drawing: Drawing, theme: Theme = "auto") -> bytes:
+    """The PNG of a drawing. theme: auto is light
+
+    A letter that Pillow's font lacks is a box.
+    """
+    shapes = drawing.shapes
+    if len(shapes) == 1 and isinstance(shapes[0], Cells):
+        return png_bytes(Image.fromarray(shapes[0].pixels, "RGBA"))
+    factor = SHARP if SHARP * max(drawing.width, drawing.height) <= MAX_SIDE else 1
+    canvas = _Canvas(drawing, COLOURS["dark" if theme == "dark" else "light"], factor)
+    for shape in shapes:
+        canvas.draw(shape)
+    return png_bytes(canvas.image)
+
+
+class _Canvas:
+    """An image that shapes are drawn on. factor: its pixels for each of the drawing"""
+
+    def __init__(self, drawing: Drawing, colours: dict[Role, str], factor: int) -> None:
+        self._colours = colours
+        self._factor = factor
+        size = (round(drawing.width * factor), round(drawing.height * factor))
+        self.image = Image.new("RGB", size, rgb(colours["paper"]))
+        self._draw = ImageDraw.Draw(self.image)
+
+    def draw(self, shape: Box | Line | Text | Cells) -> None:
+        """Draw a shape over those before it."""
+        factor = self._factor
+        if isinstance(shape, Box):
+            x, y = round(shape.x * factor), round(shape.y * factor)
+            right, bottom = round((shape.x + shape.width) * factor), round((shape.y + shape.height) * factor)
+            self._draw.rectangle((x, y, right - 1, bottom - 1), fill=self._colour(shape.fill))
+        elif isinstance(shape, Line):
+            ends = [part * factor for part in (shape.x1, shape.y1, shape.x2, shape.y2)]
+            self._draw.line(ends, fill=self._colour(shape.stroke), width=factor)
+        elif isinstance(shape, Text):
+            self._text(shape)
+        else:
+            self._cells(shape)
+
+    def _cells(self, cells: Cells) -> None:
+        rows, columns = cells.pixels.shape[:2]
+        x, y = round(cells.x * self._factor), round(cells.y * self._factor)
+        right = round((cells.x + columns * cells.cell) * self._factor)
+        bottom = round((cells.y + rows * cells.cell) * self._factor)
+        part = Image.fromarray(cells.pixels, "RGBA").resize((right - x, bottom - y), Image.Resampling.NEAREST)
+        self.image.paste(part, (x, y), part)
+
+    def _text(self, text: Text) -> None:
+        font = _font(text.size * self._factor)
+        fill = self._colour(text.fill)
+        x, y = text.x * self._factor, text.y * self._factor
+        if not text.is_turned:
+            self._draw.text((x, y), text.text, fill=fill, font=font, anchor=ANCHORS[text.anchor])
+            return
+        left, top, right, bottom = font.getbbox(text.text, anchor="ls")
+        width, height = max(1, round(right - left)), max(1, round(bottom - top))
+        mask = Image.new("L", (width, height))
+        ImageDraw.Draw(mask).text((-left, -top), text.text, fill=255, font=font, anchor="ls")
+        turned = mask.rotate(90, expand=True)
+        start = {"start": height and width, "middle": width / 2, "end": 0}[text.anchor]
+        self.image.paste(fill, (round(x + top), round(y - start)), turned)
+
+    def _colour(self, colour: Colour | Role) -> Colour:
+        return rgb(self._colours[colour]) if isinstance(colour, str) else colour
+
+
+@cache
+def _font(size: float) -> ImageFont.FreeTypeFont:
+    found = ImageFont.load_default(size)
+    assert isinstance(found, ImageFont.FreeTypeFont)
+    return found

@@ -1,0 +1,113 @@
+"""POST /attention, and the adapter between HTTP and the pipeline, which the inference protocol shares."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
+
+from attention_service.codecs import Codec
+from attention_service.codecs.chunks import Encoded
+from attention_service.codecs.decoded import Body
+from attention_service.http.body import BodyLimits, content_length, receive_body, receive_disconnect
+from attention_service.http.head import joined
+from attention_service.http.negotiation import negotiate, refuse_content_encoding
+from attention_service.http.streaming import ChunkedResponse
+from attention_service.observability.requests import ComputedRequest, record_of
+from attention_service.pipeline.engine import Engine
+from attention_service.pipeline.execution import Execution
+from attention_service.pipeline.run import run
+from attention_service.routes.openapi import problems, tensor_answer, tensor_body
+from attention_service.schemas.response import AttentionResponse
+from attention_service.settings import Settings
+
+# What encodes a response: a codec, or a media type.
+E = TypeVar("E")
+
+
+class DirectRoute(APIRoute):
+    """A route whose endpoint takes the request and the parameters of the path, as text, and returns the response.
+
+    FastAPI's own handler would take a tenth of a small request to resolve them. It is used if there are dependencies,
+    which an application may add to all routes.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The function that answers a request, see FastAPI, "Custom Request and APIRoute class"."""
+        if self.dependant.dependencies:
+            return super().get_route_handler()
+        endpoint = self.endpoint
+
+        async def answer(request: Request) -> Response:
+            response: Response = await endpoint(request, **request.path_params)
+            return response
+
+        return answer
+
+
+async def compute_attention(request: Request) -> Response:
+    """Computes scaled dot-product attention exactly: softmax(scale · q kᵀ + bias) v. Each variant of it is a field.
+
+    The response has the output, the attention weights and the intermediate results that `include` names.
+    """
+    return await respond(request, negotiate, run)
+
+
+def add_routes(app: FastAPI) -> None:
+    """Add the operation to the application."""
+    add_tensor_route(
+        app,
+        "/attention",
+        compute_attention,
+        tags=["attention"],
+        operation_id="computeAttention",
+        summary="Compute attention",
+        response_model=AttentionResponse,
+        response_description="The output, the results that `include` names, and metadata.",
+        responses=problems(400, 401, 406, 408, 413, 415, 422, 431, 500, 503, 504) | tensor_answer(),
+        openapi_extra=tensor_body(),
+    )
+
+
+def add_tensor_route(app: FastAPI, path: str, endpoint: Callable[..., Any], **documentation: Any) -> None:
+    """Add a POST operation on tensors to the application itself, before all other routes.
+
+    Routes are tried in order. A router in between would take a twentieth of a small request, each route before some
+    hundredths.
+    """
+    routes = app.router.routes
+    app.router.add_api_route(path, endpoint, methods=["POST"], route_class_override=DirectRoute, **documentation)
+    routes.insert(0, routes.pop())
+
+
+async def respond(
+    request: Request,
+    negotiate: Callable[[Mapping[bytes, bytes]], tuple[Codec, E]],
+    run: Callable[[Engine, Body, Codec, E, Execution, str], Awaitable[Encoded]],
+) -> Response:
+    """The response to one request. Errors: ServiceError of every kind, Cancelled.
+
+    negotiate: from the headers to the decoder and what encodes the response; run: from the body to the answer
+    """
+    engine: Engine = request.app.state.engine
+    settings: Settings = request.app.state.settings
+    record = record_of(request.scope)
+    headers = joined(request.scope["headers"])
+    refuse_content_encoding(headers)
+    decoder, encoder = negotiate(headers)
+    limits = BodyLimits(settings.max_body_bytes, settings.read_timeout, settings.read_rate)
+    length = content_length(headers, limits)
+    execution = engine.start(partial(receive_disconnect, request.receive))
+    record.timings = execution.timings
+    try:
+        body = receive_body(request.receive, length, limits, execution, decoder.decode_bound)
+        encoded = await run(engine, await body, decoder, encoder, execution, record.request_id)
+    except BaseException:
+        execution.lease.release()
+        raise
+    response_type = dict(encoded.headers)[b"content-type"].decode("ascii")
+    record.computed = ComputedRequest.of(execution, decoder.media_type, response_type)
+    return ChunkedResponse(encoded, execution, engine.chunk_lock)

@@ -1,0 +1,47 @@
+"""POST /attention/heatmap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request, Response
+
+from attention_service.codecs import CODECS, Codec
+from attention_service.http.negotiation import request_type, response_type
+from attention_service.render.heatmap import FORMATS, SVG, run_heatmap
+from attention_service.routes.attention import add_tensor_route, respond
+from attention_service.routes.openapi import heatmap_answer, heatmap_body, problems
+
+
+async def draw_attention(request: Request) -> Response:
+    """Draws the attention weights, or a score stage, as SVG or PNG.
+
+    The body is a request of `/attention`; `heatmap` says what to draw, and how. Tokens stand on both axes, heads beside
+    each other. A hidden cell shows what hides it.
+    """
+    return await respond(request, negotiate_picture, run_heatmap)
+
+
+def negotiate_picture(headers: Mapping[bytes, bytes]) -> tuple[Codec, str]:
+    """The decoder of the request, by Content-Type, and the media type of the picture, by Accept.
+
+    Errors: UnsupportedMediaType, NotAcceptable.
+    """
+    own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
+    return CODECS[own], response_type(headers.get(b"accept", b"").decode("latin-1"), SVG, FORMATS)
+
+
+def add_routes(app: FastAPI) -> None:
+    """Add the operation to the application."""
+    add_tensor_route(
+        app,
+        "/attention/heatmap",
+        draw_attention,
+        tags=["attention"],
+        operation_id="drawAttention",
+        summary="Draw attention",
+        response_class=Response,
+        response_description="The picture.",
+        responses=problems(400, 401, 406, 408, 413, 415, 422, 431, 500, 503, 504) | heatmap_answer(),
+        openapi_extra=heatmap_body(),
+    )

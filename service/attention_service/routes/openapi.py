@@ -1,0 +1,218 @@
+"""The API document (OpenAPI 3.1): what FastAPI generates, and the parts that FastAPI cannot know.
+
+Clients are generated from it, so every schema that becomes a type has a name, and no other schema has one.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any, Final, get_args
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from attention_service.attention import spec
+from attention_service.codecs import CODECS
+from attention_service.errors import error_classes
+from attention_service.http.auth import OPEN, needs_key
+from attention_service.http.problems import MEDIA_TYPE
+from attention_service.render.heatmap import PNG, SVG
+from attention_service.schemas.arrays import ElementType
+from attention_service.schemas.compare import Certainty, CompareRequest, LogsumexpBase, Status
+from attention_service.schemas.heatmap import Bins, Colours, HeatmapRequest, Stage, Theme
+from attention_service.schemas.inference import Datatype, InferenceError, InferenceRequest
+from attention_service.schemas.problem import Problem
+from attention_service.schemas.request import AttentionRequest, Encoding
+from attention_service.settings import Settings
+
+JSON: Final = "application/json"
+OCTETS: Final = "application/octet-stream"
+REFERENCE = "#/components/schemas/{model}"
+SECURITY: Final = "bearer"
+# Sets of names that become types, each with what it is.
+ENUMS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
+    "Layout": (get_args(spec.Layout), "Axes of an array, in order: b batch, h heads, l tokens, d features."),
+    "FloatType": (get_args(spec.DType), "A floating-point type."),
+    "ElementType": (get_args(ElementType), "The type of an array's elements."),
+    "Backend": (get_args(spec.Backend), "The backend that computes the request."),
+    "Normalization": (get_args(spec.Normalization), "How scores become weights."),
+    "Activation": (get_args(spec.Activation), "What makes gates of numbers; none leaves them as they are."),
+    "NormKind": (get_args(spec.NormKind), "What features are divided by, and whether their mean is subtracted before."),
+    "NormOver": (get_args(spec.NormOver), "The features that are normalised together."),
+    "NormPosition": (get_args(spec.NormPosition), "Whether a norm comes before or after the rotation."),
+    "IncludedOutput": (get_args(spec.Output), "An output that can be requested in addition to output and metadata."),
+    "Encoding": (get_args(Encoding), "How JSON holds arrays."),
+    "LogsumexpBase": (get_args(LogsumexpBase), "The base of a logarithm."),
+    "ComparisonStatus": (get_args(Status), "The verdict on an output."),
+    "Certainty": (get_args(Certainty), "Whether an output proves a mistake, or resembles it."),
+    "HeatmapStage": (get_args(Stage), "A matrix that can be drawn."),
+    "HeatmapScale": (get_args(Colours), "How numbers become colours."),
+    "HeatmapBins": (get_args(Bins), "What a cell shows that stands for several queries or keys."),
+    "HeatmapTheme": (get_args(Theme), "The colours of a picture beside those of its cells."),
+    "TensorDatatype": (get_args(Datatype), "Type of the elements of a tensor in the Open Inference Protocol."),
+    "ProblemCode": (tuple(error_classes()), "What is wrong with a request. A later version may have more codes."),
+}
+
+
+NAMES: Final = {values: name for name, (values, _) in ENUMS.items()}
+INFERENCE_EXAMPLE: Final = {
+    "id": "first",
+    "parameters": {"is_causal": True, "query_offset": 0},
+    "inputs": [
+        {"name": "query", "shape": [2, 2], "datatype": "FP32", "data": [1, 0, 0, 1]},
+        {"name": "key", "shape": [3, 2], "datatype": "FP32", "data": [1, 0, 0, 1, 1, 1]},
+        {"name": "value", "shape": [3, 1], "datatype": "FP32", "data": [1, 2, 3]},
+    ],
+    "outputs": [{"name": "output"}, {"name": "attention_weights"}],
+}
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def problems(*statuses: int, media_type: str = MEDIA_TYPE, model: type[BaseModel] = Problem) -> Responses:
+    """Problem responses for these statuses. The description of each lists its problem codes."""
+    found: Responses = {}
+    for status in statuses:
+        kinds = [kind for kind in error_classes().values() if kind.status == status]
+        lines = "\n".join(f"- `{kind.code}`: {kind.description()}" for kind in kinds)
+        found[status] = {"description": lines, "content": {media_type: {"schema": _reference(model)}}}
+    return found
+
+
+def inference_errors(*statuses: int) -> Responses:
+    """Error responses of the Open Inference Protocol for these statuses. They have no problem codes."""
+    return problems(*statuses, media_type=JSON, model=InferenceError)
+
+
+def tensor_body() -> dict[str, Any]:
+    """The request body of POST /attention in all media types, as `openapi_extra` for FastAPI.
+
+    The examples come from the notebooks whose results are golden cases of the tests.
+    """
+    content = {JSON: {"schema": _reference(AttentionRequest), "examples": _file("examples.json")}}
+    return {"requestBody": {"content": content | _tensors("request"), "required": True}}
+
+
+def compare_body() -> dict[str, Any]:
+    """The request body of POST /attention/compare in all media types, as `openapi_extra` for FastAPI."""
+    content = {JSON: {"schema": _reference(CompareRequest), "examples": _file("compare.json")}}
+    return {"requestBody": {"content": content | _tensors("request"), "required": True}}
+
+
+def heatmap_body() -> dict[str, Any]:
+    """The request body of POST /attention/heatmap in all media types, as `openapi_extra` for FastAPI."""
+    content = {JSON: {"schema": _reference(HeatmapRequest), "examples": _file("heatmap.json")}}
+    return {"requestBody": {"content": content | _tensors("request"), "required": True}}
+
+
+def heatmap_answer() -> Responses:
+    """The 200 response of POST /attention/heatmap: a picture."""
+    svg = {"schema": {"type": "string"}}
+    return {200: {"content": {SVG: svg} | {PNG: _binary("A PNG image.")}}}
+
+
+def tensor_answer() -> Responses:
+    """The 200 response of POST /attention, beside its JSON model: an example, and the binary media types."""
+    return {200: {"content": {JSON: {"example": _file("answer.json")}} | _tensors("response")}}
+
+
+def inference_body() -> dict[str, Any]:
+    """The request body of an inference, as `openapi_extra` for FastAPI."""
+    summary = "Two queries, three keys, causal: the second query attends to the first two keys"
+    examples = {"causal": {"summary": summary, "value": INFERENCE_EXAMPLE}}
+    content = {JSON: {"schema": _reference(InferenceRequest), "examples": examples}}
+    return {"requestBody": {"content": content | _octets(), "required": True}}
+
+
+def inference_answer() -> Responses:
+    """The 200 response of an inference, beside its JSON model: the binary form and its header."""
+    description = "Length of the JSON in bytes. The bytes of the binary tensors follow it."
+    length = {"description": description, "schema": {"type": "integer", "minimum": 0}}
+    return {200: {"content": _octets(), "headers": {"Inference-Header-Content-Length": length}}}
+
+
+def _reference(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": REFERENCE.format(model=model.__name__)}
+
+
+def _file(name: str) -> Any:
+    return json.loads(files("attention_service.routes").joinpath(name).read_text(encoding="utf-8"))
+
+
+def _binary(description: str) -> dict[str, Any]:
+    return {"schema": {"type": "string", "format": "binary", "description": description}}
+
+
+def _octets() -> dict[str, Any]:
+    description = "JSON of the length in Inference-Header-Content-Length, then the bytes of its binary tensors."
+    return {OCTETS: _binary(description)}
+
+
+def _tensors(what: str) -> dict[str, Any]:
+    """The binary media types of all codecs. what: request or response"""
+    description = f"The {what}: arrays as tensors named like their fields (nested ones dotted), the rest as JSON text."
+    return {name: _binary(description) for name in CODECS if name != JSON}
+
+
+def build(app: FastAPI) -> dict[str, Any]:
+    """The document, complete; made once."""
+    if app.openapi_schema is None:
+        document = FastAPI.openapi(app)
+        operations = [operation for path in document["paths"].values() for operation in path.values()]
+        _add_security(document, app.state.settings)
+        _add_models(document["components"]["schemas"])
+        for operation in operations:
+            if "HTTPValidationError" in str(operation["responses"].get("422")):  # no operation answers so
+                del operation["responses"]["422"]
+            for parameter in operation.get("parameters", ()):
+                parameter["schema"] = _simplified(parameter["schema"])
+    assert app.openapi_schema is not None
+    return app.openapi_schema
+
+
+def _add_security(document: dict[str, Any], settings: Settings) -> None:
+    """Declare API keys: required where the server requires them, else optional, as another server may require them."""
+    document["security"] = [{SECURITY: []}] if settings.has_keys else [{}, {SECURITY: []}]
+    for path, item in document["paths"].items():
+        if path in OPEN or (settings.has_keys and not needs_key(path, settings)):
+            item["get"]["security"] = []
+    document["components"]["securitySchemes"] = {
+        SECURITY: {"type": "http", "scheme": "bearer", "description": "An API key, if the server requires one."}
+    }
+
+
+def _add_models(schemas: dict[str, Any]) -> None:
+    """Add models and named enums that FastAPI does not see; drop its validation errors, which are never sent."""
+    for model in (Problem, InferenceError, AttentionRequest, CompareRequest, HeatmapRequest, InferenceRequest):
+        described = model.model_json_schema(ref_template=REFERENCE)
+        schemas.update(described.pop("$defs", {}))
+        schemas[model.__name__] = described
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas.update({name: _simplified(schema) for name, schema in schemas.items()})
+    for name, (values, description) in ENUMS.items():
+        schemas[name] = {"type": "string", "enum": [*values], "description": description}
+
+
+def _simplified(schema: Any) -> Any:
+    """A schema with references to the named enums and the format of numbers, without titles and null defaults.
+
+    pydantic derives titles from names. A default of null means that the field is absent; generators would want a value.
+    A number without a format is float32 in some generated clients, a decimal in others.
+    """
+    if isinstance(schema, list):
+        return [_simplified(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _simplified(value) for key, value in schema.items() if not _says_nothing(key, value)}
+    if found.get("type") == "number":
+        found["format"] = "double"
+    if isinstance(names := found.pop("enum", None), list):
+        del found["type"]
+        return {"$ref": REFERENCE.format(model=NAMES[tuple(names)])} | found
+    return found
+
+
+def _says_nothing(key: str, value: Any) -> bool:
+    return (key == "title" and isinstance(value, str)) or (key == "default" and value is None)

@@ -1,0 +1,244 @@
+"""The request of a comparison, and its report."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from attention_service.schemas.arrays import NumbersOrNull
+from attention_service.schemas.request import Closed, ExtendedRequest, unwrapped
+
+LogsumexpBase = Literal["e", "2"]
+Certainty = Literal["proof", "resembles"]
+Status = Literal["correct", "imprecise", "wrong", "inconclusive"]
+
+
+class ActualArrays(Closed):
+    """What a kernel returned, by the names of the response of `/attention`, with the same axes. A null is NaN."""
+
+    output: NumbersOrNull | None = None
+    """The output, in the layout of the request."""
+    attention_weights: NumbersOrNull | None = None
+    """The weights. A score matrix."""
+    weights_without_sinks: NumbersOrNull | None = None
+    """The weights of the softmax over the keys alone. A score matrix."""
+    logsumexp: NumbersOrNull | None = None
+    """The logsumexp of the scores, in `logsumexp_base`. A null is minus infinity, as in a response."""
+    scores: NumbersOrNull | None = None
+    """The scores before anything else. A score matrix."""
+    scaled_scores: NumbersOrNull | None = None
+    """The scores after scale. A score matrix."""
+    capped_scores: NumbersOrNull | None = None
+    """The scores after softcap. A score matrix."""
+    masked_scores: NumbersOrNull | None = None
+    """The scores after bias and masks. A score matrix; a null is minus infinity."""
+    entropy: NumbersOrNull | None = None
+    """The entropy of each row."""
+    received: NumbersOrNull | None = None
+    """The weights of each key, summed over queries."""
+    query: NumbersOrNull | None = None
+    """Queries after projection, normalisation and rotation."""
+    key: NumbersOrNull | None = None
+    """New keys after projection, normalisation and rotation."""
+    value: NumbersOrNull | None = None
+    """New values after projection and normalisation."""
+    head_outputs: NumbersOrNull | None = None
+    """The output of each head, before gates."""
+    present_key: NumbersOrNull | None = None
+    """Past and new keys."""
+    present_value: NumbersOrNull | None = None
+    """Past and new values."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that were sent, by name."""
+        found = {name: getattr(self, name) for name in ActualArrays.model_fields}
+        return {name: array for name, array in found.items() if array is not None}
+
+
+class OwnTolerance(Closed):
+    """The caller's own test: |actual - reference| <= atol + rtol · |reference|."""
+
+    rtol: Annotated[float, Field(ge=0)] = 0.0
+    """Relative tolerance."""
+    atol: Annotated[float, Field(ge=0)] = 0.0
+    """Absolute tolerance."""
+    mismatches: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The share of elements that may fail."""
+
+
+class CompareRequest(ExtendedRequest):
+    """A request of `/attention`, and what a kernel returned for it. `include` and `encoding` have no effect."""
+
+    actual: ActualArrays | None = None
+    """What the kernel returned. Default: nothing; the report then says what the request could show."""
+    logsumexp_base: LogsumexpBase | None = "e"
+    """The base of the logarithm in `actual.logsumexp`."""
+    tolerance: OwnTolerance | None = None
+    """The caller's own test, to be told what it accepts. Default: none."""
+
+
+class Reported(BaseModel):
+    """A part of a report."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, json_schema_extra=unwrapped)
+
+
+class Verdict(Reported):
+    """The verdict on an output."""
+
+    status: Status
+    """`correct`: within legal rounding. `imprecise`: more than that. `wrong`: far from it. `inconclusive`: nothing was
+    sent, or the request could not show most mistakes."""
+    ratio: float | None
+    """The largest error in baselines: up to 2 is correct, up to 10 imprecise. null: infinite, or nothing was sent."""
+    message: str
+    """The verdict in a sentence."""
+
+
+class UlpErrors(Reported):
+    """Errors in units in the last place of the type of the request."""
+
+    max: float
+    """The largest."""
+    p99: float
+    """The 99th percentile."""
+    above_one: float
+    """The share of elements above one."""
+
+
+class ArrayErrors(Reported):
+    """How far an array is from the reference. Numbers are null where no element can be compared."""
+
+    max_abs: float | None
+    """The largest absolute error."""
+    max_rel: float | None
+    """The largest relative error, over elements of at least a thousandth of the largest."""
+    rmse: float | None
+    """The root of the mean square of the errors."""
+    relative_rmse: float | None
+    """rmse over the root of the mean square of the reference."""
+    cosine: float | None
+    """The cosine of the angle between the arrays, as vectors."""
+    ulp: UlpErrors | None
+    """Errors in units in the last place."""
+    non_finite: int
+    """Elements that are infinite or NaN where the reference is another number, or the reverse."""
+
+
+class Baseline(ArrayErrors):
+    """The errors of the worst legal rounding, and the baseline that the ratio of an array divides by."""
+
+    limit: float
+    """The baseline: the larger of max_abs and ε/4 · (√k + max |score|) · max |v|, and a fourth of an ulp more.
+    The request has k keys."""
+
+
+class ToleranceResult(Reported):
+    """What a test with a tolerance says."""
+
+    name: str
+    """torch.testing, KernelBench, FlashInfer-Bench, or yours."""
+    passes: bool | None
+    """Whether it accepts the arrays that were sent. null: none were."""
+    tolerance: dict[str, float]
+    """rtol, atol, and the share of mismatches that it accepts."""
+    misses: list[str]
+    """The mistakes of `power` that it would accept for this request."""
+
+
+class WorstElement(Reported):
+    """One of the elements with the largest errors."""
+
+    index: list[int]
+    """Its place in the array as sent."""
+    actual: float | None
+    """What was sent. null: infinite or NaN."""
+    reference: float | None
+    """What is right. null: infinite."""
+
+
+class Place(Reported):
+    """Where an array is wrong: by `indices`, or from `start` to before `stop` by `stride`."""
+
+    what: str
+    """elements, batch entries, heads, rows, features or keys."""
+    message: str
+    """The place in words."""
+    indices: list[int] | None = None
+    """The first of the indices that are wrong."""
+    start: int | None = None
+    """The first index of a run."""
+    stop: int | None = None
+    """The index after the last of a run."""
+    stride: int | None = None
+    """From one index of a run to the next."""
+    worst: list[WorstElement] | None = None
+    """The elements with the largest errors."""
+
+
+class ReportedHypothesis(Reported):
+    """A mistake that may explain the output."""
+
+    name: str
+    """The stable name of the mistake; of two, joined by ` and `."""
+    also: list[str]
+    """Other mistakes that have the same output for this request."""
+    message: str
+    """What the kernel did."""
+    change: dict[str, Any] | None
+    """The fields to change in the request to get this output. null: no field can say it."""
+    explained: float
+    """The share of the squared error that it explains."""
+    ratio: float | None
+    """The distance of the output to that of the mistake, in baselines. null: infinite."""
+    certainty: Certainty
+    """`proof`: the distance is within legal rounding on all rows."""
+
+
+class ReportedPower(Reported):
+    """Which mistakes this request can show."""
+
+    mutants: int
+    """How many known mistakes would change the meaning of this request."""
+    killed: int
+    """How many of them change the output by more than legal rounding."""
+    survivors: list[str]
+    """Those that do not, in one variant at least: this request cannot tell them from the truth."""
+    indistinguishable: list[list[str]]
+    """Groups of mistakes that this request cannot tell from each other."""
+
+
+class NextInput(Reported):
+    """A request that tells apart what this one leaves open."""
+
+    kills: list[str]
+    """The mistakes that it shows, of those that are still possible."""
+    seed: int
+    """The seed that it is made from: `attention-service inputs --like REQUEST --seed SEED`."""
+    request: dict[str, Any] | None
+    """The request. null: too large to be shown."""
+
+
+class CompareReport(Reported):
+    """The report of a comparison."""
+
+    verdict: Verdict
+    """Is it right?"""
+    errors: dict[str, ArrayErrors]
+    """The errors of each array that was sent."""
+    baseline: dict[str, Baseline]
+    """The same numbers for the worst of the legal roundings in the type of the request."""
+    tests: list[ToleranceResult]
+    """What tests with usual tolerances say, and the caller's own."""
+    where: list[Place]
+    """Where the first array that is wrong is wrong."""
+    hypotheses: list[ReportedHypothesis]
+    """Which mistakes explain it, best first."""
+    power: ReportedPower
+    """Which mistakes this request can show."""
+    next_input: NextInput | None
+    """A request that shows what is left open. null: nothing is left open that could be shown."""
+    metadata: dict[str, Any]
+    """How the reference was computed."""

@@ -1,0 +1,45 @@
+"""The request of a heatmap."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from attention_service.schemas.request import Closed, ExtendedRequest
+
+Stage = Literal["attention_weights", "scores", "scaled_scores", "capped_scores", "masked_scores"]
+Colours = Literal["linear", "log"]
+Bins = Literal["max", "mean"]
+Theme = Literal["auto", "light", "dark"]
+
+
+class HeatmapOptions(Closed):
+    """What a heatmap shows, and how."""
+
+    stage: Stage | None = "attention_weights"
+    """The matrix that is drawn, by its name in `include`."""
+    scale: Colours | None = "linear"
+    """How numbers become colours: linear, or log for weights that differ by orders of magnitude."""
+    bins: Bins | None = "max"
+    """What a cell shows where it stands for several queries or keys: their largest or mean number, hidden ones left
+    out."""
+    max_cells: Annotated[int, Field(ge=1, le=4096)] | None = 512
+    """Most cells on each side of a head. More queries or keys are put into bins."""
+    batch_entry: Annotated[int, Field(ge=0)] | None = 0
+    """The batch entry that is drawn."""
+    theme: Theme | None = "auto"
+    """light, dark, or auto: an SVG follows its viewer, a PNG is light."""
+    values: bool | None = True
+    """Write numbers into cells that have room for them."""
+    title: Annotated[str, Field(max_length=200)] | None = None
+    """Text above the picture. Default: what is drawn."""
+    bare: bool | None = False
+    """Only the cells, without texts; in a PNG one pixel for each cell."""
+
+
+class HeatmapRequest(ExtendedRequest):
+    """A request of `/attention`, and how to draw it. `include`, `top_k` and `encoding` have no effect."""
+
+    heatmap: HeatmapOptions | None = None
+    """What to draw, and how. Default: the attention weights."""

@@ -1,0 +1,35 @@
+"""Problem details (RFC 9457), as the API document describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from attention_service.errors import error_classes
+
+# One of the codes of the error classes, which type checkers cannot know.
+ProblemCode = Annotated[str, Field(json_schema_extra={"enum": [*error_classes()]})]
+
+
+class ProblemFault(BaseModel):
+    """One fault of a request."""
+
+    pointer: str = Field(description="JSON pointer to the place in the request; empty for the body as a whole.")
+    code: ProblemCode = Field(description="Stable code of this fault.")
+    expected: str = Field(description="What would have been valid.")
+    got: str = Field(description="What came instead, in at most a few dozen characters.")
+    hint: str | None = Field(None, description="How to correct it.")
+
+
+class Problem(BaseModel):
+    """Problem details (RFC 9457, application/problem+json)."""
+
+    type: str = Field(description="URI reference of the problem type: /problems/ and the code.")
+    title: str = Field(description="The problem type in words; the same for the same code.")
+    status: int = Field(description="The HTTP status.")
+    detail: str = Field(description="What went wrong this time, in words.")
+    instance: str = Field(description="Path of the request.")
+    code: ProblemCode = Field(description="Stable: clients may switch on it.")
+    request_id: str = Field(description="Also in the X-Request-ID header and in the log.")
+    errors: list[ProblemFault] = Field(description="The faults of the request; may be empty.")

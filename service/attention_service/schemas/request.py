@@ -1,0 +1,310 @@
+"""The request: one flat model. Rules between fields are in the descriptions, and are checked when planning."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from attention_service.attention import spec
+from attention_service.errors import UnknownLayer, quote
+from attention_service.schemas.arrays import (
+    Bias,
+    Gate,
+    IntegerMatrix,
+    IntegerOrIntegers,
+    Integers,
+    KeyMask,
+    Mask,
+    Matrix,
+    NumberOrNumbers,
+    Past,
+    TokenLabels,
+    Vector,
+)
+
+Encoding = Literal["list", "base64"]
+
+
+# Names in a list: longer lists take long to validate.
+MAX_NAMES = 64
+
+
+def _check_length(names: object) -> object:
+    """`names`. Errors: PydanticCustomError for a list of more than `MAX_NAMES`."""
+    if isinstance(names, list) and len(names) > MAX_NAMES:
+        raise PydanticCustomError("too_many", f"a list of at most {MAX_NAMES} names")
+    return names
+
+
+def unwrapped(schema: dict[str, Any]) -> None:
+    """Join the lines of the descriptions of fields, which are docstrings, in a schema of the API document."""
+    for field in schema.get("properties", {}).values():
+        if "description" in field:  # a reference to a model has none yet
+            field["description"] = " ".join(field["description"].split())
+
+
+class Closed(BaseModel):
+    """A model that refuses unknown fields and converts no types: a number is not a string."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        arbitrary_types_allowed=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        json_schema_extra=unwrapped,
+    )
+
+    def given(self) -> dict[str, object]:
+        """The fields that were sent and are not null, by name; nested models as values of `spec`."""
+        fields = self.__dict__
+        return {
+            name: value.to_spec() if isinstance(value, Part) else value
+            for name in self.model_fields_set
+            if (value := fields[name]) is not None
+        }
+
+
+class Part(Closed):
+    """An object within a request."""
+
+    def to_spec(self) -> object:
+        """This object as the class of the same name in `spec`, which has the same fields."""
+        return getattr(spec, type(self).__name__)(**self.given())
+
+
+class LinearMap(Part):
+    """A linear map: exactly one of `weight` and `kernel`, and optionally `bias`."""
+
+    weight: Matrix | None = None
+    """(out, in): y = x Wᵀ, as in torch.nn.Linear and in column notation. (heads, out, in): one matrix per head.
+    Default: none."""
+    kernel: Matrix | None = None
+    """(in, out): y = x W, as in Keras and Flax Dense. (heads, in, out): one matrix per head. Default: none."""
+    bias: Vector | None = None
+    """Added to the product. The shapes (out,), (out, 1), (heads, out/heads) and (heads, out/heads, 1) are equivalent.
+    Default: none."""
+
+
+class GateMap(LinearMap):
+    """A linear map of the query's source to gates: num_heads x value_dim features, or num_heads, one for each head."""
+
+    activation: spec.Activation | None = "sigmoid"
+    """What is applied to the mapped numbers."""
+
+
+class Projection(Part):
+    """Linear maps of the source before attention, and of the output after it. An absent map is the identity."""
+
+    query: LinearMap | None = None
+    """Maps the query tokens to num_heads x head_dim features. Default: the identity."""
+    key: LinearMap | None = None
+    """Maps the key tokens to num_kv_heads x head_dim features. Default: the identity."""
+    value: LinearMap | None = None
+    """Maps the value tokens to num_kv_heads x value_dim features. Default: the identity."""
+    output: LinearMap | None = None
+    """Maps the joined heads, num_heads x value_dim features, to the output. Rank 2 only. Default: the identity."""
+    gate: GateMap | None = None
+    """Maps the source of the query to gates, by which head outputs are multiplied before the output map. Default: no
+    gates."""
+
+
+class Norm(Part):
+    """Normalisation of features: x / sqrt(mean(x²) + eps) · weight + bias, for layer after the mean is subtracted."""
+
+    kind: spec.NormKind | None = "rms"
+    """rms, or layer: the mean is subtracted first."""
+    over: spec.NormOver | None = "head"
+    """head: over the features of each head; all: over those of all heads of a token."""
+    position: spec.NormPosition | None = "before"
+    """before or after the rotation. Values are not rotated."""
+    weight: Vector | None = None
+    """(head_dim,), or (heads, head_dim) for each head its own, of values with value_dim; over all (heads · head_dim,).
+    Default: ones."""
+    bias: Vector | None = None
+    """Added last, in the shape of weight. Default: zeros."""
+    eps: float | None = 1e-6
+    """Added to the mean of squares, at least 0."""
+
+
+class Rotary(Part):
+    """Rotary position embedding: pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
+
+    base: float | None = None
+    """Pair n turns by position · base^(-2n/dim). Not with cos and sin. Default: 10000."""
+    cos: Matrix | None = None
+    """(positions, dim/2): one row per position; or (b, l, dim/2): one row per new token. Default: from base."""
+    sin: Matrix | None = None
+    """Like cos. Default: from base."""
+    dim: int | None = None
+    """How many of the first features are rotated; even. Default: head_dim, or as cos has them."""
+    interleaved: bool | None = False
+    """Pairs are adjacent features (0, 1), (2, 3), … if true, else one of each half of the features."""
+    query_positions: Integers | None = None
+    """Positions of the queries, (q,) or (b, q). Default: length of the past + index."""
+    key_positions: Integers | None = None
+    """Positions of the new keys; past keys are rotated already. Default: length of the past + index."""
+
+
+class Window(Part):
+    """Query i attends to keys from i + query_offset - left to i + query_offset + right, both inclusive."""
+
+    left: int | None = None
+    """At least 0. Default: unbounded."""
+    right: int | None = None
+    """At least 0. Default: unbounded."""
+
+
+class SegmentIds(Part):
+    """A query attends only to keys with the same segment id."""
+
+    query: Integers | None = None
+    """(q,) for all rows, or (b, q). Default: none."""
+    key: Integers | None = None
+    """(k,) for all rows, or (b, k), including the past. Default: none."""
+
+
+class AttentionRequest(Closed):
+    """A request. The source is exactly one of: query, key and value; input alone; input and context."""
+
+    query: Matrix | None = None
+    """Queries, with the axes of `layout`. A vector (rank 1) is one token, in layouts ld and dl; output and score
+    matrices then have no query axis. Default: none."""
+    key: Matrix | None = None
+    """Keys, in the same layout, with as many features per head as the queries. Default: none."""
+    value: Matrix | None = None
+    """Values, in the same layout, with as many tokens as the key. Default: none."""
+    input: Matrix | None = None
+    """Self-attention: used as query, key and value. With `context`: used as query only. Default: none."""
+    context: Matrix | None = None
+    """Cross-attention, with `input`: used as key and value. Default: none."""
+    projection: Projection | None = None
+    """Linear maps of the source and the output. Not allowed in layouts with h. Default: none."""
+    layer: str | None = None
+    """Name of a stored layer (GET /layers lists them): the request has all of its fields that it does not have itself.
+    Not beside projection. Default: none."""
+    layout: spec.Layout | None = None
+    """The axes of query, key, value, input, context and output: b batch, h heads, l tokens, d features. Without h, the
+    heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed: their columns sum to
+    one. Default: ld, bld or bhld, by rank."""
+    num_heads: Annotated[int, Field(ge=1)] | None = None
+    """Query heads. Default: the h axis, or the heads of a rank-3 query map, else 1."""
+    num_kv_heads: Annotated[int, Field(ge=1)] | None = None
+    """Key/value heads, a divisor of num_heads: query head n reads key/value head n // (num_heads // num_kv_heads).
+    Default: the key's h axis or the heads of its rank-3 map, else num_heads."""
+    past_key: Past | None = None
+    """Cached keys, prepended to the new keys and not rotated again: [b,] h, l, d in every layout; h is num_kv_heads; l
+    may be 0. The key length includes them. Needs past_value. Default: none."""
+    past_value: Past | None = None
+    """Cached values, in the form of past_key. Needs past_key. Default: none."""
+    query_norm: Norm | None = None
+    """Normalises the queries. Default: none."""
+    key_norm: Norm | None = None
+    """Normalises the new keys. Default: none."""
+    value_norm: Norm | None = None
+    """Normalises the new values. Default: none."""
+    rotary: Rotary | None = None
+    """Rotary position embedding of query and new keys. Default: none."""
+    scale: NumberOrNumbers | None = None
+    """Factor on the scores: one number, or (num_heads,). 1 means unscaled, 0 is legal. Default: 1/sqrt(head_dim)."""
+    softcap: float | None = None
+    """Above 0: scores become softcap · tanh(scaled / softcap), before bias and mask. Default: none."""
+    bias: Bias | None = None
+    """Numbers added to the scaled (and capped) scores, with the axes of `mask`. null is minus infinity, which hides a
+    key. Default: none."""
+    alibi_slopes: Vector | None = None
+    """(num_heads,): adds -slope · |i + query_offset - j| to the score of query i and key j. Default: none."""
+    mask: Mask | None = None
+    """Booleans; true: the query attends to the key. Broadcast to the score matrices as returned: rank 1 is k, rank 4
+    starts with b, h, rank 3 is per head if there are b and h. A key is visible only if every mask allows it. Default:
+    none."""
+    key_mask: KeyMask | None = None
+    """Booleans; true: the key is visible. (k,) for all rows, or (b, k). Default: none."""
+    is_causal: bool | None = False
+    """Query i attends to key j only if j <= i + query_offset."""
+    query_offset: IntegerOrIntegers | None = None
+    """Position of the first query among the keys, for is_causal, window, chunk_size and alibi_slopes: one integer, or
+    (b,). 0 aligns the first query with the first key, k - q the last with the last. Default: the length of the past.
+    Required if there is no past and q differs from k."""
+    window: Window | None = None
+    """Query i attends only to keys near i + query_offset. Default: all."""
+    chunk_size: int | None = None
+    """At least 1: query i attends only to keys j with (i + query_offset) // chunk_size = j // chunk_size. Default: no
+    chunks."""
+    query_lengths: IntegerOrIntegers | None = None
+    """How many queries are not padding: one integer, or (b,). Weights and outputs of the padding are 0. Default:
+    all."""
+    key_lengths: IntegerOrIntegers | None = None
+    """How many keys, including the past, are not padding: one integer, or (b,). Default: all."""
+    segment_ids: SegmentIds | None = None
+    """Separates packed sequences. Default: none."""
+    selected_keys: IntegerMatrix | None = None
+    """Indices of the only keys that a query may see, the past counted: [b,] [h,] q, n in every layout, broadcast as
+    `mask` is. -1 is no key, an index twice counts once. Other masks hide keys as well. Default: all keys."""
+    sinks: Vector | None = None
+    """(num_heads,), or [b,] h, q in every layout: one logit per head, or per query of each head, that is part of the
+    softmax and dropped after it, so that weights sum to less than 1. Default: none."""
+    normalization: spec.Normalization | None = "softmax"
+    """softmax; sum: the visible scores divided by their sum; or sigmoid: 1 / (1 + exp(-x)) of each visible score. sum
+    and sigmoid exclude logsumexp, entropy, sinks and weights_without_sinks."""
+    gate: Gate | None = None
+    """Gates, activated already, which the head outputs are multiplied by before the output map: [b,] h, q, value_dim or
+    [b,] h, q, 1, in every layout. Not with projection.gate. Default: none."""
+    dtype: spec.DType | None = None
+    """Type that arrays are cast to and results are returned in. float16 and bfloat16 are computed in float32. Default:
+    the widest type among the typed arrays of query, key, value, input, context and past; float64 for lists."""
+    backend: spec.Backend | None = "auto"
+    """auto is the backend of the service (ATTENTION_BACKEND), or torch if the device is CUDA."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] | None = "auto"
+    """auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any."""
+    include: Annotated[list[spec.Output] | None, BeforeValidator(_check_length)] = spec.DEFAULT_INCLUDE  # type: ignore[assignment]  # a list would be copied each time
+    """What to return in addition to output and metadata. The response describes each name."""
+    select_heads: Integers | None = None
+    """Return score matrices, logsumexp, entropy and received of these heads only. Default: all."""
+    select_queries: Integers | None = None
+    """Return score matrices, logsumexp and entropy of these queries only. Default: all."""
+    average_heads: bool | None = False
+    """Average attention_weights and received over the (selected) heads; their h axis is dropped."""
+    top_k: int | None = None
+    """Return only the largest weights of each row, at most k of them: top_weights replaces attention_weights. Default:
+    all."""
+    query_tokens: TokenLabels | None = None
+    """Labels of the query tokens, returned unchanged: (q,) or (b, q). Default: none."""
+    key_tokens: TokenLabels | None = None
+    """Labels of the key tokens, returned unchanged: (k,) or (b, k). Default: none."""
+    encoding: Encoding | None = "list"
+    """Arrays of a JSON response: nested lists, or objects with base64 data."""
+
+    def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
+        """This request as an AttentionSpec, with defaults.
+
+        untyped: the fields whose arrays came as lists, which have no type of their own
+
+        Errors: UnknownLayer for a request that still names a layer.
+        """
+        given = self.given()
+        given.pop("encoding", None)
+        if given.pop("layer", None) is not None:  # a service puts the fields of a layer in the place of its name
+            raise UnknownLayer.at("/layer", "no layer: only a service has layers", quote(str(self.layer)))
+        if self.include is not None:
+            given["include"] = tuple(self.include)
+        return spec.AttentionSpec(
+            **given,  # type: ignore[arg-type]  # the fields have the same names and types
+            untyped=frozenset(untyped),
+            allow_non_finite=allow_non_finite,
+        )
+
+
+class ExtendedRequest(AttentionRequest):
+    """A request of another operation on attention, with fields of its own beside those of `/attention`."""
+
+    def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
+        """The request without fields of its own, see AttentionRequest."""
+        own = type(self).model_fields.keys() - AttentionRequest.model_fields.keys()
+        plain = AttentionRequest.model_construct(
+            self.model_fields_set - own, **{name: getattr(self, name) for name in AttentionRequest.model_fields}
+        )
+        return plain.attention_spec(untyped, allow_non_finite=allow_non_finite)

@@ -1,0 +1,78 @@
+"""Fields as pydantic models, and pydantic's errors as errors of this API."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from attention_service.errors import (
+    QUOTE_LENGTH,
+    Fault,
+    InvalidArray,
+    InvalidRequest,
+    InvalidValue,
+    UnknownField,
+    child,
+    describe,
+    quote,
+)
+from attention_service.schemas.names import advice, near
+
+Model = TypeVar("Model", bound=BaseModel)
+
+# Faults of one request that are reported together.
+MAX_FAULTS = 10
+
+
+def validate(model: type[Model], fields: dict[str, Any]) -> Model:
+    """The fields as a model. Errors: InvalidRequest with one fault for each error that pydantic found."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[:MAX_FAULTS]
+    raise InvalidRequest(*(_fault(model, details) for details in found))
+
+
+def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
+    pointer = ""
+    for step in details["loc"]:
+        pointer = child(pointer, step)
+    context = details.get("ctx", {})
+    given, hint = details["input"], ""
+    match details["type"]:
+        case "extra_forbidden":
+            name = str(details["loc"][-1])
+            known = _model_at(model, details["loc"][:-1]).model_fields
+            return Fault(pointer, "a known field", quote(name), advice(name, known), UnknownField.code)
+        case InvalidArray.code:
+            return Fault(
+                pointer + context["at"], context["expected"], context["got"], context["hint"], InvalidArray.code
+            )
+        case "literal_error":
+            expected = f"one of {context['expected']}"
+            hint = near(given, re.findall("'([^']*)'", context["expected"])) if isinstance(given, str) else ""
+        case "list_type":
+            expected = "a valid list"
+            hint = f"write [{json.dumps(given[:QUOTE_LENGTH])}]" if isinstance(given, str) else ""
+        case "model_type":
+            expected = f"an object with {', '.join(_model_at(model, details['loc']).model_fields)}"
+        case "bool_type":
+            expected = "true or false"
+        case "string_pattern_mismatch":
+            expected = f"text of the pattern {context['pattern']}"
+        case _:
+            expected = details["msg"].removeprefix("Input should be ").removeprefix("Input should have ")
+    return Fault(pointer, expected, describe(given), hint, InvalidValue.code)
+
+
+def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model of the object at this location inside `model`."""
+    for step in loc:
+        annotation = model.model_fields[str(step)].annotation
+        options = getattr(annotation, "__args__", (annotation,))
+        model = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
+    return model

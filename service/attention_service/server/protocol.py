@@ -1,0 +1,139 @@
+"""The protocol of a connection: uvicorn's, with limits around it.
+
+It parses no bytes, and writes none. It measures time, counts bytes, discards what follows the last request, and
+aborts the connection, without a response, if a head is too slow or too long, or the client does not read. It reads the
+progress of a request from the attribute `cycle` of uvicorn's protocol (uvicorn 0.54).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from math import inf
+from time import perf_counter
+from typing import Any, Final, NamedTuple
+
+from attention_service.http.head import closes, parse_length
+from attention_service.server.transport import CorkedTransport
+
+# Bytes that are received at once: of a body of known length, and of all else, which can be slow to parse.
+PIECE, SMALL_PIECE = 2**17, 2**13
+# Seconds of parsing after which other connections have their turn.
+TURN: Final = 0.002
+# The connection is aborted if the application leaves more received bytes than these untaken: more than uvicorn, or one
+# read of TLS, hands over before back-pressure works.
+MAX_UNTAKEN: Final = 2**22
+
+
+class Limits(NamedTuple):
+    """Limits of a connection, in seconds and bytes."""
+
+    idle: float  # from connecting to the first byte; and after half-closing, until the client closes too
+    head: float  # from the first byte of a request until its head is complete
+    head_bytes: int
+    write: float  # without progress of a response
+
+
+class LimitedProtocol(asyncio.BufferedProtocol):
+    """uvicorn's HTTP protocol with a timeout and a size limit for heads and a timeout for stalled responses."""
+
+    def __init__(self, protocol: type, limits: Limits, *, app_state: dict[str, Any], **options: Any) -> None:
+        self._state = {**app_state, "connection": self}
+        self._protocol = protocol(app_state=self._state, **options)
+        for name in ("eof_received", "pause_writing", "resume_writing"):
+            setattr(self, name, getattr(self._protocol, name))
+        self._limits = limits
+        self._interval = min(1.0, limits.head / 4, limits.write / 4)  # seconds between two looks at the time limits
+        self._buffer = bytearray(SMALL_PIECE)
+        self._cycle: Any = None  # of the last request whose head is complete
+        self._left = 0  # bytes of its body that are still to come, at most
+        self._untaken = (
+            0  # received bytes of a head that is not complete, or of a body that the application has not taken
+        )
+        self._head_due = inf  # when the next head must be complete, or begin after connecting; in seconds of the loop
+        self._progress: tuple[int, ...] = ()  # bytes buffered and undelivered, and whether closing, as seen last
+        self._progressed = 0.0  # when that changed
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
+        """Start to wait for the first byte."""
+        self._loop = asyncio.get_running_loop()
+        self.transport = CorkedTransport(transport, self._is_idle)
+        self._protocol.connection_made(self.transport)
+        self._head_due = self._loop.time() + self._limits.idle
+        self._timer = self._loop.call_later(self._interval, self._check)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """The buffer for the next bytes."""
+        size = max(SMALL_PIECE, min(self._left, PIECE))
+        if size != len(self._buffer):
+            self._buffer = bytearray(size)
+        return memoryview(self._buffer)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass the received bytes on; abort if too many arrive without a complete head, or if the body is not taken."""
+        if self._is_idle():
+            self._head_due = self._loop.time() + self._limits.head
+        self._untaken += nbytes
+        self._left = max(0, self._left - nbytes)
+        if self.transport.is_closing() or self._received_last_request():
+            if self._untaken > 4 * MAX_UNTAKEN:
+                self.transport.abort()
+            return  # uvicorn would parse it as part of the last request, and send a second response
+        start = perf_counter()
+        try:
+            self._protocol.data_received(bytes(memoryview(self._buffer)[:nbytes]))
+        except Exception as error:  # uvicorn refuses a malformed body even if the response to it has begun
+            logging.getLogger("attention").warning("connection closed: %s", error)
+            self.transport.close()
+        if perf_counter() - start > TURN and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._loop.call_soon(self._resume_reading)
+        if self._protocol.cycle is not self._cycle:
+            self._cycle = self._protocol.cycle
+            self._left = parse_length(dict(self._cycle.scope["headers"]).get(b"content-length", b"")) or 0
+            self._untaken, self._head_due = 0, inf
+        elif self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
+            self.transport.abort()
+
+    def body_taken(self) -> None:
+        """Called when the application has taken the received part of the body."""
+        self._untaken = 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass it on, and break the reference cycle with the state that requests get."""
+        self._timer.cancel()
+        self._protocol.connection_lost(exc)
+        self._state.clear()
+
+    def _resume_reading(self) -> None:
+        if not self._protocol.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _is_in_request(self) -> bool:
+        cycle = self._protocol.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _is_idle(self) -> bool:
+        return not self._untaken and not self._is_in_request()
+
+    def _received_last_request(self) -> bool:
+        """True if no request may follow the current one (Connection: close, HTTP/1.0), which has been received."""
+        cycle = self._protocol.cycle
+        return cycle is not None and not cycle.more_body and (not cycle.keep_alive or closes(cycle.scope))
+
+    def _check(self) -> None:
+        """Abort the connection if a head is too slow, a response makes no progress, or the client is idle.
+
+        Idle: it sends no request after connecting, or does not close the connection after the server did.
+        """
+        self._timer = self._loop.call_later(self._interval, self._check)
+        now, closing = self._loop.time(), self.transport.is_closing()
+        if self._untaken and self._head_due == inf and not self._is_in_request():
+            self._head_due = now + self._limits.head  # of a head that began to arrive before the response ended
+        progress = (*self.transport.unsent(), closing)
+        if progress != self._progress:
+            self._progress, self._progressed = progress, now
+        buffered, undelivered, _ = progress
+        stalled = now - self._progressed >= (self._limits.write if buffered or undelivered else self._limits.idle)
+        if now >= self._head_due or (stalled and (buffered or closing)):
+            self.transport.abort()

@@ -1,0 +1,139 @@
+"""Run the application with uvicorn, in one process or several."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.config import HTTP_PROTOCOLS
+from uvicorn.importer import import_from_string
+
+from attention_service.app import create_app, from_environment, grpc_server, tracing
+from attention_service.http.head import MAX_HEAD
+from attention_service.observability.logs import log_config
+from attention_service.observability.metrics import remove_stale_files
+from attention_service.runtime.process import tune
+from attention_service.server.progress import ReportProgress
+from attention_service.server.protocol import LimitedProtocol, Limits
+from attention_service.settings import Settings, load_settings, unknown_variables
+
+# Seconds that a connection may stay open without a request.
+KEEP_ALIVE: Final = 5
+# Seconds that a worker may leave the process that started it without an answer, as it does while it imports modules.
+# With uvicorn's five seconds, workers of a slow or busy machine are replaced before they have started, again and again.
+SILENCE: Final = 60
+
+
+def serve(flags: Mapping[str, Any]) -> None:
+    """Run the service until it is stopped. flags: settings that replace those of the environment
+
+    Errors: SystemExit with status 2, after one line on standard error, for a wrong setting or a port that is taken.
+    """
+    sys.stderr.writelines(unknown_variables(os.environ))
+    settings = load_settings(**flags)
+    check_port("PORT", settings.host, settings.port)
+    flags = dict(flags)
+    if settings.grpc_port is not None:
+        grpc_server()  # fail now if the extra is missing: uvicorn would start failing workers again and again
+        flags["grpc_port"] = grpc_port(settings)
+        settings = load_settings(**flags)
+    if settings.tracing:
+        tracing()  # likewise
+    if settings.metrics_folder is not None:
+        remove_stale_files(settings.metrics_folder)
+    run: Callable[..., None] = partial(uvicorn.run, **uvicorn_options(settings))
+    if settings.workers == 1:
+        app = create_app(settings)
+        tune()
+        run(ReportProgress(app))
+        return
+    # Each worker loads its settings from the environment.
+    os.environ.update({f"ATTENTION_{name.upper()}": str(value) for name, value in flags.items()})
+    with TemporaryDirectory(prefix="attention-") as folder:
+        os.environ.setdefault("ATTENTION_METRICS_FOLDER", folder)
+        run("attention_service.server.run:worker", factory=True, workers=settings.workers)
+
+
+def worker() -> ReportProgress:
+    """The application of one of several workers."""
+    return ReportProgress(from_environment())
+
+
+def uvicorn_options(settings: Settings) -> dict[str, Any]:
+    """The arguments of `uvicorn.run`, other than the application."""
+    limits = Limits(idle=KEEP_ALIVE, head=settings.read_timeout, head_bytes=MAX_HEAD, write=settings.write_timeout)
+    return {
+        "host": settings.host,
+        "port": settings.port,
+        "log_level": settings.log_level,
+        "log_config": log_config(settings),
+        "access_log": False,  # RequestContext logs requests
+        "ssl_certfile": settings.tls_certificate,
+        "ssl_keyfile": settings.tls_key,
+        "http": partial(LimitedProtocol, import_from_string(HTTP_PROTOCOLS[settings.http_parser]), limits),
+        "ws": "none",
+        "h11_max_incomplete_event_size": MAX_HEAD,
+        "timeout_keep_alive": KEEP_ALIVE,
+        "timeout_graceful_shutdown": settings.grace,
+        "timeout_worker_healthcheck": SILENCE,
+        "server_header": False,
+        "proxy_headers": False,  # the address of the client is not used
+    }
+
+
+def grpc_port(settings: Settings) -> int:
+    """The port for gRPC, chosen and checked once for all workers.
+
+    gRPC itself would not refuse a port that another process uses, but share it.
+    """
+    port = settings.grpc_port or 0
+    if port and port == settings.port:
+        print(f"ATTENTION_GRPC_PORT: {settings.host}:{port}: HTTP has it", file=sys.stderr)
+        sys.exit(2)
+    return check_port("GRPC_PORT", settings.host, port)
+
+
+def check_port(name: str, host: str, port: int) -> int:
+    """The port, or a free one for 0. Exits with one line on standard error if the service cannot listen there.
+
+    name: of the setting, without its prefix
+    """
+    try:
+        return free_port(host, port)
+    except (socket.gaierror, UnicodeError) as error:
+        line = f"ATTENTION_HOST: {host}: {error.strerror if isinstance(error, OSError) else 'no host has this name'}"
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        at_host = error.errno == errno.EADDRNOTAVAIL
+        line = f"ATTENTION_HOST: {host}: {reason}" if at_host else f"ATTENTION_{name}: {host}:{port}: {reason}"
+    print(line, file=sys.stderr)
+    sys.exit(2)
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, if no process listens on it at any address of the host; a free one, for 0.
+
+    Errors: OSError, also (EADDRNOTAVAIL, socket.gaierror) where the host is none of this machine's; UnicodeError for
+    what is no host name.
+    """
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    refusal: OSError | None = None
+    found = 0
+    for family, _, _, _, (name, _, *rest) in addresses:
+        try:
+            with socket.create_server((name, found or port, *rest), family=family) as server:
+                found = int(server.getsockname()[1])
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:  # of several families one may be switched off
+                raise
+            refusal = error
+    if not found and refusal is not None:
+        raise refusal
+    return found

@@ -1,0 +1,23 @@
+"""Models of Hugging Face transformers: their attention by this service, and a look into the attention of any model.
+
+    import attention_service.transformers
+    model = AutoModel.from_pretrained(…, attn_implementation="attention-service")
+
+- interface: the attention function, which importing this package registers
+- call: what a model asks for, as the fields of a request; refuses what has no field
+- engine: where requests are computed
+- recorder: capture(), with its arguments checked in arguments, the masks of every implementation in visible, and the
+  results in captured
+"""
+
+from __future__ import annotations
+
+from attention_service.transformers.call import UnsupportedCall
+from attention_service.transformers.captured import Captured, CapturedAttention
+from attention_service.transformers.engine import ServiceFailed, use
+from attention_service.transformers.interface import NAME, register
+from attention_service.transformers.recorder import capture
+
+__all__ = ["NAME", "Captured", "CapturedAttention", "ServiceFailed", "UnsupportedCall", "capture", "use"]
+
+register()

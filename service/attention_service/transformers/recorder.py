@@ -1,0 +1,160 @@
+"""capture(): the attention of chosen layers, heads and rows, while a model runs by whatever implementation it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final
+
+import torch
+from threadpoolctl import ThreadpoolController
+from transformers import AttentionInterface
+
+from attention_service.attention.result import Result
+from attention_service.codecs.array_objects import as_numpy
+from attention_service.library import attend
+from attention_service.transformers.arguments import count_layers, from_start, indices, labels, modules, names
+from attention_service.transformers.call import Call, call_of, make_request
+from attention_service.transformers.captured import Captured, CapturedAttention, picture_of
+from attention_service.transformers.visible import with_rows
+
+MASKED: Final = "masked_scores"
+
+
+@contextmanager
+def capture(
+    layers: Sequence[int] | None = None,
+    *,
+    heads: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+    include: Sequence[str] = ("attention_weights", "logsumexp"),
+    tokens: Sequence[Any] | None = None,
+    model: Any = None,
+) -> Iterator[Captured]:
+    """Within this context, keep the attention of layers, whatever `attn_implementation` their model has.
+
+        with capture(layers=[0, 3], rows=[-1]) as captured:
+            model(**inputs)
+        captured[3].attention_weights  # (b, h, 1, k)
+
+    The model computes its output as ever. The service computes the chosen rows beside it, in this process, from the
+    query, key, value and mask that the model's attention gets: memory grows with rows times keys.
+
+    Args:
+        layers: Indices of layers; negative ones count from the end of `model`, which they need. Default: all.
+        heads: Indices of query heads; negative ones count from the end. Default: all.
+        rows: Indices of queries; negative ones count from the end. A call without such a query, like that of one token
+            with a cache, is left out. Default: all.
+        include: What to keep, by the names of docs/attention.md: attention_weights, logsumexp, entropy, scores,
+            scaled_scores, capped_scores, masked_scores, hidden_by, query, key, value. The output of each head is always
+            there.
+        tokens: Labels of the tokens, for layers with as many keys: a list, or one for each batch entry.
+        model: Capture the layers of this model, or of this part of a model, only. Default: of every model that runs.
+
+    Errors: TypeError and ValueError for a wrong argument, IndexError for a layer that `model` does not have. While the
+    model runs, UnsupportedCall for a layer whose attention the service would compute differently, and IndexError for a
+    head that a layer does not have.
+    """
+    recorder = _Recorder(layers, heads, rows, include, tokens, model)
+    original = AttentionInterface.get_interface
+
+    def get_interface(self: Any, attn_implementation: Any, default: Any) -> Any:
+        return recorder.around(attn_implementation, original(self, attn_implementation, default))
+
+    AttentionInterface.get_interface = get_interface
+    try:
+        yield recorder.captured
+    finally:
+        AttentionInterface.get_interface = original
+
+
+class _Recorder:
+    """Computes and keeps the chosen rows of each call."""
+
+    def __init__(self, layers: Any, heads: Any, rows: Any, include: Any, tokens: Any, model: Any) -> None:
+        self.captured = Captured()
+        self._heads, self._rows = indices("heads", heads), indices("rows", rows)
+        self._include = names(include)
+        self._tokens = labels(tokens)
+        self._names = modules(model)
+        chosen = indices("layers", layers)
+        if chosen is not None and min(chosen) < 0:
+            chosen = from_start("layers", chosen, count_layers(model), type(model).__name__)
+        self._layers = None if chosen is None else frozenset(chosen)
+        # Modules without an index of their own, in the order of their first calls.
+        self._unnumbered: dict[type, list[Any]] = {}
+
+    def around(self, implementation: str | None, attention: Callable[..., Any]) -> Callable[..., Any]:
+        """An attention function that records its call, then computes what `attention` does."""
+
+        @torch.compiler.disable  # a compiled model calls it as it is
+        def recorded(
+            module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **arguments: Any
+        ) -> Any:
+            call = call_of(module, query, key, value, attention_mask, arguments)
+            self._record(implementation, module, call)
+            return attention(module, query, key, value, attention_mask, **arguments)
+
+        return recorded
+
+    def _record(self, implementation: str | None, module: Any, call: Call) -> None:
+        """Compute the chosen rows of a call, and keep them."""
+        if self._names is not None and module not in self._names:
+            return
+        layer = self._layer(module)
+        if self._layers is not None and layer not in self._layers:
+            return
+        length, count = call.query.shape[2], call.query.shape[1]
+        rows = list(range(length)) if self._rows is None else [i % length for i in self._rows if -length <= i < length]
+        if not rows:
+            return
+        heads = list(range(count)) if self._heads is None else from_start("heads", self._heads, count, call.where)
+        part = with_rows(implementation, call, rows, None if self._heads is None else heads)
+        name = call.where if self._names is None else self._names[module]
+        labels = self._labels(part, [row - length for row in rows])
+        found = _computed(part, self._include, labels, layer, name)
+        found.rows, found.heads = rows, heads
+        self.captured.add(found, f"{name} ({id(module):#x})" if self._names is None else name)
+
+    def _layer(self, module: Any) -> int:
+        """The index of a layer: its own, or the place of its first call among modules of its class."""
+        if isinstance(index := getattr(module, "layer_idx", None), int):
+            return index
+        known = self._unnumbered.setdefault(type(module), [])
+        if not any(module is other for other in known):
+            known.append(module)
+        return next(index for index, other in enumerate(known) if module is other)
+
+    def _labels(self, part: Call, rows: list[int]) -> dict[str, Any]:
+        """`query_tokens` and `key_tokens`, if there is one label for each key. rows: counted from the end"""
+        batches = self._tokens
+        keys = part.key.shape[2]
+        if any(len(entry) != keys for entry in batches) or len(batches) not in (1, part.query.shape[0]):
+            return {}
+        every = batches * (part.query.shape[0] if len(batches) == 1 else 1)
+        return {"key_tokens": every, "query_tokens": [[entry[row] for row in rows] for entry in every]}
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """The BLAS libraries of this process. Looking for them takes longer than a layer."""
+    return ThreadpoolController()
+
+
+def _computed(
+    part: Call, include: Sequence[str], labels: Mapping[str, Any], layer: int, name: str
+) -> CapturedAttention:
+    """The result of a call that has the chosen rows and heads only. labels: `query_tokens` and `key_tokens`"""
+    fields = make_request(part)
+    # A few rows take longer to share among BLAS threads, which wait for torch's, than to compute.
+    with _blas().limit(limits=1, user_api="blas"):
+        result = attend(**fields, include=[*include, *([] if MASKED in include else [MASKED])])
+    arrays = dict(result.arrays)
+    scores = arrays[MASKED] if MASKED in include else arrays.pop(MASKED)
+    # By minus infinity, or as eager attention hides, by the least number.
+    hidden = scores <= torch.finfo(part.query.dtype).min / 2
+    # The model may change its tensors later, as static caches do.
+    arrays |= {each: arrays[each].copy() for each in ("query", "key", "value") if each in arrays}
+    sinks = {"sinks": as_numpy(fields["sinks"])} if "sinks" in fields else {}
+    return CapturedAttention(Result(arrays, result.metadata), picture_of(sinks, scores, hidden, labels), layer, name)

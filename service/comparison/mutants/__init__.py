@@ -1,6 +1,0 @@
-"""The known mistakes. Importing the package fills the table."""
-
-from service.comparison.mutants import heads, masks, operands, positions, precision, scores, softmax  # noqa: F401  # each adds its rows
-from service.comparison.mutants.table import MUTANTS, Mutant
-
-__all__ = ["MUTANTS", "Mutant"]

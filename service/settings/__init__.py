@@ -1,5 +1,0 @@
-"""The configuration of the service, and checks of the files that it names."""
-
-from service.settings.model import Settings, load_settings, table, unknown_variables
-
-__all__ = ["Settings", "load_settings", "table", "unknown_variables"]

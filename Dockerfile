@@ -43,14 +43,11 @@ RUN /build/bin/pip install --target /opt/torch --require-hashes -r requirements/
     && { python -m compileall -qq --invalidation-mode unchecked-hash /opt/torch || true; }
 
 FROM ${BASE_IMAGE} AS service
-# Persistent files go to /data. The rest of the file system may be read-only, except /tmp.
-RUN useradd --no-log-init --uid 10001 --user-group --home-dir /data --no-create-home --shell /usr/sbin/nologin attention \
-    && install --directory --owner attention --group attention /data
+# The file system may be read-only, except /tmp.
+RUN useradd --no-log-init --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin attention
 COPY --from=build-package /opt/attention /opt/attention
 ENV PATH=/opt/attention/bin:$PATH ATTENTION_HOST=0.0.0.0
 USER 10001:10001
-WORKDIR /data
-VOLUME /data
 EXPOSE 8000
 HEALTHCHECK --interval=15s --timeout=5s --start-period=30s CMD ["attention-service", "health"]
 ENTRYPOINT ["attention-service"]
@@ -67,18 +64,10 @@ FROM service AS torch
 COPY --from=build-torch /opt/torch /opt/torch
 ENV PYTHONPATH=/opt/torch
 
-# Only the driver comes from the host, whose container runtime reads the NVIDIA_ variables. FlexAttention is compiled at
-# run time for the GPU of the machine, which needs a C compiler; /data keeps the compiled kernels.
+# Only the driver comes from the host, whose container runtime reads the NVIDIA_ variables.
 FROM service AS cuda
-USER 0:0
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev \
-    && rm -rf /var/lib/apt/lists/*
 COPY --from=build-cuda /opt/torch /opt/torch
 ENV PYTHONPATH=/opt/torch NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    ATTENTION_BACKEND=auto TRITON_CACHE_DIR=/data/triton \
-    TORCHINDUCTOR_CACHE_DIR=/data/inductor TORCHINDUCTOR_COMPILE_THREADS=1
-USER 10001:10001
+    ATTENTION_BACKEND=auto
 
 FROM service AS cpu

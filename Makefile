@@ -132,6 +132,19 @@ test: check ## all gates and tests, with coverage
 test-fast: $(VENV)/.test ## the tests that are not marked slow, in less than a minute, without coverage
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
+# Versions of Python besides that of .venv, each with an environment of its own, .venv-3.12 for example.
+OTHER_PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python)
+
+.PHONY: test-pythons
+test-pythons: $(VENV)/.test ## `make test-fast` with each further Python of pyenv (OTHER_PYTHONS=... for others)
+	@for python in $(OTHER_PYTHONS); do \
+		version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])') && \
+		test "$$version" != "$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" || continue; \
+		start=$$(date +%s); \
+		$(MAKE) --no-print-directory test-fast VENV=.venv-$$version PYTHON=$$python || exit; \
+		echo "== Python $$version took $$(($$(date +%s) - start)) s"; \
+	done
+
 .PHONY: test-torch
 test-torch: $(TORCH_VENV)/.torch ## the tests again, with torch installed
 	$(TORCH_BIN)/python -m pytest $(PARALLEL)
@@ -296,7 +309,7 @@ bench-kernel: $(TORCH_VENV)/.kernel ## the NumPy backend beside torch and onnxru
 
 .PHONY: conformance
 conformance: $(TORCH_VENV)/.torch ## judge other libraries anew, and write what docs/conformance.md says of them
-	$(TORCH_BIN)/python -m attention_service.conformance.matrix
+	$(TORCH_BIN)/python -m tests.peers.conformance.matrix
 
 .PHONY: bench-gpu
 bench-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU beside torch's kernels, the copies and the HTTP floor
@@ -319,9 +332,31 @@ endef
 lock: $(VENV)/.test ## resolve the dependencies anew
 	$(call compile-locks,.,--upgrade)
 
+# Where the service installs without a compiler: versions of Python, and systems by the tags of their wheels.
+PYTHONS := 3.11 3.12 3.13 3.14
+SYSTEMS := manylinux@x86_64 manylinux@aarch64 macosx@arm64
+TAGS_manylinux := manylinux_2_17 manylinux_2_27 manylinux_2_28
+TAGS_macosx := macosx_14_0
+
+# The lock of the core, for version $(1) and system $(2), whose tags are $(3). pip judges markers by the version of Python
+# that it runs on, so the packages that only older versions need are left out here.
+define ask-for-wheels
+@awk -v minor=$(lastword $(subst ., ,$(1))) '/^[a-z]/ { older = split($$0, part, "python_version < \"3[.]") > 1 && part[2] + 0 <= minor } !older' \
+	requirements/core.txt > build/wheels-$(1).txt
+$(BIN)/python -m pip install --quiet --dry-run --ignore-installed --target build/wheels --no-deps --require-hashes \
+	--only-binary=:all: --implementation cp --python-version $(1) $(3:%=--platform %_$(lastword $(subst @, ,$(2)))) \
+	-r build/wheels-$(1).txt
+
+endef
+
+.PHONY: wheels-check
+wheels-check: $(VENV)/.test ## fail where a package of the core has no wheel for a version of Python on a system
+	@mkdir -p build
+	$(foreach version,$(PYTHONS),$(foreach system,$(SYSTEMS),$(call ask-for-wheels,$(version),$(system),$(TAGS_$(firstword $(subst @, ,$(system)))))))
+
 # pip-compile writes === where it resolves, and == where it finds resolved.
 .PHONY: lock-check
-lock-check: $(VENV)/.test ## fail where a lock is not what its requirements say
+lock-check: $(VENV)/.test wheels-check ## fail where a lock is not what its requirements say, or a package of the core has no wheel
 	@rm -rf build/locks && mkdir -p build/locks && cp -r pyproject.toml README.md LICENSE service requirements build/locks
 	@$(call compile-locks,build/locks)
 	@diff -r -I '^torch==' requirements build/locks/requirements
@@ -346,4 +381,4 @@ docs: $(DOCS_VENV)/.docs ## the documentation as a site, in build/site; fails fo
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) $(ATTACK_VENV) $(SERVERS_VENV) $(CLIENTS_VENV) $(PAGE_VENV) $(NODE)/node_modules tests/page/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist
+	rm -rf $(VENV) .venv-3.* $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) $(ATTACK_VENV) $(SERVERS_VENV) $(CLIENTS_VENV) $(PAGE_VENV) $(NODE)/node_modules tests/page/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist

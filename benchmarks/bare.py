@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 import orjson
-import simdjson
 
+from attention_service.codecs.json.parser import simdjson
 from benchmarks.ours import Attention, use_all_processors
 from benchmarks.workloads import Workload
 

@@ -39,7 +39,7 @@ def main() -> None:
         parts, size = [], 0
         for _ in range(ROUNDS if tokens < 10_000 else 1):
             start = time.perf_counter()
-            size = len(draw(make_heatmap_request(Decoded(fields, frozenset())), media_type, backend)[0])
+            size = len(draw(make_heatmap_request(Decoded(fields, frozenset())), media_type, backend))
             parts.append(time.perf_counter() - start)
         name = f"{heads} heads × {tokens} tokens, {media_type}, {options or 'as it is'}"
         print(f"{name:60} {statistics.median(parts) * 1e3:8.0f} ms {size / 1e3:8.0f} KB")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attention_service.attention.operands import make_operands
-from attention_service.attention.plan import make_plan
+from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Result, make_result
 from attention_service.attention.spec import AttentionSpec, Output
 from attention_service.backends.numpy.backend import NumpyBackend

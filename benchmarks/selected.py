@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from attention_service.attention.plan import make_plan
+from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.registry import Backends
 

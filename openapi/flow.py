@@ -1,4 +1,4 @@
-"""The picture of the pipeline in CONTRIBUTING.md, drawn from the code: who calls it, its steps, and what each uses."""
+"""The picture of the pipeline in CONTRIBUTING.md, drawn from the code: its callers, its steps, and its operations."""
 
 from __future__ import annotations
 
@@ -9,26 +9,50 @@ import attention_service
 
 SERVICE = Path(attention_service.__file__).parent
 RUN = "attention_service.pipeline.run"
-# Packages that a step works with; all others are details of it.
-PACKAGES = ("codecs", "schemas", "attention", "backends")
+# The interface of operations, and how a class that implements it names it.
+INTERFACE = "attention_service.pipeline.operation"
+OPERATION = "Operation["
 
 
 def flow() -> str:
-    """A Mermaid diagram of the callers of the pipeline and its steps."""
-    steps = [
-        name for name in called(SERVICE / "pipeline" / "run.py", "run") if (SERVICE / f"pipeline/{name}.py").exists()
-    ]
+    """A Mermaid diagram of the callers of the pipeline, its steps, and the operations that the steps call."""
+    run = SERVICE / "pipeline" / "run.py"
+    steps = {name: module for name in called(run, "run") if (module := module_of(run, name))}
+    modules = sorted(SERVICE.rglob("*.py"))
     lines = ["```mermaid", "flowchart TB"]
-    for module in sorted(SERVICE.rglob("*.py")):
-        if RUN in imported(module):
-            name = module.relative_to(SERVICE).as_posix()
-            lines.append(f'  {name.replace("/", "_").removesuffix(".py")}(["{name}"]) --> {steps[0]}')
-    lines += [f'  {step}["<b>{step}</b><br/>pipeline/{step}.py"]' for step in steps]
+    lines += [f"  {node(module)} --> {next(iter(steps))}" for module in modules if RUN in imported(module)]
+    lines += [f'  {step}["<b>{step}</b><br/>{path(module)}"]' for step, module in steps.items()]
     lines.append("  " + " --> ".join(steps))
-    for step in steps:
-        used = {name.split(".")[1] for name in imported(SERVICE / "pipeline" / f"{step}.py") if name.count(".") > 0}
-        lines += [f"  {step} -.- {package}[({package}/)]" for package in PACKAGES if package in used]
+    own = [step for step, module in steps.items() if module == run]
+    lines.append(f"  {' & '.join(own)} -.- operation{{{{{path(SERVICE / 'pipeline/operation.py')}}}}}")
+    operations = [module for module in modules if INTERFACE in imported(module) and defines_operation(module)]
+    lines += [f"  operation -.- {node(module)}" for module in operations]
     return "\n".join([*lines, "```"])
+
+
+def path(module: Path) -> str:
+    """The path of a module in the package."""
+    return module.relative_to(SERVICE).as_posix()
+
+
+def node(module: Path) -> str:
+    """The node of a module."""
+    return f'{path(module).replace("/", "_").removesuffix(".py")}(["{path(module)}"])'
+
+
+def module_of(run: Path, step: str) -> Path | None:
+    """The module that defines a step: `run` itself, or the one of the pipeline with its name. None: it is no step"""
+    own = {
+        item.name for item in ast.parse(run.read_text(encoding="utf-8")).body if isinstance(item, ast.AsyncFunctionDef)
+    }
+    module = run if step in own else run.parent / f"{step}.py"
+    return module if module.exists() else None
+
+
+def defines_operation(module: Path) -> bool:
+    """True if a class of the module is an operation."""
+    classes = [item for item in ast.parse(module.read_text(encoding="utf-8")).body if isinstance(item, ast.ClassDef)]
+    return any(ast.unparse(base).startswith(OPERATION) for item in classes for base in item.bases)
 
 
 def imported(module: Path) -> set[str]:

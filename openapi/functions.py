@@ -1,4 +1,4 @@
-"""The functions of the library, with a parameter for each field of a request: library/functions.py."""
+"""Writes `library/functions.py`: the functions of the library, with a parameter for each field of a request."""
 
 from __future__ import annotations
 

@@ -13,29 +13,33 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from xml.sax.saxutils import quoteattr
 
 from flow import flow
 from functions import functions
 from plain import plain
 from promises import promises
 
+from attention_service.attention.result import Result
+from attention_service.attention.visibility import CAUSES
+from attention_service.backends.base import no_check
 from attention_service.backends.registry import Backends
 from attention_service.cli import parser
-from attention_service.codecs import CODECS
 from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.table import CODECS
 from attention_service.comparison.candidates import MESSAGES
 from attention_service.errors import error_classes
 from attention_service.observability.metrics import Metrics
 from attention_service.observability.requests import ComputedRequest, RequestRecord
-from attention_service.pipeline.compute import execute
+from attention_service.pipeline.attention import PreparedRequest
 from attention_service.pipeline.engine import Engine
-from attention_service.pipeline.prepare import PreparedRequest
 from attention_service.rpc.calls import STATUSES
 from attention_service.schemas.response import answer
 from attention_service.settings import Settings, table
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "tests" / "cases"
+PAGE = ROOT / "service" / "attention_service" / "page"
 INFERENCE = ROOT / "service" / "attention_service" / "codecs" / "oip"
 # Characters of a line of the examples, unless an array takes more.
 LINE = 120
@@ -52,16 +56,16 @@ def examples() -> str:
 
 def example_answer() -> str:
     """The answer to the first of them, to eight decimals: the last ones differ from machine to machine."""
-    prepared = example(Engine(Settings.model_construct()))
-    result = execute(prepared)
-    fields = answer(prepared.spec, result, request_id="5f0c2a9e7d1b4e6f8a3c0d9b7e5f1a2c")
+    request, result = example(Engine(Settings.model_construct()))
+    fields = answer(request.shared.spec, result, request_id="5f0c2a9e7d1b4e6f8a3c0d9b7e5f1a2c")
     return compact(json.loads(json.dumps(fields, default=lambda array: array.round(8).tolist()))) + "\n"
 
 
-def example(engine: Engine) -> PreparedRequest:
-    """The first of them, prepared."""
+def example(engine: Engine) -> tuple[PreparedRequest, Result]:
+    """The first of them, prepared, and its result."""
     request = json.loads((CASES / f"{EXAMPLES[0]}.json").read_text(encoding="utf-8"))["request"]
-    return engine.plans.prepare(CODECS["application/json"].decode(json.dumps(request).encode(), 2**20))
+    prepared = engine.attention.prepare(CODECS["application/json"].decode(json.dumps(request).encode(), 2**20))
+    return prepared, engine.attention.compute(prepared, no_check)
 
 
 def compact(value: Any, indent: str = "") -> str:
@@ -162,13 +166,30 @@ def mistakes() -> str:
     return "\n".join(["| name | what the kernel did |", "|---|---|", *rows])
 
 
+def causes() -> str:
+    """All that hides keys as a Markdown table."""
+    rows = [f"| {cause.bit} | `{name}` | {cause.hides} |" for name, cause in CAUSES.items()]
+    return "\n".join(["| bit | field | hides a key |", "|---|---|---|", *rows])
+
+
+def reasons() -> str:
+    """The sentences of the page that say why a key is hidden, as attributes of a template."""
+    rows = [f"      data-{name}={quoteattr(cause.reason)}" for name, cause in CAUSES.items()]
+    return "\n".join(["    <template", '      id="reasons"', *rows, "    ></template>"])
+
+
+def tints() -> str:
+    """The colours of the page for what hides a key, as properties of CSS."""
+    return "\n".join(f"  --{name}: {cause.tint};" for name, cause in CAUSES.items())
+
+
 def metrics() -> str:
     """All metrics as a Markdown table, with the names and labels that they have after a request."""
     engine = Engine(Settings.model_construct())
     counted = Metrics(engine.admission)
     record = RequestRecord("http", "POST", "/attention", "")
     record.timings = engine.start().timings
-    record.computed = ComputedRequest("", "", execute(example(engine)).metadata, 0)
+    record.computed = ComputedRequest("", "", example(engine)[1].metadata, 0)
     counted.request_answered(record)
     rows = ["| metric | kind | labels | what |", "|---|---|---|---|"]
     for family in counted.registry.collect():
@@ -193,9 +214,9 @@ def commands() -> str:
 
 
 def filled(page: Path, name: str, text: str) -> str:
-    """A Markdown page with the part between its markers for `name` replaced."""
-    pattern = re.compile(rf"(<!-- {name}: generated -->\n).*?(\n<!-- end -->)", re.DOTALL)
-    content, count = pattern.subn(lambda found: found[1] + text + found[2], page.read_text(encoding="utf-8"))
+    """A page of Markdown, HTML or CSS with the part between its markers, which are comments, for `name` replaced."""
+    pattern = re.compile(rf"((?:<!--|/\*) {name}: generated (?:-->|\*/)\n).*?( *(?:<!--|/\*) end )", re.DOTALL)
+    content, count = pattern.subn(lambda found: f"{found[1]}{text}\n{found[2]}", page.read_text(encoding="utf-8"))
     if count != 1:
         sys.exit(f"{page}: {count} places for {name}")
     return content
@@ -231,6 +252,9 @@ def main() -> None:
         (docs / "operations.md", lambda: filled(docs / "operations.md", "metrics", metrics())),
         (docs / "errors.md", lambda: filled(docs / "errors.md", "errors", errors())),
         (docs / "compare.md", lambda: filled(docs / "compare.md", "mistakes", mistakes())),
+        (docs / "attention.md", lambda: filled(docs / "attention.md", "causes", causes())),
+        (PAGE / "index.html", lambda: filled(PAGE / "index.html", "reasons", reasons())),
+        (PAGE / "page.css", lambda: filled(PAGE / "page.css", "tints", tints())),
         (protocol, lambda: filled(protocol, "statuses", statuses())),
         (ROOT / "CONTRIBUTING.md", lambda: filled(ROOT / "CONTRIBUTING.md", "flow", flow())),
     )

@@ -21,9 +21,9 @@ from attention_service.comparison.errors import distance
 from attention_service.comparison.inputs import POSITIONAL, make_input
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.solve import everything, solve
-from attention_service.conformance.adapters import ADAPTERS
 from attention_service.library import attend, compare
 from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, random_recipe, returned, tells_apart
+from tests.peers.conformance.adapters import ADAPTERS
 
 # What the mistakes of each part must reach: the share of those that can be told which are named first.
 MISTAKES: Final = 0.95

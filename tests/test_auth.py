@@ -16,6 +16,8 @@ import pytest
 from fastapi import FastAPI
 
 from attention_service.http.auth import BELOW_DOCS, DOCS, METRICS, OPEN
+from attention_service.settings.certificate import Certificate
+from attention_service.settings.checks import check_certificate, check_private_key
 from attention_service.settings.keys import Keys, new_key, parse_hashes, read_hashes
 from tests.conftest import app, serving
 from tests.helpers.documents import ROOT
@@ -133,7 +135,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
     keys = Keys(",".join([HASH, *(new_key()[1] for _ in range(4))]), None)
     for header, admitted in ((f"Bearer {KEY}", True), ("Bearer x", False), ("", False)):
         compared.clear()
-        assert keys.accept(header.encode()) == admitted
+        assert (keys.find(header.encode()) is not None) == admitted
         assert compared == [(32, 32)] * 5
 
 
@@ -141,15 +143,52 @@ def test_a_changed_file_of_keys_is_read_again(tmp_path: Path) -> None:
     file, (key, hashed) = tmp_path / "keys", new_key()
     file.write_text(f"# people\n{HASH}  # Ada\n\n")
     keys = Keys("", file, reload=0)
-    assert keys.accept(f"Bearer {KEY}".encode())
-    assert not keys.accept(f"Bearer {key}".encode())
+    assert keys.find(f"Bearer {KEY}".encode()) == ""
+    assert keys.find(f"Bearer {key}".encode()) is None
     file.write_text(hashed)
     os.utime(file, (1, 1))
-    assert keys.accept(f"Bearer {key}".encode())
-    assert not keys.accept(f"Bearer {KEY}".encode())
+    assert keys.find(f"Bearer {key}".encode()) == ""
+    assert keys.find(f"Bearer {KEY}".encode()) is None
     file.write_text("nonsense")
     os.utime(file, (2, 2))
-    assert keys.accept(f"Bearer {key}".encode()), "those known go on to be valid"
+    assert keys.find(f"Bearer {key}".encode()) == "", "those known go on to be valid"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_in_place_of_the_file_of_keys_does_not_block(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The keys stay valid. A symbolic link to a file, as Kubernetes mounts secrets, is read."""
+    (tmp_path / "secret").write_text(HASH)
+    file = tmp_path / "keys"
+    file.symlink_to("secret")
+    keys = Keys("", file, reload=0)
+    file.unlink()
+    os.mkfifo(file)
+    assert keys.find(f"Bearer {KEY}".encode()) == ""
+    assert "cannot be read again" in caplog.text
+    with pytest.raises(OSError, match="no regular file"):
+        Keys("", file)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+@pytest.mark.parametrize("name", ["certificate.pem", "key.pem"])
+def test_a_pipe_in_place_of_a_certificate_or_key_does_not_block(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """The last certificate stays."""
+    files = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    for file in files:
+        file.symlink_to(Path(__file__).parent / "tls" / "localhost.pem")
+    loaded = iter(["first", "second"])
+    certificate = Certificate(*files, lambda: next(loaded), reload=0)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert certificate.current() == "first"
+    assert "no regular file" in caplog.text
+    with pytest.raises(ValueError, match="no regular file"):
+        check_private_key(*files)
+    if name == "certificate.pem":
+        with pytest.raises(ValueError, match="no regular file"):
+            check_certificate(files[0])
 
 
 def test_text_that_is_not_a_hash_is_refused_without_quoting_it(tmp_path: Path) -> None:
@@ -163,9 +202,25 @@ def test_text_that_is_not_a_hash_is_refused_without_quoting_it(tmp_path: Path) -
     assert "my-secret" not in str(error.value)
 
 
+def test_a_hash_may_have_a_name(tmp_path: Path) -> None:
+    """A name of a key, which the log shows; a comment is none."""
+    other = f"sha256:{'0' * 64}"
+    (tmp_path / "keys").write_text(f"{HASH}\t Ada Lovelace  # laboratory\n{other}  # Eve\n")
+    names = [*read_hashes(tmp_path / "keys").values()]
+    assert names == [*parse_hashes(f"{HASH} Ada Lovelace, {other}").values()] == ["Ada Lovelace", ""]
+    assert Keys("", tmp_path / "keys").find(f"Bearer {KEY}".encode()) == "Ada Lovelace"
+    assert Keys(f"{HASH} a", None).find(b"Bearer other") is None
+
+
+@pytest.mark.parametrize("name", ["x" * 65, "a\x1b[31m", "é", "a\tb"])
+def test_a_name_that_is_no_short_plain_text_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="hash 1 is not the hash of a key"):
+        parse_hashes(f"{HASH} {name}")
+
+
 def test_api_keys_of_commas_only_are_an_error() -> None:
-    assert parse_hashes("") == parse_hashes(" ") == frozenset()
-    assert parse_hashes(f"{HASH},") == {hashlib.sha256(KEY.encode()).digest()}
+    assert parse_hashes("") == parse_hashes(" ") == {}
+    assert parse_hashes(f"{HASH},") == {hashlib.sha256(KEY.encode()).digest(): ""}
     with pytest.raises(ValueError, match="no hash between the commas"):
         parse_hashes(" , ")
 

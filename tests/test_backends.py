@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from attention_service import attend
-from attention_service.attention.plan import make_plan
-from attention_service.attention.spec import AttentionSpec, Output
+from attention_service.attention.spec import Output
 from attention_service.backends.base import OutOfMemory
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.backends.registry import Backends
 from attention_service.backends.torch.memory import DeviceMemory
-from attention_service.pipeline.admit import memory_limit_error
+from attention_service.codecs.decoded import Decoded
 from attention_service.pipeline.engine import Engine
+from attention_service.pipeline.run import memory_limit_error
 from attention_service.runtime.machine import memory_left
 from attention_service.settings import Settings
 from tests.conftest import app, free_port, serving
@@ -282,8 +282,8 @@ def test_the_memory_left_is_none_without_proc(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Path, "read_text", no_file)
     assert memory_left() is None
-    refusal = memory_limit_error(make_plan(AttentionSpec(input=np.ones((1, 1)))), 5 * 2**20, None)
-    assert "expected a request whose memory can be had, got one that needs about 5.0MiB" in str(refusal)
+    refusal = memory_limit_error(5 * 2**20, None, "")
+    assert "expected a request that fits into the free memory, got one that needs about 5.0MiB" in str(refusal)
 
 
 @pytest.mark.parametrize(
@@ -297,8 +297,9 @@ def test_the_memory_left_is_none_without_proc(monkeypatch: pytest.MonkeyPatch) -
 def test_the_problem_of_a_refused_request_names_options_that_need_less_memory(
     include: tuple[Output, ...], hint: str
 ) -> None:
-    plan = make_plan(AttentionSpec(input=np.ones((1, 1)), include=include))
-    assert hint in str(memory_limit_error(plan, 2, 1))
+    attention = Engine(Settings.model_construct()).attention
+    request = attention.prepare(Decoded({"input": np.ones((1, 1)), "include": list(include)}, frozenset()))
+    assert hint in str(memory_limit_error(2, 1, attention.advice(request)))
 
 
 def test_a_full_device_is_a_413_with_the_amount_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,18 +19,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Result
+from attention_service.backends.base import no_check
 from attention_service.backends.numpy.backend import NumpyBackend
-from attention_service.codecs import CODECS
 from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.table import CODECS
 from attention_service.codecs.typed_arrays import decode
 from attention_service.errors import Busy, InvalidArray, Overflow, TimeLimit
 from attention_service.pipeline.admission import AdmissionController, Lease
-from attention_service.pipeline.admit import admit
-from attention_service.pipeline.compute import compute, execute
 from attention_service.pipeline.deadline import Cancelled, Deadline
 from attention_service.pipeline.engine import Engine
 from attention_service.pipeline.execution import Execution
 from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.pipeline.run import admit, compute
 from attention_service.settings import Settings
 from tests.conftest import app, serving
 from tests.helpers.backends import BACKENDS
@@ -159,7 +159,7 @@ def assert_same(ours: dict[str, Any], alone: dict[str, Any], *, by_type: bool = 
 
 @pytest.fixture(scope="module", params=[INLINE, WORKER], ids=["inline", "worker"])
 def batching(request: pytest.FixtureRequest) -> Iterator[BatchingService]:
-    blocked = BlockedLoop(app(batch_window=WINDOW, experimental=frozenset({"padding"}), **request.param))
+    blocked = BlockedLoop(app(batch_window=WINDOW, **request.param))
     with serving(blocked) as client:
         yield BatchingService(client, blocked)
 
@@ -205,7 +205,7 @@ def test_requests_with_different_options_do_not_share_a_batch(
 
 EVERYTHING = ["attention_weights", "scores", "masked_scores", "hidden_by", "logsumexp", "entropy", "received", "query",
               "key", "value", "present_key", "head_outputs"]  # fmt: skip
-# Numbers of queries and keys, and masking options, that may share a batch.
+# Numbers of queries and keys, and masking options.
 LENGTHS: list[tuple[int, int, dict[str, Any]]] = [
     (5, 7, {}),
     (6, 6, {"is_causal": True}),
@@ -226,7 +226,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def request_of_length(seed: int, **options: Any) -> dict[str, Any]:
-    """A request that may share a batch with all others of these options; the seed chooses its lengths."""
+    """A request that may share a batch with all others of these options and lengths; the seed chooses the lengths."""
     random = np.random.default_rng(seed)
     q, k, hiding = LENGTHS[seed % len(LENGTHS)]
     features = 8 // options.get("num_heads", 1) * options.get("num_kv_heads", options.get("num_heads", 1))
@@ -238,14 +238,14 @@ def request_of_length(seed: int, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_shorter_requests_of_a_batch_are_padded(
+def test_a_batch_gives_every_output_of_single_requests(
     batching: BatchingService, client: httpx.Client, backend: str, option: str
 ) -> None:
     bodies = [request_of_length(seed, backend=backend, encoding="base64", **OPTIONS[option]) for seed in range(30)]
     answers = [Answer(connection) for connection in batching.all_at_once(bodies)]
     for body, answer in zip(bodies, answers, strict=True):
         assert_same(answer.body, client.post("/attention", json=body).json(), by_type=option == "halves")
-    assert max(answer.batch for answer in answers) >= 20
+    assert max(answer.batch for answer in answers) >= 3
 
 
 def test_requests_with_arrays_or_sums_as_options_are_not_batched(batching: BatchingService) -> None:
@@ -329,7 +329,7 @@ def new_execution(seconds: float = 60) -> Execution:
 
 async def occupy(engine: Engine) -> Lease:
     """A lease that holds a slot."""
-    lease = engine.admission.new_lease(1)
+    lease = Lease(engine.admission)
     await lease.grow(1, Deadline(60), slot=True)
     return lease
 
@@ -345,8 +345,7 @@ def plan_of(decoded: Decoded) -> Plan:
 
 
 def engine(**settings: Any) -> Engine:
-    defaults: dict[str, Any] = {"batch_window": 60.0, "experimental": frozenset({"padding"})}
-    return Engine(Settings.model_construct(**defaults | settings))
+    return Engine(Settings.model_construct(**{"batch_window": 60.0} | settings))
 
 
 def peak_bytes(decoded: Decoded) -> int:
@@ -355,12 +354,18 @@ def peak_bytes(decoded: Decoded) -> int:
 
 
 async def attend_one(engine: Engine, decoded: Decoded, call: Execution) -> Result:
-    request = engine.plans.prepare(decoded)
-    return await compute(request, await admit(request, CODECS["application/json"], call), engine.batcher, call)
+    operation = engine.attention
+    request = operation.prepare(decoded)
+    cost = operation.cost(request, CODECS["application/json"])
+    strategy = await admit(operation, request, cost, decoded, engine.settings.inline_flops, call)
+    result = await compute(operation, request, cost, strategy, call)
+    call.lease.release_slot()
+    return result
 
 
 def attend_alone(decoded: Decoded) -> Result:
-    return execute(engine(batch_window=0.0).plans.prepare(decoded))
+    attention = engine(batch_window=0.0).attention
+    return attention.compute(attention.prepare(decoded), no_check)
 
 
 async def attend(
@@ -375,6 +380,13 @@ def assert_same_as_single(results: list[Result | BaseException], inputs: list[De
     for result, decoded in zip(results, inputs, strict=True):
         assert isinstance(result, Result)
         np.testing.assert_allclose(result.output, attend_alone(decoded).output, rtol=1e-13, atol=1e-15)
+
+
+def test_nothing_is_batched_unless_a_window_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU neither."""
+    monkeypatch.setattr(NumpyBackend, "is_gpu", lambda *given: True)
+    assert Engine(Settings.model_construct()).batcher is None
+    assert Engine(Settings.model_construct(batch_window=0.002)).batcher is not None
 
 
 @anyio
@@ -501,11 +513,11 @@ async def test_a_batch_stays_within_the_memory_limit() -> None:
 
 
 def batchable_requests(seed: int) -> list[Decoded]:
-    """Twelve requests that may share a batch, with a random layout, batch sizes, lengths and masking."""
+    """Twelve requests that may share a batch, with a random layout, batch size, lengths and masking."""
     random = np.random.default_rng(seed)
     layout, groups = str(random.choice(["ld", "dl", "bld", "bhld", "hld"])), int(random.integers(1, 3))
     heads, d, e = groups * int(random.integers(1, 3)), *map(int, random.integers(1, 6, 2))
-    most_q, most_k = (2 ** int(power) for power in random.integers(1, 4, 2))
+    b, q, k = map(int, random.integers((1, 1, 2), (4, 9, 9)))
     common: dict[str, Any] = {"layout": layout, "include": [name for name in EVERYTHING if random.random() < 0.5]}
     if "h" not in layout:
         common |= {"num_heads": heads, "num_kv_heads": groups}
@@ -514,27 +526,25 @@ def batchable_requests(seed: int) -> list[Decoded]:
         common |= {"average_heads": bool(is_average)}
         common |= {"top_k": 2} if random.random() < 0.3 else {}
 
-    def one() -> Decoded:
-        q, k = (int(random.integers(most // 2 + 1, most + 1)) for most in (most_q, most_k))
-        b, hiding = int(random.integers(1, 4)), dict[str, Any]()
-        if random.random() < 0.4:
-            hiding |= {"is_causal": True, "query_offset": int(random.integers(-4, 6))}
-        for name, length in (("query_lengths", q), ("key_lengths", k)):
-            hiding |= {name: int(random.integers(0, length + 1))} if random.random() < 0.3 else {}
+    if random.random() < 0.4:
+        common |= {"is_causal": True, "query_offset": int(random.integers(-4, 6))}
+    for name, length in (("query_lengths", q), ("key_lengths", k)):
+        common |= {name: int(random.integers(0, length + 1))} if random.random() < 0.3 else {}
 
+    def one() -> Decoded:
         def array(h: int, length: int, features: int) -> np.ndarray:
             sizes = {"b": b, "h": h, "l": length, "d": features if "h" in layout else h * features}
             return random.normal(size=[sizes[axis] for axis in layout])
 
         arrays = {"query": array(heads, q, d), "key": array(groups, k, d), "value": array(groups, k, e)}
-        return Decoded(arrays | common | hiding, frozenset())
+        return Decoded(arrays | common, frozenset())
 
     return [one() for _ in range(12)]
 
 
 @pytest.mark.slow
 @anyio
-async def test_padding_is_invisible_in_the_results() -> None:
+async def test_random_batches_give_the_results_of_single_requests() -> None:
     batched = 0
     for seed in range(40):
         inputs, calls = batchable_requests(seed), [new_execution() for _ in range(12)]
@@ -550,31 +560,6 @@ async def test_padding_is_invisible_in_the_results() -> None:
                 np.testing.assert_allclose(ours[name], array, rtol=1e-12, atol=1e-13, err_msg=f"{seed} {name}")
             assert result.metadata._replace(kernel="") == alone.metadata._replace(kernel="")
     assert batched > 400
-
-
-@anyio
-@pytest.mark.parametrize("inline_flops", [2000, 10**9], ids=["worker", "inline"])
-async def test_a_request_whose_padding_exceeds_the_memory_starts_a_new_batch(
-    inline_flops: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Memory suffices for eight long requests, or for ten short ones, but not for nine with padding."""
-    tokens = [5] * 8 + [8] * 3 + [5] * 3
-    inputs, calls = [decoded(seed, length) for seed, length in enumerate(tokens)], [new_execution() for _ in tokens]
-    short, long = peak_bytes(inputs[0]), peak_bytes(inputs[8])
-    small = engine(inline_flops=inline_flops, memory_limit=long * 8 + 1)
-    assert 10 * short < small.admission.memory < 9 * long
-    entered: list[int] = []
-    new_lease = small.admission.new_lease
-
-    def recorded(bound: int) -> Lease:
-        entered.append(bound)
-        return new_lease(bound)
-
-    monkeypatch.setattr(small.admission, "new_lease", recorded)
-    assert_same_as_single(await attend(small, inputs, calls), inputs)
-    assert [call.timings.batch for call in calls] == [8] * 8 + [6] * 6
-    assert entered == ([8 * short, 6 * long] if inline_flops == 2000 else [])
-    assert small.admission.free == small.admission.memory
 
 
 @anyio

@@ -19,7 +19,7 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_service.codecs import CODECS
+from attention_service.codecs.table import CODECS
 from attention_service.errors import ServiceError, TooLarge
 from tests.cases import CASES, Case
 from tests.conftest import app, serving

@@ -63,7 +63,7 @@ def test_heatmap_reads_standard_input_and_prints() -> None:
 def test_compute_prints_the_problem_of_a_bad_request() -> None:
     done = run("compute", "-", stdin='{"input": [[1], [2, 3]]}')
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "InvalidRequest: /input/1: expected a row of 1, as the first, got a row of 2\n"
+    assert done.stderr == "InvalidArray: /input/1: expected a row of 1, as the first, got a row of 2\n"
     missing = run("compute", str(FOLDER / "no-such-file.json"))
     assert missing.returncode == 2
     assert "No such file" in missing.stderr

@@ -19,9 +19,9 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.candidates import MESSAGES
 from attention_service.comparison.errors import epsilon, largest_number, measure, ulp
 from attention_service.comparison.inputs import NEEDS, make_input, recipe_for
+from attention_service.comparison.memory import comparison_bytes
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.question import make_question
-from attention_service.comparison.run import comparison_bytes
 from attention_service.comparison.solve import everything, solve
 from attention_service.errors import InvalidRequest
 from attention_service.library import assert_attention, compare
@@ -47,7 +47,7 @@ precision.scores precision.accumulate precision.inputs precision.float32 output.
 keys.last_dropped keys.tail_dropped keys.half keys.second_half cache.ignored scale.first_head scale.shifted
 sigmoid.softmax sigmoid.biased selected.absent selected.none_is_last selected.past_ignored
 norm.before_rotary norm.no_mean norm.per_head gate.absent gate.activated_again
-sinks.first_query
+sinks.first_query clip.absent
 """.split()  # noqa: SIM905  # a hundred strings would be harder to read
 
 # Two queries, keys and values: the scores are 1/√2 on the diagonal and 0 beside it.
@@ -79,6 +79,23 @@ def test_a_mistake_is_named() -> None:
     assert best.explained == pytest.approx(1)
     right = 1 / (1 + np.exp(1 / np.sqrt(2)))
     assert report.errors["output"].max_abs == pytest.approx(2 * (right - OTHER), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["keys.half", "keys.second_half"])
+@pytest.mark.parametrize(("keys", "read"), [(33, 16), (33, 17), (3, 1), (3, 2), (32, 16)])
+def test_half_of_an_odd_number_of_keys_is_rounded_either_way(name: str, keys: int, read: int) -> None:
+    """The answer is attention over a slice of the keys, by NumPy."""
+    draws = np.random.default_rng(0)
+    query, key, value = (draws.standard_normal((2, length, 8)) for length in (keys, keys, keys))
+    part = slice(read) if name == "keys.half" else slice(keys - read, None)
+    weights = np.exp(query @ key[:, part].swapaxes(1, 2) / np.sqrt(8))
+    output = weights / weights.sum(-1, keepdims=True) @ value[:, part]
+    report = compare(output, query=query, key=key, value=value, layout="hld")
+    best = report.hypotheses[0]
+    assert best.certainty == "proof"
+    assert name in {best.name, *(other.partition(" ")[0] for other in best.also)}
+    if keys % 2 and best.name == name:
+        assert f"{read} of {keys} keys" in str(best)
 
 
 @pytest.mark.slow

@@ -76,6 +76,7 @@ INLINE = {
     ("docs/deployment.md", "make "): ("Makefile", "targets and variables are checked below; each takes minutes"),
     ("docs/operations.md", "attention-service health"): ("tests/test_cli.py", "with and without a service"),
     ("docs/operations.md", "attention-service serve"): ("tests/conftest.py", "what most tests do"),
+    ("docs/operations.md", "attention-service settings --effective"): ("tests/test_settings.py", "in an environment"),
     ("docs/operations.md", "make "): ("Makefile", "targets and variables are checked below; each takes minutes"),
 }
 OPERATORS = ("docs/deployment.md", "docs/operations.md")
@@ -264,6 +265,23 @@ def test_all_judges_are_in_the_table() -> None:
 
 def test_the_kubernetes_overlay_has_this_version() -> None:
     assert f"newTag: {__version__}\n" in one("docs/deployment.md", "yaml").text
+
+
+def test_all_files_name_the_same_versions_of_python() -> None:
+    """The image has one of them, and the wheels of dependencies are asked for in each."""
+    classifiers = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+    for page in ("README.md", "docs/index.md", "docs/notebooks.md", "CONTRIBUTING.md"):
+        assert f"Python {classifiers[0]} to {classifiers[-1]}" in (ROOT / page).read_text(), page
+    pythons = re.search(r"^PYTHONS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert pythons
+    assert pythons[1].split()[: len(classifiers)] == classifiers
+    for name, image in (
+        ("Dockerfile", "BASE_IMAGE=python:"),
+        ("deploy/local-base-image", "PYTHON_IMAGE=localhost/python:"),
+    ):
+        version = re.search(rf"{image}(3\.\d+)-slim$", (ROOT / name).read_text(), re.MULTILINE)
+        assert version
+        assert version[1] in classifiers, name
 
 
 def test_all_described_packages_exist() -> None:

@@ -16,10 +16,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attention_service.codecs import CODECS
 from attention_service.codecs.chunks import ENCODE_BYTES, MAX_CHUNK, WORTH_SENDING, Chunk, Encoded, coalesce
 from attention_service.codecs.decoded import Decoded, RequestedOutputs
 from attention_service.codecs.oip import http as oip
+from attention_service.codecs.table import CODECS
 from attention_service.errors import NotAcceptable
 from tests.helpers.oip import TYPES
 from tests.helpers.wire import JSON, NO_OPTIONS, NPZ, SAFETENSORS, read
@@ -250,9 +250,8 @@ def test_small_chunks_are_coalesced_and_large_ones_pass_unchanged() -> None:
 COMPUTE = """
 import resource, sys
 from pathlib import Path
-import attention_service.cli, attention_service.codecs
+import attention_service.backends.numpy.backend, attention_service.cli, attention_service.codecs
 import attention_service.pipeline.engine, attention_service.schemas.response
-import attention_service.backends.numpy.backend
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 limit = pages * resource.getpagesize() + int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

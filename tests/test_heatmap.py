@@ -21,15 +21,15 @@ import pytest
 from PIL import Image
 
 from attention_service import attend
-from attention_service.attention.visibility import BITS
+from attention_service.attention.visibility import CAUSES
 from attention_service.backends.registry import Backends
 from attention_service.codecs.decoded import Decoded
 from attention_service.errors import FieldConflict, InvalidRequest, InvalidValue
 from attention_service.pipeline.engine import Engine
-from attention_service.render.cells import TINTS
 from attention_service.render.colours import DIVERGING, SEQUENTIAL
-from attention_service.render.heatmap import PNG, SVG, HeatmapOperation, draw, make_heatmap_request
+from attention_service.render.heatmap import PNG, SVG, draw, make_heatmap_request
 from attention_service.render.layout import layout
+from attention_service.render.operation import HeatmapOperation
 from attention_service.render.picture import Picture, make_picture
 from attention_service.routes.page import FOLDER
 from attention_service.settings import Settings
@@ -57,7 +57,7 @@ def viridis(place: float) -> tuple[int, ...]:
 
 def drawn(media_type: str = SVG, heatmap: dict[str, Any] | None = None, **fields: Any) -> bytes:
     wanted = make_heatmap_request(Decoded({**fields, "heatmap": heatmap or {}}, frozenset()))
-    return draw(wanted, media_type, Backends().choose("numpy", "cpu"))[0]
+    return draw(wanted, media_type, Backends().choose("numpy", "cpu"))
 
 
 def picture(heatmap: dict[str, Any] | None = None, **fields: Any) -> Picture:
@@ -177,10 +177,9 @@ def test_a_picture_shows_the_numbers_that_a_response_returns(dtype: str, stage: 
 
 def test_what_hides_a_key_has_the_colour_that_the_page_gives_it() -> None:
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
-    of_page = {cause: found[1] for cause in BITS if (found := re.search(rf"--{cause}: (#\w+);", style))}
-    assert of_page == TINTS
-    assert TINTS.keys() == BITS.keys()
-    assert len(set(TINTS.values())) == len(TINTS)
+    tints = {name: cause.tint for name, cause in CAUSES.items()}
+    assert {name: found[1] for name in CAUSES if (found := re.search(rf"--{name}: (#\w+);", style))} == tints
+    assert len(set(tints.values())) == len(tints)
     for name, anchors in (("sequential", SEQUENTIAL), ("diverging", DIVERGING)):
         assert f"--{name}: {', '.join(anchors)};" in style
 
@@ -385,7 +384,7 @@ def test_memory_is_estimated(heads: int, tokens: int, dim: int, media_type: str)
     draw(wanted, media_type, engine.reference)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak <= HeatmapOperation(media_type).memory(wanted, engine)
+    assert peak <= HeatmapOperation(engine.reference).cost(wanted, media_type).compute
 
 
 def test_a_large_picture_is_one_image() -> None:

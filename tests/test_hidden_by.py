@@ -16,7 +16,7 @@ from attention_service import attend
 from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.terms import TERMS
-from attention_service.attention.visibility import BITS
+from attention_service.attention.visibility import CAUSES
 from attention_service.comparison.actual import NAMES
 from attention_service.errors import FieldConflict, InvalidRequest
 from attention_service.library import compare
@@ -26,6 +26,7 @@ from tests.helpers.backends import BACKENDS, compute_as_if_large
 
 ROOT = Path(__file__).resolve().parent.parent
 MASK, KEY_MASK, KEY_LENGTHS, QUERY_LENGTHS, SEGMENTS, WINDOW, CHUNK, CAUSAL, BIAS, SELECTED = (2**n for n in range(10))
+BITS = {name: cause.bit for name, cause in CAUSES.items()}
 FOUR = np.eye(4)
 INF = math.inf
 T, F = True, False

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
+import logging
 import re
 import socket
 from collections.abc import Iterator
+from functools import reduce
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import Depends, FastAPI, Response
 from pydantic import ByteSize
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 
-from attention_service.codecs import CODECS
+from attention_service.codecs.table import CODECS
 from attention_service.errors import error_classes
 from attention_service.http.negotiation import response_type
 from attention_service.runtime.machine import cpu_count
@@ -176,6 +180,7 @@ def test_a_body_too_large_is_refused_by_its_content_length(small: httpx.Client) 
         answer = connection.recv(65536)
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"Content-Length 1001" in answer
+    assert b"or raise ATTENTION_MAX_BODY_BYTES" in answer
     assert b"connection: close" in answer.lower()
 
 
@@ -184,10 +189,29 @@ def test_a_chunked_body_too_large_is_refused_while_it_arrives(small: httpx.Clien
         "/attention", content=(b"[" * 100 for _ in range(11)), headers={"Content-Type": "application/json"}
     )
     assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
+    (fault,) = response.json()["errors"]
+    assert fault["expected"] == "at most 1000 bytes"
+    assert re.search("npz or safetensors.*stored layer.*ATTENTION_MAX_BODY_BYTES", fault["hint"])
     fitting = small.post(
         "/attention", content=(b" " * 100 for _ in range(10)), headers={"Content-Type": "application/json"}
     )
     assert fitting.status_code == 400
+
+
+def test_a_body_too_large_once_it_is_unpacked_names_the_setting_too(small: httpx.Client) -> None:
+    body = io.BytesIO()
+    np.savez_compressed(body, input=np.zeros((200, 1)))
+    assert len(body.getvalue()) < 1000
+    response = small.post("/attention", content=body.getvalue(), headers={"Content-Type": "application/x-npz"})
+    assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
+    assert "ATTENTION_MAX_BODY_BYTES" in response.json()["detail"]
+
+
+def test_a_body_that_would_need_too_much_memory_to_decode_names_the_ways_out() -> None:
+    with serving(app(max_body_bytes=2**20, memory_limit=ByteSize(2**20))) as client:
+        response = client.post("/attention", json=[1] * 100_000)
+    assert (response.status_code, response.json()["code"]) == (413, "memory_limit")
+    assert re.search("npz or safetensors.*ATTENTION_MEMORY_LIMIT", response.json()["errors"][0]["hint"])
 
 
 def test_a_request_that_would_need_too_much_memory_is_refused(small: httpx.Client) -> None:
@@ -321,8 +345,34 @@ def test_every_error_below_v2_has_the_format_of_the_inference_protocol() -> None
         assert 'attention_problems_total{code="forbidden"} 1.0' in client.get("/metrics", headers=key).text
 
 
+GETS = sorted(path for path, item in app().openapi()["paths"].items() if "get" in item)
+GIVEN = {"{code}": "busy", "{name}": "no", "{model_name}": "attention", "{model_version}": "1"}
+
+
+@pytest.mark.parametrize("template", [*GETS, "/", "/page/app.js", "/docs", "/openapi.json", "/docs-assets/x", "/no"])
+def test_head_is_answered_as_get_without_the_body(client: httpx.Client, template: str) -> None:
+    """On one connection, as `curl -I` asks: a body would be read as the next response."""
+    path = reduce(lambda text, name: text.replace(name, GIVEN[name]), GIVEN, template)
+    whole, head = client.get(path), client.head(path)
+    assert (head.status_code, head.content) == (whole.status_code, b"")
+    assert int(head.headers["content-length"]) > 0
+    assert head.headers.keys() == whole.headers.keys()
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert client.get("/health/live").json() == {"status": "ok"}
+
+
+def test_head_is_counted_as_the_operation_and_logged_as_head(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "attention.access")
+    with serving(app()) as client:
+        client.head("/problems/busy")
+        metrics = client.get("/metrics").text
+    assert 'operation="/problems/{code}",protocol="http",status="200"} 1.0' in metrics
+    (record,) = (found.__dict__ for found in caplog.records if found.__dict__["method"] == "HEAD")
+    assert "sent" not in record  # of GET's body, nothing was
+
+
 def test_a_response_to_head_does_not_affect_the_next_one(client: httpx.Client) -> None:
-    assert client.head("/health/live").status_code == 405
+    assert client.head("/attention").status_code == 405
     assert client.get("/health/live").status_code == 200
 
 

@@ -45,14 +45,18 @@ from tests.helpers.checkpoints import (
         ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 5},
          SEPARATE, "layers.1.self_attn.", CAUSAL | {"window": {"left": 4}}),
         ({"model_type": "qwen3"}, SEPARATE | {"q_norm": (DIM,), "k_norm": (DIM,)}, "layers.1.self_attn.", CAUSAL | EPS),
-        ({"model_type": "gemma2", "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0, "sliding_window": 5},
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0, "sliding_window": 5,
+          "sliding_window_size": 5},
          SEPARATE, "layers.1.self_attn.", CAUSAL | {"scale": 0.25, "softcap": 50.0}),
         ({"model_type": "gemma3", "text_config": DECODER | {
             "model_type": "gemma3_text", "query_pre_attn_scalar": 16, "sliding_window": 5, "head_dim": DIM,
-            "rope_local_base_freq": 10.0}}, SEPARATE, "language_model.model.layers.1.self_attn.",
-         CAUSAL | {"scale": 0.25, "window": {"left": 4}, "rotary": {"base": 10.0}}),
-        ({"model_type": "gpt_oss", "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 5},
+            "rope_local_base_freq": 10.0}}, SEPARATE | {"q_norm": (DIM,), "k_norm": (DIM,)},
+         "language_model.model.layers.1.self_attn.",
+         CAUSAL | EPS | {"scale": 0.25, "window": {"left": 4}, "rotary": {"base": 10.0}}),
+        ({"model_type": "gpt_oss", "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 5,
+          "rope_scaling": {"rope_type": "default"}},
          SEPARATE | {"sinks": (HEADS,)}, "layers.1.self_attn.", CAUSAL | {"window": {"left": 4}}),
+        ({"model_type": "olmo", "clip_qkv": 8.0}, SEPARATE, "layers.1.self_attn.", CAUSAL | {"clip_qkv": 8.0}),
         ({"model_type": "olmo2"}, SEPARATE | {"q_norm": (Q,), "k_norm": (K,)}, "layers.1.self_attn.",
          CAUSAL | {name: {"eps": 1e-5, "over": "all"} for name in EPS}),
         ({"model_type": "bert", "is_decoder": True},
@@ -72,7 +76,9 @@ def test_families_with_separate_maps(
     configuration: dict[str, Any], shapes: dict[str, Any], place: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     given = tensors(shapes, place)
-    found = import_layer(checkpoint(tmp_path, DECODER | configuration, given), 1)
+    base = {"bert": {"num_attention_heads": HEADS}, "vit": {"num_attention_heads": HEADS}, "whisper": {}}
+    whole = base.get(configuration["model_type"], DECODER) | configuration
+    found = import_layer(checkpoint(tmp_path, whole, given), 1)
     assert found.options == options
     assert sum(array.size for array in found.arrays.values()) >= sum(
         array.size for name, array in given.items() if "LayerNorm" not in name
@@ -80,6 +86,7 @@ def test_families_with_separate_maps(
     query = next(array for name, array in given.items() if name.endswith(("q_proj.weight", "query.weight")))
     np.testing.assert_array_equal(found.arrays["projection.query.weight"], query)
     assert place.rstrip(".") in found.source
+    assert_strange_tensors_are_refused(tmp_path, whole, given, place, 1)
 
 
 def normed(shapes: dict[str, tuple[int, ...]], **more: Any) -> dict[str, tuple[int, ...]]:
@@ -121,7 +128,8 @@ PARTLY = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "part
         ({"model_type": "llama4_text", "attn_temperature_tuning": False}, SEPARATE, 3, NO_ROTATION),
         ({"model_type": "gemma3n_text", "num_hidden_layers": 30, "rope_parameters": BASES} | TYPES, normed(SEPARATE), 0,
          CAUSAL | EPS | {"scale": 1.0, "value_norm": {"eps": 1e-5}, "rotary": {"base": 10.0}, "window": {"left": 4}}),
-        ({"model_type": "gemma4_text", "num_hidden_layers": 2, "rope_parameters": BASES, "head_dim": 2} | TYPES,
+        ({"model_type": "gemma4_text", "num_hidden_layers": 2, "rope_parameters": BASES, "head_dim": 2,
+          "rope_theta": None, "attention_k_eq_v": True} | TYPES,
          {name: shape for name, shape in normed(SEPARATE).items() if name != "v_proj"}, 1,
          CAUSAL | EPS | {"scale": 1.0, "value_norm": {"eps": 1e-5}}),
     ],
@@ -136,13 +144,26 @@ def test_families_whose_layers_differ(
     value = given.get(f"model.layers.{layer}.self_attn.v_proj.weight")
     keys = given[f"model.layers.{layer}.self_attn.k_proj.weight"]
     np.testing.assert_array_equal(found.arrays["projection.value.weight"], keys if value is None else value)
+    assert_strange_tensors_are_refused(
+        tmp_path, DECODER | configuration, given, f"model.layers.{layer}.self_attn.", layer
+    )
+
+
+def assert_strange_tensors_are_refused(
+    folder: Path, configuration: dict[str, Any], given: dict[str, Any], place: str, layer: int
+) -> None:
+    """A tensor that is ignored could change what the module computes."""
+    strange = given | tensors({"strange": (3,)}, place)
+    with pytest.raises(BadFile, match="strange"):
+        import_layer(checkpoint(folder, configuration, strange), layer)
 
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_the_rows_of_qwen_3_next_are_those_of_queries_and_gates_head_by_head(biased: bool, tmp_path: Path) -> None:
     shapes = normed(SEPARATE, q_proj=(2 * Q, HIDDEN)) | ({"q_proj.bias": (2 * Q,)} if biased else {})
     given = tensors(shapes, "model.layers.3.self_attn.")
-    published = {"model_type": "qwen3_next", "partial_rotary_factor": 0.5, "full_attention_interval": 4}
+    published = {"model_type": "qwen3_next", "partial_rotary_factor": 0.5, "full_attention_interval": 4,
+                 "attention_bias": biased}  # fmt: skip
     path = checkpoint(tmp_path, DECODER | published, given)
     found = import_layer(path, 3)
     packed = given["model.layers.3.self_attn.q_proj.weight"]
@@ -159,8 +180,8 @@ def test_the_rows_of_qwen_3_next_are_those_of_queries_and_gates_head_by_head(bia
 def test_a_share_of_the_pairs_turns_with_the_frequencies_of_all(tmp_path: Path) -> None:
     """By hand: of the frequencies 1 and 1/10 the first turns, the second stands still."""
     bases = {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 100.0}}
-    more = {"model_type": "gemma4_text", "num_hidden_layers": 1, "rope_parameters": bases, "layer_types": [
-        "full_attention"]}  # fmt: skip
+    more = {"model_type": "gemma4_text", "num_hidden_layers": 1, "rope_parameters": bases, "rope_theta": None,
+            "layer_types": ["full_attention"]}  # fmt: skip
     found = import_layer(checkpoint(tmp_path, DECODER | more, tensors(normed(SEPARATE), "layers.0.self_attn.")), 0)
     np.testing.assert_allclose(found.arrays["rotary.cos"][2], [np.cos(2), 1], atol=1e-7)
     np.testing.assert_allclose(found.arrays["rotary.sin"][2], [np.sin(2), 0], atol=1e-7)
@@ -210,6 +231,16 @@ def test_packed_kernels_of_gpt2_are_split(tmp_path: Path) -> None:
     given["h.2.attn.c_attn.weight"] = np.zeros((8, 23), np.float32)
     with pytest.raises(BadFile, match=r"expected \(n, 3 n\)"):
         import_layer(checkpoint(tmp_path, configuration, given), 2)
+
+
+def test_names_of_the_same_number_must_agree(tmp_path: Path) -> None:
+    """transformers reads num_attention_heads, the name that GPT-2's n_head stands for, where both are there."""
+    shapes = {"c_attn": (8, 24), "c_attn.bias": (24,), "c_proj": (8, 8), "c_proj.bias": (8,)}
+    configuration = {"model_type": "gpt2", "n_head": 4, "num_attention_heads": 2}
+    with pytest.raises(BadFile, match="n_head and num_attention_heads are names of the same number"):
+        import_layer(checkpoint(tmp_path, configuration, tensors(shapes, "h.2.attn.")), 2)
+    found = import_layer(checkpoint(tmp_path, configuration | {"n_head": 2}, tensors(shapes, "h.2.attn.")), 2)
+    assert found.options["num_heads"] == 2
 
 
 def test_packed_rows_of_phi3_are_split(tmp_path: Path) -> None:

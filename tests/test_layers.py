@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 import tracemalloc
 import weakref
@@ -19,15 +21,19 @@ import httpx
 import numpy as np
 import pytest
 
-from attention_service.codecs import CODECS
+from attention_service.attention.steps.rotation import RotationStep
+from attention_service.codecs.safetensors import file_chunks
+from attention_service.codecs.table import CODECS
 from attention_service.errors import LayerUnavailable, ServiceError, UnknownLayer
-from attention_service.layers.files import remove_layer, safetensors_chunks, write_layer
+from attention_service.layers import files
+from attention_service.layers.files import remove_layer, write_layer
 from attention_service.layers.layer import MAX_PLANS, Layer
 from attention_service.layers.names import is_name
 from attention_service.layers.store import INTERVAL, LayerStore
 from attention_service.layers.tensors import BadFile
 from attention_service.pipeline.engine import Engine
 from attention_service.pipeline.layers import Layers
+from attention_service.schemas.layers import StoredLayer
 from attention_service.settings import Settings
 from tests.conftest import app, serving
 from tests.helpers import oip, wire
@@ -253,6 +259,57 @@ def test_layers_are_described(server: httpx.Client, stored: Path) -> None:
     assert listed[0]["nbytes"] == sum(array.nbytes for array in arrays().values())
 
 
+def test_layers_are_listed_by_one_caller_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(Settings.model_construct(layers=folder))
+    scans, answers = [], []
+    describe_all = LayerStore.describe_all
+
+    def counted(self: LayerStore) -> list[StoredLayer]:
+        scans.append(1)
+        return describe_all(self)
+
+    monkeypatch.setattr(LayerStore, "describe_all", counted)
+
+    async def ask_for_all() -> None:
+        answers.append(await engine.layers.all())
+
+    async def main() -> None:
+        for _ in range(2):  # at once, and again within the interval
+            async with anyio.create_task_group() as group:
+                for _ in range(20):
+                    group.start_soon(ask_for_all)
+
+    anyio.run(main)
+    assert (len(scans), len(answers), len(set(answers))) == (1, 40, 1)
+    assert [layer["name"] for layer in json.loads(answers[0])["layers"]] == ["bert-0"]
+
+
+def test_files_that_did_not_change_are_not_described_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(5):
+        write_layer(folder, f"layer-{i}", arrays(i), OPTIONS, "before")
+    for path in folder.iterdir():
+        os.utime(path, (10**9, 10**9))  # else a change might keep the time
+    layers, now = store(folder)
+    before = layers.describe_all()
+    opened: list[str] = []
+    describe = files.describe
+
+    def recorded(folder: Path, name: str, limit: int) -> StoredLayer:
+        opened.append(name)
+        return describe(folder, name, limit)
+
+    monkeypatch.setattr("attention_service.layers.store.describe", recorded)
+    now[0] += 2 * INTERVAL
+    assert (layers.describe_all(), opened) == (before, [])
+    write_layer(folder, "layer-3", arrays(30), OPTIONS, "after")
+    remove_layer(folder, "layer-4")
+    now[0] += 2 * INTERVAL
+    assert [(layer.name, layer.source) for layer in layers.describe_all()[1:]] == [
+        ("layer-0", "before"), ("layer-1", "before"), ("layer-2", "before"), ("layer-3", "after"),
+    ]  # fmt: skip
+    assert opened == ["layer-3"]
+
+
 @pytest.mark.parametrize("name", ["bert-2", "%2e%2e%2fx", "...", "attention", "x" * 500])
 def test_an_unknown_layer_is_not_found(server: httpx.Client, name: str) -> None:
     response = server.get(f"/layers/{name}")
@@ -457,6 +514,8 @@ def test_every_answer_is_that_of_one_version(folder: Path, monkeypatch: pytest.M
 
     with serving(app(layers=folder)) as client:
         expected = [ask(client, **inline(seed)).json()["output"] for seed in (0, 50)]
+        # The promise is for a version that was read: without one, files that do not agree are a 503.
+        assert ask(client, layer="bert-0").status_code == 200
         threads = [threading.Thread(target=target) for target in (write, read, read, read)]
         for thread in threads:
             thread.start()
@@ -568,8 +627,10 @@ def test_casts_and_plans_count_as_memory_of_their_layer(folder: Path) -> None:
         layers, _ = store(folder, limit)
         layer = layers.get("bert-0")
         body = json.dumps({"input": INPUT.tolist(), "layer": "bert-0"}).encode()
-        first, second = (engine.plans.prepare(CODECS["application/json"].decode(body, 2**20), layer) for _ in range(2))
-        assert (first.plan is second.plan) == kept
+        first, second = (
+            engine.attention.prepare(CODECS["application/json"].decode(body, 2**20), layer) for _ in range(2)
+        )
+        assert (first.shared.plan is second.shared.plan) == kept
         assert (layers.nbytes > size) == kept
         assert layers.nbytes <= limit
 
@@ -582,7 +643,7 @@ def test_memory_is_given_back(folder: Path) -> None:
 
     def prepare(**more: Any) -> None:
         body = json.dumps({"input": INPUT.tolist(), "layer": "bert-0"} | more).encode()
-        engine.plans.prepare(CODECS["application/json"].decode(body, 2**20), layer)
+        engine.attention.prepare(CODECS["application/json"].decode(body, 2**20), layer)
 
     prepare(dtype="float32", scale=0.5)
     before = layers.nbytes
@@ -595,7 +656,10 @@ def test_memory_is_given_back(folder: Path) -> None:
         prepare(scale=float(i))
     assert len(layer.plans) <= MAX_PLANS
     kept = sum(
-        x.nbytes for _, plan, _ in layer.plans.values() for x in (plan.query_rotation.cos, plan.key_rotation.cos)
+        step.cos.nbytes
+        for kept in layer.plans.values()
+        for step in (*kept.plan.query_steps, *kept.plan.key_steps)
+        if isinstance(step, RotationStep)
     )
     assert kept < layers.nbytes < before + 10**5
 
@@ -604,8 +668,11 @@ def test_memory_is_given_back(folder: Path) -> None:
     before = layers.nbytes
     decoded = CODECS["application/json"].decode(b'{"input": [[1, 2]], "layer": "large", "dtype": "float16"}', 2**20)
     for _ in range(3):
-        with pytest.raises(ServiceError, match=r"/layer: .*projection.query.weight.* float16"):
-            engine.plans.prepare(decoded, large)
+        with (
+            pytest.raises(ServiceError, match=r"/layer: .*projection.query.weight.* float16"),
+            large.blamed(decoded.fields),
+        ):
+            engine.attention.prepare(decoded, large)
     assert layers.nbytes == before
 
 
@@ -629,10 +696,10 @@ def test_the_memory_of_a_layer_is_not_that_of_its_requests(tmp_path: Path) -> No
     engine = Engine(Settings.model_construct(layers=tmp_path))
     layer = store(tmp_path)[0].get("wide")
     body = wire.write({"input": numbers(2, 512), "layer": "wide"}, wire.SAFETENSORS)
-    prepared = engine.plans.prepare(CODECS[wire.SAFETENSORS].decode(body, 2**20), layer)
+    prepared = engine.attention.prepare(CODECS[wire.SAFETENSORS].decode(body, 2**20), layer)
     assert layer.nbytes > 4 * 2**20
-    assert prepared.nbytes < 2**14
-    assert prepared.strategy.memory < 2**20
+    assert prepared.decoded.nbytes < 2**14
+    assert prepared.shared.cost.compute < 2**20
 
 
 def test_a_cached_plan_is_not_that_of_another_layer(server: httpx.Client) -> None:
@@ -678,23 +745,23 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "no object": (safetensors([]), "no object"),
     "deep": (safetensors(b"[" * 200_000), "nested too deeply"),
     "long numbers": (safetensors(b'{"a": ' + b"9" * 5000 + b"}"), "not valid JSON"),
-    "twice": (safetensors(b'{"a": 1, "a": 2}'), "twice"),
+    "twice": (safetensors(b'{"a": 1, "a": 2}'), "'a' once"),
     "no entry": (safetensors({"a": 1}), "dtype, shape and data_offsets"),
     "truncated data": (safetensors(GOOD, b"\0" * 15), "truncated"),
     "more data": (safetensors(GOOD, b"\0" * 17), "longer"),
-    "a gap": (safetensors({WEIGHT: entry([2, 2], 1, 17)}, b"\0" * 17), "expected byte 0"),
+    "a gap": (safetensors({WEIGHT: entry([2, 2], 1, 17)}, b"\0" * 17), "begins at byte 0"),
     "offsets back": (safetensors({WEIGHT: entry([2, 2], 16, 0)}, b"\0" * 16), "do not agree"),
-    "negative": (safetensors({WEIGHT: entry([2, -2], 0, 16)}, b"\0" * 16), "do not agree"),
+    "negative": (safetensors({WEIGHT: entry([2, -2], 0, 16)}, b"\0" * 16), "axes of"),
     "huge shapes": (safetensors({WEIGHT: entry([2**62, 2**62], 0, 16)}, b"\0" * 16), "do not agree"),
     "texts as offsets": (safetensors({WEIGHT: entry([2, 2], "0", "16")}, b"\0" * 16), "do not agree"),
-    "another type": (safetensors({WEIGHT: entry([2, 2], 0, 4, "F8_E4M3")}, b"\0" * 4), "expected one of"),
-    "a type that is no text": (safetensors({WEIGHT: entry([2, 2], 0, 16, [1])}, b"\0" * 16), "do not agree"),
-    "booleans": (safetensors({"mask": entry([1], 0, 1, "BOOL")}, b"\x02"), "other than 0 and 1"),
+    "another type": (safetensors({WEIGHT: entry([2, 2], 0, 4, "F8_E4M3")}, b"\0" * 4), "one of BOOL"),
+    "a type that is no text": (safetensors({WEIGHT: entry([2, 2], 0, 16, [1])}, b"\0" * 16), "one of BOOL"),
+    "booleans": (safetensors({"mask": entry([1], 0, 1, "BOOL")}, b"\x02"), "bytes of 0 and 1"),
     "not finite": (safetensors(GOOD, b"\xff" * 16), "finite number"),
     "an unknown field": (safetensors({"weights": entry([2], 0, 8)}, b"\0" * 8), "known field"),
     "a field of requests": (safetensors({"input": entry([2, 2], 0, 16)}, b"\0" * 16), "and no layer"),
     "a field within another": (
-        safetensors({"sinks": entry([2], 0, 8), "sinks.x": entry([2], 8, 16)}, b"\0" * 16), "within another"),
+        safetensors({"sinks": entry([2], 0, 8), "sinks.x": entry([2], 8, 16)}, b"\0" * 16), "beside 'sinks.x'"),
     "a number as an array": (safetensors({"num_heads": entry([2], 0, 8)}, b"\0" * 8), "both of its files"),
     "shapes that do not agree": (
         safetensors({WEIGHT: entry([4, 3], 0, 48), "projection.key.weight": entry([2, 3], 48, 72)}, b"\0" * 72),
@@ -779,7 +846,7 @@ def test_every_number_of_a_layer_is_finite(name: str, dtype: str, folder: Path) 
     assert store(folder)[0].get("good").nbytes
     bad = good[name].copy()
     bad.flat[-1] = np.nan
-    hashed(folder, b"".join(safetensors_chunks(good | {name: bad})))
+    hashed(folder, b"".join(file_chunks(good | {name: bad}, {})[0]))
     with pytest.raises(LayerUnavailable, match="a finite number"):
         store(folder)[0].get("bad")
 
@@ -837,6 +904,47 @@ def test_listing_layers_takes_no_memory_for_their_tensors(folder: Path) -> None:
     assert "ATTENTION_LAYERS_MEMORY" in listed(store(folder)[0])["bad"]
 
 
+# Half of a surrogate pair, which no answer can hold, wherever the JSON of a layer has text.
+SURROGATES = {
+    "in a text": b'{"source": "\\ud800"}',
+    "in a text, beside others": b'{"source": "caf\\u00e9 \\ud83d\\ude00 \\ude00"}',
+    "in an option": b'{"options": {"layout": "\\udfff"}}',
+    "in a list": b'{"options": {"include": ["\\ud800"]}}',
+    "in the name of an option": b'{"options": {"rotary": {"\\ud800": 1}}}',
+    "in the name of a field": b'{"\\ud800": 1}',
+}
+
+
+@pytest.mark.parametrize("text", [*SURROGATES.values(), None], ids=[*SURROGATES, "in the name of a tensor"])
+def test_text_that_no_answer_can_hold_makes_one_layer_unusable(text: bytes | None, stored: Path) -> None:
+    """In the list, by itself, as a model over HTTP and gRPC, in a request, and on the command line."""
+    with remote(layers=stored) as far:
+        hashed(stored, safetensors({"\ud800": entry([2, 2], 0, 16)} if text is None else GOOD, b"\0" * 16))
+        if text is not None:
+            (stored / "bad.json").write_bytes(text)
+        far.app.state.engine.layers = Layers(LayerStore(stored, GIB))  # whose list of names is not a second old
+        try:
+            listed = {layer["name"]: layer.get("error", "") for layer in far.http.get("/layers").json()["layers"]}
+            assert (listed["bert-0"], "half of a surrogate pair" in listed["bad"]) == ("", True)
+            for path in ("/layers/bad", "/v2/models/bad", "/v2/models/bad/ready"):
+                assert far.http.get(path).status_code == 503
+            assert ask(far.http, layer="bad").json()["code"] == "layer_unavailable"
+            assert not far.named("ModelReady", "bad").ready
+            with pytest.raises(Exception, match="half of a surrogate pair"):
+                far.named("ModelMetadata", "bad")
+            commands = [["list"], ["show", "bad"], ["show", "bad", "--json"]]
+            for command in commands:
+                ran = subprocess.run(
+                    [sys.executable, "-m", "attention_service", "layers", *command, "--dir", stored],
+                    capture_output=True,
+                    text=True,
+                )
+                assert (ran.returncode, "Traceback" in ran.stderr) == (1, False)
+                assert "half of a surrogate pair" in ran.stdout + ran.stderr
+        finally:
+            remove_layer(stored, "bad")
+
+
 @pytest.mark.parametrize(
     ("about", "text"),
     [
@@ -850,6 +958,7 @@ def test_listing_layers_takes_no_memory_for_their_tensors(folder: Path) -> None:
         (b'{"hash": "%s"}' % (b"0" * 64), "hash"),
         (b'{"hash": "%s", "more": 1}' % (b"0" * 64), "'more' is wrong"),
         (b'{"hash": "a", "hash": "b"}', "twice"),
+        *((text, "half of a surrogate pair") for text in SURROGATES.values()),
         (b" " * (2**20 + 1), "at most 1048576"),
     ],
 )
@@ -933,7 +1042,7 @@ def test_a_broken_layer_is_a_503_and_listed_with_its_error(folder: Path) -> None
         assert client.get("/v2/models/bad/ready").status_code == 503
         found = {layer["name"]: layer for layer in client.get("/layers").json()["layers"]}
         assert "truncated" in found["bad"]["error"]
-        assert "3 heads" in found["heads"]["error"]
+        assert "a multiple of num_heads = 3" in found["heads"]["error"]
         assert "finite" in found["nan"]["error"]
         assert "error" not in found["bert-0"]
         assert ask(client, layer="bert-0").status_code == 200

@@ -19,7 +19,14 @@ from pydantic import BaseModel
 
 import attention_service
 from attention_service import assert_attention, attend, compare
-from attention_service.errors import InvalidRequest, Overflow, ServiceError
+from attention_service.errors import (
+    InvalidArray,
+    InvalidRequest,
+    InvalidValue,
+    Overflow,
+    ServiceError,
+    UnknownField,
+)
 from attention_service.library import functions
 from attention_service.schemas import request as schemas
 from attention_service.schemas.compare import OwnTolerance
@@ -138,16 +145,36 @@ def test_errors_point_at_the_field() -> None:
         attend([[1, 2]], [[1]], [[1]])
 
 
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"layout": "xyz"}, InvalidValue),
+        ({"softcap": -1}, InvalidValue),
+        ({"softcap": "much"}, InvalidValue),
+        ({"num_head": 2}, UnknownField),
+        ({"mask": [["yes"]]}, InvalidArray),
+        ({"layout": "xyz", "softcap": "much"}, InvalidValue),
+        ({"layout": "xyz", "num_head": 2}, InvalidRequest),
+    ],
+)
+def test_an_error_has_the_class_of_its_faults(fields: dict[str, Any], error: type[ServiceError]) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        attend(**{"input": [[1.0]], **fields})
+    assert type(raised.value) is error
+
+
 @pytest.mark.parametrize("field", ["query", "key", "past_value"])
 def test_the_error_for_inf_and_nan_names_the_place_and_the_number(field: str) -> None:
     arrays: dict[str, Any] = {name: np.ones((2, 2)) for name in ("query", "key", "value")}
     arrays |= {"past_key": np.ones((1, 1, 2)), "past_value": np.ones((1, 1, 2))}
     arrays[field].flat[1] = np.nan
     place = str([0, 1] if arrays[field].ndim == 2 else [0, 0, 1])
-    with pytest.raises(Overflow, match=re.escape(f"/{field}: expected finite numbers, got nan at {place} (inf and")):
+    with pytest.raises(
+        InvalidArray, match=re.escape(f"/{field}: expected finite numbers, got nan at {place} (inf and")
+    ):
         attend(**arrays)
     arrays[field].flat[0] = -np.inf
-    with pytest.raises(Overflow, match=r"got -inf at \[0(, 0)+\] and in 1 more places"):
+    with pytest.raises(InvalidArray, match=r"got -inf at \[0(, 0)+\] and in 1 more places"):
         attend(**arrays)
     with pytest.raises(Overflow, match="numbers too large for it"):
         attend(query=[[1e200]], key=[[1e200]], value=[[1.0]])
@@ -159,15 +186,15 @@ def test_the_error_for_inf_and_nan_names_the_place_and_the_number(field: str) ->
 def test_a_visible_number_that_is_not_finite_is_an_error(where: str, poison: float, backend: str) -> None:
     arrays: dict[str, Any] = {name: np.ones((2, 2)) for name in ("query", "key", "value")}
     arrays[where][1, 1] = poison
-    with pytest.raises(Overflow):
+    with pytest.raises(InvalidArray):
         attend(**arrays, backend=backend)
-    with pytest.raises(Overflow):
+    with pytest.raises(InvalidArray):
         attend(**arrays, backend=backend, is_causal=True)  # it is visible to the last query
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_visible_value_that_is_not_finite_is_an_error_even_at_weight_zero(backend: str) -> None:
-    with pytest.raises(Overflow):
+    with pytest.raises(InvalidArray):
         attend([[1.0]], [[0.0], [-1e6]], [[1.0], [np.inf]], scale=1, backend=backend)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from attention_service import attend, compare
 from attention_service.attention.outputs import OUTPUTS
-from attention_service.attention.plan import make_plan
+from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Result
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.library import AttentionResult

@@ -6,9 +6,11 @@ import json
 import logging
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,11 +164,15 @@ def test_workers_share_their_metrics(tmp_path: Path) -> None:
         assert found["attention_request_seconds_count operation=/attention"] == 20
         assert found["attention_slots"] == 2 * app().state.settings.concurrency
         assert [value for name, value in found.items() if name.startswith("attention_build_info")] == [1]
+        started = found["process_start_time_seconds"]
+        assert time.time() - TIMEOUT < started <= time.time()
         first = workers()
         for worker in first:
             os.kill(worker, signal.SIGKILL)
         until(lambda: scrape().get("attention_workers") == 2 and not first & workers())
-        assert scrape()[answered] == 20, "what ended workers counted stays"
+        found = scrape()
+        assert found[answered] == 20, "what ended workers counted stays"
+        assert found["process_start_time_seconds"] > started, "as AttentionRestarts needs it"
     finally:
         process.terminate()
         assert process.wait(TIMEOUT) == 0
@@ -226,7 +232,8 @@ def test_the_log_has_no_numbers_of_tensors_and_no_keys(
     fresh_client.post("/attention", json=GOOD | {"value": [[31337.25]]}, headers=headers)
     record = logged(caplog)
     human, event = HumanFormatter().format(record), json.loads(JsonFormatter().format(record))
-    assert re.fullmatch(r"\d\d:\d\d:\d\d INFO +request request_id=find-me method=POST path=/attention status=200 "
+    assert re.fullmatch(r"\d\d:\d\d:\d\d INFO +request request_id=find-me client=127\.0\.0\.1 method=POST "
+                        r"path=/attention status=200 "
                         r"milliseconds=[\d.]+ received=\d+ sent=\d+ kernel=numpy/small", human)  # fmt: skip
     assert (event["status"], event["path"], event["level"]) == (200, "/attention", "info")
     for text in (human, str(event)):
@@ -234,11 +241,88 @@ def test_the_log_has_no_numbers_of_tensors_and_no_keys(
         assert "very-secret" not in text
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (f"00-{'1' * 32}-{'2' * 16}-00", "1" * 32),
+        (f"cc-{'1' * 32}-{'2' * 16}-01-more", "1" * 32),
+        (f"00-{'0' * 32}-{'2' * 16}-01", ""),
+        (f"00-{'A' * 32}-{'2' * 16}-01", ""),
+        (f"00-{'1' * 31}-{'2' * 16}-01", ""),
+        ("", ""),
+    ],
+)
+def test_without_tracing_the_trace_is_that_of_the_client(
+    given: str, expected: str, fresh_client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "attention.access")
+    fresh_client.get("/problems/busy", headers={"traceparent": given})
+    assert logged(caplog).__dict__["trace_id"] == expected
+
+
+@pytest.mark.parametrize("forwarded", ["192.0.2.7", "192.0.2.7, 127.0.0.1", "2001:db8::7", "x y=z\x1b"])
+def test_the_client_is_whom_a_trusted_proxy_names(
+    forwarded: str, fresh_client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "attention.access")
+    fresh_client.get("/problems/busy", headers={"X-Forwarded-For": forwarded})
+    assert logged(caplog).__dict__["client"] == forwarded.split(",")[0]
+    assert HumanFormatter().format(logged(caplog)).isprintable()
+
+
+def test_a_proxy_that_is_not_trusted_names_no_client(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "192.0.2.1")
+    caplog.set_level(logging.INFO, "attention.access")
+    with serving(app()) as client:
+        client.get("/problems/busy", headers={"X-Forwarded-For": "192.0.2.7"})
+        assert logged(caplog).__dict__["client"] == "127.0.0.1"
+
+
 def test_a_log_record_is_a_single_line(fresh_client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "attention")
     fresh_client.get("/a%0Ab%1B", headers={"X-Request-ID": "a\tb"})
     record = logged(caplog)
     assert HumanFormatter().format(record).isprintable()
+
+
+FORGED = [
+    "/a status=200",
+    '/a" status=200',
+    "/a=b",
+    '/\\" status=200',
+    "/a\u00a0status=200",
+    "/a\u2028b",
+    "/a\tb",
+    "/é",
+]
+
+
+@pytest.mark.parametrize("path", FORGED)
+@pytest.mark.parametrize("name", ["path", "client", "key"])
+def test_no_value_looks_like_another_field(path: str, name: str) -> None:
+    """As a shell splits them: quotes keep a value together, and a backslash keeps a quote."""
+    record = logging.makeLogRecord({"msg": "request", "levelname": "INFO", name: path, "status": 404})
+    line = HumanFormatter().format(record)
+    assert line.isprintable()
+    assert line.isascii()
+    fields = [part.split("=", 1) for part in shlex.split(line)[3:]]
+    assert [field[0] for field in fields] in ([name, "status"], ["status", name])
+    assert dict(fields)["status"] == "404"
+    if path.isascii() and path.isprintable():
+        assert path in line or dict(fields)[name].replace("\\\\", "\\") == path
+
+
+def test_a_traceback_holds_no_line_that_looks_like_one_of_the_log() -> None:
+    try:
+        raise ValueError("no\n12:00:00 INFO    request status=200\x1b[31m\u2028")
+    except ValueError:
+        record = logging.makeLogRecord({"msg": "failed", "levelname": "ERROR", "exc_info": sys.exc_info()})
+    first, *others = HumanFormatter().format(record).splitlines()
+    assert first.endswith("failed")
+    assert others[-1] == r"  12:00:00 INFO    request status=200\x1b[31m\u2028"
+    assert all(line.startswith("  ") and line.isprintable() for line in others)
 
 
 def test_a_message_of_a_library_is_a_single_line() -> None:

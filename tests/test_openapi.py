@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import inspect
 import json
 import math
@@ -24,10 +25,12 @@ from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValida
 
 from attention_service.attention import spec as specs
 from attention_service.attention.spec import AttentionSpec
-from attention_service.codecs import CODECS
+from attention_service.codecs.table import CODECS
 from attention_service.errors import error_classes
 from attention_service.schemas import request as schemas
 from tests.cases import CASES
+from tests.conftest import app, serving
+from tests.test_auth import HASH
 from tests.test_bad_requests import BAD
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,16 +54,32 @@ def test_damaged_generated_sections_are_found_and_restored(tmp_path: Path) -> No
         "tests/cases",
         "service/attention_service/codecs",
         "service/attention_service/library",
+        "service/attention_service/page",
         "service/attention_service/routes",
     ):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "CONTRIBUTING.md", tmp_path)
     marked: dict[str, Path] = {}
-    for page in sorted(tmp_path.rglob("*.md")):
+    section = r"(?:<!--|/\*) (\w+): generated (?:-->|\*/)\n.*?\n *(?:<!--|/\*) end "
+    for page in sorted(path for path in tmp_path.rglob("*") if path.suffix in {".md", ".html", ".css"}):
         text = page.read_text(encoding="utf-8")
-        marked |= dict.fromkeys(re.findall(r"<!-- (\w+): generated -->", text), page)
-        page.write_text(re.sub(r"(<!-- \w+: generated -->\n).*?(\n<!-- end -->)", r"\1\2", text, flags=re.DOTALL))
-    assert marked.keys() == {"settings", "commands", "metrics", "errors", "statuses", "flow", "mistakes"}
+        marked |= dict.fromkeys(re.findall(section, text, flags=re.DOTALL), page)
+        page.write_text(
+            re.sub(r"(: generated (?:-->|\*/)\n).*?(\n *(?:<!--|/\*) end )", r"\1\2", text, flags=re.DOTALL)
+        )
+    sections = {
+        "settings",
+        "commands",
+        "metrics",
+        "errors",
+        "statuses",
+        "flow",
+        "mistakes",
+        "causes",
+        "reasons",
+        "tints",
+    }
+    assert marked.keys() == sections
     whole = [
         tmp_path / "service" / "attention_service" / name
         for name in ("codecs/oip/inference.binpb", "library/functions.py")
@@ -162,6 +181,74 @@ def test_the_document_is_valid() -> None:
 
 def test_the_server_serves_the_document(client: httpx.Client) -> None:
     assert client.get("/openapi.json").json() == DOCUMENT
+
+
+def test_the_document_is_compressed_and_conditional(client: httpx.Client) -> None:
+    with client.stream("GET", "/openapi.json", headers={"Accept-Encoding": "gzip"}) as response:
+        packed = b"".join(response.iter_raw())
+    assert response.headers["content-encoding"] == "gzip"
+    assert len(packed) <= 30_000
+    assert json.loads(gzip.decompress(packed)) == DOCUMENT
+    plain = client.get("/openapi.json", headers={"Accept-Encoding": "identity"})
+    assert ("content-encoding" in plain.headers, plain.json()) == (False, DOCUMENT)
+    assert plain.headers["vary"] == response.headers["vary"] == "Accept-Encoding"
+    tags = {"gzip": response.headers["etag"], "identity": plain.headers["etag"]}
+    assert len(set(tags.values())) == 2, "each is a representation of its own"
+    for method in ("GET", "HEAD"):
+        for encoding, tag in tags.items():
+            headers = {"Accept-Encoding": encoding, "If-None-Match": tag}
+            again = client.request(method, "/openapi.json", headers=headers)
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    assert client.get("/openapi.json", headers={"If-None-Match": '"old"'}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [("GZIP", "gzip"), ("br, gzip;q=0.1", "gzip"), ("gzip; q=1.0, br", "gzip"), ("gzip;q=0", None),
+     ("identity, gzip;q=0.0", None), ("gzip ; q=0, *", None), ("xgzip", None), ("", None)],
+)  # fmt: skip
+def test_a_refused_encoding_is_not_used(client: httpx.Client, accepted: str, encoding: str | None) -> None:
+    response = client.get("/openapi.json", headers={"Accept-Encoding": accepted})
+    assert response.headers.get("content-encoding") == encoding
+
+
+def test_the_document_names_the_prefix_of_a_proxy() -> None:
+    with serving(app(), root_path="/prefix") as client:
+        assert [server["url"] for server in client.get("/openapi.json").json()["servers"]] == ["/prefix", "/"]
+
+
+def headers_of(operation: dict[str, Any], status: int) -> dict[str, bool]:
+    """The headers that the document names for a response, and whether each is always there."""
+    named = operation["responses"][str(status)]["headers"]
+    shared = {f"#/components/headers/{name}": header for name, header in DOCUMENT["components"]["headers"].items()}
+    return {name: shared.get(header.get("$ref"), header).get("required", False) for name, header in named.items()}
+
+
+def test_responses_have_the_headers_that_the_document_names() -> None:
+    """Each that is required, and each that is sent beside those of HTTP itself and of security."""
+    key = {"Authorization": "Bearer correct horse"}
+    good = {"input": [[1.0]]}
+    with serving(app(api_keys=HASH)) as protected:
+        answers = [
+            (OPERATIONS["computeAttention"], protected.post("/attention", json=good, headers=key)),
+            (OPERATIONS["computeAttention"], protected.post("/attention", json=good)),
+            (OPERATIONS["computeAttention"], protected.post("/attention", json={}, headers=key)),
+            (OPERATIONS["listLayers"], protected.get("/layers")),
+            (OPERATIONS["listLayers"], protected.get("/layers", headers=key)),
+            (OPERATIONS["drawAttention"], protected.post("/attention/heatmap", json=good, headers=key)),
+            (OPERATIONS["checkLive"], protected.get("/health/live")),
+            (OPERATIONS["describeProblem"], protected.get("/problems/no")),
+        ]
+    stopped = app()
+    stopped.state.engine.stopping = True
+    with serving(stopped) as refusing:
+        answers.append((OPERATIONS["checkReady"], refusing.get("/health/ready")))
+    assert {response.status_code for _, response in answers} == {200, 401, 404, 422, 503}
+    for operation, response in answers:
+        named = headers_of(operation, response.status_code)
+        sent = {name.title().replace("Id", "ID").replace("Www-", "WWW-") for name in response.headers}
+        assert {name for name, required in named.items() if required} <= sent
+        assert sent & DOCUMENT["components"]["headers"].keys() == named.keys(), operation["operationId"]
 
 
 def test_operation_ids_are_stable() -> None:

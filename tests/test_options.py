@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import attention_service
 from attention_service.attention import merging
 from attention_service.attention.operands import make_operands
 from attention_service.attention.options import ALWAYS
 from attention_service.attention.outputs import OUTPUTS as TABLE
-from attention_service.attention.plan import Plan, make_plan
+from attention_service.attention.plan import Plan
+from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Result, make_result
 from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.spec import (
     SOURCES,
     AttentionSpec,
-    GateMap,
-    LinearMap,
     Norm,
     Projection,
     Rotary,
@@ -33,94 +35,13 @@ from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.backends.numpy.small import fits
 from attention_service.library import attend
 from tests.helpers.backends import HAS_TORCH
+from tests.helpers.options import numbers, plain, unusual
 
+PACKAGE = Path(attention_service.__file__).parent
 B, H, L, D = 2, 2, 4, 6
-
-
-def numbers(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape)
-
-
-ARRAYS: dict[str, Any] = {name: numbers(B, L, H * D, seed=seed) for seed, name in enumerate(("query", "key", "value"))}
-PLAIN = AttentionSpec(**ARRAYS, num_heads=H, include=("attention_weights",))
-
-# For each field of a request, and each nested field, a value that differs from its default.
-UNUSUAL: dict[str, dict[str, Any]] = {
-    "projection.query.weight": {"projection": Projection(query=LinearMap(weight=numbers(12, 12)))},
-    "projection.query.kernel": {"projection": Projection(query=LinearMap(kernel=numbers(12, 12)))},
-    "projection.query.bias": {"projection": Projection(query=LinearMap(weight=numbers(12, 12), bias=numbers(12)))},
-    "projection.key": {"projection": Projection(key=LinearMap(weight=numbers(12, 12)))},
-    "projection.value": {"projection": Projection(value=LinearMap(weight=numbers(12, 12)))},
-    "projection.output": {"projection": Projection(output=LinearMap(weight=numbers(5, 12)))},
-    "projection.gate": {"projection": Projection(gate=GateMap(weight=numbers(12, 12), bias=numbers(12)))},
-    "projection.gate of heads": {"projection": Projection(gate=GateMap(kernel=numbers(12, H), activation="none"))},
-    "projection.gate by softplus": {
-        "projection": Projection(gate=GateMap(weight=numbers(12, 12), activation="softplus"))
-    },
-    "projection.gate by silu": {"projection": Projection(gate=GateMap(weight=numbers(H, D, 12), activation="silu"))},
-    "gate": {"gate": numbers(B, H, L, D)},
-    "gate of heads": {"gate": numbers(B, H, L, 1), "include": ("attention_weights", "head_outputs")},
-    "layout": {"layout": "lbd"},
-    "num_heads": {"num_heads": 1},
-    "num_kv_heads": {"num_kv_heads": 1, "key": numbers(B, L, D), "value": numbers(B, L, D, seed=1)},
-    "past_key": {"past_key": numbers(B, H, 3, D), "past_value": numbers(B, H, 3, D, seed=1)},
-    "past_value": {"past_key": numbers(B, H, 1, D), "past_value": numbers(B, H, 1, D, seed=1)},
-    "query_norm.weight": {"query_norm": Norm(weight=numbers(D))},
-    "query_norm.eps": {"query_norm": Norm(eps=0.5)},
-    "query_norm.kind": {"query_norm": Norm(kind="layer")},
-    "query_norm.over": {"query_norm": Norm(over="all", weight=numbers(H * D), bias=numbers(H * D, seed=1))},
-    "query_norm.position": {"query_norm": Norm(position="after", weight=numbers(D)), "rotary": Rotary()},
-    "query_norm.bias": {"query_norm": Norm(bias=numbers(D))},
-    "key_norm": {"key_norm": Norm()},
-    "value_norm": {"value_norm": Norm()},
-    "value_norm of layers": {"value_norm": Norm(kind="layer", over="all", weight=numbers(H * D))},
-    "rotary.base": {"rotary": Rotary(base=100.0)},
-    "rotary.cos": {"rotary": Rotary(cos=numbers(L, 3), sin=numbers(L, 3, seed=1))},
-    "rotary.sin": {"rotary": Rotary(cos=numbers(L, 2), sin=numbers(L, 2, seed=1))},
-    "rotary.dim": {"rotary": Rotary(dim=4)},
-    "rotary.interleaved": {"rotary": Rotary(interleaved=True)},
-    "rotary.query_positions": {"rotary": Rotary(query_positions=np.arange(L) + 3)},
-    "rotary.key_positions": {"rotary": Rotary(key_positions=np.arange(L) * 2)},
-    "scale": {"scale": 3.0},
-    "scale of each head": {"scale": np.array([0.5, -2.0])},
-    "softcap": {"softcap": 0.5},
-    "bias": {"bias": numbers(L, L)},
-    "alibi_slopes": {"alibi_slopes": np.array([0.5, 2.0])},
-    "mask": {"mask": numbers(L, L) > 0},
-    "key_mask": {"key_mask": np.arange(L) != 1},
-    "is_causal": {"is_causal": True},
-    "query_offset": {"is_causal": True, "query_offset": np.array(-2)},
-    "chunk_size": {"chunk_size": 3, "query_offset": np.array(-1)},
-    "window.left": {"window": Window(left=1)},
-    "window.right": {"window": Window(right=0)},
-    "query_lengths": {"query_lengths": np.array(2)},
-    "key_lengths": {"key_lengths": np.array(2)},
-    "key_lengths of each entry": {"key_lengths": np.array([2, 3])},
-    "query_offset of each entry": {"is_causal": True, "query_offset": np.array([0, -2])},
-    "segment_ids.query": {"segment_ids": SegmentIds(np.array([0, 0, 1, 2]), np.arange(L))},
-    "segment_ids.key": {"segment_ids": SegmentIds(np.arange(L), np.array([0, 0, 1, 2]))},
-    "selected_keys": {"selected_keys": np.array([[0, 0, 3], [-1, 2, 1], [-1, -1, -1], [3, 2, 1]])},
-    "selected_keys of each head": {"selected_keys": np.arange(B * H * L).reshape(B, H, L, 1) % (L + 1) - 1},
-    "sinks": {"sinks": np.array([1.0, -2.0])},
-    "sinks of each row": {"sinks": numbers(B, H, L) * 3},
-    "sinks of each row, weights without them": {
-        "sinks": numbers(B, H, L) * 3,
-        "include": ("attention_weights", "weights_without_sinks", "logsumexp"),
-    },
-    "normalization": {"normalization": "sum"},
-    "normalization by the sigmoid": {"normalization": "sigmoid"},
-    "dtype": {"dtype": "float16"},
-    "device": {"device": "cpu"},
-    "backend": {"backend": "numpy"},
-    "select_heads": {"select_heads": np.array([1])},
-    "select_queries": {"select_queries": np.array([3, 1])},
-    "average_heads": {"average_heads": True},
-    "top_k": {"top_k": 2},
-    "query_tokens": {"query_tokens": ("a",) * L},
-    "key_tokens": {"key_tokens": ("a",) * L},
-    "untyped": {"untyped": frozenset({"query"})},
-    "allow_non_finite": {"allow_non_finite": True},
-}
+PLAIN = plain(B, H, L, D)
+ARRAYS: dict[str, Any] = PLAIN.sources
+UNUSUAL = unusual(B, H, L, D)
 OUTPUTS: dict[str, dict[str, Any]] = {
     f"include {name}": {"include": ("attention_weights", name)} for name in TABLE if name != "attention_weights"
 }
@@ -209,11 +130,11 @@ def test_merged_requests_agree_with_single_requests(name: str) -> None:
         return
     given: dict[str, Any] = {role: numbers(*array.shape, seed=9) for role, array in spec.sources.items()}
     specs = [spec, spec._replace(**given)]
-    merged = merging.merge([plan, plan])
-    operands = merging.merge_operands(merged, [make_operands(one, plan, one.sources) for one in specs])
+    merged = merging.merge(plan, 2)
+    operands = merging.merge_operands([make_operands(one, plan, one.sources) for one in specs])
     with np.errstate(all="ignore"):
         computed = NumpyBackend().execute(merged, operands, "cpu")
-    for one, part in zip(specs, merging.split([plan, plan], computed), strict=True):
+    for one, part in zip(specs, merging.split(computed, 2), strict=True):
         assert_same(make_result(plan, part), general(one))
 
 
@@ -239,25 +160,6 @@ def test_fused_kernels_refuse_or_agree_with_the_general_path(name: str) -> None:
     spec = without_weights(name)._replace(backend="torch")
     found = TorchBackend().run(make_plan(spec), spec, spec.sources)
     assert_same(found, general(spec), dtype=spec.dtype or "float64")
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("name", CHANGES)
-def test_flex_attention_refuses_or_agrees_with_the_general_path(name: str) -> None:
-    import torch
-
-    from attention_service.backends.dense.operands import load_operands
-    from attention_service.backends.torch import devices, flex
-    from attention_service.backends.torch.backend import TorchBackend
-
-    spec = without_weights(name)
-    plan = make_plan(spec)
-    lib = TorchBackend().library(plan, devices.CPU)
-    with torch.inference_mode():
-        loaded = load_operands(plan, make_operands(spec, plan, spec.sources), lib)
-        if flex.can_express(plan, loaded):
-            found = make_result(plan, flex.compute(plan, lib, loaded))
-            assert_same(found, general(spec), dtype=spec.dtype or "float64")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -291,13 +193,12 @@ def test_all_fast_paths_refuse_an_unknown_option(name: str) -> None:
     assert not merging.can_be_merged(plan)
     if HAS_TORCH:
         from attention_service.backends.dense.operands import load_operands
-        from attention_service.backends.torch import devices, flex, sdpa
+        from attention_service.backends.torch import devices, sdpa
         from attention_service.backends.torch.backend import TorchBackend
 
         lib = TorchBackend().library(plan, devices.CPU)
         loaded = load_operands(plan, make_operands(PLAIN, plan, PLAIN.sources), lib)
-        assert not sdpa.fits(plan, loaded)
-        assert not flex.can_express(plan, loaded)
+        assert not sdpa.fits(plan, lib, loaded)
 
 
 def test_an_option_with_its_neutral_value_does_not_count() -> None:
@@ -322,3 +223,38 @@ def test_buffers_of_results_hold_nan_in_tests() -> None:
 def test_small_requests_take_the_small_path() -> None:
     assert attend(**ARRAYS).metadata.kernel == "small"
     assert attend(**ARRAYS, is_causal=True).metadata.kernel == "dense"
+
+
+# Modules that read an option of a plan, and what makes an option that they do not know safe.
+GENERAL = "computes all options: every path is held against it above"
+READERS = {
+    "attention/cost.py": "tests/memory measures each option of the table",
+    "attention/merging.py": "STACKABLE",
+    "attention/result.py": GENERAL,
+    "attention/tiles.py": GENERAL,
+    "backends/dense/gates.py": GENERAL,
+    "backends/dense/numerics.py": GENERAL,
+    "backends/dense/operands.py": GENERAL,
+    "backends/dense/scores.py": GENERAL,
+    "backends/torch/sdpa.py": "KNOWN",
+    "comparison/case.py": "KNOWN: a request with others is inconclusive",
+    "comparison/mutants/softmax.py": "of a case",
+    "comparison/solve.py": "of a case",
+    "conformance/suite.py": "of a case",
+    "render/picture.py": "draws what the general path computes",
+}
+OF_PLANS = {field.name for field in dataclasses.fields(Plan)} - {
+    "roles", "dtype", "layout", "selection", "notices", "single_query", "scale",
+} | {"steps", "scales", "all_sinks"}  # fmt: skip
+
+
+def test_every_reader_of_the_options_of_a_plan_is_safe_from_those_that_it_does_not_know() -> None:
+    """A new reader is given its row, and with it a set of known options, or a test against the general path."""
+    readers = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Attribute) or node.attr not in OF_PLANS:
+                continue
+            if ast.unparse(node.value).rpartition(".")[2] in ("plan", "_plan"):
+                readers.add(str(path.relative_to(PACKAGE)))
+    assert readers == READERS.keys()

@@ -95,9 +95,11 @@ def test_more_requests_than_the_cache_holds(client: httpx.Client) -> None:
 
 def kept_plans(tokens: int, **options: Any) -> bool:
     """True if a second request shares the plan of the first."""
-    plans = Engine(Settings.model_construct()).plans
-    first, second = (plans.prepare(Decoded({"input": np.zeros((tokens, 8))} | options, frozenset())) for _ in range(2))
-    return first.plan is second.plan
+    attention = Engine(Settings.model_construct()).attention
+    first, second = (
+        attention.prepare(Decoded({"input": np.zeros((tokens, 8))} | options, frozenset())) for _ in range(2)
+    )
+    return first.shared is second.shared
 
 
 def test_plans_with_large_tables_are_not_kept() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from attention_service.attention.arrays import BFLOAT16
 from attention_service.attention.operands import make_operands
-from attention_service.attention.plan import make_plan
+from attention_service.attention.planning import make_plan
 from attention_service.library import backends
 from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.validate import validate
@@ -29,6 +29,7 @@ if HAS_TORCH:
     from torch.nn.attention import SDPBackend
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+    from attention_service import torch_arrays
     from attention_service.backends.torch import devices, sdpa, staging
     from attention_service.backends.torch.backend import TorchBackend
 
@@ -53,7 +54,7 @@ class Pace:
 
 
 def send(array: np.ndarray, device: Any) -> Any:
-    return torch.empty(array.shape, dtype=staging._tensor(np.empty(0, array.dtype)).dtype, device=device)
+    return torch.empty(array.shape, dtype=torch_arrays.as_tensor(np.empty(0, array.dtype)).dtype, device=device)
 
 
 def fetch(tensors: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -131,7 +132,9 @@ def test_a_fused_kernel_runs_without_scores(gpu: Any, kernel: str) -> None:
     arrays = {"query": query, "key": query[:, :2], "value": query[:, :2], "include": []}
     for options in ({}, {"is_causal": True}, {"key_lengths": [3]}, {"mask": query[0, 0, :, :6] > 0}):
         assert check(arrays | options, gpu, kernel) == kernel
-    assert check(arrays | {"dtype": "bfloat16", "is_causal": True}, gpu, kernel) == kernel
+    in_halves: list[dict[str, Any]] = [{"is_causal": True}, {"bias": query[0, 0, :, :6]}, {"alibi_slopes": np.ones(4)}]
+    for more in in_halves:
+        assert check(arrays | {"dtype": "bfloat16"} | more, gpu, kernel) == kernel
     assert check(arrays | {"dtype": "float64"}, gpu, kernel) == "dense"
 
 

@@ -14,9 +14,10 @@ import httpx
 import numpy as np
 import pytest
 
+from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.codecs.decoded import Decoded
+from attention_service.pipeline.attention import PreparedRequest
 from attention_service.pipeline.execution import Execution
-from attention_service.pipeline.prepare import PreparedRequest
 from tests.conftest import app, serving
 from tests.helpers.messages import request
 from tests.helpers.raw import connect
@@ -62,7 +63,7 @@ def _left(before: set[int]) -> bool:
 
 def _is_ours(found: object) -> bool:
     """True for a traceback through the service. Does not use isinstance, which runs the code of lazy objects."""
-    return type(found) is TracebackType and "/service/" in found.tb_frame.f_code.co_filename
+    return type(found) is TracebackType and "/attention_service/" in found.tb_frame.f_code.co_filename
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,25 @@ def test_the_requests_of_a_batch_are_freed() -> None:
         for rows, status in (([[0.5] * 4] * 200, 200), (huge, 422)):
             reply = client.post("/attention", content=body(input=rows, dtype="float32"), headers=JSON)
             assert reply.status_code == status
+
+
+@pytest.mark.parametrize("path", ["/attention", "/attention/compare", "/attention/heatmap"])
+@pytest.mark.parametrize("window", [0.0, 0.05], ids=["alone", "batch"])
+def test_a_request_is_freed_whatever_its_operation(path: str, window: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a request for which an allocation fails, whose error holds the frames of the computation."""
+
+    def fail(*given: object) -> None:
+        raise MemoryError
+
+    content = body(input=[[0.5] * 4] * 30, is_causal=True)
+    with serving(app(batch_window=window)) as client:
+        assert client.post(path, content=content, headers=JSON).status_code == 200  # fills caches
+        with assert_freed():
+            assert client.post(path, content=content, headers=JSON).status_code == 200
+        monkeypatch.setattr(NumpyBackend, "execute", fail)
+        monkeypatch.setattr(NumpyBackend, "bin_scores", fail)
+        with assert_freed():
+            assert client.post(path, content=content, headers=JSON).status_code == 413
 
 
 @pytest.mark.parametrize("number", [0.5, 1e30], ids=["good", "overflow"])

@@ -12,11 +12,12 @@ import pytest
 from attention_service import attend, library
 from attention_service.attention import plan as plans
 from attention_service.attention.outputs import OUTPUTS
-from attention_service.attention.plan import make_plan
+from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec, Output
 from attention_service.attention.terms import SelectedKeys
-from attention_service.attention.tiles import Tile, whole
-from attention_service.errors import Overflow
+from attention_service.attention.tile import Tile
+from attention_service.attention.tiles import whole
+from attention_service.errors import InvalidArray
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 
 B, H, G, Q, K, PAST = 2, 4, 2, 5, 9, 3
@@ -225,15 +226,15 @@ def test_memory_grows_with_the_selected_keys_and_not_with_all(per_head: bool) ->
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_only_visible_numbers_of_gathered_keys_count(backend: str, gathered: list[Tile]) -> None:
-    """Keys and values that are infinite or NaN do not matter if no query sees them; otherwise they are an overflow."""
+    """Keys and values that are infinite or NaN do not matter if no query sees them; otherwise they are an error."""
     key, value = np.array([[1.0], [np.inf], [2.0], [np.nan]]), np.array([[1.0], [np.nan], [3.0], [np.inf]])
     fields: dict[str, Any] = {"query": [[1.0], [0.0]], "key": key, "value": value, "include": [], "backend": backend}
     found = attend(**fields, selected_keys=[[2, 2, -1], [0, 2, 3]], key_mask=[True, True, True, False])
     assert found.output.tolist() == [[3.0], [2.0]]
     assert gathered
-    with pytest.raises(Overflow):  # by a value
+    with pytest.raises(InvalidArray):  # by a value
         attend(**fields | {"key": np.ones((4, 1))}, selected_keys=[[2, 2, -1], [0, 2, 1]])
-    with pytest.raises(Overflow):  # by a key
+    with pytest.raises(InvalidArray):  # by a key
         attend(**fields | {"value": np.ones((4, 1))}, selected_keys=[[2, 2, -1], [0, 2, 3]])
 
 

@@ -22,10 +22,11 @@ from tests.helpers.virtual_time import run
 from tests.helpers.waiting import until_async
 
 CERTIFICATE = Path(__file__).parent / "tls" / "localhost.pem"
-LIMITS = Limits(idle=5, head=30, head_bytes=1000, write=20)
+LIMITS = Limits(idle=5, head=30, head_bytes=1000, write=20, write_rate=4000)
 INTERVAL = 1.0  # seconds between two checks of the limits
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 PARSERS = pytest.mark.parametrize("parser", ["h11", "httptools"])
+LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 
 App = Callable[[Any, Any, Any], Any]
 
@@ -90,7 +91,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@LOOPS
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_lost_connection_has_no_unsent_bytes(new_loop: Callable[[], Any], tls: bool) -> None:
     """A check of the limits may come between the loss of a connection and the call that reports it."""
@@ -273,19 +274,21 @@ def test_a_client_that_reads_nothing_is_closed(parser: str) -> None:
 
 
 @PARSERS
-def test_a_client_that_reads_slowly_is_not_closed(parser: str) -> None:
-    """The client reads much less than one write within the write timeout."""
+@pytest.mark.parametrize("size", [2**16, 2**13])
+def test_a_client_that_reads_slowly_is_closed_if_it_falls_too_far_behind(parser: str, size: int) -> None:
+    """4,000 bytes a second are asked for."""
 
-    async def main() -> int:
-        received = 0
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
         async with connection(endless, parser) as client:
             await client.send(GET)
-            for _ in range(100):
+            start = loop.time()
+            while loop.time() < start + 1000 and await client.receive(size):
                 await asyncio.sleep(10)
-                received += len(await client.receive(100))
-        return received
+            return loop.time() - start
 
-    assert run(main()) == 100 * 100
+    seconds = run(main())
+    assert seconds == 1000 if size == 2**16 else 20 < seconds < 400
 
 
 @PARSERS
@@ -478,6 +481,65 @@ def test_response_head_and_body_are_sent_in_one_write(parser: str, monkeypatch: 
     answer = run(main())
     assert answer.endswith(b"\r\n\r\nabc")
     assert answer in writes
+
+
+class Pausing(asyncio.Protocol):
+    """Keeps whether its transport has asked it to pause."""
+
+    paused = False
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+
+@asynccontextmanager
+async def corked() -> AsyncIterator[tuple[CorkedTransport, Pausing, Client]]:
+    """A corked transport, its protocol, and the other end."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    transport, protocol = await asyncio.get_running_loop().connect_accepted_socket(Pausing, ours)
+    with theirs:
+        held = CorkedTransport(transport, lambda: True)
+        held.cork()
+        yield held, protocol, Client(theirs)
+        held.abort()
+
+
+@LOOPS
+@pytest.mark.parametrize("parts", [[b""], [b"head", b""], [b"", b"head", b"", memoryview(b"body"), b""]])
+def test_empty_parts_are_not_sent(new_loop: Callable[[], Any], parts: list[bytes | memoryview]) -> None:
+    """h11 ends a message by an empty part, which `writelines` of asyncio would try to send for ever."""
+
+    async def main() -> bytes:
+        async with corked() as (transport, _, client):
+            for part in parts:
+                transport.write(part)
+            transport.uncork()
+            transport.write(b"")
+            transport.close()  # which waits until the system has taken all parts
+            received = b""
+            async with asyncio.timeout(10):
+                while data := await client.receive():
+                    received += data
+            return received
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(main()) == b"".join(parts)
+
+
+@LOOPS
+def test_held_parts_pause_the_protocol_of_a_client_that_does_not_read(new_loop: Callable[[], Any]) -> None:
+    """`writelines` of asyncio would let any number of bytes wait, unnoticed."""
+
+    async def main() -> bool:
+        async with corked() as (transport, protocol, _):
+            for _ in range(2):
+                transport.write(bytes(2**22))
+            transport.uncork()
+            return protocol.paused
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(main())
 
 
 def test_requests_get_the_lifespan_state() -> None:

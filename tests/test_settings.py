@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from attention_service.app import from_environment
 from attention_service.cli import main
+from attention_service.pipeline.decode import oversized_body
 from attention_service.settings import Settings, table, unknown_variables
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
@@ -29,6 +30,7 @@ NO_KEY = "the file holds no private key in PEM without a passphrase"
 
 # Variables, in which {folder} is the folder of the fixture below, and the line that they cause.
 ORIGINS = "expected origins like https://app.example:8443, without a path, or *, or null"
+HOSTS = "expected names like attention.example, without a scheme, port or path, or *.example, or *"
 WRONG: dict[str, tuple[dict[str, str], str]] = {
     "no hash": ({"API_KEYS": SECRET}, f"API_KEYS: hash 1 is not the hash of a key {FORM}"),
     "only commas": ({"API_KEYS": ","}, "API_KEYS: there is no hash between the commas"),
@@ -36,6 +38,9 @@ WRONG: dict[str, tuple[dict[str, str], str]] = {
     "unreadable keys": ({"API_KEYS_FILE": "{folder}"}, f"API_KEYS_FILE: the file cannot be read: {UNREADABLE}"),
     "no hash in file": ({"API_KEYS_FILE": "{folder}/secret"}, f"API_KEYS_FILE: line 2 is not the hash of a key {FORM}"),
     "no text in file": ({"API_KEYS_FILE": "{folder}/bytes"}, "API_KEYS_FILE: the file is not UTF-8 text"),
+    "host with scheme": ({"ALLOWED_HOSTS": "a.example, https://b.example"}, f"ALLOWED_HOSTS: {HOSTS}"),
+    "host with port": ({"ALLOWED_HOSTS": "a.example:80"}, f"ALLOWED_HOSTS: {HOSTS}"),
+    "wrong pattern": ({"ALLOWED_HOSTS": "a*.example"}, f"ALLOWED_HOSTS: {HOSTS}"),
     "no certificate": ({"TLS_CERTIFICATE": "{folder}/no"}, f"TLS_CERTIFICATE: the file cannot be read: {MISSING}"),
     "unreadable certificate": ({"TLS_CERTIFICATE": "{folder}"},
                                f"TLS_CERTIFICATE: the file cannot be read: {UNREADABLE}"),
@@ -70,8 +75,6 @@ WRONG: dict[str, tuple[dict[str, str], str]] = {
     "no such level": ({"LOG_LEVEL": "loud"},
                       "LOG_LEVEL: Input should be 'critical', 'error', 'warning', 'info' or 'debug'"),
     "no such backend": ({"BACKEND": "jax"}, "BACKEND: Input should be 'numpy', 'torch' or 'auto'"),
-    "no such paths": ({"EXPERIMENTAL": "padding,x,y"},
-                      "EXPERIMENTAL: Input should be 'padding', 'flex_attention' or 'cudnn_first'"),
     "neither true nor false": ({"METRICS": "maybe"}, "METRICS: Input should be 'true' or 'false'"),
     "origin without a scheme": ({"CORS_ORIGINS": "https://a.example, localhost:9000"}, f"CORS_ORIGINS: {ORIGINS}"),
     "origin with a path": ({"CORS_ORIGINS": "https://app.example/"}, f"CORS_ORIGINS: {ORIGINS}"),
@@ -215,6 +218,19 @@ def test_valid_settings_are_accepted(given: dict[str, str], folder: Path) -> Non
     assert settings.model_fields_set == values.keys()
 
 
+@pytest.mark.parametrize(
+    ("memory", "workers", "fits"), [("2GiB", 1, True), ("1GiB", 1, False), ("2GiB", 2, False), ("64MiB", 1, False)]
+)
+def test_a_budget_that_the_largest_body_does_not_fit_is_said_at_start(memory: str, workers: int, fits: bool) -> None:
+    """64 MiB of `1,1,1`: simdjson's copy, a mark and a tape entry for each of 32 Mi numbers take 1.2 GiB and more."""
+    warning = oversized_body(Settings(memory_limit=memory, workers=workers))
+    assert (warning is None) == fits
+    if warning is not None:
+        assert warning.startswith("ATTENTION_MEMORY_LIMIT: ")
+        assert "64.0MiB (ATTENTION_MAX_BODY_BYTES)" in warning
+    assert oversized_body(Settings(memory_limit="256MiB", max_body_bytes="1MiB")) is None
+
+
 def test_the_metrics_folder_is_created(tmp_path: Path) -> None:
     for _ in range(2):  # the second time it exists already
         assert Settings(metrics_folder=tmp_path / "metrics").metrics_folder == tmp_path / "metrics"
@@ -235,6 +251,49 @@ def test_the_memory_limit_is_half_of_the_address_space() -> None:
 
 
 @pytest.mark.slow
+def test_effective_settings_are_what_the_service_uses_without_secrets(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line for each setting, in the form of an environment file, which gives the same settings again."""
+    hashed, other = (f"sha256:{digit * 64}" for digit in "ab")
+    given = {"MEMORY_LIMIT": "100 MiB", "THREADS": "0", "WORKERS": "2", "API_KEYS": f"{hashed} Ada,{other}"}
+    given |= {"METRICS": "no", "LAYERS": str(tmp_path), "TIME_LIMT": "1"}
+    for name in [name for name in os.environ if name.startswith("ATTENTION_")]:
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(f"ATTENTION_{name}", value)
+    assert main(["settings", "--effective"]) == 0
+    printed = capsys.readouterr()
+    lines = dict(line.lstrip("# ").replace(" is not set", "=").split("=", 1) for line in printed.out.splitlines()
+                 if "API_KEYS:" not in line)  # fmt: skip
+    expected = Settings()
+    assert lines["ATTENTION_MEMORY_LIMIT"] == str(100 * 2**20)
+    assert lines["ATTENTION_THREADS"] == str(expected.compute_threads)
+    assert lines["ATTENTION_LAYERS_MEMORY"] == str(50 * 2**20)
+    assert lines["ATTENTION_METRICS"] == "false"
+    assert lines["ATTENTION_TLS_KEY"] == ""
+    assert "# ATTENTION_API_KEYS: 2 hashes\n" in printed.out
+    assert hashed not in printed.out
+    assert "did you mean ATTENTION_TIME_LIMIT?" in printed.err
+    assert len(printed.out.splitlines()) == len(Settings.model_fields)
+    for name in given:
+        monkeypatch.delenv(f"ATTENTION_{name}")
+    for name, value in lines.items():
+        if value:
+            monkeypatch.setenv(name, value)
+    changed = {"api_keys": expected.api_keys, "threads": 0, "layers_memory": None}
+    assert Settings().model_copy(update=changed) == expected
+
+
+def test_a_wrong_environment_has_no_effective_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATTENTION_API_KEYS", SECRET)
+    with pytest.raises(SystemExit) as stopped:
+        main(["settings", "--effective"])
+    assert (stopped.value.code, capsys.readouterr().out) == (2, "")
+
+
 def test_the_table_of_settings_has_every_choice_and_is_the_same_on_every_machine() -> None:
     rows = {line.split("`")[1]: line for line in table().splitlines()[2:]}
     kinds = {name: field.annotation for name, field in Settings.model_fields.items()}
@@ -246,8 +305,6 @@ def test_the_table_of_settings_has_every_choice_and_is_the_same_on_every_machine
         choices = ", ".join(f"`{value}`" for value in values)
         assert rows[f"ATTENTION_{name.upper()}"].endswith(f" One of {choices}. |")
     assert "| `true` |" in rows["ATTENTION_METRICS"]
-    (names,) = get_args(kinds["experimental"])
-    assert all(f"`{name}`" in rows["ATTENTION_EXPERIMENTAL"] for name in get_args(names))
     assert "| half of the memory limit of the container; without one, " in rows["ATTENTION_MEMORY_LIMIT"]
     assert "| `16.0KiB` |" in rows["ATTENTION_READ_RATE"]
     command = [sys.executable, "-m", "attention_service", "settings"]

@@ -6,9 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -18,21 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_service import attend
-from attention_service.attention.operands import make_operands
-from attention_service.attention.plan import Plan, make_plan
-from attention_service.attention.spec import AttentionSpec, SegmentIds, Window
+from attention_service.attention.planning import make_plan
+from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import OutOfMemory
 from tests.helpers.backends import HAS_TORCH
 from tests.helpers.by_flex import OPTIONS, compare, random_request
-from tests.helpers.waiting import until
 
 if HAS_TORCH:
     import torch
-    from torch.nn.attention import SDPBackend
 
-    from attention_service.backends.dense.compute import compute
-    from attention_service.backends.dense.operands import load_operands
-    from attention_service.backends.torch import devices, flex, sdpa, staging
+    from attention_service.backends.torch import devices, sdpa, staging
     from attention_service.backends.torch.backend import TorchBackend, keeps_halves
 
     BACKEND = TorchBackend()
@@ -41,10 +33,6 @@ pytestmark = pytest.mark.torch
 
 
 PLAN = make_plan(AttentionSpec(input=np.ones((1, 1))))
-
-
-def do_nothing() -> None:
-    """A check for cancellation that never raises."""
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
@@ -117,7 +105,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from attention_service.attention.operands import make_operands
-from attention_service.attention.plan import make_plan
+from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.registry import Backends
 
@@ -185,11 +173,6 @@ def test_a_kernel_that_holds_all_scores_is_not_used() -> None:
     assert grouped.metadata.kernel == "dense"
 
 
-def test_cudnn_is_preferred_only_if_enabled() -> None:
-    assert TorchBackend().kernels.order[0] == SDPBackend.FLASH_ATTENTION
-    assert TorchBackend(experimental={"cudnn_first"}).kernels.order[0] == SDPBackend.CUDNN_ATTENTION
-
-
 def test_the_general_path_replaces_a_kernel_that_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,157 +215,17 @@ def test_float32_is_not_computed_in_lower_precision() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_16_bit_operands_are_kept_only_without_bias(dtype: str) -> None:
+def test_16_bit_operands_are_kept_only_for_kernels_that_add_nothing_to_scores(dtype: str) -> None:
     def stays(**options: Any) -> bool:
         spec = AttentionSpec(input=normal(1, 4, 8), dtype=dtype, include=(), **options)  # type: ignore[arg-type]
         return keeps_halves(make_plan(spec))
 
     assert stays()
-    assert stays(is_causal=True, alibi_slopes=np.ones(1), sinks=np.ones(1))
+    assert stays(is_causal=True, key_mask=np.arange(4) > 0)
     assert not stays(bias=np.zeros(4))
+    assert not stays(alibi_slopes=np.ones(1))
+    assert not stays(sinks=np.ones(1))  # which only the dense computation knows
     assert not keeps_halves(make_plan(AttentionSpec(input=normal(1, 4, 8))))
-
-
-# FlexAttention, traced without compilation for a GPU.
-
-FLEX: dict[str, dict[str, Any]] = {
-    "causal window": {"is_causal": True, "window": Window(20, None)},
-    "window with offsets": {"window": Window(3, 130), "query_offset": np.array([-40, 5])},
-    "segments": {"segment_ids": SegmentIds(np.arange(300) // 77, np.arange(280) // 77)},
-    "segments per row": {"segment_ids": SegmentIds(np.arange(600).reshape(2, 300) // 90, np.arange(280) // 90)},
-    "lengths": {"key_lengths": np.array([280, 3]), "query_lengths": np.array([299, 0])},
-    "key_mask": {"key_mask": np.arange(280) % 7 != 0, "is_causal": True, "query_offset": np.array(-4)},
-    "softcap": {"softcap": 2.0},
-    "alibi": {"alibi_slopes": np.linspace(0.1, 1, 4), "query_offset": np.array([3, -7])},
-    "all at once": {"alibi_slopes": np.ones(4), "softcap": 3.0, "sinks": np.arange(4.0), "window": Window(50, 9),
-                    "query_offset": np.array(0), "key_lengths": np.array(200), "include": ("logsumexp",)},
-    "sinks": {"sinks": np.array([1.0, 0, 2, -3]), "include": ("logsumexp",)},
-}  # fmt: skip
-
-
-def prepared(options: dict[str, Any], dtype: Any = np.float32) -> tuple[Plan, Any, Any]:
-    """A plan, the array library of the CPU, and the operands."""
-    fields: dict[str, Any] = {"include": (), "query_offset": np.array(0), "query": normal(2, 4, 300, 16, dtype=dtype)}
-    fields |= {name: normal(2, 2, 280, 16, dtype=dtype, seed=seed) for seed, name in enumerate(("key", "value"), 1)}
-    spec = AttentionSpec(**fields | options)
-    plan = make_plan(spec)
-    lib = BACKEND.library(plan, devices.CPU)
-    return plan, lib, load_operands(plan, make_operands(spec, plan, spec.sources), lib)
-
-
-@pytest.mark.parametrize("name", FLEX)
-def test_flex_attention_gives_the_results_of_the_plan(name: str) -> None:
-    """FlexAttention runs our functions without the compiler; the reference is the general path, tested elsewhere."""
-    plan, lib, loaded = prepared(FLEX[name])
-    assert flex.can_express(plan, loaded)
-    with torch.inference_mode():
-        ours, definition = flex.compute(plan, lib, loaded), compute(plan, lib, loaded, "torch")
-    assert ours.arrays.keys() == definition.arrays.keys()
-    for key, array in definition.arrays.items():
-        np.testing.assert_allclose(ours.arrays[key], array, rtol=1e-5, atol=2e-6)
-    assert ours.fully_masked_rows == definition.fully_masked_rows
-    assert flex.agree(ours, definition, torch.float32)
-
-
-def test_flex_attention_is_compiled_for_many_combinations_of_options() -> None:
-    """torch's default limit is eight. The test uses threads, in which requests are computed and kernels tried."""
-
-    def run(kind: tuple[Any, float, dict[str, Any]]) -> bool:
-        dtype, scale, options = kind
-        plan, lib, loaded = prepared({**options, "scale": scale}, dtype)
-        with torch.inference_mode():
-            ours, definition = flex.compute(plan, lib, loaded), compute(plan, lib, loaded, "torch")
-        return flex.agree(ours, definition, torch.float32)
-
-    options = [{"window": Window(9, 9)}, {"softcap": 2.0}, {"alibi_slopes": np.ones(4)}]
-    with ThreadPoolExecutor(2) as pool:
-        assert all(pool.map(run, product((np.float32, np.float64), (0.1, 0.2, 0.3, 0.4), options)))
-
-
-def test_flex_attention_refuses_what_it_cannot_express() -> None:
-    for options in ({"mask": np.ones(280, bool)}, {"bias": np.zeros(280)}, {"include": ("entropy",)}):
-        plan, _, loaded = prepared(options)
-        assert not flex.can_express(plan, loaded)
-    plan, _, loaded = prepared({})
-    assert flex.can_express(plan, loaded)
-    assert not flex.Flex(lambda *given: True).fits(plan, loaded)  # too small, and without masking
-
-
-def test_flex_attention_is_used_for_large_requests_with_masking() -> None:
-    chosen = flex.Flex(lambda *given: True, fewest_scores=0)
-
-    def fits(options: dict[str, Any], dtype: Any = np.float32) -> bool:
-        plan, _, loaded = prepared(options, dtype)
-        return chosen.fits(plan, loaded)
-
-    assert all(fits(options) for options in FLEX.values())
-    assert not fits({})
-    assert not fits({"is_causal": True})
-    assert not fits({"softcap": 1.0}, np.float64)
-
-
-def test_a_kernel_is_used_after_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first request runs on another kernel, as on a GPU, and requests after the trial on FlexAttention."""
-    backend = TorchBackend(experimental={"flex_attention"})
-    assert backend.flex is not None
-    backend.flex.fewest_scores = 0
-    plan, lib, loaded = prepared({"softcap": 2.0, "window": Window(9, 9)})
-    lib.is_asynchronous = True  # as on a GPU
-    monkeypatch.setattr(flex, "_compiled", lambda compiler: COMPILED("eager"))
-    with torch.inference_mode():
-        assert backend.attend(plan, lib, loaded, do_nothing).kernel == "dense"  # torch has no other kernel for softcap
-        kind = flex.kind_of(plan, loaded)
-        until(lambda: backend.flex is not None and backend.flex.trials.passed(kind, lambda: False))
-        found = backend.attend(plan, lib, loaded, do_nothing)
-        assert found.kernel == "flex_attention"
-        definition = compute(plan, lib, loaded, "torch")
-        np.testing.assert_allclose(found.arrays["output"], definition.arrays["output"], rtol=1e-5, atol=1e-6)
-
-        def fail(*given: Any) -> Any:
-            raise RuntimeError("out of luck")
-
-        monkeypatch.setattr(flex, "compute", fail)
-        assert backend.attend(plan, lib, loaded, do_nothing).kernel == "dense"
-        assert not backend.flex.trials.passed(kind, lambda: True)  # each kernel has only one trial
-
-
-def test_flex_attention_is_off_by_default() -> None:
-    assert BACKEND.flex is None
-
-
-if HAS_TORCH:
-    COMPILED = flex._compiled
-
-
-@pytest.mark.parametrize("wrong", ["output", "rows", "exception"])
-def test_a_kernel_with_wrong_results_is_never_used(
-    wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    plan, _, loaded = prepared({"window": Window(9, 9)})
-
-    def broken(plan: Plan, lib: Any, loaded: Any) -> Any:
-        right = compute(plan, lib, loaded, "torch")
-        if wrong == "exception":
-            raise RuntimeError("the compiler gave up")
-        if wrong == "rows":
-            return right._replace(fully_masked_rows=1)
-        return right._replace(arrays={"output": right.arrays["output"] * 1.01})
-
-    monkeypatch.setattr(flex, "compute", broken)
-    trials, kind = flex.Trials(), flex.kind_of(plan, loaded)
-    done = threading.Event()
-
-    def trial() -> bool:
-        try:
-            return BACKEND._try_flex(plan, devices.CPU, torch.float32)
-        finally:
-            done.set()
-
-    assert not trials.passed(kind, trial)
-    assert done.wait(60)
-    until(lambda: not trials._running)
-    assert not trials.passed(kind, trial)
-    assert ("gave up" in caplog.text) == (wrong == "exception")
 
 
 # The benchmark of GPUs, without one.

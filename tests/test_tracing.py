@@ -158,6 +158,25 @@ def test_a_request_without_a_valid_trace_context_begins_a_trace(
     assert root.span.trace_id.hex() != TRACE
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("given", [{}, SAMPLED], ids=["new", "continued"])
+def test_the_log_has_the_id_of_the_trace(
+    protocol: str, given: dict[str, str], server: Remote, spans: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "attention.access")
+    request_id = f"logged-{protocol}-{len(given)}"
+    headers = given | {"x-request-id": request_id}
+    if protocol == "http":
+        server.http.get("/problems/busy", headers=headers)
+    else:
+        server.infer(request(ARRAYS, {"num_heads": 2}), metadata=[*headers.items()])
+    root, _ = spans.request(request_id)
+    until(lambda: caplog.records)
+    (record,) = caplog.records
+    assert record.__dict__["trace_id"] == root.span.trace_id.hex()
+    assert (record.__dict__["trace_id"] == TRACE) == bool(given)
+
+
 def test_a_trace_that_the_client_does_not_record_is_not_recorded(server: Remote, spans: Collector) -> None:
     unsampled = {"traceparent": f"00-{'1' * 32}-{PARENT}-00", "x-request-id": "unsampled"}
     assert server.http.post("/attention", json={"input": [[1]]}, headers=unsampled).status_code == 200
@@ -199,7 +218,7 @@ def test_a_problem_is_in_the_span_with_the_steps_before_it(server: Remote, spans
 def test_a_defect_is_an_error(
     protocol: str, server: Remote, spans: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("attention_service.pipeline.encode.answer", lambda *given: 1 / 0)
+    monkeypatch.setattr("attention_service.pipeline.attention.answer", lambda *given: 1 / 0)
     headers = {"x-request-id": f"defect-{protocol}"}
     if protocol == "http":
         assert server.http.post("/attention", json={"input": [[1]]}, headers=headers).status_code == 500

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from attention_service import attend
 from tests.helpers import messages, oip
+from tests.helpers.options import as_fields
 from tests.helpers.rpc import remote
 from tests.test_options import PLAIN, UNUSUAL
 from tests.test_outputs import TRANSPORTS
@@ -22,19 +22,8 @@ NAMES = [name for name in UNUSUAL if name not in ELSEWHERE]
 
 
 def fields_of(name: str) -> dict[str, Any]:
-    """The fields of a request with an option that is not usual, nested ones as dicts."""
-    given = PLAIN._replace(**UNUSUAL[name])._asdict()
-    default = type(PLAIN)()._asdict()
-    return {field: plain(value) for field, value in given.items() if value is not default[field] or field == "include"}
-
-
-def plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {name: plain(inner) for name, inner in found.items() if inner is not None}
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        return value.item()
-    return list(value) if isinstance(value, tuple) else value
+    """The fields of a request with an option that is not usual."""
+    return as_fields(PLAIN._replace(**UNUSUAL[name]))
 
 
 def check(found: dict[str, Any], fields: dict[str, Any]) -> None:

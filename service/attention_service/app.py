@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,7 +30,7 @@ from attention_service.pipeline.engine import Engine
 from attention_service.routes import attention, compare, heatmap, inference, layers, openapi, operations, page
 from attention_service.runtime.process import end_with_parent, tune, when_told_to_stop
 from attention_service.settings import Settings, load_settings
-from attention_service.settings.checks import split_origins
+from attention_service.settings.checks import split_list
 from attention_service.version import __version__
 
 if TYPE_CHECKING:  # an extra
@@ -66,10 +67,10 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     if state.metrics is not None and state.metrics.shared:
         background.append(asyncio.create_task(state.metrics.keep_gauges_set()))
 
-    def begin_stop() -> None:
+    def begin_stop(number: int = 0) -> None:
         state.engine.stopping = True
         if state.rpc is not None:
-            state.rpc.begin_stop()
+            state.rpc.begin_stop(drain=number == signal.SIGTERM)
 
     if state.rpc is not None:
         await state.rpc.start()
@@ -77,7 +78,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        begin_stop()  # if no signal has
+        if not state.engine.stopping:  # no signal has come
+            begin_stop()
         for task in background:
             task.cancel()
         if state.rpc is not None:
@@ -155,7 +157,7 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         separate_input_output_schemas=False,
         lifespan=lifespan,
-        middleware=middleware(settings, service_metrics, spans),
+        middleware=middleware(settings, engine, service_metrics, spans),
         exception_handlers={
             ServiceError: on_service_error,
             HTTPException: on_http_exception,
@@ -179,7 +181,8 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def add_routes(app: FastAPI) -> None:
-    """Add all operations. Each of the first four puts its own before all others, as routes are tried in order."""
+    """Add all operations. Each of the first five puts its own before all others, as routes are tried in order."""
+    page.add_document(app)
     heatmap.add_routes(app)
     compare.add_routes(app)
     inference.add_routes(app)
@@ -199,17 +202,23 @@ def start_at_0(app: FastAPI, service_metrics: Metrics) -> None:
             service_metrics.start_at_0("http", route.path, [200, *map(int, route.responses)])
 
 
-def middleware(settings: Settings, service_metrics: Metrics | None, spans: Tracing | None) -> list[Middleware]:
+def middleware(
+    settings: Settings, engine: Engine, service_metrics: Metrics | None, spans: Tracing | None
+) -> list[Middleware]:
     """The middleware around the routes, from the outside in. spans: makes the spans of requests, if not None"""
     found = [
         Middleware(DiscardUnreadBody, seconds=settings.read_timeout),
-        Middleware(RequestContext, metrics=service_metrics, tracing=spans),
-        Middleware(CheckHead, close_after_upgrade=settings.http_parser == "httptools"),
+        Middleware(RequestContext, engine=engine, metrics=service_metrics, tracing=spans),
+        Middleware(
+            CheckHead,
+            close_after_upgrade=settings.http_parser == "httptools",
+            allowed_hosts=split_list(settings.allowed_hosts.lower()),
+        ),
     ]
     if settings.cors_origins:
         cors = Middleware(
             CORSMiddleware,
-            allow_origins=split_origins(settings.cors_origins),
+            allow_origins=split_list(settings.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", BINARY, "X-Request-ID", "traceparent", "tracestate"],
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After", BINARY],

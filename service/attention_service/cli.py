@@ -14,12 +14,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from uuid import uuid4
 
 from attention_service.comparison import cli as comparing
 from attention_service.conformance import cli as conformance
 from attention_service.layers import cli as layers
+from attention_service.printable import printable
 from attention_service.render import cli as drawing
 from attention_service.version import __version__
 
@@ -50,9 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors show no control characters: an argument may be the name of a stranger's file."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error on one line and exit with status 2."""
+        super().error(printable(message))
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all subcommands and their flags."""
-    top = argparse.ArgumentParser(prog="attention-service", description="Exact attention over HTTP.")
+    top = Parser(prog="attention-service", description="Exact attention over HTTP.")
     top.add_argument("--version", action="version", version=__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
@@ -89,7 +98,10 @@ def parser() -> argparse.ArgumentParser:
     comparing.add_commands(add)
     add("openapi", _openapi, "print the OpenAPI document")
     add("key", _key, "make an API key, and its hash for ATTENTION_API_KEYS")
-    add("settings", _settings, "print all settings as a Markdown table")
+    settings = add("settings", _settings, "print all settings as a Markdown table")
+    settings.add_argument(
+        "--effective", action="store_true", help="print their values in this environment instead, without secrets"
+    )
     conformance.add_commands(commands)
     layers.add_commands(commands)
     return top
@@ -129,7 +141,7 @@ def _health(_: argparse.Namespace) -> int:
 
 
 def _compute(options: argparse.Namespace) -> int:
-    from attention_service.codecs import CODECS
+    from attention_service.codecs.table import CODECS
     from attention_service.errors import ServiceError
     from attention_service.pipeline.engine import Engine
     from attention_service.pipeline.execution import Execution
@@ -138,18 +150,19 @@ def _compute(options: argparse.Namespace) -> int:
 
     async def write(body: bytes) -> None:
         engine, codec = Engine(load_settings()), CODECS["application/json"]
-        encoded = await run(engine, body, codec, codec, Execution(engine.admission, math.inf), uuid4().hex)
+        execution = Execution(engine.admission, math.inf)
+        encoded = await run(engine, engine.attention, body, codec, codec, execution, uuid4().hex)
         sys.stdout.buffer.writelines(encoded.chunks)
 
     try:
         body = sys.stdin.buffer.read() if options.request == "-" else Path(options.request).read_bytes()
     except OSError as error:
-        print(f"{options.request}: {error.strerror}", file=sys.stderr)
+        print(f"{printable(options.request)}: {error.strerror}", file=sys.stderr)
         return 2
     try:
         asyncio.run(write(body))
     except ServiceError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{type(error).__name__}: {printable(str(error))}", file=sys.stderr)
         return 1
     sys.stdout.buffer.write(b"\n")
     return 0
@@ -164,8 +177,10 @@ def _openapi(_: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(_: argparse.Namespace) -> int:
-    from attention_service.settings import table
+def _settings(options: argparse.Namespace) -> int:
+    from attention_service.settings import effective, load_settings, table, unknown_variables
 
-    print(table())
+    if options.effective:
+        sys.stderr.writelines(unknown_variables(os.environ))
+    print(effective(load_settings()) if options.effective else table())
     return 0

@@ -157,7 +157,10 @@ class NotAcceptable(ServiceError):
 
 
 class TooSlow(ServiceError):
-    """The body took longer than `ATTENTION_READ_TIMEOUT` seconds plus one for every `ATTENTION_READ_RATE` bytes."""
+    """The sender was more than `ATTENTION_READ_TIMEOUT` seconds behind `ATTENTION_READ_RATE` bytes per second.
+
+    Or the bodies that arrive filled their part of the memory, and this one was slow for what it held.
+    """
 
     status, code, title = 408, "too_slow", "The request took too long to arrive"
 
@@ -172,6 +175,10 @@ class BodyTooLarge(TooLarge):
     """The body is larger than `ATTENTION_MAX_BODY_BYTES`."""
 
     code, title = "body_too_large", "The body is too large"
+    ways_out: ClassVar[str] = (
+        "send npz or safetensors, which take less than JSON; name a stored layer in place of its weights; "
+        "or raise ATTENTION_MAX_BODY_BYTES"
+    )
 
 
 class MemoryLimit(TooLarge):
@@ -294,19 +301,17 @@ class TimeLimit(ServiceError):
 
 def error_classes(base: type[ServiceError] = ServiceError) -> dict[str, type[ServiceError]]:
     """All error classes below this one by their code, in the order of the tree above."""
-    found: dict[str, type[ServiceError]] = {}
+    classes: dict[str, type[ServiceError]] = {}
     for kind in base.__subclasses__():
-        found |= {kind.code: kind} | error_classes(kind)
-    return found
+        classes |= {kind.code: kind} | error_classes(kind)
+    return classes
 
 
-def problem_class(error: ServiceError) -> type[ServiceError]:
-    """The class that the response to an error takes status, code and title from.
-
-    It is the class of the faults if all of them have the same code, else the class of the error.
-    """
-    codes = {fault.code for fault in error.faults}
-    return error_classes().get(codes.pop(), type(error)) if len(codes) == 1 else type(error)
+def invalid_request(*faults: Fault) -> ServiceError:
+    """The error with these faults: of their class if all of them have the same code, else InvalidRequest."""
+    codes = {fault.code for fault in faults}
+    kind = error_classes()[codes.pop()] if len(codes) == 1 else InvalidRequest
+    return kind(*faults)
 
 
 def drop_tracebacks(error: BaseException | None) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from attention_service.codecs import Codec
+from attention_service.codecs.base import Codec
 from attention_service.errors import ServiceError
 
 MB: Final = 2**20

@@ -12,12 +12,13 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from attention_service.codecs import CODECS, Codec
+from attention_service.codecs.base import Codec
 from attention_service.codecs.decoded import Body, Decoded
 from attention_service.codecs.json import JSONCodec
 from attention_service.codecs.oip import grpc as oip_grpc
 from attention_service.codecs.oip import http as oip
 from attention_service.codecs.oip.fields import OUTPUTS
+from attention_service.codecs.table import CODECS
 from tests.cases import CASES
 from tests.helpers import oip as requests_of_protocol
 from tests.helpers.messages import request as message_of

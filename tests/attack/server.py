@@ -24,7 +24,7 @@ from benchmarks.serving import Running
 START_TIMEOUT: Final = 60.0
 # Seconds to wait for a result that is expected at once, long because the machine may be busy.
 TIMEOUT: Final = 30.0
-HEALTH: Final = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH: Final = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @dataclass
@@ -106,7 +106,7 @@ def live(port: int = 0, address_space: int | None = None, **settings: object) ->
     address_space: limit of its address space in bytes, as by `ulimit -v`
     """
     port = port or free_port()
-    values = {"port": port, "log_level": "warning"} | settings
+    values = {"port": port, "log_level": "warning", "allowed_hosts": "x"} | settings
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")
     }  # a killed process saves no coverage

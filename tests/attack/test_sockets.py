@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 from attention_service.codecs.oip.http import OCTETS
 from tests.attack.corpus import GRPC, NO_HEAD, OIP, TARGETS, hostile_bodies
-from tests.attack.server import HEALTH, Live, ResponseReader, live, post, read_response, within
+from tests.attack.server import HEALTH, TIMEOUT, Live, ResponseReader, live, post, read_response, within
 from tests.helpers.oip import HEADER, INFER
 from tests.helpers.wire import NPZ, SAFETENSORS
 
@@ -67,6 +67,10 @@ class Growth:
 
     def now(self) -> float:
         return self._running.peak() - self._before
+
+    def left(self) -> float:
+        """What has not been returned to the system."""
+        return self._running.resident() - self._before
 
 
 def send_until_refused(connection: socket.socket, size: int) -> int:
@@ -319,6 +323,7 @@ def test_concurrent_large_requests_stay_within_the_memory_limit(server: Live) ->
     assert set(counts) <= {200, 413, 503, 504}
     assert counts[200] >= 1
     assert growth.now() < 256 + SLACK + 160 * 0.4  # a sixteenth of a megabyte of each body, and buffers of sockets
+    assert within(TIMEOUT, lambda: growth.left() < 256 / 16 + SLACK)
     assert slowest < 5
 
 

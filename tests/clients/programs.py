@@ -34,6 +34,10 @@ def python(program: Path, address: str) -> str:
     return run(sys.executable, program, address, PYTHONPATH=str(BUILT / "python"))
 
 
+def python_urllib3(program: Path, address: str) -> str:
+    return run(sys.executable, program, address, PYTHONPATH=str(BUILT / "python-urllib3"))
+
+
 def typescript(program: Path, address: str, *options: str) -> str:
     """Runs a program beside the client that is named like it."""
     folder = BUILT / program.stem
@@ -85,6 +89,7 @@ def csharp(program: Path, address: str) -> str:
 
 PROGRAMS: dict[str, Callable[[Path, str], str]] = {
     "python/example.py": python,
+    "python-urllib3/example.py": python_urllib3,
     "typescript/openapi-typescript.ts": stricter_typescript,
     "typescript/hey-api.ts": stricter_typescript,
     "typescript/typescript-fetch.ts": typescript,

@@ -244,4 +244,4 @@ def test_the_overlay_of_the_page_sets_image_host_and_keys(page: str, key_and_has
     assert str(file.parent) == mount
     mounted = tmp_path / file.name
     mounted.write_bytes(base64.b64decode(found["Secret"]["data"][file.name]))
-    assert Keys("", mounted).accept(f"Bearer {key_and_hash[0]}".encode())
+    assert Keys("", mounted).find(f"Bearer {key_and_hash[0]}".encode()) is not None

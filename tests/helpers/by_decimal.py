@@ -172,7 +172,7 @@ class Exact:
         )
 
     def prepared(self, role: str, b: int, place: int) -> list[Vector]:
-        """A query, new key or new value of each head after norm and rotation."""
+        """A query, new key or new value of each head after norm, clipping and rotation."""
         if (role, b, place) not in self.kept:
             with localcontext() as context:
                 context.prec = DIGITS
@@ -186,6 +186,9 @@ class Exact:
         position = None if norm is None else norm.get("position", "before")
         if position == "before":
             heads = normalised(heads, norm)
+        if "clip_qkv" in self.fields:
+            limit = Decimal(float(self.fields["clip_qkv"]))
+            heads = [[max(-limit, min(limit, number)) for number in head] for head in heads]
         if rotary is not None and role != "value":
             heads = [self.rotated(token, rotary, role, b, place) for token in heads]
         return normalised(heads, norm) if position == "after" else heads

@@ -12,7 +12,7 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.baseline import baselines, rounded_cases
 from attention_service.comparison.case import Case, make_case
 from attention_service.comparison.errors import distance
-from attention_service.comparison.inputs import OPTIONS, Recipe, make_input, recipe_for
+from attention_service.comparison.inputs import OPTIONS, Recipe, make_input, needs_tiles, recipe_for
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.solve import everything, solve
 from attention_service.pipeline.prepare import make_spec_and_plan
@@ -30,6 +30,7 @@ EXTRAS: Final = (
     "softcap",
     "sinks",
     "rotary",
+    "clip_qkv",
     "past",
 )
 KEYS: Final = (23, 37, 67, 131)
@@ -73,6 +74,8 @@ def random_recipe(random: np.random.Generator, names: tuple[str, ...]) -> Recipe
     head_dim = int(random.choice([4, 8, 16]))
     value_dim = head_dim if random.random() < 0.5 or "value.is_key" in names else int(random.choice([3, 5, 8]))
     keys = int(random.choice(KEYS))
+    if needs_tiles(names):
+        keys = recipe.keys
     queries = keys if random.random() < 0.5 or "mask.transposed" in names else int(random.choice([5, 13, 19]))
     if "value.transposed" in names:
         extras.discard("past")

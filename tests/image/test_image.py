@@ -137,6 +137,12 @@ def test_the_start_time_is_reported(report: Report) -> None:
     report(f"first answer: {ours:.2f} s, {ours / bare:.2f} times the bare process's {bare:.2f} s (wanted: 1.5 times)")
 
 
+def requests_in_flight(url: str) -> int:
+    """The requests whose heads have arrived and whose responses are not complete, the one that asks included."""
+    (value,) = re.findall(r"^attention_requests_in_flight (\S+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
+    return int(float(value))
+
+
 def test_sigterm_under_load_completes_accepted_requests(report: Report) -> None:
     """Accepted requests get responses, later connections are refused, and the exit status is 0."""
     random = np.random.default_rng(0)
@@ -156,11 +162,15 @@ def test_sigterm_under_load_completes_accepted_requests(report: Report) -> None:
 
     with container() as one:
         await_response(one.url)
-        clients = [threading.Thread(target=send_small_requests) for _ in range(4)]
-        clients += [threading.Thread(target=send_large_request) for _ in range(8)]
-        for client in clients:
+        clients = [threading.Thread(target=send_large_request) for _ in range(8)]
+        clients += [threading.Thread(target=send_small_requests) for _ in range(4)]
+        for client in clients[:8]:
             client.start()
-        time.sleep(1)  # all large requests are accepted now, and at least one of them is not finished
+        # The scrape itself is in flight too.
+        await_condition(lambda: requests_in_flight(one.url) + len(done) > 8, "all large requests are accepted")
+        for client in clients[8:]:
+            client.start()
+        await_condition(lambda: len(small) > 0, "a small request is answered")
         before = len(done)
         start = time.perf_counter()
         engine("kill", "--signal=TERM", one.name)

@@ -37,7 +37,7 @@ def test_the_pod_has_half_of_its_memory_limit_for_requests(pod: Container) -> No
     fetch = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:8000/metrics').read().decode())"
     metrics = pod.run("python", "-c", fetch)
     (limit,) = re.findall(r"^attention_memory_limit_bytes (\S+)$", metrics, re.MULTILINE)
-    assert float(limit) == 2**30
+    assert float(limit) == 3 * 2**29
 
 
 def test_the_pod_has_no_privileges(pod: Container) -> None:

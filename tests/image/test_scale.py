@@ -120,6 +120,10 @@ def test_the_proxy_passes_large_bodies_and_problems(proxy: str) -> None:
     assert (problem.title, problem.request_id) == (BodyTooLarge.title, refused.headers["X-Request-ID"])
 
 
+def test_the_proxy_passes_no_metrics(proxy: str) -> None:
+    assert {httpx.get(f"{proxy}{path}").status_code for path in ("/metrics", "/%6detrics", "/metrics?x")} == {404}
+
+
 def test_the_proxy_serves_after_the_restart_that_the_page_shows(proxy: str) -> None:
     (restart,) = re.findall(r"`docker compose (restart proxy)`", (ROOT / "docs" / "deployment.md").read_text())
     compose(PROJECT, "--profile", "scale", *restart.split(), PROXY_PORT=str(urlsplit(proxy).port))

@@ -1,10 +1,11 @@
-"""Requests that cover all options and formats, each with some ten megabytes, and the formats of their responses."""
+"""Requests in all formats, each with some ten megabytes, one for each option of the table, and their responses."""
 
 from __future__ import annotations
 
 import io
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -14,6 +15,7 @@ import safetensors.numpy
 
 from tests.helpers.oip import body as inference
 from tests.helpers.oip import tensor
+from tests.helpers.options import as_fields, plain, unusual
 from tests.helpers.wire import JSON, NPZ, SAFETENSORS, split, typed_array, write
 
 INFERENCE = "inference"
@@ -315,6 +317,29 @@ CASES = [
         ),
     ),
 ]
+
+
+# Sizes of the requests with one option: operands of 12 MiB each, and matrices of 260,000 numbers.
+SIZES = (2, 4, 510, 768)
+# Options of types and places, which have cases above, and of weights, which the others do not return.
+ELSEWHERE = {"dtype", "device", "backend", "untyped", "allow_non_finite", "query_tokens", "key_tokens"}
+OF_WEIGHTS = {"average_heads", "top_k", "select_heads", "select_queries"}
+
+
+def with_option(name: str) -> dict[str, Any]:
+    """The fields of a request with one option of the table, in float32."""
+    spec = plain(*SIZES)._replace(**(({} if name in OF_WEIGHTS else NONE) | unusual(*SIZES)[name]))
+    return {name: in_float32(value) for name, value in as_fields(spec).items()}
+
+
+def in_float32(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: in_float32(item) for name, item in value.items()}
+    return value.astype(F4) if isinstance(value, np.ndarray) and value.dtype == F8 else value
+
+
+OPTIONS = [name for name in unusual(2, 1, 6, 6) if name not in ELSEWHERE]
+CASES += [Case(f"option {name}", SAFETENSORS, SAFETENSORS, partial(with_option, name)) for name in OPTIONS]
 
 
 def write_case(case: Case) -> tuple[np.ndarray, int | None]:

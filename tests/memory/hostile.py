@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from attention_service.attention.cost import Memory
-from attention_service.codecs import CODECS, Codec
+from attention_service.codecs.base import Codec
 from attention_service.codecs.decoded import Body
 from attention_service.codecs.oip import grpc as oip_grpc
 from attention_service.codecs.oip import http as oip
+from attention_service.codecs.table import CODECS
 from attention_service.errors import ServiceError
-from attention_service.runtime.process import return_memory
+from attention_service.runtime.memory import reuse_memory
 from tests.attack.corpus import FOR_MODEL, elements
 from tests.helpers.wire import JSON, NPZ, SAFETENSORS
 from tests.memory.measure import LIMIT, measure_in_child
@@ -162,7 +163,7 @@ def decode(kind: str, bodies: list[np.ndarray]) -> Memory:
 
 def main() -> None:
     """Print a line of JSON for each body."""
-    return_memory()
+    reuse_memory()
     for kind, body in (JSON, b'{"a": [1, null], "b": [[0.5]]}'), (NPZ, archive(zipfile.ZIP_DEFLATED, a=np.ones(3))()):
         CODECS[kind].decode(np.frombuffer(bytearray(body), np.uint8).data, LIMIT)
     for name, (kind, make) in BODIES.items():

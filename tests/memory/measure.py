@@ -26,11 +26,12 @@ import numpy as np
 from attention_service.attention.cost import Memory, copied_bytes
 from attention_service.backends.base import Backend
 from attention_service.backends.registry import Backends
-from attention_service.codecs import CODECS, Codec
+from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import ENCODE_BYTES
 from attention_service.codecs.oip import http as oip
+from attention_service.codecs.table import CODECS
 from attention_service.pipeline.prepare import make_spec_and_plan
-from attention_service.runtime.process import return_memory
+from attention_service.runtime.memory import reuse_memory
 from attention_service.schemas.response import answer
 from tests.memory.cases import CASES, INFERENCE, Case, write_case
 
@@ -40,7 +41,7 @@ LIMIT = 2**30
 
 def main(backend: Any, names: list[str]) -> None:
     """Print a line of JSON for each case."""
-    return_memory()
+    reuse_memory()
     executor = Backends().choose(backend, "cpu")
     warm_up(backend, executor)
     for case in CASES:

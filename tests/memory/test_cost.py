@@ -10,11 +10,11 @@ import pytest
 
 from attention_service.attention.cost import Memory, copied_bytes
 from attention_service.attention.spec import DType
+from attention_service.backends.base import no_check
 from attention_service.backends.registry import Backends
-from attention_service.codecs import CODECS
 from attention_service.codecs.chunks import ENCODE_BYTES
 from attention_service.codecs.decoded import Decoded
-from attention_service.pipeline.compute import execute
+from attention_service.codecs.table import CODECS
 from attention_service.pipeline.engine import Engine
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.settings import Settings
@@ -32,8 +32,9 @@ def nbytes(value: Any) -> int:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_size_of_the_results_is_estimated_exactly(case: Case, dtype: DType) -> None:
     fields = CODECS[JSON].decode(write({**case.request, "dtype": dtype}, JSON), LIMIT)
-    request = Engine(Settings.model_construct()).plans.prepare(fields)
-    assert nbytes(execute(request).arrays) == request.plan.returned_bytes
+    attention = Engine(Settings.model_construct()).attention
+    request = attention.prepare(fields)
+    assert nbytes(attention.compute(request, no_check).arrays) == request.shared.plan.returned_bytes
 
 
 BODY: dict[str, Any] = {"query": np.ones((50, 4)), "key": np.ones((60, 4)), "value": np.ones((60, 4))}

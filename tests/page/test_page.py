@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Request, expect
 
-from attention_service.render.cells import TINTS
+from attention_service.attention.visibility import CAUSES
 from attention_service.render.colours import DIVERGING, SEQUENTIAL
 from tests.page.helpers import fill, wait
 
@@ -36,8 +36,8 @@ def test_the_colours_are_those_of_the_pictures_of_the_service() -> None:
     text = (HERE.parents[1] / "service" / "attention_service" / "page" / "page.css").read_text(encoding="utf-8")
     for anchors in (SEQUENTIAL, DIVERGING):
         assert ", ".join(anchors) in text
-    for name, colour in TINTS.items():
-        assert f"--{name}: {colour};" in text
+    for name, cause in CAUSES.items():
+        assert f"--{name}: {cause.tint};" in text
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

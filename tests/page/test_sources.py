@@ -104,6 +104,33 @@ def test_wrong_files_and_texts_are_told(folder: Path, open_page: Open) -> None:
     expect(page.locator("#short")).not_to_have_attribute("inert", "")
 
 
+@pytest.mark.parametrize(
+    "name", ["__proto__.x", "a.__proto__.x", "constructor.prototype.x", "toString", "input.push.x"]
+)
+@pytest.mark.parametrize("ending", ["safetensors", "npz"])
+def test_a_tensor_named_as_what_all_objects_have_is_refused(
+    name: str, ending: str, folder: Path, open_page: Open
+) -> None:
+    file = folder / f"a.{ending}"
+    if ending == "npz":
+        np.savez(file, request=json.dumps({"input": [[1]]}), **{name: np.eye(2)})  # type: ignore[arg-type]
+    else:
+        save_file({name: np.eye(2)}, file, {"request": json.dumps({"input": [[1]]})})
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#file").set_input_files(file)
+    expect(page.locator("#problem")).to_contain_text("no field has the name")
+    assert page.evaluate("[({}).x, [].push.x, Object.keys(Object.prototype)]") == [None, None, []]
+
+
+def test_prototypes_in_a_file_of_json_are_fields_that_the_service_refuses(folder: Path, open_page: Open) -> None:
+    (folder / "a.json").write_text('{"__proto__": {"input": [[1]]}, "input": [[1]]}')
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#file").set_input_files(folder / "a.json")
+    expect(page.locator("#problem")).to_contain_text("__proto__")
+
+
 def test_without_a_request_no_picture_looks_current(open_page: Open) -> None:
     page = open_page()
     page.locator("#example").select_option("data")
@@ -145,6 +172,43 @@ def test_a_bad_choice_in_the_address_is_the_nearest_good_one(fields: dict[str, s
     page = open_page(example="causal", **fields)
     expect(page.locator("#readout")).to_contain_text("query 0, key 3:" if "key" in fields else "query 0, key 0:")
     expect(page.locator("#large-title")).to_have_text("Weights")
+
+
+@pytest.mark.parametrize("dim", ["513", "1000000", "1e300", "1e999", "-5", "0", "0.5", "x"])
+def test_the_features_of_a_sentence_in_the_address_are_bounded(dim: str, open_page: Open) -> None:
+    page = open_page(example="sentence", text="a b", dim=dim)
+    expect(page.locator("#status")).to_contain_text("2 × 2")
+    page.locator("#copy-curl").click()
+    request = json.loads(page.locator("#copied-text").input_value().splitlines()[1])
+    assert len(request["input"][0]) == (512 if dim in ("513", "1000000", "1e300") else 1)
+    if dim == "1000000":
+        expect(page.locator("#dim")).to_have_value("512")
+
+
+def test_a_typed_number_of_features_is_bounded(open_page: Open) -> None:
+    page = open_page(example="sentence", text="a b")
+    page.locator("#dim").fill("1000000")
+    expect(page.locator("#dim")).to_have_value("512")
+
+
+def test_the_numbers_of_a_sentence_are_bounded(open_page: Open, page: Page, address: str) -> None:
+    open_page(example="sentence", text="a b")
+    page.evaluate("location.hash = `example=sentence&dim=512&text=${'a+'.repeat(100_000)}`")
+    expect(page.locator("#problem")).to_contain_text("expected at most 4194304 numbers")
+
+
+NUMBERS = ("num_heads", "scale", "softcap", "window.left", "window.right", "query_offset", "chunk_size", "seed",
+           "batch", "head", "query", "key", "feature")  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["1000000000000", "-1e300", "Infinity"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_any_number_in_the_address_leaves_the_page_working(name: str, value: str, page: Page, address: str) -> None:
+    """It is bounded, or refused by the service; then the next example is computed."""
+    page.goto(f"{address}/#example=sentence&text=a+b&{name}={value}")
+    expect(page.locator("#status")).not_to_be_empty()
+    page.locator("#example").select_option("causal")
+    expect(page.locator("#status")).to_contain_text("×")
 
 
 @pytest.mark.parametrize("text", ["null", "5", "[]", '"a"', '{"input": null}'])

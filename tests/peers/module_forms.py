@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from attention_service.codecs.named_tensors import nested
 from attention_service.layers.importing import family_of
+from attention_service.layers.models import MODELS
 from attention_service.layers.module import Module
-from attention_service.layers.tensors import nested
 
 Fields = dict[str, Any]
 
@@ -236,7 +237,8 @@ def imported(call: Call) -> Fields:
         State(call.module),  # type: ignore[arg-type]
         "",
         layer,
-        configuration={**family.defaults, **configuration},
+        model=MODELS[configuration["model_type"]],
+        options=configuration,
         heads=None,
         positions=configuration.get("max_position_embeddings", 0),
         progress=lambda name, size: None,

@@ -326,7 +326,7 @@ ROWS: dict[str, Row] = {
     "nemotron_h": Row("NemotronHAttention", fields="is_causal"),
     "nllb-moe": Row("NllbMoeAttention", fields="is_causal"),
     "nomic_bert": Row("NomicBertAttention", fields="rotary"),
-    "olmo": Row("OlmoAttention", fields="is_causal rotary"),
+    "olmo": Row("OlmoAttention", imported, more={"clip_qkv": 0.2}, fields="clip_qkv is_causal rotary"),
     "olmo3": Row(
         "Olmo3Attention", imported, fields="is_causal key_norm key_norm.over query_norm query_norm.over rotary window"
     ),
@@ -334,7 +334,10 @@ ROWS: dict[str, Row] = {
         "OlmoHybridAttention", fields="is_causal key_norm key_norm.over query_norm query_norm.over rotary"
     ),
     "olmoe": Row(
-        "OlmoeAttention", imported, fields="is_causal key_norm key_norm.over query_norm query_norm.over rotary"
+        "OlmoeAttention",
+        imported,
+        more={"clip_qkv": 0.8},
+        fields="clip_qkv is_causal key_norm key_norm.over query_norm query_norm.over rotary",
     ),
     "pegasus": Row("PegasusAttention", fields="is_causal"),
     "persimmon": Row(
@@ -396,9 +399,6 @@ OTHERS: dict[str, Other] = {
     "doge": Other("DogeAttention", "dt_proj", "its values make a bias; a request can have it as `bias`"),
     "jetmoe": Other("JetMoeAttention", "experts", "a router chooses maps for each token"),
     "minimax": Other("MiniMaxLightningAttention", "output_gate", "lightning layers: linear attention, not softmax"),
-    "olmo": Other(
-        "OlmoAttention", "config.clip_qkv", "with `clip_qkv`: query, key and value are clipped", {"clip_qkv": 8.0}
-    ),
 }
 
 

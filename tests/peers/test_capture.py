@@ -143,6 +143,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"tokens": [1] * 10}, TypeError, "tokens: .*; got int '1'"),
     ({"tokens": [["a"], [2]]}, TypeError, "tokens: .*; got int '2' in it"),
     ({"tokens": ["a", None]}, TypeError, "tokens: .*; got NoneType 'None' in it"),
+    ({"decoder_tokens": ["a", 2]}, TypeError, "decoder_tokens: .*; got int '2' in it"),
     ({"model": 3}, TypeError, r"model: expected a torch\.nn\.Module, .*; got int '3'"),
     ({"model": torch.nn.Linear(2, 2), "layers": [-1]}, ValueError, "Linear does not tell how many"),
 ]
@@ -167,6 +168,26 @@ def test_negative_heads_and_layers_count_from_the_end() -> None:
         run(model, "sdpa", {"layers": [-3], "model": model}, input_ids=TOKENS)
     with pytest.raises(IndexError, match=r"heads 0 to 3, or -4 to -1; got -5"):
         run(model, "sdpa", {"heads": [-5]}, input_ids=TOKENS)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "bert", "t5"])
+def test_a_layer_beyond_those_that_ran_is_an_error(architecture: str) -> None:
+    model = tiny_model(architecture, "sdpa")
+    inputs = {"input_ids": TOKENS} | ({"decoder_input_ids": TOKENS[:, :6]} if architecture == "t5" else {})
+    for options in ({"layers": [7], "model": model}, {"layers": [0, 7]}):
+        with pytest.raises(IndexError, match=r"layers: the layers that ran are within 0 to 1; got 7"):
+            run(model, "sdpa", options, **inputs)
+
+
+def test_a_row_that_no_call_has_is_named_as_the_reason() -> None:
+    captured, _ = run(tiny_model("llama"), "sdpa", {"rows": [99]}, input_ids=TOKENS)
+    for index in (0, -1):
+        with pytest.raises(
+            KeyError, match=r"ran, but no call of it has one of the rows .* 10 queries: the rows 0 to 9"
+        ):
+            captured[index]
+    with pytest.raises(KeyError, match="no call of it has one of the rows"):
+        captured.decoder[0]
 
 
 def test_a_model_whose_modules_have_no_index_says_how_many_layers_it_has() -> None:
@@ -199,7 +220,9 @@ def test_layers_of_encoder_and_decoder_are_told_apart() -> None:
     model, inputs = tiny_model("t5", "sdpa"), {"input_ids": TOKENS, "decoder_input_ids": TOKENS[:, :6]}
     captured, _ = run(model, "sdpa", {"rows": [0]}, **inputs)
     assert len(captured.calls) == 6
-    with pytest.raises(KeyError, match="3 modules are layer 0"):
+    with pytest.raises(
+        KeyError, match=r"3 modules are layer 0: .*decoder.*EncDecAttention.*Use encoder, decoder or cross"
+    ):
         captured[0]
     captured, _ = run(model, "sdpa", {"rows": [0], "model": model.encoder}, **inputs)
     assert [call.module for call in captured.calls] == [f"block.{n}.layer.0.SelfAttention" for n in (0, 1)]
@@ -217,6 +240,242 @@ def test_pictures_have_the_tokens_and_the_rows() -> None:
     with pytest.raises(ValueError, match="masked_scores"):
         captured[0].heatmap("scores")
     assert captured[0].heatmap("masked_scores").png
+
+
+def labelled(found: Any) -> tuple[Any, Any]:
+    """The labels of the queries and of the keys of a call, in the first batch entry."""
+    both = (found._spec.query_tokens, found._spec.key_tokens)
+    first, second = (None if each is None else list(each[0]) for each in both)
+    return first, second
+
+
+SOURCE, TARGET = [f"src{n}" for n in range(10)], [f"trg{n}" for n in range(6)]
+# How the names of encoders, decoders and cross-attention are written, and what their modules say of themselves.
+WITH_ENCODER = ("t5", "bart", "blenderbot", "nllb-moe", "seamless_m4t", "pegasus_x", "umt5", "switch_transformers")
+
+
+@pytest.mark.parametrize("length", [6, 10])
+@pytest.mark.parametrize("architecture", WITH_ENCODER)
+def test_encoder_and_decoder_have_labels_of_their_own(architecture: str, length: int) -> None:
+    """Queries of cross-attention are the decoder's tokens, its keys the encoder's, also where both are as many."""
+    target = [f"trg{n}" for n in range(length)]
+    model = tiny_model(architecture, "eager")
+    inputs = {"input_ids": TOKENS, "decoder_input_ids": TOKENS[:, :length]}
+    captured, _ = run(model, "eager", {"tokens": SOURCE, "decoder_tokens": target, "rows": [-1, 2]}, **inputs)
+    rows = [target[-1], target[2]]
+    if architecture != "pegasus_x":  # whose encoder has attention of its own
+        assert len(captured.encoder) == 2
+    assert len(captured.decoder) == len(captured.cross) == 2
+    for role, queries, keys in (
+        (captured.encoder, [SOURCE[-1], SOURCE[2]], SOURCE),
+        (captured.decoder, rows, target),
+        (captured.cross, rows, SOURCE),
+    ):
+        for found in role.values():
+            assert labelled(found) == (queries, keys)
+            assert found.attention_weights.shape[-2:] == (2, len(keys))
+    assert captured.cross[-1] is captured.cross[1]
+    assert ">src5</text>" in captured.cross[0].heatmap().svg
+
+
+@pytest.mark.parametrize(
+    ("options", "queries", "keys"),
+    [({"tokens": SOURCE}, None, SOURCE), ({"decoder_tokens": TARGET}, TARGET, None)],
+)
+def test_labels_of_one_side_are_for_that_side_only(options: dict[str, Any], queries: Any, keys: Any) -> None:
+    inputs = {"input_ids": TOKENS, "decoder_input_ids": TOKENS[:, :6]}
+    captured, _ = run(tiny_model("t5"), "sdpa", options, **inputs)
+    assert labelled(captured.cross[0]) == (queries, keys)
+    assert labelled(captured.decoder[0]) == (queries, queries)
+    assert labelled(captured.encoder[0]) == (keys, keys)
+    assert captured.cross[0].heatmap().png
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "bert"])
+def test_a_decoder_alone_may_read_an_encoder(architecture: str) -> None:
+    """Its own tokens are `tokens` unless `decoder_tokens` is given."""
+    model = tiny_model(architecture, "eager", is_decoder=True, add_cross_attention=True)
+    inputs = {"input_ids": TOKENS, "encoder_hidden_states": torch.ones(2, 7, 32)}
+    captured, _ = run(model, "eager", {"tokens": LETTERS}, **inputs)
+    assert labelled(captured.decoder[-1]) == (LETTERS, LETTERS)
+    assert labelled(captured.cross[-1]) == (LETTERS, None)
+    captured, _ = run(model, "eager", {"tokens": SOURCE[:7], "decoder_tokens": LETTERS}, **inputs)
+    assert labelled(captured.decoder[-1]) == (LETTERS, LETTERS)
+    assert labelled(captured.cross[-1]) == (LETTERS, SOURCE[:7])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt_oss"])
+def test_queries_with_a_cache_are_the_last_tokens(architecture: str) -> None:
+    """And the keys those of the window, where its cache keeps no others: 4 here."""
+    model = tiny_model(architecture, "eager")
+    with torch.no_grad(), capture(tokens=LETTERS) as captured:
+        cache = model(TOKENS[:, :5], use_cache=True).past_key_values
+        for first, last in ((5, 8), (8, 9), (9, 10)):
+            model(TOKENS[:, first:last], past_key_values=cache, use_cache=True)
+    modules = {found.layer for found in captured.calls}
+    for layer in modules:
+        calls = [found for found in captured.calls if found.layer == layer]
+        for found, (first, last) in zip(calls, ((0, 5), (5, 8), (8, 9), (9, 10)), strict=True):
+            queries, keys = labelled(found)
+            assert queries == LETTERS[first:last]
+            assert keys == LETTERS[last - found.attention_weights.shape[-1] : last]
+    if architecture != "llama":
+        assert min(found.attention_weights.shape[-1] for found in captured.calls) == 4
+
+
+TYPES = {"layer_types": ["sliding_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize("steps", [((8, 9), (9, 10)), ((9, 10),), ((4, 10),)], ids=str)
+@pytest.mark.parametrize(
+    ("architecture", "more"),
+    [("llama", {}), ("mistral", {}), ("mistral", {"sliding_window": 2}), ("gemma3_text", {}), ("gemma3_text", TYPES),
+     ("gpt_oss", TYPES)],
+    ids=str,
+)  # fmt: skip
+def test_a_cache_may_have_read_tokens_before(
+    architecture: str, more: dict[str, Any], steps: tuple[tuple[int, int], ...]
+) -> None:
+    """Labels are those of the whole text; a cache of the last tokens only has the last of them."""
+    model = tiny_model(architecture, "eager", **more)
+
+    def run_steps(labels: list[str]) -> Captured:
+        with torch.no_grad():
+            cache = model(TOKENS[:, : steps[0][0]], use_cache=True).past_key_values
+            with capture(tokens=labels) as captured:
+                for first, last in steps:
+                    model(TOKENS[:, first:last], past_key_values=cache, use_cache=True)
+        return captured
+
+    captured = run_steps(LETTERS)
+    assert len(captured.calls) == 2 * len(steps)
+    for place, found in enumerate(captured.calls):
+        first, last = steps[place // 2]
+        queries, keys = labelled(found)
+        assert queries == LETTERS[first:last]
+        assert keys == LETTERS[last - found.attention_weights.shape[-1] : last]
+    with pytest.raises(ValueError, match=r"tokens: expected 10 labels, .*; got 9"):
+        run_steps(LETTERS[:9])
+    with pytest.raises(ValueError, match=r"tokens: expected 10 labels, .*; got 11"):
+        run_steps([*LETTERS, "k"])
+
+
+def test_layers_that_share_a_module_have_one_index() -> None:
+    model = tiny_model("albert", "eager")
+    captured, _ = run(model, "eager", {"layers": [0], "model": model}, input_ids=TOKENS)
+    assert [found.layer for found in captured.calls] == [0] * model.config.num_hidden_layers
+    assert captured[-1] is captured.calls[-1]
+    with pytest.raises(IndexError, match="the layers that ran are within 0 to 0"):
+        run(model, "eager", {"layers": [-1], "model": model}, input_ids=TOKENS)
+
+
+def test_cross_attention_with_a_cache_has_the_last_queries() -> None:
+    """While a model generates, the layers that are not captured count, too."""
+    model = tiny_model("t5", "sdpa")
+    given = {"tokens": SOURCE, "decoder_tokens": TARGET[:4], "layers": [1]}
+    with torch.no_grad(), capture(**given) as captured:
+        encoded = model.encoder(TOKENS)
+        cache = None
+        for place in range(4):
+            step = TOKENS[:, place : place + 1]
+            cache = model(
+                encoder_outputs=encoded, decoder_input_ids=step, past_key_values=cache, use_cache=True
+            ).past_key_values
+    assert [labelled(found)[0] for found in captured.cross.calls] == [[label] for label in TARGET[:4]]
+    assert all(labelled(found)[1] == SOURCE for found in captured.cross.calls)
+    assert labelled(captured.decoder[1]) == (TARGET[3:4], TARGET[:4])
+
+
+def test_a_compiled_model_has_the_roles_and_labels_of_a_plain_one() -> None:
+    model = tiny_model("t5", "sdpa")
+    inputs = {"input_ids": TOKENS, "decoder_input_ids": TOKENS[:, :6]}
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad(), capture(tokens=SOURCE, decoder_tokens=TARGET) as captured:
+        compiled(**inputs)
+    assert [len(part) for part in (captured.encoder, captured.decoder, captured.cross)] == [2, 2, 2]
+    assert labelled(captured.cross[-1]) == (TARGET, SOURCE)
+
+
+def test_labels_need_a_model_that_is_known() -> None:
+    """No hook runs before a model whose forward() is called, so that roles could be mistaken."""
+    model, inputs = tiny_model("t5", "sdpa"), {"input_ids": TOKENS, "decoder_input_ids": TOKENS[:, :10]}
+    options: dict[str, Any] = {"tokens": SOURCE, "decoder_tokens": LETTERS}
+    with torch.no_grad(), capture(**options, model=model) as captured:
+        model.forward(**inputs)
+    assert labelled(captured.cross[-1]) == (LETTERS, SOURCE)
+    encoder = tiny_model("t5", "sdpa").encoder.block[0].layer[0].SelfAttention
+    with pytest.raises(ValueError, match=r"say which model it is by capture\(model="), capture(tokens=LETTERS):
+        encoder.forward(torch.ones(2, 10, 32))
+
+
+def test_each_batch_entry_may_have_labels_of_its_own() -> None:
+    """With padding, which has labels, too."""
+    both = [LETTERS, [letter.upper() for letter in LETTERS]]
+    inputs = {"input_ids": TOKENS, "attention_mask": padding("left")}
+    captured, _ = run(tiny_model("bert"), "sdpa", {"tokens": both, "rows": [0]}, **inputs)
+    assert [list(entry) for entry in captured[1]._spec.key_tokens] == both
+    assert [list(entry) for entry in captured[1]._spec.query_tokens] == [["a"], ["A"]]
+
+
+COUNTS: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "llama",
+        {"tokens": LETTERS[:9]},
+        r"tokens: expected 10 labels, one for each token of layer 0 .*self_attn.*; got 9",
+    ),
+    ("llama", {"tokens": [*LETTERS, "k"]}, r"tokens: expected 10 labels, .*; got 11"),
+    ("llama", {"tokens": []}, r"tokens: expected 10 labels, .*; got 0"),
+    ("bert", {"tokens": LETTERS[:9]}, r"tokens: expected 10 labels, .*; got 9"),
+    ("bert", {"tokens": [*LETTERS, "k"]}, r"tokens: expected 10 labels, .*; got 11"),
+    ("llama", {"tokens": [LETTERS]}, r"tokens: expected a list .* each of 2 batch entries of layer 0.*; got 1"),
+    ("llama", {"tokens": [LETTERS] * 3}, r"tokens: expected a list .* each of 2 batch entries of layer 0.*; got 3"),
+    ("llama", {"tokens": [LETTERS, LETTERS[:4]]}, r"tokens: expected 10 labels, .*; got 4"),
+    ("t5", {"tokens": SOURCE[:6]}, r"tokens: expected 10 labels, .* \(encoder.block.0.*; got 6"),
+    ("t5", {"decoder_tokens": SOURCE}, r"decoder_tokens: expected 6 labels, .* \(decoder.block.0.*; got 10"),
+    ("t5", {"decoder_tokens": TARGET[:1]}, r"decoder_tokens: expected 6 labels, .*; got 1"),
+    ("t5", {"tokens": SOURCE[:6], "decoder_tokens": TARGET}, r"tokens: expected 10 labels, .*; got 6"),
+    ("llama", {"tokens": LETTERS, "decoder_tokens": LETTERS}, "^tokens: no layer that was captured has these tokens"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "options", "text"), COUNTS)
+def test_another_number_of_labels_than_of_tokens_is_an_error(
+    architecture: str, options: dict[str, Any], text: str
+) -> None:
+    inputs = {"input_ids": TOKENS} | ({"decoder_input_ids": TOKENS[:, :6]} if architecture == "t5" else {})
+    with pytest.raises(ValueError, match=text):
+        run(tiny_model(architecture), "eager", options, **inputs)
+
+
+@pytest.mark.parametrize(("first", "second"), [(10, 6), (6, 10)])
+def test_labels_are_of_one_text(first: int, second: int) -> None:
+    """Another text with fewer tokens gets none of them by mistake."""
+    model = tiny_model("llama")
+
+    def run_both() -> None:
+        with torch.no_grad(), capture(tokens=LETTERS):
+            model(TOKENS[:, :first])
+            model(TOKENS[:, :second])
+
+    with pytest.raises(ValueError, match="tokens: expected 6 labels"):
+        run_both()
+
+
+def test_an_error_of_the_model_is_not_hidden_by_one_of_labels() -> None:
+    with pytest.raises(RuntimeError, match="stop"), capture(tokens=["a"]):
+        raise RuntimeError("stop")
+
+
+def test_negative_layers_count_from_the_last_one_of_the_model() -> None:
+    model = tiny_model("llama", num_hidden_layers=4)
+    captured, _ = run(model, "sdpa", {"layers": [-2, 0], "model": model}, input_ids=TOKENS)
+    assert captured[-2] is captured[2]
+    assert captured[-4] is captured[0]
+    assert captured.decoder[-2] is captured[2]
+    for absent in (-1, -5):
+        with pytest.raises(KeyError, match="is not captured; there are 0, 2"):
+            captured[absent]
+    assert len(captured.cross) == len(captured.encoder) == 0
 
 
 def drawn(found: Any) -> Any:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
-from attention_service.conformance.adapters import ADAPTERS, Adapter
-from attention_service.conformance.deviations import ANCHORS, DEVIATIONS
-from attention_service.conformance.matrix import alignment
 from attention_service.conformance.runner import run_cases
 from attention_service.conformance.suite import make_corner_cases
-from tests.helpers.documents import BLOCKS, Block
+from tests.helpers.documents import BLOCKS, ROOT, Block
+from tests.peers.conformance.adapters import ADAPTERS, Adapter
+from tests.peers.conformance.deviations import BY_CELL, DEVIATIONS, Deviation
+from tests.peers.conformance.matrix import alignment, verdict
 
 PAGE = "docs/conformance.md"
 CODES = {deviation.code for deviation in DEVIATIONS}
@@ -64,13 +65,54 @@ def test_an_option_that_one_library_has_is_passed_on(name: str, corner: str) -> 
     assert found.status == "correct"
 
 
-@pytest.mark.parametrize(("name", "corner"), ANCHORS)
+@pytest.mark.parametrize(("name", "corner"), BY_CELL)
 def test_each_deviation_of_the_matrix_is_there(name: str, corner: str) -> None:
     if name not in INSTALLED or corner == "scale.zero":  # rounding, which some cases show and others do not
         return
     cases = make_corner_cases(corner, 2, 0, ("float32",))
     (found,) = run_cases(cases, INSTALLED[name].load(), explain=False).corners
     assert found.status in ("wrong", "imprecise")
+
+
+def documentation(source: str) -> str:
+    """The documentation of what is called so, in the version that is installed."""
+    if source == "the operator Attention of ONNX":
+        schema = pytest.importorskip("onnx").defs.get_schema("Attention", 24, "")
+        return "\n".join([schema.doc, *(attribute.description for attribute in schema.attributes.values())])
+    module, _, name = source.rpartition(".")
+    return str(getattr(import_module(module), name).__doc__)
+
+
+QUOTED = [deviation for deviation in DEVIATIONS if deviation.quote is not None]
+
+
+@pytest.mark.parametrize("deviation", QUOTED, ids=lambda deviation: deviation.anchor)
+def test_what_is_quoted_is_in_the_documentation(deviation: Deviation) -> None:
+    assert deviation.source is not None
+    assert deviation.quote is not None
+    said = " ".join(documentation(deviation.source).split())
+    assert all(part in said for part in deviation.quote.split(" … "))
+
+
+def test_a_library_breaks_its_documentation_only_by_a_quotation() -> None:
+    """And the page says of each deviation what it is."""
+    assert all(deviation.quote is not None for deviation in DEVIATIONS if deviation.breaks)
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
+    for deviation in DEVIATIONS:
+        heading, sentence = f"### {deviation.title}\n", verdict(deviation)
+        assert sentence.startswith(("**Another definition.**", "**Breaks its documentation.**"))
+        assert f"{heading}\n{sentence}" in page
+        mark = "✗" if deviation.breaks else "≠"
+        assert f"[{mark}](#{deviation.anchor})" in page
+
+
+def test_a_negative_scale_of_onnx_and_hidden_nan_are_other_definitions() -> None:
+    """Nobody is accused of what nobody promised."""
+    assert {cell for cell, deviation in BY_CELL.items() if deviation.breaks} == {
+        ("torch-sdpa", "scale.zero_causal"),
+        ("torch-sdpa", "scale.negative_causal"),
+    }
+    assert "| ? |" not in (ROOT / PAGE).read_text(encoding="utf-8").partition("<!-- matrix: measured -->")[2]
 
 
 def test_causal_masks_align_as_the_page_says() -> None:

@@ -12,12 +12,12 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from attention_service.backends.base import no_check
 from attention_service.codecs.decoded import Decoded
 from attention_service.layers.files import write_layer
 from attention_service.layers.importing import import_layer
 from attention_service.layers.store import LayerStore
 from attention_service.layers.tensors import BadFile
-from attention_service.pipeline.compute import execute
 from attention_service.pipeline.engine import Engine
 from attention_service.settings import Settings
 
@@ -69,7 +69,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                                       "layer_types": ["sliding_attention", "full_attention"],
                                       "rope_parameters": {"full_attention": LINEAR, "sliding_attention": LOCAL}}),
     "gpt-oss": ("GptOss", WIDE | {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 4}),
+    "olmo": ("Olmo", GROUPED),
+    "olmo, clipped": ("Olmo", GROUPED | {"clip_qkv": 0.5}),
     "olmo 2": ("Olmo2", GROUPED),
+    "olmoe, clipped": ("Olmoe", GROUPED | {"clip_qkv": 0.8, "num_experts": 2, "num_experts_per_tok": 1}),
     "phi 3": ("Phi3", GROUPED),
     "phi 3 with a window": ("Phi3", GROUPED | {"sliding_window": 4, "rope_parameters": LOCAL | {
         "partial_rotary_factor": 0.5}}),
@@ -148,7 +151,8 @@ def computed(folder: Path, checkpoint: Path, layer: int | None, fields: dict[str
     found = import_layer(checkpoint, layer, **how)
     write_layer(folder, "imported", found.arrays, found.options, found.source)
     engine, stored = Engine(Settings.model_construct()), LayerStore(folder, 2**30).get("imported")
-    output: np.ndarray = execute(engine.plans.prepare(Decoded(fields, frozenset()), stored)).arrays["output"]
+    request = engine.attention.prepare(Decoded(fields, frozenset()), stored)
+    output: np.ndarray = engine.attention.compute(request, no_check).arrays["output"]
     return output
 
 

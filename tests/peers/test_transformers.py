@@ -11,14 +11,17 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from transformers import GenerationConfig
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as of_gemma
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as of_gpt_oss
 from transformers.models.inkling.modeling_inkling import eager_attention_forward as of_inkling
 from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLIndexer
 
 import attention_service.transformers
+from attention_service.codecs.array_objects import as_numpy
+from attention_service.codecs.safetensors import request_bytes
 from attention_service.transformers import ServiceFailed, UnsupportedCall, engine, interface, use
-from attention_service.transformers.call import HARMLESS
+from attention_service.transformers.call import GENERATION, HARMLESS
 from tests.conftest import app, serving
 from tests.helpers.raw import connect
 from tests.helpers.waiting import until
@@ -143,6 +146,70 @@ def test_an_architecture_computes_what_eager_attention_computes(
     record_property("architecture", f"{architecture:24} supported, deviation {agree(architecture, monkeypatch):.1e}")
 
 
+# Those whose modules keep `output_attentions` from their attention function; the last two hand it on.
+SILENT = ("gpt2", "gpt_bigcode", "nemotron", "opt", "persimmon", "siglip_vision_model", "stablelm", "llama", "t5")
+
+
+def inputs_of(architecture: str) -> dict[str, Any]:
+    """What a model is asked for its attentions."""
+    random = torch.Generator().manual_seed(1)
+    if architecture in PICTURES:
+        return {"pixel_values": torch.randn(2, 3, 16, 16, generator=random)}
+    if architecture == "moonshine":
+        return {"input_values": torch.randn(2, 4000, generator=random), "decoder_input_ids": TOKENS[:, :6]}
+    return {"input_ids": TOKENS} | ({"decoder_input_ids": TOKENS[:, :6]} if architecture in SEQ2SEQ else {})
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *SILENT,
+        "moonshine",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (*COMMON, *OTHERS)
+            if name not in (*SILENT, "granite_swa", "granitemoe_swa")
+        ),
+    ],
+)
+def test_a_model_returns_the_weights_that_eager_attention_returns(architecture: str) -> None:
+    """Of each layer, also where a module keeps `output_attentions` from its attention function."""
+    model = tiny_model(architecture)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(**inputs_of(architecture), output_attentions=True)
+        model.set_attn_implementation(NAME)
+        found = model(**inputs_of(architecture), output_attentions=True)
+        assert not flat(model(**inputs_of(architecture)).get("attentions"))
+    names = [name for name in expected if name.endswith("attentions")]
+    assert any(flat(expected[name]) for name in names)
+    for name in names:
+        for one, other in zip(flat(expected[name]), flat(found[name]), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def flat(attentions: Any) -> list[torch.Tensor]:
+    """The weights of all layers, some of which nest several and some of which have none."""
+    if isinstance(attentions, torch.Tensor):
+        return [attentions]
+    several = attentions.values() if isinstance(attentions, dict) else attentions or ()
+    return [weights for each in several for weights in flat(each)]
+
+
+@pytest.mark.parametrize(
+    "architecture", ["deepseek_v32", "axk2", "glm_moe_dsa", "hy_v4", "minimax_m3_vl_text", "llama"]
+)
+def test_rows_of_padding_on_the_left_are_those_of_eager_attention(architecture: str) -> None:
+    """Queries that see no key average all keys, also where an indexer chooses some."""
+    model = tiny_model(architecture, **BLOCKS.get(architecture, {}))
+    answers = []
+    for implementation in ("eager", NAME):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            answers.append(model(input_ids=TOKENS, attention_mask=padding("left")).logits)
+    assert deviation(*answers) <= TOLERANCE
+
+
 @pytest.fixture(autouse=True)
 def _here_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test says by `use` ends with it."""
@@ -235,6 +302,7 @@ def call(**arguments: Any) -> Any:
         {"block_indices": torch.zeros(1)},
         {"alibi_slopes": torch.zeros(4)},
         {"made_up": 0},
+        {"temperature": 0.5},  # of generation, or of a layer's softmax
     ],
     ids=lambda arguments: next(iter(arguments)),
 )
@@ -244,9 +312,9 @@ def test_an_argument_that_could_change_the_result_is_refused_by_its_name(argumen
     call(**dict.fromkeys(arguments))  # None is no argument
 
 
-@pytest.mark.parametrize("name", sorted(HARMLESS))
+@pytest.mark.parametrize("name", sorted({*HARMLESS, *GENERATION}))
 def test_a_harmless_argument_changes_nothing(name: str) -> None:
-    assert HARMLESS[name]
+    assert name in GENERATION or HARMLESS[name]
     torch.testing.assert_close(call(**{name: torch.zeros(1)})[0], call()[0], rtol=0, atol=0)
 
 
@@ -268,6 +336,24 @@ def test_a_harmless_argument_changes_nothing(name: str) -> None:
 def test_what_has_no_field_is_refused(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedCall, match=named):
         call(**arguments)
+
+
+def test_arguments_of_generation_are_those_of_transformers() -> None:
+    assert vars(GenerationConfig()).keys() >= GENERATION
+
+
+def test_a_mask_and_chosen_keys_hide_together() -> None:
+    """As eager attention of DeepSeek V3.2 does it: a mask with the least number where a key is not chosen."""
+    added = torch.zeros(2, 1, 3, 5)
+    added[:, :, 0] = torch.finfo(torch.float32).min  # a query that sees no key, whatever is chosen
+    indices = torch.tensor([[[0, 2], [4, -1], [1, 1]]], dtype=torch.int32).expand(2, -1, -1)
+    both = added.clone()
+    for query, keys in enumerate(({0, 2}, {4}, {1})):
+        both[:, :, query, sorted(set(range(5)) - keys)] = torch.finfo(torch.float32).min
+    found = call(attention_mask=added, indices=indices, output_attentions=True)
+    for one, other in zip(found, call(attention_mask=both, output_attentions=True), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    torch.testing.assert_close(found[1][:, :, 0], torch.full((2, 4, 5), 0.2))
 
 
 def test_a_model_that_trains_is_told_that_there_is_no_gradient() -> None:
@@ -350,7 +436,7 @@ def at_its_limit() -> Iterator[tuple[httpx.Client, Callable[[], None]]]:
     service_app = app(concurrency=1, queue=0, inline_flops=1)
     admission = service_app.state.engine.admission
     long = dict.fromkeys(("query", "key", "value"), torch.zeros(1, 1, 60_000, 8))
-    body = engine.to_safetensors(long | {"layout": "bhld", "include": []})
+    body = request_bytes(as_numpy(long | {"layout": "bhld", "include": []}))
     head = b"POST /attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/vnd.safetensors\r\n"
     with serving(service_app) as client, connect(client) as connection:
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)

@@ -68,7 +68,11 @@ def started(server: Server, **settings: object) -> Iterator[Live]:
     """
     port = free_port()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
-    environment = inherited | {f"ATTENTION_{name.upper()}": str(value) for name, value in settings.items()}
+    environment = (
+        inherited
+        | {"ATTENTION_ALLOWED_HOSTS": "x"}
+        | {f"ATTENTION_{name.upper()}": str(value) for name, value in settings.items()}
+    )
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             server.command(port),

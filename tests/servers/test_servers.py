@@ -241,12 +241,23 @@ def test_harmful_request_ids_are_replaced(chosen: str, client: httpx.Client) -> 
         ("GET", "/attention", 405, "POST"),
         ("HEAD", "/attention", 405, "POST"),
         ("OPTIONS", "/attention", 405, "POST"),
-        ("DELETE", "/health/live", 405, "GET"),
+        ("DELETE", "/health/live", 405, "GET, HEAD"),
         ("GET", "/problems/busy", 200, None),
         ("GET", "/docs", 200, None),
         ("GET", "/openapi.json", 200, None),
         ("GET", "/health/live", 200, None),
         ("GET", "/v2/health/ready", 200, None),
+        ("HEAD", "/health/live", 200, None),
+        ("HEAD", "/health/ready", 200, None),
+        ("HEAD", "/metrics", 200, None),
+        ("HEAD", "/layers", 200, None),
+        ("HEAD", "/layers/no", 404, None),
+        ("HEAD", "/problems/busy", 200, None),
+        ("HEAD", "/v2", 200, None),
+        ("HEAD", "/", 200, None),
+        ("HEAD", "/docs", 200, None),
+        ("HEAD", "/docs-assets/swagger-ui.css", 200, None),
+        ("HEAD", "/openapi.json", 200, None),
     ],
 )
 def test_paths_and_methods_get_their_status(
@@ -264,6 +275,19 @@ def test_paths_and_methods_get_their_status(
     else:
         assert response.content
     assert client.get("/health/live").json() == {"status": "ok"}, "the connection does not serve the next request"
+
+
+def test_the_document_is_compressed_and_conditional(client: httpx.Client) -> None:
+    first = client.get("/openapi.json", headers={"Accept-Encoding": "gzip"})
+    assert (first.headers["content-encoding"], first.json()["openapi"]) == ("gzip", "3.1.0")
+    assert first.num_bytes_downloaded <= 30_000
+    headers = {"Accept-Encoding": "gzip", "If-None-Match": first.headers["etag"]}
+    assert client.get("/openapi.json", headers=headers).status_code == 304
+
+
+def test_only_names_of_this_machine_and_of_the_setting_are_answered(client: httpx.Client) -> None:
+    hosts = {"x": 200, "localhost": 200, "127.0.0.1": 200, "[::1]:80": 200, "evil.example": 400, "x.evil.example": 400}
+    assert {host: client.get("/layers", headers={"Host": host}).status_code for host in hosts} == hosts
 
 
 def samples(client: httpx.Client) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 
-from attention_service.errors import InvalidArray, Overflow, ShapeMismatch
+from attention_service.errors import InvalidArray, Overflow, ShapeMismatch, shape
 
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 # Widest first.
@@ -86,7 +86,8 @@ def norm(array: np.ndarray) -> float:
     finite, in a third of the time of np.isfinite.
     """
     if array.dtype.itemsize >= 4:
-        return math.sqrt(float(np.vdot(array, array)) + lost_to_underflow(array.dtype, array.size))
+        flat = array.ravel(order="K")  # no copy of a map that came as its transpose
+        return math.sqrt(float(np.vdot(flat, flat)) + lost_to_underflow(array.dtype, array.size))
     if array.size == 0:
         return 0.0
     # The largest magnitude by its bits, which are ordered as the numbers are: NumPy has no fast comparison of halves.
@@ -121,6 +122,19 @@ def integers(array: np.ndarray, pointer: str, shapes: dict[tuple[int, ...], str]
     if array.dtype.kind == "u" and array.size and array.max() > MAX_INTEGER:
         raise InvalidArray.at(pointer, f"integers up to {MAX_INTEGER}", str(array.max()))
     return array.astype(np.int64, copy=False)
+
+
+def per_head(array: np.ndarray, pointer: str, heads: int, dtype: np.dtype) -> np.ndarray:
+    """Numbers of shape (h,) in a type. Errors: ShapeMismatch, InvalidArray, Overflow."""
+    if array.shape != (heads,):
+        raise ShapeMismatch.of(pointer, f"{shape((heads,))}, one number a head", array)
+    return cast(array, dtype, pointer)
+
+
+def per_token(array: np.ndarray, pointer: str, batch: int, length: int) -> np.ndarray:
+    """Integers of shape (l,) or (b, l), as (b or 1, l). Errors: InvalidArray, ShapeMismatch."""
+    shapes: dict[tuple[int, ...], str] = {one: shape(one) for one in ((length,), (batch, length))}
+    return np.atleast_2d(integers(array, pointer, shapes))
 
 
 def within(array: np.ndarray, low: int, high: int, pointer: str) -> None:

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil, prod
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from attention_service.attention.options import leaves
-from attention_service.attention.outputs import OUTPUT, TOP_INDICES, output_dtype, output_shape
+from attention_service.attention.outputs import OUTPUT
+from attention_service.attention.plan import Plan
 from attention_service.attention.roles import Role
+from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tiles import Tiling, tile_size
 
-if TYPE_CHECKING:
-    from attention_service.attention.plan import Plan
-    from attention_service.attention.spec import AttentionSpec
-
-# Operations that take as long as a comparison.
-SORTING: Final = 16
 # Bytes of an index, as top_k returns them.
 INDEX: Final = 8
 # Bytes of an element of hidden_by. A sum of two terms and both of them exist at once.
@@ -52,32 +48,6 @@ class Memory(NamedTuple):
         return SMALL + max(self.decode, self.decoded + max(self.compute, self.results + self.encode))
 
 
-def flops(plan: Plan) -> int:
-    """Floating-point operations of a plan: of the maps, the two products, and about 8 an element for the softmax.
-
-    With top_k, sorting adds SORTING operations a score for each of about log2(k) comparisons.
-    """
-    sizes = plan.sizes
-    new_keys = sizes.key_length - plan.roles.past_length
-    lengths = sizes.query_length, new_keys, new_keys
-    inputs = zip(lengths, plan.roles.inputs, strict=True)
-    maps = sum(2 * length * role.map.weight.size for length, role in inputs if role.map is not None)
-    if plan.roles.gate_map is not None:
-        maps += 2 * sizes.query_length * plan.roles.gate_map.weight.size
-    sorting = 0 if plan.selection.top_k is None else SORTING * sizes.key_length.bit_length()
-    return plan.computed_scores * (2 * (sizes.head_dim + sizes.value_dim) + 8 + sorting) + sizes.batch_size * maps
-
-
-def returned_bytes(plan: Plan) -> int:
-    """Bytes of all arrays that a plan returns, as if none were a view of another."""
-    top_indices = () if plan.selection.top_k is None else (TOP_INDICES,)
-    return sum(_returned_bytes(plan, name) for name in (OUTPUT, *plan.selection.include, *top_indices))
-
-
-def _returned_bytes(plan: Plan, name: str) -> int:
-    return prod(output_shape(name, plan)) * output_dtype(name, plan).itemsize
-
-
 def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     """Upper bound of the bytes for computing a plan, beyond the arrays of the request; results included.
 
@@ -91,9 +61,9 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     queries = sizes.batch_size * sizes.num_heads * sizes.query_length
     outputs = queries * sizes.value_dim * computing
     scaled = 0 if "scores" in plan.selection.include else queries * sizes.head_dim * computing
-    mapped = 0 if plan.roles.output_map is None else prod(output_shape(OUTPUT, plan)) * computing
-    returned = returned_bytes(plan)
-    collected = returned - _returned_bytes(plan, OUTPUT)
+    mapped = 0 if plan.roles.output_map is None else prod(plan.output_shape(OUTPUT)) * computing
+    returned = plan.returned_bytes
+    collected = returned - plan.output_bytes(OUTPUT)
     # A boolean for each number, when the largest finite one is looked for.
     scanned = max((array.size for term in plan.terms for array in term.arrays if array.dtype != bool), default=0)
     computed = kept + outputs + scaled + collected + max(working, mapped + gating, scanned)
@@ -135,19 +105,16 @@ def _operand_bytes(plan: Plan) -> tuple[int, int]:
     """Bytes of the loaded query, key and value that are not views, and their peak while they are prepared."""
     computing = plan.compute_dtype.itemsize
     halves = plan.dtype.itemsize < computing
-    norms = plan.query_norm, plan.key_norm, plan.value_norm
-    rotations = plan.query_rotation, plan.key_rotation, None
     held = extra = 0
-    for (role, given, new, past), norm, rotation in zip(_inputs(plan), norms, rotations, strict=True):
+    for (role, given, new, past), steps in zip(_inputs(plan), plan.steps, strict=True):
         size, cached = new * computing, past * computing
         is_copied = role.map is not None or halves
-        is_changed = norm is not None or rotation is not None
-        if is_copied or is_changed or cached:
+        if is_copied or steps or cached:
             held += size + cached
         if role.map is not None and halves:
             extra = max(extra, (given + role.map.weight.size) * computing)
-        if is_changed:
-            changing = _changing(size, normed=norm is not None, rotated=rotation is not None)
+        if steps:  # each but the first has the result of the one before as its own operand
+            changing = max(bool(place) * size + step.bytes(size) for place, step in enumerate(steps))
             extra = max(extra, is_copied * size + changing - size)
         if cached:
             extra = max(extra, size + halves * cached)
@@ -169,11 +136,6 @@ def _gate_bytes(plan: Plan) -> tuple[int, int, int]:
     size = b * q * features * computing
     cast = (b * q + features) * given * computing if plan.dtype.itemsize < computing else 0
     return size, 4 * size + cast, gating
-
-
-def _changing(size: int, *, normed: bool, rotated: bool) -> int:
-    """Peak bytes beside an operand while it is normalised and rotated, the result included. size: of the operand"""
-    return 2 * size + (size if normed and rotated else 0)
 
 
 def mask_bytes(plan: Plan, tile: tuple[int, int, int, int]) -> tuple[int, int]:

@@ -4,16 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import is_dataclass, replace
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from attention_service.attention.arrays import cast_and_norm
+from attention_service.attention.arrays import cast_and_norm, compute_dtype
+from attention_service.attention.plan import Plan
 from attention_service.attention.shapes import canonical
-from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.spec import AttentionSpec, Operand, Parameter
 
-if TYPE_CHECKING:
-    from attention_service.attention.plan import Plan
+
+@np.errstate(all="ignore")
+def as_cast(spec: AttentionSpec, dtype: np.dtype) -> AttentionSpec:
+    """The request with its arrays in the types that are computed from. dtype: of the request, whose plan is valid
+
+    Scales stay as they are. Errors: InvalidArray, Overflow for an operand that the type cannot hold.
+    """
+    return spec._replace(**_cast_fields(spec, dtype, "", non_finite=spec.allow_non_finite))
+
+
+def _cast_fields(part: Any, dtype: np.dtype, pointer: str, *, non_finite: bool) -> dict[str, Any]:
+    """The fields of a request, or of an object in it, that are arrays with a type or have such arrays in them."""
+    changed: dict[str, Any] = {}
+    for name, declared in get_type_hints(type(part), include_extras=True).items():
+        value, place = getattr(part, name), f"{pointer}/{name}"
+        if is_dataclass(value):
+            inner = _cast_fields(value, dtype, place, non_finite=non_finite)
+            changed[name] = replace(value, **inner)  # type: ignore[type-var]  # no class
+        elif isinstance(value, np.ndarray) and declared == Operand | None:
+            changed[name] = cast_and_norm(value, dtype, place, non_finite=non_finite)[0]
+        elif isinstance(value, np.ndarray) and declared == Parameter | None:
+            changed[name] = value.astype(compute_dtype(dtype), copy=False)
+    return changed
 
 
 class Operands(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import Final, Literal, cast
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from attention_service.attention.arrays import within
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec, Output
 from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, ShapeMismatch
-
-if TYPE_CHECKING:
-    from attention_service.attention.plan import Plan
 
 Step = Literal["scores", "row_sums", "weights", "operands", "heads"]
 
@@ -108,47 +105,6 @@ def has_all_keys(name: Output) -> bool:
 def row_of(name: str) -> OutputRow:
     """The row of an array that a backend returns beside `output`; top_indices have that of attention_weights."""
     return OUTPUTS["attention_weights" if name == TOP_INDICES else cast(Output, name)]
-
-
-def output_dtype(name: str, plan: Plan) -> np.dtype:
-    """The type that an output of a plan is returned in."""
-    if name == TOP_INDICES:
-        return np.dtype(np.int64)
-    if name == OUTPUT:
-        return plan.dtype
-    row = row_of(name)
-    if row.is_integer:
-        return np.dtype(np.int32)
-    return plan.compute_dtype if row.in_compute_dtype else plan.dtype
-
-
-def output_shape(name: str, plan: Plan) -> tuple[int, ...]:
-    """The shape of an array as a backend returns it.
-
-    name: `output`, `top_indices`, or one of `include`
-
-    `output` is (b, h, q, e) if the layout has heads, else (b, q, out), where out is the width of the output map, or
-    h·e without one. Other arrays have the axes of their OutputRow. There h and q are the numbers of selected heads and
-    queries, if `is_selected`; h is 1 with `average_heads`, if `averaged`; and k is top_k in attention_weights and
-    top_indices. KeyError for any other name.
-    """
-    lengths, chosen = plan.sizes.by_letter, plan.selection
-    if name == OUTPUT:
-        if "h" in plan.layout:
-            return tuple(lengths[axis] for axis in "bhqe")
-        output_map = plan.roles.output_map
-        return lengths["b"], lengths["q"], output_map.features if output_map else lengths["h"] * lengths["e"]
-    row = row_of(name)
-    lengths["n"] = lengths["k"] - plan.roles.past_length
-    if row.is_selected and chosen.heads is not None:
-        lengths["h"] = len(chosen.heads)
-    if row.is_selected and chosen.queries is not None:
-        lengths["q"] = len(chosen.queries)
-    if row.averaged and chosen.average_heads:
-        lengths["h"] = 1
-    if row is OUTPUTS["attention_weights"] and chosen.top_k is not None:
-        lengths["k"] = chosen.top_k
-    return tuple(lengths[axis] for axis in row.axes)
 
 
 def make_selection(spec: AttentionSpec, sizes: Sizes) -> Selection:

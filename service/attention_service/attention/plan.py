@@ -1,4 +1,4 @@
-"""From a request to a plan, which answers every question of shapes, heads, masks and cost.
+"""A plan: what a backend computes. It answers every question of shapes, heads and masks.
 
 A plan is frozen and complete: a backend that executes it cannot meet a shape error.
 """
@@ -12,19 +12,26 @@ from typing import Final
 
 import numpy as np
 
-from attention_service.attention import cost, rotary
-from attention_service.attention.arrays import FLOATS, cast, compute_dtype, widest
-from attention_service.attention.norms import make_norm
+from attention_service.attention.arrays import compute_dtype
 from attention_service.attention.options import options_of
-from attention_service.attention.outputs import Selection, has_all_keys, make_selection, outputs_of
-from attention_service.attention.roles import Roles, resolve_layout, resolve_roles, sources
-from attention_service.attention.rotary import Rotation
-from attention_service.attention.score_term import Frame, ScoreTerm
+from attention_service.attention.outputs import (
+    OUTPUT,
+    OUTPUTS,
+    TOP_INDICES,
+    Selection,
+    has_all_keys,
+    outputs_of,
+    row_of,
+)
+from attention_service.attention.roles import Roles
+from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.shapes import Sizes, score_axes
-from attention_service.attention.spec import AttentionSpec, Given, Layout, Norm, Normalization
-from attention_service.attention.terms import QueryLengths, SelectedKeys, make_terms, per_head
-from attention_service.errors import InvalidValue, ShapeMismatch, shape
+from attention_service.attention.spec import Layout, Normalization
+from attention_service.attention.steps import Steps
+from attention_service.attention.terms import QueryLengths, SelectedKeys
 
+# Operations that take as long as a comparison.
+SORTING: Final = 16
 # How many scores of all keys are computed in the time of one score of a gathered key, and in that of gathering one key.
 PRODUCT_COST: Final = 4
 GATHER_COST: Final = 12
@@ -40,13 +47,13 @@ class Notice:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """What a backend computes from operands. From `query_norm` to `normalization` in the order of computation.
+    """What a backend computes from operands. From `query_steps` to `normalization` in the order of computation.
 
     The default of a field is its neutral value: it means that the option is not used (see
     attention_service.attention.options).
 
     dtype:         of the operands and of what is returned; compute_dtype: of everything between
-    query_norm, …: None if not used; Norm.weight and Norm.bias are (d,), for each head (h, 1, d), or None
+    query_steps, …: what is done to query, new key and new value after their maps, in the order of computation
     terms:         what hides scores and what is added to them
     head_scales:   (h,) in float64, what the scores of each head are multiplied by; `scale` is 1 then
     sinks:         (h,), one logit for each head that takes weight and has no value
@@ -60,11 +67,9 @@ class Plan:
     scale: float
     layout: Layout
     selection: Selection
-    query_norm: Norm | None = None
-    key_norm: Norm | None = None
-    value_norm: Norm | None = None
-    query_rotation: Rotation | None = None
-    key_rotation: Rotation | None = None
+    query_steps: Steps = ()
+    key_steps: Steps = ()
+    value_steps: Steps = ()
     head_scales: np.ndarray | None = None
     softcap: float | None = None
     terms: tuple[ScoreTerm, ...] = ()
@@ -89,6 +94,11 @@ class Plan:
     def dtype_name(self) -> str:
         """The name of dtype, kept because NumPy builds the string again for each access."""
         return self.dtype.name
+
+    @cached_property
+    def steps(self) -> tuple[Steps, Steps, Steps]:
+        """The steps of query, key and value."""
+        return self.query_steps, self.key_steps, self.value_steps
 
     @cached_property
     def scales(self) -> np.ndarray:
@@ -151,8 +161,70 @@ class Plan:
         """The axes of the score matrices in the response, like `hqk`, see `shapes.score_axes`."""
         return score_axes(self.layout, self.sizes.num_heads, single_query=self.single_query)
 
-    flops = cached_property(cost.flops)
-    returned_bytes = cached_property(cost.returned_bytes)
+    @cached_property
+    def flops(self) -> int:
+        """Floating-point operations: of the maps, the two products, and about 8 an element for the softmax.
+
+        With top_k, sorting adds SORTING operations a score for each of about log2(k) comparisons.
+        """
+        sizes = self.sizes
+        new_keys = sizes.key_length - self.roles.past_length
+        lengths = sizes.query_length, new_keys, new_keys
+        inputs = zip(lengths, self.roles.inputs, strict=True)
+        maps = sum(2 * length * role.map.weight.size for length, role in inputs if role.map is not None)
+        if self.roles.gate_map is not None:
+            maps += 2 * sizes.query_length * self.roles.gate_map.weight.size
+        sorting = 0 if self.selection.top_k is None else SORTING * sizes.key_length.bit_length()
+        return self.computed_scores * (2 * (sizes.head_dim + sizes.value_dim) + 8 + sorting) + sizes.batch_size * maps
+
+    @cached_property
+    def returned_bytes(self) -> int:
+        """Bytes of all arrays that are returned, as if none were a view of another."""
+        top_indices = () if self.selection.top_k is None else (TOP_INDICES,)
+        return sum(map(self.output_bytes, (OUTPUT, *self.selection.include, *top_indices)))
+
+    def output_bytes(self, name: str) -> int:
+        """Bytes of an output."""
+        return math.prod(self.output_shape(name)) * self.output_dtype(name).itemsize
+
+    def output_dtype(self, name: str) -> np.dtype:
+        """The type that an output is returned in."""
+        if name == TOP_INDICES:
+            return np.dtype(np.int64)
+        if name == OUTPUT:
+            return self.dtype
+        row = row_of(name)
+        if row.is_integer:
+            return np.dtype(np.int32)
+        return self.compute_dtype if row.in_compute_dtype else self.dtype
+
+    def output_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an array as a backend returns it.
+
+        name: `output`, `top_indices`, or one of `include`
+
+        `output` is (b, h, q, e) if the layout has heads, else (b, q, out), where out is the width of the output map, or
+        h·e without one. Other arrays have the axes of their OutputRow. There h and q are the numbers of selected heads
+        and queries, if `is_selected`; h is 1 with `average_heads`, if `averaged`; and k is top_k in attention_weights
+        and top_indices. KeyError for any other name.
+        """
+        lengths, chosen = self.sizes.by_letter, self.selection
+        if name == OUTPUT:
+            if "h" in self.layout:
+                return tuple(lengths[axis] for axis in "bhqe")
+            output_map = self.roles.output_map
+            return lengths["b"], lengths["q"], output_map.features if output_map else lengths["h"] * lengths["e"]
+        row = row_of(name)
+        lengths["n"] = lengths["k"] - self.roles.past_length
+        if row.is_selected and chosen.heads is not None:
+            lengths["h"] = len(chosen.heads)
+        if row.is_selected and chosen.queries is not None:
+            lengths["q"] = len(chosen.queries)
+        if row.averaged and chosen.average_heads:
+            lengths["h"] = 1
+        if row is OUTPUTS["attention_weights"] and chosen.top_k is not None:
+            lengths["k"] = chosen.top_k
+        return tuple(lengths[axis] for axis in row.axes)
 
     @cached_property
     def skips_hidden_keys(self) -> bool:
@@ -164,127 +236,3 @@ class Plan:
     def real_queries(self) -> np.ndarray | None:
         """Which queries are not padding, (b or 1, 1, q, 1); None if all are real."""
         return next((term.booleans for term in self.terms if isinstance(term, QueryLengths)), None)
-
-
-def make_plan(spec: AttentionSpec) -> Plan:
-    """The plan of a request. Errors: InvalidRequest of every kind, with the pointer of the field at fault.
-
-    It depends on the shapes and types of the sources, not on their numbers, so that a request without other arrays has
-    the same plan as any other of the same shapes and options.
-    """
-    given = sources(spec)
-    layout = resolve_layout(spec.layout, given)
-    dtype = _dtype(spec, given)
-    roles = resolve_roles(spec, given, layout, dtype)
-    computing, sizes, past = compute_dtype(dtype), roles.sizes, roles.past_length
-    single_query = given["query"][1].ndim == 1
-    axes = score_axes(layout, sizes.num_heads, single_query=single_query)
-    query_rotation, key_rotation = rotary.rotations(spec.rotary, sizes, past, computing)
-    scale, head_scales = _scales(spec.scale, sizes, computing)
-    sinks, row_sinks = _sinks(spec.sinks, layout, sizes, computing)
-    _check_tokens(spec, sizes)
-    return Plan(
-        roles=roles,
-        dtype=dtype,
-        scale=scale,
-        layout=layout,
-        query_norm=make_norm(spec.query_norm, "query_norm", sizes.num_heads, sizes.head_dim, computing),
-        key_norm=make_norm(spec.key_norm, "key_norm", sizes.num_kv_heads, sizes.head_dim, computing),
-        value_norm=make_norm(spec.value_norm, "value_norm", sizes.num_kv_heads, sizes.value_dim, computing),
-        query_rotation=query_rotation,
-        key_rotation=key_rotation,
-        head_scales=head_scales,
-        softcap=_softcap(spec.softcap),
-        terms=make_terms(spec, Frame(axes, sizes, past, computing)),
-        sinks=sinks,
-        row_sinks=row_sinks,
-        normalization=spec.normalization,
-        gate=_gate(spec.gate, layout, sizes, computing),
-        selection=make_selection(spec, sizes),
-        single_query=single_query,
-        notices=_notices(spec),
-    )
-
-
-def dtype_of(spec: AttentionSpec) -> np.dtype:
-    """The type of the operands of a request. Errors: MissingField, FieldConflict for what is no source."""
-    return _dtype(spec, sources(spec))
-
-
-def _dtype(spec: AttentionSpec, given: Given) -> np.dtype:
-    """The type asked for, else the widest type of the arrays that came with one."""
-    if spec.dtype is not None:
-        return FLOATS[spec.dtype]
-    arrays = dict(given.values()) | {"past_key": spec.past_key, "past_value": spec.past_value}
-    return widest([x.dtype for name, x in arrays.items() if x is not None and name not in spec.untyped])
-
-
-def _finite(number: float, pointer: str) -> float:
-    if not math.isfinite(number):
-        raise InvalidValue.of(pointer, "a finite number", number)
-    return float(number)
-
-
-def _scales(scale: float | np.ndarray | None, sizes: Sizes, dtype: np.dtype) -> tuple[float, np.ndarray | None]:
-    """The fields `scale` and `head_scales` of a plan. Errors: InvalidValue, InvalidArray, ShapeMismatch, Overflow."""
-    if isinstance(scale, np.ndarray):
-        per_head(scale, "/scale", sizes, dtype)
-        return 1.0, scale.astype(np.float64)
-    return 1 / math.sqrt(sizes.head_dim) if scale is None else _finite(scale, "/scale"), None
-
-
-def _sinks(
-    sinks: np.ndarray | None, layout: Layout, sizes: Sizes, dtype: np.dtype
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The fields `sinks` and `row_sinks` of a plan. Errors: ShapeMismatch, InvalidArray, Overflow."""
-    if sinks is None or sinks.ndim == 1:
-        return None if sinks is None else per_head(sinks, "/sinks", sizes, dtype), None
-    h, _, b, q, *_ = sizes
-    wanted = (b, h, q) if "b" in layout else (h, q)
-    if sinks.shape != wanted:
-        raise ShapeMismatch.of("/sinks", f"{shape((h,))}, one number a head, or {shape(wanted)}", sinks)
-    return None, cast(sinks, dtype, "/sinks").reshape(b, h, q)
-
-
-def _gate(gate: np.ndarray | None, layout: Layout, sizes: Sizes, dtype: np.dtype) -> np.ndarray | None:
-    """The gates of a request as (b, h, q, e or 1). Errors: ShapeMismatch, InvalidArray, Overflow."""
-    if gate is None:
-        return None
-    h, _, b, q, _, _, e = sizes
-    leading = (b, h, q) if "b" in layout else (h, q)
-    if gate.shape not in ((*leading, e), (*leading, 1)):
-        axes = "b, h, q, value_dim" if "b" in layout else "h, q, value_dim"
-        expected = " or ".join(dict.fromkeys((shape((*leading, e)), shape((*leading, 1)))))
-        raise ShapeMismatch.of("/gate", expected, gate, f"axes {axes} in every layout")
-    return cast(gate, dtype, "/gate").reshape(b, h, q, -1)
-
-
-def _softcap(softcap: float | None) -> float | None:
-    if softcap is None:
-        return None
-    if softcap <= 0:
-        raise InvalidValue.of("/softcap", "a number above 0", softcap, "leave it out for no cap")
-    return _finite(softcap, "/softcap")
-
-
-def _check_tokens(spec: AttentionSpec, sizes: Sizes) -> None:
-    """Check that labels are (l,) or (b, l), as many as the tokens that they name. Errors: ShapeMismatch."""
-    for field, length in (("query_tokens", sizes.query_length), ("key_tokens", sizes.key_length)):
-        labels = getattr(spec, field)
-        if labels is None:
-            continue
-        rows = labels if labels and not isinstance(labels[0], str) else [labels]
-        if rows is labels and len(rows) != sizes.batch_size:
-            raise ShapeMismatch.at(f"/{field}", f"{sizes.batch_size} lists, one per batch entry", f"{len(rows)}")
-        for i, row in enumerate(rows):
-            if len(row) != length:
-                pointer = f"/{field}/{i}" if rows is labels else f"/{field}"
-                raise ShapeMismatch.at(pointer, f"{length} labels", str(len(row)))
-
-
-def _notices(spec: AttentionSpec) -> tuple[Notice, ...]:
-    bias = spec.bias
-    if bias is not None and (bias == 1).any() and ((bias == 0) | (bias == 1)).all():
-        text = "bias holds only 0 and 1, and was added to the scores; to hide keys send booleans as mask"
-        return (Notice("bias_looks_like_mask", text),)
-    return ()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_service.attention.arrays import all_finite, is_float, wider
-from attention_service.attention.outputs import OUTPUT, OUTPUTS, TOP_INDICES, output_dtype, row_of
+from attention_service.attention.outputs import OUTPUT, OUTPUTS, TOP_INDICES, row_of
 from attention_service.attention.plan import Notice, Plan
 from attention_service.attention.shapes import reordered
 from attention_service.attention.visibility import causes
@@ -108,7 +108,7 @@ def overflow(plan: Plan, name: str) -> Overflow:
 
 def _typed(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
     """The array in the type that it is returned in. Errors: Overflow."""
-    typed = array.astype(output_dtype(name, plan), copy=False)
+    typed = array.astype(plan.output_dtype(name), copy=False)
     if not is_float(typed.dtype):
         return typed
     # The maximum is NaN if any number is. ravel("K") copies nothing: it takes the numbers in the order of memory.

@@ -120,13 +120,13 @@ class _Source:
         """The place in the request that decides the number of features or heads."""
         return self.map.pointer if self.map else f"/{self.field}"
 
-    def per_head(self, heads: int) -> int:
-        """Features of one head. Errors: ShapeMismatch if the heads do not divide them."""
+    def per_head(self, heads: int, name: str) -> int:
+        """Features of one head. name: of the number of heads. Errors: ShapeMismatch if the heads do not divide them."""
         features = self.map.features if self.map else self.size("d")
         if "h" in self.layout:
             return features
         if features % heads:
-            raise ShapeMismatch.at(self.pointer, f"a number of features that {heads} heads divide", f"{features}")
+            raise ShapeMismatch.at(self.pointer, f"a multiple of {name} = {heads}", f"{features} features")
         return features // heads
 
     def mismatch(self, reason: str, **sizes: int) -> ShapeMismatch:
@@ -165,11 +165,11 @@ def _resolved(spec: AttentionSpec, given: Given, layout: Layout, dtype: np.dtype
     if value.size("l") != k:
         raise value.mismatch(f"{k} tokens, as {key.field} has", l=k)
     h, g = _heads(spec, query, key, value)
-    d = query.per_head(h)
-    if key.per_head(g) != d:
+    d = query.per_head(h, "num_heads")
+    if key.per_head(g, "num_kv_heads") != d:
         per_head = d if "h" in layout else d * g
         raise key.mismatch(f"head_dim {d}, as the query has", d=per_head)
-    e = value.per_head(g)
+    e = value.per_head(g, "num_kv_heads")
     past = _past_length(spec, layout, (b, g, d, e))
     output = spec.projection and spec.projection.output
     gate = spec.projection and spec.projection.gate
@@ -239,7 +239,7 @@ def _heads(spec: AttentionSpec, query: _Source, key: _Source, value: _Source) ->
     g = g or g_value or h
     if h % g:
         pointer = "/num_kv_heads" if spec.num_kv_heads else key.pointer
-        raise ShapeMismatch.at(pointer, f"a number of key/value heads that divides num_heads = {h}", str(g))
+        raise ShapeMismatch.at(pointer, f"a divisor of num_heads = {h}", str(g))
     return h, g
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from attention_service.attention.arrays import integers
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec
-from attention_service.attention.tiles import Tile
+from attention_service.attention.tile import Tile
 from attention_service.errors import MissingField
 
 Array = Any  # of the library of the backend
@@ -21,7 +21,7 @@ Load = Callable[[np.ndarray], Array]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What terms are made with, beside the request.
+    """What terms and steps are made with, beside the request.
 
     axes: of score matrices, see `score_axes`; past: tokens of the cache; dtype: the type that is computed in
     """
@@ -50,7 +50,7 @@ class ScoreTerm:
     """Base of all terms. Subclasses are frozen dataclasses.
 
     narrows: True if `columns` may leave keys out
-    cause: the field of a request that hides keys by this term, a row of BITS in `visibility`; "" if it hides none
+    cause: the field of a request that hides keys by this term, a row of CAUSES in `visibility`; "" if it hides none
     """
 
     __slots__ = ()

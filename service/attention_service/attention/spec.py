@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,9 @@ Output = Literal[
     "present_key",
     "present_value",
 ]
+# Arrays that are cast to the type of the request, and those that are cast to the type that is computed in.
+Operand = Annotated[np.ndarray, "dtype"]
+Parameter = Annotated[np.ndarray, "compute_dtype"]
 DEFAULT_INCLUDE: Final[tuple[Output, ...]] = ("attention_weights",)
 
 
@@ -47,9 +50,9 @@ class LinearMap:
     Rank 3 is one matrix per head: (h, out, in) or (h, in, out).
     """
 
-    weight: np.ndarray | None = None
-    kernel: np.ndarray | None = None
-    bias: np.ndarray | None = None
+    weight: Operand | None = None
+    kernel: Operand | None = None
+    bias: Operand | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,8 @@ class Rotary:
     """
 
     base: float | None = None
-    cos: np.ndarray | None = None
-    sin: np.ndarray | None = None
+    cos: Parameter | None = None
+    sin: Parameter | None = None
     dim: int | None = None
     interleaved: bool = False
     query_positions: np.ndarray | None = None
@@ -115,8 +118,8 @@ class Norm:
     kind: NormKind = "rms"
     over: NormOver = "head"
     position: NormPosition = "before"
-    weight: np.ndarray | None = None
-    bias: np.ndarray | None = None
+    weight: Parameter | None = None
+    bias: Parameter | None = None
     eps: float = 1e-6
 
 
@@ -134,25 +137,26 @@ class AttentionSpec(NamedTuple):
     allow_non_finite: inputs may hold inf and NaN as long as nothing visible depends on them
     """
 
-    query: np.ndarray | None = None
-    key: np.ndarray | None = None
-    value: np.ndarray | None = None
-    input: np.ndarray | None = None
-    context: np.ndarray | None = None
+    query: Operand | None = None
+    key: Operand | None = None
+    value: Operand | None = None
+    input: Operand | None = None
+    context: Operand | None = None
     projection: Projection | None = None
     layout: Layout | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
-    past_key: np.ndarray | None = None
-    past_value: np.ndarray | None = None
+    past_key: Operand | None = None
+    past_value: Operand | None = None
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     value_norm: Norm | None = None
+    clip_qkv: float | None = None
     rotary: Rotary | None = None
     scale: float | np.ndarray | None = None
     softcap: float | None = None
-    bias: np.ndarray | None = None
-    alibi_slopes: np.ndarray | None = None
+    bias: Parameter | None = None
+    alibi_slopes: Parameter | None = None
     mask: np.ndarray | None = None
     key_mask: np.ndarray | None = None
     is_causal: bool = False
@@ -163,9 +167,9 @@ class AttentionSpec(NamedTuple):
     key_lengths: np.ndarray | None = None
     segment_ids: SegmentIds | None = None
     selected_keys: np.ndarray | None = None
-    sinks: np.ndarray | None = None
+    sinks: Parameter | None = None
     normalization: Normalization = "softmax"
-    gate: np.ndarray | None = None
+    gate: Parameter | None = None
     dtype: DType | None = None
     backend: Backend = "auto"
     device: str = "auto"

@@ -18,11 +18,11 @@ from typing import ClassVar, Final, Self
 
 import numpy as np
 
-from attention_service.attention.arrays import cast, integers, within
+from attention_service.attention.arrays import cast, integers, per_head, per_token, within
 from attention_service.attention.score_term import Array, Frame, Load, ScoreTerm
 from attention_service.attention.shapes import Sizes, align
 from attention_service.attention.spec import AttentionSpec
-from attention_service.attention.tiles import Tile, part_of
+from attention_service.attention.tile import Tile, part_of
 from attention_service.errors import InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
 
 # Bytes for each index of `selected_keys` beside the number itself, to find those that count.
@@ -76,7 +76,7 @@ class Alibi(ScoreTerm):
         """The `alibi_slopes` of a request."""
         if spec.alibi_slopes is None:
             return None
-        slopes = per_head(spec.alibi_slopes, "/alibi_slopes", frame.sizes, frame.dtype)
+        slopes = per_head(spec.alibi_slopes, "/alibi_slopes", frame.sizes.num_heads, frame.dtype)
         return cls(slopes, frame.offset(spec).astype(frame.dtype))
 
     def added(self, tile: Tile, load: Load) -> Array | None:
@@ -353,19 +353,6 @@ def make_terms(spec: AttentionSpec, frame: Frame) -> tuple[ScoreTerm, ...]:
     if spec.query_offset is not None:
         frame.offset(spec)  # a wrong offset is refused even if no term needs it
     return tuple(term for kind in TERMS if (term := kind.of(spec, frame)) is not None)
-
-
-def per_head(array: np.ndarray, pointer: str, sizes: Sizes, dtype: np.dtype) -> np.ndarray:
-    """Numbers of shape (h,) in a type. Errors: ShapeMismatch, InvalidArray, Overflow."""
-    if array.shape != (sizes.num_heads,):
-        raise ShapeMismatch.of(pointer, f"{shape((sizes.num_heads,))}, one number a head", array)
-    return cast(array, dtype, pointer)
-
-
-def per_token(array: np.ndarray, pointer: str, batch: int, length: int) -> np.ndarray:
-    """Integers of shape (l,) or (b, l), as (b or 1, l). Errors: InvalidArray, ShapeMismatch."""
-    shapes: dict[tuple[int, ...], str] = {one: shape(one) for one in ((length,), (batch, length))}
-    return np.atleast_2d(integers(array, pointer, shapes))
 
 
 def _real_tokens(lengths: np.ndarray, pointer: str, batch: int, length: int) -> np.ndarray:

@@ -7,15 +7,13 @@ are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil, prod
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import numpy as np
-
-if TYPE_CHECKING:
-    from attention_service.attention.plan import Plan
-    from attention_service.attention.score_term import ScoreTerm
+from attention_service.attention.plan import Plan
+from attention_service.attention.score_term import ScoreTerm
+from attention_service.attention.tile import Tile
 
 # Tiles are not cut below so many queries just to leave hidden keys out: more tiles are more Python.
 BAND_ROWS: Final = 256
@@ -25,27 +23,6 @@ SHARED_ROWS: Final = 256
 SHARED_FLOPS: Final = 10**8
 # With at least so many tiles for each worker, it costs little that one worker gets one tile more.
 PER_WORKER: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A part of the scores: batch entries, heads, queries (rows), and the keys that these queries may see (columns).
-
-    gathered: (b, h, r, n), each axis but the last full or 1: a list of keys for each query, which are the columns
-              then; None if the columns are consecutive keys
-    """
-
-    batch: slice
-    kv_heads: slice
-    heads: slice
-    rows: slice
-    columns: slice
-    gathered: np.ndarray | None = field(default=None, compare=False)
-
-    @property
-    def keys(self) -> np.ndarray:
-        """The index of the key of each column, which broadcasts to the scores."""
-        return np.arange(self.columns.start, self.columns.stop) if self.gathered is None else self.gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +109,6 @@ def key_blocks(tile: Tile, tiling: Tiling) -> Iterator[Tile]:
     start = tile.columns.start
     for block in _slices(tile.columns.stop - start, max(tiling.fast_columns, tiling.scores // one_column)):
         yield replace(tile, columns=slice(start + block.start, start + block.stop))
-
-
-def part_of(array: np.ndarray, tile: Tile) -> np.ndarray:
-    """The part of an array (b, h, q, k), each axis full or of length 1, that belongs to a tile.
-
-    It is a view, but a copy if the keys of the tile are gathered and the array has all keys.
-    """
-    is_gathered = tile.gathered is not None and array.shape[3] > 1
-    cuts = (tile.batch, tile.heads, tile.rows, slice(None) if is_gathered else tile.columns)
-    part = array[tuple(slice(None) if size == 1 else cut for size, cut in zip(array.shape, cuts, strict=True))]
-    return np.take_along_axis(part, tile.keys, axis=3) if is_gathered else part
 
 
 def _fair(groups: int, queries: int, rows: int, workers: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import ClassVar
 
@@ -43,14 +42,12 @@ class Backend(ABC):
     To add one write a subclass and put it into attention_service.backends.registry.BACKENDS.
 
     threads: number of threads to compute with; None leaves the threads of the process as they are
-    experimental: names of fast paths that are off by default and on for this backend
     """
 
     name: ClassVar[str]
 
-    def __init__(self, threads: int | None = None, experimental: AbstractSet[str] = frozenset()) -> None:
+    def __init__(self, threads: int | None = None) -> None:
         self.threads = threads
-        self.experimental = experimental
 
     # Overflow is found by checking the numbers, with an error that says what to do; a warning would add nothing.
     @np.errstate(all="ignore")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from importlib import import_module
 from typing import Final
@@ -26,19 +25,12 @@ class Backends:
     preferred: the backend for requests that ask for `auto`. If it is `auto` itself, the backend that sees a GPU is
     taken, else NumPy.
     threads: that each backend computes with; None leaves the threads of the process as they are
-    experimental: names of fast paths that are off by default, see the setting ATTENTION_EXPERIMENTAL
 
     Errors: UnknownBackend.
     """
 
-    def __init__(
-        self,
-        preferred: spec.Backend = "numpy",
-        threads: int | None = None,
-        experimental: AbstractSet[str] = frozenset(),
-    ) -> None:
+    def __init__(self, preferred: spec.Backend = "numpy", threads: int | None = None) -> None:
         self._threads = threads
-        self._experimental = experimental
         self._made: dict[spec.Backend, Backend] = {}
         self.preferred = preferred
         if preferred == "auto":
@@ -64,4 +56,4 @@ class Backends:
             hint = f"install attention-service[{name}] where the service runs"
             missing = f"{name} without {error.name}"
             raise UnknownBackend.at("/backend", "a backend that is installed", missing, hint) from None
-        return self._made.setdefault(name, found(self._threads, self._experimental))
+        return self._made.setdefault(name, found(self._threads))

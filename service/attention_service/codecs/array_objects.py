@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 
-from attention_service.attention.arrays import BFLOAT16
 from attention_service.errors import InvalidArray, child
 
 # Errors by which libraries refuse to give an array away: of a type that NumPy has not, or on a device.
@@ -53,7 +51,7 @@ def _read(value: Any, pointer: str) -> Any:
     torch = sys.modules.get("torch")  # whoever has a tensor has imported it
     try:
         if torch is not None and isinstance(value, torch.Tensor):
-            return _from_torch(value, torch)
+            return _from_torch(value)
         if hasattr(value, "__array__"):
             return _plain(_by_array(value))
         if hasattr(value, "__dlpack__"):
@@ -66,15 +64,13 @@ def _read(value: Any, pointer: str) -> Any:
     return value
 
 
-def _from_torch(tensor: Any, torch: ModuleType) -> np.ndarray:
-    """A tensor of torch, from any device. NumPy has no bfloat16 of its own, so that its bits go by another type."""
-    dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
-    array: np.ndarray
-    if dense.dtype == torch.bfloat16:
-        array = dense.view(torch.int16).numpy(force=True)
-        return array.view(BFLOAT16)
-    array = dense.numpy(force=True)
-    return array
+def _from_torch(tensor: Any) -> np.ndarray:
+    """A tensor of torch, from any device."""
+    import torch
+
+    from attention_service.torch_arrays import as_array
+
+    return as_array(tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense())
 
 
 def _by_array(value: Any) -> np.ndarray:

@@ -55,6 +55,13 @@ def one_chunk(media_type: str, content: Chunk = b"") -> Encoded:
     return Encoded([(b"content-type", media_type.encode("ascii")), (b"content-length", length)], [content])
 
 
+def whole(media_type: str, content: bytes) -> Encoded:
+    """An answer that is made whole. Its chunks are views."""
+    view = memoryview(content)
+    chunks = [view[start : start + MAX_CHUNK] for start in range(0, len(content), MAX_CHUNK)]
+    return one_chunk(media_type, content)._replace(chunks=chunks)
+
+
 def measured(make: Callable[[], Iterator[Chunk]]) -> tuple[Iterator[Chunk], int]:
     """The chunks that `make` returns, and their length in bytes.
 

@@ -33,6 +33,13 @@ def request_fields(tensors: Mapping[str, np.ndarray], text: bytes | None) -> Dec
     return decoded
 
 
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted names as fields of a request. Errors: as of `add_dotted`."""
+    fields: dict[str, Any] = {}
+    add_dotted(fields, values)
+    return fields
+
+
 def add_dotted(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
     """Insert values into `fields`, in place: `projection.query.weight` sets fields["projection"]["query"]["weight"].
 
@@ -61,18 +68,31 @@ def check_count(count: int) -> None:
         raise InvalidRequest.at("", f"at most {MAX_TENSORS} tensors", str(count))
 
 
-def answer_tensors(answer: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors of an answer under dotted names."""
-    for name, value in answer.items():
+def dotted_tensors(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of a request or an answer under dotted names, as `add_dotted` reads them."""
+    for name, value in fields.items():
         if isinstance(value, np.ndarray):
             yield prefix + name, value
-        elif isinstance(value, Mapping) and name != "metadata":
-            yield from answer_tensors(value, f"{prefix}{name}.")
+        elif isinstance(value, Mapping) and name != "metadata":  # which has none
+            yield from dotted_tensors(value, f"{prefix}{name}.")
+
+
+def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are no arrays, nested ones included; an object whose fields are all arrays is left out."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            inner = plain_fields(value)
+            if inner or not value:
+                found[name] = inner
+        elif not isinstance(value, np.ndarray):
+            found[name] = value
+    return found
 
 
 def split_answer(answer: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The tensors of an answer under dotted names, and the fields without tensors."""
-    tensors = dict(answer_tensors(answer))
+    tensors = dict(dotted_tensors(answer))
     without = {name.partition(".")[0] for name in tensors}
     return tensors, {name: value for name, value in answer.items() if name not in without}
 

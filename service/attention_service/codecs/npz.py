@@ -89,7 +89,7 @@ class NPZCodec(Codec):
         archive = _open(stream)
         unpacked = sum(file.file_size for file in archive.infolist())
         if unpacked > max(limit, len(body)):
-            raise BodyTooLarge.at("", f"at most {limit} bytes when unpacked", f"{unpacked}")
+            raise BodyTooLarge.at("", f"at most {limit} bytes when unpacked", f"{unpacked}", BodyTooLarge.ways_out)
         tensors: dict[str, np.ndarray] = {}
         text = None
         for file in archive.infolist():

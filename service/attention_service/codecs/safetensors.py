@@ -6,17 +6,17 @@ Format: 8 bytes little-endian length of the header, the header, the data. Tensor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from json import JSONDecoder
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from attention_service.codecs.base import Codec
-from attention_service.codecs.chunks import Encoded, array_chunks, encoded, measured
+from attention_service.codecs.chunks import Chunk, Encoded, array_chunks, encoded, measured
 from attention_service.codecs.decoded import Body, Decoded
 from attention_service.codecs.json.limits import MAX_DEPTH, MAX_LISTS, has_too_many_lists
 from attention_service.codecs.json.memory import decode_bound
@@ -26,7 +26,9 @@ from attention_service.codecs.named_tensors import (
     REQUEST,
     RESPONSE,
     check_count,
+    dotted_tensors,
     elements,
+    plain_fields,
     request_fields,
     split_answer,
 )
@@ -49,6 +51,16 @@ METADATA: Final = "__metadata__"
 MAX_HEADER: Final = 8 * 2**20
 
 
+class Entry(NamedTuple):
+    """A tensor in a file. begin, end: bytes after the header; dtype: its code in the format"""
+
+    begin: int
+    end: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class SafetensorsCodec(Codec):
     """Tensors under dotted names, all other fields as JSON text in the metadata."""
 
@@ -60,19 +72,14 @@ class SafetensorsCodec(Codec):
 
         Errors: InvalidTensors, DuplicateKey, TooDeep, InvalidRequest, FieldConflict, and those of the JSON text.
         """
-        header, data = _split(body)
-        text = _text(header.pop(METADATA, {}))
-        check_count(len(header))
-        tensors: dict[str, np.ndarray] = {}
-        at = 0
-        for begin, end, name, dtype, shape in sorted(_entry(*item, len(data)) for item in header.items()):
-            if begin != at:  # so nothing is hidden or shared, as the format has it
-                raise InvalidTensors.at("", f"a tensor that begins at byte {at}", f"one at {begin}")
-            tensors[name] = elements(data[begin:end], DTYPES[dtype], name).reshape(shape)
-            at = end
-        if at != len(data):
-            raise InvalidTensors.at("", f"{at} bytes of data, as the header says", f"{len(data)} bytes")
-        return request_fields(tensors, text)
+        start = 8 + header_length(body[:8], len(body), MAX_HEADER)
+        header, data = memoryview(body)[8:start], memoryview(body)[start:]
+        if has_too_many_lists(header):
+            raise InvalidTensors.at("", f"a header of at most {MAX_LISTS} arrays and objects", "more")
+        entries = parse_header(header)
+        text = _text(entries.pop(METADATA, {}))
+        check_count(len(entries))
+        return request_fields(read_tensors(checked_entries(entries, len(data)), data), text)
 
     def decode_bound(self, length: int, limit: int) -> int:
         """Upper bound of the memory for decoding any body of `length` bytes."""
@@ -85,17 +92,30 @@ class SafetensorsCodec(Codec):
     def encode(self, answer: Mapping[str, Any], request: Decoded) -> Encoded:
         """The answer: the header, then the memory of each array as it is."""
         tensors, fields = split_answer(answer)
-        header: dict[str, Any] = {METADATA: {RESPONSE: Text(fields)}}
-        offset = 0
-        for name, tensor in tensors.items():
-            end = offset + tensor.nbytes
-            header[name] = {"dtype": NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (offset, end)}
-            offset = end
-        text, length = measured(partial(chunks, header))
-        padding = -length % 8  # so that the data of most tensors is aligned
-        prefix = (length + padding).to_bytes(8, "little")
-        content = chain([prefix], text, [b" " * padding], *map(array_chunks, tensors.values()))
-        return encoded(self.media_type, content, 8 + length + padding + offset)
+        return encoded(self.media_type, *file_chunks(tensors, {RESPONSE: Text(fields)}))
+
+
+def file_chunks(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> tuple[Iterator[Chunk], int]:
+    """The chunks of a file of these tensors, and its length in bytes. metadata: strings or `Text`; none if it is empty
+
+    Wide elements come first, so that all are aligned.
+    """
+    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
+    header: dict[str, Any] = {METADATA: metadata} if metadata else {}
+    end = 0
+    for name, tensor in ordered.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (begin, end)}
+    text, length = measured(partial(chunks, header))
+    padding = -length % 8
+    prefix = (length + padding).to_bytes(8, "little")
+    content = chain([prefix], text, [b" " * padding], *map(array_chunks, ordered.values()))
+    return content, 8 + length + padding + end
+
+
+def request_bytes(fields: Mapping[str, Any]) -> bytes:
+    """A request as a file: its arrays as tensors, all other fields as JSON text in the metadata."""
+    return b"".join(file_chunks(dict(dotted_tensors(fields)), {REQUEST: Text(plain_fields(fields))})[0])
 
 
 def _header_bytes(length: int) -> int:
@@ -103,30 +123,71 @@ def _header_bytes(length: int) -> int:
     return decode_bound(length) + decode_bound(min(length, MAX_TEXT))
 
 
-def _split(body: Body) -> tuple[dict[str, Any], memoryview]:
-    """The header and the data. Errors: InvalidTensors, DuplicateKey, TooDeep."""
-    if len(body) < 8:
-        raise InvalidTensors.at("", "8 bytes of header length", f"{len(body)} bytes")
-    length = int.from_bytes(body[:8], "little")
-    longest = min(len(body) - 8, MAX_HEADER)
-    if length > longest:
-        raise InvalidTensors.at("", f"a header of at most {longest} bytes", f"one of {length}")
-    text = memoryview(body)[8 : 8 + length]
-    if has_too_many_lists(text):
-        raise InvalidTensors.at("", f"a header of at most {MAX_LISTS} arrays and objects", "more")
+def header_length(start: Body, size: int, longest: int) -> int:
+    """The length of the header, from the first 8 bytes of a file of `size` bytes. Errors: InvalidTensors."""
+    if len(start) < 8:
+        raise InvalidTensors.at("", "8 bytes of header length", "fewer than 8 bytes")
+    length = int.from_bytes(start, "little")
+    most = min(longest, size - 8)
+    if length > most:
+        raise InvalidTensors.at(
+            "", f"a header of at most {most} bytes", f"a truncated file, or a header of {length} bytes"
+        )
+    return length
+
+
+def parse_header(text: Body) -> dict[str, Any]:
+    """The object in a header, not checked any further. Errors: InvalidTensors, DuplicateKey, TooDeep."""
     try:
         header = HEADER.decode(str(text, "utf-8"))
+    except UnicodeEncodeError:
+        raise InvalidTensors.at("", "a header in JSON", "half of a surrogate pair, which is no text") from None
     except ValueError as error:
-        raise InvalidTensors.at("", "a header in JSON", quote(str(error), 80)) from None
+        raise InvalidTensors.at(
+            "", "a header in JSON", f"text that is not valid JSON: {quote(str(error), 80)}"
+        ) from None
     except RecursionError:
-        raise TooDeep.at("", f"at most {MAX_DEPTH} levels in the header", "more") from None
+        raise TooDeep.at("", f"at most {MAX_DEPTH} levels in the header", "a header nested too deeply") from None
     if not isinstance(header, dict):
-        raise InvalidTensors.at("", "a header that is an object", describe(header))
-    return header, memoryview(body)[8 + length :]
+        raise InvalidTensors.at("", "a header that is an object", f"no object, {describe(header)}")
+    return header
+
+
+def checked_entries(header: Mapping[str, Any], available: int) -> list[Entry]:
+    """The tensors of a header without its metadata, in the order of their bytes, whatever their types.
+
+    available: bytes after the header, which the tensors fill without gaps
+
+    Errors: InvalidTensors.
+    """
+    entries = sorted(_entry(name, entry, available) for name, entry in header.items())
+    at = 0
+    for begin, end, name, *_ in entries:
+        if begin != at:  # so nothing is hidden or shared, as the format has it
+            raise InvalidTensors.at("", f"a tensor that begins at byte {at}", f"{quote(name)} at byte {begin}")
+        at = end
+    if at != available:
+        raise InvalidTensors.at("", f"{at} bytes of data, as the header says", f"{available} bytes, longer than that")
+    return entries
+
+
+def read_tensors(entries: Iterable[Entry], data: memoryview) -> dict[str, np.ndarray]:
+    """The tensors as views of the bytes after the header. Errors: InvalidTensors."""
+    return {
+        name: elements(data[begin:end], dtype_of(name, code), name).reshape(shape)
+        for begin, end, name, code, shape in entries
+    }
+
+
+def dtype_of(name: str, code: Any) -> np.dtype:
+    """The type of a tensor by its code. Errors: InvalidTensors for a type that NumPy has not."""
+    if not isinstance(code, str) or code not in DTYPES:
+        raise InvalidTensors.at("", f"{quote(name)} to be one of {', '.join(DTYPES)}", describe(code))
+    return DTYPES[code]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of the header. Errors: DuplicateKey; UnicodeEncodeError, a ValueError, for half a surrogate."""
+    """An object of the header. Errors: DuplicateKey; UnicodeEncodeError for half of a surrogate pair."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -151,18 +212,18 @@ def _text(metadata: Any) -> bytes | None:
     return metadata[REQUEST].encode() if REQUEST in metadata else None
 
 
-def _entry(name: str, entry: Any, available: int) -> tuple[int, int, str, str, tuple[int, ...]]:
-    """Where a tensor begins and ends, its name, dtype and shape, checked against each other. Errors: InvalidTensors."""
+def _entry(name: str, entry: Any, available: int) -> Entry:
+    """A tensor, whose type, shape and offsets are checked against each other. Errors: InvalidTensors."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise InvalidTensors.at("", f"dtype, shape and data_offsets of {quote(name)}", describe(entry))
     code, shape, offsets = entry["dtype"], shape_of(entry["shape"]), entry["data_offsets"]
-    if not isinstance(code, str) or code not in DTYPES:
-        raise InvalidTensors.at("", f"{quote(name)} to be one of {', '.join(DTYPES)}", describe(code))
     if shape is None:
         raise InvalidTensors.of("", f"at most {MAX_RANK} axes of {quote(name)}", entry["shape"])
-    needed = math.prod(shape) * DTYPES[code].itemsize
     match offsets:
         case [begin, end] if type(begin) is type(end) is int and 0 <= begin <= end <= available:
-            if end - begin == needed:
-                return begin, end, name, code, shape
-    raise InvalidTensors.of("", f"{needed} bytes of {quote(name)} within {available}", offsets)
+            is_other = isinstance(code, str) and code not in DTYPES  # of any size
+            if is_other or end - begin == math.prod(shape) * dtype_of(name, code).itemsize:
+                return Entry(begin, end, name, code, shape)
+    needed = math.prod(shape) * dtype_of(name, code).itemsize
+    got = "offsets that do not agree with its shape and type, or truncated data"
+    raise InvalidTensors.at("", f"{needed} bytes of {quote(name)} within {available}", got)

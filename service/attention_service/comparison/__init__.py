@@ -2,8 +2,8 @@
 
 In the order of a comparison:
 
-- files: requests and outputs in files; question: the fields of a request as a question
-- run: the path of a request over HTTP; cli: the commands
+- question: the fields of a request as a question
+- operation: comparisons in the pipeline; memory: how much memory one takes; cli: the commands
 - compare: the comparison itself; actual: the arrays that were sent
 - case: a request in float64, some of whose options a mutant changes; problem: its last part, from scores to outputs
 - solve: the answer of a case for a sample of its rows; samples: which rows these are

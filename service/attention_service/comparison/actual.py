@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from attention_service.attention.arrays import is_float
-from attention_service.attention.outputs import OUTPUT, OUTPUTS, output_shape
+from attention_service.attention.outputs import OUTPUT, OUTPUTS
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import request_axes
 from attention_service.comparison.baseline import FIELDS
@@ -80,5 +80,5 @@ def canonical(array: np.ndarray, name: str, plan: Plan) -> np.ndarray:
 def _shown_shape(name: str, plan: Plan) -> tuple[int, ...]:
     """The shape of an output as the request shows it."""
     axes, shown = request_axes(name, plan)
-    lengths = dict(zip(axes, output_shape(name, plan), strict=True))
+    lengths = dict(zip(axes, plan.output_shape(name), strict=True))
     return tuple(lengths[letter] for letter in shown)

@@ -40,6 +40,11 @@ class Candidate:
         return any(name.startswith("precision.") for name in self.names)
 
     @property
+    def is_fitted(self) -> bool:
+        """True if a number of the mistake is estimated from the output."""
+        return "scale.other" in self.names
+
+    @property
     def message(self) -> str:
         """What the kernel did."""
         said = " ".join(MESSAGES[name] for name in self.names)

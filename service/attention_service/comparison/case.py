@@ -12,23 +12,34 @@ from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 
-from attention_service.attention.arrays import compute_dtype
 from attention_service.attention.operands import Operands, make_operands
-from attention_service.attention.plan import Plan, make_plan
-from attention_service.attention.rotary import Rotation
+from attention_service.attention.options import ALWAYS
+from attention_service.attention.plan import Plan
+from attention_service.attention.planning import make_plan
 from attention_service.attention.score_term import ScoreTerm
-from attention_service.attention.spec import ROLES, AttentionSpec, Norm
+from attention_service.attention.spec import ROLES, AttentionSpec
+from attention_service.attention.steps import Steps
+from attention_service.attention.steps.step import OperandStep
 from attention_service.attention.tiles import Tiling
-from attention_service.backends.dense.operands import load_operands
+from attention_service.backends.base import Check, no_check
+from attention_service.backends.dense.operands import OPERAND_OPTIONS, load_operands
 from attention_service.backends.numpy.backend import NumpyLibrary
-from attention_service.comparison.errors import epsilon
 from attention_service.comparison.problem import Answer, Problem, Rounding, Softmax, attention
+from attention_service.errors import FieldConflict
 
 T = TypeVar("T")
 Term = TypeVar("Term", bound=ScoreTerm)
+Step = TypeVar("Step", bound=OperandStep)
 
 # What a mutant changes that no field of a request can say.
 INEXPRESSIBLE: Final = None
+# The options of plans that a case computes, beside those of score terms, which it takes as they are.
+KNOWN: Final = (
+    ALWAYS
+    | OPERAND_OPTIONS
+    | {f"roles.gate_map.{name}" for name in ("weight", "pointer", "bias", "heads")}
+    | {"roles.gate_activation", "gate", "head_scales", "softcap", "sinks", "row_sinks", "normalization"}
+)
 EXACT: Final = Rounding()
 
 
@@ -39,10 +50,11 @@ class Case:
     plan, spec:       of the request that is asked for, in float64
     dtype:            the caller's type
     offset:           (b or 1,), the position of the first query among the keys; None if the request leaves it open
-    query, key, value: (b, h, q, d), (b, g, n, d), (b, g, n, e), projected, before norms and rotation
+    query, key, value: (b, h, q, d), (b, g, n, d), (b, g, n, e), projected, before their steps
     past_key, past_value: (b, g, p, d or e)
     bad_values:       (b, g, k), True where a value is not finite; it is 0 in `value` instead
     key_of_head, value_of_head: (h,), the key and value head that each query head reads
+    steps:            what is done to query, key and value, by role; past_steps: to past keys
     head_order:       (h,), the head that is returned in the place of each head
     softcap_at:       the scores that are capped
     scaled_bias:      True to add biases before the scale
@@ -56,11 +68,12 @@ class Case:
     gate:             (b, h, q, e or 1), what head outputs are multiplied by; None for none
     head_outputs:     (b, h, q, e), right, for of_whole; None to compute them
     map_steps:        by role (b, l), the size of the products that make a projected number, see `floors`
-    turn_steps:       the error of cosine and sine of the largest position
     rounding:         the types that are computed in
     change:           the fields to change in the request, to reproduce this case; None if no field can say it
     detail:           what tells this case from others of the same mutant, like "of 64 keys"
-    memo:             what is computed once for a case, by its name and the identity of the case, which is kept, too
+    check:            raises to end the computation; called in all that can take long
+    room:             bytes that a sample may keep, see `Sample.once`
+    memo:             what is computed once for a case, by its name; a changed case has its own
     """
 
     plan: Plan
@@ -76,12 +89,8 @@ class Case:
     head_order: np.ndarray
     key_of_head: np.ndarray
     value_of_head: np.ndarray
-    query_norm: Norm | None
-    key_norm: Norm | None
-    value_norm: Norm | None
-    query_rotation: Rotation | None
-    key_rotation: Rotation | None
-    past_rotation: Rotation | None = None
+    steps: Mapping[str, Steps]
+    past_steps: Steps = ()
     scale: float | np.ndarray
     softcap: float | None
     softcap_at: str = "scaled"
@@ -96,18 +105,18 @@ class Case:
     gate: np.ndarray | None = None
     head_outputs: np.ndarray | None = None
     map_steps: Mapping[str, np.ndarray]
-    turn_steps: float
     rounding: Rounding = EXACT
     change: Mapping[str, Any] | None = field(default_factory=dict)
     detail: str = ""
-    memo: dict[tuple[str, int], tuple[Case, Any]] = field(default_factory=dict)
+    check: Check = no_check
+    room: int = 2**27
+    memo: dict[str, Any] = field(default_factory=dict, init=False)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What `make` returns, made once for this case."""
-        key = (name, id(self))
-        if key not in self.memo:
-            self.memo[key] = self, make()
-        found: T = self.memo[key][1]
+        if name not in self.memo:
+            self.memo[name] = make()
+        found: T = self.memo[name]
         return found
 
     def changed(self, change: Mapping[str, Any] | None = INEXPRESSIBLE, *, detail: str = "", **fields: Any) -> Self:
@@ -116,9 +125,9 @@ class Case:
         joined = ", ".join(part for part in (self.detail, detail) if part)
         return replace(self, change=both, detail=joined, **fields)
 
-    def rotation(self, role: str) -> Rotation | None:
-        """The rotation of query, key or value; None if they are not rotated."""
-        return {"query": self.query_rotation, "key": self.key_rotation}.get(role)
+    def step(self, role: str, kind: type[Step]) -> Step | None:
+        """The step of a class that is done to query, key or value; None if there is none."""
+        return next((step for step in self.steps[role] if isinstance(step, kind)), None)
 
     def term(self, kind: type[Term]) -> Term | None:
         """The term of a class; None if the request has none."""
@@ -150,15 +159,23 @@ class Case:
         return self.plan.roles.output_map is not None
 
 
-def make_case(spec: AttentionSpec, dtype: np.dtype) -> Case:
+def unknown_options(plan: Plan) -> tuple[str, ...]:
+    """The names of options that no case computes: what a kernel does with them cannot be judged."""
+    computed = (name for name in plan.options if name not in KNOWN and not name.startswith(("terms.", "selection.")))
+    return tuple(sorted(computed))
+
+
+def make_case(spec: AttentionSpec, dtype: np.dtype, check: Check = no_check) -> Case:
     """The case of a request. spec: may have any dtype; numbers are taken as they are given. dtype: the caller's
 
-    Errors: InvalidRequest of every kind.
+    Errors: InvalidRequest of every kind, FieldConflict for options that no case computes.
     """
     spec = spec._replace(dtype="float64", backend="numpy", device="cpu", include=(), top_k=None, select_heads=None)
     spec = spec._replace(select_queries=None, average_heads=False, allow_non_finite=True)
     plan = make_plan(spec)
-    raw = replace(plan, query_norm=None, key_norm=None, value_norm=None, query_rotation=None, key_rotation=None)
+    if unknown := unknown_options(plan):
+        raise FieldConflict.at("", "options that the comparison knows", ", ".join(unknown))
+    raw = replace(plan, query_steps=(), key_steps=(), value_steps=())
     with np.errstate(all="ignore"):
         operands = make_operands(spec, raw, spec.sources)
         loaded = load_operands(raw, operands, NumpyLibrary(raw, Tiling(scores=1), None))
@@ -179,18 +196,14 @@ def make_case(spec: AttentionSpec, dtype: np.dtype) -> Case:
         head_order=heads,
         key_of_head=kv_heads,
         value_of_head=kv_heads,
-        query_norm=plan.query_norm,
-        key_norm=plan.key_norm,
-        value_norm=plan.value_norm,
-        query_rotation=plan.query_rotation,
-        key_rotation=plan.key_rotation,
+        steps=dict(zip(ROLES, plan.steps, strict=True)),
         scale=plan.scale if plan.head_scales is None else plan.head_scales,
         softcap=plan.softcap,
         terms=plan.terms,
         sinks=plan.sinks if plan.row_sinks is None else plan.row_sinks,
         gate=loaded.gate,
         map_steps=_map_steps(plan, operands),
-        turn_steps=_turn_steps(spec, plan, dtype),
+        check=check,
     )
 
 
@@ -214,13 +227,3 @@ def _map_steps(plan: Plan, operands: Operands) -> dict[str, np.ndarray]:
         bias = 0.0 if role.map.bias is None else float(np.max(np.abs(role.map.bias)))
         found[name] = np.linalg.norm(array, axis=-1) * weights + bias
     return found
-
-
-def _turn_steps(spec: AttentionSpec, plan: Plan, dtype: np.dtype) -> float:
-    """The error of angles that are computed in float64, of the largest position. dtype: the caller's"""
-    rotary = spec.rotary
-    if rotary is None or rotary.cos is not None:
-        return 0.0
-    given = [rotary.query_positions, rotary.key_positions]
-    most = max(plan.sizes.key_length, *(int(np.max(np.abs(one))) for one in given if one is not None), 0)
-    return 2 * most * epsilon(np.dtype(np.float64)) / epsilon(compute_dtype(dtype))

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from attention_service.printable import printable
+
 # Exit statuses by the status of a verdict.
 STATUSES: Final = {"correct": 0, "imprecise": 1, "wrong": 1, "inconclusive": 2}
 # Seconds after which, and between which, progress is shown.
@@ -62,10 +64,10 @@ def run_compare(options: argparse.Namespace) -> int:
         report = make_report(compare_question(make_question(decoded), Backends().choose("numpy", "cpu"), check))
     except ServiceError as error:
         check.end()
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{type(error).__name__}: {printable(str(error))}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"{printable(str(error.filename))}: {error.strerror}", file=sys.stderr)
         return 2
     check.end()
     print(report.model_dump_json(indent=2) if options.json else as_text(report))
@@ -86,13 +88,13 @@ def run_inputs(options: argparse.Namespace) -> int:
     for name in options.kills:
         if name not in MUTANTS:
             why = ", which is found by an estimate and has no request made for it" if name in MESSAGES else ""
-            print(f"--kills: expected names of mistakes, got {name}{why}", file=sys.stderr)
+            print(f"--kills: expected names of mistakes, got {printable(name)}{why}", file=sys.stderr)
             return 2
     try:
         recipe = recipe_for(options.kills)
         if options.like is not None:
             question = make_question(read_request(Path(options.like)))
-            recipe = recipe_of(make_case(question.spec, question.plan.dtype))
+            recipe = recipe_of(make_case(question.spec, question.plan.dtype), options.kills)
         fields, shown = make_input(recipe, options.seed), tuple(options.kills)
         if options.kills:
             names = ("output", "logsumexp") if any(MUTANTS[name].needs for name in options.kills) else ("output",)
@@ -104,10 +106,10 @@ def run_inputs(options: argparse.Namespace) -> int:
         else:
             write_request(fields, Path(options.output))
     except ServiceError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{type(error).__name__}: {printable(str(error))}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"{printable(str(error.filename))}: {error.strerror}", file=sys.stderr)
         return 2
     missing = [name for name in options.kills if name not in shown]
     if missing:

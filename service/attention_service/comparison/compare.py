@@ -9,8 +9,10 @@ from typing import Final
 
 import numpy as np
 
+from attention_service.attention.operands import as_cast
 from attention_service.attention.outputs import OUTPUT
-from attention_service.attention.plan import Plan, make_plan
+from attention_service.attention.plan import Plan
+from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Metadata, Result
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check, no_check
@@ -25,8 +27,7 @@ from attention_service.comparison.baseline import (
     stored_dtype,
 )
 from attention_service.comparison.candidates import candidates
-from attention_service.comparison.case import Case, make_case
-from attention_service.comparison.casting import as_cast
+from attention_service.comparison.case import Case, make_case, unknown_options
 from attention_service.comparison.errors import Errors, distance, distances, epsilon, largest, measure
 from attention_service.comparison.evidence import Evidence, Hypothesis
 from attention_service.comparison.floors import floors, floors_of_others
@@ -81,7 +82,11 @@ class Judged:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that a report tells. judged: by the name of the array; passes: what each test says, None without arrays"""
+    """All that a report tells.
+
+    judged: by the name of the array; passes: what each test says, None without arrays
+    unknown: options of the request that the comparison does not compute, so that nothing was judged
+    """
 
     question: Question
     metadata: Metadata
@@ -92,6 +97,7 @@ class Comparison:
     hypotheses: list[Hypothesis]
     power: Power
     suggestion: Suggestion | None
+    unknown: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -101,7 +107,7 @@ class Comparison:
     @property
     def status(self) -> str:
         """correct, imprecise, wrong or inconclusive."""
-        if self.question.actual is None:
+        if self.question.actual is None or self.unknown:
             return "inconclusive"
         shows = any(name in FIELDS for name in self.judged)
         return status_of(self.ratio, is_weak=self.power.is_weak or not shows)
@@ -143,7 +149,7 @@ def reference_and_baseline(question: Question, backend: Backend, check: Check = 
     if question.actual is not None:
         actual = read_actual(question.actual, plan, base2=question.base2)
     reference = backend.run(plan, exact, exact.sources, check)
-    case = make_case(spec, dtype)
+    case = make_case(spec, dtype, check)
     if HEAD_OUTPUTS in reference.arrays:
         case = replace(case, head_outputs=canonical(reference[HEAD_OUTPUTS], HEAD_OUTPUTS, plan))
     right = {name: canonical(reference[name], name, plan) for name in actual.canonical}
@@ -159,6 +165,13 @@ def compare_question(question: Question, backend: Backend, check: Check = no_che
 
     Errors: InvalidRequest of every kind, and what `check` raises.
     """
+    if unknown := unknown_options(question.plan):
+        spec = question.spec._replace(backend="numpy", device="cpu", include=(), top_k=None, average_heads=False)
+        metadata = backend.run(make_plan(spec), spec, spec.sources, check).metadata
+        nothing = Power((), (), (), dict.fromkeys((one.name for one in usual_tolerances(question.plan.dtype)), ()))
+        return Comparison(
+            question, metadata, {}, {}, usual_tolerances(question.plan.dtype), [], [], nothing, None, unknown
+        )
     truth = reference_and_baseline(question, backend, check)
     case, actual, right, judged, reference = truth.case, truth.actual, truth.right, truth.judged, truth.reference
     tolerances = usual_tolerances(case.dtype) + (() if question.tolerance is None else (question.tolerance,))
@@ -208,8 +221,10 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
     judged = {}
     for name, array in right.items():
         stored = kept[name]
-        found = [arrays[name].astype(np.float64) for arrays in results]
+        check()
+        found = [arrays.pop(name) for arrays in results]
         baseline = measure(max(found, key=lambda one: _finite(distance(one, array))), array, stored)
+        check()
         limit = max(baseline.max_abs or 0.0, least[name]) + last_place(array, stored)
         judged[name] = Judged(measure(actual.canonical[name], array, stored), baseline, limit)
     return judged
@@ -273,4 +288,4 @@ def _suggestion(
         return None
     wanted = (*hypotheses[0].candidate.names, *hypotheses[0].also) if is_known else found.survivors
     wanted = tuple(name for name in wanted if not name.startswith("precision."))
-    return suggest(recipe_of(case), wanted, names, 0, check, apart=is_known) if wanted else None
+    return suggest(recipe_of(case, wanted), wanted, names, 0, check, apart=is_known) if wanted else None

@@ -75,7 +75,8 @@ def measure(actual: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> Error
 def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Differences of the elements: 0 for equal infinities and two NaN, inf where only one is infinite or NaN."""
     with np.errstate(invalid="ignore"):
-        found: np.ndarray = np.abs(one - other)
+        found: np.ndarray = np.subtract(one, other, dtype=np.float64)
+        np.abs(found, out=found)
     # The maximum is NaN if any difference is.
     if math.isfinite(found.max(initial=0.0)):
         return found

@@ -13,7 +13,7 @@ from attention_service.backends.base import Check
 from attention_service.comparison.baseline import CORRECT, Arrays, arrays_of, baselines
 from attention_service.comparison.candidates import Candidate, ratio, unexplained
 from attention_service.comparison.case import Case
-from attention_service.comparison.errors import distance
+from attention_service.comparison.errors import distance, distances
 from attention_service.comparison.solve import Sample, blocks, everything, solve
 
 # A mistake is proved only if the reference is so many times further from the output than the mutant is.
@@ -25,6 +25,8 @@ ALMOST: Final = 0.9
 OVERSIZED: Final = 4.0
 # Below this share of the error explained the baseline of the mutant is not worth computing.
 CLOSE: Final = 0.8
+# Weights below this tell nothing of the scale of their scores.
+LITTLE: Final = 1e-3
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,25 @@ class Evidence:
     def _judged(self, candidate: Candidate, explained: float, limits: Mapping[str, float]) -> Hypothesis:
         found = ratio(self.actual, candidate.arrays, limits)
         is_closer = any(self._is_closer(candidate, name) for name in self.actual)
-        proves = found <= CORRECT and is_closer and not candidate.rounds
+        proves = found <= CORRECT and is_closer and not candidate.rounds and self._can_prove(candidate)
         return Hypothesis(candidate, explained, found, proves)
+
+    def _can_prove(self, candidate: Candidate) -> bool:
+        """False for one query and one key, which many mistakes agree on, and where a fitted number explains no more
+        than one other: a single wrong number, or wrong rows with one free weight, as one key of a row has the rest."""
+        sizes = self.case.plan.sizes
+        if not candidate.is_fitted:
+            return sizes.key_length > 1 or sizes.query_length > 1
+        weights = solve(candidate.case, self.sample).weights
+        if weights is None:
+            return False
+        free = np.count_nonzero(np.abs(weights) > LITTLE, axis=-1) - 1  # b h r
+        wrong, numbers = np.zeros(free.shape, bool), 0
+        for name, array in self.actual.items():
+            apart = distances(array, self.right[name]) > CORRECT * self.baselines[name]
+            numbers += int(np.count_nonzero(apart))
+            wrong |= apart if apart.ndim == 3 else apart.any(axis=-1)
+        return numbers > 1 and int(np.maximum(free, 0)[wrong].sum()) > 1
 
     def _share_of_size(self, candidate: Candidate) -> float:
         """How much of the size of the error coarse rounding makes: its errors differ with the order of the sums."""

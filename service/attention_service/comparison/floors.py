@@ -15,11 +15,18 @@ from typing import Final
 import numpy as np
 
 from attention_service.attention.arrays import compute_dtype
-from attention_service.attention.spec import Norm
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import epsilon, largest
-from attention_service.comparison.problem import masked_scores, scaled_scores, sigmoid
-from attention_service.comparison.solve import Sample, blocks, everything, make_problem, operand
+from attention_service.comparison.problem import Problem, masked_scores, scaled_scores, sigmoid
+from attention_service.comparison.solve import (
+    Sample,
+    blocks,
+    everything,
+    make_problem,
+    operand,
+    spread_of_scores,
+    stepped,
+)
 
 # The steps where a sum of scores cannot be told from 0, so that right weights and outputs may have any size.
 UNKNOWN: Final = 1e250
@@ -31,7 +38,7 @@ TYPICAL: Final = 3.0
 
 @dataclass(frozen=True)
 class Tokens:
-    """Query, keys or values (b, heads, l) after norm and rotation. steps: the error of a number of each vector"""
+    """Query, keys or values (b, heads, l) after their steps. steps: the error of a number of each vector"""
 
     lengths: np.ndarray
     steps: np.ndarray
@@ -39,11 +46,15 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Steps:
-    """The errors of a sample in steps: of visible scores, of weights, and of the outputs of heads."""
+    """The errors of a sample in steps: of visible scores, of weights, and of the outputs of heads.
+
+    folded: of visible scores, not in steps, see `_error_of_folding`
+    """
 
     scores: float
     weights: float
     outputs: float
+    folded: float = 0.0
 
 
 def step(dtype: np.dtype) -> float:
@@ -54,7 +65,8 @@ def step(dtype: np.dtype) -> float:
 def floors(case: Case, plain: Case, sample: Sample, right: Mapping[str, np.ndarray]) -> dict[str, float]:
     """The least baseline of output, logsumexp and weights, as far as they are in `right`.
 
-    The error of the logsumexp is that of the scores, and √k + |logsumexp| for the sum over k keys. A gate multiplies
+    The error of the logsumexp is that of the scores, and √k + |logsumexp| for the sum over k keys; in half types at
+    least that of scores whose scale was folded into the query. A gate multiplies
     that of the output, and so does the longest row of an output map.
 
     plain: the case in the types of a plain computation
@@ -69,7 +81,7 @@ def floors(case: Case, plain: Case, sample: Sample, right: Mapping[str, np.ndarr
     if "logsumexp" in right:
         root = math.sqrt(case.plan.sizes.key_length)
         kept["logsumexp"] = found.scores + root + largest(right["logsumexp"])
-    return {name: min(kept[name] * step(case.dtype), UNKNOWN) for name in right}
+    return {name: _floor(case, name, kept[name], found.folded) for name in right}
 
 
 def floors_of_others(case: Case, reference: Mapping[str, np.ndarray], names: Collection[str]) -> dict[str, float]:
@@ -77,7 +89,8 @@ def floors_of_others(case: Case, reference: Mapping[str, np.ndarray], names: Col
     sizes, scale = case.plan.sizes, float(np.max(np.abs(case.scale)))
     query, key = tokens(case, "query", worst=True), tokens(case, "key", worst=True)
     steps = [steps_of(case, case, block, of_scores=True) for block in blocks(case, everything(case))]
-    scores, weights, outputs = (max(getattr(one, name) for one in steps) for name in ("scores", "weights", "outputs"))
+    kinds = ("scores", "weights", "outputs", "folded")
+    scores, weights, outputs, folded = (max(getattr(one, name) for one in steps) for name in kinds)
     lengths = largest(query.lengths), largest(key.lengths)
     products = _sum_steps(case) * lengths[0] * lengths[1]
     products += largest(query.steps) * lengths[1] + lengths[0] * largest(key.steps)
@@ -99,18 +112,23 @@ def floors_of_others(case: Case, reference: Mapping[str, np.ndarray], names: Col
         "received": (weights, weights + math.sqrt(sizes.query_length)),
         "head_outputs": (outputs, 0),
     }
-    found = {}
-    for name in names:
-        fixed, factor = made.get(name, (weights, 0))
-        found[name] = min((fixed + factor * largest(reference[name])) * step(case.dtype), UNKNOWN)
-    return found
+    rows = {name: made.get(name, (weights, 0)) for name in names}
+    return {
+        name: _floor(case, name, fixed + factor * largest(reference[name]), folded)
+        for name, (fixed, factor) in rows.items()
+    }
+
+
+def _floor(case: Case, name: str, steps: float, folded: float) -> float:
+    """The least baseline of an array, from its error in steps. folded: see Steps"""
+    return min(max(steps * step(case.dtype), folded if name == "logsumexp" else 0.0), UNKNOWN)
 
 
 def steps_of(case: Case, plain: Case, sample: Sample, *, of_scores: bool) -> Steps:
     """The errors of a sample. of_scores: False to leave those of scores out if nothing else needs them
 
-    That of weights is √k + max |score| or max |q| · |k|, and what they inherit from query and key that are projected,
-    normalised or rotated, as the root of both squares. That of outputs is the same times max |v| and the sum of the
+    That of weights is √k + max |score| or max |q| · |k|, and what they inherit from query and key after their
+    maps and steps, as the root of both squares. That of outputs is the same times max |v| and the sum of the
     weights, which is 1 for a softmax, and the error of the values. Where scores are divided by their sum t, its error e
     counts, too: each weight s/t has an error of that of s, and of |s| · e / |t|, over |t|.
     """
@@ -120,17 +138,26 @@ def steps_of(case: Case, plain: Case, sample: Sample, *, of_scores: bool) -> Ste
         scores = np.where(seen, scaled_scores(problem), 0).astype(np.float64)
         products, inherited = _errors_of_scores(case, sample, seen)
         root, value = math.sqrt(case.plan.sizes.key_length), largest(problem.value)
-        errors = np.zeros(())
+        errors, folded = np.zeros(()), 0.0
+        if of_scores and case.dtype.itemsize < 4:
+            folded = _error_of_folding(case, sample, problem)
         if of_scores or problem.normalization == "sum":
             errors = _sum_steps(case) * products + inherited + 2 * np.abs(scores)
         inexact = largest(_steps_of_tokens(case, "value", worst=False))
         if problem.normalization == "sum":
-            return Steps(largest(errors), *_of_quotients(scores, errors, value, inexact, unit))
+            return Steps(largest(errors), *_of_quotients(scores, errors, value, inexact, unit), folded)
         total = 1.0
         if problem.normalization == "sigmoid":
             total = max(1.0, largest(np.where(seen, sigmoid(masked_scores(problem)), 0).sum(axis=-1)))
         weights = math.hypot(max(root + largest(scores), largest(products)), largest(inherited))
-        return Steps(largest(errors), weights, (weights * value + inexact) * total)
+        return Steps(largest(errors), weights, (weights * value + inexact) * total, folded)
+
+
+def _error_of_folding(case: Case, sample: Sample, problem: Problem) -> float:
+    """The error of a visible score if the query was rounded to the caller's type after it was multiplied by the scale
+    and log2(e): each number by ε/2 of itself, those of a score all alike (|score|) or at random (√Σ(q·k)²)."""
+    products = np.maximum(np.abs(problem.scores), spread_of_scores(case, sample))
+    return epsilon(case.dtype) / 2 * largest(np.where(problem.seen, products * np.abs(problem.scale), 0))
 
 
 def _sum_steps(case: Case) -> float:
@@ -191,32 +218,17 @@ def _lengths(array: np.ndarray) -> np.ndarray:
 
 
 def _steps_of_tokens(case: Case, role: str, *, worst: bool) -> np.ndarray:
-    """The error (b, heads, l) of the numbers of each new token. A rotation adds two products. worst: see `tokens`"""
+    """The error (b, heads, l) of the numbers of each new token. worst: see `tokens`"""
+    return case.once(f"steps {role} {worst}", lambda: _errors_after_steps(case, role, worst))
+
+
+def _errors_after_steps(case: Case, role: str, worst: bool) -> np.ndarray:
     given: np.ndarray = getattr(case, role)
     linear = getattr(case.plan.roles, role).map
     factor = TYPICAL if linear is None or not worst else math.sqrt(linear.weight.shape[1]) + 2
-    steps = np.broadcast_to(factor * case.map_steps[role][:, None], given.shape[:3])
-    norm: Norm | None = getattr(case, f"{role}_norm")
-    rotation = case.rotation(role)
-    if norm is not None and norm.position == "before":
-        steps = _after_norm(given, steps, norm)
-    if rotation is not None:
-        is_normed = norm is not None and norm.position == "before"
-        still = operand(replace(case, query_rotation=None, key_rotation=None), role) if is_normed else given
-        turn = max(1.0, largest(rotation.cos), largest(rotation.sin))
-        steps = turn * math.sqrt(2) * (steps + (1 + case.turn_steps) * np.abs(still).max(axis=-1))
-    return _after_norm(given, steps, norm) if norm is not None and norm.position == "after" else steps
-
-
-def _after_norm(array: np.ndarray, steps: np.ndarray, norm: Norm) -> np.ndarray:
-    """The error of a number after a norm, which sums the squares of features; a layer norm also sums features."""
-    axes = (1, 3) if norm.over == "all" else (3,)
-    root = math.sqrt(math.prod(array.shape[axis] for axis in axes))
-    if norm.kind == "layer":
-        steps = steps + (root + 1) * np.abs(array).max(axis=axes, keepdims=True)[..., 0]
-        array = array - np.mean(array, axis=axes, keepdims=True)
-    size = np.sqrt(np.mean(array * array, axis=axes, keepdims=True) + norm.eps)
-    most = np.abs(array / size).max(axis=-1)
-    found = steps / size[..., 0] * (1 + most) + (root / 4 + 2) * most
-    bias = 0.0 if norm.bias is None else largest(norm.bias)
-    return np.asarray(found * (1.0 if norm.weight is None else largest(norm.weight)) + bias)
+    errors = np.broadcast_to(factor * case.map_steps[role][:, None], given.shape[:3])
+    array, steps = given, case.steps[role]
+    for done, step in enumerate(steps):
+        array = stepped(steps[max(done - 1, 0) : done], array)  # the step before
+        errors = step.error(array, errors, epsilon(compute_dtype(case.dtype)))
+    return errors

@@ -9,14 +9,16 @@ from typing import Any, Final
 import numpy as np
 
 from attention_service.attention.arrays import FLOATS
+from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec, Rotary, Window
 from attention_service.backends.base import Check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.candidates import candidates
 from attention_service.comparison.case import Case, make_case
 from attention_service.comparison.evidence import Evidence
+from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.power import Power, power
-from attention_service.comparison.samples import choose_sample
+from attention_service.comparison.samples import MAX_SCORES, WHOLE, choose_sample
 from attention_service.pipeline.prepare import make_spec_and_plan
 
 # Seeds that are tried for a request that shows as much as possible.
@@ -25,6 +27,8 @@ TRIES: Final = 6
 BATCH: Final = 2
 QUERIES: Final = 13
 KEYS: Final = 67
+# Keys that fill the largest of the usual tiles twice.
+KEYS_OF_TILES: Final = 257
 PAST: Final = 5
 WINDOW: Final = (7, 3)
 # Keys, and features of a value, of a request whose values can be read transposed.
@@ -34,6 +38,13 @@ HEAD_DIM: Final = 8
 # A scale whose scores overflow as exponentials, also in float64.
 OVERFLOWING: Final = 100.0
 VALUE_DIM: Final = 5
+# What bounds the memory of a made input (see `suggestion_bytes`): the widest head dimension; the most numbers of keys
+# and values, each query head with its own; the most numbers of outputs that are kept for each mutant; and bytes that
+# a sample keeps.
+MAX_DIM: Final = 1024
+MAX_NUMBERS: Final = 600_000
+MADE_OUTPUTS: Final = 2**14
+MADE_ROOM: Final = 2**23
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,7 @@ class Recipe:
     norm: Mapping[str, str] = field(default_factory=dict)
     has_offset: bool = True
     softcap: float | None = None
+    clip: float | None = None
     scale: float | None = None
     scales_heads: bool = False
     has_row_sinks: bool = False
@@ -81,6 +93,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "softcap": ("softcap", "bias"),
     "sinks": ("sinks",),
     "rotary": ("rotary", "past"),
+    "clip": ("clip_qkv",),
     "norm": ("query_norm", "key_norm", "value_norm", "rotary"),
     "cache": ("past",),
     "gate": ("gate",),
@@ -105,6 +118,8 @@ def recipe_for(names: Iterable[str]) -> Recipe:
     if "causal.added" in names:
         options -= {"is_causal"}
     found = Recipe(frozenset(options), value_dim=HEAD_DIM if "value.is_key" in names else VALUE_DIM)
+    if needs_tiles(names):
+        found = replace(found, keys=KEYS_OF_TILES)
     if "softmax.no_max" in names:
         found = replace(found, scale=OVERFLOWING)
     if any(name.startswith("sigmoid.") for name in names):
@@ -123,9 +138,21 @@ def recipe_for(names: Iterable[str]) -> Recipe:
     return found
 
 
-def recipe_of(case: Case) -> Recipe:
-    """The recipe of a small request with the options of another."""
-    spec, sizes = case.spec, case.plan.sizes
+def needs_tiles(names: Iterable[str]) -> bool:
+    """True if one of these mistakes needs the keys of several tiles, for each of the usual tiles."""
+    return any(row.survives is not None and row.survives(KEYS) for name in names if (row := MUTANTS.get(name)))
+
+
+def recipe_of(case: Case, wanted: Collection[str] = ()) -> Recipe:
+    """The recipe of a small request with the options of another. wanted: mistakes that it should show
+
+    It is narrower than the other where that has more than MAX_DIM features.
+    """
+    return recipe_for_sizes(case.spec, case.plan.sizes, case.dtype, tiles=needs_tiles(wanted))
+
+
+def recipe_for_sizes(spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, *, tiles: bool) -> Recipe:
+    """The recipe of a small request with the options of a spec. tiles: True for the keys of several tiles"""
     options = {name for name in OPTIONS if getattr(spec, name) is not None}
     if not spec.is_causal:
         options.remove("is_causal")
@@ -134,21 +161,29 @@ def recipe_of(case: Case) -> Recipe:
     has_offset = spec.query_offset is not None or spec.past_key is not None
     group = sizes.num_heads // sizes.num_kv_heads
     shown = min(sizes.num_kv_heads, 2 if group > 1 else 4)
+    head_dim, value_dim = min(sizes.head_dim, MAX_DIM), min(sizes.value_dim, MAX_DIM)
+    keys = KEYS_OF_TILES if tiles else KEYS
+    if BATCH * shown * min(group, 3) * keys * (head_dim + value_dim) > MAX_NUMBERS:
+        shown, group = min(shown, 2), min(group, 2)
+        width = BATCH * shown * group * (head_dim + value_dim)
+        keys = next((n for n in (keys, KEYS) if n * width <= MAX_NUMBERS), KEYS_OF_SQUARE)
     return Recipe(
         frozenset(options),
-        dtype=case.dtype.name,
+        dtype=dtype.name,
         heads=shown * min(group, 3),
         kv_heads=shown,
-        head_dim=sizes.head_dim,
-        value_dim=sizes.value_dim,
+        keys=keys,
+        head_dim=head_dim,
+        value_dim=value_dim,
         # Without an offset, a request with masks by position has as many queries as keys.
-        queries=QUERIES if has_offset or not POSITIONAL & options else KEYS,
+        queries=QUERIES if has_offset or not POSITIONAL & options else keys,
         has_offset=has_offset,
         chunk_size=min(spec.chunk_size or CHUNK, CHUNK),
-        rotary=_rotary(spec.rotary),
+        rotary=_rotary(spec.rotary, head_dim),
         norm=_options_of_norms(spec),
         window=_narrowed(spec.window),
         softcap=spec.softcap,
+        clip=spec.clip_qkv,
         scale=None if isinstance(spec.scale, np.ndarray) else spec.scale,
         has_row_sinks=spec.sinks is not None and spec.sinks.ndim > 1,
         scales_heads=isinstance(spec.scale, np.ndarray),
@@ -194,11 +229,12 @@ def _mask(random: np.random.Generator, recipe: Recipe) -> np.ndarray:
     return mask
 
 
-def _rotary(rotary: Rotary | None) -> dict[str, Any]:
-    """The options of a rotary embedding; tables become the usual base."""
+def _rotary(rotary: Rotary | None, head_dim: int) -> dict[str, Any]:
+    """The options of a rotary embedding, of at most so many features; tables become the usual base."""
     if rotary is None:
         return {"base": 500.0}
     dim = rotary.dim if rotary.cos is None else 2 * rotary.cos.shape[-1]
+    dim = None if dim is None else min(dim, head_dim // 2 * 2)
     found = {"base": rotary.base, "dim": dim, "interleaved": rotary.interleaved}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -260,6 +296,7 @@ OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
     "bias": lambda random, recipe: _floats(random.normal(size=(1, recipe.heads, recipe.queries, recipe.keys)), recipe),
     "alibi_slopes": lambda random, recipe: _floats(2.0 ** -np.arange(1, recipe.heads + 1), recipe),
     "softcap": lambda random, recipe: recipe.softcap or 3.0,
+    "clip_qkv": lambda random, recipe: recipe.clip or 0.8,
     "sinks": lambda random, recipe: _floats(
         random.normal(size=(recipe.batch, recipe.heads, recipe.queries) if recipe.has_row_sinks else recipe.heads) * 2,
         recipe,
@@ -274,11 +311,17 @@ OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
 }
 
 
+def made_scores(names: Collection[str]) -> int:
+    """How many scores the sample of a made input has; fewer if weights are compared, as those of mutants are kept."""
+    return WHOLE if "attention_weights" in names else MAX_SCORES
+
+
 def power_of(fields: dict[str, Any], names: Collection[str], check: Check) -> Power:
     """The power of a request. fields: as `make_input` makes them; names: of the arrays that are compared"""
     spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
-    case = make_case(spec, plan.dtype)
-    evidence = Evidence.of(case, choose_sample(case, None), None, names)
+    case = replace(make_case(spec, plan.dtype, check), room=MADE_ROOM)
+    sample = choose_sample(case, None, made_scores(names), MADE_OUTPUTS)
+    evidence = Evidence.of(case, sample, None, names)
     return power(evidence, list(candidates(case, evidence.sample, evidence.right, check)), check)
 
 

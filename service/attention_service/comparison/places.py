@@ -64,10 +64,11 @@ def _tail(first: int, last: int, length: int) -> str:
 def worst(actual: np.ndarray, expected: np.ndarray) -> list[WorstElement]:
     """The elements with the largest errors."""
     apart = distances(actual, expected)
-    flat = np.argsort(-apart, axis=None, stable=True)[:SHOWN]
     found = []
-    for place in zip(*np.unravel_index(flat, apart.shape), strict=True):
+    for _ in range(min(SHOWN, apart.size)):
+        place = np.unravel_index(np.argmax(apart), apart.shape)
         if apart[place] > 0:
             index = [int(i) for i in place]
             found.append(WorstElement(index=index, actual=float(actual[place]), reference=float(expected[place])))
+        apart[place] = 0
     return found

@@ -12,6 +12,7 @@ from attention_service.comparison.candidates import Candidate, ratio
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distance
 from attention_service.comparison.evidence import Evidence
+from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.samples import is_whole
 from attention_service.comparison.solve import blocks, everything, solve
 from attention_service.comparison.tolerances import Tolerance
@@ -50,13 +51,20 @@ def power(evidence: Evidence, found: list[Candidate], check: Check, tolerances: 
     alive = [one for one in found if not ratio(one.arrays, right, limits) > CORRECT]
     if alive and not is_whole(case, evidence.sample) and case.plan.score_count <= CONFIRMED_SCORES:
         alive = _alive(case, alive, right, check)
-    survivors = tuple(dict.fromkeys(one.names[0] for one in alive))
-    killed = [one for one in found if one.names[0] not in survivors]
+    survive = {one.names[0] for one in alive} | _of_unseen_tiles(found, case.plan.sizes.key_length)
+    survivors = tuple(dict.fromkeys(one.names[0] for one in found if one.names[0] in survive))
+    killed = [one for one in found if one.names[0] not in survive]
     missed = {
         tolerance.name: tuple(dict.fromkeys(one.names[0] for one in found if _passes(one, right, tolerance)))
         for tolerance in tolerances
     }
     return Power(tuple(dict.fromkeys(one.names[0] for one in killed)), survivors, _groups(killed, limits), missed)
+
+
+def _of_unseen_tiles(found: list[Candidate], keys: int) -> set[str]:
+    """The names of mistakes of tiles that change nothing for one of the usual tiles, and so many keys."""
+    rows = {one.names[0]: MUTANTS[one.names[0]] for one in found}
+    return {name for name, row in rows.items() if row.survives is not None and row.survives(keys)}
 
 
 def _passes(one: Candidate, right: Arrays, tolerance: Tolerance) -> bool:

@@ -21,14 +21,15 @@ class Rounding:
     """The types that a kernel computes in and rounds to; None does not round.
 
     computes: of everything between; inputs: of query, key and value as given; operands: of these after norms and
-    rotation; scaled_query: of the query, into which the scale is folded; scores, weights: of these, before they are
-    used; sums: of the sums over keys, as they grow; output: of what is returned
+    rotation; scaled_query: of the query, into which the scale times `folded` is folded; scores, weights: of these,
+    before they are used; sums: of the sums over keys, as they grow; output: of what is returned
     """
 
     computes: np.dtype = F64
     inputs: Callable[[np.ndarray], np.ndarray] | None = None
     operands: np.dtype | None = None
     scaled_query: np.dtype | None = None
+    folded: float = 1.0
     scores: np.dtype | None = None
     weights: np.dtype | None = None
     sums: np.dtype | None = None

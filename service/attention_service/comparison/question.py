@@ -8,20 +8,22 @@ from typing import cast
 import numpy as np
 
 from attention_service.attention.arrays import is_float, widest
-from attention_service.attention.plan import make_plan
 from attention_service.attention.spec import DType
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.actual import check_names
 from attention_service.comparison.compare import Question
 from attention_service.comparison.tolerances import Tolerance
+from attention_service.layers.layer import Layer
+from attention_service.pipeline.prepare import planned, validated
 from attention_service.schemas.compare import CompareRequest
-from attention_service.schemas.validate import validate
 
 
-def make_question(decoded: Decoded) -> Question:
-    """The question of a decoded request. Errors: InvalidRequest of every kind."""
-    body = validate(CompareRequest, decoded.fields)
-    spec = body.attention_spec(decoded.untyped, allow_non_finite=True)
+def make_question(decoded: Decoded, layer: Layer | None = None) -> Question:
+    """The question of a decoded request. layer: the stored layer that it names
+
+    Errors: InvalidRequest of every kind.
+    """
+    body, spec = validated(CompareRequest, decoded, layer, allow_non_finite=True)
     actual = None
     if body.actual is not None:
         actual = body.actual.arrays()
@@ -33,7 +35,7 @@ def make_question(decoded: Decoded) -> Question:
         spec = spec._replace(dtype=_dtype_of(actual, decoded))
     own = body.tolerance
     tolerance = None if own is None else Tolerance("yours", own.rtol, own.atol, own.mismatches)
-    return Question(spec, make_plan(spec), actual, body.logsumexp_base == "2", tolerance)
+    return Question(*planned(spec, layer), actual, body.logsumexp_base == "2", tolerance)
 
 
 def _dtype_of(actual: Mapping[str, np.ndarray], decoded: Decoded) -> DType | None:

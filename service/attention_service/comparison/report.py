@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +12,7 @@ from attention_service.comparison.baseline import FIELDS, IMPRECISE
 from attention_service.comparison.compare import Comparison
 from attention_service.comparison.errors import Errors
 from attention_service.comparison.evidence import Hypothesis
-from attention_service.comparison.inputs import Suggestion
+from attention_service.comparison.inputs import MAX_DIM
 from attention_service.pipeline.files import json_fields
 from attention_service.schemas.compare import (
     ArrayErrors,
@@ -62,22 +63,26 @@ def make_report(comparison: Comparison, request_id: str | None = None) -> Compar
             survivors=list(found.survivors),
             indistinguishable=[list(group) for group in found.indistinguishable],
         ),
-        next_input=_next_input(comparison.suggestion),
+        next_input=_next_input(comparison),
         metadata=metadata | {"version": __version__},
     )
 
 
 def _verdict(comparison: Comparison) -> Verdict:
     status, ratio = comparison.status, comparison.ratio
+    if comparison.unknown:
+        message = f"Not judged: the comparison does not know {', '.join(comparison.unknown)} of the request's plan."
+        return Verdict(status="inconclusive", ratio=None, message=message)
     if comparison.question.actual is None:
         return Verdict(status="inconclusive", ratio=None, message=_power_in_words(comparison))
-    shown = f"{ratio:.2g} times what legal rounding explains"
+    shown = f"{min(ratio, sys.float_info.max):.2g} times what legal rounding explains"
     if status == "correct":
         message = f"Right: the largest error is {shown}."
     elif status == "inconclusive":
         message = f"Right for this request, with an error of {shown}; but {_power_in_words(comparison)}"
     else:
-        message = _in_words(comparison, "infinite or NaN" if math.isinf(ratio) else shown)
+        non_finite = any(judged.errors.non_finite for judged in comparison.judged.values())
+        message = _in_words(comparison, "infinite or NaN" if non_finite else shown)
     return Verdict(status=status, ratio=_number(ratio), message=message)
 
 
@@ -131,12 +136,17 @@ def _hypothesis(one: Hypothesis) -> ReportedHypothesis:
     )
 
 
-def _next_input(suggestion: Suggestion | None) -> NextInput | None:
+def _next_input(comparison: Comparison) -> NextInput | None:
+    suggestion, sizes = comparison.suggestion, comparison.question.plan.sizes
     if suggestion is None:
         return None
+    note = None
+    if max(sizes.head_dim, sizes.value_dim) > MAX_DIM:
+        dims = min(sizes.head_dim, MAX_DIM), min(sizes.value_dim, MAX_DIM)
+        note = f"It is narrower than this request: it has {dims[0]} features per head, and {dims[1]} per value."
     numbers = sum(_size(value) for value in suggestion.fields.values())
     request = None if numbers > SHOWN else json_fields(suggestion.fields)
-    return NextInput(kills=list(suggestion.kills), seed=suggestion.seed, request=request)
+    return NextInput(kills=list(suggestion.kills), seed=suggestion.seed, request=request, note=note)
 
 
 def _size(value: Any) -> int:

@@ -7,14 +7,19 @@ from typing import Final
 
 import numpy as np
 
+from attention_service.attention.shapes import Sizes
 from attention_service.comparison.case import Case
-from attention_service.comparison.solve import Sample, everything
+from attention_service.comparison.solve import PRODUCTS, Sample
 
 # A sample has at most so many batch entries, heads and queries, and about so many scores.
 MAX_BATCHES: Final = 2
 MAX_HEADS: Final = 4
 MAX_ROWS: Final = 64
 MAX_SCORES: Final = 2**18
+# Numbers of the outputs of a sample, which are kept for each mutant.
+MAX_OUTPUTS: Final = 2**17
+# Numbers of the keys and values of the heads of a sample, unless one head has more.
+MAX_OPERANDS: Final = 2**23
 WEIGHT_SCORES: Final = 2**16
 # Requests of at most so many scores are looked at whole.
 WHOLE: Final = 2**15
@@ -25,24 +30,44 @@ def most_scores(names: Collection[str]) -> int:
     return WEIGHT_SCORES if "attention_weights" in names else MAX_SCORES
 
 
-def choose_sample(case: Case, wrong: np.ndarray | None, scores: int = MAX_SCORES) -> Sample:
+def choose_sample(case: Case, wrong: np.ndarray | None, scores: int = MAX_SCORES, outputs: int = MAX_OUTPUTS) -> Sample:
     """A sample with the rows that are most wrong, and with others: first, last, and evenly spread ones.
 
     wrong: (b, h, q) errors of the output, h being 1 for the output of an output map; None if nothing is known to be
-    wrong
+    wrong; scores, outputs: about how many of them a sample may have
     """
-    sizes = case.plan.sizes
-    if case.plan.score_count <= min(WHOLE, scores):
-        return everything(case)
     errors = None if wrong is None else np.where(np.isfinite(wrong), wrong, np.inf)
-    batches = _chosen(sizes.batch_size, MAX_BATCHES, None if errors is None else errors.max(axis=(1, 2)))
-    heads = np.arange(sizes.num_heads)
-    if not case.joins_heads:
-        heads = _chosen(sizes.num_heads, MAX_HEADS, None if errors is None else errors.max(axis=(0, 2)))
-    row = len(batches) * len(heads) * sizes.key_length
-    rows = max(2, min(MAX_ROWS, scores // row))
-    by_row = None if errors is None else errors.max(axis=(0, 1))
-    return Sample(batches, heads, _chosen(sizes.query_length, rows, by_row))
+    batches, heads, rows = sample_counts(case.plan.sizes, scores, outputs, joins_heads=case.joins_heads)
+    sizes = case.plan.sizes
+    return Sample(
+        _chosen(sizes.batch_size, batches, None if errors is None else errors.max(axis=(1, 2))),
+        np.arange(heads)
+        if case.joins_heads
+        else _chosen(sizes.num_heads, heads, None if errors is None else errors.max(axis=(0, 2))),
+        _chosen(sizes.query_length, rows, None if errors is None else errors.max(axis=(0, 1))),
+    )
+
+
+def sample_counts(sizes: Sizes, scores: int, outputs: int, *, joins_heads: bool) -> tuple[int, int, int]:
+    """How many batch entries, heads and queries a sample has. Arguments: as of `choose_sample`
+
+    joins_heads: True if an output map needs all heads
+    """
+    width = sizes.head_dim + sizes.value_dim
+    all_heads = sizes.batch_size * sizes.num_heads
+    is_small = all_heads * sizes.query_length * sizes.value_dim <= outputs
+    is_small = is_small and all_heads * sizes.key_length * width <= MAX_OPERANDS
+    all_scores = all_heads * sizes.query_length * sizes.key_length
+    if is_small and all_scores <= min(WHOLE, scores, PRODUCTS // width):
+        return sizes.batch_size, sizes.num_heads, sizes.query_length
+    scores = min(scores, max(1, PRODUCTS // width))
+    # Of at least two rows: fewer heads and batch entries if these have many scores or operands.
+    pairs = max(1, min(scores // 2, MAX_OPERANDS // width) // sizes.key_length)
+    heads = sizes.num_heads if joins_heads else min(sizes.num_heads, MAX_HEADS, pairs)
+    batches = min(sizes.batch_size, max(1, min(MAX_BATCHES, pairs // heads)))
+    row = batches * heads
+    rows = max(2, min(MAX_ROWS, scores // (row * sizes.key_length), outputs // (row * sizes.value_dim)))
+    return batches, heads, min(rows, sizes.query_length)
 
 
 def smaller(sample: Sample, case: Case, scores: int) -> Sample:

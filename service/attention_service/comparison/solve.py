@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from attention_service.attention.rotary import Rotation
-from attention_service.attention.spec import Norm
-from attention_service.attention.tiles import Tile, visible_columns
+from attention_service.attention.arrays import norm
+from attention_service.attention.shapes import Sizes
+from attention_service.attention.steps.step import OperandStep
+from attention_service.attention.tile import Tile
+from attention_service.attention.tiles import visible_columns
 from attention_service.attention.visibility import additions, visible
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import largest, largest_number
@@ -21,6 +23,10 @@ T = TypeVar("T")
 
 # Scores that are computed at a time.
 BLOCK: Final = 2**20
+# Products of query and key, and of weights and values, that are summed up between two checks of the deadline; numbers
+# of keys and values of a block of several heads, which may share them.
+PRODUCTS: Final = 2**28
+OPERANDS: Final = 2**21
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +43,20 @@ class Sample:
     columns: slice | None = None
     kept: dict[tuple[Any, ...], tuple[tuple[Any, ...], Any]] = field(default_factory=dict)
 
-    def once(self, name: str, make: Callable[[], T], *operands: Any) -> T:
-        """What `make` returns, made once for these operands. A few arrays are kept, with the operands."""
+    def once(self, room: int, name: str, make: Callable[[], T], *operands: Any) -> T:
+        """What `make` returns, an array or several, made once for these operands as long as there is room for it.
+
+        The operands are kept, too. What was needed last is dropped last.
+        room: bytes that are kept; one entry may have more
+        """
         key = (name, *map(id, operands))
-        if key not in self.kept:
-            self.kept[key] = operands, make()
+        if key in self.kept:
+            self.kept[key] = self.kept.pop(key)
+        else:
+            made = make()
+            while self.kept and sum(_bytes(one) for _, one in self.kept.values()) + _bytes(made) > room:
+                del self.kept[next(iter(self.kept))]
+            self.kept[key] = operands, made
         found: T = self.kept[key][1]
         return found
 
@@ -63,6 +78,11 @@ class Sample:
         array[sample.index] = part
 
 
+def _bytes(kept: Any) -> int:
+    """The bytes of an array, or of a tuple of arrays and None."""
+    return sum(map(_bytes, kept)) if isinstance(kept, tuple) else getattr(kept, "nbytes", 0)
+
+
 def everything(case: Case) -> Sample:
     """The sample of all rows of a case."""
     sizes = case.plan.sizes
@@ -74,12 +94,9 @@ def blocks(case: Case, sample: Sample, names: Collection[str] = ("attention_weig
 
     names: of the arrays that are needed; without weights, keys that no row of a block sees are left out
     """
-    row, heads, rows = case.plan.sizes.key_length, len(sample.heads), len(sample.rows)
-    if case.joins_heads:
-        rows = min(rows, max(1, BLOCK // (row * heads)))
-    else:
-        rows = min(rows, max(1, BLOCK // row))
-        heads = min(heads, max(1, BLOCK // (row * rows)))
+    row = case.plan.sizes.key_length
+    needed = case.plan.sizes._replace(num_heads=len(sample.heads), query_length=len(sample.rows))
+    heads, rows = block_counts(needed, joins_heads=case.joins_heads)
     narrows = "attention_weights" not in names and case.softmax is attention and bool(np.isneginf(case.hidden_score))
     narrows = narrows and not (case.over_queries or case.edits)
     for batch in sample.batches:
@@ -92,8 +109,20 @@ def blocks(case: Case, sample: Sample, names: Collection[str] = ("attention_weig
                 yield Sample(np.array([batch]), sample.heads[head : head + heads], part, columns)
 
 
+def block_counts(sizes: Sizes, *, joins_heads: bool) -> tuple[int, int]:
+    """How many heads and queries a block has. joins_heads: True if an output map needs all heads"""
+    row, heads, rows = sizes.key_length, sizes.num_heads, sizes.query_length
+    width = sizes.head_dim + sizes.value_dim
+    most = min(BLOCK, PRODUCTS // width)
+    if joins_heads:
+        return heads, min(rows, max(1, most // (row * heads)))
+    rows = min(rows, max(1, most // row))
+    return min(heads, max(1, most // (row * rows)), max(1, OPERANDS // (row * width))), rows
+
+
 def solve(case: Case, sample: Sample) -> Answer:
     """The answer of a case for a sample. With an output map its output is (b, 1, r, out), of all heads."""
+    case.check()
     with np.errstate(all="ignore"):
         if case.of_whole is not None:
             found, moved = Answer(sample.of(case.once("of whole", lambda: _whole(case)))), sample
@@ -116,22 +145,23 @@ def make_problem(case: Case, sample: Sample) -> Problem:
     """The scores and values of a sample."""
     rounding, heads = case.rounding, sample.heads
     key_heads, value_heads = case.key_of_head[heads], case.value_of_head[heads]
-    operands = (case.query, case.key, case.past_key, case.query_norm, case.key_norm, case.query_rotation)
-    rest = (case.key_rotation, case.past_rotation, rounding.computes, rounding.inputs, rounding.operands)
-    flags = (_key_of(case.scale) if rounding.scaled_query else None, rounding.scaled_query)
+    operands = (case.query, case.key, case.past_key, case.steps["query"], case.steps["key"], case.past_steps)
+    rest = (rounding.computes, rounding.inputs, rounding.operands)
+    flags = (_key_of(case.scale) if rounding.scaled_query else None, rounding.scaled_query, rounding.folded)
     name = f"scores {heads.tobytes()!r} {key_heads.tobytes()!r} {flags}"
-    scores = sample.once(name, lambda: _scores(case, sample, key_heads), *operands, *rest)
+    scores = sample.once(case.room, name, lambda: _scores(case, sample, key_heads), *operands, *rest)
     value = sample.once(
+        case.room,
         f"value {value_heads.tobytes()!r}",
         lambda: _with_past(case, "value", sample.batches, value_heads),
         case.value,
         case.past_value,
-        case.value_norm,
+        case.steps["value"],
         rounding.computes,
         rounding.inputs,
         rounding.operands,
     )
-    seen, added = sample.once(f"terms {heads.tobytes()!r}", lambda: _terms(case, sample), case.terms)
+    seen, added = sample.once(case.room, f"terms {heads.tobytes()!r}", lambda: _terms(case, sample), case.terms)
     bad = None if case.bad_values is None else case.bad_values[np.ix_(sample.batches, value_heads)]
     if sample.columns is not None:
         value, bad = value[:, :, sample.columns], None if bad is None else bad[:, :, sample.columns]
@@ -161,10 +191,20 @@ def _scores(case: Case, sample: Sample, key_heads: np.ndarray) -> np.ndarray:
         key = key[:, :, sample.columns]
     if rounding.scaled_query is not None and np.all(case.scale):
         # Divided again, so that all that follows finds unscaled scores.
-        scale = np.asarray(_scale(case, sample.heads), query.dtype)
+        scale = np.asarray(_scale(case, sample.heads) * rounding.folded, query.dtype)
         query = rounded(query * scale, rounding.scaled_query) / scale
     scores: np.ndarray = query @ key.swapaxes(-1, -2)
     return scores
+
+
+def spread_of_scores(case: Case, sample: Sample) -> np.ndarray:
+    """√Σ(q·k)² of the products that each unscaled score (b, h, r, k) is the sum of."""
+    query = _prepared(case, "query", sample.batches, sample.heads, sample.rows)
+    key = _with_past(case, "key", sample.batches, case.key_of_head[sample.heads])
+    if sample.columns is not None:
+        key = key[:, :, sample.columns]
+    spread: np.ndarray = np.sqrt(np.square(query) @ np.square(key).swapaxes(-1, -2))
+    return spread
 
 
 def _sinks(sinks: np.ndarray, sample: Sample) -> np.ndarray:
@@ -185,23 +225,38 @@ def _key_of(scale: float | np.ndarray) -> float | bytes:
 def _prepared(
     case: Case, role: str, batches: np.ndarray, heads: np.ndarray, rows: np.ndarray | None = None
 ) -> np.ndarray:
-    """Query, new key or new value (b, h, l, d) of some batch entries, heads and tokens after norm and rotation."""
+    """Query, new key or new value (b, h, l, d) of some batch entries, heads and tokens after their steps."""
     given: np.ndarray = getattr(case, role)
-    norm: Norm | None = getattr(case, f"{role}_norm")
-    rotation = case.rotation(role)
-    over_all = norm is not None and norm.over == "all"
-    chosen = np.arange(given.shape[1]) if over_all else heads
-    array = _cast(case, given[np.ix_(batches, chosen) if rows is None else np.ix_(batches, chosen, rows)])
-    if norm is not None and not over_all:
-        norm = replace(norm, weight=_of_heads(norm.weight, heads), bias=_of_heads(norm.bias, heads))
-    if norm is not None and norm.position == "after":
-        array = _normalised(_rotated(array, rotation, batches, rows), norm)
-    else:
-        array = _rotated(_normalised(array, norm), rotation, batches, rows)
-    if over_all:
+    steps = case.steps[role]
+    needs_all = any(step.needs_all_heads for step in steps)
+    chosen = np.arange(given.shape[1]) if needs_all else heads
+    tokens = np.arange(given.shape[2]) if rows is None else rows
+    parts = [step.part(batches, chosen, tokens) for step in steps]
+    array = stepped(parts, _cast(case, given[np.ix_(batches, chosen, tokens)]))
+    if needs_all:
         array = array[:, heads]
-    is_changed = role != "value" or norm is not None
+    is_changed = role != "value" or bool(steps)
     return array if case.rounding.operands is None or not is_changed else rounded(array, case.rounding.operands)
+
+
+class NumpyFunctions:
+    """NumPy for steps, in the type of the arrays."""
+
+    def __init__(self, compute_dtype: np.dtype) -> None:
+        self.xp = np
+        self.compute_dtype = compute_dtype
+
+    def load(self, array: np.ndarray) -> np.ndarray:
+        """The array in the type of the others."""
+        return array.astype(self.compute_dtype, copy=False)
+
+
+def stepped(steps: Iterable[OperandStep], array: np.ndarray) -> np.ndarray:
+    """An operand (b, h, l, d) after these steps."""
+    functions = NumpyFunctions(array.dtype)
+    for step in steps:
+        array = step.apply(array, functions, norm(array))
+    return array
 
 
 def _cast(case: Case, array: np.ndarray) -> np.ndarray:
@@ -218,46 +273,8 @@ def _with_past(case: Case, role: str, batches: np.ndarray, heads: np.ndarray) ->
         return new
     past = _cast(case, getattr(case, f"past_{role}")[np.ix_(batches, heads)])
     if role == "key":
-        past = _rotated(past, case.past_rotation, batches, None)
+        past = stepped([step.part(batches, heads, np.arange(case.past_length)) for step in case.past_steps], past)
     return np.concatenate([past, new], axis=2)
-
-
-def _normalised(array: np.ndarray, norm: Norm | None) -> np.ndarray:
-    """An operand (b, h, l, d) normalised over the features of each head, or of all."""
-    if norm is None:
-        return array
-    kind, axes = array.dtype.type, (1, 3) if norm.over == "all" else (3,)
-    if norm.kind == "layer":
-        array = array - (array[:, :1, :, :1] if norm.over == "all" else array[..., :1])  # equal features become 0
-        array = array - np.mean(array, axis=axes, keepdims=True)
-    size = np.sqrt(np.mean(array * array, axis=axes, keepdims=True) + kind(norm.eps))
-    scaled: np.ndarray = array / np.where(size == 0, kind(1), size)
-    if norm.weight is not None:
-        scaled = scaled * norm.weight.astype(array.dtype)
-    return scaled if norm.bias is None else scaled + norm.bias.astype(array.dtype)
-
-
-def _of_heads(numbers: np.ndarray | None, heads: np.ndarray) -> np.ndarray | None:
-    """Weights or a bias for each head (h, 1, d), those of some heads; (d,) for all heads as they are."""
-    return numbers[heads] if numbers is not None and numbers.ndim == 3 else numbers
-
-
-def _rotated(array: np.ndarray, rotation: Rotation | None, batches: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
-    """Pairs (x, y) of the first features become (x cos - y sin, x sin + y cos). rows: tokens; None for all"""
-    if rotation is None:
-        return array
-    cos, sin = (table[batches] if len(table) > 1 else table for table in (rotation.cos, rotation.sin))
-    if rows is not None:
-        cos, sin = cos[:, rows], sin[:, rows]
-    cos, sin = cos[:, None].astype(array.dtype), sin[:, None].astype(array.dtype)
-    turned, half = array.copy(), cos.shape[-1]
-    pairs = (
-        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if rotation.interleaved else (slice(half), slice(half, 2 * half))
-    )
-    x, y = array[..., pairs[0]], array[..., pairs[1]]
-    turned[..., pairs[0]] = x * cos - y * sin
-    turned[..., pairs[1]] = x * sin + y * cos
-    return turned
 
 
 def _terms(case: Case, sample: Sample) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -337,6 +354,7 @@ def _whole(case: Case) -> np.ndarray:
     before, sizes = replace(case, of_whole=None), case.plan.sizes
     found = np.empty((sizes.batch_size, sizes.num_heads, sizes.query_length, sizes.value_dim))
     for block in blocks(before, everything(before)):
+        case.check()
         found[block.index] = before.softmax(make_problem(before, block)).output
     return case.of_whole(found)
 
@@ -358,21 +376,24 @@ def _over_queries(case: Case, sample: Sample, problem: Problem) -> Answer:
 
 def _column_sums(case: Case, batch: int, head: int) -> np.ndarray:
     """The logsumexp of each column (k,) of the scores of a head; inf where no query sees the key."""
-    rows = np.arange(case.plan.sizes.query_length)
-    scores = masked_scores(make_problem(case, Sample(np.array([batch]), np.array([head]), rows)))[0, 0]
-    largest = scores.max(axis=0)
-    shift = np.where(np.isneginf(largest), 0, largest)
-    total = np.exp(scores - shift).sum(axis=0)
+    rows, keys = np.arange(case.plan.sizes.query_length), case.plan.sizes.key_length
+    shift, total = np.full(keys, -np.inf), np.zeros(keys)
+    for block in blocks(case, Sample(np.array([batch]), np.array([head]), rows)):
+        case.check()
+        scores = masked_scores(make_problem(case, block))[0, 0]
+        before, shift = shift, np.maximum(shift, scores.max(axis=0))
+        base = np.where(np.isneginf(shift), 0, shift)
+        total = total * np.exp(before - base) + np.exp(scores - base).sum(axis=0)
     return np.where(total > 0, shift + np.log(total), np.inf)
 
 
 def keys_as_values(case: Case) -> np.ndarray:
-    """The new keys (b, g, n, d) after norms and rotation."""
+    """The new keys (b, g, n, d) after their steps."""
     return operand(case, "key")
 
 
 def operand(case: Case, role: str) -> np.ndarray:
-    """Query, new key or new value of all batch entries and heads, (b, h or g, l, d or e), after norm and rotation."""
+    """Query, new key or new value of all batch entries and heads, (b, h or g, l, d or e), after their steps."""
     sizes = case.plan.sizes
     heads = sizes.num_heads if role == "query" else sizes.num_kv_heads
     return _prepared(case, role, np.arange(sizes.batch_size), np.arange(heads))

@@ -77,3 +77,5 @@ def _power(report: CompareReport) -> Iterator[str]:
         yield f"not these: {', '.join(found.survivors)}"
     if report.next_input is not None:
         yield f"next input: seed {report.next_input.seed} shows {', '.join(report.next_input.kills)}"
+        if report.next_input.note:
+            yield f"  {report.next_input.note}"

@@ -5,7 +5,6 @@
 - files: a suite as safetensors files with an index, for programs that do not have this service
 - judge: is the answer to a case right; runner: an implementation judged by a whole suite
 - report: what is printed of that
-- adapters: other libraries as implementations; matrix: the page that compares them
 """
 
 from typing import TYPE_CHECKING, Any

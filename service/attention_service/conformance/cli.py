@@ -8,6 +8,8 @@ import os
 import sys
 from typing import Any
 
+from attention_service.printable import printable
+
 
 def add_commands(commands: Any) -> None:
     """Add the command `conformance` to the subcommands of a parser, as `add_subparsers` returns them."""
@@ -43,9 +45,9 @@ def _write(options: argparse.Namespace) -> int:
     try:
         count = write(options.directory, options.cases, options.seed)
     except OSError as error:
-        sys.stderr.write(f"{options.directory}: {error.strerror}\n")
+        sys.stderr.write(f"{printable(str(options.directory))}: {error.strerror}\n")
         return 2
-    sys.stdout.write(f"{count} cases in {options.directory}\n")
+    sys.stdout.write(f"{count} cases in {printable(str(options.directory))}\n")
     return 0
 
 
@@ -57,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         result = run(options.dir, options.target)
     except (ImportError, OSError, ValueError) as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{printable(str(error))}\n")
         return 2
     sys.stdout.write((json.dumps(as_json(result), indent=2) if options.json else as_text(result)) + "\n")
     return result.exit_status

@@ -28,6 +28,7 @@ OPTIONS: Final = (
     "alibi_slopes",
     "bias",
     "chunk_size",
+    "clip_qkv",
     "gate",
     "is_causal",
     "key_lengths",
@@ -71,7 +72,7 @@ NORMS: Final = ("query_norm", "key_norm", "value_norm")
 CORNERS: Final = (
     Corner("plain", "softmax(q kᵀ / √d) v"),
     Corner("one_query", "a single query", sizes={"queries": 1}),
-    Corner("long_keys", "more keys than a tile of 128 holds", sizes={"keys": 131}),
+    Corner("long_keys", "more keys than two tiles of 128 hold", sizes={"keys": 257}),
     Corner("value_dim", "values with fewer features than keys", sizes={"value_dim": 5}),
     Corner(
         "value_square",
@@ -158,6 +159,7 @@ CORNERS: Final = (
         "sinks.empty_row", "a row that sees the sink only: output 0", ("sinks", "mask"), changes.mask_with_empty_rows
     ),
     Corner("sinks.large", "sinks whose exponentials overflow or vanish", ("sinks",), changes.large_sinks),
+    Corner("sinks.long_keys", "sinks beside more keys than two tiles of 128 hold", ("sinks",), sizes={"keys": 257}),
     Corner("sinks.by_query", "a logit for each query of each head", ("sinks",), sizes={"has_row_sinks": True}),
     Corner(
         "sinks.by_query_padding",
@@ -184,6 +186,8 @@ CORNERS: Final = (
     Corner("rotary.partial", "the first features only", ("rotary",), changes.partial_rotary),
     Corner("rotary.tables", "cosines and sines given", ("rotary",), changes.rotary_tables),
     Corner("rotary.past", "the cache is not rotated again", ("rotary", "past")),
+    Corner("clip", "query, key and value are clipped, before the rotation", ("clip_qkv", "rotary")),
+    Corner("clip.past", "the cache is not clipped again", ("clip_qkv", "past")),
     Corner("norm", "RMS norms of the features of a head", ("query_norm", "key_norm")),
     Corner("norm.rotary", "the norm comes before the rotation", ("query_norm", "key_norm", "rotary")),
     Corner(

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from attention_service.codecs.named_tensors import add_dotted
-from attention_service.codecs.safetensors import SafetensorsCodec
+from attention_service.codecs.named_tensors import add_dotted, dotted_tensors, plain_fields
+from attention_service.codecs.safetensors import SafetensorsCodec, file_chunks
 from attention_service.conformance.suite import Case, make_cases
-from attention_service.pipeline.files import dotted_arrays, plain_fields, safetensors_bytes
 from attention_service.version import __version__
 
 INDEX: Final = "index.json"
@@ -29,8 +28,8 @@ def write(directory: str | Path, cases: int = 1000, seed: int = 0) -> int:
     entries = []
     for case in make_cases(cases, seed):
         name = f"{case.name}.safetensors"
-        arrays = dotted_arrays({**case.fields, EXPECTED: case.expected})
-        (folder / name).write_bytes(safetensors_bytes(arrays))
+        arrays = dict(dotted_tensors({**case.fields, EXPECTED: case.expected}))
+        (folder / name).write_bytes(b"".join(file_chunks(arrays, {})[0]))
         entries.append(
             {
                 "file": name,
@@ -57,5 +56,5 @@ def read(directory: str | Path) -> Iterator[Case]:
         arrays = SafetensorsCodec().decode(body, len(body)).fields
         expected = arrays.pop(EXPECTED)
         fields = entry["request"]
-        add_dotted(fields, dotted_arrays(arrays))
+        add_dotted(fields, dict(dotted_tensors(arrays)))
         yield Case(Path(entry["file"]).stem, entry["corner"], fields, expected, entry["tolerance"])

@@ -7,6 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attention_service.errors import Unauthorized
 from attention_service.http.problems import problem
+from attention_service.observability.requests import record_of
 from attention_service.settings import Settings
 from attention_service.settings.keys import Keys
 
@@ -39,9 +40,11 @@ class Guard:
         """Answer one request."""
         if scope["type"] == "http" and needs_key(scope["path"], self._settings):
             authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            if not self._keys.accept(authorization):
+            name = self._keys.find(authorization)
+            if name is None:
                 expected, got = "Authorization: Bearer and a key", "another key" if authorization else "none"
                 error = Unauthorized.at("", expected, got, headers={"WWW-Authenticate": "Bearer"})
                 await problem(error, Request(scope))(scope, receive, send)
                 return
+            record_of(scope).key = name
         await self._app(scope, receive, send)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
 from typing import Final
 
 from starlette.requests import Request
@@ -16,30 +18,61 @@ MAX_HEAD: Final = 2**16
 MAX_LENGTH_DIGITS: Final = 18
 MAX_LENGTH: Final = 10**MAX_LENGTH_DIGITS
 CLOSE: Final = {"Connection": "close"}
+PORT: Final = re.compile(r":\d*$")
 VERSIONS: Final = ("1.0", "1.1", "2", "3")
 
 
 class CheckHead:
-    """Refuses requests whose head is too large, has no or several hosts, or frames the body ambiguously.
+    """Refuses requests whose head is too large, has no, several or foreign hosts, or frames the body ambiguously.
 
+    allowed_hosts: names in the Host header of requests that are answered; all are if there are none
     close_after_upgrade: close the connection after a request with an Upgrade header. The header is ignored (RFC 9110,
     section 7.8), but httptools stops parsing after it, as if the protocol had changed, and uvicorn then parses later
     bytes of the body as a new request.
     """
 
-    def __init__(self, app: ASGIApp, close_after_upgrade: bool) -> None:
+    def __init__(self, app: ASGIApp, close_after_upgrade: bool, allowed_hosts: Sequence[str] = ()) -> None:
         self._app = app
         self._close_after_upgrade = close_after_upgrade
+        self._allowed_hosts = allowed_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        error = check(scope) if scope["type"] == "http" else None
+        error = (check(scope) or self._check_host(scope)) if scope["type"] == "http" else None
         if error is not None:
             await problem(error, Request(scope))(scope, receive, send)
         elif self._close_after_upgrade and any(name == b"upgrade" for name, _ in scope.get("headers", ())):
             await self._app(scope, receive, with_close(send))
         else:
             await self._app(scope, receive, send)
+
+    def _check_host(self, scope: Scope) -> ServiceError | None:
+        """The error for a Host that is not allowed: a page of that name would read what no other origin may read."""
+        given = next((value for name, value in scope["headers"] if name == b"host"), None)
+        if not self._allowed_hosts or given is None:
+            return None
+        host = PORT.sub("", given.decode("latin-1").lower())
+        if names_this_machine(host, scope) or any(is_covered(host, pattern) for pattern in self._allowed_hosts):
+            return None
+        expected = "Host: localhost, an address of this machine, or a name in ATTENTION_ALLOWED_HOSTS"
+        return BadRequest.at("", expected, quote(host))
+
+
+def names_this_machine(host: str, scope: Scope) -> bool:
+    """True for localhost, loopback addresses, and the address that the connection of the request was made to."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address  # is_loopback knows these from Python 3.13 on
+    return address.is_loopback or str(address) == (scope.get("server") or ("",))[0]
+
+
+def is_covered(host: str, pattern: str) -> bool:
+    """True if a pattern is the host, `*`, or `*.` and a name that the host is below."""
+    return pattern in ("*", host) or (pattern.startswith("*.") and host.endswith(pattern[1:]))
 
 
 def check(scope: Scope) -> ServiceError | None:

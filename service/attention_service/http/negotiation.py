@@ -8,28 +8,33 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from attention_service.codecs import CODECS, Codec
+from attention_service.codecs.base import Codec
 from attention_service.codecs.oip import http as oip
 from attention_service.errors import BadRequest, NotAcceptable, UnsupportedEncoding, UnsupportedMediaType, quote
 from attention_service.http.head import parse_length
+from attention_service.pipeline.operation import E
 from attention_service.version import MODEL
 
 # Media ranges of an Accept header that are considered; more take longer than a small request.
 MAX_RANGES: Final = 64
 
 
-def negotiate(headers: Mapping[bytes, bytes]) -> tuple[Codec, Codec]:
+def negotiate(
+    headers: Mapping[bytes, bytes], decoders: Mapping[str, Codec], encoders: Mapping[str, E]
+) -> tuple[Codec, E]:
     """The decoder of the request, by Content-Type, and the encoder of the response, by Accept.
 
-    Without Accept, or if it has no preference, the response has the media type of the request.
+    Without Accept, or if it has no preference, the response has the media type of the request if it can have that, else
+    the first of `encoders`.
 
-    headers: with names in lower case
+    headers: with names in lower case; E: what encodes a response; decoders, encoders: by media types
 
     Errors: UnsupportedMediaType, also without Content-Type; NotAcceptable. For Content-Encoding see
     `refuse_content_encoding`.
     """
-    own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
-    return CODECS[own], CODECS[response_type(headers.get(b"accept", b"").decode("latin-1"), own, CODECS)]
+    own = request_type(headers.get(b"content-type", b"").decode("latin-1"), decoders)
+    default = own if own in encoders else next(iter(encoders))
+    return decoders[own], encoders[response_type(headers.get(b"accept", b"").decode("latin-1"), default, encoders)]
 
 
 def negotiate_inference(headers: Mapping[bytes, bytes], model: str = MODEL) -> tuple[Codec, Codec]:
@@ -64,13 +69,13 @@ def request_type(content_type: str, known: Collection[str]) -> str:
     return media_type
 
 
-def response_type(accept: str, own: str, known: Collection[str]) -> str:
-    """The known media type that `Accept` prefers; `own`, the type of the request, where it has no preference.
+def response_type(accept: str, default: str, known: Collection[str]) -> str:
+    """The known media type that `Accept` prefers; `default`, which is one of them, where it has no preference.
 
     Errors: NotAcceptable.
     """
     if not accept.strip() or accept == "*/*":
-        return own
+        return default
     ranges: dict[str, float] = {}
     for part in accept.split(",")[:MAX_RANGES]:
         name, *parameters = (piece.strip().lower() for piece in part.split(";"))
@@ -81,7 +86,7 @@ def response_type(accept: str, own: str, known: Collection[str]) -> str:
         covering = (name, f"{name.partition('/')[0]}/*", "*/*")
         return next((ranges[wanted] for wanted in covering if wanted in ranges), 0.0)
 
-    best = max([own, *known], key=preference)  # the first of equals, so `own` before others
+    best = max([default, *known], key=preference)  # the first of equals, so `default` before others
     if preference(best) <= 0:
         raise NotAcceptable.at("", f"Accept to allow {' or '.join(known)}", quote(accept))
     return best

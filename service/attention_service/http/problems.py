@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from attention_service.errors import (
     Fault,
-    InvalidRequest,
     InvalidValue,
     MemoryLimit,
     MethodNotAllowed,
@@ -22,7 +21,6 @@ from attention_service.errors import (
     ServiceError,
     describe,
     drop_tracebacks,
-    problem_class,
 )
 from attention_service.observability.requests import record_of
 
@@ -33,10 +31,9 @@ INFERENCE = "/v2"
 
 def problem(error: ServiceError, request: Request) -> Response:
     """The response to a request that failed with an error of the service."""
-    kind = problem_class(error)
-    detail = str(error) if error.faults else f"{kind.title}."
-    uri = f"/problems/{kind.code}"
-    return error_response(request, kind.status, kind.code, kind.title, detail, uri, error.faults, error.headers)
+    detail = str(error) if error.faults else f"{error.title}."
+    uri = f"/problems/{error.code}"
+    return error_response(request, error.status, error.code, error.title, detail, uri, error.faults, error.headers)
 
 
 def error_response(
@@ -82,6 +79,9 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = headers.get("Allow", "").split(", ")
+        if "GET" in allowed and "HEAD" not in allowed:  # it is answered wherever GET is
+            headers["Allow"] = ", ".join([*allowed, "HEAD"])
         expected = f"{headers.get('Allow', '')} at {request.url.path[:100]}"
         return problem(MethodNotAllowed.at("", expected, request.method[:20], headers=headers), request)
     if error.status_code == HTTPStatus.NOT_FOUND:
@@ -97,5 +97,5 @@ async def on_validation_error(request: Request, error: Exception) -> Response:
     faults = []
     for found in error.errors():
         pointer = "".join(f"/{step}" for step in found["loc"])
-        faults.append(Fault(pointer, found["msg"], describe(found["input"]), code=InvalidValue.code))
-    return problem(InvalidRequest(*faults), request)
+        faults.append(Fault(pointer, found["msg"], describe(found["input"])))
+    return problem(InvalidValue(*faults), request)

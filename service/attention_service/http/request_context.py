@@ -13,8 +13,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from attention_service.errors import InternalError, drop_tracebacks
 from attention_service.http.problems import problem
 from attention_service.observability.metrics import Metrics
-from attention_service.observability.requests import DISCONNECTED, REQUEST_ID, RequestRecord, choose_request_id
+from attention_service.observability.requests import (
+    DISCONNECTED,
+    REQUEST_ID,
+    RequestRecord,
+    choose_request_id,
+    find_trace_id,
+)
 from attention_service.pipeline.deadline import Cancelled
+from attention_service.pipeline.engine import Engine
 
 if TYPE_CHECKING:  # an extra
     from attention_service.observability.tracing import Tracing
@@ -28,6 +35,8 @@ PAGE = [
      b"frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
     (b"referrer-policy", b"no-referrer"),
 ]  # fmt: skip
+# The server closes the connection after this response. HTTP/2 has no such header.
+CLOSE_HEADER = (b"connection", b"close")
 # Browsers must not guess the media type of a response.
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
@@ -35,11 +44,14 @@ NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 class RequestContext:
     """Keeps a record of each request for metrics, log and traces, adds headers, and turns exceptions into 500.
 
+    It answers HEAD as GET without the body, so that HEAD works for every route with GET.
+
     Pure ASGI, so that large responses pass without being copied.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics | None, tracing: Tracing | None = None) -> None:
+    def __init__(self, app: ASGIApp, engine: Engine, metrics: Metrics | None, tracing: Tracing | None = None) -> None:
         self._app = app
+        self._engine = engine
         self._metrics = metrics
         self._tracing = tracing
 
@@ -48,15 +60,16 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = choose_request_id(value for name, value in scope["headers"] if name == REQUEST_ID)
-        record = RequestRecord("http", scope["method"], scope["path"], request_id)
+        record = _new_record(scope)
         scope.setdefault("state", {})["record"] = record
+        scope, send = head_as_get(scope, send)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 headers = message["headers"]
-                message["headers"] = [*headers, (REQUEST_ID, request_id.encode()), *security_headers(headers)]
+                message["headers"] = [*headers, (REQUEST_ID, record.request_id.encode()), *security_headers(headers)]
+                message["headers"] += self._closing(scope, headers)
             elif not message.get("more_body", False):
                 record.ended = time.perf_counter()  # the rest of a refused body is discarded before `send` returns
             await send(message)
@@ -79,13 +92,39 @@ class RequestContext:
             record.operation = getattr(scope.get("route"), "path", "other")
             self._report(record, scope)
 
+    def _closing(self, scope: Scope, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """The header that ends the connection, for a response with these headers once the service stops."""
+        is_last = self._engine.stopping and scope["http_version"] < "2" and CLOSE_HEADER not in headers
+        return [CLOSE_HEADER] if is_last else []
+
     def _report(self, record: RequestRecord, scope: Scope) -> None:
         """Count, log and trace a request that was answered."""
+        if record.method == "HEAD":
+            record.sent = 0  # the body of GET, which was left out, counts nowhere
         if self._metrics is not None:
             self._metrics.request_answered(record)
-        record.log()
         if self._tracing is not None:
             self._tracing.http_answered(record, scope)
+        record.log()
+
+
+def _new_record(scope: Scope) -> RequestRecord:
+    request_id = choose_request_id(value for name, value in scope["headers"] if name == REQUEST_ID)
+    client, trace_id = scope.get("client") or ("", 0), find_trace_id(scope["headers"])
+    return RequestRecord("http", scope["method"], scope["path"], request_id, client[0], trace_id=trace_id)
+
+
+def head_as_get(scope: Scope, send: Send) -> tuple[Scope, Send]:
+    """The scope and `send` for the application: a HEAD request becomes GET, and of the body only the end is sent."""
+    if scope["method"] != "HEAD":
+        return scope, send
+
+    async def send_without_body(message: Message) -> None:
+        if message["type"] != "http.response.start":
+            message = {"type": "http.response.body", "more_body": message.get("more_body", False)}
+        await send(message)
+
+    return {**scope, "method": "GET"}, send_without_body
 
 
 def security_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -14,12 +14,12 @@ from typing import Any, Final
 import numpy as np
 
 from attention_service.attention.arrays import BFLOAT16, is_float, widest
-from attention_service.attention.plan import make_plan
+from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import SOURCES, AttentionSpec, LinearMap, Norm, Projection
-from attention_service.codecs.safetensors import DTYPES
+from attention_service.codecs.safetensors import dtype_of
 from attention_service.errors import InvalidRequest
 from attention_service.layers.layer import LAYER, Layer
-from attention_service.layers.tensors import BadFile, unknown_type
+from attention_service.layers.tensors import BadFile, as_bad_file
 from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.validate import validate
 
@@ -65,9 +65,9 @@ def _fault_of(options: str, tensors: tuple[tuple[str, str, tuple[int, ...]], ...
 
 def _stand_in(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """An array of this shape and kind, which takes no memory. All floats have one type, so that no cast copies them."""
-    if dtype not in DTYPES:
-        raise unknown_type(name, dtype)
-    return np.broadcast_to(np.zeros((), BFLOAT16 if is_float(DTYPES[dtype]) else DTYPES[dtype]), shape)
+    with as_bad_file():
+        found = dtype_of(name, dtype)
+    return np.broadcast_to(np.zeros((), BFLOAT16 if is_float(found) else found), shape)
 
 
 def _check(layer: Layer, dtype: np.dtype, *, by_shape: bool = False) -> None:

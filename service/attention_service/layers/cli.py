@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from attention_service.printable import printable
+
 VARIABLE: Final = "ATTENTION_LAYERS"
 MODULE: Final = (
     "Hidden states enter where the family's attention module takes them: a norm in front of the module, the residual "
@@ -64,7 +66,7 @@ def _folder(options: argparse.Namespace) -> Path:
         raise SystemExit(2)
     folder = Path(given)
     if not folder.is_dir():
-        sys.stderr.write(f"{given}: there is no such directory\n")
+        sys.stderr.write(f"{printable(given)}: there is no such directory\n")
         raise SystemExit(2)
     return folder
 
@@ -78,7 +80,7 @@ def _list(options: argparse.Namespace) -> int:
     width = max((len(layer.name) for layer in layers), default=0)
     for layer in layers:
         size = "" if layer.error else ByteSize(layer.nbytes).human_readable()
-        sys.stdout.write(f"{layer.name:{width}}  {size:>9}  {layer.error or layer.source}\n")
+        sys.stdout.write(f"{layer.name:{width}}  {size:>9}  {printable(layer.error or layer.source)}\n")
     return int(any(layer.error for layer in layers))
 
 
@@ -89,15 +91,15 @@ def _show(options: argparse.Namespace) -> int:
     try:
         layer = LayerStore(_folder(options), sys.maxsize).describe(options.name)
     except ServiceError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{printable(str(error))}\n")
         return 1
     if options.json:
-        sys.stdout.write(layer.model_dump_json(indent=2, exclude_none=True) + "\n")
+        sys.stdout.write(layer.model_dump_json(indent=2, exclude_none=True, ensure_ascii=True) + "\n")
         return 0
     lines = [f"name     {layer.name}", f"hash     {layer.hash}", f"source   {layer.source}"]
     lines += [f"option   {name} = {json.dumps(value)}" for name, value in layer.options.items()]
     lines += [f"tensor   {tensor.name} {tensor.dtype} {tuple(tensor.shape)}" for tensor in layer.tensors]
-    sys.stdout.write("\n".join([*lines, "", MODULE]) + "\n")
+    sys.stdout.write("\n".join([*map(printable, lines), "", MODULE]) + "\n")
     return 0
 
 
@@ -110,10 +112,10 @@ def _remove(options: argparse.Namespace) -> int:
             raise FileNotFoundError
         remove_layer(_folder(options), options.name)
     except FileNotFoundError:
-        sys.stderr.write(f"{options.name}: there is no such layer\n")
+        sys.stderr.write(f"{printable(options.name)}: there is no such layer\n")
         return 1
     except OSError as error:
-        sys.stderr.write(f"{options.name}: {error.strerror}\n")
+        sys.stderr.write(f"{printable(options.name)}: {error.strerror}\n")
         return 1
     return 0
 
@@ -143,13 +145,13 @@ def _import(options: argparse.Namespace) -> int:
         layer = write_layer(folder, name, found.arrays, found.options, found.source)
     except BadFile as error:
         progress.end()
-        sys.stderr.write(f"{options.checkpoint}: {error}\n")
+        sys.stderr.write(f"{printable(f'{options.checkpoint}: {error}')}\n")
         return 1
     except OSError as error:
         progress.end()
-        sys.stderr.write(f"{error.filename or folder}: {error.strerror}\n")
+        sys.stderr.write(f"{printable(str(error.filename or folder))}: {error.strerror}\n")
         return 1
-    sys.stdout.write(f"{name}: {layer.source}\n{MODULE}\n")
+    sys.stdout.write(f"{name}: {printable(layer.source)}\n{MODULE}\n")
     return 0
 
 
@@ -164,7 +166,7 @@ class Progress:
         """Show that a tensor of so many bytes was read."""
         self._read += size
         if self._on:
-            sys.stderr.write(f"\r\033[K{self._read / 1e6:.1f} MB read: {name}")
+            sys.stderr.write(f"\r\033[K{self._read / 1e6:.1f} MB read: {printable(name)}")
             sys.stderr.flush()
 
     def end(self) -> None:

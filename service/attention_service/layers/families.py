@@ -7,8 +7,8 @@ must be known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from attention_service.layers import decoders
 from attention_service.layers.decoders import Options, separate
@@ -23,7 +23,6 @@ class Family(NamedTuple):
     module: where its attention modules are; first: a tensor that each of them has
     fields: takes the tensors of a module, and returns its options by dotted names. Errors: BadFile
     enters: what goes into the module
-    defaults: what configurations of the family leave out
     """
 
     title: str
@@ -32,11 +31,10 @@ class Family(NamedTuple):
     first: str
     fields: Callable[[Module], Options]
     enters: str
-    defaults: Mapping[str, Any] = {}
 
 
 def _bert(module: Module) -> Options:
-    module.refuse("position_embedding_type", "absolute")
+    module.refuse("is_causal", bool(module.get("is_decoder")))
     separate(module, "self.query", "self.key", "self.value", "output.dense")
     module.check_all_taken("output.LayerNorm.")
     causal = {"is_causal": True} if module.get("is_decoder") else {}
@@ -44,6 +42,7 @@ def _bert(module: Module) -> Options:
 
 
 def _vit(module: Module) -> Options:
+    module.refuse("is_causal", False)
     separate(module, "attention.query", "attention.key", "attention.value", "output.dense")
     module.check_all_taken()
     return {"num_heads": module.count("num_attention_heads")}
@@ -51,7 +50,7 @@ def _vit(module: Module) -> Options:
 
 def _gpt2(module: Module) -> Options:
     """Conv1D has its matrix as (in, out), query, key and value beside each other."""
-    heads, (inner, packed) = module.count("n_head", "num_attention_heads"), module.shape("c_attn.weight")
+    heads, (inner, packed) = module.count("n_head", "num_attention_heads"), module.matrix("c_attn.weight")
     if packed % 3 or inner * 3 != packed:
         raise BadFile(f"c_attn.weight: expected (n, 3 n), got ({inner}, {packed})")
     kernel, bias = module.tensor("c_attn.weight"), module.tensor("c_attn.bias")
@@ -69,6 +68,7 @@ def _gpt2(module: Module) -> Options:
 
 
 def _whisper(module: Module) -> Options:
+    module.refuse("is_causal", False)
     separate(module, "q_proj", "k_proj", "v_proj", "out_proj")
     module.check_all_taken()
     return {"num_heads": module.count("encoder_attention_heads")}
@@ -82,10 +82,10 @@ def _torch(module: Module) -> Options:
         if module.has(name):
             raise BadFile(f"{name}, by add_bias_kv, cannot be expressed")
     if module.has("in_proj_weight"):
-        size = module.shape("in_proj_weight")[0] // 3
+        size = module.matrix("in_proj_weight")[0] // 3
         parts = [("in_proj_weight", slice(i * size, (i + 1) * size)) for i in range(3)]
     else:
-        size = module.shape("q_proj_weight")[0]
+        size = module.matrix("q_proj_weight")[0]
         parts = [(f"{letter}_proj_weight", slice(0, size)) for letter in "qkv"]
     for i, (role, (name, rows)) in enumerate(zip(("query", "key", "value"), parts, strict=True)):
         module.arrays[f"projection.{role}.weight"] = module.tensor(name, rows)
@@ -99,34 +99,6 @@ def _torch(module: Module) -> Options:
 
 AFTER_NORM: Final = "hidden states after the norm in front of the module"
 AS_THEY_ARE: Final = "hidden states as they are: the norm comes after the residual sum"
-# As in Gemma3TextConfig of transformers: the published configurations have only what differs.
-GEMMA3: Final = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "query_pre_attn_scalar": 256,
-    "rms_norm_eps": 1e-6,
-    "sliding_window": 4096,
-    "sliding_window_pattern": 6,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4,
-    "max_position_embeddings": 131072,
-}
-# What configurations of the others leave out, as transformers has it.
-GEMMA3N: Final = {"num_kv_shared_layers": 15}
-GEMMA4: Final = {
-    "rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-    },
-    "rms_norm_eps": 1e-6,
-}
-LLAMA4: Final = {
-    "attn_temperature_tuning": True,
-    "use_qk_norm": True,
-    "no_rope_layer_interval": 4,
-    "attention_chunk_size": 8192,
-}
 DECODER: Final = "layers.{layer}.self_attn", "q_proj.weight"
 FAMILIES: Final[dict[str, Family]] = {
     "bert": Family(
@@ -143,14 +115,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "gpt2": Family("GPT-2", ("gpt2",), "h.{layer}.attn", "c_attn.weight", _gpt2, AFTER_NORM),
     "vit": Family("ViT", ("vit",), "encoder.layer.{layer}.attention", "attention.query.weight", _vit, AFTER_NORM),
     "llama": Family("Llama", ("llama", "arcee", "aria_text", "seed_oss"), *DECODER, decoders.llama, AFTER_NORM),
-    "mistral": Family("Mistral", ("mistral", "mixtral", "starcoder2"), *DECODER, decoders.mistral, AFTER_NORM),
-    "qwen": Family(
-        "Qwen 2 or 3",
-        ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "ministral", "dots1"),
-        *DECODER,
-        decoders.qwen,
-        AFTER_NORM,
-    ),
+    "mistral": Family("Mistral", ("mistral", "mixtral", "starcoder2"), *DECODER, decoders.llama, AFTER_NORM),
+    "qwen": Family("Qwen 2", ("qwen2", "qwen2_moe", "ministral"), *DECODER, decoders.llama, AFTER_NORM),
+    "qwen3": Family("Qwen 3", ("qwen3", "qwen3_moe", "dots1"), *DECODER, decoders.qwen3, AFTER_NORM),
     "qwen3_next": Family(
         "Qwen 3 Next",
         ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
@@ -158,20 +125,18 @@ FAMILIES: Final[dict[str, Family]] = {
         decoders.qwen3_next,
         AFTER_NORM,
     ),
-    "gemma2": Family("Gemma 2", ("gemma2", "vaultgemma"), *DECODER, decoders.gemma, AFTER_NORM),
-    "gemma3": Family("Gemma 3", ("gemma3", "gemma3_text"), *DECODER, decoders.gemma, AFTER_NORM, GEMMA3),
-    "gemma3n": Family("Gemma 3n", ("gemma3n_text",), *DECODER, decoders.gemma3n, AFTER_NORM, GEMMA3N),
-    "gemma4": Family("Gemma 4", ("gemma4_text",), *DECODER, decoders.gemma3n, AFTER_NORM, GEMMA4),
-    "llama4": Family("Llama 4", ("llama4_text",), *DECODER, decoders.llama4, AFTER_NORM, LLAMA4),
+    "gemma2": Family("Gemma 2", ("gemma2", "vaultgemma"), *DECODER, decoders.gemma2, AFTER_NORM),
+    "gemma3": Family("Gemma 3", ("gemma3", "gemma3_text"), *DECODER, decoders.gemma3, AFTER_NORM),
+    "gemma3n": Family("Gemma 3n", ("gemma3n_text",), *DECODER, decoders.gemma3n, AFTER_NORM),
+    "gemma4": Family("Gemma 4", ("gemma4_text",), *DECODER, decoders.gemma4, AFTER_NORM),
+    "llama4": Family("Llama 4", ("llama4_text",), *DECODER, decoders.llama4, AFTER_NORM),
     "gpt_oss": Family("gpt-oss", ("gpt_oss",), *DECODER, decoders.gpt_oss, AFTER_NORM),
+    "olmo": Family("OLMo", ("olmo",), *DECODER, decoders.olmo, AFTER_NORM),
     "olmo2": Family("OLMo 2 or 3", ("olmo2", "olmo3", "flex_olmo"), *DECODER, decoders.olmo2, AS_THEY_ARE),
-    "olmoe": Family("OLMoE", ("olmoe",), *DECODER, decoders.olmo2, AFTER_NORM),
-    "granite": Family(
-        "Granite",
-        ("granite", "granitemoe", "granitemoeshared", "granite_swa", "granitemoe_swa"),
-        *DECODER,
-        decoders.granite,
-        AFTER_NORM,
+    "olmoe": Family("OLMoE", ("olmoe",), *DECODER, decoders.olmoe, AFTER_NORM),
+    "granite": Family("Granite", ("granite", "granitemoe", "granitemoeshared"), *DECODER, decoders.granite, AFTER_NORM),
+    "granite_swa": Family(
+        "Granite with windows", ("granite_swa", "granitemoe_swa"), *DECODER, decoders.granite_swa, AFTER_NORM
     ),
     "glm4": Family(
         "GLM 4, Ernie 4.5 or Helium",
@@ -180,8 +145,8 @@ FAMILIES: Final[dict[str, Family]] = {
         decoders.interleaved,
         AFTER_NORM,
     ),
-    "cohere2": Family("Cohere 2", ("cohere2",), *DECODER, decoders.cohere2, AFTER_NORM, {"sliding_window_pattern": 4}),
-    "smollm3": Family("SmolLM 3", ("smollm3",), *DECODER, decoders.smollm3, AFTER_NORM, {"no_rope_layer_interval": 4}),
+    "cohere2": Family("Cohere 2", ("cohere2",), *DECODER, decoders.cohere2, AFTER_NORM),
+    "smollm3": Family("SmolLM 3", ("smollm3",), *DECODER, decoders.smollm3, AFTER_NORM),
     "exaone4": Family("EXAONE 4", ("exaone4",), *DECODER, decoders.exaone4, AS_THEY_ARE),
     "exaone_moe": Family("EXAONE MoE", ("exaone_moe",), *DECODER, decoders.exaone4, AFTER_NORM),
     "phi3": Family("Phi-3", ("phi3",), "layers.{layer}.self_attn", "qkv_proj.weight", decoders.phi3, AFTER_NORM),

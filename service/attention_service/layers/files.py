@@ -14,11 +14,11 @@ from typing import Annotated, Any, Final
 import numpy as np
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
-from attention_service.codecs.safetensors import NAMES
+from attention_service.codecs.safetensors import NAMES, file_chunks
 from attention_service.errors import quote
 from attention_service.layers.checks import check, check_header
 from attention_service.layers.layer import Layer
-from attention_service.layers.tensors import BadFile, ReadFile, TensorFile, arrays_of, unique
+from attention_service.layers.tensors import BadFile, ReadFile, TensorFile, arrays_of, parse_json
 from attention_service.schemas.layers import StoredLayer, StoredTensor
 
 # Bytes of the JSON of a layer.
@@ -51,7 +51,7 @@ def read_description(path: Path) -> LayerFile:
             raise BadFile(f"has a JSON of {file.size} bytes; expected at most {MAX_DESCRIPTION}")
         content = bytes(file.read(0, file.size))
     try:
-        found = LayerFile.model_validate(json.loads(content, object_pairs_hook=unique, parse_constant=_no_number))
+        found = LayerFile.model_validate(parse_json(content))
     except RecursionError:
         raise BadFile("has a JSON that is nested too deeply") from None
     except ValidationError as error:
@@ -61,10 +61,6 @@ def read_description(path: Path) -> LayerFile:
     except ValueError as error:
         raise BadFile(f"has a JSON that cannot be parsed: {quote(str(error), 80)}") from None
     return found.model_copy(update={"hash": ALGORITHM + found.hash.removeprefix(ALGORITHM)})
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
 
 
 def read_layer(
@@ -148,7 +144,7 @@ def write_layer(
     description, tensors = paths_of(folder, name)
     digest = hashlib.sha256()
     with _replacing(tensors) as write:
-        for chunk in safetensors_chunks(arrays):
+        for chunk in file_chunks(arrays, {})[0]:
             digest.update(chunk)
             write(chunk)
     about = LayerFile(hash=ALGORITHM + digest.hexdigest(), options=dict(options), source=source)
@@ -185,22 +181,3 @@ def _replacing(path: Path) -> Iterator[Callable[[Any], object]]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def safetensors_chunks(arrays: Mapping[str, np.ndarray]) -> Iterator[bytes | memoryview]:
-    """A file of safetensors: the header, then one tensor after the other, wide elements first so that all align."""
-    ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)
-    header: dict[str, Any] = {}
-    offset = 0
-    for name, array in ordered:
-        header[name] = {
-            "dtype": NAMES[array.dtype],
-            "shape": array.shape,
-            "data_offsets": (offset, offset + array.nbytes),
-        }
-        offset += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for _, array in ordered:
-        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

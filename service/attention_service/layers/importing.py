@@ -5,20 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from attention_service.codecs.named_tensors import nested
 from attention_service.errors import quote
 from attention_service.layers.checkpoint import Checkpoint
 from attention_service.layers.families import FAMILIES, Family
+from attention_service.layers.models import MODELS, Model, check_options
 from attention_service.layers.module import Module, find_module
-from attention_service.layers.tensors import BadFile, nested
+from attention_service.layers.tensors import BadFile
+from attention_service.printable import printable
 from attention_service.schemas.request import Norm
 
 # Rows of rotary tables, unless the command says otherwise, or the model has fewer positions.
 POSITIONS: Final = 8192
+# Rows that a command may ask for: those of a head of 128 features take 1 GiB, and four times that while they are made.
+MAX_POSITIONS: Final = 2**20
 OTHER_SENSES: Final = re.compile("vision|visual|audio")
 
 
@@ -50,27 +56,31 @@ def import_layer(
 
     Errors: BadFile with the reason, OSError.
     """
+    if heads is not None and heads < 1:
+        raise BadFile(f"--heads: expected at least 1, got {heads}")
     with Checkpoint(path) as checkpoint:
-        configuration = checkpoint.configuration or {}
-        text = configuration.get("text_config")
-        if isinstance(text, dict) and family is None:
-            configuration = text
+        whole = checkpoint.configuration or {}
+        text = whole.get("text_config")
+        configuration = text if isinstance(text, dict) else whole
         kind = FAMILIES[family] if family is not None else family_of(configuration)
-        configuration = {**kind.defaults, **configuration}
         place = find_module(_names(checkpoint, text), *_place_of(kind, layer), layer, prefix)
-        most = configuration.get("max_position_embeddings")
+        model = _model_of(configuration, kind)
+        if kind.model_types:
+            _check_not_quantized(whole, place)
+            check_options({**configuration, "quantization_config": None}, model.options)
         module = Module(
             checkpoint,
             place,
             layer,
-            configuration=configuration,
+            model=model,
+            options=configuration,
             heads=heads,
-            positions=positions or min(POSITIONS, most if isinstance(most, int) and most > 0 else POSITIONS),
+            positions=_positions(positions, configuration.get("max_position_embeddings")),
             progress=progress,
         )
         options = kind.fields(module)
         _check_known(options)
-    at = f"{place.rstrip('.') or 'the module'} of {path.resolve().name}"
+    at = printable(f"{place.rstrip('.') or 'the module'} of {path.resolve().name}")
     rows = module.arrays.get("rotary.cos")
     tables = "" if rows is None else f" Rotary tables for {len(rows)} positions."
     return Imported(module.arrays, nested(options), f"{kind.title}: {at}. What enters: {kind.enters}.{tables}")
@@ -96,6 +106,30 @@ def family_of(configuration: Mapping[str, Any]) -> Family:
     known = ", ".join(name for family in FAMILIES.values() for name in family.model_types)
     got = "none" if given is None else quote(str(given))
     raise BadFile(f"config.json: model_type {got} is not known; say --family, or import one of {known}")
+
+
+def _model_of(configuration: Mapping[str, Any], family: Family) -> Model:
+    """What the configuration can say; if it is of another family than it is imported as, what the first of that can."""
+    given = configuration.get("model_type")
+    return MODELS[given if given in family.model_types else family.model_types[0]] if family.model_types else Model({})
+
+
+def _positions(given: int | None, most: Any) -> int:
+    """The rows of rotary tables. given: by the command; most: of the model. Errors: BadFile."""
+    if given is None:
+        return min(POSITIONS, most if isinstance(most, int) and most > 0 else POSITIONS)
+    if not 0 < given <= MAX_POSITIONS:
+        raise BadFile(f"--positions: expected 1 to {MAX_POSITIONS}, got {quote(str(given))}")
+    return given
+
+
+def _check_not_quantized(configuration: Mapping[str, Any], place: str) -> None:
+    """Errors: BadFile for a quantized checkpoint, unless it says that the module is left as it is."""
+    for key in ("quantization_config", "compression_config"):
+        given = configuration.get(key)
+        left = given.get("modules_to_not_convert") if isinstance(given, dict) else None
+        if given and not any(fnmatch(place.rstrip("."), str(name)) for name in left or ()):
+            raise BadFile(f"config.json: {key}: quantized weights cannot be imported")
 
 
 def _check_known(options: Mapping[str, Any]) -> None:

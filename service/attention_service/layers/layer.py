@@ -13,8 +13,9 @@ import numpy as np
 
 from attention_service.attention.arrays import cast
 from attention_service.attention.spec import Projection
+from attention_service.codecs.named_tensors import nested
 from attention_service.errors import Fault, FieldConflict, InvalidRequest, child
-from attention_service.layers.tensors import BadFile, nested
+from attention_service.layers.tensors import BadFile
 
 # The field of a request that names a layer.
 LAYER: Final = "layer"
@@ -55,7 +56,10 @@ class Layer:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Its options and arrays as fields of a request. Errors: BadFile for a field in both."""
+        """Its options and arrays as fields of a request.
+
+        Errors: BadFile for a field in both; as of `add_dotted`.
+        """
         return merged_options(self.options, nested(self.arrays))
 
     def merged(self, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import numpy as np
 from attention_service.attention.arrays import is_float
 from attention_service.errors import quote
 from attention_service.layers.checkpoint import Checkpoint
-from attention_service.layers.positions import number, rotary_fields
+from attention_service.layers.models import Model, whole
+from attention_service.layers.positions import number, positive, rotary_fields
 from attention_service.layers.tensors import BadFile
 
 # What some checkpoints have beside the parameters of attention: tables and masks that follow from the configuration.
@@ -23,6 +24,7 @@ class Module:
 
     place: the start of the names of its tensors, with a dot at its end
     layer: the index of its layer, if it is one of several; heads: from the command line
+    model, options: what its configuration can say, and does
     positions: rows of rotary tables; progress: told the name and size of each tensor that is read
 
     arrays: by the names of fields of a request, filled by the methods
@@ -34,7 +36,8 @@ class Module:
         place: str,
         layer: int | None,
         *,
-        configuration: Mapping[str, Any],
+        model: Model,
+        options: Mapping[str, Any],
         heads: int | None,
         positions: int,
         progress: Callable[[str, int], None],
@@ -46,7 +49,10 @@ class Module:
         self._progress = progress
         self.place = place
         self.layer = layer or 0
-        self.configuration = configuration
+        self.options = {**model.options, **options}
+        self.known = model.options
+        self.kind = model.kind
+        self._biases = dict.fromkeys(("query", "key", "value"), model.bias) | {"output": model.output_bias}
         self.heads = heads
         self.arrays: dict[str, np.ndarray] = {}
 
@@ -60,6 +66,21 @@ class Module:
             raise BadFile(f"the checkpoint has no tensor {quote(self.place + name, 120)}")
         return self._checkpoint.shape(self.place + name)
 
+    def matrix(self, name: str) -> tuple[int, int]:
+        """The shape of a tensor with two axes. Errors: BadFile."""
+        shape = self.shape(name)
+        if len(shape) != 2:
+            raise BadFile(f"{quote(self.place + name, 120)}: expected two axes, got {len(shape)}")
+        return shape[0], shape[1]
+
+    def has_bias(self, role: str, name: str) -> bool:
+        """True if the map of a role has a bias. Errors: BadFile for one that transformers would not load."""
+        option = self._biases[role]
+        if self.has(f"{name}.bias") and not (self.get(option) if isinstance(option, str) else option):
+            why = f", and {option} is {quote(str(self.get(option)))}" if isinstance(option, str) else ""
+            raise BadFile(f"{quote(f'{self.place}{name}.bias', 120)} is a bias that models of this kind lack{why}")
+        return self.has(f"{name}.bias")
+
     def tensor(self, name: str, rows: slice | None = None) -> np.ndarray:
         """A tensor, or some of its rows. Errors: BadFile, also for integers, as of quantized weights."""
         self.shape(name)
@@ -71,9 +92,10 @@ class Module:
         return found
 
     def linear(self, role: str, name: str, rows: slice | None = None) -> None:
-        """Take a map like torch.nn.Linear, with its bias if it has one; or some of its outputs."""
+        """Take a map like torch.nn.Linear, with its bias if it has one; or some of its outputs. Errors: BadFile."""
+        self.matrix(f"{name}.weight")
         self.arrays[f"projection.{role}.weight"] = self.tensor(f"{name}.weight", rows)
-        if self.has(f"{name}.bias"):
+        if self.has_bias(role, name):
             self.arrays[f"projection.{role}.bias"] = self.tensor(f"{name}.bias", rows)
 
     def norm(self, field: str, name: str, *, plus: float = 0.0) -> dict[str, Any]:
@@ -93,16 +115,30 @@ class Module:
 
     def get(self, key: str) -> Any:
         """A value of the configuration, None if it has none."""
-        return self.configuration.get(key)
+        return self.options.get(key)
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """An object of the configuration, empty if it has none. Errors: BadFile for something else."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise BadFile(f"config.json: expected {key}, an object; got {quote(str(value))}")
+        return dict(value or {})
 
     def number(self, key: str) -> float:
         """A number of the configuration. Errors: BadFile."""
-        return number(self.configuration, key)
+        return number(self.options, key)
+
+    def positive(self, key: str) -> float:
+        """A number of the configuration above 0. Errors: BadFile."""
+        return positive(self.options, key)
 
     def count(self, *keys: str) -> int:
-        """The first of several whole numbers of the configuration that is there. Errors: BadFile."""
-        key = next((key for key in keys if self.get(key) is not None), keys[0])
-        return int(self.number(key))
+        """A whole number of the configuration, at least 1. keys: its names. Errors: BadFile, also if names disagree."""
+        given = [key for key in keys if self.get(key) is not None] or [keys[0]]
+        numbers = [whole(self.options, key) for key in given]
+        if len(set(numbers)) > 1:
+            raise BadFile(f"config.json: {' and '.join(given)} are names of the same number, and differ")
+        return numbers[0]
 
     def refuse(self, key: str, *allowed: Any) -> None:
         """Errors: BadFile if a value of the configuration is there and none of those that are known."""

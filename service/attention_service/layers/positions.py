@@ -15,6 +15,8 @@ from attention_service.errors import quote
 from attention_service.layers.tensors import BadFile
 
 TYPE: Final = "rope_type"
+# The largest number of a configuration: what is greater is none.
+MAX_NUMBER: Final = 1e300
 # Keys that all types have.
 COMMON: Final = frozenset({TYPE, "type", "rope_theta", "partial_rotary_factor"})
 
@@ -28,52 +30,68 @@ def rotary_fields(rope: Mapping[str, Any], head_dim: int, positions: int) -> dic
     Errors: BadFile for a type or a key that is not known here.
     """
     kind = rope.get(TYPE) or rope.get("type") or "default"
-    base = number(rope, "rope_theta")
+    base = positive(rope, "rope_theta")
     dim = head_dim if kind in WHOLE else int(head_dim * _share(rope))
     turned = {} if dim == head_dim else {"rotary.dim": dim}
-    if kind not in KEYS:
+    if not isinstance(kind, str) or kind not in KEYS:
         raise BadFile(f"rope type {quote(str(kind))} cannot be expressed; known are {', '.join(KEYS)}")
     strange = sorted(key for key, value in rope.items() if value is not None and key not in KEYS[kind] | COMMON)
     if strange:
         raise BadFile(f"the key {quote(strange[0])} of rope type {kind} is not known")
+    if kind == "yarn" and dim % 2:  # transformers has a ramp of fewer pairs than frequencies for them
+        raise BadFile(f"rope type yarn: expected an even number of features to turn, got number {dim}")
     if kind == "default":
         return {"rotary.base": base, **turned}
-    frequencies, factor = SCALINGS[kind](rope, base ** (-np.arange(0, dim, 2) / dim), base)
+    try:
+        with np.errstate(all="ignore"):
+            frequencies, factor = SCALINGS[kind](rope, base ** (-np.arange(0, dim, 2) / dim), base)
+    except ArithmeticError:
+        frequencies, factor = np.zeros(0), math.nan
+    if not (np.isfinite(frequencies).all() and math.isfinite(factor)):
+        raise BadFile(f"the numbers of rope type {kind} do not fit each other: {quote(str(dict(rope)), 400)}")
     angles = np.arange(positions)[:, None] * frequencies
     tables = {"rotary.cos": factor * np.cos(angles), "rotary.sin": factor * np.sin(angles)}
     return {name: table.astype(np.float32) for name, table in tables.items()}
 
 
+def positive(given: Mapping[str, Any], key: str) -> float:
+    """A number of a configuration above 0. Errors: BadFile if it lacks the key, or has something else there."""
+    value = number(given, key)
+    if value <= 0:
+        raise BadFile(f"config.json: expected {key}, a number above 0; got {value}")
+    return value
+
+
 def number(given: Mapping[str, Any], key: str) -> float:
     """A number of a configuration. Errors: BadFile if it lacks the key, or has something else there."""
     value = given.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
         raise BadFile(f"config.json: expected {key}, a number; got {'nothing' if value is None else quote(str(value))}")
     return float(value)
 
 
 def _linear(rope: Mapping[str, Any], frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
-    return frequencies / number(rope, "factor"), 1.0
+    return frequencies / positive(rope, "factor"), 1.0
 
 
 def _llama3(rope: Mapping[str, Any], frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
     """Long waves are slowed down by the factor, short ones are not, those between by a share of it."""
-    factor, low, high = (number(rope, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-    turns = number(rope, "original_max_position_embeddings") * frequencies / (2 * math.pi)
+    factor, low, high = (positive(rope, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    turns = positive(rope, "original_max_position_embeddings") * frequencies / (2 * math.pi)
     share = np.clip((turns - low) / (high - low), 0, 1)
     return (1 - share) * frequencies / factor + share * frequencies, 1.0
 
 
 def _yarn(rope: Mapping[str, Any], frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
     """As llama3, with a share that is linear in the index of the pair; and all numbers times a factor."""
-    factor, length = number(rope, "factor"), number(rope, "original_max_position_embeddings")
+    factor, length = positive(rope, "factor"), positive(rope, "original_max_position_embeddings")
     dim = 2 * len(frequencies)
 
     def index(turns: float) -> float:
         """Where a pair turns so often over the original length."""
         return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    first, last = index(float(rope.get("beta_fast") or 32)), index(float(rope.get("beta_slow") or 1))
+    first, last = index(_or(rope, "beta_fast", 32.0)), index(_or(rope, "beta_slow", 1.0))
     if rope.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, dim - 1)
@@ -86,21 +104,30 @@ def _yarn_factor(rope: Mapping[str, Any], factor: float) -> float:
     def grown(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1
 
-    given, scale, all_dim = (rope.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
-    if given is not None:
-        return float(given)
-    return grown(scale) / grown(all_dim) if scale and all_dim else grown(1.0)
+    if rope.get("attention_factor") is not None:
+        return number(rope, "attention_factor")
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return grown(number(rope, "mscale")) / grown(number(rope, "mscale_all_dim"))
+    return grown(1.0)
 
 
 def _proportional(rope: Mapping[str, Any], frequencies: np.ndarray, base: float) -> tuple[np.ndarray, float]:
     """A share of the pairs turns, with the frequencies that they have among all; the others stand still."""
     turning = int(_share(rope) * len(frequencies))
-    return np.where(np.arange(len(frequencies)) < turning, frequencies, 0) / float(rope.get("factor") or 1.0), 1.0
+    return np.where(np.arange(len(frequencies)) < turning, frequencies, 0) / _or(rope, "factor", 1.0), 1.0
 
 
 def _share(rope: Mapping[str, Any]) -> float:
     """The share of the features of a head that turn."""
-    return float(rope.get("partial_rotary_factor") or 1.0)
+    share = _or(rope, "partial_rotary_factor", 1.0)
+    if share > 1:
+        raise BadFile(f"config.json: expected partial_rotary_factor, a number of at most 1; got {share}")
+    return share
+
+
+def _or(rope: Mapping[str, Any], key: str, default: float) -> float:
+    """A number above 0, a default where there is none."""
+    return positive(rope, key) if rope.get(key) else default
 
 
 SCALINGS: Final[dict[str, Callable[[Mapping[str, Any], np.ndarray, float], tuple[np.ndarray, float]]]] = {

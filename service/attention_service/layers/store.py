@@ -83,6 +83,7 @@ class LayerStore:
         self._pause = pause
         self._slots: OrderedDict[str, Slot] = OrderedDict()  # by last use
         self._lock = Lock()
+        self._descriptions: dict[str, tuple[tuple[Identity | None, ...], StoredLayer]] = {}
         self._names: frozenset[str] = frozenset()
         self._listed = float("-inf")
 
@@ -144,8 +145,10 @@ class LayerStore:
 
     def describe_all(self) -> list[StoredLayer]:
         """What all layers are, by name; of those that cannot be used, why. Reads files."""
-        found = []
-        for name in sorted(self.names()):
+        found, names = [], self.names()
+        for name in self._descriptions.keys() - names:
+            del self._descriptions[name]
+        for name in sorted(names):
             try:
                 found.append(self.describe(name))
             except LayerUnavailable as error:
@@ -167,17 +170,30 @@ class LayerStore:
         if self._failed(name):
             return describe_layer(self.get(name))  # reads again only what may have changed since
         try:
-            return describe(self._folder, name, self._limit)
+            return self._described(name)
         except FileNotFoundError as error:
             if Path(error.filename) == paths_of(self._folder, name)[0]:
                 raise self._unknown(name) from None
             failure = "lacks its tensors"
+        except OSError as error:
+            failure = f"cannot be read: {error.strerror}"
         except BadFile as error:
             failure = str(error)
         layer = self.last(name)
         if layer is None:
             raise unavailable(name, failure)
         return describe_layer(layer)  # the version before goes on to be used
+
+    def _described(self, name: str) -> StoredLayer:
+        """What the files of a layer say, read unless they are those of before. Errors: FileNotFoundError, BadFile."""
+        seen = self._identities(name)
+        kept = self._descriptions.get(name)
+        if kept is not None and kept[0] == seen:
+            return kept[1]
+        found = describe(self._folder, name, self._limit)
+        if all(map(_is_settled, seen)):
+            self._descriptions[name] = seen, found
+        return found
 
     def _failed(self, name: str) -> bool:
         """True if the files of a layer were read and cannot be used, and are the same for all that is known."""

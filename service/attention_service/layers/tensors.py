@@ -11,15 +11,24 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
-from attention_service.codecs.safetensors import DTYPES, METADATA
-from attention_service.codecs.shapes import shape_of
-from attention_service.errors import quote
+from attention_service.codecs.named_tensors import whole_words
+from attention_service.codecs.safetensors import (
+    METADATA,
+    Entry,
+    checked_entries,
+    dtype_of,
+    header_length,
+    parse_header,
+    read_tensors,
+)
+from attention_service.errors import BadRequest
 
 # Bytes of the header of a stored layer, and of a checkpoint: the format allows no longer ones.
 MAX_HEADER: Final = 2**20
@@ -30,15 +39,6 @@ CHUNK: Final = 2**24
 
 class BadFile(Exception):
     """Raised if a file is not what it should be. The text is a sentence without its subject, the file."""
-
-
-class Entry(NamedTuple):
-    """A tensor in a file. dtype: its code in the format; begin, end: bytes after the header"""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 class Identity(NamedTuple):
@@ -120,9 +120,10 @@ class TensorFile(ReadFile):
     def __init__(self, path: Path, *, longest: int = MAX_HEADER, follow: bool = False) -> None:
         super().__init__(path, follow=follow)
         try:
-            length = header_length(self.read(0, min(8, self.size)), self.size, longest)
-            self._start = 8 + length
-            self.entries = parse_header(bytes(self.read(8, length)), self.size - self._start)
+            with as_bad_file():
+                length = header_length(self.read(0, min(8, self.size)), self.size, longest)
+                self._start = 8 + length
+                self.entries = _entries(self.read(8, length), self.size - self._start)
         except BaseException:
             self.__exit__()
             raise
@@ -130,56 +131,32 @@ class TensorFile(ReadFile):
     def tensor(self, name: str, rows: slice | None = None) -> np.ndarray:
         """A tensor, or some of its rows, which alone are read. Errors: BadFile, also for a type that NumPy has not."""
         entry = self.entries[name]
-        if entry.dtype not in DTYPES:
-            raise unknown_type(name, entry.dtype)
         begin, shape = entry.begin, entry.shape
+        with as_bad_file():
+            dtype = dtype_of(name, entry.dtype)
         if rows is not None:
             first, last, _ = rows.indices(shape[0])
-            row = math.prod(shape[1:]) * DTYPES[entry.dtype].itemsize
+            row = math.prod(shape[1:]) * dtype.itemsize
             begin, shape = begin + first * row, (last - first, *shape[1:])
-        dtype = DTYPES[entry.dtype]
         content = self.read(self._start + begin, math.prod(shape) * dtype.itemsize)
         return np.frombuffer(content, dtype).reshape(shape)
 
 
-def header_length(start: memoryview, size: int, longest: int) -> int:
-    """The length of the header, from the first 8 bytes of a file of `size` bytes. Errors: BadFile."""
-    if len(start) < 8:
-        raise BadFile("is no file of safetensors: it has fewer than 8 bytes")
-    length = int.from_bytes(start[:8], "little")
-    if length > longest:
-        raise BadFile(f"has a header of {length} bytes; expected at most {longest}")
-    if length > size - 8:
-        raise BadFile(f"is truncated: its header has {length} bytes, the file {size}")
-    return length
+def parse_json(text: bytes) -> Any:
+    """A document of JSON in UTF-8. Errors: RecursionError; ValueError, also for what no answer could hold.
 
-
-def parse_header(text: bytes, available: int) -> dict[str, Entry]:
-    """The tensors that a header names, of any type, without its metadata.
-
-    available: bytes after the header, which the tensors fill without gaps
-
-    Errors: BadFile.
+    That is NaN and infinity, a key that is given twice, and half of a surrogate pair.
     """
+    found = json.loads(str(text, "utf-8"), object_pairs_hook=unique, parse_constant=_no_number)
     try:
-        header = json.loads(str(text, "utf-8"), object_pairs_hook=unique)
-    except RecursionError:
-        raise BadFile("has a header that is nested too deeply") from None
-    except ValueError as error:
-        raise BadFile(f"has a header that is not valid JSON: {quote(str(error), 80)}") from None
-    if not isinstance(header, dict):
-        raise BadFile("has a header that is no object")
-    header.pop(METADATA, None)
-    entries = {name: _entry(name, entry) for name, entry in header.items()}
-    at = 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
-        if entry.begin != at:
-            raise BadFile(f"has {quote(name, 80)} at byte {entry.begin} of its data; expected byte {at}")
-        at = entry.end
-    if at != available:
-        reason = "is truncated" if at > available else "is longer than its header says"
-        raise BadFile(f"{reason}: it has {available} bytes of data; expected {at}")
-    return entries
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("half of a surrogate pair is no text") from None
+    return found
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -190,41 +167,35 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _entry(name: str, entry: Any) -> Entry:
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise BadFile(f"does not say dtype, shape and data_offsets of {quote(name, 80)}")
-    dtype, shape = entry["dtype"], shape_of(entry["shape"])
-    match entry["data_offsets"]:
-        case [int(begin), int(end)] if isinstance(dtype, str) and shape is not None and 0 <= begin <= end:
-            if dtype not in DTYPES or end - begin == math.prod(shape) * DTYPES[dtype].itemsize:
-                return Entry(dtype, shape, begin, end)
-    raise BadFile(f"does not say where {quote(name, 80)} is: its shape, type and offsets do not agree")
-
-
 def arrays_of(content: memoryview) -> dict[str, np.ndarray]:
     """All tensors of a whole stored layer, as views of its bytes that cannot be written to. Errors: BadFile."""
-    length = header_length(content[:8], len(content), MAX_HEADER)
-    entries = parse_header(bytes(content[8 : 8 + length]), len(content) - 8 - length)
-    data = content[8 + length :]
-    return {name: _array(name, entry, data) for name, entry in entries.items()}
+    with as_bad_file():
+        start = 8 + header_length(content[:8], len(content), MAX_HEADER)
+        arrays = read_tensors(_entries(content[8:start], len(content) - start).values(), content[start:])
+    arrays = {name: whole_words(array) for name, array in arrays.items()}
+    for array in arrays.values():
+        array.setflags(write=False)
+    return arrays
 
 
-def unknown_type(name: str, dtype: str) -> BadFile:
-    """The error for a tensor of a type that NumPy has not."""
-    return BadFile(f"has {quote(name, 80)} as {quote(dtype)}; expected one of {', '.join(DTYPES)}")
+def _entries(header: memoryview, available: int) -> dict[str, Entry]:
+    """The tensors that a header names. Errors: as of `checked_entries`."""
+    found = parse_header(header)
+    found.pop(METADATA, None)
+    return {entry.name: entry for entry in checked_entries(found, available)}
 
 
-def _array(name: str, entry: Entry, data: memoryview) -> np.ndarray:
-    if entry.dtype not in DTYPES:
-        raise unknown_type(name, entry.dtype)
-    octets = np.frombuffer(data[entry.begin : entry.end], np.uint8)
-    if entry.dtype == "BOOL" and octets.size and octets.max() > 1:
-        raise BadFile(f"has bytes other than 0 and 1 in {quote(name, 80)}")
-    array = octets.view(DTYPES[entry.dtype]).reshape(entry.shape)
-    if not array.flags.aligned:  # unaligned numbers are far slower
-        array = array.copy()
-    array.setflags(write=False)
-    return array
+@contextmanager
+def as_bad_file() -> Iterator[None]:
+    """Inside, an error of the format is a BadFile."""
+    try:
+        yield
+    except BadRequest as error:
+        fault = error.faults[0]
+        reason = f"cannot be read: expected {fault.expected}, got {fault.got}"
+    else:
+        return
+    raise BadFile(reason)
 
 
 def identity_of(path: Path) -> Identity | None:
@@ -233,22 +204,3 @@ def identity_of(path: Path) -> Identity | None:
         return Identity.of(os.lstat(path))
     except FileNotFoundError:
         return None
-
-
-def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays by dotted names as fields of a request: `projection.query.weight` within `projection` and `query`.
-
-    Errors: BadFile for a name inside that of an array.
-    """
-    fields: dict[str, Any] = {}
-    for name, array in arrays.items():
-        *path, last = name.split(".")
-        inner: Any = fields
-        for step in path:
-            inner = inner.setdefault(step, {})
-            if not isinstance(inner, dict):
-                raise BadFile(f"has {quote(name, 80)} within another array")
-        if last in inner:
-            raise BadFile(f"has {quote(name, 80)} twice")
-        inner[last] = array
-    return fields

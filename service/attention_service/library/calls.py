@@ -1,4 +1,7 @@
-"""What the functions of the library do with their arguments."""
+"""What the functions of the library do with their arguments.
+
+Comparisons are imported when they are asked for: `attend` needs a third of all modules.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,7 @@ from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.registry import Backends
 from attention_service.codecs.array_objects import as_numpy
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.compare import compare_question
-from attention_service.comparison.question import make_question
-from attention_service.comparison.report import make_report
-from attention_service.comparison.text import as_text
-from attention_service.errors import Overflow, child
+from attention_service.errors import InvalidArray, Overflow, child
 from attention_service.library.result import AttentionResult
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.schemas.compare import ActualArrays, CompareReport, CompareRequest
@@ -37,6 +36,10 @@ def attend(arguments: Arguments) -> AttentionResult:
 
 def compare(arguments: Arguments) -> CompareReport:
     """The report of `service.compare`. Errors: InvalidRequest of every kind."""
+    from attention_service.comparison.compare import compare_question
+    from attention_service.comparison.question import make_question
+    from attention_service.comparison.report import make_report
+
     given = _fields(arguments)
     if arguments["actual"] is not None:
         given["actual"] = as_numpy(_named(arguments["actual"]), "/actual")
@@ -48,6 +51,8 @@ def assert_attention(arguments: Arguments) -> CompareReport:
     __tracebackhide__ = True  # pytest then shows the line of the test
     report = compare(arguments)
     if report.verdict.status in ("imprecise", "wrong"):
+        from attention_service.comparison.text import as_text
+
         raise AssertionError(as_text(report))
     return report
 
@@ -65,8 +70,8 @@ def _fields(arguments: Arguments) -> dict[str, Any]:
     return {name: _with_numbers(as_numpy(value, child("", name))) for name, value in given.items() if value is not None}
 
 
-def _explained(error: Overflow, spec: AttentionSpec) -> Overflow:
-    """The error, or one that names an input with inf or NaN: these were not too large, but there from the start."""
+def _explained(error: Overflow, spec: AttentionSpec) -> Overflow | InvalidArray:
+    """The error, or InvalidArray for an input with inf or NaN: these are no numbers that became too large."""
     past = {"past_key": spec.past_key, "past_value": spec.past_value}
     for name, array in [*spec.sources.items(), *past.items()]:
         if array is None or np.isfinite(array).all():
@@ -75,7 +80,7 @@ def _explained(error: Overflow, spec: AttentionSpec) -> Overflow:
         more = f" and in {len(bad) - 1} more places" if len(bad) > 1 else ""
         got = f"{float(array[tuple(bad[0])])} at {bad[0].tolist()}{more}"
         hint = "inf and NaN may stand only where every query is kept from seeing them, by a mask for example"
-        return Overflow.at(f"/{name}", "finite numbers", got, hint)
+        return InvalidArray.at(f"/{name}", "finite numbers", got, hint)
     return error
 
 

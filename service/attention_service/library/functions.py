@@ -152,6 +152,7 @@ def attend(
     query_norm: Norm | Mapping[str, Any] | None = None,
     key_norm: Norm | Mapping[str, Any] | None = None,
     value_norm: Norm | Mapping[str, Any] | None = None,
+    clip_qkv: float | None = None,
     rotary: Rotary | Mapping[str, Any] | None = None,
     scale: float | Array | None = None,
     softcap: float | None = None,
@@ -225,6 +226,8 @@ def attend(
         query_norm: Normalises the queries. Default: none.
         key_norm: Normalises the new keys. Default: none.
         value_norm: Normalises the new values. Default: none.
+        clip_qkv: Above 0: query, new keys and new values are clipped to -clip_qkv … clip_qkv, after maps and norms,
+            before rotary and norms that follow it. Default: none.
         rotary: Rotary position embedding of query and new keys. Default: none.
         scale: Factor on the scores: one number, or (num_heads,). 1 means unscaled, 0 is legal. Default:
             1/sqrt(head_dim).
@@ -248,7 +251,7 @@ def attend(
             Default: all.
         key_lengths: How many keys, including the past, are not padding: one integer, or (b,). Default: all.
         segment_ids: Separates packed sequences. Default: none.
-        selected_keys: Indices of the only keys that a query may see, the past counted: [b,] [h,] q, n in every layout,
+        selected_keys: Indices of the only keys that a query may see, the past counted: ..., q, n in every layout,
             broadcast as `mask` is. -1 is no key, an index twice counts once. Other masks hide keys as well. Default:
             all keys.
         sinks: (num_heads,), or [b,] h, q in every layout: one logit per head, or per query of each head, that is part
@@ -302,6 +305,7 @@ def compare(
     query_norm: Norm | Mapping[str, Any] | None = None,
     key_norm: Norm | Mapping[str, Any] | None = None,
     value_norm: Norm | Mapping[str, Any] | None = None,
+    clip_qkv: float | None = None,
     rotary: Rotary | Mapping[str, Any] | None = None,
     scale: float | Array | None = None,
     softcap: float | None = None,
@@ -374,6 +378,7 @@ def assert_attention(
     query_norm: Norm | Mapping[str, Any] | None = None,
     key_norm: Norm | Mapping[str, Any] | None = None,
     value_norm: Norm | Mapping[str, Any] | None = None,
+    clip_qkv: float | None = None,
     rotary: Rotary | Mapping[str, Any] | None = None,
     scale: float | Array | None = None,
     softcap: float | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -12,10 +12,10 @@ from attention_service.attention.outputs import OUTPUTS
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Result
 from attention_service.attention.spec import AttentionSpec
-from attention_service.render.heatmap import Heatmap
-from attention_service.render.options import make_options
-from attention_service.schemas.heatmap import Bins, Colours, HeatmapOptions, Stage, Theme
-from attention_service.schemas.validate import validate
+
+if TYPE_CHECKING:  # drawing is imported when it is asked for
+    from attention_service.render.heatmap import Heatmap
+    from attention_service.schemas.heatmap import Bins, Colours, Stage, Theme
 
 # Scores of the largest request that shows itself as a picture: a second.
 SHOWN: Final = 2**24
@@ -118,6 +118,11 @@ class AttentionResult(Result, Mapping[str, Any]):
         given: dict[str, Any] = {"stage": stage, "scale": scale, "bins": bins, "max_cells": max_cells}
         given |= {"batch_entry": batch_entry, "theme": theme, "values": values, "title": title}
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+        from attention_service.render.heatmap import Heatmap
+        from attention_service.render.options import make_options
+        from attention_service.schemas.heatmap import HeatmapOptions
+        from attention_service.schemas.validate import validate
+
         options = make_options(validate(HeatmapOptions, plain))
         return Heatmap.of(self._spec, self._plan, options)
 

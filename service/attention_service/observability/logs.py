@@ -9,26 +9,30 @@ from typing import Any, Final
 
 import orjson
 
+from attention_service.printable import printable
 from attention_service.settings import Settings
 
-# Fields of a line about a request, in this order.
-FIELDS = ("request_id", "method", "path", "status", "milliseconds", "received", "sent", "code", "kernel")
-
-
-# Characters that would end a line, or tell a terminal what to do. A message of a library may quote what a client sent.
-CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Fields of a line about a request, then of the line about the start, in this order.
+FIELDS = (
+    "request_id", "trace_id", "client", "key", "method", "path", "status", "milliseconds", "received", "sent", "code",
+    "kernel", "version", "backend", "workers", "threads", "memory_limit", "keys",
+)  # fmt: skip
+# Characters that would make several fields of one.
+SEPARATOR: Final = re.compile(r'[ "=]')
 
 
 class HumanFormatter(logging.Formatter):
     """`12:00:00 INFO message key=value …`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and the traceback if there is one."""
+        """One line, and the traceback if there is one, indented: its message may hold what looks like a line."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        fields = " ".join(f"{name}={_printable(value)}" for name, value in fields_of(record).items())
-        message = CONTROL.sub(lambda found: _printable(found.group()), record.getMessage())
+        fields = " ".join(f"{name}={_quoted(value)}" for name, value in fields_of(record).items())
+        message = printable(record.getMessage())  # that of a library may quote what a client sent
         text = f"{clock} {record.levelname:7} {message} {fields}".rstrip()
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        if not record.exc_info:
+            return text
+        return "\n  ".join([text, *map(printable, self.formatException(record.exc_info).split("\n"))])
 
 
 class JsonFormatter(logging.Formatter):
@@ -47,9 +51,10 @@ class JsonFormatter(logging.Formatter):
         return orjson.dumps(event | fields_of(record), default=str).decode()
 
 
-def _printable(value: Any) -> str:
-    """A path may hold anything, decoded: it must not end the line, or move the cursor."""
-    return str(value).encode("unicode_escape").decode("ascii")
+def _quoted(value: Any) -> str:
+    """The text of a field, in ASCII, as a path may hold anything, and in quotes if it could be read as several."""
+    text = str(value).encode("unicode_escape").decode("ascii")
+    return '"' + text.replace('"', r"\"") + '"' if SEPARATOR.search(text) else text
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
@@ -91,6 +92,8 @@ class Metrics:
         if self.shared:
             self._exposed = CollectorRegistry()
             MultiProcessCollector(self._exposed, self._folder)  # type: ignore[no-untyped-call]
+            name, text = "process_start_time_seconds", "When the worker that is youngest started, since the Unix epoch."
+            Gauge(name, text, registry=registry, multiprocess_mode="livemax").set(time.time())
         else:
             self._exposed = self.registry
             for collector in (ProcessCollector, PlatformCollector, GCCollector):

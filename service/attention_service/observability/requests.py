@@ -17,6 +17,9 @@ from attention_service.attention.result import Metadata
 from attention_service.pipeline.execution import Execution, Timings
 
 REQUEST_ID: Final = b"x-request-id"
+# The trace of a request (W3C Trace Context).
+TRACEPARENT: Final = b"traceparent"
+TRACE_ID: Final = re.compile(rb"[0-9a-f]{2}-((?!0{32})[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 # Ids of clients that are harmless in logs and headers.
 ACCEPTABLE = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 # Ids of this process begin with this, and then count.
@@ -46,7 +49,7 @@ access = logging.getLogger("attention.access")
 class ComputedRequest(NamedTuple):
     """A request whose attention was computed, as metrics and log need it.
 
-    To count another property of a request, set it on `Execution` in `pipeline.compute.compute`, add a field here, and
+    To count another property of a request, set it on `Execution` in `pipeline.run.compute`, add a field here, and
     count it in `Metrics.request_answered`.
 
     request_type, response_type: media types; metadata: of the result; received: bytes of the body of the request
@@ -69,6 +72,7 @@ class RequestRecord:
     """One request as the metrics and the log show it, filled in while it is answered.
 
     protocol: http or grpc; operation: path template of the route or name of the gRPC method, else other
+    client: address that the request came from; key: name of its API key; trace_id: of its trace, if it has one
     status: over HTTP, whatever the protocol; code: of the problem; sent: bytes of the body of the response
     timings: of the steps of the pipeline; also of a request that failed in one of them
     started, ended: seconds; ended is 0 until the last byte of the response is sent
@@ -78,6 +82,9 @@ class RequestRecord:
     method: str
     path: str
     request_id: str
+    client: str = ""
+    key: str = ""
+    trace_id: str = ""
     operation: str = "other"
     status: int = DISCONNECTED
     code: str | None = None
@@ -104,6 +111,9 @@ class RequestRecord:
             return
         fields: dict[str, object] = {
             "request_id": self.request_id,
+            "trace_id": self.trace_id,
+            "client": self.client[:64],
+            "key": self.key,
             "method": self.method[:20],
             "path": self.path[:100],
             "status": self.status,
@@ -120,6 +130,12 @@ def record_of(scope: Scope) -> RequestRecord:
     """The record that `RequestContext` keeps of a request over HTTP."""
     record: RequestRecord = scope["state"]["record"]
     return record
+
+
+def find_trace_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The id of the trace that the header traceparent names; "" if there is none, or it is invalid."""
+    found = next((TRACE_ID.match(value) for name, value in headers if name == TRACEPARENT), None)
+    return "" if found is None else str(found[1], "ascii")
 
 
 def choose_request_id(given: Iterable[bytes]) -> str:

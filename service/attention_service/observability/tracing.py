@@ -123,6 +123,7 @@ class Tracing:
         span = self._tracer.start_span(
             name, _trace_context(headers), SpanKind.SERVER, attributes | own, start_time=_ns(record.started, to_epoch)
         )
+        record.trace_id = trace.format_trace_id(span.get_span_context().trace_id)
         if record.status >= 500:
             span.set_attribute("error.type", record.code or str(record.status))
             span.set_status(Status(StatusCode.ERROR))

@@ -132,7 +132,7 @@ async function loadSource() {
 	const { text, dim, seed, pasted } = readForm("source");
 	const files = find("file").files ?? [];
 	if (example in state.examples) load(state.examples[example].request);
-	else if (example === "sentence") load(sentenceRequest(text, Number(dim) || 1, seed), { num_heads: readForm("options").num_heads });
+	else if (example === "sentence") load(sentenceRequest(text, Math.max(1, Math.trunc(Number(dim))), seed), { num_heads: readForm("options").num_heads });
 	else load(pasted?.trim() ? requestOfText(pasted) : await readFiles(files));
 }
 

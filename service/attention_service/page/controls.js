@@ -5,6 +5,9 @@ import { hasTensors, optionsOf } from "./request.js";
 
 /** @type {readForm} */
 export const readForm = (id) => {
+	for (const control of controlsOf(id)) {
+		if (control.validity.rangeOverflow) control.value = control.max; // the address may hold any number
+	}
 	const entries = Object.fromEntries(new FormData(find(id)));
 	return /** @type {Options} */ (id === "options" ? { is_causal: "", ...entries } : entries);
 };
@@ -17,7 +20,7 @@ export const writeForm = (id, values) => {
 	for (const control of controlsOf(id)) {
 		const value = values[control.name];
 		if (control.type === "checkbox") control.checked = value === "true";
-		else if (control.type === "number" && value && Number.isNaN(Number(value))) control.value = "";
+		else if (control.type === "number" && value && !Number.isFinite(Number(value))) control.value = "";
 		else if (control.type !== "file" && value !== undefined) control.value = value;
 	}
 };

@@ -10,6 +10,8 @@ export const SCORES = ["scores", "scaled_scores", "capped_scores", "masked_score
 /** Options that would leave out numbers of the page. */
 export const LEFT_OUT = ["select_queries", "select_heads", "average_heads", "top_k"];
 const TURNED = [...SOURCES, "mask", "bias"];
+/** Numbers of a sentence: with more the page would not react while they are made. */
+const MOST_NUMBERS = 2 ** 22;
 const STAGES = [...SCORES, "query", "present_key", "present_value", "head_outputs"];
 
 /** @param {Fields} request */
@@ -70,13 +72,19 @@ export function forStages(request) {
 	return { ...labels, ...request, include: STAGES };
 }
 
+/** @type {ownField} */
+function ownField(part, name) {
+	if (name in part && !Object.hasOwn(part, name)) throw new Error(`no field has the name ${name}`); // as __proto__ of all objects
+	return part;
+}
+
 /** @type {joinTensors} */
 const joinTensors = ({ tensors, text }) => {
 	const request = fromText(text);
 	for (const [path, tensor] of Object.entries(tensors)) {
 		const names = path.split(".");
 		const last = names.pop() ?? "";
-		names.reduce((part, name) => (part[name] ??= {}), request)[last] = tensor;
+		ownField(names.reduce((part, name) => (ownField(part, name)[name] ??= {}), request), last)[last] = tensor;
 	}
 	return request;
 };
@@ -90,7 +98,7 @@ export const requestOfText = (text) => {
 /** @type {readFiles} */
 export const readFiles = async (files) => {
 	/** @type {Fields} */
-	const request = {};
+	const request = Object.create(null); // in which __proto__ is a name like any other
 	for (const file of files) {
 		const [stem, ending] = file.name.split(/\.(?=[^.]*$)/);
 		const buffer = await file.arrayBuffer();
@@ -114,6 +122,7 @@ function randomOf(text) {
 /** @type {sentenceRequest} */
 export const sentenceRequest = (text, dim, seed) => {
 	const words = text.trim().split(/\s+/);
+	if (words.length * dim > MOST_NUMBERS) throw new Error(`expected at most ${MOST_NUMBERS} numbers, got ${words.length} words × ${dim}`);
 	const input = words.map((word) => {
 		const random = randomOf(`${seed}:${word}`);
 		const normal = () => Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random());

@@ -146,6 +146,8 @@ declare global {
   type withLayout = (request: Fields, layout: string) => any;
   /** The axes of the sources as letters. */
   type layoutOf = (request: Fields) => string;
+  /** An object or a list, if it may have a field of this name: one of its own, or a new one. */
+  type ownField = (part: any, name: string) => any;
   /** A request from tensors with dotted names. */
   type joinTensors = (named: Named) => Fields;
   /** The request in a JSON text. An array is its input. */

@@ -1,17 +1,19 @@
 """Admission control: one budget of memory and a number of slots for worker threads, shared by all requests of a worker.
 
-A request holds one `Lease` from the first byte of its body to the last byte of its response. The lease grows as the
-body arrives, and again when the request is prepared and its computation is estimated. Requests that must wait are
-served by age, the oldest first.
+A request holds one `Lease` from the first byte of its body to the last byte of its response. The rule:
 
-No request can block another for ever:
+1. While a body arrives, its lease holds the bytes that have come. All bodies that arrive hold at most half of the
+   memory; only the oldest of them may exceed that. A body for which there is no memory is not read any further. When
+   it has waited PATIENCE seconds for a part of the half, those end with 408 that were read all the time, but so slowly
+   that they would take more than RESEND seconds to send again what they hold.
+2. A request is received when its body is complete. It asks for memory and a slot to decode, and later to compute. Both
+   are granted in the order in which requests were received, and then to bodies.
+3. Requests and bodies behind the first that waits for memory are granted some only if they leave enough for it.
+4. A request or body that waits until its deadline ends with 503.
+5. If all that hold memory wait, none would become free. Then the first received request that can be served goes ahead.
+   If there is none, the youngest body ends; without bodies, the last received request. Never the first that waits.
 
-- A lease has a bound: the most memory that it is known to need. It may grow only if the older leases could afterwards
-  still finish in order of age: the oldest reaches its bound and releases its memory, then the next, and so on
-  (Dijkstra's banker's algorithm). So bodies that are half received can always be completed.
-- Requests that do not compute yet share a quarter of the memory, so that they do not take it from those that could.
-- A request turns out to need more when it is prepared. If then every lease that holds memory waits, the youngest of
-  them is refused with 503, and what it holds goes to the others.
+So a request waits only for earlier ones, which wait themselves, or compute or send their response in limited time.
 
 An AdmissionController belongs to one event loop; all methods run in its thread.
 """
@@ -22,15 +24,15 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from pydantic import ByteSize
 
 from attention_service.errors import Busy, MemoryLimit
 from attention_service.pipeline.deadline import Cancelled, Deadline
 
-# Bytes of a request that are not counted: about as much as a server buffers for every connection.
+# Bytes that a request may take uncounted: a parsed body and its arrays, or an answer, of the smallest requests.
 UNCOUNTED: Final = 2**16
 # Seconds that a slot is held, until there is a measurement.
 INITIAL_HOLD: Final = 0.1
@@ -38,18 +40,13 @@ INITIAL_HOLD: Final = 0.1
 SMOOTHING: Final = 1 / 8
 # Retry-After is at most so many seconds.
 MAX_RETRY_AFTER: Final = 60
-# Requests that do not compute yet share 1 / PREPARING_SHARE of the memory. The oldest of them may exceed it.
-PREPARING_SHARE: Final = 4
 # Seconds for which a request whose body is still arriving counts as one that will need a slot.
 EXPECTED: Final = 1.0
-
-
-class Growth(NamedTuple):
-    """The total memory in bytes that a lease asks for, and a slot if `slot`. last: see `Lease.grow`"""
-
-    memory: int
-    slot: bool = False
-    last: bool = False
+# Seconds that a body waits for other bodies until slow ones end. A lost packet is usually sent again by then.
+PATIENCE: Final = 2.0
+# A body is slow if it would take more seconds than this, at its speed, to send again what it holds. The largest body of
+# the default settings, 64 MiB, comes at 1.1 MB/s then. Little memory may be held slowly, much memory only briefly.
+RESEND: Final = 60.0
 
 
 @dataclass(eq=False, slots=True)
@@ -61,46 +58,63 @@ class Lease:
 
     controller: AdmissionController
     counted: bool = False
-    bound: int = 0  # bytes that it may hold at most, as far as is known: first to decode, then to compute
     memory: int = 0  # bytes held
     has_slot: bool = False
-    receiving: bool = True  # until the body is complete
-    preparing: bool = True  # until it was granted what it needs to compute
     started: float = 0.0
     slot_granted: float = 0.0
-    wanted: Growth = field(init=False)  # what it asked for last
-    turn: asyncio.Future[None] | None = None  # while it waits for that; done when it is granted
+    missing: int = 0  # bytes that it waits for
+    wants_slot: bool = False
+    granted: asyncio.Future[None] | None = None  # done when it has them
+    timeout: asyncio.Timeout | None = None  # ends its body, while that arrives
+    read_since: float = 0.0  # since when its body has been read without waiting
+    ended: bool = False  # True once its body was ended in favour of others
 
-    def begin(self, bound: int) -> None:
-        """Count the request from now on. bound: bytes that it needs until it is prepared, at most"""
+    def begin(self) -> None:
+        """Count the request from now on."""
         if not self.counted:
-            self.controller.add(self, bound)
+            self.counted = True
+            self.started = self.read_since = self.controller.clock()
+            self.controller.arriving[self] = None
 
-    async def grow(self, memory: int, deadline: Deadline, *, slot: bool = False, last: bool = False) -> None:
+    async def receive(self, size: int, deadline: Deadline, timeout: asyncio.Timeout) -> None:
+        """Wait until the lease holds the `size` bytes of a body that have come. timeout: ends the body when it expires
+
+        Errors: as of `grow`; TimeoutError if the body was ended in favour of others.
+        """
+        if self.ended:
+            raise TimeoutError
+        self.begin()
+        if not self.memory:  # as old as its first bytes, not as its announcement
+            self.controller.arriving[self] = self.controller.arriving.pop(self)
+        self.timeout = timeout
+        await self.controller.acquire(self, size, False, deadline)
+
+    def complete(self) -> None:
+        """Put the request behind those received before, now that its body is complete."""
+        if self in self.controller.arriving:
+            del self.controller.arriving[self]
+            self.controller.received[self] = self.timeout = None
+
+    async def grow(self, memory: int, deadline: Deadline, *, slot: bool = False) -> None:
         """Wait until the lease holds at least `memory` bytes in total, and a slot if `slot`.
 
         A lease that is not counted yet and asks for at most UNCOUNTED bytes and no slot stays uncounted: it returns at
-        once and holds nothing. Any other call counts the lease, and may wait, even for memory that the lease holds.
+        once and holds nothing. Any other call counts the lease, and may wait.
 
-        last: True for the last call before computing, which may take memory that preparing requests may not
-
-        Errors:
+        Errors, after which the lease keeps what it held:
         - MemoryLimit if all memory is less than `memory`
         - Busy if it would have to wait, the queue is full, and it needs a slot or holds no memory yet
-        - Busy (503, not the 504 of TimeLimit) if the deadline passes while waiting
-        - Busy if the request is the youngest of several that wait for one another
+        - Busy (503, not the 504 of TimeLimit) if the deadline passes while waiting, or it ends in favour of others
         - Cancelled if the deadline is cancelled. A disconnect does that within `Execution.cancel_on_disconnect` only
-
-        After an error the lease keeps what it held.
         """
         if self.counted or slot or memory > UNCOUNTED:
-            self.begin(memory)
-            await self.controller.acquire(self, Growth(memory, slot and not self.has_slot, last), deadline)
+            self.begin()
+            self.complete()
+            await self.controller.acquire(self, memory, slot and not self.has_slot, deadline)
 
     def shrink(self, memory: int) -> None:
-        """Release the memory above this, which is also the new bound."""
+        """Release the memory above this."""
         if self.counted:
-            self.bound = memory
             self.controller.release(self, max(0, self.memory - memory), slot=False)
 
     def release_slot(self) -> None:
@@ -110,12 +124,16 @@ class Lease:
 
     def release(self) -> None:
         """Release everything. Safe to call twice."""
-        self.controller.remove(self)
+        if self.counted:
+            self.complete()
+            self.counted = False
+            del self.controller.received[self]
+            self.controller.release(self, self.memory, slot=True)
 
     @property
     def waits(self) -> bool:
-        """True while it waits to grow."""
-        return self.turn is not None and not self.turn.done()
+        """True while it waits for memory or a slot."""
+        return self.granted is not None and not self.granted.done()
 
     def __enter__(self) -> Lease:
         return self
@@ -128,7 +146,8 @@ class AdmissionController:
     """Grants memory and slots to the leases of one worker.
 
     slots: jobs in worker threads at once, of decoding, computing, or a batch
-    memory: bytes for all leases; queue: requests that may wait; clock: seconds
+    memory: bytes for all leases; queue: received requests that may wait; clock: seconds
+    on_release: called after each release of memory
     """
 
     def __init__(self, slots: int, memory: int, queue: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -136,62 +155,60 @@ class AdmissionController:
         self.memory = memory
         self.free = memory
         self.slots_taken = 0
+        self.clock = clock
+        self.arriving: dict[Lease, None] = {}  # those of bodies that arrive, the oldest first
+        self.received: dict[Lease, None] = {}  # all others, the first received first
+        self.on_release: Callable[[], object] = lambda: None
         self._queue = queue
-        self._leases: dict[Lease, None] = {}  # by age
-        self._clock = clock
-        self._granted = clock()
+        self._last_grant = clock()
         self._hold = INITIAL_HOLD
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for memory or a slot."""
-        return sum(1 for lease in self._leases if lease.waits)
+        """Received requests that wait for memory or a slot."""
+        return sum(1 for lease in self.received if lease.waits)
 
     @property
     def counted_requests(self) -> int:
         """Requests whose memory is counted: those that arrive, wait, compute, or are being answered."""
-        return len(self._leases)
-
-    @property
-    def full(self) -> bool:
-        """True if all slots are taken and no other request may wait."""
-        return self.slots_taken >= self.slots and self.waiting >= self._queue
+        return len(self.arriving) + len(self.received)
 
     def check_capacity(self) -> None:
         """Errors: Busy if the requests that compute, wait, or have just begun to arrive leave no place in the queue."""
-        now = self._clock()
-        expected = sum(1 for lease in self._leases if not lease.receiving or now - lease.started < EXPECTED)
+        now = self.clock()
+        expected = len(self.received) + sum(1 for lease in self.arriving if now - lease.started < EXPECTED)
         if expected >= self.slots + self._queue:
             raise self.busy()
 
-    def new_lease(self, bound: int) -> Lease:
-        """A lease without memory yet. bound: bytes that the request needs until it is prepared, at most"""
-        lease = Lease(self)
-        lease.begin(bound)
-        return lease
-
-    def add(self, lease: Lease, bound: int) -> None:
-        """See `Lease.begin`."""
-        lease.counted, lease.bound, lease.started = True, min(bound, self.memory), self._clock()
-        self._leases[lease] = None
-
-    async def acquire(self, lease: Lease, growth: Growth, deadline: Deadline) -> None:
-        """See `Lease.grow`."""
+    async def acquire(self, lease: Lease, memory: int, slot: bool, deadline: Deadline) -> None:
+        """See `Lease.receive` and `Lease.grow`."""
         if deadline.cancelled:  # for example while the request was decoded in a thread
             raise Cancelled
-        if growth.memory > self.memory:
+        if memory > self.memory:
             expected = f"a request that needs at most {ByteSize(self.memory).human_readable()}"
-            raise MemoryLimit.at("", expected, f"one that needs about {ByteSize(growth.memory).human_readable()}")
-        lease.wanted, lease.bound = growth, max(lease.bound, growth.memory)
-        slot_awaited = any(other.waits and other.wanted.slot for other in self._leases)
-        if self._fits(lease) and not (growth.slot and slot_awaited):
-            self._grant(lease)
-            if growth.last:
-                self._serve()  # the share of those that do not compute has become free
-            return
-        if self.waiting >= self._queue and (growth.slot or not lease.memory):
-            raise self.busy()
-        await self._wait(lease, deadline)
+            raise MemoryLimit.at("", expected, f"one that needs about {ByteSize(memory).human_readable()}")
+        queue_full = lease in self.received and self.waiting >= self._queue
+        lease.missing, lease.wants_slot = max(0, memory - lease.memory), slot
+        granted = lease.granted = asyncio.get_running_loop().create_future()
+        self._serve()
+        try:
+            if queue_full and not granted.done() and (slot or not lease.memory):
+                raise self.busy()
+            async with asyncio.timeout(deadline.left):
+                while lease in self.arriving and not granted.done():
+                    is_oldest = lease is next(body for body in self.arriving if body.waits)
+                    before = {body: body.memory for body in self.arriving} if is_oldest else {}
+                    await asyncio.wait([granted], timeout=PATIENCE)
+                    lease.read_since = self.clock()
+                    if not granted.done():
+                        self._end_slow(lease, before)
+                await deadline.wait(granted)
+        except TimeoutError:
+            raise self.busy() from None
+        finally:
+            lease.granted = None
+            if not granted.done() or granted.cancelled() or granted.exception() is not None:
+                self._serve()  # others may have what it does not wait for any longer
 
     def release(self, lease: Lease, memory: int, *, slot: bool) -> None:
         """Take memory, and the slot if asked, back from a lease, and serve those that wait."""
@@ -200,80 +217,68 @@ class AdmissionController:
         if slot and lease.has_slot:
             lease.has_slot = False
             self.slots_taken -= 1
-            self._hold += (self._clock() - lease.slot_granted - self._hold) * SMOOTHING
+            self._hold += (self.clock() - lease.slot_granted - self._hold) * SMOOTHING
+        self.on_release()
         self._serve()
-
-    def remove(self, lease: Lease) -> None:
-        """End a lease. Does nothing the second time."""
-        if lease.counted:
-            lease.counted = False
-            del self._leases[lease]
-            self.release(lease, lease.memory, slot=True)
 
     def busy(self) -> Busy:
         """The refusal. Retry-After: when all that are here will be done, by how long slots were held lately."""
         here = self.waiting + self.slots_taken
-        hold = max(self._hold, self._clock() - self._granted)
+        hold = max(self._hold, self.clock() - self._last_grant)
         after = min(MAX_RETRY_AFTER, max(1, math.ceil(hold * here / max(1, min(self.slots, here)))))
         got = f"{self.slots_taken} slots in use, {self.waiting} waiting"
         return Busy.at("", "a server with capacity for this request", got, headers={"Retry-After": str(after)})
 
-    async def _wait(self, lease: Lease, deadline: Deadline) -> None:
-        turn = lease.turn = asyncio.get_running_loop().create_future()
-        self._serve()
-        try:
-            async with asyncio.timeout(deadline.left):
-                await deadline.wait(turn)
-        except TimeoutError:
-            raise self.busy() from None
-        finally:
-            lease.turn = None
-            self._serve()
-
     def _serve(self) -> None:
-        """Grant what fits, by age. If every lease waits, refuse the youngest that holds memory."""
-        slots_free = True
-        for lease in [lease for lease in self._leases if lease.waits]:
-            if self._fits(lease) and (slots_free or not lease.wanted.slot):
+        """Grant what can be granted, to received requests and then to bodies. If all wait, apply rule 5."""
+        leases = [*self.received, *self.arriving]
+        waiting = [lease for lease in leases if lease.waits]
+        if not waiting:
+            return
+        bodies = [body for body in self.arriving if body.memory or body.waits]
+        arrived = sum(body.memory for body in bodies)
+        room = math.inf  # bytes for those behind the first that waits for memory (rule 3)
+        for lease in waiting:
+            may = lease.missing <= room or not lease.missing
+            if lease.missing and lease in self.arriving and lease is not bodies[0]:
+                may = may and arrived + lease.missing <= self.memory // 2  # rule 1
+            if may and self._is_free(lease):
                 self._grant(lease)
-                assert lease.turn is not None
-                lease.turn.set_result(None)
-            elif lease.wanted.slot:
-                slots_free = False  # no younger request passes one that waits for a slot
-        if self._leases and all(lease.waits or not (lease.memory or lease.has_slot) for lease in self._leases):
-            self._break_deadlock()
+                room -= lease.missing
+                arrived += lease.missing if lease in self.arriving else 0
+            elif lease.missing and room == math.inf:
+                behind = sum(other.memory for other in leases[leases.index(lease) + 1 :])
+                room = self.memory - lease.memory - lease.missing - behind
+        waiting = [lease for lease in waiting if lease.waits]
+        if not waiting or any(not lease.waits and (lease.memory or lease.has_slot) for lease in leases):
+            return
+        ahead = next((lease for lease in waiting if lease in self.received and self._is_free(lease)), None)
+        holding = [lease for lease in leases if lease.memory and lease is not waiting[0]]
+        if ahead is not None:
+            self._grant(ahead)
+        elif holding and (granted := holding[-1].granted) is not None:
+            granted.set_exception(self.busy())
 
-    def _break_deadlock(self) -> None:
-        waiting = [lease for lease in self._leases if lease.waits]
-        victim = next((lease for lease in reversed(waiting[1:]) if lease.memory), None)
-        if victim is not None and victim.turn is not None:
-            victim.turn.set_exception(self.busy())
-
-    def _fits(self, lease: Lease) -> bool:
-        """True if the lease can be granted what it wants, and all older leases could still reach their bounds."""
-        growth = lease.wanted
-        available = self.free - (growth.memory - lease.memory)
-        if available < 0 or (growth.slot and self.slots_taken >= self.slots):
-            return False
-        oldest = True  # of those that do not compute
-        for older in self._leases:
-            if older is lease:
-                break
-            if older.bound - older.memory > available:
-                return False
-            available += older.memory
-            oldest = oldest and not older.preparing
-        if growth.last or oldest or not lease.preparing:
-            return True
-        others = sum(other.memory for other in self._leases if other.preparing and other is not lease)
-        return others + growth.memory <= self.memory // PREPARING_SHARE
+    def _is_free(self, lease: Lease) -> bool:
+        return lease.missing <= self.free and (self.slots_taken < self.slots or not lease.wants_slot)
 
     def _grant(self, lease: Lease) -> None:
-        extra = max(0, lease.wanted.memory - lease.memory)
-        lease.memory += extra
-        self.free -= extra
-        lease.preparing = lease.preparing and not lease.wanted.last
-        if lease.wanted.slot:
+        lease.memory += lease.missing
+        self.free -= lease.missing
+        if lease.wants_slot:
             lease.has_slot = True
             self.slots_taken += 1
-            lease.slot_granted = self._granted = self._clock()
+            lease.slot_granted = self._last_grant = self.clock()
+        assert lease.granted is not None
+        lease.granted.set_result(None)
+
+    def _end_slow(self, lease: Lease, before: dict[Lease, int]) -> None:
+        """End the slow bodies (rule 1), for which `lease` waits. before: bytes held PATIENCE seconds ago"""
+        if sum(body.memory for body in self.arriving) + lease.missing <= self.memory // 2:
+            return
+        for body, held in before.items():
+            was_read = not body.waits and self.clock() - body.read_since >= PATIENCE
+            if body in self.arriving and was_read and (body.memory - held) * RESEND < body.memory * PATIENCE:
+                body.ended = True
+                if body.timeout is not None and not body.timeout.expired():
+                    body.timeout.reschedule(0)

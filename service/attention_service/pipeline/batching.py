@@ -1,8 +1,7 @@
 """Dynamic batching: small requests with the same options are computed in one launch.
 
-A GPU takes as long for one small attention as for a hundred. Requests of a bucket have the same plan and
-differ in their numbers; with padding also in their lengths. Each becomes more entries of the batch axis, and none
-changes the result of another.
+A GPU takes as long for one small attention as for a hundred. Requests of a bucket have the same plan and differ in
+their numbers. Each becomes more entries of the batch axis, and none changes the result of another.
 
 While no batch is being computed, a request is computed at once, with those that arrived in the same turn of the event
 loop. Otherwise it waits until no batch is being computed, but no longer than the window.
@@ -20,26 +19,19 @@ from anyio import to_thread
 
 from attention_service.attention import merging
 from attention_service.attention.operands import Operands, make_operands
-from attention_service.attention.plan import Plan
 from attention_service.attention.result import Result, make_result
-from attention_service.backends.base import Backend
 from attention_service.errors import ServiceError
-from attention_service.pipeline.admission import AdmissionController
-from attention_service.pipeline.compute import execute
+from attention_service.pipeline.admission import AdmissionController, Lease
+from attention_service.pipeline.attention import PreparedRequest
 from attention_service.pipeline.deadline import Cancelled, Deadline
 from attention_service.pipeline.execution import Execution
-from attention_service.pipeline.prepare import PreparedRequest
+from attention_service.pipeline.operation import Cost, choose_strategy
 
 # Requests of a batch: with so many, the time around a launch is small beside that of the requests themselves.
 MAX_BATCH: Final = 256
 
 Outcome = Result | Exception
 T = TypeVar("T")
-
-
-def can_batch(plan: Plan, backend: Backend, device: str) -> bool:
-    """True if requests with this plan can be computed in one batch, and gain from it."""
-    return merging.can_be_merged(plan) and backend.gains_from_batching(plan, device)
 
 
 class Member(NamedTuple):
@@ -53,26 +45,25 @@ class Member(NamedTuple):
 class Batch:
     """Requests that will be computed in one launch.
 
-    bucket: key of what they have in common: the plan, or all of it but the lengths, if they are padded
-    plan: the common plan, padded to the longest member; memory: upper bound for one member at that length, in bytes
+    bucket: key of what they have in common: plan, backend and device; memory: upper bound for one member, in bytes
     deadline: the latest deadline of the members, set by `close`; cancelled when no member waits any more
     """
 
     def __init__(self, bucket: Hashable, request: PreparedRequest) -> None:
         self.bucket = bucket
-        self.plan = request.plan
-        self.backend, self.device = request.strategy.backend, request.spec.device
+        self.plan = request.shared.plan
+        self.backend, self.device = request.shared.backend, request.shared.spec.device
         self.memory = self.backend.peak_bytes(self.plan, self.device)
         self.members: list[Member] = []
         self.timer: asyncio.Handle | None = None
         self.deadline = Deadline(0)
 
-    def padded_for(self, request: PreparedRequest) -> tuple[Plan, int]:
-        """The values of `plan` and `memory` with one more request."""
-        if request.plan is self.plan:
-            return self.plan, self.memory
-        padded = merging.padded(self.plan, request.plan)
-        return padded, self.backend.peak_bytes(padded, self.device)
+    @property
+    def cost(self) -> Cost:
+        """What it costs to compute all requests, of which the results are encoded one by one."""
+        count = len(self.members)
+        flops, memory = self.plan.flops * count, self.memory * count
+        return Cost(flops, memory, 0, waits_for_gpu=self.backend.is_gpu(self.device))
 
     def close(self) -> None:
         """Accept no more requests."""
@@ -102,15 +93,13 @@ class Batcher:
 
     window: seconds that a request waits for others
     admission: grants a slot and memory to each batch that needs a worker thread
-    padding: True to pad requests of different lengths to common lengths
-    inline_flops: operations of a batch that is computed in the event loop; larger ones, and a GPU's, in a worker thread
+    inline_flops: see `choose_strategy`
 
     Belongs to one event loop; all methods but `_compute` run in its thread.
     """
 
-    def __init__(self, window: float, admission: AdmissionController, inline_flops: int, *, padding: bool) -> None:
+    def __init__(self, window: float, admission: AdmissionController, inline_flops: int) -> None:
         self._window = window
-        self._padding = padding
         self._admission = admission
         self._inline_flops = inline_flops
         self._open: dict[Hashable, Batch] = {}  # by bucket
@@ -128,17 +117,9 @@ class Batcher:
 
     def _add(self, member: Member) -> None:
         """Add a request to the open batch of its bucket, or to a new one."""
-        request = member.request
-        plan_key = merging.padding_key(request.plan) if self._padding else id(request.plan)
-        bucket = id(request.strategy.backend), request.spec.device, plan_key
+        request, (spec, plan, backend, *_) = member.request, member.request.shared
+        bucket = id(backend), spec.device, id(plan)
         batch = self._open.get(bucket)
-        if batch is not None:
-            plan, memory = batch.padded_for(request)
-            if memory * (len(batch.members) + 1) <= self._admission.memory:
-                batch.plan, batch.memory = plan, memory
-            else:  # padded to this length, the requests would not fit
-                self._start(batch)
-                batch = None
         if batch is None:
             loop = asyncio.get_running_loop()
             batch = self._open[bucket] = Batch(bucket, request)
@@ -152,7 +133,7 @@ class Batcher:
         """Close a batch and compute it."""
         del self._open[batch.bucket]
         batch.close()
-        if not batch.backend.is_gpu(batch.device) and batch.plan.flops * len(batch.members) <= self._inline_flops:
+        if choose_strategy(batch.cost, self._inline_flops, is_idle=False) == "inline":
             members = batch.begin()
             self._set_outcomes(members, *self._compute(batch, members))
             return
@@ -168,10 +149,9 @@ class Batcher:
 
     async def _run_in_thread(self, batch: Batch) -> None:
         """Compute in a worker thread, when a slot and memory are granted."""
-        memory = batch.memory * len(batch.members)
         try:
-            with self._admission.new_lease(memory) as lease:
-                await lease.grow(memory, batch.deadline, slot=True, last=True)
+            with Lease(self._admission) as lease:
+                await lease.grow(batch.cost.compute, batch.deadline, slot=True)
                 members = batch.begin()
                 self._set_outcomes(members, *await to_thread.run_sync(self._compute, batch, members))
         except Exception as error:
@@ -196,11 +176,11 @@ class Batcher:
         if len(members) == 1:
             return [_compute_alone(members[0])], 0
         prepared = [_outcome(_operands, member) for member in members]
-        good = [(member, one) for member, one in zip(members, prepared, strict=True) if isinstance(one, Operands)]
-        if len(good) > 1:
+        operands = [one for one in prepared if isinstance(one, Operands)]
+        if len(operands) > 1:
             with suppress(ServiceError, MemoryError, Cancelled):  # which request caused it is found below
-                results = iter(_compute_batch(batch, *zip(*good, strict=True)))
-                return [one if isinstance(one, Exception) else next(results) for one in prepared], len(good)
+                results = iter(_compute_batch(batch, operands))
+                return [one if isinstance(one, Exception) else next(results) for one in prepared], len(operands)
         return [
             one if isinstance(one, Exception) else _compute_alone(member)
             for member, one in zip(members, prepared, strict=True)
@@ -216,19 +196,19 @@ def _outcome(function: Callable[[Member], T], member: Member) -> T | Exception:
 
 
 def _compute_alone(member: Member) -> Outcome:
-    return _outcome(lambda member: execute(member.request, member.execution.deadline), member)
+    program, sources, check = member.request.shared.program, member.request.sources, member.execution.deadline.check
+    return _outcome(lambda _: program(sources, check), member)
 
 
 def _operands(member: Member) -> Operands:
     """The operands of one request. Errors: InvalidRequest, and those of its deadline."""
     member.execution.deadline.check()
-    return make_operands(member.request.spec, member.request.plan, member.request.sources)
+    return make_operands(member.request.shared.spec, member.request.shared.plan, member.request.sources)
 
 
-def _compute_batch(batch: Batch, members: Sequence[Member], operands: Sequence[Operands]) -> list[Result]:
-    """The result of each request, computed in one launch. Errors: those of any of them."""
-    plans = [member.request.plan for member in members]
-    plan = merging.merge(plans)
-    merged = merging.merge_operands(plan, operands)
-    computed = batch.backend.execute(plan, merged, batch.device, batch.deadline.check)
-    return [make_result(plan, part) for plan, part in zip(plans, merging.split(plans, computed), strict=True)]
+def _compute_batch(batch: Batch, operands: Sequence[Operands]) -> list[Result]:
+    """The result for the operands of each request, computed in one launch. Errors: those of any of them."""
+    count = len(operands)
+    plan = merging.merge(batch.plan, count)
+    computed = batch.backend.execute(plan, merging.merge_operands(operands), batch.device, batch.deadline.check)
+    return [make_result(batch.plan, part) for part in merging.split(computed, count)]

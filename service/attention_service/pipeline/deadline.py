@@ -24,9 +24,12 @@ class Deadline:
         self._waits_for: asyncio.Future[Any] | None = None
         self.restart()
 
-    def restart(self) -> None:
-        """Start the time limit anew: the time that a client takes to send its body does not count."""
-        self._end = time.monotonic() + self._seconds
+    def restart(self, used: float = 0.0) -> None:
+        """Start the time limit anew: the time that a client takes to send its body does not count.
+
+        used: seconds of the limit that are over already
+        """
+        self._end = time.monotonic() + self._seconds - used
 
     @property
     def left(self) -> float:

@@ -6,10 +6,12 @@ from typing import Final
 
 from pydantic import ByteSize
 
-from attention_service.codecs import Codec
+from attention_service.codecs.base import Codec
 from attention_service.codecs.decoded import Body, Decoded
+from attention_service.codecs.table import CODECS
 from attention_service.errors import MemoryLimit
 from attention_service.pipeline.execution import Execution
+from attention_service.settings import Settings
 
 # If even the worst body of this length takes at most 1 / BOUND_SHARE of the memory, it is not scanned for an estimate.
 BOUND_SHARE: Final = 64
@@ -38,7 +40,8 @@ async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execu
         needed = codec.decode_bytes(body, limit)
     if needed > available:
         expected = f"a body that takes at most {ByteSize(available).human_readable()} while it is decoded"
-        raise MemoryLimit.at("", expected, f"one that takes about {ByteSize(needed).human_readable()}")
+        hint = "send npz or safetensors, which take less than JSON, or raise ATTENTION_MEMORY_LIMIT"
+        raise MemoryLimit.at("", expected, f"one that takes about {ByteSize(needed).human_readable()}", hint)
     if len(body) <= codec.decode_inline:
         await execution.grow(needed)
         execution.timings.step("queue")
@@ -49,3 +52,15 @@ async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execu
         await execution.grow(needed, slot=True)
         execution.timings.step("queue")
         return await execution.in_thread(codec.decode, body, limit)
+
+
+def oversized_body(settings: Settings) -> str | None:
+    """A warning if decoding the largest body of some format may take more memory than a worker has for all requests."""
+    most, memory = settings.max_body_bytes, ByteSize(settings.memory_limit // settings.workers)
+    needed = ByteSize(max(codec.decode_bound(most, most) for codec in CODECS.values()))
+    if needed <= memory:
+        return None
+    return (
+        f"ATTENTION_MEMORY_LIMIT: {memory.human_readable()} for each worker; a body of {most.human_readable()} "
+        f"(ATTENTION_MAX_BODY_BYTES) may take {needed.human_readable()} to decode, and is then refused with 413"
+    )

@@ -61,7 +61,8 @@ class Execution:
     """The state of one request in the pipeline: its lease, its deadline, and the time that each step took.
 
     disconnected: returns when the client has disconnected; None for gRPC, which cancels the task instead
-    received: bytes of the body; metadata: of the result, once it is computed; the response has it too
+    received: bytes of the body; decoded_bytes: of its decoded fields, if they count
+    metadata: of the result, once it is computed; the response has it too
     timings: None for new ones
     """
 
@@ -77,6 +78,7 @@ class Execution:
         self.deadline = Deadline(seconds)
         self.timings = Timings() if timings is None else timings
         self.received = 0
+        self.decoded_bytes = 0
         self.metadata: Metadata | None = None
         self._disconnected = disconnected
 
@@ -86,9 +88,9 @@ class Execution:
         self.deadline.restart()
         self.timings.begin()
 
-    async def grow(self, memory: int, *, slot: bool = False, last: bool = False) -> None:
+    async def grow(self, memory: int, *, slot: bool = False) -> None:
         """Wait, until the deadline at most, for memory and a slot. See `Lease.grow`."""
-        await self.lease.grow(memory, self.deadline, slot=slot, last=last)
+        await self.lease.grow(memory, self.deadline, slot=slot)
 
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in a worker thread. If this task is cancelled, the deadline is, which ends the function."""

@@ -10,10 +10,11 @@ from typing import Any, Final
 import numpy as np
 
 from attention_service.attention.arrays import BFLOAT16, is_float
-from attention_service.codecs import CODECS
 from attention_service.codecs.array_objects import as_numpy
 from attention_service.codecs.decoded import Decoded
-from attention_service.codecs.safetensors import NAMES as NAMES_OF_TYPES
+from attention_service.codecs.named_tensors import REQUEST, dotted_tensors, plain_fields
+from attention_service.codecs.safetensors import request_bytes
+from attention_service.codecs.table import CODECS
 from attention_service.errors import InvalidRequest, InvalidTensors, NotAcceptable, UnsupportedMediaType
 
 # Media types by the suffix of a file.
@@ -73,53 +74,14 @@ def write_request(fields: Mapping[str, Any], path: Path) -> None:
     if path.suffix == ".json":
         path.write_text(json.dumps(json_fields(fields)) + "\n", encoding="utf-8")
         return
-    tensors, rest = dotted_arrays(fields), plain_fields(fields)
     if TYPES[path.suffix] == TYPES[".npz"]:
+        tensors = dict(dotted_tensors(fields))
         if any(tensor.dtype == BFLOAT16 for tensor in tensors.values()):
             raise NotAcceptable.at("", "another format than npz for bfloat16", path.name, "use .safetensors")
-        members: dict[str, Any] = {"request": np.array(json.dumps(rest))} | tensors
+        members: dict[str, Any] = {REQUEST: np.array(json.dumps(plain_fields(fields)))} | tensors
         np.savez(path, **members)
     else:
-        path.write_bytes(safetensors_bytes(tensors, {"request": json.dumps(rest)}))
-
-
-def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are no arrays, nested ones included; an object whose fields are all arrays is left out."""
-    found: dict[str, Any] = {}
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            inner = plain_fields(value)
-            if inner or not value:
-                found[name] = inner
-        elif not isinstance(value, np.ndarray):
-            found[name] = value
-    return found
-
-
-def dotted_arrays(fields: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
-    """The arrays by dotted names, as `segment_ids.query`."""
-    found: dict[str, np.ndarray] = {}
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            found |= dotted_arrays(value, f"{prefix}{name}.")
-        elif isinstance(value, np.ndarray):
-            found[prefix + name] = value
-    return found
-
-
-def safetensors_bytes(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A file of safetensors (https://huggingface.co/docs/safetensors): length of the header, header, data."""
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
-    # Wide elements first, so that all are aligned.
-    ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)
-    offset = 0
-    for name, array in ordered:
-        end = offset + array.nbytes
-        header[name] = {"dtype": NAMES_OF_TYPES[array.dtype], "shape": array.shape, "data_offsets": (offset, end)}
-        offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *(array.tobytes() for _, array in ordered)])
+        path.write_bytes(request_bytes(fields))
 
 
 def json_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from anyio import to_thread
 from attention_service.codecs.decoded import Decoded
 from attention_service.errors import ServiceError, TimeLimit, UnknownLayer, drop_tracebacks, quote
 from attention_service.layers.layer import LAYER, Layer
-from attention_service.layers.store import SETUP, LayerStore
+from attention_service.layers.store import INTERVAL, SETUP, LayerStore
 from attention_service.pipeline.execution import Execution
-from attention_service.schemas.layers import StoredLayer
+from attention_service.schemas.layers import StoredLayer, StoredLayers
 
 
 class Layers:
@@ -21,6 +21,8 @@ class Layers:
     def __init__(self, store: LayerStore | None) -> None:
         self._store = store
         self._reading: dict[str, asyncio.Task[Layer]] = {}
+        self._listing: asyncio.Task[bytes] | None = None
+        self._listed = 0.0
 
     async def of(self, decoded: Decoded, execution: Execution) -> Layer | None:
         """The layer that a request names; None if it names none, or something that is no name.
@@ -41,9 +43,15 @@ class Layers:
         known = self._store.listed()
         return await to_thread.run_sync(self._store.names) if known is None else known
 
-    async def all(self) -> list[StoredLayer]:
-        """What all layers are; of those that cannot be used, why."""
-        return [] if self._store is None else await to_thread.run_sync(self._store.describe_all)
+    async def all(self) -> bytes:
+        """What all layers are, as the JSON of StoredLayers. The files are looked at by one caller in each INTERVAL."""
+        if self._store is None:
+            return _list_of([])
+        now = asyncio.get_running_loop().time()
+        if self._listing is None or (self._listing.done() and now - self._listed >= INTERVAL):
+            self._listed, store = now, self._store
+            self._listing = asyncio.create_task(to_thread.run_sync(lambda: _list_of(store.describe_all())))
+        return await asyncio.shield(self._listing)
 
     async def describe(self, name: str) -> StoredLayer:
         """What a layer is. Errors: UnknownLayer, LayerUnavailable."""
@@ -74,3 +82,7 @@ class Layers:
         del self._reading[name]
         if not task.cancelled():
             drop_tracebacks(task.exception())  # an exception that is never retrieved would be logged
+
+
+def _list_of(layers: list[StoredLayer]) -> bytes:
+    return StoredLayers(layers=layers).model_dump_json(exclude_none=True).encode()

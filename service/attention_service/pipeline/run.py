@@ -1,21 +1,39 @@
-"""The path of every request, whatever its transport: decode, prepare, admit, compute, encode."""
+"""The path of every request, whatever its operation and transport: decode, prepare, admit, compute, encode."""
 
 from __future__ import annotations
 
-from attention_service.codecs import Codec
+from typing import Final
+
+from pydantic import ByteSize
+
+from attention_service.backends.base import OutOfMemory, no_check
+from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded
-from attention_service.codecs.decoded import Body
-from attention_service.pipeline.admit import admit
-from attention_service.pipeline.compute import compute
+from attention_service.codecs.decoded import Body, Decoded
+from attention_service.errors import MemoryLimit, drop_tracebacks
+from attention_service.layers.layer import Layer
+from attention_service.pipeline.admission import UNCOUNTED
 from attention_service.pipeline.decode import decode
-from attention_service.pipeline.encode import encode
 from attention_service.pipeline.engine import Engine
 from attention_service.pipeline.execution import Execution
-from attention_service.pipeline.prepare import prepare
+from attention_service.pipeline.layers import Layers
+from attention_service.pipeline.operation import Cost, E, Operation, P, R, Strategy, choose_strategy
+from attention_service.runtime.machine import memory_left
+
+# Numbers in a layer that are cast to another type in a few milliseconds.
+INLINE_ELEMENTS: Final = 2**20
+# Copies of an encoded answer while it is sent: its own bytes, and those of the transport.
+SENT_COPIES: Final = 2
 
 
 async def run(
-    engine: Engine, body: Body, decoder: Codec, encoder: Codec, execution: Execution, request_id: str
+    engine: Engine,
+    operation: Operation[P, E, R],
+    body: Body,
+    decoder: Codec,
+    encoder: E,
+    execution: Execution,
+    request_id: str,
 ) -> Encoded:
     """The encoded answer to the request in a body. The time limit starts now.
 
@@ -26,7 +44,129 @@ async def run(
     execution.begin(len(body))
     decoded = await decode(decoder, body, engine.settings.max_body_bytes, execution)
     del body
-    request = await prepare(engine.plans, engine.layers, decoded, execution)
-    place = await admit(request, encoder, execution)
-    result = await compute(request, place, engine.batcher, execution)
-    return await encode(encoder, request, result, request_id, execution)
+    request = await prepare(operation, engine.layers, decoded, execution)
+    cost = operation.cost(request, encoder)
+    strategy = await admit(operation, request, cost, decoded, engine.settings.inline_flops, execution)
+    result = await compute(operation, request, cost, strategy, execution)
+    return await encode(operation, request, result, cost, encoder, request_id, execution)
+
+
+async def prepare(operation: Operation[P, E, R], layers: Layers, decoded: Decoded, execution: Execution) -> P:
+    """Validate and plan, in a worker thread if decoding has taken a slot for one, and release the slot.
+
+    The first request with a large stored layer takes a slot, too: it may cast the layer to another type.
+
+    Errors: InvalidRequest of every kind, with the pointer of the field at fault; LayerUnavailable; Cancelled.
+    """
+    layer = await layers.of(decoded, execution)
+    if layer is not None and layer.elements > INLINE_ELEMENTS and not operation.is_planned(decoded, layer):
+        async with execution.cancel_on_disconnect():
+            await execution.grow(execution.lease.memory, slot=True)
+    if execution.lease.has_slot:
+        async with execution.cancel_on_disconnect():
+            request: P = await execution.in_thread(_prepare, operation, decoded, layer)
+        execution.lease.release_slot()
+    else:
+        request = _prepare(operation, decoded, layer)
+    execution.timings.step("prepare")
+    return request
+
+
+def _prepare(operation: Operation[P, E, R], decoded: Decoded, layer: Layer | None) -> P:
+    if layer is None:
+        return operation.prepare(decoded)
+    with layer.blamed(decoded.fields):
+        return operation.prepare(decoded, layer)
+
+
+async def admit(
+    operation: Operation[P, E, R], request: P, cost: Cost, decoded: Decoded, inline_flops: int, execution: Execution
+) -> Strategy:
+    """Wait until a request may compute, and return its execution strategy.
+
+    Afterwards the lease holds the most memory that the request takes from now on (none if that is little, and the lease
+    not counted), and a slot for a worker thread. A request in a batch holds only the memory of its arrays and its
+    answer; a batch that needs a worker thread takes the memory for computing, and a slot, with a lease of its own.
+
+    inline_flops: see `choose_strategy`. Errors: MemoryLimit if the request can never have so much, Busy, Cancelled.
+    """
+    lease, limit = execution.lease, execution.admission.memory
+    others = execution.admission.counted_requests - lease.counted  # without this request itself
+    strategy = choose_strategy(cost, inline_flops, is_idle=not others)
+    memory = 0
+    if lease.counted or cost.compute > UNCOUNTED:
+        execution.decoded_bytes = decoded.nbytes
+        lease.shrink(execution.decoded_bytes)
+        memory = cost.peak(execution.decoded_bytes)
+        if memory > limit:
+            raise memory_limit_error(memory, limit, operation.advice(request))
+        if strategy == "batch":
+            memory = execution.decoded_bytes + cost.results + cost.encode
+    if strategy == "thread" or memory:
+        async with execution.cancel_on_disconnect():
+            await execution.grow(memory, slot=strategy == "thread")
+        execution.timings.step("queue")
+    return strategy
+
+
+async def compute(operation: Operation[P, E, R], request: P, cost: Cost, strategy: Strategy, execution: Execution) -> R:
+    """The result of a request, without blocking the event loop for long.
+
+    Errors: InvalidRequest, MemoryLimit, Busy, TimeLimit, Cancelled.
+    """
+    try:
+        if strategy == "inline":
+            result = operation.compute(request, no_check)
+        else:
+            async with execution.cancel_on_disconnect():
+                if strategy == "batch":
+                    assert operation.batch is not None
+                    result = await operation.batch(request, execution)
+                else:
+                    result = await execution.in_thread(operation.compute, request, execution.deadline.check)
+    except MemoryError as error:
+        needed, available = cost.compute, None
+        if isinstance(error, OutOfMemory):
+            needed, available = error.needed, error.available
+        drop_tracebacks(error)
+    else:
+        execution.timings.step("compute")
+        execution.metadata = result.metadata
+        return result
+    raise memory_limit_error(needed, memory_left() if available is None else available, operation.advice(request))
+
+
+async def encode(
+    operation: Operation[P, E, R],
+    request: P,
+    result: R,
+    cost: Cost,
+    encoder: E,
+    request_id: str,
+    execution: Execution,
+) -> Encoded:
+    """The encoded answer. Chunks that are made one by one cost nothing yet. Errors: NotAcceptable, MemoryLimit."""
+    lease = execution.lease
+    if lease.counted:
+        lease.shrink(execution.decoded_bytes + cost.results + cost.encode)
+    if cost.encodes_inline:
+        lease.release_slot()
+        encoded = operation.encode(request, result, encoder, request_id)
+    else:
+        encoded = await execution.in_thread(operation.encode, request, result, encoder, request_id)
+        lease.release_slot()
+    if isinstance(encoded.chunks, list):
+        execution.timings.step("encode")
+        if lease.counted:  # nothing else is needed any longer
+            lease.shrink(SENT_COPIES * sum(map(len, encoded.chunks)))
+    return encoded
+
+
+def memory_limit_error(needed: int, available: int | None, advice: str) -> MemoryLimit:
+    """The error for a request that needs more memory than there is, by its estimate or because allocation failed."""
+    got = f"one that needs about {ByteSize(needed).human_readable()}"
+    free = None if available is None else ByteSize(available).human_readable()
+    if available is not None and needed > available:
+        return MemoryLimit.at("", f"a request that needs at most {free}", got, advice)
+    got += f", while {free} is free" if free else ""  # the allocation failed all the same
+    return MemoryLimit.at("", "a request that fits into the free memory", got, advice)

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from attention_service.attention.visibility import CAUSES
 from attention_service.render.colours import DIVERGING, LEVELS, SEQUENTIAL, is_dark, mixed, rgb, table
 from attention_service.render.drawing import Colour
 from attention_service.render.picture import GAP, Panel, Picture
@@ -15,19 +16,6 @@ BLACK: Final = (0, 0, 0)
 # Hidden cells are grey with a tint, so that no number has their colour.
 NEUTRAL: Final = rgb("#c8ccd1")
 TINT: Final = 0.35
-# By the fields of a request that hide keys. The page has the same ones.
-TINTS: Final = {
-    "is_causal": "#6e7781",
-    "window": "#b0762b",
-    "chunk_size": "#8250df",
-    "segment_ids": "#1a7f64",
-    "key_lengths": "#3b6ea8",
-    "query_lengths": "#5b8db8",
-    "key_mask": "#2f81a8",
-    "mask": "#b5466f",
-    "bias": "#a0522d",
-    "selected_keys": "#6f8f1f",
-}
 
 
 class Painter:
@@ -67,7 +55,7 @@ class Painter:
         return found
 
     def hidden(self, bits: int) -> Colour:
-        """The colour of a cell that is hidden: that of the first thing that hides it."""
+        """The colour of a cell that is hidden: that of the first cause."""
         return mixed(NEUTRAL, self._tint(bits), TINT)
 
     def mark(self, bits: int) -> Colour:
@@ -79,5 +67,4 @@ class Painter:
         return WHITE if is_dark(fill) else BLACK
 
     def _tint(self, bits: int) -> Colour:
-        names = self._picture.causes_of(bits)
-        return rgb(TINTS[names[0]]) if names else NEUTRAL
+        return rgb(CAUSES[self._picture.causes_of(bits)[0]].tint)

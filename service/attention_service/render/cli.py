@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attention_service.printable import printable
+
 if TYPE_CHECKING:  # the parser of all commands must be there quickly
     from attention_service.codecs.decoded import Decoded
 
@@ -41,7 +43,7 @@ def add_commands(add: Callable[..., Any]) -> None:
 
 
 def _from_standard_input() -> Decoded:
-    from attention_service.codecs import CODECS
+    from attention_service.codecs.table import CODECS
 
     body = sys.stdin.buffer.read()
     return CODECS["application/json"].decode(body, len(body))
@@ -66,14 +68,14 @@ def run_heatmap(options: argparse.Namespace) -> int:
         else:
             picture.save(options.output)
     except ServiceError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{type(error).__name__}: {printable(str(error))}", file=sys.stderr)
         return 1
     except ValueError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 2
     except BrokenPipeError:  # `main` ends quietly
         raise
     except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"{printable(str(error.filename))}: {error.strerror}", file=sys.stderr)
         return 2
     return 0

@@ -101,7 +101,7 @@ def plain(text: str) -> str:
 
 
 def _is_legal(code: int) -> bool:
-    return 0x20 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
+    return 0x20 <= code < 0x7F or 0xA0 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
 
 
 def shortened(text: str, size: float, width: float) -> str:

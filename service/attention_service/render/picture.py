@@ -9,7 +9,7 @@ from typing import Final, cast
 import numpy as np
 
 from attention_service.attention.operands import Operands, make_operands
-from attention_service.attention.outputs import Selection, output_dtype
+from attention_service.attention.outputs import Selection
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Metadata
 from attention_service.attention.spec import AttentionSpec, Output
@@ -254,7 +254,7 @@ def _with_sinks(plan: Plan, options: Options, found: BinnedScores, bins: Bins) -
 def _as_returned(values: np.ndarray, stage: Output, plan: Plan) -> np.ndarray:
     """Numbers rounded to the type of a response. Those beyond its range stay: only hidden ones can be there."""
     with np.errstate(over="ignore"):
-        rounded = values.astype(output_dtype(stage, plan)).astype(np.float64)
+        rounded = values.astype(plan.output_dtype(stage)).astype(np.float64)
     found: np.ndarray = np.where(np.isinf(rounded), values, rounded)
     return found
 

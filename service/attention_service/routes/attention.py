@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
-from attention_service.codecs import Codec
-from attention_service.codecs.chunks import Encoded
-from attention_service.codecs.decoded import Body
+from attention_service.codecs.base import Codec
 from attention_service.http.body import BodyLimits, content_length, receive_body, receive_disconnect
 from attention_service.http.head import joined
 from attention_service.http.negotiation import negotiate, refuse_content_encoding
 from attention_service.http.streaming import ChunkedResponse
 from attention_service.observability.requests import ComputedRequest, record_of
 from attention_service.pipeline.engine import Engine
-from attention_service.pipeline.execution import Execution
+from attention_service.pipeline.operation import E, Operation, P, R
 from attention_service.pipeline.run import run
 from attention_service.routes.openapi import problems, tensor_answer, tensor_body
 from attention_service.schemas.response import AttentionResponse
-from attention_service.settings import Settings
-
-# What encodes a response: a codec, or a media type.
-E = TypeVar("E")
 
 
 class DirectRoute(APIRoute):
@@ -53,7 +47,7 @@ async def compute_attention(request: Request) -> Response:
 
     The response has the output, the attention weights and the intermediate results that `include` names.
     """
-    return await respond(request, negotiate, run)
+    return await respond(request, request.app.state.engine.attention)
 
 
 def add_routes(app: FastAPI) -> None:
@@ -85,26 +79,26 @@ def add_tensor_route(app: FastAPI, path: str, endpoint: Callable[..., Any], **do
 
 async def respond(
     request: Request,
-    negotiate: Callable[[Mapping[bytes, bytes]], tuple[Codec, E]],
-    run: Callable[[Engine, Body, Codec, E, Execution, str], Awaitable[Encoded]],
+    operation: Operation[P, E, R],
+    codecs: Callable[[Mapping[bytes, bytes]], tuple[Codec, E]] | None = None,
 ) -> Response:
     """The response to one request. Errors: ServiceError of every kind, Cancelled.
 
-    negotiate: from the headers to the decoder and what encodes the response; run: from the body to the answer
+    codecs: from the headers to the decoder and what encodes the response; by default those of `negotiate`
     """
     engine: Engine = request.app.state.engine
-    settings: Settings = request.app.state.settings
+    settings = engine.settings
     record = record_of(request.scope)
     headers = joined(request.scope["headers"])
     refuse_content_encoding(headers)
-    decoder, encoder = negotiate(headers)
+    decoder, encoder = codecs(headers) if codecs else negotiate(headers, operation.decoders, operation.encoders)
     limits = BodyLimits(settings.max_body_bytes, settings.read_timeout, settings.read_rate)
     length = content_length(headers, limits)
     execution = engine.start(partial(receive_disconnect, request.receive))
     record.timings = execution.timings
     try:
-        body = receive_body(request.receive, length, limits, execution, decoder.decode_bound)
-        encoded = await run(engine, await body, decoder, encoder, execution, record.request_id)
+        body = receive_body(request.receive, length, limits, execution)
+        encoded = await run(engine, operation, await body, decoder, encoder, execution, record.request_id)
     except BaseException:
         execution.lease.release()
         raise

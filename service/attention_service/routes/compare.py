@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fastapi import FastAPI, Request, Response
 
-from attention_service.codecs import CODECS, Codec
-from attention_service.comparison.run import run_comparison
-from attention_service.http.negotiation import request_type, response_type
+from attention_service.comparison.operation import CompareOperation
 from attention_service.routes.attention import add_tensor_route, respond
-from attention_service.routes.openapi import JSON, compare_body, problems
+from attention_service.routes.openapi import compare_body, problems
 from attention_service.schemas.compare import CompareReport
 
 
@@ -20,13 +16,7 @@ async def compare_attention(request: Request) -> Response:
     The body is a request of `/attention`, with `actual`: what a kernel returned for it. The report is JSON, whatever
     the media type of the body. Without `actual` it says which mistakes the request could show.
     """
-    return await respond(request, negotiate_report, run_comparison)
-
-
-def negotiate_report(headers: Mapping[bytes, bytes]) -> tuple[Codec, Codec]:
-    """The decoder of the request, by Content-Type, and JSON. Errors: UnsupportedMediaType, NotAcceptable."""
-    own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
-    return CODECS[own], CODECS[response_type(headers.get(b"accept", b"").decode("latin-1"), JSON, (JSON,))]
+    return await respond(request, CompareOperation(request.app.state.engine.reference))
 
 
 def add_routes(app: FastAPI) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fastapi import FastAPI, Request, Response
 
-from attention_service.codecs import CODECS, Codec
-from attention_service.http.negotiation import request_type, response_type
-from attention_service.render.heatmap import FORMATS, SVG, run_heatmap
+from attention_service.render.operation import HeatmapOperation
 from attention_service.routes.attention import add_tensor_route, respond
 from attention_service.routes.openapi import heatmap_answer, heatmap_body, problems
 
@@ -19,16 +15,7 @@ async def draw_attention(request: Request) -> Response:
     The body is a request of `/attention`; `heatmap` says what to draw, and how. Tokens stand on both axes, heads beside
     each other. A hidden cell shows what hides it.
     """
-    return await respond(request, negotiate_picture, run_heatmap)
-
-
-def negotiate_picture(headers: Mapping[bytes, bytes]) -> tuple[Codec, str]:
-    """The decoder of the request, by Content-Type, and the media type of the picture, by Accept.
-
-    Errors: UnsupportedMediaType, NotAcceptable.
-    """
-    own = request_type(headers.get(b"content-type", b"").decode("latin-1"), CODECS)
-    return CODECS[own], response_type(headers.get(b"accept", b"").decode("latin-1"), SVG, FORMATS)
+    return await respond(request, HeatmapOperation(request.app.state.engine.reference))
 
 
 def add_routes(app: FastAPI) -> None:

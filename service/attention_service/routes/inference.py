@@ -12,7 +12,6 @@ from attention_service.codecs.oip import check_model
 from attention_service.http.negotiation import negotiate_inference
 from attention_service.http.problems import INFERENCE
 from attention_service.pipeline.engine import Engine
-from attention_service.pipeline.run import run
 from attention_service.routes.attention import add_tensor_route, respond
 from attention_service.routes.openapi import inference_answer, inference_body, inference_errors
 from attention_service.schemas.inference import (
@@ -136,10 +135,9 @@ async def model_ready(request: Request, model_name: ModelName) -> ModelReady:
 
 async def infer(request: Request, model_name: ModelName) -> Response:
     """Computes the same as POST /attention. Arrays are inputs, other fields parameters; outputs replace `include`."""
-    if model_name == MODEL:
-        return await respond(request, negotiate_inference, run)
-    check_model(model_name, layers=await layers_beside(request, model_name))
-    return await respond(request, partial(negotiate_inference, model=model_name), run)
+    if model_name != MODEL:
+        check_model(model_name, layers=await layers_beside(request, model_name))
+    return await respond(request, request.app.state.engine.attention, partial(negotiate_inference, model=model_name))
 
 
 async def infer_version(request: Request, model_name: ModelName, model_version: ModelVersion) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Request, Response
 
 from attention_service.errors import NotFound, UnknownLayer
 from attention_service.pipeline.engine import Engine
@@ -18,12 +18,12 @@ router = APIRouter(prefix="/layers", tags=["attention"])
     summary="Which layers are stored?",
     response_description="All stored layers.",
     responses=problems(401, 500, 503),
-    response_model_exclude_none=True,
+    response_model=StoredLayers,
 )
-async def list_layers(request: Request) -> StoredLayers:
+async def list_layers(request: Request) -> Response:
     """Returns all stored layers, by name. A layer that cannot be used has an `error`."""
     engine: Engine = request.app.state.engine
-    return StoredLayers(layers=await engine.layers.all())
+    return Response(await engine.layers.all(), media_type="application/json")
 
 
 @router.get(

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from attention_service.attention import spec
-from attention_service.codecs import CODECS
+from attention_service.codecs.table import CODECS
 from attention_service.errors import error_classes
 from attention_service.http.auth import OPEN, needs_key
 from attention_service.http.problems import MEDIA_TYPE
@@ -65,6 +65,14 @@ INFERENCE_EXAMPLE: Final = {
         {"name": "value", "shape": [3, 1], "datatype": "FP32", "data": [1, 2, 3]},
     ],
     "outputs": [{"name": "output"}, {"name": "attention_weights"}],
+}
+
+# Headers that middleware and error handlers add to responses, with their types.
+HEADERS: Final = {
+    "X-Request-ID": ("string", "The id of the request: that of the client if it sent a valid one, else a new one."),
+    "Server-Timing": ("string", "Milliseconds of the steps of the request: decode, prepare, queue, compute, encode."),
+    "Retry-After": ("integer", "Seconds after which the request may succeed."),
+    "WWW-Authenticate": ("string", "How to authenticate: Bearer."),
 }
 
 Responses = dict[int | str, dict[str, Any]]
@@ -159,7 +167,15 @@ def build(app: FastAPI) -> dict[str, Any]:
     """The document, complete; made once."""
     if app.openapi_schema is None:
         document = FastAPI.openapi(app)
-        operations = [operation for path in document["paths"].values() for operation in path.values()]
+        document["components"]["headers"] = {
+            name: {"description": description, "required": True, "schema": {"type": kind}}
+            for name, (kind, description) in HEADERS.items()
+        }
+        operations = []
+        for path in document["paths"].values():
+            for method, operation in path.items():
+                operations.append(operation)
+                _add_headers(operation["responses"], is_tensor_operation=method == "post")
         _add_security(document, app.state.settings)
         _add_models(document["components"]["schemas"])
         for operation in operations:
@@ -180,6 +196,17 @@ def _add_security(document: dict[str, Any], settings: Settings) -> None:
     document["components"]["securitySchemes"] = {
         SECURITY: {"type": "http", "scheme": "bearer", "description": "An API key, if the server requires one."}
     }
+
+
+def _add_headers(responses: dict[str, Any], *, is_tensor_operation: bool) -> None:
+    """Name the headers of the responses of an operation; those with tensors have the timings of its steps."""
+    for status, response in responses.items():
+        names = ["X-Request-ID"]
+        names += ["Server-Timing"] if status == "200" and is_tensor_operation else []
+        names += ["Retry-After"] if status == "503" else []
+        names += ["WWW-Authenticate"] if status == "401" else []
+        own = response.setdefault("headers", {})
+        own.update({name: {"$ref": f"#/components/headers/{name}"} for name in names})
 
 
 def _add_models(schemas: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ async def live() -> Health:
     responses=problems(503),
 )
 async def ready(request: Request) -> Health:
-    """Responds with 503 while the service starts or stops, and while it would refuse a large request."""
+    """Responds with 503 while the service starts or stops."""
     request.app.state.engine.check_ready()
     return Health()
 

@@ -1,21 +1,27 @@
-"""The page at /: pictures of every stage of attention, from files in `service/attention_service/page`."""
+"""The page at /, from files in `service/attention_service/page`, and the API document: what clients may cache."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from fastapi import APIRouter, Request, Response
+import orjson
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.datastructures import Headers
+from starlette.routing import Route
 from starlette.staticfiles import NotModifiedResponse, StaticFiles
 
 from attention_service.errors import NotFound
 
 router = APIRouter(include_in_schema=False)
 
+# In Accept-Encoding: gzip, unless its weight is 0, which refuses it (RFC 9110, section 12.5.3).
+ACCEPTS_GZIP: Final = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)
 FOLDER: Final = Path(__file__).parents[1] / "page"
 MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -28,35 +34,30 @@ POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-METHODS: Final = ["GET", "HEAD"]
 # Decides on conditional requests. The files themselves are sent from memory, each as its ETag says.
 static: Final = StaticFiles(directory=FOLDER)
 
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file of the page, as it is sent."""
+    """A file of the page, or the API document, as it is sent."""
 
     content: bytes
     headers: dict[str, str]
+
+    @classmethod
+    def of(cls, content: bytes, media_type: str, **headers: str) -> PageFile:
+        """The file with an ETag, by which a browser asks each time whether it has changed."""
+        etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+        return cls(content, {"Content-Type": media_type, "Cache-Control": "no-cache", "ETag": etag, **headers})
 
 
 @cache
 def page_files() -> dict[str, PageFile]:
     """The files of the page by name. They are read once."""
-    files = {}
-    for path in sorted(FOLDER.iterdir()):
-        if path.suffix in MEDIA_TYPES:
-            content = path.read_bytes()
-            headers = {
-                "Content-Type": MEDIA_TYPES[path.suffix],
-                "Content-Security-Policy": POLICY,
-                "Referrer-Policy": "no-referrer",
-                "Cache-Control": "no-cache",
-                "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
-            }
-            files[path.name] = PageFile(content, headers)
-    return files
+    headers = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
+    paths = (path for path in sorted(FOLDER.iterdir()) if path.suffix in MEDIA_TYPES)
+    return {path.name: PageFile.of(path.read_bytes(), MEDIA_TYPES[path.suffix], **headers) for path in paths}
 
 
 def respond(file: PageFile, request: Request) -> Response:
@@ -67,13 +68,33 @@ def respond(file: PageFile, request: Request) -> Response:
     return Response(file.content, headers=file.headers)
 
 
-@router.api_route("/", methods=METHODS)
+@router.get("/")
 async def get_page(request: Request) -> Response:
     """Returns the page."""
     return respond(page_files()["index.html"], request)
 
 
-@router.api_route("/page/{name}", methods=METHODS)
+def add_document(app: FastAPI) -> None:
+    """Serve the API document in the place of FastAPI's route: compressed if the client can read that, with an ETag."""
+
+    @cache
+    def document(root_path: str, encoding: str) -> PageFile:
+        described = app.openapi()
+        if root_path:  # as FastAPI does it: where the server runs behind a prefix
+            described = {**described, "servers": [{"url": root_path}, *described["servers"]]}
+        content, headers = orjson.dumps(described), {"Vary": "Accept-Encoding"}
+        if encoding:
+            content, headers["Content-Encoding"] = gzip.compress(content, mtime=0), encoding
+        return PageFile.of(content, "application/json", **headers)
+
+    async def get_document(request: Request) -> Response:
+        encoding = "gzip" if ACCEPTS_GZIP.search(request.headers.get("Accept-Encoding", "")) else ""
+        return respond(document(request.scope.get("root_path", "").rstrip("/"), encoding), request)
+
+    app.router.routes.insert(0, Route("/openapi.json", get_document, include_in_schema=False))
+
+
+@router.get("/page/{name}")
 async def get_page_file(name: str, request: Request) -> Response:
     """Returns a file of the page: a style sheet, a module, the examples."""
     file = page_files().get(name)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import grpc
 
@@ -15,10 +16,15 @@ from attention_service.errors import (
     ServiceError,
     Unauthorized,
     drop_tracebacks,
-    problem_class,
 )
 from attention_service.observability.metrics import Metrics
-from attention_service.observability.requests import DISCONNECTED, REQUEST_ID, RequestRecord, choose_request_id
+from attention_service.observability.requests import (
+    DISCONNECTED,
+    REQUEST_ID,
+    RequestRecord,
+    choose_request_id,
+    find_trace_id,
+)
 from attention_service.pipeline.engine import Engine
 from attention_service.pipeline.execution import Execution
 from attention_service.settings import Settings
@@ -62,7 +68,10 @@ class Call:
         self.execution = execution
         self.metadata = {name: _bytes(value) for name, value in context.invocation_metadata()}
         request_id = choose_request_id([self.metadata.get(HEADER, b"")])
-        self.record = RequestRecord("grpc", "gRPC", path, request_id, timings=execution.timings)
+        trace_id = find_trace_id((name.encode(), value) for name, value in self.metadata.items())
+        self.record = RequestRecord(
+            "grpc", "gRPC", path, request_id, _address(context.peer()), trace_id=trace_id, timings=execution.timings
+        )
 
     def trailers(self, error: ServiceError | None = None) -> list[tuple[str, str]]:
         """The trailing metadata of the answer, or of the error."""
@@ -79,19 +88,14 @@ Method = Callable[[Call], Awaitable[bytes]]
 
 
 class Calls:
-    """Answers calls: authenticates, counts, logs and traces them, and gives every error a status.
-
-    idle: set while no call runs
-    """
+    """Answers calls: authenticates, counts, logs and traces them, and gives every error a status."""
 
     def __init__(self, settings: Settings, engine: Engine, metrics: Metrics | None, tracing: Tracing | None) -> None:
         self._engine = engine
         self._keys = Keys(settings.api_keys, settings.api_keys_file) if settings.has_keys else None
         self._metrics = metrics
         self._tracing = tracing
-        self._running = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def answer(self, path: str, operation: str, method: Method, requests: object, context: Any) -> None:
         """Answer one call of a method.
@@ -103,20 +107,24 @@ class Calls:
         call.record.operation = operation
         if self._metrics is not None:
             self._metrics.in_flight += 1
-        self._running += 1
-        self.idle.clear()
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)  # only then has gRPC sent the status
         with call.execution.lease:
             try:
                 await self._answer(call, method)
             finally:
-                self._running -= 1
-                if not self._running:
-                    self.idle.set()
                 if self._metrics is not None:
                     self._metrics.request_answered(call.record)
-                call.record.log()
                 if self._tracing is not None:
                     self._tracing.grpc_answered(call.record, call.metadata, STATUSES[call.record.status])
+                call.record.log()
+
+    async def wait(self, seconds: float) -> None:
+        """Return when the calls that run now have ended, or after that time."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=seconds)
 
     async def _answer(self, call: Call, method: Method) -> None:
         """Send the answer or the error of a call."""
@@ -142,19 +150,27 @@ class Calls:
     def _authenticate(self, call: Call) -> None:
         """Refuse a call without a valid API key. Errors: Unauthorized."""
         authorization = call.metadata.get("authorization", b"")
-        if self._keys is not None and not self._keys.accept(authorization):
+        if self._keys is None:
+            return
+        name = self._keys.find(authorization)
+        if name is None:
             got = "another key" if authorization else "none"
             raise Unauthorized.at("", "metadata authorization: Bearer and a key", got)
+        call.record.key = name
 
 
 def _set_error(call: Call, error: ServiceError) -> None:
     """End a call with an error."""
-    kind = problem_class(error)
     text = str(error)
     call.context.set_trailing_metadata(call.trailers(error))
-    call.context.set_code(grpc.StatusCode[STATUSES[kind.status]])
+    call.context.set_code(grpc.StatusCode[STATUSES[error.status]])
     call.context.set_details(text if len(text) <= MAX_DETAILS else f"{text[:MAX_DETAILS]}…")
-    call.record.status, call.record.code = kind.status, kind.code
+    call.record.status, call.record.code = error.status, error.code
+
+
+def _address(peer: str) -> str:
+    """The address in gRPC's name of a peer: `ipv4:10.0.0.7:50312`, or `ipv6:%5B::1%5D:50312`."""
+    return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
 def _bytes(value: str | bytes) -> bytes:

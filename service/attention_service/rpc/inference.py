@@ -29,11 +29,15 @@ RECEIVING_SHARE: Final = 4
 
 
 class Inference:
-    """The methods by their names. Those without parameters receive no message."""
+    """The methods by their names. Those without parameters receive no message.
+
+    refusing: True once the server stops and accepts no inference any longer
+    """
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
         self._settings = settings
         self._engine = engine
+        self.refusing = False
         largest = COPIES * settings.max_body_bytes
         self._receiving = asyncio.Semaphore(max(1, engine.admission.memory // (RECEIVING_SHARE * largest)))
         self.methods: dict[str, Method] = {
@@ -100,7 +104,7 @@ class Inference:
         """
         execution, seconds = call.execution, self._settings.read_timeout
         most = min(COPIES * self._settings.max_body_bytes, self._engine.admission.memory)
-        execution.lease.begin(most)
+        execution.lease.begin()
         try:
             async with asyncio.timeout(seconds), self._receiving:
                 execution.deadline.restart()
@@ -115,7 +119,8 @@ class Inference:
         return body
 
     async def _infer(self, call: Call) -> bytes:
-        self._engine.check_running()
+        if self.refusing:
+            self._engine.check_running()
         body = await self._receive(call)
         return await run_to_end(self._compute(call, body), call.execution.deadline)
 
@@ -123,9 +128,8 @@ class Inference:
         """The answer to a request. Errors: ServiceError of every kind, Cancelled."""
         execution = call.execution
         codec = GRPCCodec(body, await self._engine.layers.names())
-        encoded = await run(self._engine, body, codec, codec, execution, call.record.request_id)
+        encoded = await run(self._engine, self._engine.attention, body, codec, codec, execution, call.record.request_id)
         message = b"".join(encoded.chunks)
-        execution.lease.shrink(COPIES * len(message))
         call.record.computed = ComputedRequest.of(execution, codec.media_type, codec.media_type)
         return message
 

@@ -18,7 +18,9 @@ from attention_service.observability.metrics import Metrics
 from attention_service.pipeline.engine import Engine
 from attention_service.rpc.calls import STATUSES, Calls
 from attention_service.rpc.inference import Inference
+from attention_service.runtime.sockets import disconnect_all, is_connected
 from attention_service.settings import Settings
+from attention_service.settings.certificate import Certificate
 
 if TYPE_CHECKING:  # an extra
     from attention_service.observability.tracing import Tracing
@@ -29,8 +31,10 @@ MAX_STREAMS: Final = 100
 # may go to another worker.
 IDLE: Final = 300.0
 AGE: Final = 600.0
-# Seconds that calls have to end when the server stops: the status of the last answer is sent, lost calls are cancelled.
-LAST_ANSWER: Final = 1.0
+# Seconds that calls have to end after they are cancelled.
+LAST: Final = 1.0
+# Seconds between two looks at whether a client is still connected.
+INTERVAL: Final = 0.02
 
 logger = logging.getLogger("attention")
 
@@ -46,6 +50,7 @@ class RPC(grpc.GenericRpcHandler):
         if metrics is not None:
             metrics.start_at_0("grpc", f"/{SERVICE}/ModelInfer", STATUSES)
         self._stopping: asyncio.Task[None] | None = None
+        self._drained = asyncio.Event()
         self.port = 0
 
     async def start(self) -> None:
@@ -62,27 +67,38 @@ class RPC(grpc.GenericRpcHandler):
         await self._server.start()
         logger.info("gRPC running on %s:%d", host, self.port)
 
-    def begin_stop(self) -> None:
-        """Stop after the running calls, which have the grace period. The engine refuses new inferences."""
+    def begin_stop(self, *, drain: bool = False) -> None:
+        """Stop after the running calls, which have the grace period; new inferences are refused.
+
+        drain: go on to accept inferences for a while, if a client is connected. A second call ends that while.
+        """
         if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop())
+            self._stopping = asyncio.create_task(self._stop(self._settings.drain if drain else 0))
+        else:
+            self._drained.set()
 
     async def stop(self) -> None:
         """Stop, and wait until all calls have ended."""
-        self.begin_stop()
+        if self._stopping is None:
+            self.begin_stop()
         assert self._stopping is not None
         await self._stopping
 
-    async def _stop(self) -> None:
+    async def _stop(self, drain: float) -> None:
         """Stop when all calls have ended, or the grace period has.
 
-        gRPC itself begins to stop afterwards only: it loses some of the calls that arrive at that moment, so that no
-        method gets them, and lets their clients wait until it is stopped.
+        While gRPC stops, it answers calls that no method got yet with CANCELLED, after which clients do not try again.
+        So the connections end first: such calls end as UNAVAILABLE.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.grace):
-                await self._calls.idle.wait()
-        await self._server.stop(LAST_ANSWER)
+            async with asyncio.timeout(drain):
+                while not self._drained.is_set() and await asyncio.to_thread(is_connected, self.port):
+                    await asyncio.sleep(INTERVAL)
+        self._inference.refusing = True
+        await self._calls.wait(self._settings.grace)
+        disconnect_all(self.port)
+        await self._server.stop(None)
+        await self._calls.wait(LAST)  # asyncio would cancel what is left of them, and gRPC log a traceback
 
     def service(self, handler_call_details: Any) -> Any:
         """The handler of a call: a stream in both directions, so that the method itself reads and writes the message.
@@ -102,7 +118,12 @@ def _credentials(settings: Settings) -> Any:
     certificate = settings.tls_certificate
     assert certificate is not None
     key = settings.tls_key or certificate
-    return grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
+
+    def load() -> Any:
+        return grpc.ssl_server_certificate_configuration([(key.read_bytes(), certificate.read_bytes())])
+
+    files = Certificate(certificate, settings.tls_key, load)
+    return grpc.dynamic_ssl_server_credentials(files.current(), files.current)
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:

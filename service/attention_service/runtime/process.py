@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import multiprocessing
 import os
@@ -14,13 +13,10 @@ from collections.abc import Callable
 from threading import Thread
 from types import FrameType
 
+from attention_service.runtime.memory import reuse_memory
+
 # Seconds after which a thread that runs Python code lets another run: the event loop must not wait long.
 SWITCH = 0.001
-# Bytes of the smallest block that is returned at once, and of free memory that is kept for smaller blocks.
-RETURNED = 4 * 2**20
-KEPT = 8 * 2**20
-# The names of these in malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def tune() -> None:
@@ -33,21 +29,7 @@ def tune() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
     sys.setswitchinterval(SWITCH)
-    return_memory()
-
-
-def return_memory() -> None:
-    """Have the C library return blocks of at least `RETURNED` bytes to the system as soon as they are freed.
-
-    By itself glibc raises that size with each freed block, up to 32 MiB, and keeps up to twice as much. The memory of
-    one request would stay allocated, and estimates of memory would not hold.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
-        return
-    mallopt(M_MMAP_THRESHOLD, RETURNED)
-    mallopt(M_TRIM_THRESHOLD, KEPT)
+    reuse_memory()
 
 
 def end_with_parent() -> None:
@@ -66,10 +48,11 @@ def end_with_parent() -> None:
     Thread(target=wait, daemon=True).start()
 
 
-def when_told_to_stop(callback: Callable[[], object]) -> None:
+def when_told_to_stop(callback: Callable[[int], object]) -> None:
     """Call a function in the running event loop on SIGINT or SIGTERM, before the handler that is installed already.
 
-    Does nothing outside the main thread, as signals arrive in the main thread only.
+    The function gets the number of the signal. Does nothing outside the main thread, as signals arrive in the main
+    thread only.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -78,7 +61,7 @@ def when_told_to_stop(callback: Callable[[], object]) -> None:
         before = signal.getsignal(number)
 
         def handle(number: int, frame: FrameType | None, before: object = before) -> None:
-            loop.call_soon_threadsafe(callback)
+            loop.call_soon_threadsafe(callback, number)
             if callable(before):
                 before(number, frame)
 

@@ -90,9 +90,9 @@ class Verdict(Reported):
 
     status: Status
     """`correct`: within legal rounding. `imprecise`: more than that. `wrong`: far from it. `inconclusive`: nothing was
-    sent, or the request could not show most mistakes."""
+    sent, the request could not show most mistakes, or it has an option that the comparison does not know."""
     ratio: float | None
-    """The largest error in baselines: up to 2 is correct, up to 10 imprecise. null: infinite, or nothing was sent."""
+    """The largest error in baselines: up to 2 is correct, up to 10 imprecise. null: infinite, or nothing was judged."""
     message: str
     """The verdict in a sentence."""
 
@@ -219,6 +219,8 @@ class NextInput(Reported):
     """The seed that it is made from: `attention-service inputs --like REQUEST --seed SEED`."""
     request: dict[str, Any] | None
     """The request. null: too large to be shown."""
+    note: str | None = None
+    """How it differs from the request of the comparison: it is narrower if that is very wide."""
 
 
 class CompareReport(Reported):

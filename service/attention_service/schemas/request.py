@@ -206,6 +206,9 @@ class AttentionRequest(Closed):
     """Normalises the new keys. Default: none."""
     value_norm: Norm | None = None
     """Normalises the new values. Default: none."""
+    clip_qkv: float | None = None
+    """Above 0: query, new keys and new values are clipped to -clip_qkv … clip_qkv, after maps and norms, before rotary
+    and norms that follow it. Default: none."""
     rotary: Rotary | None = None
     """Rotary position embedding of query and new keys. Default: none."""
     scale: NumberOrNumbers | None = None
@@ -242,8 +245,8 @@ class AttentionRequest(Closed):
     segment_ids: SegmentIds | None = None
     """Separates packed sequences. Default: none."""
     selected_keys: IntegerMatrix | None = None
-    """Indices of the only keys that a query may see, the past counted: [b,] [h,] q, n in every layout, broadcast as
-    `mask` is. -1 is no key, an index twice counts once. Other masks hide keys as well. Default: all keys."""
+    """Indices of the only keys that a query may see, the past counted: ..., q, n in every layout, broadcast as `mask`
+    is. -1 is no key, an index twice counts once. Other masks hide keys as well. Default: all keys."""
     sinks: Vector | None = None
     """(num_heads,), or [b,] h, q in every layout: one logit per head, or per query of each head, that is part of the
     softmax and dropped after it, so that weights sum to less than 1. Default: none."""

@@ -13,11 +13,11 @@ from attention_service.errors import (
     QUOTE_LENGTH,
     Fault,
     InvalidArray,
-    InvalidRequest,
     InvalidValue,
     UnknownField,
     child,
     describe,
+    invalid_request,
     quote,
 )
 from attention_service.schemas.names import advice, near
@@ -29,12 +29,16 @@ MAX_FAULTS = 10
 
 
 def validate(model: type[Model], fields: dict[str, Any]) -> Model:
-    """The fields as a model. Errors: InvalidRequest with one fault for each error that pydantic found."""
+    """The fields as a model.
+
+    Errors: InvalidValue, UnknownField or InvalidArray with one fault for each error that pydantic found; InvalidRequest
+    if these are of several classes.
+    """
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        found = error.errors(include_url=False)[:MAX_FAULTS]
-    raise InvalidRequest(*(_fault(model, details) for details in found))
+        errors = error.errors(include_url=False)[:MAX_FAULTS]
+    raise invalid_request(*(_fault(model, details) for details in errors))
 
 
 def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class ReportProgress:
-    """Reports to `scope["state"]["connection"]`, which the package server puts there; does nothing under other servers.
+    """Reports to `scope["state"]["connection"]`, which `server/` puts there; does nothing under other servers.
 
     It goes around the whole application, whatever middleware that has.
     """
@@ -30,7 +30,10 @@ class ReportProgress:
             await self._app(scope, progress.receive, progress.send)
         except asyncio.CancelledError:  # by uvicorn, as the time to stop is over
             connection.transport.abort()
-            await progress.disconnected()
+            try:
+                await progress.disconnected()
+            except asyncio.CancelledError:  # by the event loop, which ends: over TLS, uvicorn notices later
+                await progress.disconnected()
 
 
 class Progress:

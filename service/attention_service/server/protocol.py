@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 from attention_service.http.head import closes, parse_length
+from attention_service.server.drain import Drain
 from attention_service.server.transport import CorkedTransport
 
 # Bytes that are received at once: of a body of known length, and of all else, which can be slow to parse.
@@ -31,7 +32,8 @@ class Limits(NamedTuple):
     idle: float  # from connecting to the first byte; and after half-closing, until the client closes too
     head: float  # from the first byte of a request until its head is complete
     head_bytes: int
-    write: float  # without progress of a response
+    write: float  # by which the client may be behind in taking a response
+    write_rate: int  # bytes per second at which it must
 
 
 class LimitedProtocol(asyncio.BufferedProtocol):
@@ -39,6 +41,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
 
     def __init__(self, protocol: type, limits: Limits, *, app_state: dict[str, Any], **options: Any) -> None:
         self._state = {**app_state, "connection": self}
+        self._drain: Drain | None = app_state.get("drain")
         self._protocol = protocol(app_state=self._state, **options)
         for name in ("eof_received", "pause_writing", "resume_writing"):
             setattr(self, name, getattr(self._protocol, name))
@@ -51,14 +54,17 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             0  # received bytes of a head that is not complete, or of a body that the application has not taken
         )
         self._head_due = inf  # when the next head must be complete, or begin after connecting; in seconds of the loop
-        self._progress: tuple[int, ...] = ()  # bytes buffered and undelivered, and whether closing, as seen last
-        self._progressed = 0.0  # when that changed
+        self._delivered = 0  # bytes of responses, as seen last
+        self._write_due = 0.0  # when the client is too slow, unless it takes more until then
+        self._idle_since: float | None = None  # since when the closing connection has had nothing to send
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvloop's is no subclass
         """Start to wait for the first byte."""
         self._loop = asyncio.get_running_loop()
         self.transport = CorkedTransport(transport, self._is_idle)
         self._protocol.connection_made(self.transport)
+        if self._drain is not None:
+            self._drain.opened(self)
         self._head_due = self._loop.time() + self._limits.idle
         self._timer = self._loop.call_later(self._interval, self._check)
 
@@ -102,6 +108,8 @@ class LimitedProtocol(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Pass it on, and break the reference cycle with the state that requests get."""
         self._timer.cancel()
+        if self._drain is not None:
+            self._drain.closed(self)
         self._protocol.connection_lost(exc)
         self._state.clear()
 
@@ -122,7 +130,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         return cycle is not None and not cycle.more_body and (not cycle.keep_alive or closes(cycle.scope))
 
     def _check(self) -> None:
-        """Abort the connection if a head is too slow, a response makes no progress, or the client is idle.
+        """Abort the connection if a head is too slow, the client takes a response too slowly, or it is idle.
 
         Idle: it sends no request after connecting, or does not close the connection after the server did.
         """
@@ -130,10 +138,17 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         now, closing = self._loop.time(), self.transport.is_closing()
         if self._untaken and self._head_due == inf and not self._is_in_request():
             self._head_due = now + self._limits.head  # of a head that began to arrive before the response ended
-        progress = (*self.transport.unsent(), closing)
-        if progress != self._progress:
-            self._progress, self._progressed = progress, now
-        buffered, undelivered, _ = progress
-        stalled = now - self._progressed >= (self._limits.write if buffered or undelivered else self._limits.idle)
-        if now >= self._head_due or (stalled and (buffered or closing)):
+        buffered, undelivered = self.transport.unsent()
+        before, self._delivered = self._delivered, self.transport.delivered()
+        latest = now + self._limits.write
+        is_sending = buffered or undelivered
+        credit = (self._delivered - before) / self._limits.write_rate
+        self._write_due = min(latest, self._write_due + credit) if is_sending and self._write_due else latest
+        if not closing or is_sending:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        is_too_slow = is_sending and (buffered or closing) and now >= self._write_due
+        is_idle = self._idle_since is not None and now - self._idle_since >= self._limits.idle
+        if now >= self._head_due or is_too_slow or is_idle:
             self.transport.abort()

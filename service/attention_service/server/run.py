@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from ipaddress import ip_address
+from logging.config import dictConfig
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import uvicorn
+from fastapi import FastAPI
+from pydantic import ByteSize
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.importer import import_from_string
 
@@ -19,16 +26,26 @@ from attention_service.app import create_app, from_environment, grpc_server, tra
 from attention_service.http.head import MAX_HEAD
 from attention_service.observability.logs import log_config
 from attention_service.observability.metrics import remove_stale_files
+from attention_service.pipeline.decode import oversized_body
+from attention_service.runtime.machine import memory_limit, memory_total
 from attention_service.runtime.process import tune
+from attention_service.server.drain import Drain
 from attention_service.server.progress import ReportProgress
 from attention_service.server.protocol import LimitedProtocol, Limits
+from attention_service.server.tls import renewing_context
+from attention_service.server.workers import Workers
 from attention_service.settings import Settings, load_settings, unknown_variables
+from attention_service.version import __version__
+
+logger = logging.getLogger("attention")
 
 # Seconds that a connection may stay open without a request.
 KEEP_ALIVE: Final = 5
 # Seconds that a worker may leave the process that started it without an answer, as it does while it imports modules.
 # With uvicorn's five seconds, workers of a slow or busy machine are replaced before they have started, again and again.
 SILENCE: Final = 60
+# The variable with the folder that only the workers of this service have.
+FOLDER: Final = "ATTENTION_WORKERS_FOLDER"
 
 
 def serve(flags: Mapping[str, Any]) -> None:
@@ -40,6 +57,10 @@ def serve(flags: Mapping[str, Any]) -> None:
     settings = load_settings(**flags)
     check_port("PORT", settings.host, settings.port)
     flags = dict(flags)
+    if not settings.allowed_hosts and is_loopback(settings.host):
+        # Addresses of this machine always are.
+        flags["allowed_hosts"] = "localhost" if ":" in settings.host else settings.host
+        settings = load_settings(**flags)
     if settings.grpc_port is not None:
         grpc_server()  # fail now if the extra is missing: uvicorn would start failing workers again and again
         flags["grpc_port"] = grpc_port(settings)
@@ -48,27 +69,57 @@ def serve(flags: Mapping[str, Any]) -> None:
         tracing()  # likewise
     if settings.metrics_folder is not None:
         remove_stale_files(settings.metrics_folder)
+    dictConfig(log_config(settings))  # as uvicorn will do, which logs nothing before
+    log_start(settings)
     run: Callable[..., None] = partial(uvicorn.run, **uvicorn_options(settings))
     if settings.workers == 1:
         app = create_app(settings)
         tune()
-        run(ReportProgress(app))
+        run(served(app, Workers(None)))
         return
     # Each worker loads its settings from the environment.
     os.environ.update({f"ATTENTION_{name.upper()}": str(value) for name, value in flags.items()})
     with TemporaryDirectory(prefix="attention-") as folder:
         os.environ.setdefault("ATTENTION_METRICS_FOLDER", folder)
+        os.environ[FOLDER] = folder
         run("attention_service.server.run:worker", factory=True, workers=settings.workers)
+
+
+def log_start(settings: Settings) -> None:
+    """Log what the service starts with, and warn of a memory budget that the machine cannot have."""
+    keys = "on" if settings.has_keys else "off"
+    fields = {"version": __version__, "keys": keys, "threads": settings.compute_threads}
+    names = ("backend", "workers", "memory_limit")
+    logger.info("starting", extra=fields | {name: getattr(settings, name) for name in names})
+    most = memory_limit() or memory_total()
+    if most is not None and settings.memory_limit > most:
+        text = "ATTENTION_MEMORY_LIMIT (%s) is above the memory of this machine or container (%s)"
+        logger.warning(text, settings.memory_limit.human_readable(), ByteSize(most).human_readable())
+    if warning := oversized_body(settings):
+        logger.warning(warning)
+
+
+def is_loopback(host: str) -> bool:
+    """True if all addresses of a host are those of this machine that no other machine reaches."""
+    found = {str(address[0]) for *_, address in socket.getaddrinfo(host, None)}
+    return all(ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
 def worker() -> ReportProgress:
     """The application of one of several workers."""
-    return ReportProgress(from_environment())
+    return served(from_environment(), Workers(Path(os.environ[FOLDER])))
+
+
+def served(app: FastAPI, workers: Workers) -> ReportProgress:
+    """The application with what only this server adds around it."""
+    settings: Settings = app.state.settings
+    return ReportProgress(Drain(app, settings.drain, workers, grpc_port=settings.grpc_port))
 
 
 def uvicorn_options(settings: Settings) -> dict[str, Any]:
     """The arguments of `uvicorn.run`, other than the application."""
-    limits = Limits(idle=KEEP_ALIVE, head=settings.read_timeout, head_bytes=MAX_HEAD, write=settings.write_timeout)
+    write, write_rate = settings.write_timeout, settings.read_rate
+    limits = Limits(KEEP_ALIVE, settings.read_timeout, MAX_HEAD, write, write_rate)
     return {
         "host": settings.host,
         "port": settings.port,
@@ -77,6 +128,7 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
         "access_log": False,  # RequestContext logs requests
         "ssl_certfile": settings.tls_certificate,
         "ssl_keyfile": settings.tls_key,
+        "ssl_context_factory": tls_context(settings),
         "http": partial(LimitedProtocol, import_from_string(HTTP_PROTOCOLS[settings.http_parser]), limits),
         "ws": "none",
         "h11_max_incomplete_event_size": MAX_HEAD,
@@ -84,8 +136,15 @@ def uvicorn_options(settings: Settings) -> dict[str, Any]:
         "timeout_graceful_shutdown": settings.grace,
         "timeout_worker_healthcheck": SILENCE,
         "server_header": False,
-        "proxy_headers": False,  # the address of the client is not used
+        "proxy_headers": True,  # of the proxies in FORWARDED_ALLOW_IPS, which uvicorn reads
     }
+
+
+def tls_context(settings: Settings) -> Callable[..., ssl.SSLContext] | None:
+    """The function that makes uvicorn's TLS context; None without TLS."""
+    if settings.tls_certificate is None:
+        return None
+    return partial(renewing_context, settings.tls_certificate, settings.tls_key)
 
 
 def grpc_port(settings: Settings) -> int:

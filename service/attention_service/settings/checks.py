@@ -12,8 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Final
 
+from attention_service.settings.files import check_regular
 from attention_service.settings.keys import parse_hashes, read_hashes
 
+HOST: Final = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*|\[[\da-fA-F:.]+\]")
 ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
 # What OpenSSL says of a key that is of another certificate: of the same type, and of another type.
 MISMATCH = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
@@ -41,14 +43,21 @@ def check_hashes(hashes: str) -> str:
     return hashes
 
 
-def split_origins(origins: str) -> list[str]:
-    """The origins of a comma-separated text."""
-    return [origin.strip() for origin in origins.split(",") if origin.strip()]
+def split_list(text: str) -> list[str]:
+    """The items of a comma-separated text."""
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def check_hosts(hosts: str) -> str:
+    """The names of hosts, comma-separated, if a Host header can have them, or they are patterns of such ones."""
+    if not all(map(HOST.fullmatch, split_list(hosts))):
+        raise ValueError("expected names like attention.example, without a scheme, port or path, or *.example, or *")
+    return hosts
 
 
 def check_origins(origins: str) -> str:
     """The origins, comma-separated, if browsers send such ones: a scheme and a host, maybe a port (RFC 6454)."""
-    for origin in split_origins(origins):
+    for origin in split_list(origins):
         if origin not in ("*", "null") and ORIGIN.fullmatch(origin) is None:
             raise ValueError("expected origins like https://app.example:8443, without a path, or *, or null")
     return origins
@@ -64,6 +73,7 @@ def check_keys_file(file: Path) -> Path:
 def check_certificate(certificate: Path) -> Path:
     """The file, if it can be read and holds a certificate in PEM."""
     with _refused("the file cannot be read"):
+        check_regular(certificate)
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(certificate)
         except ssl.SSLError:  # a subclass of OSError
@@ -77,6 +87,8 @@ def check_private_key(certificate: Path, key: Path | None) -> None:
     The key is in the certificate's own file if `key` is None.
     """
     with _refused("the file cannot be read"):
+        for file in (certificate, key or certificate):
+            check_regular(file)
         try:
             # The empty password keeps OpenSSL from asking for one on the terminal.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")

@@ -1,4 +1,4 @@
-"""API keys, known to the service by their SHA-256 hashes: `sha256:` and 64 hexadecimal digits."""
+"""API keys, known to the service by their SHA-256 hashes: `sha256:`, 64 hexadecimal digits, and maybe a name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-HASH = re.compile(r"sha256:([0-9a-f]{64})")
+from attention_service.settings.files import check_regular
+
+# A hash, and the name that the log gives to requests with its key.
+HASH = re.compile(r"sha256:([0-9a-f]{64})(?:\s+([!-~][ -~]{0,63}))?")
 
 logger = logging.getLogger("attention")
 
 
-def parse_hashes(text: str) -> frozenset[bytes]:
-    """The hashes in a comma-separated text; empty items are skipped.
+def parse_hashes(text: str) -> dict[bytes, str]:
+    """The hashes in a comma-separated text, each with its name, "" if it has none; empty items are skipped.
 
     Errors: ValueError, which does not quote the text, as it might be a key.
     """
@@ -27,8 +30,9 @@ def parse_hashes(text: str) -> frozenset[bytes]:
     return hashes
 
 
-def read_hashes(file: Path) -> frozenset[bytes]:
-    """The hashes in a file, one a line; `#` begins a comment. Errors: OSError, and ValueError as above."""
+def read_hashes(file: Path) -> dict[bytes, str]:
+    """The hashes in a file with their names, one a line; `#` begins a comment. Errors: OSError, ValueError as above."""
+    check_regular(file)
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
@@ -36,16 +40,16 @@ def read_hashes(file: Path) -> frozenset[bytes]:
     return _parse((line.partition("#")[0] for line in lines), "line")
 
 
-def _parse(items: Iterable[str], kind: str) -> frozenset[bytes]:
-    found = set()
+def _parse(items: Iterable[str], kind: str) -> dict[bytes, str]:
+    found = {}
     for number, item in enumerate(items, 1):
         if item.strip():
             match = HASH.fullmatch(item.strip())
             if match is None:
                 expected = "sha256: and 64 hexadecimal digits, as `attention-service key` prints"
                 raise ValueError(f"{kind} {number} is not the hash of a key ({expected})")
-            found.add(bytes.fromhex(match[1]))
-    return frozenset(found)
+            found[bytes.fromhex(match[1])] = match[2] or ""
+    return found
 
 
 def new_key() -> tuple[str, str]:
@@ -69,8 +73,8 @@ class Keys:
         self._interval = reload
         self._read()
 
-    def accept(self, authorization: bytes) -> bool:
-        """True if an Authorization header holds one of the keys.
+    def find(self, authorization: bytes) -> str | None:
+        """The name of the key that an Authorization header holds, "" if it has none; None if it holds no valid key.
 
         The time that this takes depends on the number of keys only: hashes are compared, each as a whole, all of them.
         """
@@ -81,9 +85,8 @@ class Keys:
                 logger.exception("the keys cannot be read again; those known go on to be valid")
         scheme, _, key = authorization.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
-        found = scheme.lower() == b"bearer"
-        matches = [hmac.compare_digest(digest, known) for known in self._hashes]
-        return found and any(matches)
+        matches = [name for known, name in self._hashes.items() if hmac.compare_digest(digest, known)]
+        return matches[0] if matches and scheme.lower() == b"bearer" else None
 
     def _read(self) -> None:
         self._read_at = time.monotonic()

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import AfterValidator, ByteSize, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from attention_service.runtime.machine import ROOT, cpu_count, memory_limit, memory_total
 from attention_service.settings.checks import (
@@ -18,11 +18,13 @@ from attention_service.settings.checks import (
     check_certificate,
     check_folder,
     check_hashes,
+    check_hosts,
     check_keys_file,
     check_layers,
     check_origins,
     check_private_key,
 )
+from attention_service.settings.keys import parse_hashes
 
 # 1,000 tokens with their scores and weights in float64 take 16 MB: with less, ordinary requests are refused.
 LEAST_MEMORY: Final = ByteSize(16 * 2**20)
@@ -46,11 +48,6 @@ def default_memory_limit(root: Path = ROOT) -> ByteSize:
         return ByteSize(limit // 2)
     total = memory_total(root)
     return ByteSize(MOST_MEMORY_OF_MACHINE if total is None else min(MOST_MEMORY_OF_MACHINE, total // 2))
-
-
-def split_names(names: object) -> object:
-    """The names in a comma-separated text; anything else as it is."""
-    return {name.strip() for name in names.split(",") if name.strip()} if isinstance(names, str) else names
 
 
 class Settings(BaseSettings):
@@ -80,8 +77,9 @@ class Settings(BaseSettings):
         description="Memory budget for the data of all requests in progress: bodies, arrays, intermediate results, "
         "responses. The workers divide it equally. A request that needs more than the share of its worker is refused "
         "with 413; a request that needs more than is free waits, or is refused with 503. At least 16 MiB, and at "
-        "least ATTENTION_MAX_BODY_BYTES. A container's memory limit is the least limit of its control groups (versions "
-        "1 and 2) and of its address space.",
+        "least ATTENTION_MAX_BODY_BYTES; JSON may take 22 times its length to decode (30 times on Python 3.14), and "
+        "the service says at its start if the largest body might not fit. A container's memory limit is the least "
+        "limit of its control groups (versions 1 and 2) and of its address space.",
     )
     concurrency: int = Field(
         2,
@@ -106,19 +104,21 @@ class Settings(BaseSettings):
         30,
         gt=0,
         description="Seconds within which a request head must be complete, else the connection is closed without a "
-        "response. A body has one second more for every ATTENTION_READ_RATE bytes of it.",
+        "response. A body that arrives ends with 408 when its sender is so many seconds behind ATTENTION_READ_RATE, "
+        "which a silent one is after this time, whatever it sent before.",
     )
     read_rate: ByteSize = Field(
         ByteSize(16 * 2**10),
         gt=0,
-        description="Bytes of a request body for which its sender has one second more than ATTENTION_READ_TIMEOUT. A "
-        "body that takes longer is refused with 408.",
+        description="Bytes per second that the sender of a request body must reach, see ATTENTION_READ_TIMEOUT, and "
+        "the reader of a response, see ATTENTION_WRITE_TIMEOUT. Time in which the service waits for memory does not "
+        "count.",
     )
     write_timeout: float = Field(
         30,
         gt=0,
-        description="Seconds without any progress in sending a response, because the client does not read it, after "
-        "which the connection is closed.",
+        description="Seconds by which a client may be behind ATTENTION_READ_RATE in reading a response, before the "
+        "connection is closed. A client that reads nothing has so many seconds.",
     )
     http_parser: Literal["h11", "httptools"] = Field(
         "h11",
@@ -132,7 +132,8 @@ class Settings(BaseSettings):
     )
     api_keys_file: Annotated[Path, AfterValidator(check_keys_file)] | None = Field(
         None,
-        description="File with further hashes, one per line. A change takes effect within a second. While the file "
+        description="File with further hashes, one per line, each with a name for the log if one follows it after a "
+        "space. A change takes effect within a second. While the file "
         "cannot be read, or has a line that is no hash, the last ones are valid, and the log has an error.",
     )
     protect_metrics: bool = Field(False, description="Whether /metrics needs an API key, too.")
@@ -146,8 +147,16 @@ class Settings(BaseSettings):
         description="Origins whose pages may call the service from a browser, comma-separated, like "
         "https://app.example:8443; * for all; null for pages that are opened from a file. Default: none.",
     )
+    allowed_hosts: Annotated[str, AfterValidator(check_hosts)] = Field(
+        "",
+        description="Names that the Host header of a request may have besides `localhost` and the addresses of this "
+        "machine, comma-separated, without ports; `*.example.org` for all below a name, `*` for all. Default: no other "
+        "names if ATTENTION_HOST is a loopback address, else all.",
+    )
     tls_certificate: Annotated[Path, AfterValidator(check_certificate)] | None = Field(
-        None, description="Certificate chain (PEM). With it, the service speaks TLS only: HTTPS, and gRPC over TLS."
+        None,
+        description="Certificate chain (PEM). With it, the service speaks TLS only: HTTPS, and gRPC over TLS. A "
+        "changed certificate is presented to new connections within a second; one that cannot be used, never.",
     )
     tls_key: Path | None = Field(
         None,
@@ -165,6 +174,15 @@ class Settings(BaseSettings):
         False,
         description="Whether to send OpenTelemetry traces. The variables OTEL_* say where to. Needs "
         "attention-service[otel].",
+    )
+    drain: float = Field(
+        1,
+        ge=0,
+        le=300,
+        description="Seconds after SIGTERM in which the service goes on to accept requests while a client is "
+        "connected. It is not ready then, and tells each client to close its connection after the next response. After "
+        "SIGINT, and under other servers than `attention-service serve`, it stops "
+        "accepting at once; with several workers within half a second.",
     )
     grace: int = Field(
         60, ge=0, description="Seconds that requests in progress have to finish after the service is told to stop."
@@ -187,11 +205,11 @@ class Settings(BaseSettings):
         "numpy",
         description="Backend for requests that do not name one. auto is torch if torch finds a GPU, else NumPy.",
     )
-    batch_window: float | None = Field(
-        None,
+    batch_window: float = Field(
+        0.0,
         ge=0,
-        description="Seconds that a small request may wait for a batch while other batches are computed. 0 turns "
-        "dynamic batching off. Default: 0.002 if the backend computes on a GPU, else 0.",
+        description="Seconds that a small request may wait for a batch while other batches are computed, 0.002 for "
+        "example (docs/operations.md). 0 turns dynamic batching off.",
     )
     inline_flops: int = Field(
         5_000_000,
@@ -212,14 +230,6 @@ class Settings(BaseSettings):
         gt=0,
         description="Memory for stored layers, which the workers divide equally, beside ATTENTION_MEMORY_LIMIT. Layers "
         "that were not used for longest make room for others. Default: half of ATTENTION_MEMORY_LIMIT.",
-    )
-    experimental: Annotated[
-        frozenset[Literal["padding", "flex_attention", "cudnn_first"]], NoDecode, BeforeValidator(split_names)
-    ] = Field(
-        frozenset(),
-        description="Fast paths for GPUs that were not measured yet, comma-separated: `padding` (requests of unequal "
-        "lengths in one batch), `flex_attention` (FlexAttention for masks by position), `cudnn_first` (the kernel of "
-        "cuDNN before others). Default: none.",
     )
 
     @field_validator("memory_limit")
@@ -281,12 +291,10 @@ def load_settings(**flags: object) -> Settings:
     try:
         return Settings(**flags)  # type: ignore[arg-type]  # pydantic checks them
     except ValidationError as error:
-        lines = {}  # one for each setting, even if several of its names are wrong
         for found in error.errors(include_url=False, include_input=False):
             name = str(found["loc"][0]).upper()
             reason = "Input should be 'true' or 'false'" if found["type"] == "bool_parsing" else found["msg"]
-            lines[name] = f"ATTENTION_{name}: {reason.removeprefix('Value error, ')}\n"
-        sys.stderr.writelines(lines.values())
+            sys.stderr.write(f"ATTENTION_{name}: {reason.removeprefix('Value error, ')}\n")
         raise SystemExit(2) from None
 
 
@@ -303,8 +311,25 @@ def table() -> str:
     return "\n".join(rows)
 
 
+def effective(settings: Settings) -> str:
+    """These settings as lines of an environment file, with what their defaults mean here; secrets are left out."""
+    values = dict(settings) | {"threads": settings.compute_threads}
+    if settings.layers is not None:
+        values["layers_memory"] = settings.layer_bytes * settings.workers
+    lines = []
+    for name, value in values.items():
+        variable = f"ATTENTION_{name.upper()}"
+        if name == "api_keys":
+            lines.append(f"# {variable}: {len(parse_hashes(value))} hashes")
+        elif value in (None, ""):
+            lines.append(f"# {variable} is not set")
+        else:
+            lines.append(f"{variable}={str(value).lower() if isinstance(value, bool) else value}")
+    return "\n".join(lines)
+
+
 def _shown(default: Any) -> str:
-    if default in ("", None, frozenset()):
+    if default in ("", None):
         return ""
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"

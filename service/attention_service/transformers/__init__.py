@@ -6,8 +6,8 @@
 - interface: the attention function, which importing this package registers
 - call: what a model asks for, as the fields of a request; refuses what has no field
 - engine: where requests are computed
-- recorder: capture(), with its arguments checked in arguments, the masks of every implementation in visible, and the
-  results in captured
+- recorder: capture(), with its arguments checked in arguments, the masks of every implementation in visible, the
+  roles and labels of layers in labels, and the results in captured
 """
 
 from __future__ import annotations

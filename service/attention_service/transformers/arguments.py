@@ -37,17 +37,18 @@ def names(given: Any) -> list[str]:
     return found
 
 
-def labels(given: Any) -> list[list[str]]:
-    """The labels of the tokens: a list for each batch entry, or one for all. Errors: TypeError."""
+def labels(argument: str, given: Any) -> tuple[list[list[str]], bool]:
+    """The labels of the tokens: a list for each batch entry, or one and True if it is for all. Errors: TypeError."""
     if given is None:
-        return []
-    expected = "tokens: expected a list of strings, or one for each batch entry"
+        return [], True
+    expected = f"{argument}: expected a list of strings, or one for each batch entry"
     found = _items(expected, given)
-    batches = [found] if found and isinstance(found[0], str) else [_items(expected, entry) for entry in found]
+    is_for_all = not found or isinstance(found[0], str)
+    batches = [found] if is_for_all else [_items(expected, entry) for entry in found]
     for label in (label for entry in batches for label in entry):
         if not isinstance(label, str):
             raise TypeError(f"{expected}; got {_said(label)} in it")
-    return batches
+    return batches, is_for_all
 
 
 def modules(model: Any) -> dict[Any, str] | None:

@@ -22,6 +22,16 @@ HARMLESS: Final = {
     "return_dict": "the form of the model's output",
     "use_cache": "whether the model returns its cache",
 }
+# Arguments of generate() about the choice of tokens, which some models hand on to their layers. Those whose names a
+# layer could use for itself, like temperature and top_k, are not among them.
+GENERATION: Final = frozenset(
+    {"bad_words_ids", "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "diversity_penalty",
+     "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id", "force_words_ids",
+     "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "max_time",
+     "min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
+     "output_logits", "output_scores", "pad_token_id", "remove_invalid_values", "renormalize_logits",
+     "repetition_penalty", "return_dict_in_generate", "stop_strings", "suppress_tokens"}
+)  # fmt: skip
 # Arguments that have a meaning here, see `make_request`.
 KNOWN: Final = frozenset(
     {"dropout", "indices", "is_causal", "output_attentions", "position_bias", "s_aux", "scaling", "sinks",
@@ -64,7 +74,28 @@ def call_of(module: Any, query: Any, key: Any, value: Any, mask: Any, arguments:
         # time without effect. The mask says what selected keys could not: a query that sees no key averages all.
         mask = indexer.build_block_mask(blocks, mask, key.shape[2], query.dtype, query.device, None)
         arguments = {name: value for name, value in arguments.items() if name != "block_indices"}
+    indices = arguments.get("indices")
+    if indices is not None and _is_added(mask):
+        mask = _with_chosen_keys(mask, indices)
+        arguments = {name: value for name, value in arguments.items() if name != "indices"}
     return Call(type(module).__name__, groups, causal, query, key, value, mask, arguments)
+
+
+def _is_added(mask: Any) -> bool:
+    return isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.is_floating_point()
+
+
+def _with_chosen_keys(mask: Any, indices: Any) -> Any:
+    """A mask that is added, which hides all keys but those of `indices`: (b, q, n) or (b, h, q, n), -1 is no key.
+
+    As eager attention of DeepSeek V3.2 hides them: a query that sees no key, as in padding on the left, then averages
+    all keys and not only the chosen ones.
+    """
+    by_head = indices if indices.ndim == 4 else indices[:, None]
+    keys = mask.shape[-1]
+    chosen = torch.zeros((*by_head.shape[:3], keys + 1), dtype=torch.bool, device=mask.device)
+    chosen.scatter_(-1, torch.where(by_head < 0, keys, by_head).long(), True)
+    return torch.where(chosen[..., :keys], mask, torch.finfo(mask.dtype).min)
 
 
 def make_request(call: Call) -> dict[str, Any]:
@@ -137,7 +168,7 @@ def _check(call: Call) -> None:
 
 
 def _may_pass(name: str) -> bool:
-    return name in HARMLESS or name in KNOWN
+    return name in HARMLESS or name in GENERATION or name in KNOWN
 
 
 def _needs_mask(call: Call) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,10 @@ class CapturedAttention(AttentionResult):
     layer: the index of the layer
     module: the name of its module within the model if `capture` knows the model, else the name of its class
     rows, heads: the queries and the heads that were captured
+    role: encoder, decoder, or cross for attention of a decoder to an encoder
     """
 
-    __slots__ = ("heads", "layer", "module", "rows")
+    __slots__ = ("heads", "layer", "module", "role", "rows")
 
     def __init__(self, found: Result, picture: tuple[AttentionSpec, Plan], layer: int, module: str) -> None:
         super().__init__(found, *picture)
@@ -35,6 +36,7 @@ class CapturedAttention(AttentionResult):
         self.module = module
         self.rows: list[int] = []
         self.heads: list[int] = []
+        self.role = ""
 
     def __repr__(self) -> str:
         rows, heads = _listed(self.rows), _listed(self.heads)
@@ -53,27 +55,57 @@ class CapturedAttention(AttentionResult):
 class Captured(Mapping[int, CapturedAttention]):
     """The captured layers by their index; of a layer that was called several times, the last call.
 
+    Negative indices count from the last layer of the model, whether it was captured or not.
+
     calls: all calls in their order
     """
 
     def __init__(self) -> None:
         self.calls: list[CapturedAttention] = []
+        self._identities: list[str] = []
         self._modules: dict[int, set[str]] = {}
+        # The largest index of a layer of each role that ran.
+        self._last: dict[str, int] = {}
+        # How many queries the last call of a layer of each role had if it had none of the chosen rows.
+        self._short: dict[tuple[str, int], int] = {}
 
-    def __getitem__(self, layer: int) -> CapturedAttention:
+    @property
+    def encoder(self) -> Captured:
+        """The layers of encoders."""
+        return self._part("encoder")
+
+    @property
+    def decoder(self) -> Captured:
+        """The layers of decoders, without their attention to an encoder."""
+        return self._part("decoder")
+
+    @property
+    def cross(self) -> Captured:
+        """The layers by which decoders attend to an encoder."""
+        return self._part("cross")
+
+    def __getitem__(self, index: int) -> CapturedAttention:
         """The last call of a layer. Errors: KeyError if there is none, or if two modules have this index."""
+        layer = index + 1 + max(self._last.values(), default=-1) if index < 0 else index
         modules = self._modules.get(layer, set())
         if len(modules) > 1:
             names = ", ".join(sorted(modules))
             raise KeyError(
-                f"{len(modules)} modules are layer {layer}: {names}. Use calls, or capture(model=…) for a part"
+                f"{len(modules)} modules are layer {layer}: {names}. Use encoder, decoder or cross, calls, or "
+                "capture(model=…) for a part"
             )
         for call in reversed(self.calls):
             if call.layer == layer:
                 return call
+        for (_, short), queries in self._short.items():
+            if short == layer:
+                raise KeyError(
+                    f"layer {layer} ran, but no call of it has one of the rows that capture(rows=…) chose; its last "
+                    f"call has {queries} queries: the rows 0 to {queries - 1}, or -{queries} to -1"
+                )
         there = f"there are {', '.join(map(str, self))}" if self.calls else "none is"
         needed = "its model must run within `with capture(…)` and call attention by transformers' AttentionInterface"
-        raise KeyError(f"layer {layer} is not captured; {there}. To be captured, {needed}")
+        raise KeyError(f"layer {index if layer < 0 else layer} is not captured; {there}. To be captured, {needed}")
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._modules))
@@ -87,7 +119,33 @@ class Captured(Mapping[int, CapturedAttention]):
     def add(self, found: CapturedAttention, identity: str) -> None:
         """Keep a call. identity: names its module"""
         self.calls.append(found)
+        self._identities.append(identity)
         self._modules.setdefault(found.layer, set()).add(identity)
+
+    def see(self, role: str, layer: int) -> None:
+        """Note that a layer ran."""
+        self._last[role] = max(layer, self._last.get(role, 0))
+
+    def miss(self, role: str, layer: int, queries: int) -> None:
+        """Note that a call of a layer had none of the chosen rows."""
+        self._short[role, layer] = queries
+
+    def check_layers(self, chosen: Iterable[int]) -> None:
+        """Check at the end that the chosen layers are within those that ran. Errors: IndexError."""
+        last = max(self._last.values(), default=None)
+        for layer in sorted(chosen):
+            if last is not None and layer > last:
+                raise IndexError(f"layers: the layers that ran are within 0 to {last}; got {layer}")
+
+    def _part(self, role: str) -> Captured:
+        """The layers of one role."""
+        part = Captured()
+        part._last = {role: self._last[role]} if role in self._last else {}
+        part._short = {place: queries for place, queries in self._short.items() if place[0] == role}
+        for call, identity in zip(self.calls, self._identities, strict=True):
+            if call.role == role:
+                part.add(call, identity)
+        return part
 
 
 def picture_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -12,11 +11,10 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 import numpy as np
-import torch
 
-from attention_service.attention.arrays import BFLOAT16
+from attention_service import torch_arrays
 from attention_service.codecs.array_objects import as_numpy
-from attention_service.codecs.safetensors import METADATA, NAMES, SafetensorsCodec
+from attention_service.codecs.safetensors import SafetensorsCodec, request_bytes
 from attention_service.library import attend
 
 LOG: Final = getLogger(__name__)
@@ -81,11 +79,7 @@ def compute(fields: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def as_tensor(array: np.ndarray, like: Any) -> Any:
     """An array as a tensor on the device of another tensor and of its type. On a CPU it shares the array's memory."""
-    own = array if array.flags.writeable else array.copy()
-    # torch cannot read NumPy's bfloat16, but its bits.
-    tensor = (
-        torch.from_numpy(own.view(np.int16)).view(torch.bfloat16) if own.dtype == BFLOAT16 else torch.from_numpy(own)
-    )
+    tensor = torch_arrays.as_tensor(array if array.flags.writeable else array.copy())
     return tensor.to(device=like.device, dtype=like.dtype)
 
 
@@ -102,7 +96,7 @@ def _post(url: str, key: str | None, fields: Mapping[str, Any]) -> dict[str, np.
     """
     kind = SafetensorsCodec.media_type
     headers = {"Content-Type": kind, "Accept": kind} | ({"Authorization": f"Bearer {key}"} if key else {})
-    body = to_safetensors(fields)
+    body = request_bytes(as_numpy(fields))
     for attempt in range(1, TRIES + 1):
         try:
             answer = _client().post(f"{url.rstrip('/')}/attention", content=body, headers=headers)
@@ -132,18 +126,3 @@ def _seconds(retry_after: str) -> float:
 def _client() -> httpx.Client:
     """One client for all layers, so that they share a connection."""
     return httpx.Client(timeout=TIMEOUT)
-
-
-def to_safetensors(fields: Mapping[str, Any]) -> bytes:
-    """A request in the wire format safetensors: its arrays as tensors, everything else as JSON."""
-    arrays = {name: np.ascontiguousarray(as_numpy(value)) for name, value in fields.items() if hasattr(value, "shape")}
-    rest = {name: value for name, value in fields.items() if name not in arrays}
-    header: dict[str, Any] = {METADATA: {"request": json.dumps(rest)}}
-    end = 0
-    for name, array in arrays.items():
-        begin, end = end, end + array.nbytes
-        header[name] = {"dtype": NAMES[array.dtype], "shape": array.shape, "data_offsets": (begin, end)}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the data is aligned
-    data = (array.reshape(-1).view(np.uint8).data for array in arrays.values())
-    return b"".join([len(text).to_bytes(8, "little"), text, *data])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from typing import Any, Final
 
 import torch
@@ -12,6 +13,8 @@ from attention_service.transformers.call import Call, UnsupportedCall, call_of, 
 from attention_service.transformers.engine import as_tensor, compute
 
 NAME: Final = "attention-service"
+# The context variable in which transformers collects what a model is to return beside its output.
+COLLECTOR: Final = "output_collector"
 
 
 def register() -> None:
@@ -28,19 +31,30 @@ def register() -> None:
 def attention(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **arguments: Any
 ) -> tuple[Any, Any]:
-    """The output (b, q, h, d) of an attention layer, and its weights (b, h, q, k) with `output_attentions`, else None.
+    """The output (b, q, h, d) of an attention layer, and its weights (b, h, q, k) if the model returns them, else None.
 
     Errors: UnsupportedCall for what the service would compute differently.
     """
     call = call_of(module, query, key, value, attention_mask, arguments)
     _check(call)
-    wants_weights = bool(arguments.get("output_attentions"))
+    wants_weights = bool(arguments.get("output_attentions")) or _collects_weights()
     fields = make_request(call) | {"include": ["attention_weights"] if wants_weights else []}
     found = compute(fields)
     output = as_tensor(found["output"], query).transpose(1, 2).contiguous()
     if torch.is_grad_enabled() and any(source.requires_grad for source in (query, key, value)):
         output = _WithoutGradient.apply(output, query, key, value)
     return output, as_tensor(found["attention_weights"], query) if wants_weights else None
+
+
+def _collects_weights() -> bool:
+    """True if a model runs with `output_attentions=True`.
+
+    Modules of many models take the argument without handing it to their attention function, as eager attention always
+    returns weights. transformers has no public function that says what it collects, but Python lists the variables of
+    a context. Without that variable the argument alone counts.
+    """
+    collected = next((value for variable, value in copy_context().items() if variable.name == COLLECTOR), None)
+    return any(key.endswith("attentions") for key in collected or ())
 
 
 def _check(call: Call) -> None:

@@ -44,6 +44,16 @@ assert.equal(typed.dtype, "float32");
 const content = Buffer.from(typed.data, "base64");
 assert.deepEqual([...new Float32Array(content.buffer, content.byteOffset, 4)], [0.5, 0.5, 0.5, 0.5]);
 
+// The headers of a response have types, too.
+type Responses = paths["/attention"]["post"]["responses"];
+const id: Responses[200]["headers"]["X-Request-ID"] = direct.metadata.request_id;
+const { response } = await client.POST("/attention", { body: { input: eye }, headers: { "X-Request-ID": id } });
+const seconds: Responses[503]["headers"]["Retry-After"] = 1; // a number
+const challenge: Responses[401]["headers"]["WWW-Authenticate"] = "Bearer";
+assert.equal(response.headers.get("X-Request-ID"), id);
+assert.equal(response.headers.get("Retry-After") ?? response.headers.get("WWW-Authenticate"), null);
+assert.ok(seconds && challenge);
+
 // The value has four features, the query three.
 const wrong = await client.POST("/attention", { body: { ...animals, key: animals.value } });
 switch (wrong.error?.code) {

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 
 from attention_service.attention.spec import Output
-from attention_service.attention.tiles import Tile
+from attention_service.attention.tile import Tile
 from attention_service.backends.dense.buffers import WEIGHTS, ResultBuffers
 from attention_service.backends.dense.library import Array
 

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from attention_service.attention.outputs import OUTPUTS, TOP_INDICES, output_dtype, output_shape, outputs_of
+from attention_service.attention.outputs import OUTPUTS, TOP_INDICES, outputs_of
 from attention_service.attention.plan import Plan
 from attention_service.attention.spec import Output
-from attention_service.attention.tiles import Tile
+from attention_service.attention.tile import Tile
 from attention_service.backends.dense.library import Array, ArrayLibrary
 
 WEIGHTS: Final = "attention_weights"
@@ -57,7 +57,7 @@ class ResultBuffers:
         for name in names if chosen.top_k is None else [*names, TOP_INDICES]:
             # What tiles leave out stays 0, and `received` is a sum.
             make = lib.zeros if plan.skips_hidden_keys or name in ("received", TOP_INDICES) else lib.empty
-            self.arrays[name] = make(output_shape(name, plan), output_dtype(name, plan))
+            self.arrays[name] = make(plan.output_shape(name), plan.output_dtype(name))
         selected = {name for name in plan.options if name.startswith("selection.")}
         self._shares_memory = (
             lib.writes_in_place

@@ -9,7 +9,8 @@ import numpy as np
 from attention_service.attention.outputs import OUTPUT
 from attention_service.attention.plan import Notice, Plan
 from attention_service.attention.result import Computed
-from attention_service.attention.tiles import Tile, tiles
+from attention_service.attention.tile import Tile
+from attention_service.attention.tiles import tiles
 from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.buffers import ResultBuffers, TileSums
 from attention_service.backends.dense.gates import apply_map, gated

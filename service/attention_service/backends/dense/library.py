@@ -10,7 +10,8 @@ import numpy as np
 
 from attention_service.attention.arrays import is_float
 from attention_service.attention.plan import Plan
-from attention_service.attention.tiles import Tile, Tiling
+from attention_service.attention.tile import Tile
+from attention_service.attention.tiles import Tiling
 
 Array = Any  # of the library
 T = TypeVar("T")
@@ -38,6 +39,11 @@ class ArrayLibrary(ABC):
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+
+    @property
+    def compute_dtype(self) -> np.dtype:
+        """The type that the plan is computed in."""
+        return self.plan.compute_dtype
 
     @abstractmethod
     def load(self, array: np.ndarray) -> Array:

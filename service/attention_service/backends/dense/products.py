@@ -6,7 +6,7 @@ of gathered keys: g, or h if query heads select keys of their own.
 
 from __future__ import annotations
 
-from attention_service.attention.tiles import Tile
+from attention_service.attention.tile import Tile
 from attention_service.backends.dense.library import Array, ArrayLibrary
 
 

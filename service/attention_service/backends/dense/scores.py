@@ -8,7 +8,8 @@ import numpy as np
 
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import overflow
-from attention_service.attention.tiles import Tile, key_blocks, part_of
+from attention_service.attention.tile import Tile, part_of
+from attention_service.attention.tiles import key_blocks
 from attention_service.attention.visibility import additions, hidden_parts, hiding_bits, visible
 from attention_service.backends.dense.buffers import ResultBuffers, TileSums
 from attention_service.backends.dense.library import Array, ArrayLibrary

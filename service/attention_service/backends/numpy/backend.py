@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import pairwise
 from typing import ClassVar, Final, TypeVar
@@ -18,7 +17,8 @@ from attention_service.attention.operands import Operands
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Computed, Metadata, Result, make_metadata
 from attention_service.attention.spec import AttentionSpec
-from attention_service.attention.tiles import SHARED_FLOPS, Tile, Tiling
+from attention_service.attention.tile import Tile
+from attention_service.attention.tiles import SHARED_FLOPS, Tiling
 from attention_service.backends.base import Backend, Check, Program, no_check
 from attention_service.backends.dense.binning import BinnedBuffers, BinnedScores, Bins
 from attention_service.backends.dense.compute import compute
@@ -49,8 +49,8 @@ class NumpyBackend(Backend):
 
     name = "numpy"
 
-    def __init__(self, threads: int | None = None, experimental: AbstractSet[str] = frozenset()) -> None:
-        super().__init__(threads, experimental)
+    def __init__(self, threads: int | None = None) -> None:
+        super().__init__(threads)
         self.tiling = Tiling(scores=TILE_BYTES // 4, workers=threads or 1)
         self.small_scores = SMALL_SCORES
         self.pool = TilePool(threads) if threads else None

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -14,15 +11,15 @@ import torch
 
 from attention_service.attention import cost
 from attention_service.attention.operands import Operands, make_operands
-from attention_service.attention.outputs import OUTPUTS
-from attention_service.attention.plan import Plan, make_plan
+from attention_service.attention.plan import Plan
+from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Computed
 from attention_service.attention.spec import ROLES, AttentionSpec, DType, Output
 from attention_service.attention.tiles import Tiling, tile_size
 from attention_service.backends.base import Backend, Check, OutOfMemory, no_check
 from attention_service.backends.dense.compute import compute
 from attention_service.backends.dense.operands import LoadedOperands, load_operands
-from attention_service.backends.torch import devices, flex, sdpa, staging
+from attention_service.backends.torch import devices, sdpa, staging
 from attention_service.backends.torch.library import TorchLibrary
 
 # Bytes of the scores of a tile. torch spreads each over its own threads, or over a GPU.
@@ -31,14 +28,10 @@ TILE_BYTES: Final = 2**26
 MATRICES: Final = 3
 FOR_TOP_K, FOR_ENTROPY, FOR_HIDDEN_BY, FOR_WITHOUT_SINKS = 6, 2, 3, 2
 
-# Options that change query, key or value, for which halves are cast to float32; and all others that fused kernels know.
+# Options for which fused kernels get halves in float32: they change query, key or value, or are added to the scores.
 MAPS: Final = tuple(f"roles.{role}.map" for role in ROLES)
-CHANGED: Final = (*MAPS, "query_norm", "key_norm", "value_norm", "query_rotation", "key_rotation", "terms.Bias")
-UNCHANGED_OPERANDS: Final = frozenset(name for name in sdpa.KNOWN | flex.KNOWN if not name.startswith(CHANGED)) | {
-    "normalization",
-    "selection.top_k",
-    *(f"selection.include.{name}" for name in OUTPUTS),
-}
+IN_FLOAT32: Final = (*MAPS, *(f"{role}_steps" for role in ROLES), "terms.Bias", "terms.Alibi")
+IN_HALVES: Final = frozenset(name for name in sdpa.KNOWN if not name.startswith(IN_FLOAT32))
 
 logger = logging.getLogger("attention")
 
@@ -46,18 +39,15 @@ logger = logging.getLogger("attention")
 class TorchBackend(Backend):
     """Computes on the CPU or on a GPU.
 
-    tiling: how plans are cut, with `scores` for float32
-    flex_attention, cudnn_first: True if FlexAttention is used, and cuDNN's kernel tried before others. Both are off
-    unless they are named in `experimental`.
+    tiling: how plans are cut, with `scores` for float32; kernels: the fused kernels
     """
 
     name = "torch"
 
-    def __init__(self, threads: int | None = None, experimental: AbstractSet[str] = frozenset()) -> None:
-        super().__init__(threads, experimental)
+    def __init__(self, threads: int | None = None) -> None:
+        super().__init__(threads)
         self.tiling = Tiling(scores=TILE_BYTES // 4)
-        self.kernels = sdpa.Kernels(cudnn_first="cudnn_first" in experimental)
-        self.flex = flex.Flex(self._try_flex) if "flex_attention" in experimental else None
+        self.kernels = sdpa.Kernels()
         if threads:
             torch.set_num_threads(threads)
         # The float32 of IEEE 754, and sums of halves in float32, in the whole process.
@@ -129,29 +119,22 @@ class TorchBackend(Backend):
     def attend(
         self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check, *, finite: bool = True
     ) -> Computed:
-        """Compute a plan from loaded operands, by the fastest path. finite: True if all numbers of the operands are"""
-        computed = self._without_scores(plan, lib, loaded, check) if finite else None
+        """Compute a plan from loaded operands, by a fused kernel if one fits and does not fail.
+
+        finite: True if all numbers of the operands are
+        """
+        computed = self._by_kernel(plan, lib, loaded, check) if finite and sdpa.fits(plan, lib, loaded) else None
         return computed or compute(plan, lib, _in_float32(loaded), self.name, check)
 
-    def _without_scores(self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check) -> Computed | None:
-        """Compute a plan by a kernel that does not hold the scores; None if no such kernel fits."""
-        if self.flex is not None and lib.is_asynchronous:
-            computed = _unless_it_fails(partial(self.flex.compute, plan, lib, loaded))
-            if computed is not None:
-                return computed
-        if sdpa.fits(plan, loaded) and sdpa.supports_dtype(plan, lib, loaded):
-            return _unless_it_fails(partial(self.kernels.compute, plan, lib, loaded, check))
+    def _by_kernel(self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check) -> Computed | None:
+        """Compute a plan by a fused kernel; None if there is none, or if it fails. Errors: those of memory."""
+        try:
+            return self.kernels.compute(plan, lib, loaded, check)
+        except RuntimeError as error:
+            if devices.is_out_of_memory(error):
+                raise
+            logger.warning("a kernel of torch failed: the dense computation takes its place", exc_info=True)
         return None
-
-    def _try_flex(self, plan: Plan, device: torch.device, dtype: torch.dtype) -> bool:
-        """True if FlexAttention agrees with the dense computation on random numbers of the sizes of a plan."""
-        h, g, b, q, k, d, e = plan.sizes
-        with torch.inference_mode(), devices.reserved(device, 2 * self._dense_bytes(plan), no_check):
-            random = partial(torch.randn, device=device, dtype=dtype)
-            loaded = LoadedOperands(random(b, h, q, d), random(b, g, k, d), random(b, g, k, e), (0.0, 0.0, 0.0))
-            lib = self.library(plan, device)
-            definition = compute(plan, lib, _in_float32(loaded), self.name)
-            return flex.agree(flex.compute(plan, lib, loaded), definition, dtype)
 
     def _dense_bytes(self, plan: Plan, copied: int | None = None) -> int:
         """Upper bound of the memory of the dense computation, beyond the arrays of the request."""
@@ -182,20 +165,10 @@ class TorchBackend(Backend):
 def keeps_halves(plan: Plan) -> bool:
     """True if tensor cores may multiply query, key and value as the halves that they are.
 
-    Nothing may change the operands, and no bias be added to the scores: a kernel's mask would have to be of halves too.
+    A fused kernel must compute the plan, nothing may change the operands, and nothing be added to the scores: a
+    kernel's mask would have to be of halves too.
     """
-    return plan.dtype.itemsize == 2 and plan.options <= UNCHANGED_OPERANDS
-
-
-def _unless_it_fails(function: Callable[[], Computed | None]) -> Computed | None:
-    """The result of a kernel; None if the kernel refuses. Errors: those of memory."""
-    try:
-        return function()
-    except RuntimeError as error:
-        if devices.is_out_of_memory(error):
-            raise
-        logger.warning("a kernel of torch failed: the dense computation takes its place", exc_info=True)
-    return None
+    return plan.dtype.itemsize == 2 and plan.options <= IN_HALVES
 
 
 def _in_float32(loaded: LoadedOperands) -> LoadedOperands:

@@ -9,9 +9,9 @@ import array_api_compat.torch as xp
 import numpy as np
 import torch
 
-from attention_service.attention.outputs import output_dtype
 from attention_service.attention.plan import Plan
-from attention_service.attention.tiles import Tile, Tiling
+from attention_service.attention.tile import Tile
+from attention_service.attention.tiles import Tiling
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.torch import devices, staging
 
@@ -42,7 +42,7 @@ class TorchLibrary(ArrayLibrary):
         """Tensors in NumPy, each in the type that it is returned in."""
         return staging.to_host(
             {
-                name: tensor.to(self.native(output_dtype(name, self.plan))) if tensor.is_floating_point() else tensor
+                name: tensor.to(self.native(self.plan.output_dtype(name))) if tensor.is_floating_point() else tensor
                 for name, tensor in arrays.items()
             }
         )

@@ -19,7 +19,8 @@ from attention_service.attention.options import ALWAYS
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Computed
 from attention_service.attention.terms import Causal
-from attention_service.attention.tiles import Tile, tiles, whole
+from attention_service.attention.tile import Tile
+from attention_service.attention.tiles import tiles, whole
 from attention_service.attention.visibility import additions, visible
 from attention_service.backends.base import Check
 from attention_service.backends.dense.compute import empty_outputs, stored
@@ -68,17 +69,13 @@ UNMASKED_SCORES: Final = 2**27
 UNMASKED_SCORES_GPU: Final = 2**37
 
 
-def fits(plan: Plan, loaded: LoadedOperands) -> bool:
-    """True if fused kernels know all options of the plan, and no score can overflow, which they would not report."""
-    return plan.options <= KNOWN and cannot_overflow(plan, loaded)
+def fits(plan: Plan, lib: TorchLibrary, loaded: LoadedOperands) -> bool:
+    """True if fused kernels know all options of the plan and its type, and no score can overflow.
 
-
-def supports_dtype(plan: Plan, lib: TorchLibrary, loaded: LoadedOperands) -> bool:
-    """True if a fused kernel computes this type: on a GPU all but float64, and halves with ALiBi."""
-    if not lib.is_asynchronous:
-        return True
-    has_alibi = "terms.Alibi.slopes" in plan.options
-    return plan.compute_dtype.itemsize == 4 and (not has_alibi or loaded.query.dtype == torch.float32)
+    They would not report an overflow. On a GPU none of them computes float64.
+    """
+    has_type = not lib.is_asynchronous or plan.compute_dtype.itemsize == 4
+    return has_type and plan.options <= KNOWN and cannot_overflow(plan, loaded)
 
 
 def is_plainly_causal(plan: Plan) -> bool:
@@ -93,15 +90,13 @@ def is_plainly_causal(plan: Plan) -> bool:
 
 
 class Kernels:
-    """The fused kernels. cudnn_first: True to try cuDNN's kernel first, which is compiled anew for each size
+    """The fused kernels.
 
     unmasked_scores: scores computed at a time without a mask on the CPU; tests make it small
     """
 
-    def __init__(self, *, cudnn_first: bool = False) -> None:
+    def __init__(self) -> None:
         self.unmasked_scores = UNMASKED_SCORES
-        cudnn = SDPBackend.CUDNN_ATTENTION
-        self.order = sorted(ORDER, key=lambda backend: backend != cudnn) if cudnn_first else list(ORDER)
         # sdpa_kernel sets the order for the whole process.
         self._ordering = Lock()
 
@@ -164,7 +159,7 @@ class Kernels:
         groups = query.shape[1] // key.shape[1]
         with (
             nullcontext() if on_cpu else self._ordering,
-            nullcontext() if on_cpu else sdpa_kernel(self.order, set_priority=True),
+            nullcontext() if on_cpu else sdpa_kernel(list(ORDER), set_priority=True),
         ):
             chosen = choose(query, key, value, mask, causal, scale)
             if chosen == SDPBackend.MATH.value and groups > 1:  # some kernels have no grouped heads

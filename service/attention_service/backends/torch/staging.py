@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from attention_service.attention.arrays import BFLOAT16
 from attention_service.backends.base import no_check
 from attention_service.backends.torch.devices import CPU, Pace, reserved
+from attention_service.torch_arrays import as_array, as_tensor
 
 CHUNK = 8 * 2**20  # bytes
 AHEAD = 3
@@ -37,7 +37,7 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
         contiguous = np.ascontiguousarray(array)
         if not contiguous.flags.writeable:  # torch has no read-only tensors, and warns
             contiguous = contiguous.copy()
-        return _tensor(contiguous)
+        return as_tensor(contiguous)
     return send(array, device)
 
 
@@ -47,7 +47,7 @@ def send(array: np.ndarray, device: torch.device) -> torch.Tensor:
     straight = array.transpose(axes)
     if not straight.flags.c_contiguous:
         axes, straight = list(range(array.ndim)), np.ascontiguousarray(array)
-    source = _tensor(_writeable(straight.reshape(-1)))
+    source = as_tensor(_writeable(straight.reshape(-1)))
     target = torch.empty_like(source, device=device)
     pace = Pace(device, AHEAD)
     for here, there in _chunks(source, target):
@@ -62,7 +62,7 @@ def send(array: np.ndarray, device: torch.device) -> torch.Tensor:
 def to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """The tensors as arrays, of the same types. Waits until the device has computed them."""
     if all(tensor.device == CPU for tensor in tensors.values()):
-        return {name: _array(tensor) for name, tensor in tensors.items()}
+        return {name: as_array(tensor) for name, tensor in tensors.items()}
     return fetch(tensors)
 
 
@@ -73,7 +73,7 @@ def fetch(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     pace = Pace(device, AHEAD)
     for name, tensor in tensors.items():
         target = torch.empty(tensor.shape, dtype=tensor.dtype)
-        found[name] = _array(target)
+        found[name] = as_array(target)
         for there, here in _chunks(tensor.contiguous().reshape(-1), target.reshape(-1)):
             staged = torch.empty_like(here, pin_memory=device != CPU)
             staged.copy_(there, non_blocking=True)
@@ -94,17 +94,3 @@ def _writeable(array: np.ndarray) -> np.ndarray:
         return array
     memory = (ctypes.c_byte * array.nbytes).from_address(array.ctypes.data)
     return np.frombuffer(memoryview(memory), array.dtype)
-
-
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    """The array as a tensor with the same memory; torch does not know the bfloat16 of NumPy."""
-    if array.dtype == BFLOAT16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor as an array with the same memory."""
-    is_bfloat16 = tensor.dtype == torch.bfloat16
-    array: np.ndarray = tensor.view(torch.int16).numpy().view(BFLOAT16) if is_bfloat16 else tensor.numpy()
-    return array

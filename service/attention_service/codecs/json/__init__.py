@@ -9,13 +9,14 @@ from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded, encoded, one_chunk
 from attention_service.codecs.decoded import Body, Decoded
 from attention_service.codecs.json import memory, reader, writer
+from attention_service.codecs.json.parser import HAS_SIMDJSON
 
 
 class JSONCodec(Codec):
     """Arrays are nested lists, or typed arrays {dtype, shape, data}."""
 
     media_type = "application/json"
-    decode_inline = 2**21
+    decode_inline = 2**21 if HAS_SIMDJSON else 2**18
 
     def decode(self, body: Body, limit: int) -> Decoded:
         """The fields of the JSON object in a body, as `reader.decode` says."""

@@ -8,6 +8,8 @@ import numpy as np
 
 from attention_service.codecs.decoded import Body
 from attention_service.codecs.json.limits import MAX_LISTS, MAX_SEARCHED, SLICE, count
+from attention_service.codecs.json.parser import HAS_SIMDJSON
+from attention_service.codecs.json.standard_library import MAX_CONTAINER_BYTES, container_bytes
 
 # Bytes of memory: simdjson copies the body, and notes where each value and each punctuation mark stands; on its tape a
 # value takes two words, and a key one.
@@ -37,11 +39,19 @@ BOUND: Final = 19
 BOUND_OF_STRINGS: Final = 6, 27 * MAX_SEARCHED
 BOUND_OF_LISTS: Final = 31, 112 * MAX_LISTS
 
+# The same by the standard library: numbers written `-6,`; strings; lists `[[[]]],`. Each value is an element of a list,
+# which has room for an eighth more. A number for which Python makes an object takes at least three bytes of the body.
+GROWN_ELEMENT: Final = 9
+SHORTEST_OBJECT: Final = 3
+BOUND_OF_OBJECTS: Final = 20
+BOUND_OF_CONTAINERS: Final = 61, MAX_CONTAINER_BYTES
+
 
 def decode_bound(length: int) -> int:
     """Upper bound of the memory for decoding any body of this length, in bytes."""
-    others = sum(min(factor * length, most) for factor, most in (BOUND_OF_STRINGS, BOUND_OF_LISTS))
-    return BOUND * length + others
+    of_lists = BOUND_OF_LISTS if HAS_SIMDJSON else BOUND_OF_CONTAINERS
+    others = sum(min(factor * length, most) for factor, most in (BOUND_OF_STRINGS, of_lists))
+    return (BOUND if HAS_SIMDJSON else BOUND_OF_OBJECTS) * length + others
 
 
 def decode_bytes(body: Body) -> int:
@@ -53,12 +63,20 @@ def decode_bytes(body: Body) -> int:
     commas, lists = count(body, b","), count(body, b"[") + count(body, b"{")
     strings, text, width = _strings(body)
     values = commas + lists + 1
+    if not HAS_SIMDJSON:
+        memory = (1 + width) * len(body) + (GROWN_ELEMENT + ELEMENT) * values + container_bytes(body)
+        memory += NUMBER * min(values, len(body) // SHORTEST_OBJECT) + STRING * strings + (1 + width) * text
+        return _rounded(memory, body, width)
     marks = values + commas + lists + 2 * strings
     memory = COPIES * len(body) + MARK * marks + (VALUE + ELEMENT) * values
     memory += (KEY + STRING) * strings + (TEXT + width) * text
     if commas < MAX_SEARCHED:
         memory += NUMBER * min(values, len(body) // SHORTEST)
         memory += LIST * min(lists, MAX_LISTS)
+    return _rounded(memory, body, width)
+
+
+def _rounded(memory: int, body: Body, width: int) -> int:
     memory = max(memory, (REFUSED + width) * len(body))
     return min(memory + memory // ROUNDING, decode_bound(len(body)))
 

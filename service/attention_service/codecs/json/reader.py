@@ -4,6 +4,8 @@ simdjson reads the document, and copies the numbers of an array, however nested,
 from the lengths of its lists. A list that hides among numbers, as in [1, [2]], shows in neither, so opening brackets
 are counted: if shapes and lists account for all of the body's, nothing is hidden. Else a string holds a bracket, or a
 list is hidden, and the elements of each array are looked at one by one.
+
+Where simdjson is not installed, `standard_library` stands in for it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-import simdjson
 
 from attention_service.codecs import typed_arrays
 from attention_service.codecs.decoded import Body, Decoded, NotQuick
@@ -32,6 +33,7 @@ from attention_service.codecs.json.limits import (
     has_too_many_values,
     list_count,
 )
+from attention_service.codecs.json.parser import simdjson
 from attention_service.errors import (
     DuplicateKey,
     InvalidArray,
@@ -131,10 +133,9 @@ class _Reader:
             here = child(pointer, key)
             if key in fields:
                 raise DuplicateKey.at(here, "each key once", "the same key again")
-            try:
-                value: Any = found[key]
-            except KeyError:  # simdjson does not find a key that holds a NUL character
-                raise InvalidJSON.at(here, "keys without NUL characters", quote(key)) from None
+            if "\0" in key:  # simdjson looks for the part before it
+                raise InvalidJSON.at(here, "keys without NUL characters", quote(key))
+            value: Any = found[key]
             if depth == 1 and type(value) is simdjson.Array:
                 self.untyped.append(key)
             fields[key] = self._value(value, here, depth)
@@ -251,7 +252,7 @@ def _numbers(found: simdjson.Array, shape: tuple[int, ...], first: float) -> np.
 
 def _booleans(found: simdjson.Array, shape: tuple[int, ...]) -> np.ndarray | None:
     """The booleans of an array, read from its text as simdjson has no buffer of them; None if it holds other values."""
-    text: bytes = found.mini  # type: ignore[assignment]  # its stub says str
+    text: bytes = found.mini
     flat = np.frombuffer(text.translate(BITS, AROUND_BITS), np.uint8)
     if flat.max() > 1 or text.count(b"[") != list_count(shape):
         return None

@@ -12,7 +12,7 @@ import numpy as np
 
 from attention_service.attention.spec import Output
 from attention_service.codecs.decoded import Decoded, RequestedOutputs
-from attention_service.codecs.named_tensors import add_dotted, answer_tensors
+from attention_service.codecs.named_tensors import add_dotted, dotted_tensors
 from attention_service.codecs.oip.tensors import parameters_of
 from attention_service.errors import FieldConflict, InvalidTensors, InvalidValue, UnknownField, child
 from attention_service.version import MODEL
@@ -111,7 +111,7 @@ def _include(names: Iterable[str], *, top_k: bool) -> list[str]:
 
 def requested_outputs(answer: Mapping[str, Any], requested: RequestedOutputs) -> dict[str, tuple[np.ndarray, bool]]:
     """The tensors of an answer that were requested, each with True if it comes as bytes."""
-    tensors = dict(answer_tensors(answer))
+    tensors = dict(dotted_tensors(answer))
     binary = requested.binary or dict.fromkeys((ALWAYS, *tensors), requested.default)
     return {name: (tensors[name], is_binary) for name, is_binary in binary.items()}
 

@@ -29,7 +29,7 @@ OCTETS: Final = "application/octet-stream"
 HEADER: Final = b"inference-header-content-length"
 # Bytes of a body, and of its JSON, that are decoded in a few milliseconds: tensors after the JSON are not copied.
 INLINE_BODY: Final = 2**22
-INLINE_JSON: Final = 2**21
+INLINE_JSON: Final = JSONCodec.decode_inline
 # The parameter with the number of bytes after the JSON that a tensor takes.
 BINARY_SIZE: Final = "binary_data_size"
 # A tensor after the JSON is copied where its elements are not aligned.

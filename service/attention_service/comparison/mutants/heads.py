@@ -94,9 +94,13 @@ def value_is_key(case: Case) -> Iterator[Case]:
     if np.array_equal(case.key, case.value) and np.array_equal(case.past_key, case.past_value):
         return
     yield case.changed(value=case.key, past_value=case.past_key, bad_values=None)
-    if case.key_norm or case.key_rotation:
+    if case.steps["key"]:
         yield case.changed(
-            value=keys_as_values(case), past_value=case.past_key, value_norm=None, bad_values=None, detail="prepared"
+            value=keys_as_values(case),
+            past_value=case.past_key,
+            steps={**case.steps, "value": ()},
+            bad_values=None,
+            detail="prepared",
         )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.terms import Bias, KeyLengths, KeyMask, Mask, QueryLengths, Segments, SelectedKeys
 from attention_service.comparison.case import Case
-from attention_service.comparison.mutants.table import mutant, tiles
+from attention_service.comparison.mutants.table import has_no_tail, mutant, tiles
 from attention_service.comparison.problem import Answer, Problem
 
 # What a finite mask adds to hidden scores, as many implementations do.
@@ -141,23 +141,35 @@ def keys_last_dropped(case: Case) -> Iterator[Case]:
     return _without_keys(case, keys == len(keys) - 1)
 
 
-@mutant("keys.tail_dropped", "Keys after the last whole tile are left out.")
+@mutant("keys.tail_dropped", "Keys after the last whole tile are left out.", survives=has_no_tail)
 def keys_tail_dropped(case: Case) -> Iterator[Case]:
     keys = _places(case)
     for tile in tiles(case):
         yield from _without_keys(case, keys >= len(keys) // tile * tile, f"of {tile} keys")
 
 
+def _halves(keys: int) -> list[int]:
+    """How many keys a half has, rounded up and rounded down: kernels do either."""
+    return list(dict.fromkeys((-(-keys // 2), keys // 2)))
+
+
+def _of_odd(read: int, keys: int) -> str:
+    """The detail that tells the halves of an odd number of keys apart."""
+    return f"{read} of {keys} keys" if keys % 2 else ""
+
+
 @mutant("keys.half", "Only the first half of the keys is read.")
 def keys_half(case: Case) -> Iterator[Case]:
     keys = _places(case)
-    return _without_keys(case, keys >= -(-len(keys) // 2))
+    for read in _halves(len(keys)):
+        yield from _without_keys(case, keys >= read, _of_odd(read, len(keys)))
 
 
 @mutant("keys.second_half", "Only the second half of the keys is read.")
 def keys_second_half(case: Case) -> Iterator[Case]:
     keys = _places(case)
-    return _without_keys(case, keys < len(keys) // 2)
+    for read in _halves(len(keys)):
+        yield from _without_keys(case, keys < len(keys) - read, _of_odd(read, len(keys)))
 
 
 @mutant("cache.ignored", "The cache of past keys and values is never read.")

@@ -14,7 +14,7 @@ from attention_service.comparison.problem import Rounding
 
 
 def _plain(case: Case) -> Rounding:
-    return legal_roundings(case.dtype, False)[0]
+    return legal_roundings(case.dtype)[0]
 
 
 @mutant("precision.scores", "Scores are rounded to the type of the operands before the softmax.")
@@ -32,7 +32,7 @@ def precision_accumulate(case: Case) -> Iterator[Case]:
 @mutant("precision.float32", "A float64 request is computed in float32.")
 def precision_float32(case: Case) -> Iterator[Case]:
     if case.dtype == np.float64:
-        yield case.changed(rounding=legal_roundings(np.dtype(np.float32), False)[0])
+        yield case.changed(rounding=legal_roundings(np.dtype(np.float32))[0])
 
 
 @mutant("precision.inputs", "Query, key and value are rounded to 10 bits, as in TF32.")

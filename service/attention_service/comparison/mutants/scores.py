@@ -14,7 +14,7 @@ from attention_service.attention.arrays import compute_dtype
 from attention_service.attention.terms import Alibi, Bias
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import largest_number
-from attention_service.comparison.mutants.table import mutant, tiles
+from attention_service.comparison.mutants.table import is_one_tile, mutant, tiles
 from attention_service.comparison.problem import Answer, Problem
 
 
@@ -39,7 +39,7 @@ def scale_absent(case: Case) -> Iterator[Case]:
 
 @mutant("scale.twice", "The scale is applied twice.")
 def scale_twice(case: Case) -> Iterator[Case]:
-    return _scale(case, case.scale**2)
+    return _scale(case, case.scale * case.scale)  # ** raises OverflowError for floats
 
 
 @mutant("scale.inverse_dim", "The scale is 1/d, not 1/√d.")
@@ -114,7 +114,7 @@ def sinks_first_query(case: Case) -> Iterator[Case]:
         yield from _sinks(case, np.broadcast_to(case.sinks[..., :1], case.sinks.shape))
 
 
-@mutant("sinks.repeated_per_tile", "The sink is counted once for each tile of keys.")
+@mutant("sinks.repeated_per_tile", "The sink is counted once for each tile of keys.", survives=is_one_tile)
 def sinks_repeated_per_tile(case: Case) -> Iterator[Case]:
     if case.sinks is not None:
         counts = {-(-case.plan.sizes.key_length // tile): tile for tile in tiles(case)}

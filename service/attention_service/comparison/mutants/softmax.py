@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_service.attention.arrays import compute_dtype
 from attention_service.comparison.case import Case
-from attention_service.comparison.mutants.table import mutant, tiles
+from attention_service.comparison.mutants.table import is_one_tile, mutant, tiles
 from attention_service.comparison.problem import (
     Answer,
     Problem,
@@ -78,7 +78,11 @@ def _by_tiles(problem: Problem, tile: int, *, rescale_sum: bool, rescale_output:
     return finished(problem, weights, total, np.where(np.isneginf(largest), 0, largest))
 
 
-@mutant("softmax.no_rescale", "Neither sum nor accumulator is rescaled when a tile of keys has a larger score.")
+@mutant(
+    "softmax.no_rescale",
+    "Neither sum nor accumulator is rescaled when a tile of keys has a larger score.",
+    survives=is_one_tile,
+)
 def softmax_no_rescale(case: Case) -> Iterator[Case]:
     if _applies(case):
         for tile in tiles(case):
@@ -86,7 +90,11 @@ def softmax_no_rescale(case: Case) -> Iterator[Case]:
             yield case.changed(softmax=unscaled, detail=f"of {tile} keys")
 
 
-@mutant("softmax.accumulator_no_rescale", "The accumulator is not rescaled when a tile of keys has a larger score.")
+@mutant(
+    "softmax.accumulator_no_rescale",
+    "The accumulator is not rescaled when a tile of keys has a larger score.",
+    survives=is_one_tile,
+)
 def softmax_accumulator_no_rescale(case: Case) -> Iterator[Case]:
     if _applies(case):
         for tile in tiles(case):
@@ -102,7 +110,11 @@ def _last_tile(problem: Problem, tile: int) -> Answer:
     return softmax(problem, np.where(place == last, scores, -np.inf))
 
 
-@mutant("softmax.last_tile", "The softmax is taken over the last tile of keys only.")
+@mutant(
+    "softmax.last_tile",
+    "The softmax is taken over the last tile of keys only.",
+    survives=is_one_tile,
+)
 def softmax_last_tile(case: Case) -> Iterator[Case]:
     if _applies(case):
         for tile in tiles(case):
@@ -120,7 +132,11 @@ def _denominator_last_tile(problem: Problem, tile: int) -> Answer:
     return finished(problem, exponentials, total, largest)
 
 
-@mutant("softmax.denominator_last_tile", "The weights are divided by the sum over the last tile of keys only.")
+@mutant(
+    "softmax.denominator_last_tile",
+    "The weights are divided by the sum over the last tile of keys only.",
+    survives=is_one_tile,
+)
 def softmax_denominator_last_tile(case: Case) -> Iterator[Case]:
     if _applies(case):
         for tile in tiles(case):

@@ -21,12 +21,14 @@ class Mutant:
     name:    stable, part of the contract: group.mistake
     message: what the kernel did, as one sentence
     needs:   the array of the answer that alone shows it; None if the output does
+    survives: tells by the number of keys if the mistake changes nothing for a usual tile; None if it has no tiles
     """
 
     name: str
     message: str
     edit: Edit
     needs: str | None = None
+    survives: Callable[[int], bool] | None = None
 
     @property
     def group(self) -> str:
@@ -37,17 +39,29 @@ class Mutant:
 MUTANTS: Final[dict[str, Mutant]] = {}
 
 
-def mutant(name: str, message: str, *, needs: str | None = None) -> Callable[[Edit], Edit]:
-    """Put a function into the table, as the mutant of this name."""
+def mutant(
+    name: str, message: str, *, needs: str | None = None, survives: Callable[[int], bool] | None = None
+) -> Callable[[Edit], Edit]:
+    """Put a function into the table, as the mutant of this name. needs, survives: see Mutant"""
 
     def add(edit: Edit) -> Edit:
         assert name not in MUTANTS
-        MUTANTS[name] = Mutant(name, message, edit, needs)
+        MUTANTS[name] = Mutant(name, message, edit, needs, survives)
         return edit
 
     return add
 
 
 def tiles(case: Case) -> Iterator[int]:
-    """The sizes of tiles that cut the keys of a case."""
-    return (tile for tile in TILES if tile < case.plan.sizes.key_length)
+    """The sizes of tiles that cut the keys of a case; the smallest one in any case, as kernels have it all the same."""
+    return (tile for tile in TILES if tile < max(case.plan.sizes.key_length, TILES[0] + 1))
+
+
+def is_one_tile(keys: int) -> bool:
+    """True if so many keys do not fill the largest of the tiles twice: a kernel with that tile may show no mistake."""
+    return keys < 2 * TILES[-1]
+
+
+def has_no_tail(keys: int) -> bool:
+    """True if one of the tiles divides so many keys."""
+    return keys % TILES[0] == 0

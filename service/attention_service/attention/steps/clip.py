@@ -1,0 +1,42 @@
+"""Clipping of query, key and value."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from attention_service.attention.score_term import Frame
+from attention_service.attention.spec import ROLES, AttentionSpec
+from attention_service.attention.steps.step import Array, ArrayFunctions, OperandStep
+from attention_service.errors import InvalidValue
+
+
+@dataclass(frozen=True, slots=True)
+class ClipStep(OperandStep):
+    """Numbers below -limit become -limit, those above limit become limit."""
+
+    limit: float
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> dict[str, Self]:
+        """The `clip_qkv` of a request, for query, key and value."""
+        if spec.clip_qkv is None:
+            return {}
+        if not 0 < spec.clip_qkv < math.inf:
+            raise InvalidValue.of("/clip_qkv", "a finite number above 0", spec.clip_qkv, "leave it out for no clipping")
+        return dict.fromkeys(ROLES, cls(float(spec.clip_qkv)))
+
+    def apply(self, array: Array, functions: ArrayFunctions, bound: float) -> Array:
+        return functions.xp.clip(array, -self.limit, self.limit)
+
+    def bound(self, before: float, shape: tuple[int, ...], dtype: np.dtype) -> float:
+        return min(before, self.limit * math.sqrt(math.prod(shape)))
+
+    def bytes(self, size: int) -> int:
+        return size
+
+    def error(self, array: np.ndarray, errors: np.ndarray, epsilon: float) -> np.ndarray:
+        return errors  # two numbers are never further apart afterwards

@@ -1,0 +1,69 @@
+"""The base of operand steps: everything that is done to query, key and value between projection and scores."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from attention_service.attention.score_term import Frame
+from attention_service.attention.spec import AttentionSpec
+
+Array = Any  # of the library of the backend
+
+
+class ArrayFunctions(Protocol):
+    """What a step needs of an array library."""
+
+    @property
+    def xp(self) -> Any:
+        """Its namespace, with the functions of the Python array API."""
+
+    @property
+    def compute_dtype(self) -> np.dtype:
+        """The type of the arrays."""
+
+    def load(self, array: np.ndarray, /) -> Array:
+        """An array of a step in the library, in that type."""
+
+
+class OperandStep:
+    """Base of all steps. Subclasses are frozen dataclasses."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> dict[str, Self]:
+        """The steps of a request by role; without the roles that it does not change. Errors: InvalidRequest."""
+        raise NotImplementedError
+
+    @property
+    def needs_all_heads(self) -> bool:
+        """True if no head can be computed without the others."""
+        return False
+
+    def part(self, batches: np.ndarray, heads: np.ndarray, tokens: np.ndarray) -> Self:
+        """The step for these batch entries, heads and new tokens of the operand."""
+        return self
+
+    def apply(self, array: Array, functions: ArrayFunctions, bound: float) -> Array:
+        """A new array: the operand (b, h, l, d) after the step. bound: on the Euclidean norm of `array`"""
+        raise NotImplementedError
+
+    def bound(self, before: float, shape: tuple[int, ...], dtype: np.dtype) -> float:
+        """A bound on the Euclidean norm of the operand after the step; inf if none is known.
+
+        before: that of the operand before the step; shape: (b, h, l, d) of the operand; dtype: computed in
+        """
+        raise NotImplementedError
+
+    def bytes(self, size: int) -> int:
+        """Upper bound of the bytes that `apply` takes, its result included. size: bytes of the operand"""
+        raise NotImplementedError
+
+    def error(self, array: np.ndarray, errors: np.ndarray, epsilon: float) -> np.ndarray:
+        """The error of the numbers of each token (b, h, l) after the step, in steps of ε/4 (see comparison.floors).
+
+        array: the operand before the step; errors: those of its numbers, (b, h, l); epsilon: ε of the computing type
+        """
+        raise NotImplementedError

@@ -1,0 +1,112 @@
+"""Upper bounds of the memory of a comparison, and of the input that it may make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from attention_service.attention.arrays import FLOATS, compute_dtype
+from attention_service.attention.cost import arrays_of, copied_bytes
+from attention_service.attention.shapes import Sizes
+from attention_service.comparison.case import Case
+from attention_service.comparison.compare import Question
+from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, Recipe, made_scores, recipe_for_sizes
+from attention_service.comparison.samples import MAX_OUTPUTS, most_scores, sample_counts
+from attention_service.comparison.solve import block_counts
+
+# Copies of the scores of a block or sample that live at the same time, of 8 bytes each.
+COPIES: Final = 12
+# Scores of a block or sample that are kept for mutants with other operands, and values likewise, see `Sample.once`.
+KEPT_SCORES: Final = 24
+KEPT_VALUES: Final = 8
+# Copies of an array that was sent, in bytes for each element: as sent, as reference, and once for each legal rounding.
+ARRAY_BYTES: Final = 64
+# Answers of mutants that are kept for a sample.
+ANSWERS: Final = 128
+# The objects of a comparison: cases, candidates, hypotheses and the report.
+OBJECTS: Final = 2**21
+# The arrays of a made input with a number for each score.
+TABLES: Final = frozenset({"mask", "bias", "selected_keys"})
+
+
+def comparison_bytes(question: Question) -> int:
+    """Upper bound of the memory of a comparison, beyond the arrays of the request, in bytes."""
+    plan, names = question.plan, tuple(question.actual or ("output",))
+    sizes, linear = plan.sizes, plan.roles.output_map
+    features = sizes.value_dim if linear is None else max(sizes.value_dim, -(-len(linear.weight) // sizes.num_heads))
+    sent = sum(array.size for array in (question.actual or {}).values())
+    others = sizes.batch_size * sizes.num_heads * sizes.query_length * features
+    work = Work(sizes, names, features, joins_heads=linear is not None, scores=most_scores(names))
+    width = compute_dtype(plan.dtype).itemsize + 8
+    tables = sum(array.size for array in arrays_of(plan))
+    arrays = work.operand_bytes(width) + ARRAY_BYTES * (sent + others) + 16 * tables
+    arrays += copied_bytes(plan, question.spec)
+    return OBJECTS + arrays + work.bytes + max(suggestion_bytes(one, names) for one in recipes(question))
+
+
+def recipes(question: Question) -> tuple[Recipe, Recipe]:
+    """The recipes of the inputs that a comparison may make: without and with the keys of several tiles."""
+    spec, plan = question.spec, question.plan
+    without, tiled = (recipe_for_sizes(spec, plan.sizes, plan.dtype, tiles=tiles) for tiles in (False, True))
+    return without, tiled
+
+
+def suggestion_bytes(recipe: Recipe, names: tuple[str, ...]) -> int:
+    """Upper bound of the memory of `suggest`, in bytes. names: of the arrays that are compared"""
+    sizes = Sizes(
+        num_heads=recipe.heads,
+        num_kv_heads=recipe.kv_heads,
+        batch_size=recipe.batch,
+        query_length=recipe.queries,
+        key_length=recipe.keys,
+        head_dim=recipe.head_dim,
+        value_dim=recipe.value_dim,
+    )
+    work = Work(sizes, names, recipe.value_dim, scores=made_scores(names), outputs=MADE_OUTPUTS, room=MADE_ROOM)
+    width = compute_dtype(FLOATS[recipe.dtype]).itemsize + 8
+    tables = len(TABLES & recipe.options) * prod((recipe.batch, recipe.heads, recipe.queries, recipe.keys))
+    others = prod((recipe.batch, recipe.heads, recipe.queries, recipe.value_dim))
+    arrays = work.operand_bytes(width) + ARRAY_BYTES * others + 16 * tables
+    return OBJECTS + arrays + work.bytes
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the mutants of a case are computed from.
+
+    names: of the arrays that are compared; features: of an output of a head; scores, outputs: about how many of them
+    a sample has; room: see Case
+    """
+
+    sizes: Sizes
+    names: tuple[str, ...]
+    features: int
+    joins_heads: bool = False
+    scores: int = 0
+    outputs: int = MAX_OUTPUTS
+    room: int = Case.room
+
+    def operand_bytes(self, width: int) -> int:
+        """The bytes of the copies of query, key and value. width: bytes of a number in both of its types"""
+        h, g, b, q, k, d, e = self.sizes
+        return 5 * width * b * (h * q * d + g * k * (d + e))
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the scores, keys and values of a block and a sample, and of the answers that are kept."""
+        keys, head_dim, value_dim = self.sizes.key_length, self.sizes.head_dim, self.sizes.value_dim
+        heads, rows = block_counts(self.sizes, joins_heads=self.joins_heads)
+        counts = sample_counts(self.sizes, self.scores, self.outputs, joins_heads=self.joins_heads)
+        sampled = counts[0] * counts[1]
+        block, sample = heads * rows * keys, sampled * counts[2] * keys
+        answer = self.features + 1 + (keys if "attention_weights" in self.names else 0)
+        working = COPIES * max(block, sample) + 4 * max(heads, sampled) * keys * (head_dim + value_dim)
+        kept = self._kept(sample, sampled * keys * value_dim)
+        if counts != (self.sizes.batch_size, self.sizes.num_heads, self.sizes.query_length):
+            kept += self._kept(block, heads * keys * value_dim)  # what the sample does not show is looked for in blocks
+        return kept + 8 * (working + ANSWERS * sampled * counts[2] * answer)
+
+    def _kept(self, scores: int, values: int) -> int:
+        """The bytes that are kept beside so many scores and values, see `Sample.once`: one entry may be larger."""
+        return min(max(self.room, 8 * max(scores, values)), 8 * (KEPT_SCORES * scores + KEPT_VALUES * values))

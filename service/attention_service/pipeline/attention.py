@@ -1,0 +1,175 @@
+"""Attention as an operation: it keeps plans for later requests, chooses backends, and knows what plans cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from attention_service.attention import merging
+from attention_service.attention.cost import arrays_of, copied_bytes
+from attention_service.attention.outputs import OUTPUTS
+from attention_service.attention.plan import Plan
+from attention_service.attention.result import Result
+from attention_service.attention.spec import SOURCES, AttentionSpec
+from attention_service.backends.base import Backend, Check, Program
+from attention_service.backends.registry import Backends
+from attention_service.codecs.base import Codec
+from attention_service.codecs.chunks import Encoded
+from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.table import CODECS
+from attention_service.layers.layer import Layer
+from attention_service.pipeline.execution import Execution
+from attention_service.pipeline.operation import Cost, Operation
+from attention_service.pipeline.prepare import planned, validated
+from attention_service.schemas.request import AttentionRequest
+from attention_service.schemas.response import answer
+
+# Plans that are kept. A service meets few kinds of requests, and without arrays a plan is small.
+MAX_PLANS: Final = 256
+# Characters of the fields, as JSON, of a request whose plan is kept.
+MAX_TEXT: Final = 1024
+# Longest string or list of such a request.
+MAX_LENGTH: Final = 64
+# Bytes of the arrays of such a plan, which hold tables and masks.
+MAX_ARRAYS: Final = 2**16
+# The same for requests with a stored layer, beside the arrays of the layer: cosines and sines of all tokens.
+MAX_LAYER_ARRAYS: Final = 2**22
+
+
+class SharedPlan(NamedTuple):
+    """What requests share that differ in their numbers only.
+
+    spec: without the arrays that query, key and value come from, and maybe others
+    program: computes the plan for the sources of a request
+    cost: without encoding
+    """
+
+    spec: AttentionSpec
+    plan: Plan
+    backend: Backend
+    program: Program
+    cost: Cost
+
+
+class PreparedRequest(NamedTuple):
+    """A request that is validated and planned. sources: the arrays that query, key and value come from, maybe others"""
+
+    shared: SharedPlan
+    sources: Mapping[str, np.ndarray]
+    decoded: Decoded
+
+
+class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
+    """POST /attention, and the same over the inference protocol, gRPC and the command line.
+
+    If only the sources of a request are arrays, its plan follows from their shapes and types and from the other fields.
+    The next request with the same ones shares the plan. A stored layer keeps the plans of its requests, which are gone
+    with it.
+
+    backends: compute; batch: see Operation
+    """
+
+    encoders = CODECS
+
+    def __init__(
+        self,
+        backends: Backends,
+        batch: Callable[[PreparedRequest, Execution], Awaitable[Result]] | None = None,
+    ) -> None:
+        self._backends = backends
+        self._kept: dict[Hashable, SharedPlan] = {}
+        self.batch = batch
+
+    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> PreparedRequest:
+        """The request with a plan that was kept, or a new one."""
+        key = _key(decoded)
+        kept = None if key is None else (self._kept if layer is None else layer.plans).get(key)
+        if kept is not None:
+            return PreparedRequest(kept, decoded.fields, decoded)
+        spec, plan = planned(validated(AttentionRequest, decoded, layer)[1], layer)
+        size = 0 if key is None else _own_bytes(spec, plan, layer)
+        is_kept = key is not None and size <= (MAX_ARRAYS if layer is None else MAX_LAYER_ARRAYS)
+        shared = self._share(spec, plan, is_kept=is_kept)
+        if key is not None and is_kept:
+            if layer is not None:
+                layer.keep_plan(key, shared, size)
+            else:
+                if len(self._kept) >= MAX_PLANS:
+                    self._kept.clear()
+                self._kept[key] = shared
+        return PreparedRequest(shared, spec.sources, decoded)
+
+    def is_planned(self, decoded: Decoded, layer: Layer) -> bool:
+        """True if there is a plan for a request with a stored layer."""
+        key = _key(decoded)
+        return key is not None and key in layer.plans
+
+    def cost(self, request: PreparedRequest, encoder: Codec) -> Cost:
+        """The cost of the plan, and of encoding its results."""
+        cost = request.shared.cost
+        encode = encoder.encode_bytes(cost.results, request.decoded)
+        return cost._replace(encode=encode, encodes_inline=cost.results < encoder.encode_inline)
+
+    def compute(self, request: PreparedRequest, check: Check) -> Result:
+        """The result of the plan for the numbers of the request."""
+        return request.shared.program(request.sources, check)
+
+    def encode(self, request: PreparedRequest, result: Result, encoder: Codec, request_id: str) -> Encoded:
+        """The response by its codec."""
+        return encoder.encode(answer(request.shared.spec, result, request_id), request.decoded)
+
+    def advice(self, request: PreparedRequest) -> str:
+        """A hint how to make the plan smaller."""
+        selection = request.shared.plan.selection
+        returned = {name for name in selection.include if OUTPUTS[name].is_score_matrix}
+        if not returned:
+            return super().advice(request)
+        if returned == {"attention_weights"} and selection.top_k is None:
+            return "top_k, select_queries, select_heads, or include without attention_weights need less"
+        return f"include without {', '.join(sorted(returned))} needs less"
+
+    def _share(self, spec: AttentionSpec, plan: Plan, *, is_kept: bool) -> SharedPlan:
+        """A plan with its backend, its program and its cost. Errors: UnknownBackend.
+
+        is_kept: True if later requests may share it, which then may be computed in one batch
+        """
+        backend, device = self._backends.choose(spec.backend, spec.device), spec.device
+        can_batch = is_kept and self.batch is not None and merging.can_be_merged(plan)
+        cost = Cost(
+            flops=plan.flops,
+            compute=backend.peak_bytes(plan, device, copied_bytes(plan, spec)),
+            results=plan.returned_bytes,
+            waits_for_gpu=backend.is_gpu(device),
+            can_batch=can_batch and backend.gains_from_batching(plan, device),
+        )
+        spec = spec.without_sources()
+        return SharedPlan(spec, plan, backend, backend.program(plan, spec), cost)
+
+
+def _own_bytes(spec: AttentionSpec, plan: Plan, layer: Layer | None) -> int:
+    """Bytes of the arrays of a plan, without those of its stored layer, which is in memory anyway."""
+    known = [] if layer is None else list(arrays_of(spec.without_sources()))
+    return sum(x.nbytes for x in arrays_of(plan) if not any(np.may_share_memory(x, other) for other in known))
+
+
+def _key(decoded: Decoded) -> Hashable | None:
+    """All that specification and plan depend on, if that is shapes and a few numbers and names; else None."""
+    parts: list[Hashable] = []
+    options: dict[str, Any] = {}
+    for name, value in decoded.fields.items():
+        if name in SOURCES and type(value) is np.ndarray:
+            parts.append((name, value.shape, value.dtype))
+        elif isinstance(value, str | list) and len(value) > MAX_LENGTH:
+            return None
+        elif isinstance(value, str):
+            parts.append((name, value))
+        else:
+            options[name] = value
+    try:
+        text = json.dumps(options) if options else ""  # unlike equality, it tells True from 1, and 0.0 from -0.0
+    except (TypeError, ValueError):  # other arrays, or an integer of thousands of digits
+        return None
+    return (decoded.untyped, text, *parts) if len(text) <= MAX_TEXT else None

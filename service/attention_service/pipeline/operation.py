@@ -1,0 +1,121 @@
+"""What the pipeline runs: operations, what their requests cost, and the execution strategy that follows from that.
+
+Each operation is defined where its code lives: attention in `pipeline/attention.py`, comparisons and heatmaps in the
+`operation.py` of `comparison/` and `render/`. The pipeline knows them by this interface only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from attention_service.attention.cost import Memory
+from attention_service.attention.result import Metadata
+from attention_service.backends.base import Check
+from attention_service.codecs.base import Codec
+from attention_service.codecs.chunks import Encoded
+from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.table import CODECS
+from attention_service.layers.layer import Layer
+from attention_service.pipeline.execution import Execution
+
+# Bytes that a computation in the event loop may take: the system clears fresh memory in some milliseconds.
+INLINE_MEMORY: Final = 2**23
+# How many times as much is computed in the event loop while no other counted request is in progress: milliseconds.
+IDLE_FACTOR: Final = 20
+
+# Where a prepared request is computed: in the event loop, in a worker thread, or by the Batcher, with other requests if
+# there are any.
+Strategy = Literal["inline", "thread", "batch"]
+
+
+class Cost(NamedTuple):
+    """What a prepared request costs.
+
+    flops: floating-point operations; inf if it is never computed in the event loop
+    compute: bytes while it is computed, beyond the decoded fields, results included
+    results: bytes that are kept until its results are encoded
+    waits_for_gpu: True if a GPU computes it
+    can_batch: True if it may be computed in one launch with other requests
+    encode: bytes beside the results while they are encoded
+    encodes_inline: True if the results are encoded in the event loop, as that takes milliseconds or is done by chunks
+    """
+
+    flops: float
+    compute: int
+    results: int
+    waits_for_gpu: bool = False
+    can_batch: bool = False
+    encode: int = 0
+    encodes_inline: bool = True
+
+    def peak(self, decoded: int) -> int:
+        """The most memory from now on. decoded: bytes of the decoded fields"""
+        return Memory(0, decoded, self.compute, self.results, self.encode).peak
+
+
+def choose_strategy(cost: Cost, inline_flops: int, *, is_idle: bool) -> Strategy:
+    """The execution strategy for what a request, or a batch of requests, costs.
+
+    inline_flops: most operations of a small request; is_idle: True if no other counted request is in progress: then
+    more is computed in the event loop, as waking a thread takes longer
+    """
+    if cost.can_batch and cost.flops <= inline_flops:
+        return "batch"
+    most = inline_flops * IDLE_FACTOR if is_idle else inline_flops
+    if cost.waits_for_gpu or cost.compute > INLINE_MEMORY or cost.flops > most:
+        return "thread"
+    return "inline"
+
+
+class HasMetadata(Protocol):
+    """A result of an operation."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """What metrics and log tell of it."""
+
+
+P = TypeVar("P")
+E = TypeVar("E")
+R = TypeVar("R", bound=HasMetadata)
+
+
+class Operation(ABC, Generic[P, E, R]):
+    """What requests of one kind decode, cost, compute and produce.
+
+    P: a prepared request, validated and planned; E: what encodes a result; R: a result
+
+    decoders: of the bodies, by their media types
+    encoders: of the results, by their media types; the first is the default, unless the type of the request is there
+    batch: computes a request in a batch, see Strategy; None without batches
+    """
+
+    decoders: Mapping[str, Codec] = CODECS
+    encoders: Mapping[str, E]
+    batch: Callable[[P, Execution], Awaitable[R]] | None = None
+
+    @abstractmethod
+    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> P:
+        """Validate and plan. layer: the stored layer that the request names. Errors: InvalidRequest of every kind."""
+
+    def is_planned(self, decoded: Decoded, layer: Layer) -> bool:
+        """True if `prepare` need not cast the arrays of the layer for this request."""
+        return False
+
+    @abstractmethod
+    def cost(self, request: P, encoder: E) -> Cost:
+        """What a request costs from now on."""
+
+    @abstractmethod
+    def compute(self, request: P, check: Check) -> R:
+        """The result. Errors: InvalidRequest of every kind, MemoryError, and what `check` raises."""
+
+    @abstractmethod
+    def encode(self, request: P, result: R, encoder: E, request_id: str) -> Encoded:
+        """The headers and chunks of an answer. Errors: NotAcceptable, MemoryLimit."""
+
+    def advice(self, request: P) -> str:
+        """A hint how a request would need less memory."""
+        return "fewer queries or keys at a time need less"

@@ -1,0 +1,57 @@
+"""Heatmaps as an operation of the pipeline."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from attention_service.attention.cost import copied_bytes
+from attention_service.backends.base import Backend, Check
+from attention_service.codecs.chunks import Encoded, whole
+from attention_service.codecs.decoded import Decoded
+from attention_service.layers.layer import Layer
+from attention_service.pipeline.operation import Cost, Operation
+from attention_service.render.heatmap import FORMATS, PNG, HeatmapRequested, make_heatmap_request
+from attention_service.render.layout import drawn_pixels
+from attention_service.render.picture import Picture
+from attention_service.render.png import SHARP
+
+# Bytes for each cell of all panels: numbers, bits, counts, and pixels; and for each pixel of a PNG.
+CELL_BYTES: Final = 96
+LINE_BYTES: Final = 64
+SMALL: Final = 2**22
+PIXEL_BYTES: Final = 2 * 4 * SHARP**2
+# How many times the memory of the same computation without scores is taken: numbers, bits, and what is reduced of them.
+TILES: Final = 2
+
+
+class HeatmapOperation(Operation[HeatmapRequested, str, Picture]):
+    """POST /attention/heatmap. backend: NumPy's, which computes pictures"""
+
+    def __init__(self, backend: Backend) -> None:
+        self.encoders = {media_type: media_type for media_type in FORMATS}
+        self._backend = backend
+
+    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> HeatmapRequested:
+        """The request of a heatmap."""
+        return make_heatmap_request(decoded, layer)
+
+    def cost(self, request: HeatmapRequested, encoder: str) -> Cost:
+        """Tiles, bins and pixels. Always in a worker thread: drawing takes longer than computing."""
+        plan, most = request.plan, request.options.max_cells
+        sizes, chosen = plan.sizes, plan.selection.heads
+        heads = sizes.num_heads if chosen is None else len(chosen)
+        rows, columns = min(sizes.query_length, most), min(sizes.key_length, most) + 2
+        pixels = drawn_pixels(heads, rows, columns) if encoder == PNG else 0
+        tiles = TILES * self._backend.peak_bytes(plan, "cpu", copied_bytes(plan, request.spec))
+        lines = LINE_BYTES * (heads * sizes.query_length + sizes.key_length)
+        memory = SMALL + tiles + lines + CELL_BYTES * heads * rows * columns + PIXEL_BYTES * pixels
+        return Cost(math.inf, memory, memory, encodes_inline=False)
+
+    def compute(self, request: HeatmapRequested, check: Check) -> Picture:
+        """The numbers of the picture."""
+        return request.picture(self._backend, check)
+
+    def encode(self, request: HeatmapRequested, result: Picture, encoder: str, request_id: str) -> Encoded:
+        """The picture as SVG or PNG."""
+        return whole(encoder, request.written(result, encoder))

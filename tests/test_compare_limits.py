@@ -1,0 +1,322 @@
+"""Comparisons are inside every limit, leave nothing behind, and claim no more than the inputs can show."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attention_service import attend
+from attention_service.backends.base import no_check
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.case import make_case
+from attention_service.comparison.inputs import MAX_DIM, OPTIONS, Recipe, make_input, recipe_for, recipe_of, suggest
+from attention_service.comparison.memory import OBJECTS, comparison_bytes, recipes, suggestion_bytes
+from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.question import make_question
+from attention_service.library import compare
+from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.settings.model import LEAST_MEMORY
+from tests.conftest import app, serving
+
+RIGHT: Final = ("correct", "inconclusive")
+RANDOM: Final = np.random.default_rng(0)
+TILED: Final = [name for name, row in MUTANTS.items() if row.survives is not None and name.startswith("softmax.")]
+
+
+def heads(b: int, h: int, g: int, q: int, k: int, d: int, e: int, **options: Any) -> dict[str, Any]:
+    """A request in float16 with random operands, layout bhld."""
+    shapes = {"query": (b, h, q, d), "key": (b, g, k, d), "value": (b, g, k, e)}
+    arrays = {name: RANDOM.standard_normal(shape, np.float32).astype(np.float16) for name, shape in shapes.items()}
+    return {**arrays, "layout": "bhld", **options}
+
+
+MANY: Final = "many batch entries"
+# Requests whose sizes are unusual in one way each.
+SHAPES: Final[dict[str, Callable[[], dict[str, Any]]]] = {
+    "wide": lambda: heads(1, 1, 1, 2, 2, 50_000, 4),
+    "wide values": lambda: heads(1, 1, 1, 2, 2, 4, 50_000),
+    "many heads on one": lambda: heads(1, 800, 1, 1, 300, 32, 32),
+    MANY: lambda: heads(3000, 1, 1, 2, 2, 8, 8),
+    "many keys": lambda: heads(1, 4, 1, 1, 20_000, 16, 16),
+    "many queries": lambda: heads(1, 1, 1, 20_000, 1, 16, 16),
+    "a mask": lambda: heads(1, 2, 2, 300, 300, 8, 8, mask=RANDOM.random((1, 2, 300, 300)) < 0.9),
+    "norms and rotation": lambda: heads(1, 4, 2, 200, 200, 64, 64, rotary={}, query_norm={}, key_norm={}),
+    "few numbers": lambda: heads(1, 1, 1, 1, 2, 2, 2),
+    "usual heads": lambda: heads(1, 4, 2, 33, 65, 64, 64),
+    "equal keys": lambda: {**heads(1, 2, 1, 700, 700, 16, 16, is_causal=True, rotary={}, query_norm={}, key_norm={}),
+                           "key": np.ones((1, 1, 700, 16), np.float16), "value": np.ones((1, 1, 700, 16), np.float16)},
+}  # fmt: skip
+
+
+# The estimate is at most so many times the peak with a made input, beyond the bytes of objects of both parts.
+SLACK: Final = 6
+
+
+def peak_of(function: Callable[[], object]) -> int:
+    """The peak of traced memory during a call, in bytes."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.slow
+# All arrays of many batch entries would take a minute.
+@pytest.mark.parametrize(
+    ("name", "is_all"), [(name, sent) for name in SHAPES for sent in (False, True) if (name, sent) != (MANY, True)]
+)
+def test_memory_is_estimated_for_every_shape(name: str, is_all: bool) -> None:
+    """With outputs that are wrong, so that hypotheses are made; and a next input if all arrays were sent."""
+    fields = SHAPES[name]()
+    shape, keys = fields["query"].shape[:3], fields["key"].shape[2]
+    actual = {"output": np.zeros((*shape, fields["value"].shape[3]), np.float16)}
+    if is_all:
+        actual |= {"logsumexp": np.zeros(shape, np.float32), "attention_weights": np.zeros((*shape, keys), np.float16)}
+    question = make_question(Decoded({**fields, "actual": actual}, frozenset()))
+    peak, estimate = peak_of(lambda: compare(actual, **fields)), comparison_bytes(question)
+    made = max(suggestion_bytes(recipe, tuple(actual)) for recipe in recipes(question))
+    assert peak <= estimate
+    if is_all:
+        assert estimate - 2 * OBJECTS <= SLACK * peak
+    else:  # nothing is made, as the mistake is known: the rest alone is enough
+        assert peak <= estimate - made <= SLACK * peak + 2 * OBJECTS
+
+
+RECIPES: Final = {
+    "tiny": {"heads": 1, "kv_heads": 1, "head_dim": 2, "value_dim": 2},
+    "of usual heads": {"head_dim": 128, "value_dim": 128},
+    "of many heads": {"heads": 12, "kv_heads": 4, "head_dim": 16, "value_dim": 16},
+    "of many queries": {"heads": 12, "kv_heads": 4, "head_dim": 2, "value_dim": 2, "queries": 257},
+}
+CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    **{name: (name,) for name in (*OPTIONS, "past")},
+    "none": (),
+    "tables": ("mask", "bias"),
+    "all": tuple({*OPTIONS, "past"} - {"is_causal", "chunk_size", "query_lengths", "key_lengths"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", CHOICES)
+@pytest.mark.parametrize("size", RECIPES)
+def test_memory_is_estimated_for_every_made_input(size: str, options: str) -> None:
+    sizes: Any = RECIPES[size]
+    recipe = Recipe(frozenset(CHOICES[options]), keys=257, **sizes)
+    peak = peak_of(lambda: suggest(recipe, tuple(MUTANTS), ("output",), 0, no_check))
+    assert peak <= suggestion_bytes(recipe, ("output",)) <= SLACK * peak + OBJECTS
+
+
+@pytest.mark.parametrize("actual", [{}, {"actual": {"output": [[0.5, 0.5]]}}], ids=["power", "wrong"])
+def test_a_tiny_comparison_fits_into_the_least_memory(actual: dict[str, Any]) -> None:
+    fields = {"query": [[1.0, 0.0]], "key": [[1.0, 0.0], [0.0, 1.0]], "value": [[1.0, 2.0], [3.0, 4.0]]}
+    with serving(app(memory_limit=LEAST_MEMORY)) as client:
+        response = client.post("/attention/compare", json={**fields, **actual})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads_of_keys", [1, 8])
+def test_a_made_input_takes_a_bounded_amount_of_memory(heads_of_keys: int) -> None:
+    norm = {"weight": np.ones(2 * MAX_DIM)}
+    fields = heads(1, 8, heads_of_keys, 3, 3, 2 * MAX_DIM, 2 * MAX_DIM, is_causal=True, rotary={}, query_norm=norm)
+    spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
+    recipe = recipe_of(make_case(spec, plan.dtype), TILED)
+    assert (recipe.head_dim, recipe.value_dim) == (MAX_DIM, MAX_DIM)
+    names = ("output", "logsumexp")
+    peak = peak_of(lambda: suggest(recipe, ("heads.reversed", "mask.finite"), names, 0, no_check))
+    assert peak <= min(64 * 2**20, suggestion_bytes(recipe, names))
+
+
+def test_the_report_says_that_a_made_input_is_narrower() -> None:
+    fields = heads(1, 1, 1, 2, 2, MAX_DIM + 8, 4)
+    report = compare(**fields)
+    assert report.next_input is not None
+    assert report.next_input.note is not None
+    assert str(MAX_DIM) in report.next_input.note
+    plain = compare(**heads(1, 2, 2, 2, 2, 8, 4))
+    assert plain.next_input is not None
+    assert plain.next_input.note is None
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+CYCLES: Final[dict[str, dict[str, Any]]] = {
+    "causal": {"is_causal": True},
+    "masked": {"mask": RANDOM.random((1, 4, 9, 9)) < 0.7, "bias": RANDOM.normal(size=(1, 4, 9, 9)), "sinks": [1.0] * 4},
+    "rotated": {"rotary": {"base": 100.0}, "query_norm": {}, "softcap": 3.0, "window": {"left": 3}},
+    "of two queries": {"normalization": "sigmoid"},
+}
+
+
+@pytest.mark.parametrize("name", CYCLES)
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_comparison_leaves_no_reference_cycles(name: str, is_sent: bool, without_collector: None) -> None:
+    fields = heads(1, 4, 2, 9, 9, 8, 8, **CYCLES[name])
+    output = [np.zeros((1, 4, 9, 8), np.float16)] if is_sent else []
+    compare(*output, **fields)  # fills caches
+    gc.collect()
+    compare(*output, **fields)
+    assert gc.collect() == 0
+
+
+def folded(dtype: type, d: int, tokens: tuple[int, int], seed: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A request, and what a kernel returns that multiplies the query by scale · log2(e), in the type of the request."""
+    random = np.random.default_rng(seed)
+    rows = (tokens[0], tokens[1], tokens[1])
+    drawn: list[np.ndarray] = [random.standard_normal((2, count, d)).astype(dtype) for count in rows]
+    query, key, value = drawn
+    factor = np.float32(np.log2(np.e) / np.sqrt(d))
+    scores = (query * factor.astype(np.float32)).astype(dtype).astype(np.float32) @ key.astype(np.float32).swapaxes(
+        1, 2
+    )
+    largest = scores.max(axis=-1, keepdims=True)
+    powers = np.exp2(scores - largest)
+    total = powers.sum(axis=-1, keepdims=True)
+    output = (powers.astype(dtype).astype(np.float32) @ value.astype(np.float32) / total).astype(dtype)
+    logsumexp = ((largest + np.log2(total))[..., 0] * np.float32(np.log(2))).astype(np.float32)
+    return {"query": query, "key": key, "value": value, "layout": "hld"}, {"output": output, "logsumexp": logsumexp}
+
+
+@pytest.mark.parametrize("d", [1, 4, 16, 32, 64, 128, 256])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("tokens", [(19, 37), (1, 5), (5, 1)], ids=str)
+def test_a_query_that_holds_the_scale_is_right(dtype: type, d: int, tokens: tuple[int, int]) -> None:
+    """Also where √d is a power of two, so that the scale alone would round nothing."""
+    for seed in range(2):
+        fields, arrays = folded(dtype, d, tokens, seed)
+        report = compare(arrays, **fields)
+        assert report.verdict.status in RIGHT, report.verdict
+        assert report.hypotheses == []
+
+
+@pytest.mark.parametrize("d", [16, 64])
+def test_a_wrong_logsumexp_of_half_types_is_still_wrong(d: int) -> None:
+    fields, arrays = folded(ml_dtypes.bfloat16, d, (19, 37), 0)
+    report = compare({**arrays, "logsumexp": arrays["logsumexp"] / np.float32(np.log(2))}, **fields)
+    assert (report.verdict.status, report.hypotheses[0].name) == ("wrong", "logsumexp.base2")
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "d", "names"),
+    [
+        (1, 1, 4, ("logsumexp",)),
+        (1, 1, 1, ("output", "logsumexp")),
+        (1, 5, 4, ("logsumexp",)),
+        (5, 1, 4, ("logsumexp",)),
+    ],
+)
+def test_one_number_proves_no_scale(queries: int, keys: int, d: int, names: tuple[str, ...]) -> None:
+    """One query and one key, one number to fit the scale to, or a single key, whose weight is 1 at any scale."""
+    random = np.random.default_rng(1)
+    query, key, value = (random.standard_normal((n, d)) for n in (queries, keys, keys))
+    fields: dict[str, Any] = {"query": query, "key": key, "value": value}
+    result = attend(**fields, scale=0.3, include=["logsumexp"])
+    report = compare(
+        {name: getattr(result, name, None) if name == "output" else result[name] for name in names}, **fields
+    )
+    assert report.verdict.status == "wrong"
+    assert [one.certainty for one in report.hypotheses if one.certainty == "proof"] == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"softcap": 0.3}, {"alibi_slopes": [0.5]}, {"bias": [[0.0, 0.7]]}, {"query": 0.3}], ids=str
+)
+def test_one_free_weight_proves_no_scale(change: dict[str, Any]) -> None:
+    """One query and two keys: whatever changes their weights, some scale changes them alike."""
+    random = np.random.default_rng(0)
+    query, key, value = random.normal(size=(1, 8)), random.normal(size=(2, 8)), random.normal(size=(2, 8))
+    fields: dict[str, Any] = {"query": query, "key": key, "value": value, "query_offset": 1, "dtype": "float32"}
+    changed = {**change, "query": query + change["query"]} if "query" in change else change
+    report = compare(attend(**{**fields, **changed}).output, **fields)
+    assert report.verdict.status == "wrong"
+    assert [one.name for one in report.hypotheses if one.certainty == "proof"] == []
+
+
+@pytest.mark.parametrize(("queries", "keys", "d"), [(1, 5, 4), (5, 5, 1), (2, 2, 1)])
+def test_several_numbers_prove_a_scale(queries: int, keys: int, d: int) -> None:
+    random = np.random.default_rng(1)
+    query, key, value = (random.standard_normal((n, d), np.float32) for n in (queries, keys, keys))
+    fields: dict[str, Any] = {"query": query, "key": key, "value": value}
+    result = attend(**fields, scale=0.3, include=["logsumexp"])
+    best = compare({"output": result.output, "logsumexp": result["logsumexp"]}, **fields).hypotheses[0]
+    assert (best.name, best.certainty) == ("scale.other", "proof")
+
+
+def without_rescale(query: np.ndarray, key: np.ndarray, value: np.ndarray, tile: int) -> np.ndarray:
+    """Attention (q, d) in tiles of keys that never rescales what earlier tiles added."""
+    scores = query @ key.T / np.sqrt(query.shape[1])
+    total, output, largest = (
+        np.zeros((len(query), 1)),
+        np.zeros((len(query), value.shape[1])),
+        np.full((len(query), 1), -np.inf),
+    )
+    for start in range(0, len(key), tile):
+        part = scores[:, start : start + tile]
+        largest = np.maximum(largest, part.max(axis=1, keepdims=True))
+        powers = np.exp(part - largest)
+        total, output = total + powers.sum(axis=1, keepdims=True), output + powers @ value[start : start + tile]
+    return output / total
+
+
+@pytest.mark.parametrize("keys", [5, 16, 67, 128, 255, 256])
+def test_a_mistake_of_tiles_is_shown_by_keys_for_two_of_each(keys: int) -> None:
+    query, key, value = np.random.default_rng(2).standard_normal((3, keys, 4)) * 2
+    found = compare(query=query, key=key, value=value).power
+    survives = keys < 2 * 128
+    assert {name: name in found.survivors for name in TILED} == dict.fromkeys(TILED, survives)
+    wrong = without_rescale(query, key, value, 128)
+    is_seen = compare(wrong, query=query, key=key, value=value).verdict.status == "wrong"
+    assert is_seen == (keys > 128)
+
+
+def test_a_tail_is_not_shown_by_keys_without_one() -> None:
+    """96 keys are whole tiles of 16 and 32: a kernel that drops what is left over is right."""
+    query, key, value = np.random.default_rng(2).standard_normal((3, 96, 4)) * 2
+    assert "keys.tail_dropped" in compare(query=query, key=key, value=value).power.survivors
+
+
+@pytest.mark.parametrize("name", ["softmax.no_rescale", "softmax.last_tile"])
+def test_made_inputs_show_mistakes_of_tiles(name: str) -> None:
+    found = suggest(recipe_for([name]), [name], ("output",), 0, no_check)
+    assert found is not None
+    assert found.kills == (name,)
+    query, key, value = (found.fields[role][0, 0].astype(np.float64) for role in ("query", "key", "value"))
+    for tile in (16, 32, 64, 128):
+        wrong = without_rescale(query, key, value, tile)
+        assert compare(wrong, query=query, key=key, value=value, dtype="float32").verdict.status == "wrong"
+
+
+def test_the_next_input_of_few_keys_shows_mistakes_of_tiles() -> None:
+    fields = make_input(recipe_for([]), 0)
+    report = compare(**fields)
+    assert report.next_input is not None
+    assert set(TILED) <= set(report.next_input.kills)
+
+
+@pytest.mark.parametrize("scale", [1e200, -1e300, 1e-200])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_scale_whose_square_overflows_is_no_defect(scale: float, dtype: str) -> None:
+    rows = [[1, 2], [3, 4]]
+    assert compare(input=rows, scale=scale, dtype=dtype).verdict.status == "inconclusive"
+    assert compare([[1.0, 2.0], [3.0, 4.0]], input=rows, scale=scale, dtype=dtype).verdict.message
+
+
+def test_a_finite_error_that_is_too_large_for_a_ratio_is_not_called_infinite() -> None:
+    report = compare([[1e300, -1e300]], query=[[1.0]], key=[[1.0]], value=[[1.0, 2.0]])
+    assert report.verdict.status == "wrong"
+    assert report.errors["output"].non_finite == 0
+    assert "infinite" not in report.verdict.message

@@ -1,0 +1,111 @@
+"""The comparison's own mathematics agrees with the general path, for every option and each pair of options."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attention_service.attention.outputs import OUTPUT
+from attention_service.attention.planning import make_plan
+from attention_service.attention.spec import AttentionSpec, Projection
+from attention_service.backends.registry import Backends
+from attention_service.comparison import case as case_module
+from attention_service.comparison.actual import canonical
+from attention_service.comparison.baseline import arrays_of
+from attention_service.comparison.case import make_case
+from attention_service.comparison.compare import Question, compare_question
+from attention_service.comparison.report import make_report
+from attention_service.comparison.solve import everything, solve
+from attention_service.errors import FieldConflict, InvalidRequest
+from tests.test_options import PLAIN, UNUSUAL, general
+
+PROJECTIONS = ("query", "key", "value", "output", "gate")
+# Which outputs a request asks for, where they are computed, and in which type. A case has none of these.
+OF_ANSWER = {"dtype", "device", "backend", "untyped", "average_heads", "top_k", "select_heads", "select_queries"}
+NAMES = [name for name in UNUSUAL if name not in OF_ANSWER and not name.endswith("_tokens")]
+FLOAT64 = np.dtype(np.float64)
+
+
+def joined(names: tuple[str, ...]) -> AttentionSpec | None:
+    """The request with all of these options; None if two of them give a field different values."""
+    changes: dict[str, Any] = {}
+    for name in names:
+        for field, value in UNUSUAL[name].items():
+            if field == "include":
+                continue
+            if field in changes and field == "projection":
+                value = both(changes[field], value)
+            if field in changes and (value is None or field != "projection"):
+                return None
+            changes[field] = value
+    if changes.get("normalization", "softmax") == "softmax":
+        changes["include"] = ("attention_weights", "logsumexp")
+    return PLAIN._replace(**changes)
+
+
+def both(first: Projection, second: Projection) -> Projection | None:
+    """A projection with the maps of two; None if both have the same map."""
+    maps = {name: (getattr(first, name), getattr(second, name)) for name in PROJECTIONS}
+    if any(one is not None and other is not None for one, other in maps.values()):
+        return None
+    return Projection(**{name: other if one is None else one for name, (one, other) in maps.items()})
+
+
+def assert_agrees(spec: AttentionSpec) -> bool:
+    """Hold the answer of the request's case against the general path. False if no such request exists."""
+    try:
+        plan = make_plan(spec)
+    except InvalidRequest:
+        return False
+    result = general(spec)
+    case = make_case(spec, FLOAT64)
+    wanted = {name: canonical(result[name], name, plan) for name in (OUTPUT, *spec.include)}
+    solved = arrays_of(solve(case, everything(case)), wanted)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(solved[name], array, rtol=1e-10, atol=1e-10, err_msg=name)
+    return True
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_case_with_one_option_is_solved_as_the_general_path_computes_it(name: str) -> None:
+    spec = joined((name,))
+    assert spec is not None
+    assert assert_agrees(spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_case_with_two_options_is_solved_as_the_general_path_computes_it(name: str) -> None:
+    """With each later option that can stand beside this one."""
+    pairs = [pair for pair in combinations(NAMES, 2) if pair[0] == name]
+    specs = [(pair, spec) for pair in pairs if (spec := joined(pair)) is not None]
+    different = []
+    for pair, spec in specs:
+        try:
+            assert_agrees(spec)
+        except AssertionError as error:
+            different.append(f"{pair}: {str(error).strip().splitlines()[0:4]}")
+    assert different == []
+
+
+@pytest.mark.parametrize("unknown", ["softcap", "head_scales", "query_steps.NormStep", "roles.gate_map.weight"])
+def test_a_request_with_an_option_that_no_case_computes_is_inconclusive(
+    unknown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a new option is, until cases compute it: an output of zeros is not called correct."""
+    options = {"softcap": "softcap", "head_scales": "scale of each head", "query_steps.NormStep": "query_norm.eps",
+               "roles.gate_map.weight": "projection.gate"}  # fmt: skip
+    known = frozenset(name for name in case_module.KNOWN if not name.startswith(unknown))
+    monkeypatch.setattr(case_module, "KNOWN", known)
+    spec = joined((options[unknown],))
+    assert spec is not None
+    plan = make_plan(spec)
+    zeros = {OUTPUT: np.zeros((2, 4, 12))}
+    report = make_report(compare_question(Question(spec, plan, zeros), Backends().choose("numpy", "cpu")))
+    assert report.verdict.status == "inconclusive"
+    assert unknown in report.verdict.message
+    with pytest.raises(FieldConflict, match=unknown):
+        make_case(spec, FLOAT64)

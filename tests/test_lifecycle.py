@@ -1,0 +1,331 @@
+"""Stopping a served process, and renewing its certificate, as clients see both."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.helpers.rpc import connected
+from tests.helpers.waiting import TIMEOUT, until
+from tests.test_rpc_server import OPERATION, SMALL
+
+TLS = Path(__file__).parent / "tls"
+HEADERS = {"Content-Type": "application/json"}
+BODY = json.dumps({"input": [[1, 0], [0, 1]]})
+CLIENTS = 16
+PARSERS = pytest.mark.parametrize("parser", ["h11", "httptools"])
+WORKERS = pytest.mark.parametrize("workers", [1, 2])
+
+
+class Process:
+    """A served process, whose log is read while it runs."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    def port(self, words: str) -> int:
+        """The port in the line of the log with these words."""
+        return next(int(re.findall(r":(\d+)\b", line)[-1]) for line in self.log if words in line)
+
+    def end(self, number: int) -> int:
+        """Send a signal; the exit status."""
+        self.process.send_signal(number)
+        status = self.process.wait(TIMEOUT)
+        self._reader.join()
+        return status
+
+
+@contextmanager
+def served(workers: int = 1, **settings: object) -> Iterator[Process]:
+    """A process of the service with these settings, at a free port."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
+    environment |= {
+        f"ATTENTION_{name.upper()}": str(value) for name, value in {"port": 0, "workers": workers, **settings}.items()
+    }
+    command = [sys.executable, "-m", "attention_service", "serve", "--threads", "1"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        server = Process(process)
+        words = {"startup complete": workers, "vicorn running on": 1}
+        try:
+            until(lambda: all(sum(word in line for line in server.log) >= count for word, count in words.items()))
+            yield server
+        finally:
+            process.kill()
+
+
+def request(connection: http.client.HTTPConnection) -> tuple[int, bool]:
+    """The status of one request, and whether its response says that the connection closes."""
+    connection.request("POST", "/attention", BODY, HEADERS)
+    response = connection.getresponse()
+    response.read()
+    return response.status, response.getheader("connection") == "close"
+
+
+def busy_client(port: int, answered: Callable[[], object], *, kept: bool) -> Counter[str]:
+    """Send requests until nobody listens any longer. kept: on kept connections, else each on a new one"""
+    seen: Counter[str] = Counter()
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+        try:
+            connection.connect()
+        except OSError:
+            return seen
+        closes, is_new = False, True
+        while not closes:
+            try:
+                status, closes = request(connection)
+            except (OSError, http.client.HTTPException) as error:
+                seen[f"lost on a {'new' if is_new else 'kept'} connection: {type(error).__name__}"] += 1
+                break
+            is_new = False
+            closes |= not kept
+            seen[str(status)] += 1
+            answered()
+        connection.close()
+
+
+@pytest.mark.slow
+@PARSERS
+@WORKERS
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_busy_clients_lose_no_request_when_it_stops(parser: str, workers: int, kept: bool, number: int) -> None:
+    """Each request gets a response until connections are refused, but for kept connections that SIGINT closes."""
+    started = threading.Semaphore(0)
+    with served(http_parser=parser, workers=workers) as server, ThreadPoolExecutor(CLIENTS) as pool:
+        port = server.port("vicorn running on")
+        clients = [pool.submit(busy_client, port, started.release, kept=kept) for _ in range(CLIENTS)]
+        for _ in range(10 * CLIENTS):
+            assert started.acquire(timeout=TIMEOUT)
+        server.end(number)
+        for client in clients:
+            assert set(client.result()) == {"200"}
+    assert not any("Traceback" in line for line in server.log), server.log
+
+
+@pytest.mark.slow
+def test_workers_that_are_replaced_leave_the_port_open() -> None:
+    """uvicorn replaces its workers at SIGHUP, one after the other; the new ones accept at the same socket."""
+    with served(workers=2) as server:
+        port = server.port("vicorn running on")
+        kept = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+        assert request(kept) == (200, False)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: sum("startup complete" in line for line in server.log) >= 4)
+        kept.close()
+        until(lambda: sum("Finished server process" in line for line in server.log) >= 2)
+        for _ in range(10):
+            new = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+            assert request(new)[0] == 200
+            new.close()
+        assert server.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.slow
+def test_workers_that_take_the_place_of_killed_ones_accept_connections() -> None:
+    """Both workers end by SIGTERM of their own, so that connections are refused until the first new one starts."""
+    with served(workers=2) as server:
+        port = server.port("vicorn running on")
+        for line in [line for line in server.log if "Started server process" in line]:
+            os.kill(int(re.findall(r"\[(\d+)\]", line)[-1]), signal.SIGTERM)
+        until(lambda: sum("startup complete" in line for line in server.log) >= 4)
+        for _ in range(10):
+            new = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+            assert request(new)[0] == 200
+            new.close()
+        assert server.end(signal.SIGTERM) == 0
+
+
+def is_unready(port: int) -> bool:
+    """True if a new connection hears that the service stops, and that this connection closes."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+    connection.request("GET", "/health/ready")
+    response = connection.getresponse()
+    response.read()
+    return (response.status, response.getheader("connection")) == (503, "close")
+
+
+@pytest.mark.slow
+@PARSERS
+def test_while_it_drains_it_is_not_ready_and_ends_with_the_last_client(parser: str) -> None:
+    """A drain of minutes ends at once when no client is connected any longer."""
+    with served(http_parser=parser, drain=300) as server:
+        port = server.port("vicorn running on")
+        kept = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+        assert request(kept) == (200, False)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: is_unready(port))
+        assert request(kept) == (200, True)
+        kept.close()
+        assert server.process.wait(TIMEOUT) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("numbers", "client"), [([signal.SIGTERM], False), ([signal.SIGINT], True), ([signal.SIGTERM] * 2, True)]
+)
+def test_it_does_not_drain_without_clients_after_sigint_or_a_second_sigterm(numbers: list[int], client: bool) -> None:
+    with served(drain=300, grace=1) as server:
+        port = server.port("vicorn running on")
+        kept = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+        if client:
+            assert request(kept) == (200, False)
+        for number in numbers:
+            if number is not numbers[0]:
+                until(lambda: is_unready(port))
+            server.process.send_signal(number)
+        server.process.wait(TIMEOUT)
+        kept.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_drain_of_grpc(second: int) -> None:
+    with served(grpc_port=0, drain=300, grace=1) as server, connected(server.port("gRPC running on")) as channel:
+        ready: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
+        assert ready(b"", timeout=TIMEOUT) == b"\x08\x01"  # the field `ready` is true
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: ready(b"", timeout=TIMEOUT) == b"")
+        server.end(second)
+
+
+def busy_caller(port: int, answered: Callable[[], object]) -> Counter[str]:
+    """Call until nobody listens any longer; how many calls ended with each status."""
+    seen: Counter[str] = Counter()
+    message = SMALL.SerializeToString()
+    with connected(port) as channel:
+        call: Any = channel.unary_unary(OPERATION)
+        while True:
+            try:
+                call(message, timeout=TIMEOUT)
+                seen["OK"] += 1
+                answered()
+            except grpc.RpcError as error:
+                seen[error.code().name] += 1
+                if "refused" in str(error.details()):
+                    return seen
+
+
+@pytest.mark.slow
+@WORKERS
+def test_calls_over_grpc_end_as_unavailable_at_sigterm(workers: int) -> None:
+    """CANCELLED would tell clients not to try again."""
+    started = threading.Semaphore(0)
+    with served(grpc_port=0, workers=workers) as server, ThreadPoolExecutor(CLIENTS) as pool:
+        clients = [pool.submit(busy_caller, server.port("gRPC running on"), started.release) for _ in range(CLIENTS)]
+        for _ in range(10 * CLIENTS):
+            assert started.acquire(timeout=TIMEOUT)
+        assert server.end(signal.SIGTERM) == 0
+        for client in clients:
+            assert set(client.result()) <= {"OK", "UNAVAILABLE"}
+    assert not any("Traceback" in line for line in server.log), "".join(server.log)
+
+
+@pytest.mark.slow
+@PARSERS
+@WORKERS
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_half_sent_body_causes_no_traceback_at_sigterm(parser: str, workers: int, tls: bool) -> None:
+    settings = {"tls_certificate": TLS / "localhost.pem"} if tls else {}
+    head = "POST /attention HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n"
+    with (
+        served(http_parser=parser, workers=workers, grace=0, drain=0, **settings) as server,
+        connection(server.port("vicorn running on"), tls=tls) as client,
+    ):
+        client.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 100 ")  # the body is waited for
+        client.sendall(b"{")
+        assert server.end(signal.SIGTERM) == 0
+    assert not any("Traceback" in line for line in server.log), "".join(server.log)
+
+
+def connection(port: int, *, tls: bool) -> socket.socket:
+    """A new connection to a port of this machine. tls: over TLS, with any certificate"""
+    client = socket.create_connection(("127.0.0.1", port))
+    return unverified().wrap_socket(client) if tls else client
+
+
+def unverified() -> ssl.SSLContext:
+    """A client's context that accepts every certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def presented(port: int) -> str:
+    """The certificate in PEM that openssl gets at the port."""
+    command = ["openssl", "s_client", "-connect", f"127.0.0.1:{port}", "-noservername"]
+    text = subprocess.run(command, input="", capture_output=True, text=True, check=False).stdout
+    return "".join(re.findall("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", text, re.DOTALL))
+
+
+def loaded_again(log: list[str]) -> int:
+    """How many workers have the new certificate, counted for each protocol. Only a handshake makes them look."""
+    return sum("has been loaded again" in line for line in log)
+
+
+def renew(folder: Path, *, apart: bool) -> str:
+    """Write a new key and certificate; the certificate. apart: key and certificate in two files, else in one"""
+    names = (folder / "new-key.pem", folder / "new.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+               "-subj", "/CN=localhost", "-keyout", str(names[0]), "-out", str(names[1])]  # fmt: skip
+    subprocess.run(command, capture_output=True, check=True)
+    certificate = names[1].read_text()
+    if apart:
+        names[0].replace(folder / "key.pem")
+    else:
+        names[1].write_text(certificate + names[0].read_text())
+    names[1].replace(folder / "certificate.pem")
+    return certificate.strip()
+
+
+@pytest.mark.slow
+@WORKERS
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_renewed_certificate_is_presented_without_a_restart(tmp_path: Path, workers: int, apart: bool) -> None:
+    """Over HTTP and gRPC. One that cannot be used changes nothing, but for one warning of each worker and protocol."""
+    files = {"tls_certificate": tmp_path / "certificate.pem"} | ({"tls_key": tmp_path / "key.pem"} if apart else {})
+    first = renew(tmp_path, apart=apart)
+    with served(grpc_port=0, workers=workers, **files) as server:
+        ports = server.port("vicorn running on"), server.port("gRPC running on")
+        assert [presented(port) for port in ports] == [first, first]
+        second = renew(tmp_path, apart=apart)
+        until(lambda: [presented(port) for port in ports] and loaded_again(server.log) == 2 * workers)
+        assert [presented(port) for port in ports] == [second, second]
+
+        (tmp_path / "certificate.pem").write_text(second[: len(second) // 2])
+        end = time.monotonic() + TIMEOUT
+        while sum("cannot be used" in line for line in server.log) < 2 and time.monotonic() < end:
+            assert [presented(port) for port in ports] == [second, second]
+        third = renew(tmp_path, apart=apart)
+        until(lambda: [presented(port) for port in ports] == [third, third])
+        assert server.end(signal.SIGTERM) == 0
+    warnings = [line for line in server.log if "cannot be used" in line]
+    assert 2 <= len(warnings) <= 2 * workers, warnings
+    assert not any("Traceback" in line for line in server.log), server.log

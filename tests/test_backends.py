@@ -182,7 +182,7 @@ def assert_refused(response: httpx.Response) -> None:
     assert (response.status_code, response.json()["code"]) == (413, "memory_limit")
     (fault,) = response.json()["errors"]
     assert re.search(r"one that needs about [\d.]+([KMG]i)?B", fault["got"])
-    assert re.search(r"at most [\d.]+[KMG]iB|of [\d.]+[KMG]iB that are free", fault["expected"] + fault["got"])
+    assert re.search(r"at most [\d.]+[KMG]iB|while [\d.]+[KMG]iB is free", fault["expected"] + fault["got"])
     assert "top_k" in fault["hint"]
 
 

@@ -68,6 +68,8 @@ def unusual(b: int, h: int, l: int, d: int) -> dict[str, dict[str, Any]]:  # noq
         "key_norm": {"key_norm": Norm()},
         "value_norm": {"value_norm": Norm()},
         "value_norm of layers": {"value_norm": Norm(kind="layer", over="all", weight=numbers(h * d))},
+        "output_norm": {"output_norm": Norm(weight=numbers(h, d))},
+        "output_norm.over": {"output_norm": Norm(over="all", weight=numbers(h * d), bias=numbers(h * d, seed=1))},
         "clip_qkv": {"clip_qkv": 0.5},
         "rotary.base": {"rotary": Rotary(base=100.0)},
         "rotary.cos": {"rotary": Rotary(cos=numbers(l, d // 2), sin=numbers(l, d // 2, seed=1))},

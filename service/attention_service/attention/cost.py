@@ -16,6 +16,7 @@ from attention_service.attention.outputs import OUTPUT
 from attention_service.attention.plan import Plan
 from attention_service.attention.roles import Role
 from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.steps import Steps
 from attention_service.attention.tiles import Tiling, tile_size
 
 # Bytes of an index, as top_k returns them.
@@ -58,6 +59,7 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     kept, loading = _operand_bytes(plan)
     gates, making, gating = _gate_bytes(plan)
     kept, loading = kept + gates, loading + making
+    finishing, changed = _output_step_bytes(plan)
     queries = sizes.batch_size * sizes.num_heads * sizes.query_length
     outputs = queries * sizes.value_dim * computing
     scaled = 0 if "scores" in plan.selection.include else queries * sizes.head_dim * computing
@@ -66,8 +68,9 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     collected = returned - plan.output_bytes(OUTPUT)
     # A boolean for each number, when the largest finite one is looked for.
     scanned = max((array.size for term in plan.terms for array in term.arrays if array.dtype != bool), default=0)
-    computed = kept + outputs + scaled + collected + max(working, mapped + gating, scanned)
-    finished = outputs + mapped + returned + kept + gating
+    after = max(finishing, changed + mapped + gating)
+    computed = kept + outputs + scaled + collected + max(working, after, scanned)
+    finished = outputs + returned + kept + changed + mapped + gating
     if copied is None:  # all of query, key and value
         copied = sum({role.field: size for role, size, *_ in _inputs(plan)}.values()) * plan.dtype.itemsize
     return copied + max(loading, computed, finished)
@@ -113,12 +116,23 @@ def _operand_bytes(plan: Plan) -> tuple[int, int]:
             held += size + cached
         if role.map is not None and halves:
             extra = max(extra, (given + role.map.weight.size) * computing)
-        if steps:  # each but the first has the result of the one before as its own operand
-            changing = max(bool(place) * size + step.bytes(size) for place, step in enumerate(steps))
-            extra = max(extra, is_copied * size + changing - size)
+        if steps:
+            extra = max(extra, is_copied * size + _changing_bytes(steps, size) - size)
         if cached:
             extra = max(extra, size + halves * cached)
     return held, held + extra
+
+
+def _changing_bytes(steps: Steps, size: int) -> int:
+    """The peak of steps, beyond what they are done to; each but the first needs the result of the one before, too."""
+    return max((bool(place) * size + step.bytes(size) for place, step in enumerate(steps)), default=0)
+
+
+def _output_step_bytes(plan: Plan) -> tuple[int, int]:
+    """The peak of the steps of head outputs, beyond these; and the bytes of their result."""
+    h, _, b, q, _, _, e = plan.sizes
+    size = b * h * q * e * plan.compute_dtype.itemsize
+    return _changing_bytes(plan.output_steps, size), bool(plan.output_steps) * size
 
 
 def _gate_bytes(plan: Plan) -> tuple[int, int, int]:

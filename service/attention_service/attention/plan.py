@@ -54,6 +54,7 @@ class Plan:
 
     dtype:         of the operands and of what is returned; compute_dtype: of everything between
     query_steps, …: what is done to query, new key and new value after their maps, in the order of computation
+    output_steps:  what is done to the outputs of heads, before the gate
     terms:         what hides scores and what is added to them
     head_scales:   (h,) in float64, what the scores of each head are multiplied by; `scale` is 1 then
     sinks:         (h,), one logit for each head that takes weight and has no value
@@ -76,6 +77,7 @@ class Plan:
     sinks: np.ndarray | None = None
     row_sinks: np.ndarray | None = None
     normalization: Normalization = "softmax"
+    output_steps: Steps = ()
     gate: np.ndarray | None = None
     single_query: bool = False
     notices: tuple[Notice, ...] = ()

@@ -50,6 +50,7 @@ def make_plan(spec: AttentionSpec) -> Plan:
         sinks=sinks,
         row_sinks=row_sinks,
         normalization=spec.normalization,
+        output_steps=steps["output"],
         gate=_gate(spec.gate, layout, sizes, computing),
         selection=make_selection(spec, sizes),
         single_query=single_query,

@@ -151,6 +151,7 @@ class AttentionSpec(NamedTuple):
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     value_norm: Norm | None = None
+    output_norm: Norm | None = None
     clip_qkv: float | None = None
     rotary: Rotary | None = None
     scale: float | np.ndarray | None = None

@@ -18,7 +18,7 @@ from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
 from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.spec import ROLES, AttentionSpec
-from attention_service.attention.steps import Steps
+from attention_service.attention.steps import STEPPED, Steps
 from attention_service.attention.steps.step import OperandStep
 from attention_service.attention.tiles import Tiling
 from attention_service.backends.base import Check, no_check
@@ -54,7 +54,8 @@ class Case:
     past_key, past_value: (b, g, p, d or e)
     bad_values:       (b, g, k), True where a value is not finite; it is 0 in `value` instead
     key_of_head, value_of_head: (h,), the key and value head that each query head reads
-    steps:            what is done to query, key and value, by role; past_steps: to past keys
+    steps:            what is done to query, key and value, by role, and to head outputs, as output; past_steps: to past
+                      keys
     head_order:       (h,), the head that is returned in the place of each head
     softcap_at:       the scores that are capped
     scaled_bias:      True to add biases before the scale
@@ -126,7 +127,7 @@ class Case:
         return replace(self, change=both, detail=joined, **fields)
 
     def step(self, role: str, kind: type[Step]) -> Step | None:
-        """The step of a class that is done to query, key or value; None if there is none."""
+        """The step of a class that is done to query, key, value or output; None if there is none."""
         return next((step for step in self.steps[role] if isinstance(step, kind)), None)
 
     def term(self, kind: type[Term]) -> Term | None:
@@ -158,6 +159,11 @@ class Case:
         """True if an output map makes one output of all heads."""
         return self.plan.roles.output_map is not None
 
+    @property
+    def needs_all_heads(self) -> bool:
+        """True if no output of a head can be computed without the other heads."""
+        return self.joins_heads or any(step.needs_all_heads for step in self.steps["output"])
+
 
 def unknown_options(plan: Plan) -> tuple[str, ...]:
     """The names of options that no case computes: what a kernel does with them cannot be judged."""
@@ -175,7 +181,7 @@ def make_case(spec: AttentionSpec, dtype: np.dtype, check: Check = no_check) -> 
     plan = make_plan(spec)
     if unknown := unknown_options(plan):
         raise FieldConflict.at("", "options that the comparison knows", ", ".join(unknown))
-    raw = replace(plan, query_steps=(), key_steps=(), value_steps=())
+    raw = replace(plan, query_steps=(), key_steps=(), value_steps=(), output_steps=())
     with np.errstate(all="ignore"):
         operands = make_operands(spec, raw, spec.sources)
         loaded = load_operands(raw, operands, NumpyLibrary(raw, Tiling(scores=1), None))
@@ -196,7 +202,7 @@ def make_case(spec: AttentionSpec, dtype: np.dtype, check: Check = no_check) -> 
         head_order=heads,
         key_of_head=kv_heads,
         value_of_head=kv_heads,
-        steps=dict(zip(ROLES, plan.steps, strict=True)),
+        steps=dict(zip(STEPPED, (*plan.steps, plan.output_steps), strict=True)),
         scale=plan.scale if plan.head_scales is None else plan.head_scales,
         softcap=plan.softcap,
         terms=plan.terms,

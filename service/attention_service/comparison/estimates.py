@@ -77,7 +77,7 @@ def _minimum(function: Callable[[float], float], low: float, high: float) -> flo
 def _order_of_heads(evidence: Evidence, actual: np.ndarray) -> np.ndarray | None:
     """The order (h,) in which the right heads are closest to the output; None if there is none, or the right one."""
     case, sizes = evidence.case, evidence.case.plan.sizes
-    if case.joins_heads or not 2 <= sizes.num_heads <= MAX_HEADS:
+    if case.needs_all_heads or not 2 <= sizes.num_heads <= MAX_HEADS:
         return None
     rows = evidence.sample.rows[:: -(-len(evidence.sample.rows) // HEAD_ROWS)]
     sample = Sample(evidence.sample.batches[:1], np.arange(sizes.num_heads), rows)

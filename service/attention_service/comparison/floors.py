@@ -17,7 +17,7 @@ import numpy as np
 from attention_service.attention.arrays import compute_dtype
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import epsilon, largest
-from attention_service.comparison.problem import Problem, masked_scores, scaled_scores, sigmoid
+from attention_service.comparison.problem import Problem, attention, masked_scores, scaled_scores, sigmoid
 from attention_service.comparison.solve import (
     Sample,
     blocks,
@@ -72,7 +72,8 @@ def floors(case: Case, plain: Case, sample: Sample, right: Mapping[str, np.ndarr
     plain: the case in the types of a plain computation
     """
     found = steps_of(case, plain, sample, of_scores="logsumexp" in right)
-    outputs = found.outputs * (1.0 if case.gate is None else largest(case.gate))
+    outputs = _error_after_output_steps(case, sample, found.outputs)
+    outputs *= 1.0 if case.gate is None else largest(case.gate)
     joins = case.plan.roles.output_map
     if joins is not None and "output" in right:
         longest = max(1.0, float(np.linalg.norm(joins.weight, axis=1).max()))
@@ -82,6 +83,20 @@ def floors(case: Case, plain: Case, sample: Sample, right: Mapping[str, np.ndarr
         root = math.sqrt(case.plan.sizes.key_length)
         kept["logsumexp"] = found.scores + root + largest(right["logsumexp"])
     return {name: _floor(case, name, kept[name], found.folded) for name in right}
+
+
+def _error_after_output_steps(case: Case, sample: Sample, errors: float) -> float:
+    """The error of head outputs after their steps. errors: that before; rows that see no key have none"""
+    if not case.steps["output"]:
+        return errors
+    with np.errstate(all="ignore"):
+        array = attention(make_problem(case, sample)).output
+        after = np.where((array == 0).all(axis=-1), 0, errors)
+        for whole in case.steps["output"]:
+            step = whole.part(sample.batches, sample.heads, sample.rows)
+            after = step.error(array, after, epsilon(compute_dtype(case.dtype)))
+            array = stepped([step], array)
+    return largest(after)
 
 
 def floors_of_others(case: Case, reference: Mapping[str, np.ndarray], names: Collection[str]) -> dict[str, float]:

@@ -94,7 +94,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "sinks": ("sinks",),
     "rotary": ("rotary", "past"),
     "clip": ("clip_qkv",),
-    "norm": ("query_norm", "key_norm", "value_norm", "rotary"),
+    "norm": ("query_norm", "key_norm", "value_norm", "output_norm", "rotary"),
     "cache": ("past",),
     "gate": ("gate",),
     "empty": ("mask",),
@@ -240,8 +240,9 @@ def _rotary(rotary: Rotary | None, head_dim: int) -> dict[str, Any]:
 
 
 def _options_of_norms(spec: AttentionSpec) -> dict[str, str]:
-    """The options that the norms of a request have, those of the value last."""
-    given = [norm for norm in (spec.value_norm, spec.key_norm, spec.query_norm) if norm is not None]
+    """The options that the norms of a request have, those of the query before those of others."""
+    norms = (spec.output_norm, spec.value_norm, spec.key_norm, spec.query_norm)
+    given = [norm for norm in norms if norm is not None]
     return {name: getattr(norm, name) for norm in given for name in ("kind", "over", "position")}
 
 
@@ -308,6 +309,7 @@ OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
     "query_norm": lambda random, recipe: _norm(random, recipe, recipe.heads * recipe.head_dim),
     "key_norm": lambda random, recipe: _norm(random, recipe, recipe.kv_heads * recipe.head_dim),
     "value_norm": lambda random, recipe: _norm(random, recipe, recipe.kv_heads * recipe.value_dim, rotates=False),
+    "output_norm": lambda random, recipe: _norm(random, recipe, recipe.heads * recipe.value_dim, rotates=False),
 }
 
 

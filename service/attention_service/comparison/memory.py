@@ -37,7 +37,8 @@ def comparison_bytes(question: Question) -> int:
     features = sizes.value_dim if linear is None else max(sizes.value_dim, -(-len(linear.weight) // sizes.num_heads))
     sent = sum(array.size for array in (question.actual or {}).values())
     others = sizes.batch_size * sizes.num_heads * sizes.query_length * features
-    work = Work(sizes, names, features, joins_heads=linear is not None, scores=most_scores(names))
+    needs_all_heads = linear is not None or any(step.needs_all_heads for step in plan.output_steps)
+    work = Work(sizes, names, features, needs_all_heads=needs_all_heads, scores=most_scores(names))
     width = compute_dtype(plan.dtype).itemsize + 8
     tables = sum(array.size for array in arrays_of(plan))
     arrays = work.operand_bytes(width) + ARRAY_BYTES * (sent + others) + 16 * tables
@@ -82,7 +83,7 @@ class Work:
     sizes: Sizes
     names: tuple[str, ...]
     features: int
-    joins_heads: bool = False
+    needs_all_heads: bool = False
     scores: int = 0
     outputs: int = MAX_OUTPUTS
     room: int = Case.room
@@ -96,8 +97,8 @@ class Work:
     def bytes(self) -> int:
         """The bytes of the scores, keys and values of a block and a sample, and of the answers that are kept."""
         keys, head_dim, value_dim = self.sizes.key_length, self.sizes.head_dim, self.sizes.value_dim
-        heads, rows = block_counts(self.sizes, joins_heads=self.joins_heads)
-        counts = sample_counts(self.sizes, self.scores, self.outputs, joins_heads=self.joins_heads)
+        heads, rows = block_counts(self.sizes, needs_all_heads=self.needs_all_heads)
+        counts = sample_counts(self.sizes, self.scores, self.outputs, needs_all_heads=self.needs_all_heads)
         sampled = counts[0] * counts[1]
         block, sample = heads * rows * keys, sampled * counts[2] * keys
         answer = self.features + 1 + (keys if "attention_weights" in self.names else 0)

@@ -37,21 +37,21 @@ def choose_sample(case: Case, wrong: np.ndarray | None, scores: int = MAX_SCORES
     wrong; scores, outputs: about how many of them a sample may have
     """
     errors = None if wrong is None else np.where(np.isfinite(wrong), wrong, np.inf)
-    batches, heads, rows = sample_counts(case.plan.sizes, scores, outputs, joins_heads=case.joins_heads)
+    batches, heads, rows = sample_counts(case.plan.sizes, scores, outputs, needs_all_heads=case.needs_all_heads)
     sizes = case.plan.sizes
     return Sample(
         _chosen(sizes.batch_size, batches, None if errors is None else errors.max(axis=(1, 2))),
         np.arange(heads)
-        if case.joins_heads
+        if case.needs_all_heads
         else _chosen(sizes.num_heads, heads, None if errors is None else errors.max(axis=(0, 2))),
         _chosen(sizes.query_length, rows, None if errors is None else errors.max(axis=(0, 1))),
     )
 
 
-def sample_counts(sizes: Sizes, scores: int, outputs: int, *, joins_heads: bool) -> tuple[int, int, int]:
+def sample_counts(sizes: Sizes, scores: int, outputs: int, *, needs_all_heads: bool) -> tuple[int, int, int]:
     """How many batch entries, heads and queries a sample has. Arguments: as of `choose_sample`
 
-    joins_heads: True if an output map needs all heads
+    needs_all_heads: see Case
     """
     width = sizes.head_dim + sizes.value_dim
     all_heads = sizes.batch_size * sizes.num_heads
@@ -63,7 +63,7 @@ def sample_counts(sizes: Sizes, scores: int, outputs: int, *, joins_heads: bool)
     scores = min(scores, max(1, PRODUCTS // width))
     # Of at least two rows: fewer heads and batch entries if these have many scores or operands.
     pairs = max(1, min(scores // 2, MAX_OPERANDS // width) // sizes.key_length)
-    heads = sizes.num_heads if joins_heads else min(sizes.num_heads, MAX_HEADS, pairs)
+    heads = sizes.num_heads if needs_all_heads else min(sizes.num_heads, MAX_HEADS, pairs)
     batches = min(sizes.batch_size, max(1, min(MAX_BATCHES, pairs // heads)))
     row = batches * heads
     rows = max(2, min(MAX_ROWS, scores // (row * sizes.key_length), outputs // (row * sizes.value_dim)))

@@ -96,7 +96,7 @@ def blocks(case: Case, sample: Sample, names: Collection[str] = ("attention_weig
     """
     row = case.plan.sizes.key_length
     needed = case.plan.sizes._replace(num_heads=len(sample.heads), query_length=len(sample.rows))
-    heads, rows = block_counts(needed, joins_heads=case.joins_heads)
+    heads, rows = block_counts(needed, needs_all_heads=case.needs_all_heads)
     narrows = "attention_weights" not in names and case.softmax is attention and bool(np.isneginf(case.hidden_score))
     narrows = narrows and not (case.over_queries or case.edits)
     for batch in sample.batches:
@@ -109,12 +109,12 @@ def blocks(case: Case, sample: Sample, names: Collection[str] = ("attention_weig
                 yield Sample(np.array([batch]), sample.heads[head : head + heads], part, columns)
 
 
-def block_counts(sizes: Sizes, *, joins_heads: bool) -> tuple[int, int]:
-    """How many heads and queries a block has. joins_heads: True if an output map needs all heads"""
+def block_counts(sizes: Sizes, *, needs_all_heads: bool) -> tuple[int, int]:
+    """How many heads and queries a block has. needs_all_heads: see Case"""
     row, heads, rows = sizes.key_length, sizes.num_heads, sizes.query_length
     width = sizes.head_dim + sizes.value_dim
     most = min(BLOCK, PRODUCTS // width)
-    if joins_heads:
+    if needs_all_heads:
         return heads, min(rows, max(1, most // (row * heads)))
     rows = min(rows, max(1, most // row))
     return min(heads, max(1, most // (row * rows)), max(1, OPERANDS // (row * width))), rows
@@ -132,7 +132,8 @@ def solve(case: Case, sample: Sample) -> Answer:
             found = _over_queries(case, moved, problem) if case.over_queries else case.softmax(problem)
             for edit in case.edits:
                 found = edit(problem, found)
-        output = found.output if case.gate is None else _gated(case, found.output, case.gate[moved.index])
+        output = _stepped_outputs(case, found.output, sample)
+        output = output if case.gate is None else _gated(case, output, case.gate[moved.index])
         output = _joined(case, output) if case.joins_heads else output
         if case.rounding.output is not None:
             output = rounded(output, case.rounding.output)
@@ -324,6 +325,14 @@ def _runs(rows: np.ndarray) -> Iterator[slice]:
     breaks = np.flatnonzero(np.diff(rows) != 1) + 1
     for run in np.split(rows, breaks):
         yield slice(int(run[0]), int(run[-1]) + 1)
+
+
+def _stepped_outputs(case: Case, heads: np.ndarray, sample: Sample) -> np.ndarray:
+    """Head outputs (b, h, r, e) of a sample, as a kernel returns them, after their steps."""
+    steps = case.steps["output"]
+    if steps and case.rounding.output is not None:
+        heads = rounded(heads, case.rounding.output)
+    return stepped((step.part(sample.batches, sample.heads, sample.rows) for step in steps), heads)
 
 
 def _gated(case: Case, heads: np.ndarray, gate: np.ndarray) -> np.ndarray:

@@ -152,6 +152,7 @@ def attend(
     query_norm: Norm | Mapping[str, Any] | None = None,
     key_norm: Norm | Mapping[str, Any] | None = None,
     value_norm: Norm | Mapping[str, Any] | None = None,
+    output_norm: Norm | Mapping[str, Any] | None = None,
     clip_qkv: float | None = None,
     rotary: Rotary | Mapping[str, Any] | None = None,
     scale: float | Array | None = None,
@@ -226,6 +227,8 @@ def attend(
         query_norm: Normalises the queries. Default: none.
         key_norm: Normalises the new keys. Default: none.
         value_norm: Normalises the new values. Default: none.
+        output_norm: Normalises the head outputs, before gates and output map; over all heads as in BitNet. Default:
+            none.
         clip_qkv: Above 0: query, new keys and new values are clipped to -clip_qkv … clip_qkv, after maps and norms,
             before rotary and norms that follow it. Default: none.
         rotary: Rotary position embedding of query and new keys. Default: none.
@@ -305,6 +308,7 @@ def compare(
     query_norm: Norm | Mapping[str, Any] | None = None,
     key_norm: Norm | Mapping[str, Any] | None = None,
     value_norm: Norm | Mapping[str, Any] | None = None,
+    output_norm: Norm | Mapping[str, Any] | None = None,
     clip_qkv: float | None = None,
     rotary: Rotary | Mapping[str, Any] | None = None,
     scale: float | Array | None = None,
@@ -378,6 +382,7 @@ def assert_attention(
     query_norm: Norm | Mapping[str, Any] | None = None,
     key_norm: Norm | Mapping[str, Any] | None = None,
     value_norm: Norm | Mapping[str, Any] | None = None,
+    output_norm: Norm | Mapping[str, Any] | None = None,
     clip_qkv: float | None = None,
     rotary: Rotary | Mapping[str, Any] | None = None,
     scale: float | Array | None = None,

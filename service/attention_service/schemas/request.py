@@ -206,6 +206,8 @@ class AttentionRequest(Closed):
     """Normalises the new keys. Default: none."""
     value_norm: Norm | None = None
     """Normalises the new values. Default: none."""
+    output_norm: Norm | None = None
+    """Normalises the head outputs, before gates and output map; over all heads as in BitNet. Default: none."""
     clip_qkv: float | None = None
     """Above 0: query, new keys and new values are clipped to -clip_qkv … clip_qkv, after maps and norms, before rotary
     and norms that follow it. Default: none."""

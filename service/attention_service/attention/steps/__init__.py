@@ -1,4 +1,4 @@
-"""Operand steps: what is done to query, key and value between projection and scores, one class each.
+"""Operand steps: what is done to query, key and value before the scores, and to head outputs, one class each.
 
 To add a step write a class with all methods of `OperandStep`, and put it into STEPS. Backends, the estimate of memory
 and the comparison use nothing but these methods. Paths that begin before the steps refuse it until they are taught.
@@ -17,12 +17,14 @@ from attention_service.attention.steps.norm import NormStep
 from attention_service.attention.steps.rotation import RotationStep
 from attention_service.attention.steps.step import OperandStep
 
+# What steps are done to: query, key and value after their maps, and the outputs of heads before the gate.
+STEPPED: Final = (*ROLES, "output")
 # In the order of computation; a norm may also follow the rotation.
 STEPS: Final[tuple[type[OperandStep], ...]] = (NormStep, ClipStep, RotationStep)
 # The options of plans that the steps are, see attention_service.attention.options.
 OPTIONS: Final = frozenset(
     f"{role}_steps.{kind.__name__}{field}"
-    for role in ROLES
+    for role in STEPPED
     for kind in STEPS
     for field in ("", *(f".{field.name}" for field in fields(cast(Any, kind))))
 )
@@ -30,9 +32,9 @@ Steps = tuple[OperandStep, ...]
 
 
 def make_steps(spec: AttentionSpec, frame: Frame) -> dict[str, Steps]:
-    """The steps of query, key and value of a request, in the order of computation. Errors: InvalidRequest."""
+    """The steps of a request by what they are done to, in the order of computation. Errors: InvalidRequest."""
     made = [kind.of(spec, frame) for kind in STEPS]
-    return {role: in_order(steps[role] for steps in made if role in steps) for role in ROLES}
+    return {role: in_order(steps[role] for steps in made if role in steps) for role in STEPPED}
 
 
 def in_order(steps: Iterable[OperandStep]) -> Steps:

@@ -1,4 +1,4 @@
-"""Normalisation of query, key and value."""
+"""Normalisation of query, key, value and head outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_service.attention.arrays import cast, norm
 from attention_service.attention.score_term import Frame
-from attention_service.attention.spec import ROLES, AttentionSpec, Norm, NormKind, NormOver, NormPosition
+from attention_service.attention.spec import AttentionSpec, Norm, NormKind, NormOver, NormPosition
 from attention_service.attention.steps.step import Array, ArrayFunctions, OperandStep
 from attention_service.errors import InvalidValue, ShapeMismatch, shape
 
@@ -28,15 +28,13 @@ class NormStep(OperandStep):
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> dict[str, Self]:
-        """The `query_norm`, `key_norm` and `value_norm` of a request."""
-        sizes = frame.sizes
-        heads = {"query": sizes.num_heads, "key": sizes.num_kv_heads, "value": sizes.num_kv_heads}
+        """The `query_norm`, `key_norm`, `value_norm` and `output_norm` of a request."""
+        h, g, *_, d, e = frame.sizes
         made = {}
-        for role in ROLES:
+        for role, heads, features in (("query", h, d), ("key", g, d), ("value", g, e), ("output", h, e)):
             given: Norm | None = getattr(spec, f"{role}_norm")
             if given is not None:
-                features = sizes.value_dim if role == "value" else sizes.head_dim
-                made[role] = cls._checked(given, f"{role}_norm", heads[role], features, frame.dtype)
+                made[role] = cls._checked(given, f"{role}_norm", heads, features, frame.dtype)
         return made
 
     @classmethod
@@ -44,8 +42,9 @@ class NormStep(OperandStep):
         """The step of one field. heads, features: of what is normalised"""
         if not 0 <= given.eps < math.inf:
             raise InvalidValue.of(f"/{field}/eps", "a finite number of at least 0", given.eps)
-        if given.position == "after" and field == "value_norm":
-            raise InvalidValue.of("/value_norm/position", "before, as values are not rotated", "after")
+        if given.position == "after" and field in ("value_norm", "output_norm"):
+            what = field.removesuffix("_norm")
+            raise InvalidValue.of(f"/{field}/position", f"before, as {what}s are not rotated", "after")
         is_over_all = given.over == "all"
         allowed = [(heads * features,)] if is_over_all else [(features,), (heads, features)]
 

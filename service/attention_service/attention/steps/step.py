@@ -1,4 +1,4 @@
-"""The base of operand steps: everything that is done to query, key and value between projection and scores."""
+"""The base of operand steps: what is done to query, key and value before the scores, and to head outputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OperandStep:
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> dict[str, Self]:
-        """The steps of a request by role; without the roles that it does not change. Errors: InvalidRequest."""
+        """The steps of a request by role, or "output"; without what it does not change. Errors: InvalidRequest."""
         raise NotImplementedError
 
     @property

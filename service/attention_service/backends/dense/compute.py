@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from attention_service.backends.dense.buffers import ResultBuffers, TileSums
 from attention_service.backends.dense.gates import apply_map, gated
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.numerics import choose_path
-from attention_service.backends.dense.operands import LoadedOperands
+from attention_service.backends.dense.operands import LoadedOperands, stepped
 from attention_service.backends.dense.scores import TileComputation
 
 KERNEL: Final = "dense"
@@ -79,12 +80,19 @@ def stored(
         "present_value": loaded.value,
         "head_outputs": head_outputs,
     }
-    returned = {OUTPUT: _output(plan, lib, gated(plan, lib, loaded.gate, head_outputs))} | collected
+    changed = stepped(head_outputs, plan.output_steps, _bound_of_outputs(plan, loaded), lib)[0]
+    returned = {OUTPUT: _output(plan, lib, gated(plan, lib, loaded.gate, changed))} | collected
     returned |= {name: array for name, array in arrays.items() if name in plan.selection.include}
     if isinstance(fully_masked_rows, int):
         return lib.store(returned), fully_masked_rows
     found = lib.store(returned | {"": fully_masked_rows})  # with the arrays, so that a GPU is waited for once
     return found, int(found.pop(""))
+
+
+def _bound_of_outputs(plan: Plan, loaded: LoadedOperands) -> float:
+    """A bound on the Euclidean norm of all head outputs: those of a softmax are means of values."""
+    h, _, b, q, *_ = plan.sizes
+    return loaded.norms[2] * math.sqrt(b * h * q) if plan.normalization == "softmax" else math.inf
 
 
 def _output(plan: Plan, lib: ArrayLibrary, head_outputs: Array) -> Array:

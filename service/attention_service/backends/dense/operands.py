@@ -58,9 +58,9 @@ def load_operands(plan: Plan, operands: Operands, lib: ArrayLibrary) -> LoadedOp
     key = _heads(operands.key, roles.key, plan.sizes.num_kv_heads, lib)
     value = _heads(operands.value, roles.value, plan.sizes.num_kv_heads, lib)
     mapped = _norms_after_maps(plan, operands)
-    query, query_norm = _stepped(query, plan.query_steps, mapped[0], lib)
-    key, key_norm = _stepped(key, plan.key_steps, mapped[1], lib)
-    value, value_norm = _stepped(value, plan.value_steps, mapped[2], lib)
+    query, query_norm = stepped(query, plan.query_steps, mapped[0], lib)
+    key, key_norm = stepped(key, plan.key_steps, mapped[1], lib)
+    value, value_norm = stepped(value, plan.value_steps, mapped[2], lib)
     if operands.past_key is not None and operands.past_value is not None:
         key = xp.concat([lib.load(operands.past_key), key], axis=2)
         value = xp.concat([lib.load(operands.past_value), value], axis=2)
@@ -88,8 +88,8 @@ def _heads(tokens: np.ndarray, role: Role, heads: int, lib: ArrayLibrary) -> Arr
     return lib.xp.permute_dims(lib.xp.reshape(mapped, (b, length, heads, features // heads)), (0, 2, 1, 3))
 
 
-def _stepped(array: Array, steps: Steps, bound: float, lib: ArrayLibrary) -> tuple[Array, float]:
-    """An operand (b, h, l, d) after its steps, and a bound on its Euclidean norm. bound: on that before"""
+def stepped(array: Array, steps: Steps, bound: float, lib: ArrayLibrary) -> tuple[Array, float]:
+    """An operand or head outputs (b, h, l, d) after steps, and a bound on the Euclidean norm. bound: on that before"""
     for step in steps:
         shape = tuple(array.shape)
         array, bound = step.apply(array, lib, bound), step.bound(bound, shape, lib.compute_dtype)

@@ -138,9 +138,9 @@ class Kernels:
                 head_outputs = outputs
             else:
                 head_outputs[tile.batch, tile.heads, tile.rows] = outputs
-        if plan.roles.output_map is not None:
+        if plan.roles.output_map is not None or plan.output_steps:
             assert head_outputs is not None
-            head_outputs = head_outputs.to(getattr(torch, plan.compute_dtype.name))  # the map may not be of halves
+            head_outputs = head_outputs.to(getattr(torch, plan.compute_dtype.name))  # what follows may not be of halves
         arrays, fully_masked = stored(plan, lib, loaded, head_outputs, {}, masked)
         return Computed(arrays, fully_masked, "torch", str(lib.device), "+".join(sorted(names)))
 

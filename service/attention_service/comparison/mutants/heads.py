@@ -107,7 +107,7 @@ def value_is_key(case: Case) -> Iterator[Case]:
 @mutant("output.packed", "The output has its heads and features swapped: (d, h) where (h, d) is right.")
 def output_packed(case: Case) -> Iterator[Case]:
     h, _, _, _, _, _, e = case.plan.sizes
-    if h > 1 and e > 1 and not case.joins_heads:
+    if h > 1 and e > 1 and not case.needs_all_heads:
 
         def packed(outputs: np.ndarray) -> np.ndarray:
             b, _, q, _ = outputs.shape

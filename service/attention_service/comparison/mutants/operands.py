@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_service.attention.score_term import Frame
 from attention_service.attention.spec import ROLES, Rotary
-from attention_service.attention.steps import Steps, in_order
+from attention_service.attention.steps import STEPPED, Steps, in_order
 from attention_service.attention.steps.clip import ClipStep
 from attention_service.attention.steps.norm import NormStep
 from attention_service.attention.steps.rotation import RotationStep
@@ -47,8 +47,8 @@ def _rotated(
 
 
 def _of(case: Case, kind: type[Step]) -> dict[str, Step]:
-    """The steps of one class, by role."""
-    return {role: step for role in ROLES if (step := case.step(role, kind)) is not None}
+    """The steps of one class, by role, or "output"."""
+    return {role: step for role in STEPPED if (step := case.step(role, kind)) is not None}
 
 
 @mutant("rotary.absent", "Query and key are not rotated.")
@@ -118,7 +118,7 @@ def clip_absent(case: Case) -> Iterator[Case]:
         yield case.changed({"clip_qkv": None}, steps=_with(case, ClipStep, dict.fromkeys(ROLES)))
 
 
-@mutant("norm.absent", "Query, key or value are not normalised.")
+@mutant("norm.absent", "Query, key, value or head outputs are not normalised.")
 def norm_absent(case: Case) -> Iterator[Case]:
     roles = list(_of(case, NormStep))
     if roles:
@@ -153,10 +153,10 @@ def norm_before_rotary(case: Case) -> Iterator[Case]:
 
 @mutant("norm.no_mean", "The mean is not subtracted: the norm is an RMS norm, not a layer norm.")
 def norm_no_mean(case: Case) -> Iterator[Case]:
-    return _norms(case, ROLES, lambda norm: norm.kind == "layer", kind="rms")
+    return _norms(case, STEPPED, lambda norm: norm.kind == "layer", kind="rms")
 
 
 @mutant("norm.per_head", "The norm is taken over each head by itself, not over all heads.")
 def norm_per_head(case: Case) -> Iterator[Case]:
-    for wrong in _norms(case, ROLES, lambda norm: norm.over == "all", over="head"):
+    for wrong in _norms(case, STEPPED, lambda norm: norm.over == "all", over="head"):
         yield replace(wrong, change=None)  # whose weights differ from head to head

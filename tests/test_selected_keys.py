@@ -14,7 +14,7 @@ from attention_service.attention import plan as plans
 from attention_service.attention.outputs import OUTPUTS
 from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec, Output
-from attention_service.attention.terms import SelectedKeys
+from attention_service.attention.terms.selected import SelectedKeys
 from attention_service.attention.tile import Tile
 from attention_service.attention.tiles import whole
 from attention_service.errors import InvalidArray

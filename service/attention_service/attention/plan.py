@@ -28,7 +28,8 @@ from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.shapes import Sizes, score_axes
 from attention_service.attention.spec import Layout, Normalization
 from attention_service.attention.steps import Steps
-from attention_service.attention.terms import QueryLengths, SelectedKeys
+from attention_service.attention.terms.masks import QueryLengths
+from attention_service.attention.terms.selected import SelectedKeys
 
 # Operations that take as long as a comparison.
 SORTING: Final = 16

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
+from attention_service.attention.array_functions import Array, ArrayFunctions
 from attention_service.attention.arrays import integers
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile
 from attention_service.errors import MissingField
 
-Array = Any  # of the library of the backend
 Load = Callable[[np.ndarray], Array]
 
 
@@ -50,11 +50,13 @@ class ScoreTerm:
     """Base of all terms. Subclasses are frozen dataclasses.
 
     narrows: True if `columns` may leave keys out
+    reads_query: True if it has `products`
     cause: the field of a request that hides keys by this term, a row of CAUSES in `visibility`; "" if it hides none
     """
 
     __slots__ = ()
     narrows: ClassVar[bool] = False
+    reads_query: ClassVar[bool] = False
     cause: ClassVar[str] = ""
 
     @classmethod
@@ -75,6 +77,17 @@ class ScoreTerm:
         """Numbers that broadcast to the scores of a tile and are added to them; None for none."""
         return None
 
+    def products(self, query: Array, tile: Tile, functions: ArrayFunctions) -> Array | None:
+        """Numbers (b, h, r, k) that are added to the products of query and key, before the scale; None for none.
+
+        query: (b, h, r, d), the queries of the tile
+        """
+        return None
+
+    def largest_product(self, length: float) -> float:
+        """A bound on the magnitude of the products for queries of at most this Euclidean norm."""
+        return 0.0
+
     def largest_added(self, sizes: Sizes) -> float:
         """A bound on the magnitude of the finite numbers that are added."""
         return 0.0
@@ -88,7 +101,7 @@ class ScoreTerm:
         return slice(keys.start, keys.start)
 
     def added_size(self, tile: tuple[int, int, int, int]) -> int:
-        """Elements of the new arrays that `added` makes for a tile of these lengths (b, h, r, k)."""
+        """Elements of the new arrays that `added` or `products` makes for a tile of these lengths (b, h, r, k)."""
         return 0
 
     def visible_bytes(self, tile: tuple[int, int, int, int]) -> tuple[int, int]:

@@ -8,7 +8,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from attention_service.attention.score_term import Array, Load, ScoreTerm
+from attention_service.attention.array_functions import Array
+from attention_service.attention.score_term import Load, ScoreTerm
 from attention_service.attention.tile import Tile
 
 

@@ -8,9 +8,10 @@ from typing import Self
 
 import numpy as np
 
+from attention_service.attention.array_functions import Array, ArrayFunctions
 from attention_service.attention.score_term import Frame
 from attention_service.attention.spec import ROLES, AttentionSpec
-from attention_service.attention.steps.step import Array, ArrayFunctions, OperandStep
+from attention_service.attention.steps.step import OperandStep
 from attention_service.errors import InvalidValue
 
 

@@ -8,10 +8,11 @@ from typing import Self
 
 import numpy as np
 
+from attention_service.attention.array_functions import Array, ArrayFunctions
 from attention_service.attention.arrays import cast, norm
 from attention_service.attention.score_term import Frame
 from attention_service.attention.spec import AttentionSpec, Norm, NormKind, NormOver, NormPosition
-from attention_service.attention.steps.step import Array, ArrayFunctions, OperandStep
+from attention_service.attention.steps.step import OperandStep
 from attention_service.errors import InvalidValue, ShapeMismatch, shape
 
 

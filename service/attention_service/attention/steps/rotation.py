@@ -8,11 +8,12 @@ from typing import Self
 
 import numpy as np
 
+from attention_service.attention.array_functions import Array, ArrayFunctions
 from attention_service.attention.arrays import cast, per_token, within
 from attention_service.attention.score_term import Frame
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec, Rotary
-from attention_service.attention.steps.step import Array, ArrayFunctions, OperandStep
+from attention_service.attention.steps.step import OperandStep
 from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
 
 

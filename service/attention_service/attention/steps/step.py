@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Self
+from typing import Self
 
 import numpy as np
 
+from attention_service.attention.array_functions import Array, ArrayFunctions
 from attention_service.attention.score_term import Frame
 from attention_service.attention.spec import AttentionSpec
-
-Array = Any  # of the library of the backend
-
-
-class ArrayFunctions(Protocol):
-    """What a step needs of an array library."""
-
-    @property
-    def xp(self) -> Any:
-        """Its namespace, with the functions of the Python array API."""
-
-    @property
-    def compute_dtype(self) -> np.dtype:
-        """The type of the arrays."""
-
-    def load(self, array: np.ndarray, /) -> Array:
-        """An array of a step in the library, in that type."""
 
 
 class OperandStep:

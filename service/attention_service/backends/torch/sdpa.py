@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attention_service.attention.options import ALWAYS
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Computed
-from attention_service.attention.terms import Causal
+from attention_service.attention.terms.positions import Causal
 from attention_service.attention.tile import Tile
 from attention_service.attention.tiles import tiles, whole
 from attention_service.attention.visibility import additions, visible

@@ -9,7 +9,9 @@ from typing import Final
 import numpy as np
 
 from attention_service.attention.score_term import ScoreTerm
-from attention_service.attention.terms import Bias, KeyLengths, KeyMask, Mask, QueryLengths, Segments, SelectedKeys
+from attention_service.attention.terms.additions import Bias
+from attention_service.attention.terms.masks import KeyLengths, KeyMask, Mask, QueryLengths, Segments
+from attention_service.attention.terms.selected import SelectedKeys
 from attention_service.comparison.case import Case
 from attention_service.comparison.mutants.table import has_no_tail, mutant, tiles
 from attention_service.comparison.problem import Answer, Problem

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from attention_service.attention.spec import Window
-from attention_service.attention.terms import Alibi, Causal, Chunks, SlidingWindow
+from attention_service.attention.terms.additions import Alibi
+from attention_service.attention.terms.positions import Causal, Chunks, SlidingWindow
 from attention_service.comparison.case import Case
 from attention_service.comparison.mutants.table import mutant
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from attention_service.attention.arrays import compute_dtype
-from attention_service.attention.terms import Alibi, Bias
+from attention_service.attention.terms.additions import Alibi, Bias
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import largest_number
 from attention_service.comparison.mutants.table import is_one_tile, mutant, tiles

@@ -1,0 +1,43 @@
+"""Score terms: everything that hides scores or adds to them, one class each.
+
+A key is visible to a query only if every term allows it. What terms add is added to the scaled and capped scores.
+
+To add a term write a class with `of`, and with `visible` and `cause`, or `added`, and put it into TERMS. The dense
+backend, the cost model and the tiles use nothing but these. Fast paths refuse it until they are taught.
+
+Shapes in comments: b batch, h heads, r the queries of a tile, k its keys. `load` takes a NumPy array to the library
+and device of the backend; arrays that it returns know comparison, `&`, `~`, arithmetic and `abs`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attention_service.attention.score_term import Frame, ScoreTerm
+from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.terms.additions import Alibi, Bias
+from attention_service.attention.terms.masks import KeyLengths, KeyMask, Mask, QueryLengths, Segments
+from attention_service.attention.terms.positions import Causal, Chunks, SlidingWindow
+from attention_service.attention.terms.selected import SelectedKeys
+
+# In the order in which they are made, and in which their errors are found.
+TERMS: Final[tuple[type[ScoreTerm], ...]] = (
+    Bias,
+    Alibi,
+    Mask,
+    KeyMask,
+    KeyLengths,
+    QueryLengths,
+    Segments,
+    SlidingWindow,
+    Chunks,
+    Causal,
+    SelectedKeys,
+)
+
+
+def make_terms(spec: AttentionSpec, frame: Frame) -> tuple[ScoreTerm, ...]:
+    """The terms of a request. Errors: InvalidRequest of every kind."""
+    if spec.query_offset is not None:
+        frame.offset(spec)  # a wrong offset is refused even if no term needs it
+    return tuple(term for kind in TERMS if (term := kind.of(spec, frame)) is not None)

@@ -1,0 +1,80 @@
+"""Terms that add numbers to the scores."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Self
+
+import numpy as np
+
+from attention_service.attention.array_functions import Array
+from attention_service.attention.arrays import cast, per_head
+from attention_service.attention.score_term import Frame, Load, ScoreTerm
+from attention_service.attention.shapes import Sizes, align
+from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.tile import Tile, part_of
+from attention_service.errors import InvalidArray
+
+
+@dataclass(frozen=True, slots=True)
+class Bias(ScoreTerm):
+    """Numbers (b, h, q, k), each axis full or 1; -inf hides."""
+
+    numbers: np.ndarray
+    cause: ClassVar[str] = "bias"
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `bias` of a request."""
+        if spec.bias is None:
+            return None
+        if spec.bias.dtype == bool:
+            raise InvalidArray.of("/bias", "numbers, added to the scores", spec.bias, "send booleans as mask")
+        numbers = cast(spec.bias, frame.dtype, "/bias", minus_infinity=True)
+        return cls(align(numbers, frame.axes, frame.sizes, "bias"))
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return (self.numbers,)
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        hidden = np.isneginf(part_of(self.numbers, tile))
+        return load(~hidden) if hidden.any() else None
+
+    def added(self, tile: Tile, load: Load) -> Array | None:
+        return load(part_of(self.numbers, tile))
+
+    def largest_added(self, sizes: Sizes) -> float:
+        low, high = float(self.numbers.min()), float(self.numbers.max())
+        if low == -math.inf:
+            low = float(np.min(self.numbers, where=np.isfinite(self.numbers), initial=0))
+        return max(-low, high if math.isfinite(high) else 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Alibi(ScoreTerm):
+    """Linear biases (Press et al. 2021): adds -slope · |i + offset - j|. slopes (h,), offset (b or 1,)."""
+
+    slopes: np.ndarray
+    offset: np.ndarray
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `alibi_slopes` of a request."""
+        if spec.alibi_slopes is None:
+            return None
+        slopes = per_head(spec.alibi_slopes, "/alibi_slopes", frame.sizes.num_heads, frame.dtype)
+        return cls(slopes, frame.offset(spec).astype(frame.dtype))
+
+    def added(self, tile: Tile, load: Load) -> Array | None:
+        i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + part_of(self.offset[:, None, None, None], tile)
+        return abs(load(i) - load(tile.keys.astype(self.slopes.dtype))) * load(-self.slopes[tile.heads, None, None])
+
+    def largest_added(self, sizes: Sizes) -> float:
+        furthest = float(np.max(np.abs(self.offset))) + sizes.query_length + sizes.key_length
+        return float(np.max(np.abs(self.slopes))) * furthest
+
+    def added_size(self, tile: tuple[int, int, int, int]) -> int:
+        return prod(tile) + 2 * tile[2] * tile[3]

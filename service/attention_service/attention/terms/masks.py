@@ -1,0 +1,133 @@
+"""Terms that hide keys by booleans, lengths or ids of a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from attention_service.attention.array_functions import Array
+from attention_service.attention.arrays import integers, per_token, within
+from attention_service.attention.score_term import Frame, Load, ScoreTerm
+from attention_service.attention.shapes import align
+from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.tile import Tile, part_of
+from attention_service.errors import InvalidArray, MissingField, ShapeMismatch, shape
+
+
+@dataclass(frozen=True, slots=True)
+class Mask(ScoreTerm):
+    """Booleans (b, h, q, k), each axis full or 1; True = visible."""
+
+    booleans: np.ndarray
+    cause: ClassVar[str] = "mask"
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `mask` of a request."""
+        if spec.mask is None:
+            return None
+        return cls(align(_booleans(spec.mask, "/mask"), frame.axes, frame.sizes, "mask"))
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return (self.booleans,)
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        return load(part_of(self.booleans, tile))
+
+
+class KeyMask(Mask):
+    """Keys (b or 1, 1, 1, k); False hides a key from all queries."""
+
+    __slots__ = ()
+    cause: ClassVar[str] = "key_mask"
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `key_mask` of a request."""
+        if spec.key_mask is None:
+            return None
+        keys, b, k = _booleans(spec.key_mask, "/key_mask"), frame.sizes.batch_size, frame.sizes.key_length
+        if keys.shape not in ((k,), (b, k)):
+            raise ShapeMismatch.of("/key_mask", f"{shape((k,))} or {shape((b, k))}", keys)
+        return cls(keys.reshape(-1, 1, 1, k))
+
+
+class KeyLengths(KeyMask):
+    """Keys beyond `key_lengths` are padding."""
+
+    __slots__ = ()
+    cause: ClassVar[str] = "key_lengths"
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `key_lengths` of a request."""
+        if spec.key_lengths is None:
+            return None
+        real = _real_tokens(spec.key_lengths, "/key_lengths", frame.sizes.batch_size, frame.sizes.key_length)
+        return cls(real[:, None, None, :])
+
+
+class QueryLengths(Mask):
+    """Queries (b or 1, 1, q, 1); False is padding, which sees no key and is not counted as a masked row."""
+
+    __slots__ = ()
+    cause: ClassVar[str] = "query_lengths"
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `query_lengths` of a request."""
+        if spec.query_lengths is None:
+            return None
+        real = _real_tokens(spec.query_lengths, "/query_lengths", frame.sizes.batch_size, frame.sizes.query_length)
+        return cls(real[:, None, :, None])
+
+
+@dataclass(frozen=True, slots=True)
+class Segments(ScoreTerm):
+    """Only tokens with equal ids see each other: query (b or 1, q), key (b or 1, k)."""
+
+    query: np.ndarray
+    key: np.ndarray
+    cause: ClassVar[str] = "segment_ids"
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `segment_ids` of a request."""
+        ids, sizes = spec.segment_ids, frame.sizes
+        if ids is None:
+            return None
+        if ids.query is None or ids.key is None:
+            missing = "query" if ids.query is None else "key"
+            raise MissingField.at(f"/segment_ids/{missing}", "ids for both query and key", "none")
+        return cls(
+            per_token(ids.query, "/segment_ids/query", sizes.batch_size, sizes.query_length),
+            per_token(ids.key, "/segment_ids/key", sizes.batch_size, sizes.key_length),
+        )
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        ids = load(part_of(self.query[:, None, :, None], tile))
+        seen: Array = ids == load(part_of(self.key[:, None, None, :], tile))
+        return seen
+
+
+def _real_tokens(lengths: np.ndarray, pointer: str, batch: int, length: int) -> np.ndarray:
+    """Which of (b or 1, l) tokens are not padding. Errors: InvalidArray, ShapeMismatch."""
+    counts = integers(lengths, pointer, {(): "one integer", (batch,): f"({batch},)"})
+    within(counts, 0, length, pointer)
+    real: np.ndarray = np.arange(length) < np.atleast_1d(counts)[:, None]
+    return real
+
+
+def _booleans(array: np.ndarray, pointer: str) -> np.ndarray:
+    """The array itself. Errors: InvalidArray for numbers, whose hint depends on whether all are 0 or 1."""
+    if array.dtype != bool:
+        field = pointer.removeprefix("/")
+        if ((array == 0) | (array == 1)).all():
+            advice = f"if 1 means takes part, send {field} != 0; else {field} == 0"
+        else:
+            advice = "for numbers to be added to the scores use bias"
+        raise InvalidArray.of(pointer, "booleans, true = takes part", array, advice)
+    return array

@@ -1,0 +1,128 @@
+"""Terms that hide keys by their distance from the query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from attention_service.attention.array_functions import Array
+from attention_service.attention.score_term import Frame, Load, ScoreTerm
+from attention_service.attention.shapes import Sizes
+from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.tile import Tile, part_of
+from attention_service.errors import InvalidValue
+
+
+@dataclass(frozen=True, slots=True)
+class Band(ScoreTerm):
+    """Query i sees keys from i + low to i + high, both inclusive, (b or 1,) each; None is unbounded."""
+
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+    narrows: ClassVar[bool] = True
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        if tile.gathered is None and self.visible_columns(tile.rows, tile.columns) == tile.columns:
+            return None
+        i = np.arange(tile.rows.start, tile.rows.stop)[:, None]
+        j = load(tile.keys)
+        seen = None
+        if self.low is not None:
+            seen = j >= load(i + part_of(self.low[:, None, None, None], tile))
+        if self.high is not None:
+            below = j <= load(i + part_of(self.high[:, None, None, None], tile))
+            seen = below if seen is None else seen & below
+        return seen
+
+    def columns(self, rows: slice, keys: slice) -> slice:
+        start = keys.start if self.low is None else max(keys.start, rows.start + int(self.low.min()))
+        stop = keys.stop if self.high is None else min(keys.stop, rows.stop + int(self.high.max()))
+        return slice(start, stop)
+
+    def visible_columns(self, rows: slice, keys: slice) -> slice:
+        start = keys.start if self.low is None else max(keys.start, rows.stop - 1 + int(self.low.max()))
+        stop = keys.stop if self.high is None else min(keys.stop, rows.start + 1 + int(self.high.min()))
+        return slice(start, stop) if start < stop else slice(keys.start, keys.start)
+
+
+class Causal(Band):
+    """Query i sees key j only if j <= i + query_offset."""
+
+    __slots__ = ()
+    cause: ClassVar[str] = "is_causal"
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The band of `is_causal`."""
+        return cls(high=_edge(frame.offset(spec), 0, frame.sizes)) if spec.is_causal else None
+
+
+class SlidingWindow(Band):
+    """Query i sees keys from i + query_offset - left to i + query_offset + right."""
+
+    __slots__ = ()
+    cause: ClassVar[str] = "window"
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The band of `window`."""
+        if spec.window is None:
+            return None
+        left, right = spec.window.left, spec.window.right
+        for side, width in (("left", left), ("right", right)):
+            if width is not None and width < 0:
+                raise InvalidValue.of(f"/window/{side}", "at least 0", width, "leave it out for an unbounded side")
+        offset = frame.offset(spec)
+        if left is None and right is None:
+            return None
+        low = None if left is None else _edge(offset, -left, frame.sizes)
+        return cls(low, None if right is None else _edge(offset, right, frame.sizes))
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks(ScoreTerm):
+    """Query i sees key j only if (i + offset) // size = j // size. offset (b or 1,)"""
+
+    size: int
+    offset: np.ndarray
+    narrows: ClassVar[bool] = True
+    cause: ClassVar[str] = "chunk_size"
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The chunks of `chunk_size`."""
+        if spec.chunk_size is None:
+            return None
+        if spec.chunk_size < 1:
+            raise InvalidValue.of("/chunk_size", "at least 1", spec.chunk_size, "leave it out for no chunks")
+        longest = frame.sizes.query_length + frame.sizes.key_length
+        offset = [_reduced_offset(int(x), spec.chunk_size, longest) for x in frame.offset(spec)]
+        return cls(min(spec.chunk_size, longest), np.array(offset, dtype=np.int64))
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + part_of(self.offset[:, None, None, None], tile)
+        seen: Array = load(i // self.size) == load(tile.keys // self.size)
+        return seen
+
+    def columns(self, rows: slice, keys: slice) -> slice:
+        first = (rows.start + int(self.offset.min())) // self.size * self.size
+        last = (rows.stop - 1 + int(self.offset.max())) // self.size * self.size + self.size
+        return slice(max(keys.start, first), min(keys.stop, last))
+
+
+def _edge(offset: np.ndarray, shift: int, sizes: Sizes) -> np.ndarray:
+    """offset + shift, no further out than where all or nothing is visible, so that nothing overflows."""
+    inside = [max(-sizes.query_length, min(sizes.key_length, int(x) + shift)) for x in offset]
+    return np.array(inside, dtype=np.int64)
+
+
+def _reduced_offset(offset: int, size: int, longest: int) -> int:
+    """An offset that puts queries into the same chunks of min(size, longest), without large numbers.
+
+    longest: at least the number of queries and of keys
+    """
+    chunk, place = divmod(offset, size)
+    reduced = min(size, longest)
+    return max(-longest - 1, min(longest + 1, chunk)) * reduced + reduced - min(size - place, reduced)

@@ -173,6 +173,10 @@ def test_the_rows_of_qwen_3_next_are_those_of_queries_and_gates_head_by_head(bia
         assert (f"projection.{role}.bias" in found.arrays) == biased
     np.testing.assert_array_equal(found.arrays["key_norm.weight"], given["model.layers.3.self_attn.k_norm.weight"] + 1)
     assert found.options == CAUSAL | EPS | {"rotary": {"base": 100.0, "dim": 2}}
+    if biased:
+        long = given | {"model.layers.3.self_attn.q_proj.bias": np.zeros(2 * Q + 1, np.float32)}
+        with pytest.raises(BadFile, match=r"q_proj\.bias'?: expected a number for each row"):
+            import_layer(checkpoint(tmp_path, DECODER | published, long), 3)
     with pytest.raises(BadFile, match="'linear_attention' cannot be expressed"):
         import_layer(checkpoint(tmp_path, DECODER | published, tensors(SEPARATE, "layers.1.self_attn.")), 1)
 

@@ -165,6 +165,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rope_scaling": YARN | {"mscale": [1], "mscale_all_dim": 1}}, "mscale"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
         ({"model_type": "glm4", "partial_rotary_factor": 7}, "partial_rotary_factor"),
+        ({"model_type": "glm4", "partial_rotary_factor": 0}, "partial_rotary_factor"),
         ({"interpolate_factor": 2}, "'interpolate_factor'"),
         ({"full_attn_mod": 2}, "'full_attn_mod'"),
     ],

@@ -79,6 +79,8 @@ class Module:
         if self.has(f"{name}.bias") and not (self.get(option) if isinstance(option, str) else option):
             why = f", and {option} is {quote(str(self.get(option)))}" if isinstance(option, str) else ""
             raise BadFile(f"{quote(f'{self.place}{name}.bias', 120)} is a bias that models of this kind lack{why}")
+        if self.has(f"{name}.bias") and self.shape(f"{name}.bias") != self.shape(f"{name}.weight")[:1]:
+            raise BadFile(f"{quote(f'{self.place}{name}.bias', 120)}: expected a number for each row of the weight")
         return self.has(f"{name}.bias")
 
     def tensor(self, name: str, rows: slice | None = None) -> np.ndarray:

@@ -119,7 +119,7 @@ def _proportional(rope: Mapping[str, Any], frequencies: np.ndarray, base: float)
 
 def _share(rope: Mapping[str, Any]) -> float:
     """The share of the features of a head that turn."""
-    share = _or(rope, "partial_rotary_factor", 1.0)
+    share = 1.0 if rope.get("partial_rotary_factor") is None else positive(rope, "partial_rotary_factor")
     if share > 1:
         raise BadFile(f"config.json: expected partial_rotary_factor, a number of at most 1; got {share}")
     return share

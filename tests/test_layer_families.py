@@ -259,6 +259,73 @@ def test_packed_rows_of_phi3_are_split(tmp_path: Path) -> None:
         import_layer(checkpoint(tmp_path, DECODER | more | {"num_key_value_heads": 3}, given), 0)
 
 
+# The heads of the rows of one matrix: four of queries, and those of keys and values.
+APART = {"query": [0, 3, 6, 9], "key": [1, 4, 7, 10], "value": [2, 5, 8, 11]}
+BY_TWO = {"query": [0, 1, 4, 5], "key": [2, 6], "value": [3, 7]}
+ONE = {"query": [0, 1, 2, 3], "key": [4], "value": [5]}
+FALCON = {"model_type": "falcon", "num_attention_heads": HEADS}
+NEOX = {"model_type": "gpt_neox", "num_attention_heads": HEADS, "rotary_pct": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("configuration", "place", "rows", "options"),
+    [
+        (FALCON | {"num_kv_heads": HEADS}, "transformer.h.1.self_attention.", ONE, {"rotary": {"base": 10000.0}}),
+        (FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "rope_theta": 100.0}, "h.1.self_attention.",
+         BY_TWO, {"rotary": {"base": 100.0}}),
+        (FALCON | {"new_decoder_architecture": True, "multi_query": False}, "h.1.self_attention.", APART,
+         {"rotary": {"base": 10000.0}}),
+        (FALCON | {"multi_query": False, "bias": True}, "h.1.self_attention.", APART, {"rotary": {"base": 10000.0}}),
+        (NEOX | {"rotary_emb_base": 100}, "gpt_neox.layers.1.attention.", APART, {"rotary": {"base": 100.0, "dim": 2}}),
+        (NEOX | {"rotary_pct": 1, "attention_bias": False}, "layers.1.attention.", APART,
+         {"rotary": {"base": 10000.0}}),
+        ({"model_type": "gpt_bigcode", "n_head": HEADS}, "transformer.h.1.attn.", ONE, {}),
+        ({"model_type": "gpt_bigcode", "n_head": HEADS, "multi_query": False, "scale_attn_weights": False}, "h.1.attn.",
+         APART, {"scale": 1.0}),
+    ],
+    ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_packed_rows_are_split_group_by_group(
+    configuration: dict[str, Any], place: str, rows: dict[str, list[int]], options: dict[str, Any], tmp_path: Path
+) -> None:
+    packed, output = ("c_attn", "c_proj") if "n_head" in configuration else ("query_key_value", "dense")
+    count = DIM * sum(map(len, rows.values()))
+    biased = configuration.get("bias", configuration.get("attention_bias", configuration["model_type"] != "falcon"))
+    shapes: dict[str, tuple[int, ...]] = {packed: (count, Q), output: (Q, Q)}
+    given = tensors(shapes | ({f"{packed}.bias": (count,), f"{output}.bias": (Q,)} if biased else {}), place)
+    found = import_layer(checkpoint(tmp_path, configuration, given), 1)
+    for name in ("weight", "bias") if biased else ("weight",):
+        parts = np.split(given[f"{place}{packed}.{name}"], count // DIM)
+        for role, heads in rows.items():
+            expected = np.concatenate([parts[head] for head in heads])
+            np.testing.assert_array_equal(found.arrays[f"projection.{role}.{name}"], expected)
+        np.testing.assert_array_equal(found.arrays[f"projection.output.{name}"], given[f"{place}{output}.{name}"])
+    assert found.options == {"num_heads": HEADS, "num_kv_heads": len(rows["key"]), "is_causal": True} | options
+    assert_strange_tensors_are_refused(tmp_path, configuration, given, place, 1)
+    given[f"{place}{packed}.bias"] = np.zeros(count + 1, np.float32)
+    with pytest.raises(BadFile, match=rf"{packed}\.bias"):
+        import_layer(checkpoint(tmp_path, configuration, given), 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"alibi": True}, "alibi"),
+        ({"num_kv_heads": 2}, "num_kv_heads"),
+        ({"multi_query": False}, "4 heads, 4 of keys"),
+        ({"new_decoder_architecture": True, "num_kv_heads": 3}, "4 heads, 3 of keys"),
+        ({"new_decoder_architecture": True, "num_kv_heads": 8}, "4 heads, 8 of keys"),
+        ({"num_attention_heads": 14}, "14 heads"),
+        ({"is_causal": None}, "is_causal"),
+    ],
+    ids=str,
+)
+def test_what_falcon_has_and_a_request_has_not_is_refused(more: dict[str, Any], text: str, tmp_path: Path) -> None:
+    given = tensors({"query_key_value": (Q + 2 * DIM, Q), "dense": (Q, Q)}, "h.0.self_attention.")
+    with pytest.raises(BadFile, match=text):
+        import_layer(checkpoint(tmp_path, FALCON | more, given), 0)
+
+
 def test_a_multihead_attention_of_torch_is_split(tmp_path: Path) -> None:
     given = {"in_proj_weight": np.arange(72, dtype=np.float32).reshape(12, 6)[:, :4] * 1.0,
              "in_proj_bias": np.arange(12, dtype=np.float32),

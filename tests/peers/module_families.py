@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,18 +53,6 @@ def packed(call: Call, name: str = "query_key_value", order: str = "h3d") -> Fie
         projection[role] = rows(layer, pick)
     fields = {"input": call.hidden, "projection": projection} | heads(projection, head_dim)
     return fields | rotary(call) | options(call) | norms(module, head_dim)
-
-
-def gpt_bigcode(call: Call) -> Fields:
-    """All queries, then one head of keys, then one of values, below each other."""
-    module = call.module
-    ends = np.cumsum([0, module.embed_dim, module.kv_dim, module.kv_dim])
-    parts = [slice(first, last) for first, last in pairwise(ends)]
-    projection: Fields = {
-        role: rows(module.c_attn, lambda value, part=part: value[part])  # type: ignore[misc]
-        for role, part in zip(("query", "key", "value"), parts, strict=True)
-    } | {"output": linear(module.c_proj)}
-    return {"input": call.hidden, "projection": projection} | heads(projection, module.head_dim) | options(call)
 
 
 def bloom(call: Call) -> Fields:
@@ -181,20 +168,6 @@ def mimo(call: Call) -> Fields:
     value = fields["projection"]["value"]
     fields["projection"]["value"] = {name: each * np.float32(call.module.v_scale) for name, each in value.items()}
     return fields
-
-
-def falcon(call: Call) -> Fields:
-    """All heads of queries, then one of keys and one of values, in one matrix; or head by head."""
-    module = call.module
-    if not module.multi_query:
-        return packed(call) | {"is_causal": True}
-    size = module.num_heads * module.head_dim
-    ends = (0, size, size + module.head_dim, size + 2 * module.head_dim)
-    projection: Fields = {"output": linear(module.dense)}
-    for role, first, last in zip(("query", "key", "value"), ends, ends[1:], strict=False):
-        projection[role] = rows(module.query_key_value, lambda value, part=slice(first, last): value[part])  # type: ignore[misc]
-    fields = {"input": call.hidden, "projection": projection} | heads(projection, module.head_dim)
-    return fields | rotary(call) | options(call)
 
 
 def gptj(call: Call) -> Fields:

@@ -127,7 +127,7 @@ ROWS: dict[str, Row] = {
         fields="is_causal key_norm query_norm rotary rotary.query_positions scale value_norm window",
     ),
     "phi": Row("PhiAttention", fields="is_causal rotary"),
-    "gpt_neox": Row("GPTNeoXAttention", forms.packed, fields="is_causal rotary"),
+    "gpt_neox": Row("GPTNeoXAttention", imported, fields="is_causal rotary"),
     "gpt_oss": Row("GptOssAttention", imported, fields="is_causal rotary sinks window"),
     "opt": Row("OPTAttention", fields="is_causal"),
     "starcoder2": Row("Starcoder2Attention", imported, fields="is_causal rotary window"),
@@ -158,7 +158,7 @@ ROWS: dict[str, Row] = {
     "t5": Row("T5Attention", forms.t5, fields="bias is_causal scale"),
     "vit": Row("ViTAttention"),
     # others
-    "falcon": Row("FalconAttention", forms.falcon, more=FALCON, fields="is_causal rotary"),
+    "falcon": Row("FalconAttention", imported, more=FALCON, fields="is_causal rotary"),
     "gptj": Row("GPTJAttention", forms.gptj, fields="is_causal rotary rotary.interleaved"),
     "mpt": Row("MptAttention", forms.mpt, fields="alibi_slopes is_causal"),
     "xglm": Row("XGLMAttention", fields="is_causal"),
@@ -270,7 +270,7 @@ ROWS: dict[str, Row] = {
     "glm4_moe_lite": Row(
         "Glm4MoeLiteAttention", forms.latent, before=LATENT, fields="is_causal rotary rotary.interleaved"
     ),
-    "gpt_bigcode": Row("GPTBigCodeAttention", forms.gpt_bigcode, fields="is_causal"),
+    "gpt_bigcode": Row("GPTBigCodeAttention", imported, more={"num_key_value_heads": 1}, fields="is_causal"),
     "granitemoe": Row("GraniteMoeAttention", imported, fields="is_causal rotary scale"),
     "granitemoe_swa": Row("GraniteMoeSWAAttention", imported, fields="is_causal rotary scale sinks window"),
     "granitemoeshared": Row("GraniteMoeSharedAttention", imported, fields="is_causal rotary scale"),

@@ -47,11 +47,14 @@ SIZES: dict[str, Any] = {
 MORE: dict[str, dict[str, Any]] = {
     "llama4_text": {"no_rope_layers": [1, 1, 1, 0, 1, 1]},
     "gemma4_text": {"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    "gpt_bigcode": {"num_key_value_heads": 1},
     "granite_swa": {"layer_rope_theta": [1e4, 1e3, 0.0, 1e4, 1e4, 0.0]},
 }
 PLACES = {
     **dict.fromkeys(FAMILIES["bert"].model_types, ("encoder.layer.{}.attention", "output.dense")),
-    "gpt2": ("h.{}.attn", ""),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), ("h.{}.attn", "")),
+    "gpt_neox": ("layers.{}.attention", ""),
+    "falcon": ("h.{}.self_attention", ""),
     "vit": ("layers.{}.attention", ""),
     "whisper": ("encoder.layers.{}.self_attn", ""),
 }
@@ -78,9 +81,9 @@ def old_rope_keys(config: dict[str, Any]) -> dict[str, Any]:
         if config["model_type"].startswith("gemma"):
             config["rope_local_base_freq"] = local["rope_theta"]
     rope = dict(rope)
-    for name in ("rope_theta", "partial_rotary_factor"):
+    for name, own in (("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")):
         if name in rope:
-            config[name] = rope.pop(name)
+            config[own if config["model_type"] == "gpt_neox" else name] = rope.pop(name)
     return config | {"rope_scaling": rope if rope["rope_type"] != "default" else None}
 
 
@@ -118,7 +121,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             known = AutoConfig.for_model(name).to_dict()
             torch.manual_seed(0)
             config = AutoConfig.for_model(
-                name, **{key: value for key, value in SIZES.items() if key in known}, **MORE.get(name, {})
+                name, **{key: value for key, value in SIZES.items() if key in known} | MORE.get(name, {})
             )
             model = AutoModel.from_config(config)
             with torch.no_grad():
@@ -202,6 +205,7 @@ def test_a_spelling_is_right_or_refused_by_name(
 SHORT = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e2}
 DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
 EXACT, ODD = {"truncate": False}, {"partial_rotary_factor": 0.4}
+NEOX = {"rope_parameters": None}
 FACTORS = {"mscale": 1.2, "mscale_all_dim": 0.7, "beta_fast": 8.0, "beta_slow": 0.5}
 TYPED = {"layer_types": ["sliding_attention", "full_attention"] * 3}
 TWO_ROPES = ("olmo3", "gemma3_text", "gemma3n_text", "gemma4_text")
@@ -225,7 +229,20 @@ TWO_ROPES = ("olmo3", "gemma3_text", "gemma3n_text", "gemma4_text")
         ("smollm3", {"no_rope_layers": None, "layer_types": None, "use_sliding_window": True, "sliding_window": 3}),
         ("gpt_oss", {"rope_parameters": None, "rope_scaling": YARN, "rope_theta": 150000.0}),
         ("gpt2", {"n_head": 4, "num_attention_heads": 4}),
+        ("gpt_neox", NEOX | {"rotary_emb_base": 100, "rotary_pct": 1.0}),
+        ("gpt_neox", NEOX | {"rotary_emb_base": 100, "rope_theta": 100, "rotary_pct": 0.5,
+                             "partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+        ("gpt_neox", NEOX | {"rotary_emb_base": 100, "rope_scaling": YARN | {"partial_rotary_factor": 0.75}}),
+        ("gpt_neox", NEOX | {"rope_scaling": YARN, "original_max_position_embeddings": 32}),
+        ("gpt_neox", NEOX),
+        ("falcon", {"rope_parameters": None}),
+        ("falcon", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 100.0}),
+        ("falcon", {"num_kv_heads": 1}),
+        ("gpt_bigcode", {"num_attention_heads": 4}),
         # What published configurations have, and the module does not read.
+        ("gpt_bigcode", {"inference_runner": 0, "pad_key_length": True, "validate_runner_input": True}),
+        ("gpt_neox", {"hidden_dropout_prob": 0, "use_parallel_residual": False}),
+        ("falcon", {"apply_residual_connection_post_layernorm": False, "activation": "gelu"}),
         ("gemma2", {"sliding_window_size": 4096}),
         ("llama", {"max_sequence_length": 2048}),
         ("starcoder2", {"attention_softmax_in_fp32": True}),
@@ -289,6 +306,14 @@ def test_other_options_are_right(
         ("glm", {"rope_parameters": SHORT | ODD}, 0, "yarn: expected an even number .*, got number 3"),
         ("qwen3_next", {"rope_parameters": SHORT | {"partial_rotary_factor": 0.125}}, 3, "expected an even number"),
         ("gpt2", {"num_attention_heads": 2}, 0, "n_head and num_attention_heads"),
+        ("gpt_bigcode", {"num_attention_heads": 2}, 0, "n_head and num_attention_heads"),
+        ("gpt_neox", {"rope_theta": 100.0}, 0, "rope_theta"),
+        ("gpt_neox", {"rotary_pct": 0.0}, 0, "rotary_pct"),
+        ("gpt_neox", {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.0}}, 0, "partial_rotary_factor"),
+        ("falcon", {"rope_parameters": LLAMA3 | ODD}, 0, "partial_rotary_factor"),
+        ("falcon", {"alibi": True}, 0, "alibi"),
+        # transformers turns nothing.
+        ("glm", {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.0}}, 0, "partial_rotary_factor"),
         ("whisper", {"num_attention_heads": 2}, 0, "num_attention_heads"),
     ],
     ids=str,

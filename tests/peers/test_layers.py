@@ -31,6 +31,7 @@ GROUPED = TINY | {"num_key_value_heads": 2}
 # head_dim times heads is not the size of hidden states.
 WIDE = GROUPED | {"head_dim": 16}
 VIT = {name: TINY[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+GPT2: dict[str, Any] = {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 16, "n_positions": 64}
 WHISPER: dict[str, Any] = {
     "d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
     "vocab_size": 16, "num_mel_bins": 8, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_source_positions": LENGTH,
@@ -44,11 +45,17 @@ BOTH = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window"
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", TINY),
-    "gpt2": ("GPT2", {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 16, "n_positions": 64}),
-    "gpt2, scaled by layer": ("GPT2", {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 16, "n_positions": 64,
-                                       "scale_attn_by_inverse_layer_idx": True}),
-    "gpt2, not scaled": ("GPT2", {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 16, "n_positions": 64,
-                                  "scale_attn_weights": False}),
+    "gpt2": ("GPT2", GPT2),
+    "gpt2, scaled by layer": ("GPT2", GPT2 | {"scale_attn_by_inverse_layer_idx": True}),
+    "gpt2, not scaled": ("GPT2", GPT2 | {"scale_attn_weights": False}),
+    "gpt bigcode": ("GPTBigCode", GPT2),
+    "gpt bigcode, head by head": ("GPTBigCode", GPT2 | {"multi_query": False, "scale_attn_weights": False}),
+    "gpt-neox": ("GPTNeoX", TINY),
+    "gpt-neox without biases": ("GPTNeoX", TINY | {"attention_bias": False, "rope_parameters": YARN | {
+        "partial_rotary_factor": 0.5}}),
+    "falcon": ("Falcon", TINY),
+    "falcon, by groups": ("Falcon", TINY | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon, head by head": ("Falcon", TINY | {"multi_query": False, "bias": True, "rope_parameters": LINEAR}),
     "vit": ("ViT", VIT | {"image_size": 8, "patch_size": 4}),
     "vit without biases": ("ViT", VIT | {"image_size": 8, "patch_size": 4, "qkv_bias": False}),
     "llama": ("Llama", WIDE),
@@ -102,6 +109,9 @@ MODULES: dict[str, tuple[str, str]] = {
     "Bert": ("encoder.layer.{}.attention", "output.dense"),
     "Roberta": ("encoder.layer.{}.attention", "output.dense"),
     "GPT2": ("h.{}.attn", ""),
+    "GPTBigCode": ("h.{}.attn", ""),
+    "GPTNeoX": ("layers.{}.attention", ""),
+    "Falcon": ("h.{}.self_attention", ""),
     "ViT": ("layers.{}.attention", ""),
     "Whisper": ("encoder.layers.{}.self_attn", ""),
 }
@@ -234,6 +244,15 @@ def test_configurations_of_earlier_versions_are_read(name: str, changes: dict[st
         ("bert", {"model_type": "mamba"}, "'mamba'"),
         ("bert", {"num_attention_heads": None}, "num_attention_heads"),
         ("gemma 3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("falcon", {"alibi": True}, "alibi"),
+        ("falcon", {"num_kv_heads": 2}, "num_kv_heads"),
+        ("falcon", {"multi_query": False}, "4 heads, 4 of keys"),
+        ("falcon, by groups", {"num_kv_heads": 3}, "4 heads, 3 of keys"),
+        ("falcon, head by head", {"num_kv_heads": 1}, "num_kv_heads"),
+        ("gpt bigcode", {"num_key_value_heads": 4}, "num_key_value_heads"),
+        ("gpt bigcode", {"n_head": 3}, "3 heads, 1 of keys"),
+        ("gpt-neox", {"rope_theta": 100.0}, "rope_theta"),
+        ("gpt-neox", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_expressed_is_refused_by_its_name(

@@ -1,4 +1,4 @@
-"""Decoders since Llama: how their attention modules and configurations become fields of a request.
+"""Decoders since GPT-NeoX: how their attention modules and configurations become fields of a request.
 
 One function for each form, which takes the tensors of a module and returns its options by dotted names, as
 `Family.fields` does. What they share stands at the end.
@@ -204,6 +204,37 @@ def phi3(module: Module) -> Options:
     return options | _window(module, _layer_type(module))
 
 
+def gpt_neox(module: Module) -> Options:
+    """GPT-NeoX: a share of the features of each head turns; the configuration has names of its own for the rotation."""
+    rope = module.mapping("rope_scaling") or module.mapping("rope_parameters")
+    for key, own in (("rope_theta", "rotary_emb_base"), ("partial_rotary_factor", "rotary_pct")):
+        rope.setdefault(key, module.positive(own))
+        module.refuse(key, rope[key])  # releases before 5 wrote both names, and transformers reads only its own
+    heads = module.count("num_attention_heads")
+    return _grouped(module, "query_key_value", "dense", heads, heads, _scaled(module, rope))
+
+
+def falcon(module: Module) -> Options:
+    """Falcon: keys and values for all heads of queries, for groups of heads, or for each head."""
+    module.refuse("alibi", False)  # transformers rounds what it adds to bfloat16, which no request can say
+    heads = module.count("num_attention_heads")
+    if module.get("new_decoder_architecture"):
+        groups = module.count("num_kv_heads") if module.get("num_kv_heads") is not None else heads
+    else:
+        groups = 1 if module.get("multi_query") else heads
+        module.refuse("num_kv_heads", groups, heads)  # transformers writes the number of heads beside multi_query
+    return _grouped(module, "query_key_value", "dense", heads, groups, _rope(module))
+
+
+def gpt_bigcode(module: Module) -> Options:
+    """GPT BigCode: keys and values for all heads of queries, or for each head."""
+    heads = module.count("n_head", "num_attention_heads")
+    groups = 1 if module.get("multi_query") else heads
+    module.refuse("num_key_value_heads", groups)
+    options = _grouped(module, "c_attn", "c_proj", heads, groups, None)
+    return options if module.get("scale_attn_weights") else options | {"scale": 1.0}
+
+
 def _norms(module: Module, plus: float = 0.0) -> Options:
     return module.norm("query_norm", "q_norm", plus=plus) | module.norm("key_norm", "k_norm", plus=plus)
 
@@ -239,6 +270,26 @@ def _decoder(module: Module, rope: Mapping[str, Any] | None, *, interleaved: boo
     if rope is None:
         return options
     return options | module.rotary(rope, size) | ({"rotary.interleaved": True} if interleaved else {})
+
+
+def _grouped(
+    module: Module, packed: str, output: str, heads: int, groups: int, rope: Mapping[str, Any] | None
+) -> Options:
+    """A causal module with one matrix, whose rows are group by group those of its queries, of its key, of its value."""
+    rows, features = module.matrix(f"{packed}.weight")
+    size, each = features // heads, heads // groups
+    if (rows, features) != (groups * (each + 2) * size, heads * size) or heads % groups:
+        counts = f"{heads} heads, {groups} of keys"
+        raise BadFile(f"{packed}.weight: {counts}, as config.json says, do not fit a matrix ({rows}, {features})")
+    for name in ("weight", "bias") if module.has_bias("query", packed) else ("weight",):
+        taken = module.tensor(f"{packed}.{name}")
+        parts = taken.reshape(groups, each + 2, size, *taken.shape[1:])
+        for role, first, last in (("query", 0, each), ("key", each, each + 1), ("value", each + 1, each + 2)):
+            module.arrays[f"projection.{role}.{name}"] = parts[:, first:last].reshape(-1, *taken.shape[1:])
+    module.linear("output", output)
+    module.check_all_taken()
+    options = {"num_heads": heads, "num_kv_heads": groups, "is_causal": True}
+    return options if rope is None else options | module.rotary(rope, size)
 
 
 def _clip(module: Module) -> Options:

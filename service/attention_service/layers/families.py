@@ -113,6 +113,15 @@ FAMILIES: Final[dict[str, Family]] = {
         AS_THEY_ARE,
     ),
     "gpt2": Family("GPT-2", ("gpt2",), "h.{layer}.attn", "c_attn.weight", _gpt2, AFTER_NORM),
+    "gpt_bigcode": Family(
+        "GPT BigCode", ("gpt_bigcode",), "h.{layer}.attn", "c_attn.weight", decoders.gpt_bigcode, AFTER_NORM
+    ),
+    "gpt_neox": Family(
+        "GPT-NeoX", ("gpt_neox",), "layers.{layer}.attention", "query_key_value.weight", decoders.gpt_neox, AFTER_NORM
+    ),
+    "falcon": Family(
+        "Falcon", ("falcon",), "h.{layer}.self_attention", "query_key_value.weight", decoders.falcon, AFTER_NORM
+    ),
     "vit": Family("ViT", ("vit",), "encoder.layer.{layer}.attention", "attention.query.weight", _vit, AFTER_NORM),
     "llama": Family("Llama", ("llama", "arcee", "aria_text", "seed_oss"), *DECODER, decoders.llama, AFTER_NORM),
     "mistral": Family("Mistral", ("mistral", "mixtral", "starcoder2"), *DECODER, decoders.llama, AFTER_NORM),

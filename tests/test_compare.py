@@ -47,7 +47,7 @@ precision.scores precision.accumulate precision.inputs precision.float32 output.
 keys.last_dropped keys.tail_dropped keys.half keys.second_half cache.ignored scale.first_head scale.shifted
 sigmoid.softmax sigmoid.biased selected.absent selected.none_is_last selected.past_ignored
 norm.before_rotary norm.no_mean norm.per_head gate.absent gate.activated_again
-sinks.first_query clip.absent
+sinks.first_query clip.absent relative.absent relative.no_bias relative.reversed relative.shifted
 """.split()  # noqa: SIM905  # a hundred strings would be harder to read
 
 # Two queries, keys and values: the scores are 1/√2 on the diagonal and 0 beside it.

@@ -33,6 +33,7 @@ from attention_service.attention.spec import (
 )
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.backends.numpy.small import fits
+from attention_service.comparison import case
 from attention_service.library import attend
 from tests.helpers.backends import HAS_TORCH
 from tests.helpers.options import numbers, plain, unusual
@@ -201,6 +202,25 @@ def test_all_fast_paths_refuse_an_unknown_option(name: str) -> None:
         assert not sdpa.fits(plan, lib, loaded)
 
 
+@dataclass(frozen=True, slots=True)
+class TermOfItsOwn(ScoreTerm):
+    """A score term with a method that no case calls."""
+
+    def multiplied(self) -> None:
+        """Change weights, for example."""
+
+
+def test_the_comparison_knows_what_it_does_not_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan with one of these is inconclusive (`tests/test_compare_options.py`)."""
+    plans = unknown_options()
+    assert case.unknown_options(plans["an option"]) == ("future",)
+    assert case.unknown_options(plans["an output"]) == ("selection.include.made_up",)
+    assert case.unknown_options(plans["a term"]) == ()  # it does nothing
+    monkeypatch.setattr(ScoreTerm, "multiplied", lambda self: None, raising=False)
+    plan = replace(plans["a term"], terms=(TermOfItsOwn(),))
+    assert case.unknown_options(plan) == ("terms.TermOfItsOwn",)
+
+
 def test_an_option_with_its_neutral_value_does_not_count() -> None:
     plan = unknown_options()["an option"]
     assert replace(plan, future=0).options == ALWAYS  # type: ignore[call-arg]  # a made-up field
@@ -229,7 +249,7 @@ def test_small_requests_take_the_small_path() -> None:
 GENERAL = "computes all options: every path is held against it above"
 READERS = {
     "attention/cost.py": "tests/memory measures each option of the table",
-    "attention/merging.py": "STACKABLE",
+    "attention/merging.py": "MERGEABLE",
     "attention/result.py": GENERAL,
     "attention/tiles.py": GENERAL,
     "backends/dense/compute.py": GENERAL,

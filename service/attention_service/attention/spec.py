@@ -123,6 +123,18 @@ class Norm:
     eps: float = 1e-6
 
 
+@dataclass(frozen=True, slots=True)
+class RelativeKeys:
+    """Keys for distances: (query i + query_bias) · key[j - i - offset - first] is added to the product of i and j.
+
+    key: (distances, d) or (h, distances, d); first: the distance of the first; query_bias: (h, d)
+    """
+
+    key: Parameter | None = None
+    first: int | None = None
+    query_bias: Parameter | None = None
+
+
 # Where query, key and value come from: the first fields of a request.
 SOURCES: Final = ("query", "key", "value", "input", "context")
 ROLES: Final = ("query", "key", "value")
@@ -154,6 +166,7 @@ class AttentionSpec(NamedTuple):
     output_norm: Norm | None = None
     clip_qkv: float | None = None
     rotary: Rotary | None = None
+    relative_keys: RelativeKeys | None = None
     scale: float | np.ndarray | None = None
     softcap: float | None = None
     bias: Parameter | None = None

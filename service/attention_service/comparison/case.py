@@ -14,6 +14,7 @@ import numpy as np
 
 from attention_service.attention.operands import Operands, make_operands
 from attention_service.attention.options import ALWAYS
+from attention_service.attention.outputs import OUTPUTS
 from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
 from attention_service.attention.score_term import ScoreTerm
@@ -39,6 +40,13 @@ KNOWN: Final = (
     | OPERAND_OPTIONS
     | {f"roles.gate_map.{name}" for name in ("weight", "pointer", "bias", "heads")}
     | {"roles.gate_activation", "gate", "head_scales", "softcap", "sinks", "row_sinks", "normalization"}
+    | {f"selection.include.{name}" for name in OUTPUTS}
+    | {f"selection.{name}" for name in ("heads", "queries", "average_heads", "top_k")}
+)
+# Methods of score terms that a case computes, or that change no number.
+METHODS_OF_TERMS: Final = frozenset(
+    {"visible", "added", "products", "arrays", "narrows", "cause", "reads_query", "of", "columns", "visible_columns"}
+    | {"largest_product", "largest_added", "added_size", "visible_bytes"}
 )
 EXACT: Final = Rounding()
 
@@ -167,8 +175,14 @@ class Case:
 
 def unknown_options(plan: Plan) -> tuple[str, ...]:
     """The names of options that no case computes: what a kernel does with them cannot be judged."""
-    computed = (name for name in plan.options if name not in KNOWN and not name.startswith(("terms.", "selection.")))
-    return tuple(sorted(computed))
+    options = {name for name in plan.options if name not in KNOWN and not name.startswith("terms.")}
+    return tuple(sorted(options | {f"terms.{type(term).__name__}" for term in plan.terms if not _is_known(term)}))
+
+
+def _is_known(term: ScoreTerm) -> bool:
+    """True if cases compute all that the term does: a method that is new in ScoreTerm may change scores, too."""
+    own = {name for kind in type(term).__mro__ if issubclass(kind, ScoreTerm) for name in vars(kind)}
+    return {name for name in own if not name.startswith("_") and hasattr(ScoreTerm, name)} <= METHODS_OF_TERMS
 
 
 def make_case(spec: AttentionSpec, dtype: np.dtype, check: Check = no_check) -> Case:

@@ -107,7 +107,7 @@ def floors_of_others(case: Case, reference: Mapping[str, np.ndarray], names: Col
     kinds = ("scores", "weights", "outputs", "folded")
     scores, weights, outputs, folded = (max(getattr(one, name) for one in steps) for name in kinds)
     lengths = largest(query.lengths), largest(key.lengths)
-    products = _sum_steps(case) * lengths[0] * lengths[1]
+    products = _sum_steps(case) * (lengths[0] * lengths[1] + _largest_product(case, lengths[0]))
     products += largest(query.steps) * lengths[1] + lengths[0] * largest(key.steps)
     sums = scores + math.sqrt(sizes.key_length)
     keys, values = largest(key.steps), largest(_steps_of_tokens(case, "value", worst=True))
@@ -175,6 +175,11 @@ def _error_of_folding(case: Case, sample: Sample, problem: Problem) -> float:
     return epsilon(case.dtype) / 2 * largest(np.where(problem.seen, products * np.abs(problem.scale), 0))
 
 
+def _largest_product(case: Case, length: float) -> float:
+    """A bound on what terms add to the product of a query of at most this norm and a key."""
+    return sum(term.largest_product(length) for term in case.terms)
+
+
 def _sum_steps(case: Case) -> float:
     """The error of a product of query and key, for each |q| · |k|."""
     return math.sqrt(case.plan.sizes.head_dim) + 2
@@ -204,10 +209,13 @@ def _errors_of_scores(case: Case, sample: Sample, seen: np.ndarray) -> tuple[np.
     lengths, steps = (array[columns][:, :, None, kept] for array in (key.lengths, key.steps))
     scale = np.abs(case.scale[sample.heads][:, None, None] if isinstance(case.scale, np.ndarray) else case.scale)
     own = query.lengths[rows][..., None] * scale
-    products, query_steps = np.where(seen, own * lengths, 0), query.steps[rows][..., None] * scale
+    added, growth = _largest_product(case, 0.0), _largest_product(case, 1.0)
+    growth -= added  # what terms add is linear in the norm of the query
+    products = np.where(seen, own * (lengths + growth) + added * scale, 0)
+    query_steps = query.steps[rows][..., None] * scale
     if not (query_steps.any() or steps.any()):
         return products, np.zeros(())
-    return products, np.where(seen, own * steps + query_steps * lengths, 0)
+    return products, np.where(seen, own * steps + query_steps * (lengths + growth), 0)
 
 
 def tokens(case: Case, role: str, *, worst: bool) -> Tokens:

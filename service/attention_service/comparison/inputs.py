@@ -90,6 +90,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "selected": ("selected_keys", "past"),
     "bias": ("bias",),
     "alibi": ("alibi_slopes",),
+    "relative": ("relative_keys",),
     "softcap": ("softcap", "bias"),
     "sinks": ("sinks",),
     "rotary": ("rotary", "past"),
@@ -277,7 +278,7 @@ def _floats(array: np.ndarray, recipe: Recipe) -> np.ndarray:
 
 
 # The options that read query_offset.
-POSITIONAL: Final = frozenset({"is_causal", "window", "chunk_size", "alibi_slopes"})
+POSITIONAL: Final = frozenset({"is_causal", "window", "chunk_size", "alibi_slopes", "relative_keys"})
 # The value of each option of a request.
 OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
     "is_causal": lambda random, recipe: True,
@@ -296,6 +297,11 @@ OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
     ),
     "bias": lambda random, recipe: _floats(random.normal(size=(1, recipe.heads, recipe.queries, recipe.keys)), recipe),
     "alibi_slopes": lambda random, recipe: _floats(2.0 ** -np.arange(1, recipe.heads + 1), recipe),
+    "relative_keys": lambda random, recipe: {
+        "key": _floats(random.normal(size=(recipe.heads, recipe.queries + recipe.keys - 1, recipe.head_dim)), recipe),
+        "first": 1 - recipe.queries,
+        "query_bias": _floats(random.normal(size=(recipe.heads, recipe.head_dim)), recipe),
+    },
     "softcap": lambda random, recipe: recipe.softcap or 3.0,
     "clip_qkv": lambda random, recipe: recipe.clip or 0.8,
     "sinks": lambda random, recipe: _floats(

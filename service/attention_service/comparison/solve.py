@@ -9,7 +9,8 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from attention_service.attention.arrays import norm
+from attention_service.attention.arrays import is_float, norm
+from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.steps.step import OperandStep
 from attention_service.attention.tile import Tile
@@ -150,7 +151,8 @@ def make_problem(case: Case, sample: Sample) -> Problem:
     rest = (rounding.computes, rounding.inputs, rounding.operands)
     flags = (_key_of(case.scale) if rounding.scaled_query else None, rounding.scaled_query, rounding.folded)
     name = f"scores {heads.tobytes()!r} {key_heads.tobytes()!r} {flags}"
-    scores = sample.once(case.room, name, lambda: _scores(case, sample, key_heads), *operands, *rest)
+    reading = [term for term in case.terms if term.reads_query]
+    scores = sample.once(case.room, name, lambda: _scores(case, sample, key_heads), *operands, *rest, *reading)
     value = sample.once(
         case.room,
         f"value {value_heads.tobytes()!r}",
@@ -195,7 +197,29 @@ def _scores(case: Case, sample: Sample, key_heads: np.ndarray) -> np.ndarray:
         scale = np.asarray(_scale(case, sample.heads) * rounding.folded, query.dtype)
         query = rounded(query * scale, rounding.scaled_query) / scale
     scores: np.ndarray = query @ key.swapaxes(-1, -2)
+    for term in case.terms:
+        if term.reads_query:
+            _add_products(term, query, sample, scores)
     return scores
+
+
+def _add_products(term: ScoreTerm, query: np.ndarray, sample: Sample, scores: np.ndarray) -> None:
+    """Add the products of a term to scores (b, h, r, k), in place. query: (b, h, r, d), of the sample"""
+    functions, last = NumpyFunctions(query.dtype), 0 if sample.columns is None else sample.columns.start
+    columns = slice(last, last + scores.shape[-1])
+    start = 0
+    for rows in _runs(sample.rows):
+        part = slice(start, start + rows.stop - rows.start)
+        start = part.stop
+        for i, batch in enumerate(sample.batches):
+            for j, head in enumerate(sample.heads):
+                tile = Tile(_only(batch), slice(0, 0), _only(head), rows, columns)
+                scores[_only(i), _only(j), part] += term.products(query[_only(i), _only(j), part], tile, functions)
+
+
+def _only(index: int) -> slice:
+    """The slice of one index."""
+    return slice(int(index), int(index) + 1)
 
 
 def spread_of_scores(case: Case, sample: Sample) -> np.ndarray:
@@ -248,8 +272,8 @@ class NumpyFunctions:
         self.compute_dtype = compute_dtype
 
     def load(self, array: np.ndarray) -> np.ndarray:
-        """The array in the type of the others."""
-        return array.astype(self.compute_dtype, copy=False)
+        """The array, floats in the type of the others."""
+        return array.astype(self.compute_dtype, copy=False) if is_float(array.dtype) else array
 
 
 def stepped(steps: Iterable[OperandStep], array: np.ndarray) -> np.ndarray:

@@ -107,6 +107,19 @@ class Rotary(TypedDict, total=False):
     """Positions of the new keys; past keys are rotated already. Default: length of the past + index."""
 
 
+class RelativeKeys(TypedDict, total=False):
+    """Relative positions: (query i + query_bias) · key[j - i - query_offset - first] is added to the product of query i
+    and key j, before the scale."""
+
+    key: Array | None
+    """(distances, head_dim) for all heads, or (num_heads, distances, head_dim). Distances before the first and after
+    the last have the key of these. Required."""
+    first: int | None
+    """The distance j - i - query_offset of the first key. Default: minus half of the number of distances."""
+    query_bias: Array | None
+    """(num_heads, head_dim): added to the queries for these products only. Default: none."""
+
+
 class Window(TypedDict, total=False):
     """Query i attends to keys from i + query_offset - left to i + query_offset + right, both inclusive."""
 
@@ -155,6 +168,7 @@ def attend(
     output_norm: Norm | Mapping[str, Any] | None = None,
     clip_qkv: float | None = None,
     rotary: Rotary | Mapping[str, Any] | None = None,
+    relative_keys: RelativeKeys | Mapping[str, Any] | None = None,
     scale: float | Array | None = None,
     softcap: float | None = None,
     bias: Array | None = None,
@@ -232,6 +246,7 @@ def attend(
         clip_qkv: Above 0: query, new keys and new values are clipped to -clip_qkv … clip_qkv, after maps and norms,
             before rotary and norms that follow it. Default: none.
         rotary: Rotary position embedding of query and new keys. Default: none.
+        relative_keys: Keys for the distances of query and key, as in Transformer-XL. Default: none.
         scale: Factor on the scores: one number, or (num_heads,). 1 means unscaled, 0 is legal. Default:
             1/sqrt(head_dim).
         softcap: Above 0: scores become softcap · tanh(scaled / softcap), before bias and mask. Default: none.
@@ -244,9 +259,9 @@ def attend(
             it. Default: none.
         key_mask: Booleans; true: the key is visible. (k,) for all rows, or (b, k). Default: none.
         is_causal: Query i attends to key j only if j <= i + query_offset.
-        query_offset: Position of the first query among the keys, for is_causal, window, chunk_size and alibi_slopes:
-            one integer, or (b,). 0 aligns the first query with the first key, k - q the last with the last. Default:
-            the length of the past. Required if there is no past and q differs from k.
+        query_offset: Position of the first query among the keys, for is_causal, window, chunk_size, alibi_slopes and
+            relative_keys: one integer, or (b,). 0 aligns the first query with the first key, k - q the last with the
+            last. Default: the length of the past. Required if there is no past and q differs from k.
         window: Query i attends only to keys near i + query_offset. Default: all.
         chunk_size: At least 1: query i attends only to keys j with (i + query_offset) // chunk_size = j // chunk_size.
             Default: no chunks.
@@ -311,6 +326,7 @@ def compare(
     output_norm: Norm | Mapping[str, Any] | None = None,
     clip_qkv: float | None = None,
     rotary: Rotary | Mapping[str, Any] | None = None,
+    relative_keys: RelativeKeys | Mapping[str, Any] | None = None,
     scale: float | Array | None = None,
     softcap: float | None = None,
     bias: Array | None = None,
@@ -385,6 +401,7 @@ def assert_attention(
     output_norm: Norm | Mapping[str, Any] | None = None,
     clip_qkv: float | None = None,
     rotary: Rotary | Mapping[str, Any] | None = None,
+    relative_keys: RelativeKeys | Mapping[str, Any] | None = None,
     scale: float | Array | None = None,
     softcap: float | None = None,
     bias: Array | None = None,

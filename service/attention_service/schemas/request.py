@@ -149,6 +149,19 @@ class Rotary(Part):
     """Positions of the new keys; past keys are rotated already. Default: length of the past + index."""
 
 
+class RelativeKeys(Part):
+    """Relative positions: (query i + query_bias) · key[j - i - query_offset - first] is added to the product of query i
+    and key j, before the scale."""
+
+    key: Matrix | None = None
+    """(distances, head_dim) for all heads, or (num_heads, distances, head_dim). Distances before the first and after
+    the last have the key of these. Required."""
+    first: int | None = None
+    """The distance j - i - query_offset of the first key. Default: minus half of the number of distances."""
+    query_bias: Matrix | None = None
+    """(num_heads, head_dim): added to the queries for these products only. Default: none."""
+
+
 class Window(Part):
     """Query i attends to keys from i + query_offset - left to i + query_offset + right, both inclusive."""
 
@@ -213,6 +226,8 @@ class AttentionRequest(Closed):
     and norms that follow it. Default: none."""
     rotary: Rotary | None = None
     """Rotary position embedding of query and new keys. Default: none."""
+    relative_keys: RelativeKeys | None = None
+    """Keys for the distances of query and key, as in Transformer-XL. Default: none."""
     scale: NumberOrNumbers | None = None
     """Factor on the scores: one number, or (num_heads,). 1 means unscaled, 0 is legal. Default: 1/sqrt(head_dim)."""
     softcap: float | None = None
@@ -231,9 +246,9 @@ class AttentionRequest(Closed):
     is_causal: bool | None = False
     """Query i attends to key j only if j <= i + query_offset."""
     query_offset: IntegerOrIntegers | None = None
-    """Position of the first query among the keys, for is_causal, window, chunk_size and alibi_slopes: one integer, or
-    (b,). 0 aligns the first query with the first key, k - q the last with the last. Default: the length of the past.
-    Required if there is no past and q differs from k."""
+    """Position of the first query among the keys, for is_causal, window, chunk_size, alibi_slopes and
+    relative_keys: one integer, or (b,). 0 aligns the first query with the first key, k - q the last with the last.
+    Default: the length of the past. Required if there is no past and q differs from k."""
     window: Window | None = None
     """Query i attends only to keys near i + query_offset. Default: all."""
     chunk_size: int | None = None

@@ -1,9 +1,10 @@
 """Score terms: everything that hides scores or adds to them, one class each.
 
-A key is visible to a query only if every term allows it. What terms add is added to the scaled and capped scores.
+A key is visible to a query only if every term allows it. What terms add is added to the scaled and capped scores; what
+they multiply with queries, to the products of query and key.
 
-To add a term write a class with `of`, and with `visible` and `cause`, or `added`, and put it into TERMS. The dense
-backend, the cost model and the tiles use nothing but these. Fast paths refuse it until they are taught.
+To add a term write a class with `of`, and with `visible` and `cause`, `added` or `products`, and put it into TERMS. The
+dense backend, the cost model and the tiles use nothing but these. Fast paths refuse it until they are taught.
 
 Shapes in comments: b batch, h heads, r the queries of a tile, k its keys. `load` takes a NumPy array to the library
 and device of the backend; arrays that it returns know comparison, `&`, `~`, arithmetic and `abs`.
@@ -18,10 +19,12 @@ from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.terms.additions import Alibi, Bias
 from attention_service.attention.terms.masks import KeyLengths, KeyMask, Mask, QueryLengths, Segments
 from attention_service.attention.terms.positions import Causal, Chunks, SlidingWindow
+from attention_service.attention.terms.relative import RelativeKeys
 from attention_service.attention.terms.selected import SelectedKeys
 
 # In the order in which they are made, and in which their errors are found.
 TERMS: Final[tuple[type[ScoreTerm], ...]] = (
+    RelativeKeys,
     Bias,
     Alibi,
     Mask,

@@ -76,11 +76,13 @@ def _allowed(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, bounds: Boun
     exponent = max(bounds.exponents, 0.0 if plan.all_sinks is None else float(np.max(np.abs(plan.all_sinks))))
     subtracts_max = checks or not exponent <= MAX_EXPONENT[plan.compute_dtype]
     low, high = MODERATE_SCALE
+    reads_query = any(term.reads_query for term in plan.terms)
     smallest, largest = _scale_range(plan)
     sums = bounds.values * plan.sizes.key_length * math.exp(0.0 if subtracts_max else exponent)
     return NumericPath(
         checks_overflow=checks,
-        scales_query=not checks and "scores" not in plan.selection.include and low < smallest <= largest < high,
+        scales_query=not (checks or reads_query or "scores" in plan.selection.include)
+        and low < smallest <= largest < high,
         subtracts_max=subtracts_max,
         divides_last=plan.score_count > lib.tiling.divide_last_above and sums < largest_number(plan),
     )
@@ -89,7 +91,7 @@ def _allowed(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, bounds: Boun
 def _known_bounds(plan: Plan, loaded: LoadedOperands) -> Bounds:
     """Bounds from norms that are known without reading a number."""
     query, key, value = loaded.norms
-    return _bounds(plan, query * key, value)
+    return _bounds(plan, query, key, value)
 
 
 def _close_bounds(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> Bounds:
@@ -97,11 +99,12 @@ def _close_bounds(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> Boun
     xp, lost = lib.xp, lost_to_underflow(plan.dtype, plan.sizes.head_dim)
     longest = [math.sqrt(float(xp.max(xp.vecdot(x, x))) + lost) for x in (loaded.query, loaded.key)]
     values = max(float(xp.max(loaded.value)), -float(xp.min(loaded.value)))
-    return _bounds(plan, longest[0] * longest[1], values)
+    return _bounds(plan, longest[0], longest[1], values)
 
 
-def _bounds(plan: Plan, products: float, values: float) -> Bounds:
-    """The bounds of a plan, from a bound on |q·k| and one on the values."""
+def _bounds(plan: Plan, query: float, key: float, values: float) -> Bounds:
+    """The bounds of a plan, from bounds on the norms of each query and key, and one on the values."""
+    products = query * key + sum(term.largest_product(query) for term in plan.terms)
     scaled = exponents = products * _scale_range(plan)[1]
     if plan.softcap is not None:
         exponents = min(exponents, plan.softcap)

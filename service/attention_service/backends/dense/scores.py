@@ -138,7 +138,7 @@ class TileComputation:
     def _masked_scores(self, tile: Tile) -> Array:
         """The masked scores of a tile, (b, h, r, k). The stages before them go to the buffers."""
         plan, lib, xp, buffers = self._plan, self._lib, self._lib.xp, self._buffers
-        scores = self._products(tile)
+        scores = self._products_with_terms(tile)
         buffers.add("scores", tile, scores)
         if not self._path.scales_query:
             scores *= plan.scale if self._head_scales is None else self._head_scales[tile.heads]
@@ -170,6 +170,14 @@ class TileComputation:
         if out is None:
             out = self._lib.scratch((*query.shape[:3], key.shape[-1]))
         return grouped_matmul(query, key, self._lib, out)
+
+    def _products_with_terms(self, tile: Tile) -> Array:
+        """The products of a tile (b, h, r, k), and what terms add to them."""
+        scores = self._products(tile)
+        for term in self._plan.terms:
+            if term.reads_query:
+                scores += term.products(self._query[tile.batch, tile.heads, tile.rows], tile, self._lib)
+        return scores
 
     def _check_finite(self, scores: Array, tile: Tile) -> None:
         """Check that visible scores and values are finite. Errors: Overflow."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from attention_service.attention.arrays import compute_dtype
 from attention_service.attention.terms.additions import Alibi, Bias
+from attention_service.attention.terms.relative import RelativeKeys
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import largest_number
 from attention_service.comparison.mutants.table import is_one_tile, mutant, tiles
@@ -142,6 +143,37 @@ def bias_before_scale(case: Case) -> Iterator[Case]:
     if bias and _is_scaled(case):
         scale = case.scale[:, None, None] if isinstance(case.scale, np.ndarray) else case.scale
         yield case.with_term(replace(bias, numbers=bias.numbers * scale))
+
+
+@mutant("relative.absent", "The products of queries with the keys of distances are not added.")
+def relative_absent(case: Case) -> Iterator[Case]:
+    if case.term(RelativeKeys):
+        yield case.without(RelativeKeys, change={"relative_keys": None})
+
+
+@mutant("relative.no_bias", "The bias is not added to the queries that are multiplied by the keys of distances.")
+def relative_no_bias(case: Case) -> Iterator[Case]:
+    term = case.term(RelativeKeys)
+    if term and term.bias is not None:
+        yield case.with_term(replace(term, bias=None), {"relative_keys": {"query_bias": None}})
+
+
+@mutant("relative.reversed", "The distances count from the key to the query: the key of i - j is taken for j - i.")
+def relative_reversed(case: Case) -> Iterator[Case]:
+    term = case.term(RelativeKeys)
+    if term and term.keys.shape[1] > 1:
+        last = term.first + term.keys.shape[1] - 1
+        keys = term.keys[:, ::-1]
+        told = {"key": (keys if len(keys) > 1 else keys[0]).tolist(), "first": -last}
+        yield case.with_term(replace(term, keys=keys, first=-last), {"relative_keys": told})
+
+
+@mutant("relative.shifted", "Each distance has the key of a neighbouring distance.")
+def relative_shifted(case: Case) -> Iterator[Case]:
+    term = case.term(RelativeKeys)
+    if term and term.keys.shape[1] > 1:
+        for first in (term.first - 1, term.first + 1):
+            yield case.with_term(replace(term, first=first), {"relative_keys": {"first": first}})
 
 
 @mutant("alibi.absent", "The linear biases (ALiBi) are not added.")

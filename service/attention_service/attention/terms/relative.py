@@ -1,0 +1,85 @@
+"""The term that multiplies queries by keys for distances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from attention_service.attention.array_functions import Array, ArrayFunctions
+from attention_service.attention.arrays import cast
+from attention_service.attention.score_term import Frame, ScoreTerm
+from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.tile import Tile, part_of
+from attention_service.errors import MissingField, ShapeMismatch, shape
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeKeys(ScoreTerm):
+    """Relative positions (Shaw et al. 2018, Dai et al. 2019): adds (query i + bias) · keys[j - i - offset - first].
+
+    keys (h or 1, n, d): those of distances from `first` on, the outermost of them also for distances beyond
+    bias (h, 1, d) or None; offset (b or 1,)
+    """
+
+    keys: np.ndarray
+    first: int
+    offset: np.ndarray
+    bias: np.ndarray | None = None
+    reads_query: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
+        """The `relative_keys` of a request."""
+        given, sizes = spec.relative_keys, frame.sizes
+        if given is None:
+            return None
+        if given.key is None:
+            raise MissingField.at("/relative_keys/key", "a key for each distance", "none")
+        h, d, leading = sizes.num_heads, sizes.head_dim, given.key.shape[:-2]
+        if (
+            given.key.ndim not in (2, 3)
+            or leading not in ((), (h,))
+            or given.key.shape[-1] != d
+            or 0 in given.key.shape
+        ):
+            expected = f"(distances, {d}) or ({h}, distances, {d})"
+            raise ShapeMismatch.of("/relative_keys/key", expected, given.key)
+        if given.query_bias is not None and given.query_bias.shape != (h, d):
+            raise ShapeMismatch.of("/relative_keys/query_bias", shape((h, d)), given.query_bias)
+        keys = cast(given.key, frame.dtype, "/relative_keys/key")
+        bias = None if given.query_bias is None else cast(given.query_bias, frame.dtype, "/relative_keys/query_bias")
+        count = given.key.shape[-2]
+        furthest = sizes.query_length + sizes.key_length + count
+        first = -(count // 2) if given.first is None else max(-furthest, min(furthest, given.first))
+        offset = [max(-furthest, min(furthest, int(x))) for x in frame.offset(spec)]
+        return cls(
+            keys if keys.ndim == 3 else keys[None],
+            first,
+            np.array(offset, dtype=np.int64),
+            None if bias is None else bias[:, None],
+        )
+
+    def products(self, query: Array, tile: Tile, functions: ArrayFunctions) -> Array | None:
+        xp, load = functions.xp, functions.load
+        i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + part_of(self.offset[:, None, None, None], tile)
+        rows = np.clip(tile.keys - i - self.first, 0, self.keys.shape[1] - 1)  # b or 1, h or 1, r, k
+        low, high = int(rows.min()), int(rows.max()) + 1
+        keys = self.keys if len(self.keys) == 1 else self.keys[tile.heads]
+        if self.bias is not None:
+            query = query + load(self.bias[tile.heads])
+        products = query @ xp.permute_dims(load(keys[:, low:high]), (0, 2, 1))  # b h r distances
+        return xp.take_along_axis(products, load(np.broadcast_to(rows - low, (*products.shape[:3], rows.shape[3]))))
+
+    def largest_product(self, length: float) -> float:
+        longest = float(np.linalg.norm(self.keys, axis=-1).max())
+        bias = 0.0 if self.bias is None else float(np.linalg.norm(self.bias, axis=-1).max())
+        return (length + bias) * longest
+
+    def added_size(self, tile: tuple[int, int, int, int]) -> int:
+        b, h, r, k = tile
+        distances = min(self.keys.shape[1], r + k)
+        # The products, those of the keys, and their places in eight bytes each; a query with its bias.
+        size: int = b * h * r * (distances + 3 * k + self.keys.shape[2]) + self.keys.size
+        return size

@@ -223,12 +223,15 @@ def test_the_cpu_waits_for_the_gpu_only_for_the_result(dtype: str, options: dict
     """torch's sync debug mode turns every operation that waits into an error."""
     arrays: dict[str, Any] = {name: normal(1, 4, 1024, 64) for name in ("query", "key", "value")}
     run = partial(attend, **arrays, dtype=dtype, **{"include": []} | options, **ON_GPU)
-    run()  # loads modules and kernels first
+    first = run()  # loads modules and kernels
     torch.cuda.set_sync_debug_mode("error")
     try:
-        run()
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            torch.ones(1, device="cuda").item()
+        second = run()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    np.testing.assert_array_equal(second.output, first.output)
 
 
 # Allocations that fail.
@@ -282,7 +285,7 @@ def test_the_backend_auto_uses_the_gpu(service: httpx.Client) -> None:
 
 
 def test_small_requests_are_computed_in_a_batch(service: httpx.Client) -> None:
-    from tests.test_batching import Answer, assert_same, connect, request, send
+    from tests.test_batching_http import Answer, assert_same, connect, request, send
 
     bodies = [request(seed) for seed in range(64)]
     with serving(app(backend="auto", batch_window=0.002)) as batching:

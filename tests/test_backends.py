@@ -157,9 +157,20 @@ def test_a_service_that_cannot_warm_up_never_becomes_ready(
 
 
 @pytest.mark.torch
-def test_torch_warms_up_at_the_start() -> None:
+def test_torch_warms_up_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attention_service.backends.torch.backend import TorchBackend
+
+    warm: list[str] = []
+    warm_up = TorchBackend.warm_up
+
+    def recorded(self: TorchBackend, device: str) -> None:
+        warm_up(self, device)
+        warm.append(device)
+
+    monkeypatch.setattr(TorchBackend, "warm_up", recorded)
     with serving(app(backend="torch")) as client:
         until(lambda: client.get("/health/ready").status_code == 200)
+        assert warm == ["auto"]
 
 
 # Allocations that fail.

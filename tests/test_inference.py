@@ -209,7 +209,10 @@ def test_an_empty_kv_cache_is_accepted(client: httpx.Client) -> None:
 
 def test_parameters_of_gateways_are_ignored(client: httpx.Client) -> None:
     parameters = {"priority": 1, "timeout": 5, "sequence_id": 3, "sequence_start": True, "sequence_end": True}
-    infer(client, {"input": EYE}, parameters=parameters, model_name="attention")
+    answer = infer(client, {"input": EYE}, parameters=parameters, model_name="attention")
+    plain = infer(client, {"input": EYE})
+    assert answer["output"].tolist() == plain["output"].tolist()
+    assert answer["rest"]["parameters"].keys() == plain["rest"]["parameters"].keys()
 
 
 @pytest.mark.slow

@@ -188,6 +188,7 @@ def test_clients_may_disconnect_at_any_byte(server: Live) -> None:
         with server.connect() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset
             connection.sendall(GOOD[:at])
+        assert server.ask(GOOD)[0] == 200
 
 
 # Bytes that are not HTTP, and messages that are too long.

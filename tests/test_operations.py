@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from fastapi import FastAPI
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.layers.files import write_layer
 from attention_service.layers.layer import Layer
-from attention_service.pipeline.operation import Cost, choose_strategy
 from attention_service.settings.model import LEAST_MEMORY
 from tests.conftest import app, serving
 from tests.helpers.raw import connect
@@ -32,29 +30,6 @@ SVG, PNG = "image/svg+xml", "image/png"
 QUERY: Final = np.random.default_rng(0).normal(size=(5, 4))
 # With an option that keeps NumPy from taking its path for small requests, which has no tiles to check between.
 REQUEST: Final[dict[str, Any]] = {"query": QUERY, "key": QUERY, "value": QUERY, "is_causal": True}
-
-
-# What docs/operations.md says of small and large requests.
-FLOPS: Final = 1000
-SMALL: Final = Cost(FLOPS, 8 * 2**20, 0)
-
-
-@pytest.mark.parametrize(
-    ("cost", "is_idle", "strategy"),
-    [
-        (SMALL, False, "inline"),
-        (SMALL._replace(compute=8 * 2**20 + 1), True, "thread"),
-        (SMALL._replace(flops=FLOPS + 1), False, "thread"),
-        (SMALL._replace(flops=20 * FLOPS), True, "inline"),
-        (SMALL._replace(flops=20 * FLOPS + 1), True, "thread"),
-        (SMALL._replace(flops=math.inf), True, "thread"),
-        (SMALL._replace(waits_for_gpu=True), True, "thread"),
-        (SMALL._replace(waits_for_gpu=True, can_batch=True), False, "batch"),
-        (SMALL._replace(flops=FLOPS + 1, can_batch=True), False, "thread"),
-    ],
-)
-def test_the_execution_strategy_follows_from_the_cost(cost: Cost, is_idle: bool, strategy: str) -> None:
-    assert choose_strategy(cost, FLOPS, is_idle=is_idle) == strategy
 
 
 class Kind(NamedTuple):

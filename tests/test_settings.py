@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from attention_service.app import from_environment
 from attention_service.cli import main
-from attention_service.pipeline.decode import oversized_body
 from attention_service.settings import Settings, table, unknown_variables
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ATTENTION_")}
@@ -216,19 +215,6 @@ def test_valid_settings_are_accepted(given: dict[str, str], folder: Path) -> Non
     values: dict[str, Any] = {name: value.replace("{folder}", str(folder)) for name, value in given.items()}
     settings = Settings(**values)
     assert settings.model_fields_set == values.keys()
-
-
-@pytest.mark.parametrize(
-    ("memory", "workers", "fits"), [("2GiB", 1, True), ("1GiB", 1, False), ("2GiB", 2, False), ("64MiB", 1, False)]
-)
-def test_a_budget_that_the_largest_body_does_not_fit_is_said_at_start(memory: str, workers: int, fits: bool) -> None:
-    """64 MiB of `1,1,1`: simdjson's copy, a mark and a tape entry for each of 32 Mi numbers take 1.2 GiB and more."""
-    warning = oversized_body(Settings(memory_limit=memory, workers=workers))
-    assert (warning is None) == fits
-    if warning is not None:
-        assert warning.startswith("ATTENTION_MEMORY_LIMIT: ")
-        assert "64.0MiB (ATTENTION_MAX_BODY_BYTES)" in warning
-    assert oversized_body(Settings(memory_limit="256MiB", max_body_bytes="1MiB")) is None
 
 
 def test_the_metrics_folder_is_created(tmp_path: Path) -> None:

@@ -290,6 +290,7 @@ def test_a_log_record_is_a_single_line(fresh_client: httpx.Client, caplog: pytes
 FORGED = [
     "/a status=200",
     '/a" status=200',
+    "/it's",
     "/a=b",
     '/\\" status=200',
     "/a\u00a0status=200",

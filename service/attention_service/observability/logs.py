@@ -18,7 +18,7 @@ FIELDS = (
     "kernel", "version", "backend", "workers", "threads", "memory_limit", "keys",
 )  # fmt: skip
 # Characters that would make several fields of one.
-SEPARATOR: Final = re.compile(r'[ "=]')
+SEPARATOR: Final = re.compile(r"""[ "'=]""")
 
 
 class HumanFormatter(logging.Formatter):

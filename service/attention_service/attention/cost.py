@@ -21,8 +21,6 @@ from attention_service.attention.tiles import Tiling, tile_size
 
 # Bytes of an index, as top_k returns them.
 INDEX: Final = 8
-# Bytes of an element of hidden_by. A sum of two terms and both of them exist at once.
-BIT_SUM: Final = 4
 # Bytes for each index of gathered keys: sorted, as loaded, and as positions that are compared.
 GATHERED: Final = 24
 # Memory of a request beside large arrays.
@@ -62,7 +60,8 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     finishing, changed = _output_step_bytes(plan)
     queries = sizes.batch_size * sizes.num_heads * sizes.query_length
     outputs = queries * sizes.value_dim * computing
-    scaled = 0 if "scores" in plan.selection.include else queries * sizes.head_dim * computing
+    is_scaled = "scores" not in plan.selection.include and not any(term.reads_query for term in plan.terms)
+    scaled = queries * sizes.head_dim * computing * is_scaled
     mapped = 0 if plan.roles.output_map is None else prod(plan.output_shape(OUTPUT)) * computing
     returned = plan.returned_bytes
     collected = returned - plan.output_bytes(OUTPUT)
@@ -185,12 +184,7 @@ def working_bytes(plan: Plan, tiling: Tiling) -> int:
     memory += sum(term.added_size(tile) for term in plan.terms) * computing
     if chosen.heads is not None or chosen.queries is not None:
         memory += scores * computing
-    if "weights_without_sinks" in chosen.include:
-        memory += scores * computing
-    if "entropy" in chosen.include:
-        memory += 2 * scores * computing
-    if "hidden_by" in chosen.include:
-        memory += 3 * scores * BIT_SUM
+    memory += scores * computing * chosen.matrices
     if chosen.top_k is not None:
         memory += scores * (2 * computing + INDEX)
     received = 0

@@ -33,6 +33,7 @@ class OutputRow:
     may_be_minus_infinity: True if -inf is a regular value
     is_integer: True if it is returned in int32, whatever the type of the request
     keeps_heads: True if its h axis is returned even for a single head in a layout without h
+    matrices: score matrices of a tile that exist at once while it is computed, beside those of every request
     """
 
     axes: str
@@ -42,6 +43,7 @@ class OutputRow:
     may_be_minus_infinity: bool = False
     is_integer: bool = False
     keeps_heads: bool = False
+    matrices: int = 0
 
     @property
     def is_selected(self) -> bool:
@@ -56,14 +58,14 @@ class OutputRow:
 
 OUTPUTS: Final[Mapping[Output, OutputRow]] = {
     "attention_weights": OutputRow("bhqk", "weights", averaged=True),
-    "weights_without_sinks": OutputRow("bhqk", "weights", averaged=True),
+    "weights_without_sinks": OutputRow("bhqk", "weights", averaged=True, matrices=2),
     "scores": OutputRow("bhqk", "scores", in_compute_dtype=True),
     "scaled_scores": OutputRow("bhqk", "scores", in_compute_dtype=True),
     "capped_scores": OutputRow("bhqk", "scores", in_compute_dtype=True),
     "masked_scores": OutputRow("bhqk", "scores", in_compute_dtype=True, may_be_minus_infinity=True),
-    "hidden_by": OutputRow("bhqk", "scores", is_integer=True),
+    "hidden_by": OutputRow("bhqk", "scores", is_integer=True, matrices=3),
     "logsumexp": OutputRow("bhq", "row_sums", in_compute_dtype=True, may_be_minus_infinity=True),
-    "entropy": OutputRow("bhq", "weights", in_compute_dtype=True),
+    "entropy": OutputRow("bhq", "weights", in_compute_dtype=True, matrices=2),
     "received": OutputRow("bhk", "weights", averaged=True, in_compute_dtype=True),
     "query": OutputRow("bhqd", "operands"),
     "key": OutputRow("bgnd", "operands"),
@@ -89,6 +91,11 @@ class Selection:
     queries: np.ndarray | None = None
     average_heads: bool = False
     top_k: int | None = None
+
+    @property
+    def matrices(self) -> int:
+        """Score matrices of a tile that its outputs take, see OutputRow; those of top_k are none of them."""
+        return sum(OUTPUTS[name].matrices for name in self.include)
 
 
 def outputs_of(*steps: Step) -> frozenset[Output]:

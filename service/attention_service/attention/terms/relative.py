@@ -80,6 +80,7 @@ class RelativeKeys(ScoreTerm):
     def added_size(self, tile: tuple[int, int, int, int]) -> int:
         b, h, r, k = tile
         distances = min(self.keys.shape[1], r + k)
-        # The products, those of the keys, and their places in eight bytes each; a query with its bias.
-        size: int = b * h * r * (distances + 3 * k + self.keys.shape[2]) + self.keys.size
+        biased = 0 if self.bias is None else self.keys.shape[2]
+        # Queries with the bias, all products and those of the keys; three times the places, in eight bytes each.
+        size: int = b * h * r * (biased + distances + k) + 6 * len(self.offset) * r * k
         return size

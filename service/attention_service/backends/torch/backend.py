@@ -24,9 +24,9 @@ from attention_service.backends.torch.library import TorchLibrary
 
 # Bytes of the scores of a tile. torch spreads each over its own threads, or over a GPU.
 TILE_BYTES: Final = 2**26
-# Matrices of the size of a tile that exist at once: scores and what is made of them, or masks; more for some outputs.
+# Matrices of the size of a tile that exist at once: scores and what is made of them, or masks; more for top_k.
 MATRICES: Final = 3
-FOR_TOP_K, FOR_ENTROPY, FOR_HIDDEN_BY, FOR_WITHOUT_SINKS = 6, 2, 3, 2
+FOR_TOP_K: Final = 6
 
 # Options for which fused kernels get halves in float32: they change query, key or value, or are added to the scores.
 MAPS: Final = tuple(f"roles.{role}.map" for role in ROLES)
@@ -139,9 +139,7 @@ class TorchBackend(Backend):
     def _dense_bytes(self, plan: Plan, copied: int | None = None) -> int:
         """Upper bound of the memory of the dense computation, beyond the arrays of the request."""
         chosen, matrices = plan.selection, MATRICES
-        matrices += FOR_TOP_K * (chosen.top_k is not None) + FOR_ENTROPY * ("entropy" in chosen.include)
-        matrices += FOR_HIDDEN_BY * ("hidden_by" in chosen.include)
-        matrices += FOR_WITHOUT_SINKS * ("weights_without_sinks" in chosen.include)
+        matrices += FOR_TOP_K * (chosen.top_k is not None) + chosen.matrices
         itemsize, sizes, gathered = plan.compute_dtype.itemsize, plan.sizes, plan.gathered_numbers
         row = sizes.num_heads * plan.computed_keys + gathered
         scores = max(self.tiling.scores * 4 // itemsize, self.tiling.max_scores, row)

@@ -95,7 +95,7 @@ def test_a_step_takes_at_most_the_bytes_that_it_says_and_at_least_half_of_them(n
     functions = NumpyFunctions(array.dtype)
     with np.errstate(all="ignore"):
         peak = peak_of(lambda: STEPS[name].apply(array, functions, 1e3))
-    said = STEPS[name].bytes(array.nbytes)
+    said = STEPS[name].bytes(array.nbytes, length)
     assert peak <= said + OBJECTS
     assert said <= 2 * peak + OBJECTS
 

@@ -108,7 +108,8 @@ def _operand_bytes(plan: Plan) -> tuple[int, int]:
     computing = plan.compute_dtype.itemsize
     halves = plan.dtype.itemsize < computing
     held = extra = 0
-    for (role, given, new, past), steps in zip(_inputs(plan), plan.steps, strict=True):
+    lengths = plan.sizes.query_length, *[plan.sizes.key_length - plan.roles.past_length] * 2
+    for (role, given, new, past), steps, length in zip(_inputs(plan), plan.steps, lengths, strict=True):
         size, cached = new * computing, past * computing
         is_copied = role.map is not None or halves
         if is_copied or steps or cached:
@@ -116,22 +117,22 @@ def _operand_bytes(plan: Plan) -> tuple[int, int]:
         if role.map is not None and halves:
             extra = max(extra, (given + role.map.weight.size) * computing)
         if steps:
-            extra = max(extra, is_copied * size + _changing_bytes(steps, size) - size)
+            extra = max(extra, is_copied * size + _changing_bytes(steps, size, length) - size)
         if cached:
             extra = max(extra, size + halves * cached)
     return held, held + extra
 
 
-def _changing_bytes(steps: Steps, size: int) -> int:
+def _changing_bytes(steps: Steps, size: int, length: int) -> int:
     """The peak of steps, beyond what they are done to; each but the first needs the result of the one before, too."""
-    return max((bool(place) * size + step.bytes(size) for place, step in enumerate(steps)), default=0)
+    return max((bool(place) * size + step.bytes(size, length) for place, step in enumerate(steps)), default=0)
 
 
 def _output_step_bytes(plan: Plan) -> tuple[int, int]:
     """The peak of the steps of head outputs, beyond these; and the bytes of their result."""
     h, _, b, q, _, _, e = plan.sizes
     size = b * h * q * e * plan.compute_dtype.itemsize
-    return _changing_bytes(plan.output_steps, size), bool(plan.output_steps) * size
+    return _changing_bytes(plan.output_steps, size, q), bool(plan.output_steps) * size
 
 
 def _gate_bytes(plan: Plan) -> tuple[int, int, int]:

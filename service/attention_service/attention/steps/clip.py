@@ -36,7 +36,7 @@ class ClipStep(OperandStep):
     def bound(self, before: float, shape: tuple[int, ...], dtype: np.dtype) -> float:
         return min(before, self.limit * math.sqrt(math.prod(shape)))
 
-    def bytes(self, size: int) -> int:
+    def bytes(self, size: int, length: int) -> int:
         return size
 
     def error(self, array: np.ndarray, errors: np.ndarray, epsilon: float) -> np.ndarray:

@@ -103,7 +103,7 @@ class NormStep(OperandStep):
         bias = 0.0 if self.bias is None else norm(self.bias) * math.sqrt(math.prod(shape[:3]))
         return weight * math.sqrt(math.prod(shape)) + bias  # the root mean square is 1, times the weights
 
-    def bytes(self, size: int) -> int:
+    def bytes(self, size: int, length: int) -> int:
         return 2 * size
 
     def error(self, array: np.ndarray, errors: np.ndarray, epsilon: float) -> np.ndarray:

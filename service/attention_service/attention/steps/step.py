@@ -41,8 +41,8 @@ class OperandStep:
         """
         raise NotImplementedError
 
-    def bytes(self, size: int) -> int:
-        """Upper bound of the bytes that `apply` takes, its result included. size: bytes of the operand"""
+    def bytes(self, size: int, length: int) -> int:
+        """Upper bound of the bytes that `apply` takes, its result included. size: of the operand; length: its tokens"""
         raise NotImplementedError
 
     def error(self, array: np.ndarray, errors: np.ndarray, epsilon: float) -> np.ndarray:

@@ -10,10 +10,9 @@ import numpy as np
 from attention_service.attention.outputs import OUTPUT
 from attention_service.attention.plan import Notice, Plan
 from attention_service.attention.result import Computed
-from attention_service.attention.tile import Tile
 from attention_service.attention.tiles import tiles
 from attention_service.backends.base import Check, no_check
-from attention_service.backends.dense.buffers import ResultBuffers, TileSums
+from attention_service.backends.dense.buffers import ResultBuffers
 from attention_service.backends.dense.gates import apply_map, gated
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.numerics import choose_path
@@ -38,13 +37,9 @@ def compute(
     """
     head_outputs = empty_outputs(plan, lib, plan.compute_dtype)
     buffers = ResultBuffers(plan, lib) if buffers is None else buffers
-    computation = TileComputation(plan, lib, loaded, choose_path(plan, lib, loaded), head_outputs, buffers)
-
-    def run(tile: Tile) -> TileSums:
-        check()
-        return computation.run(tile)
-
-    for sums in lib.run(run, list(tiles(plan, computation.tiling))):
+    path = choose_path(plan, lib, loaded)
+    computation = TileComputation(plan, lib, loaded, path, head_outputs, buffers, check)
+    for sums in lib.run(computation.run, tiles(plan, computation.tiling)):
         buffers.add_sums(sums)
     arrays, masked = stored(plan, lib, loaded, head_outputs, buffers.arrays, buffers.fully_masked_rows)
     notices = (ZERO_SUM,) if buffers.zero_sum else ()

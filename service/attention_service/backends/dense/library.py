@@ -93,7 +93,7 @@ class ArrayLibrary(ABC):
         return None
 
     @abstractmethod
-    def run(self, function: Callable[[Tile], T], tiles: list[Tile]) -> Iterable[T]:
+    def run(self, function: Callable[[Tile], T], tiles: Iterable[Tile]) -> Iterable[T]:
         """The results of a function for each tile, in order."""
 
 

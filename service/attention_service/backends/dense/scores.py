@@ -11,6 +11,7 @@ from attention_service.attention.result import overflow
 from attention_service.attention.tile import Tile, part_of
 from attention_service.attention.tiles import key_blocks
 from attention_service.attention.visibility import additions, hidden_parts, hiding_bits, visible
+from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.buffers import ResultBuffers, TileSums
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.numerics import NumericPath
@@ -22,6 +23,7 @@ class TileComputation:
     """Computes tiles of a plan, which may run in several threads. Each step overwrites the scores of the step before.
 
     head_outputs: (b, h, q, e), filled tile by tile; buffers: filled with what the plan returns of the scores
+    check: raises to end the computation; called for each block of keys
     tiling: how the plan is to be cut
     """
 
@@ -33,6 +35,7 @@ class TileComputation:
         path: NumericPath,
         head_outputs: Array,
         buffers: ResultBuffers,
+        check: Check = no_check,
     ) -> None:
         self._plan = plan
         self._lib = lib
@@ -44,6 +47,7 @@ class TileComputation:
         self._loaded = loaded
         self._head_outputs = head_outputs
         self._buffers = buffers
+        self._check = check
         includes_weights = "weights_without_sinks" in plan.selection.include
         self._keeps_sinks_apart = includes_weights and plan.all_sinks is not None
         streams = lib.writes_in_place and path.divides_last and not path.subtracts_max and buffers.streams
@@ -138,6 +142,7 @@ class TileComputation:
     def _masked_scores(self, tile: Tile) -> Array:
         """The masked scores of a tile, (b, h, r, k). The stages before them go to the buffers."""
         plan, lib, xp, buffers = self._plan, self._lib, self._lib.xp, self._buffers
+        self._check()
         scores = self._products_with_terms(tile)
         buffers.add("scores", tile, scores)
         if not self._path.scales_query:

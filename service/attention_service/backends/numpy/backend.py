@@ -170,6 +170,6 @@ class NumpyLibrary(ArrayLibrary):
         else:
             out[...] = array[indices]
 
-    def run(self, function: Callable[[Tile], T], tiles: list[Tile]) -> Iterable[T]:
+    def run(self, function: Callable[[Tile], T], tiles: Iterable[Tile]) -> Iterable[T]:
         """The results of a function for each tile, in order."""
         return map(function, tiles) if self._pool is None else self._pool.run(function, tiles)

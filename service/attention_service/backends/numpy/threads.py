@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+# Tiles whose results are kept until all of them are there: a long sequence has millions of tiles of one row.
+AT_A_TIME: Final = 4096
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -28,8 +30,13 @@ class TilePool:
         self._executor = ThreadPoolExecutor(threads - 1, "attention") if threads > 1 else None
         self._processors = itertools.count()
 
-    def run(self, function: Callable[[S], T], tiles: list[S]) -> Iterable[T]:
+    def run(self, function: Callable[[S], T], tiles: Iterable[S]) -> Iterator[T]:
         """The results of a function for each tile or part, in order. Errors: those of the function."""
+        left = iter(tiles)
+        while some := list(itertools.islice(left, AT_A_TIME)):
+            yield from self._run(function, some)
+
+    def _run(self, function: Callable[[S], T], tiles: list[S]) -> Iterable[T]:
         helpers = min(self._threads, len(tiles)) - 1
         if helpers < 1 or self._executor is None:
             return map(function, tiles)

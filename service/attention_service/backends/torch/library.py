@@ -74,7 +74,7 @@ class TorchLibrary(ArrayLibrary):
         """Write rows at indices to an array, ten times as fast as by indexing."""
         torch.index_select(array, 0, indices.reshape(-1).clamp(min=0), out=out.view(-1, array.shape[1]))
 
-    def run(self, function: Callable[[Tile], T], tiles: list[Tile]) -> Iterable[T]:
+    def run(self, function: Callable[[Tile], T], tiles: Iterable[Tile]) -> Iterable[T]:
         """The results of a function for each tile, in order. The thread stays a few tiles ahead of a GPU."""
         pace = devices.Pace(self.device, AHEAD)
         for tile in tiles:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
+from itertools import tee
 from threading import Lock
 from typing import Final
 
@@ -105,9 +106,10 @@ class Kernels:
         most = UNMASKED_SCORES_GPU if lib.is_asynchronous else self.unmasked_scores
         causal = is_plainly_causal(plan) and plan.score_count <= most
         tiling = lib.tiling if plan.terms else replace(lib.tiling, scores=most)
-        cut = [whole(plan)] if causal else list(tiles(plan, tiling))
+        every = whole(plan)
+        cut, running = tee([every] if causal else tiles(plan, tiling))  # which may be millions
         dtype = plan.dtype if loaded.query.dtype.itemsize == 2 else plan.compute_dtype
-        head_outputs = None if len(cut) == 1 else empty_outputs(plan, lib, dtype)
+        head_outputs = None
         masked: torch.Tensor | int = 0
         names = set()
 
@@ -128,18 +130,20 @@ class Kernels:
             unseen = ~seen.any(dim=-1, keepdim=True)  # kernels differ in what they return for such rows
             return outputs.masked_fill(unseen, 0), name, count_rows(plan, lib, unseen[..., 0], tile)
 
-        for tile, found in zip(cut, lib.run(run, cut), strict=True):
+        for tile, found in zip(cut, lib.run(run, running), strict=True):
             if found is None:
                 return None
             outputs, name, unseen = found
             names.add(name)
             masked = masked + unseen
-            if head_outputs is None:
+            if (tile.batch, tile.heads, tile.rows) == (every.batch, every.heads, every.rows):
                 head_outputs = outputs
-            else:
-                head_outputs[tile.batch, tile.heads, tile.rows] = outputs
+                continue
+            if head_outputs is None:
+                head_outputs = empty_outputs(plan, lib, dtype)
+            head_outputs[tile.batch, tile.heads, tile.rows] = outputs
+        assert head_outputs is not None
         if plan.roles.output_map is not None or plan.output_steps:
-            assert head_outputs is not None
             head_outputs = head_outputs.to(getattr(torch, plan.compute_dtype.name))  # what follows may not be of halves
         arrays, fully_masked = stored(plan, lib, loaded, head_outputs, {}, masked)
         return Computed(arrays, fully_masked, "torch", str(lib.device), "+".join(sorted(names)))

@@ -59,7 +59,7 @@ def rotary_absent(case: Case) -> Iterator[Case]:
 @mutant("rotary.interleaving", "The rotation pairs neighbouring features where it should pair halves, or the reverse.")
 def rotary_interleaving(case: Case) -> Iterator[Case]:
     steps = _of(case, RotationStep)
-    if steps and steps["query"].cos.shape[-1] > 1:
+    if steps and steps["query"].half > 1:
         other = not steps["query"].interleaved
         changed = {role: replace(step, interleaved=other) for role, step in steps.items()}
         yield from _rotated(case, changed, {"rotary": {"interleaved": other}})
@@ -67,7 +67,7 @@ def rotary_interleaving(case: Case) -> Iterator[Case]:
 
 @mutant("rotary.sign", "The rotation turns the other way.")
 def rotary_sign(case: Case) -> Iterator[Case]:
-    return _rotated(case, {role: replace(step, sin=-step.sin) for role, step in _of(case, RotationStep).items()})
+    return _rotated(case, {role: _backwards(step) for role, step in _of(case, RotationStep).items()})
 
 
 @mutant("rotary.base", "The base of the rotation is 10000, not that of the request.")
@@ -93,8 +93,16 @@ def rotary_twice(case: Case) -> Iterator[Case]:
     return _rotated(case, {role: _twice(step) for role, step in _of(case, RotationStep).items()})
 
 
+def _backwards(step: RotationStep) -> RotationStep:
+    if step.sin is None:
+        return replace(step, frequencies=-step.frequencies if step.frequencies is not None else None)
+    return replace(step, sin=-step.sin)
+
+
 def _twice(step: RotationStep) -> RotationStep:
     cos, sin = step.cos, step.sin
+    if cos is None or sin is None:
+        return replace(step, frequencies=2 * step.frequencies if step.frequencies is not None else None)
     return replace(step, cos=cos * cos - sin * sin, sin=2 * sin * cos)
 
 

@@ -111,6 +111,18 @@ def test_every_field_of_a_request_has_an_unusual_value() -> None:
     assert missing == [f"{role}_norm.{name}" for role in ("key", "value") for name in fields]
 
 
+# Fields that change no number: where and in which type it is computed, and what is shown beside the numbers.
+BESIDE = {"device", "backend", "untyped", "allow_non_finite", "query_tokens", "key_tokens", "dtype", "layout", "scale"}
+# They change the sizes of a plan, which are options of each.
+OF_SIZES = {"num_heads", "num_kv_heads"}
+
+
+@pytest.mark.parametrize("name", [name for name in UNUSUAL if name not in BESIDE | OF_SIZES])
+def test_an_option_of_a_request_is_one_of_its_plan(name: str) -> None:
+    """A field that planning turns into nothing would be ignored by all paths alike."""
+    assert make_plan(changed(name)).options - make_plan(PLAIN).options
+
+
 def test_a_plain_plan_has_no_other_options() -> None:
     plan = make_plan(PLAIN._replace(include=()))
     assert plan.options == ALWAYS

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from attention_service.attention.arrays import FLOATS, cast, compute_dtype, per_head, widest
+from attention_service.attention.arrays import FLOATS, cast, compute_dtype, per_head, wider, widest
 from attention_service.attention.outputs import make_selection
 from attention_service.attention.plan import Notice, Plan
 from attention_service.attention.roles import resolve_layout, resolve_roles, sources
@@ -15,7 +15,7 @@ from attention_service.attention.shapes import Sizes, score_axes
 from attention_service.attention.spec import AttentionSpec, Given, Layout
 from attention_service.attention.steps import make_steps
 from attention_service.attention.terms import make_terms
-from attention_service.errors import InvalidValue, ShapeMismatch, shape
+from attention_service.errors import InvalidValue, Overflow, ShapeMismatch, shape
 
 
 def make_plan(spec: AttentionSpec) -> Plan:
@@ -45,7 +45,7 @@ def make_plan(spec: AttentionSpec) -> Plan:
         key_steps=steps["key"],
         value_steps=steps["value"],
         head_scales=head_scales,
-        softcap=_softcap(spec.softcap),
+        softcap=_softcap(spec.softcap, computing),
         terms=make_terms(spec, frame),
         sinks=sinks,
         row_sinks=row_sinks,
@@ -71,9 +71,12 @@ def _dtype(spec: AttentionSpec, given: Given) -> np.dtype:
     return widest([x.dtype for name, x in arrays.items() if x is not None and name not in spec.untyped])
 
 
-def _finite(number: float, pointer: str) -> float:
+def _finite(number: float, pointer: str, dtype: np.dtype) -> float:
+    """The number of a field. Errors: InvalidValue, Overflow for one that the type that is computed in cannot hold."""
     if not math.isfinite(number):
         raise InvalidValue.of(pointer, "a finite number", number)
+    if abs(number) > float(np.finfo(dtype).max):
+        raise Overflow.of(pointer, f"a number that {dtype.name} can hold", number, wider(dtype))
     return float(number)
 
 
@@ -82,7 +85,7 @@ def _scales(scale: float | np.ndarray | None, sizes: Sizes, dtype: np.dtype) -> 
     if isinstance(scale, np.ndarray):
         per_head(scale, "/scale", sizes.num_heads, dtype)
         return 1.0, scale.astype(np.float64)
-    return 1 / math.sqrt(sizes.head_dim) if scale is None else _finite(scale, "/scale"), None
+    return 1 / math.sqrt(sizes.head_dim) if scale is None else _finite(scale, "/scale", dtype), None
 
 
 def _sinks(
@@ -111,12 +114,12 @@ def _gate(gate: np.ndarray | None, layout: Layout, sizes: Sizes, dtype: np.dtype
     return cast(gate, dtype, "/gate").reshape(b, h, q, -1)
 
 
-def _softcap(softcap: float | None) -> float | None:
+def _softcap(softcap: float | None, dtype: np.dtype) -> float | None:
     if softcap is None:
         return None
     if softcap <= 0:
         raise InvalidValue.of("/softcap", "a number above 0", softcap, "leave it out for no cap")
-    return _finite(softcap, "/softcap")
+    return _finite(softcap, "/softcap", dtype)
 
 
 def _check_tokens(spec: AttentionSpec, sizes: Sizes) -> None:

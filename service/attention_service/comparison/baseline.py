@@ -73,12 +73,13 @@ def baselines(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dic
             apart = distance(rounded(array, stored_dtype(name, dtype)), right[name])
             if np.isfinite(apart):
                 found[name] = max(found[name], apart)
-    return {name: error + last_place(right[name], stored_dtype(name, dtype)) for name, error in found.items()}
+    return {name: limit(error, 0.0, right[name], stored_dtype(name, dtype)) for name, error in found.items()}
 
 
-def last_place(array: np.ndarray, dtype: np.dtype) -> float:
-    """A fourth of the unit in the last place of the largest number of an array."""
-    return max(float(ulp(np.array(largest(array)), dtype)) / 4, TINY)
+def limit(error: float, floor: float, array: np.ndarray, dtype: np.dtype) -> float:
+    """The baseline of a right array: the larger of the error of legal rounding and of its floor, and a fourth of the
+    unit in the last place of the largest number. dtype: that kernels return the array in"""
+    return max(error, floor) + max(float(ulp(np.array(largest(array)), dtype)) / 4, TINY)
 
 
 def stored_dtype(name: str, dtype: np.dtype) -> np.dtype:

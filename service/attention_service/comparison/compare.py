@@ -22,7 +22,7 @@ from attention_service.comparison.baseline import (
     FIELDS,
     IMPRECISE,
     arrays_of,
-    last_place,
+    limit,
     rounded_cases,
     stored_dtype,
 )
@@ -225,8 +225,8 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
         found = [arrays.pop(name) for arrays in results]
         baseline = measure(max(found, key=lambda one: _finite(distance(one, array))), array, stored)
         check()
-        limit = max(baseline.max_abs or 0.0, least[name]) + last_place(array, stored)
-        judged[name] = Judged(measure(actual.canonical[name], array, stored), baseline, limit)
+        most = limit(baseline.max_abs or 0.0, least[name], array, stored)
+        judged[name] = Judged(measure(actual.canonical[name], array, stored), baseline, most)
     return judged
 
 
@@ -254,8 +254,8 @@ def _judged_by_service(
         stored = plain[name].dtype
         baseline = measure(plain[name], array, stored)
         floor = max(least[name], epsilon(stored) / 4 * (1 + largest(array)))
-        limit = max(baseline.max_abs or 0.0, floor) + last_place(array, stored)
-        judged[name] = Judged(measure(actual.as_sent[name], array, stored), baseline, limit)
+        most = limit(baseline.max_abs or 0.0, floor, array, stored)
+        judged[name] = Judged(measure(actual.as_sent[name], array, stored), baseline, most)
     return judged
 
 

@@ -7,8 +7,8 @@ In the order of a comparison:
 - compare: the comparison itself; actual: the arrays that were sent
 - case: a request in float64, some of whose options a mutant changes; problem: its last part, from scores to outputs
 - solve: the answer of a case for a sample of its rows; samples: which rows these are
-- baseline: the error that legal rounding explains; errors, places, tolerances: how far two arrays are apart, where, and
-  what tests with a tolerance say
+- baseline: the error that legal rounding explains; floors: the least that it can be, from the lengths of the vectors
+- errors, places, tolerances: how far two arrays are apart, where, and what tests with a tolerance say
 - mutants: the table of known mistakes; candidates: their answers; estimates: mistakes with a number that is estimated
 - evidence: what decides between proof and resemblance; search: the mistakes that explain an output
 - power: the mistakes that a request can show; inputs: requests that are made to show them

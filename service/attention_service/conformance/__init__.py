@@ -1,10 +1,10 @@
 """Conformance: cases of attention with exact answers, and a judge of implementations that compute them.
 
-- corners: the table of what implementations get wrong, and the request of each
+- corners: the table of what implementations get wrong, and the request of each; changes: what edits a request
 - suite: cases, each a request with its exact answer and its tolerances
 - files: a suite as safetensors files with an index, for programs that do not have this service
-- judge: is the answer to a case right; runner: an implementation judged by a whole suite
-- report: what is printed of that
+- target: the implementation, a callable; judge: is its answer to a case right; runner: its answers to a whole suite
+- report: what is printed of a result; cli: the commands
 """
 
 from typing import TYPE_CHECKING, Any

@@ -131,8 +131,8 @@ class Baseline(ArrayErrors):
     """The errors of the worst legal rounding, and the baseline that the ratio of an array divides by."""
 
     limit: float
-    """The baseline: the larger of max_abs and ε/4 · (√k + max |score|) · max |v|, and a fourth of an ulp more.
-    The request has k keys."""
+    """The baseline: the larger of max_abs and ε/4 · steps, and a fourth of an ulp more. The steps bound how far the
+    order of sums moves a right answer."""
 
 
 class ToleranceResult(Reported):

@@ -11,11 +11,6 @@ Fields = dict[str, Any]
 Change = Callable[[Fields, np.random.Generator], None]
 # Layouts whose score matrices have the axes b, h, q, k, so that masks need not change.
 PLAIN_LAYOUTS: Final = ("bhld", "blhd", "bld", "lbd")
-CHUNK: Final = 5
-
-
-def unchanged(fields: Fields, random: np.random.Generator) -> None:
-    """Change nothing."""
 
 
 def lengths(fields: Fields) -> tuple[int, int]:
@@ -24,39 +19,12 @@ def lengths(fields: Fields) -> tuple[int, int]:
     return fields["query"].shape[2], fields["key"].shape[2] + past
 
 
-def scale(number: float) -> Change:
-    """Set the scale."""
-
-    def change(fields: Fields, random: np.random.Generator) -> None:
-        fields["scale"] = number
-
-    return change
-
-
 def both(first: Change, second: Change) -> Change:
     """One change after the other."""
 
     def change(fields: Fields, random: np.random.Generator) -> None:
         first(fields, random)
         second(fields, random)
-
-    return change
-
-
-def head_scales(*numbers: float) -> Change:
-    """Set a scale for each head."""
-
-    def change(fields: Fields, random: np.random.Generator) -> None:
-        fields["scale"] = np.array(numbers)
-
-    return change
-
-
-def scaled_causal(number: float) -> Change:
-    """Set the scale beside a causal mask."""
-
-    def change(fields: Fields, random: np.random.Generator) -> None:
-        fields |= {"scale": number, "query_offset": 0}
 
     return change
 
@@ -126,11 +94,6 @@ def query_lengths(fields: Fields, random: np.random.Generator) -> None:
     fields["query_lengths"] = np.array([q, q - 2])
 
 
-def offset_zero(fields: Fields, random: np.random.Generator) -> None:
-    """Align the first query with the first key."""
-    fields["query_offset"] = 0
-
-
 def offset_last(fields: Fields, random: np.random.Generator) -> None:
     """Align the last query with the last key."""
     q, k = lengths(fields)
@@ -149,37 +112,11 @@ def causal_and_mask(fields: Fields, random: np.random.Generator) -> None:
     fields["query_offset"] = 0
 
 
-def window(left: int | None, right: int | None) -> Change:
-    """Set both sides of the window, and align the first query with the first key."""
-
-    def change(fields: Fields, random: np.random.Generator) -> None:
-        sides = {"left": left, "right": right}
-        fields["window"] = {side: width for side, width in sides.items() if width is not None}
-        fields["query_offset"] = 0
-
-    return change
-
-
-def last_window(fields: Fields, random: np.random.Generator) -> None:
-    """Let the last query see the last six keys."""
-    fields["window"] = {"left": 5, "right": 0}
-    offset_last(fields, random)
-
-
 def window_beyond(fields: Fields, random: np.random.Generator) -> None:
     """Move the window so far that the last queries see no key."""
     q, k = lengths(fields)
     fields["window"] = {"left": 2, "right": 1}
     fields["query_offset"] = k - q // 2
-
-
-def chunk(offset: int) -> Change:
-    """Set the size of chunks, and the offset."""
-
-    def change(fields: Fields, random: np.random.Generator) -> None:
-        fields |= {"chunk_size": CHUNK, "query_offset": offset}
-
-    return change
 
 
 def segments(fields: Fields, random: np.random.Generator) -> None:
@@ -240,11 +177,6 @@ def select_of_past(fields: Fields, random: np.random.Generator) -> None:
     fields["selected_keys"] = np.concatenate([random.integers(0, past, (*shape, 1)), new], axis=-1)
 
 
-def sigmoid_of_scores(fields: Fields, random: np.random.Generator) -> None:
-    """Take the sigmoid of each score."""
-    fields["normalization"] = "sigmoid"
-
-
 def padded(fields: Fields, random: np.random.Generator) -> None:
     """Let the last queries and keys of each batch entry be padding."""
     q, k = lengths(fields)
@@ -254,11 +186,6 @@ def padded(fields: Fields, random: np.random.Generator) -> None:
 def large_sinks(fields: Fields, random: np.random.Generator) -> None:
     """Let the sink of the first head take all weight, and that of the second none; exp of both is out of range."""
     fields["sinks"][:2] = 1000, -1000
-
-
-def without_sinks(fields: Fields, random: np.random.Generator) -> None:
-    """Ask for the weights without sinks."""
-    fields["include"] = ["weights_without_sinks"]
 
 
 def biased_norms(fields: Fields, random: np.random.Generator) -> None:
@@ -313,32 +240,11 @@ def rotary_positions(fields: Fields, random: np.random.Generator) -> None:
     fields["rotary"] |= {"query_positions": start + np.arange(q), "key_positions": np.arange(k)}
 
 
-def interleaved(fields: Fields, random: np.random.Generator) -> None:
-    """Rotate pairs of adjacent features."""
-    fields["rotary"]["interleaved"] = True
-
-
-def partial_rotary(fields: Fields, random: np.random.Generator) -> None:
-    """Rotate the first half of the features only."""
-    fields["rotary"]["dim"] = fields["query"].shape[-1] // 2
-
-
 def rotary_tables(fields: Fields, random: np.random.Generator) -> None:
     """Give cosines and sines by position."""
     q, k = lengths(fields)
     angles = np.arange(max(q, k))[:, None] * 300.0 ** (-np.arange(4) / 4)
     fields["rotary"] = {"cos": np.cos(angles).astype(of_query(fields)), "sin": np.sin(angles).astype(of_query(fields))}
-
-
-def ask_for_logsumexp(fields: Fields, random: np.random.Generator) -> None:
-    """Ask for the logsumexp."""
-    fields["include"] = ["logsumexp"]
-
-
-def logsumexp_of_empty_rows(fields: Fields, random: np.random.Generator) -> None:
-    """Hide all keys from two rows, and ask for the logsumexp."""
-    mask_with_empty_rows(fields, random)
-    ask_for_logsumexp(fields, random)
 
 
 def sum_of_scores(fields: Fields, random: np.random.Generator) -> None:

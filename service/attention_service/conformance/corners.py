@@ -5,7 +5,8 @@ A corner has as few options as possible, so that a failure is the corner's own. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,9 +15,8 @@ import numpy as np
 from attention_service.attention.arrays import FLOATS
 from attention_service.comparison.inputs import Recipe, make_input
 from attention_service.conformance import changes
-from attention_service.conformance.changes import Fields, unchanged
+from attention_service.conformance.changes import Change, Fields
 
-Change = Callable[[Fields, np.random.Generator], None]
 TYPES: Final = ("float32", "bfloat16", "float64", "float16")
 # The numbers of queries and keys that are drawn, primes mostly.
 QUERIES: Final = (5, 13)
@@ -55,19 +55,26 @@ class Corner:
     options: of the request, as in a Recipe
     change:  edits the fields of the request
     sizes:   fields of the Recipe that are fixed; `square` for as many keys as queries
+    fields:  of the request, the same in each case
     types:   the types of the cases, in turn
     """
 
     name: str
     text: str
     options: tuple[str, ...] = ()
-    change: Change = unchanged
+    change: Change | None = None
     sizes: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
     types: tuple[str, ...] = TYPES
 
 
 SQUARE: Final = {"square": True}
 LAYER: Final = {"norm": {"kind": "layer"}}
+# The first query is aligned with the first key.
+FIRST: Final = {"query_offset": 0}
+SIGMOID: Final = {"normalization": "sigmoid"}
+LOGSUMEXP: Final = {"include": ["logsumexp"]}
+WITHOUT_SINKS: Final = {"include": ["weights_without_sinks"]}
 NORMS: Final = ("query_norm", "key_norm", "value_norm")
 CORNERS: Final = (
     Corner("plain", "softmax(q kᵀ / √d) v"),
@@ -82,23 +89,29 @@ CORNERS: Final = (
     Corner("grouped_heads", "query head n reads key/value head n // 3", sizes={"heads": 6, "kv_heads": 2}),
     Corner("multi_query", "all query heads read one key/value head", sizes={"heads": 4, "kv_heads": 1}),
     Corner("layouts", "axes in another order, heads packed, columns as tokens", change=changes.any_layout),
-    Corner("scale.own", "a factor other than 1/√d", change=changes.scale(0.3)),
-    Corner("scale.zero", "a scale of 0: the mean of the values", change=changes.scale(0.0)),
-    Corner("scale.negative", "a negative scale", change=changes.scale(-0.5)),
-    Corner("scale.by_head", "a factor for each head", change=changes.head_scales(0.2, 0.5, 0.9)),
-    Corner("scale.by_head_zero", "a factor for each head, one of them 0", change=changes.head_scales(0.5, 0.0, 0.3)),
+    Corner("scale.own", "a factor other than 1/√d", fields={"scale": 0.3}),
+    Corner("scale.zero", "a scale of 0: the mean of the values", fields={"scale": 0.0}),
+    Corner("scale.negative", "a negative scale", fields={"scale": -0.5}),
+    Corner("scale.by_head", "a factor for each head", fields={"scale": np.array([0.2, 0.5, 0.9])}),
+    Corner("scale.by_head_zero", "a factor for each head, one of them 0", fields={"scale": np.array([0.5, 0.0, 0.3])}),
     Corner(
         "scale.by_head_negative",
         "a factor for each head, one of them negative",
-        change=changes.head_scales(0.2, 0.5, -0.5),
+        fields={"scale": np.array([0.2, 0.5, -0.5])},
     ),
-    Corner("scale.zero_causal", "a scale of 0 with a causal mask", ("is_causal",), changes.scaled_causal(0.0), SQUARE),
+    Corner(
+        "scale.zero_causal",
+        "a scale of 0 with a causal mask",
+        ("is_causal",),
+        sizes=SQUARE,
+        fields=FIRST | {"scale": 0.0},
+    ),
     Corner(
         "scale.negative_causal",
         "a negative scale with a causal mask",
         ("is_causal",),
-        changes.scaled_causal(-0.5),
-        SQUARE,
+        sizes=SQUARE,
+        fields=FIRST | {"scale": -0.5},
     ),
     Corner("large_scores", "scores whose exponentials overflow", change=changes.large_scores),
     Corner("hidden_nan", "NaN and infinity in hidden keys and values have no effect", change=changes.poison),
@@ -114,8 +127,8 @@ CORNERS: Final = (
     Corner("key_lengths", "keys beyond a length are padding", ("key_lengths",)),
     Corner("key_lengths.zero", "a batch entry without keys: output 0", ("key_lengths",), changes.no_keys),
     Corner("query_lengths", "queries beyond a length have output 0", change=changes.query_lengths),
-    Corner("causal", "j ≤ i", ("is_causal",), changes.offset_zero, SQUARE),
-    Corner("causal.first", "first query with first key, q < k", ("is_causal",), changes.offset_zero),
+    Corner("causal", "j ≤ i", ("is_causal",), sizes=SQUARE, fields=FIRST),
+    Corner("causal.first", "first query with first key, q < k", ("is_causal",), fields=FIRST),
     Corner("causal.last", "last query with last key, q < k", ("is_causal",), changes.offset_last),
     Corner(
         "causal.empty_rows",
@@ -126,16 +139,36 @@ CORNERS: Final = (
     ),
     Corner("causal.by_batch", "another offset for each batch entry", ("is_causal",)),
     Corner("causal.mask", "a causal mask and another mask", ("is_causal", "mask"), changes.causal_and_mask, SQUARE),
-    Corner("window", "i − 4 ≤ j ≤ i + 2", ("window",), changes.window(4, 2), SQUARE),
-    Corner("window.left", "a left side only: i − 4 ≤ j", ("window",), changes.window(4, None), SQUARE),
     Corner(
-        "window.zero", "a window of 0 and 0: each query sees its own key", ("window",), changes.window(0, 0), SQUARE
+        "window", "i − 4 ≤ j ≤ i + 2", ("window",), sizes=SQUARE, fields=FIRST | {"window": {"left": 4, "right": 2}}
     ),
-    Corner("window.causal", "the last four keys", ("window", "is_causal"), changes.window(3, None), SQUARE),
-    Corner("window.offset", "a window that ends at the last key, q < k", ("window",), changes.last_window),
+    Corner(
+        "window.left", "a left side only: i − 4 ≤ j", ("window",), sizes=SQUARE, fields=FIRST | {"window": {"left": 4}}
+    ),
+    Corner(
+        "window.zero",
+        "a window of 0 and 0: each query sees its own key",
+        ("window",),
+        sizes=SQUARE,
+        fields=FIRST | {"window": {"left": 0, "right": 0}},
+    ),
+    Corner(
+        "window.causal",
+        "the last four keys",
+        ("window", "is_causal"),
+        sizes=SQUARE,
+        fields=FIRST | {"window": {"left": 3}},
+    ),
+    Corner(
+        "window.offset",
+        "a window that ends at the last key, q < k",
+        ("window",),
+        changes.offset_last,
+        fields={"window": {"left": 5, "right": 0}},
+    ),
     Corner("window.empty_rows", "a window beyond the last key: output 0", ("window",), changes.window_beyond),
-    Corner("chunk", "⌊i / 5⌋ = ⌊j / 5⌋", ("chunk_size", "is_causal"), changes.chunk(0), SQUARE),
-    Corner("chunk.offset", "⌊(i + 3) / 5⌋ = ⌊j / 5⌋", ("chunk_size",), changes.chunk(3)),
+    Corner("chunk", "⌊i / 5⌋ = ⌊j / 5⌋", ("chunk_size", "is_causal"), sizes=SQUARE, fields=FIRST | {"chunk_size": 5}),
+    Corner("chunk.offset", "⌊(i + 3) / 5⌋ = ⌊j / 5⌋", ("chunk_size",), fields={"chunk_size": 5, "query_offset": 3}),
     Corner("segments", "tokens see their own sequence", ("segment_ids",), changes.segments, SQUARE),
     Corner("segments.empty_row", "a sequence without keys: output 0", ("segment_ids",), changes.lonely_segment),
     Corner("selected", "indices of the only keys that a query sees", change=changes.select),
@@ -150,7 +183,7 @@ CORNERS: Final = (
         changes.both(changes.offset_last, changes.select),
     ),
     Corner("selected.past", "indices count from the first cached key", ("past",), changes.select_of_past),
-    Corner("alibi", "− slope × distance of query and key", ("alibi_slopes",), changes.offset_zero, SQUARE),
+    Corner("alibi", "− slope × distance of query and key", ("alibi_slopes",), sizes=SQUARE, fields=FIRST),
     Corner(
         "alibi.offset", "− slope × distance, the last query beside the last key", ("alibi_slopes",), changes.offset_last
     ),
@@ -168,22 +201,29 @@ CORNERS: Final = (
         changes.padded,
         {"has_row_sinks": True},
     ),
-    Corner("sinks.without", "the weights of the softmax over the keys alone", ("sinks",), changes.without_sinks),
+    Corner("sinks.without", "the weights of the softmax over the keys alone", ("sinks",), fields=WITHOUT_SINKS),
     Corner(
         "sinks.without_empty_row",
         "weights without sinks, where only the sink remains: 0",
         ("sinks", "mask"),
-        changes.both(changes.mask_with_empty_rows, changes.without_sinks),
+        changes.mask_with_empty_rows,
+        fields=WITHOUT_SINKS,
     ),
     Corner(
         "sinks.without_large",
         "weights without sinks, beside a sink that takes all weight",
         ("sinks",),
-        changes.both(changes.large_sinks, changes.without_sinks),
+        changes.large_sinks,
+        fields=WITHOUT_SINKS,
     ),
     Corner("rotary", "pairs of features from both halves", ("rotary",), changes.rotary_positions),
-    Corner("rotary.interleaved", "pairs of adjacent features", ("rotary",), changes.interleaved),
-    Corner("rotary.partial", "the first features only", ("rotary",), changes.partial_rotary),
+    Corner(
+        "rotary.interleaved",
+        "pairs of adjacent features",
+        ("rotary",),
+        fields={"rotary": {"base": 500.0, "interleaved": True}},
+    ),
+    Corner("rotary.partial", "the first features only", ("rotary",), fields={"rotary": {"base": 500.0, "dim": 4}}),
     Corner("rotary.tables", "cosines and sines given", ("rotary",), changes.rotary_tables),
     Corner("rotary.past", "the cache is not rotated again", ("rotary", "past")),
     Corner("clip", "query, key and value are clipped, before the rotation", ("clip_qkv", "rotary")),
@@ -228,29 +268,36 @@ CORNERS: Final = (
         change=changes.mapped_gate("softplus", 1),
     ),
     Corner("past", "cached keys and values, with a causal mask", ("past", "is_causal"), changes.offset_of_past),
-    Corner("logsumexp", "ln Σ exp(score)", change=changes.ask_for_logsumexp),
-    Corner("logsumexp.empty_row", "−∞ for a row that sees no key", ("mask",), changes.logsumexp_of_empty_rows),
-    Corner("logsumexp.sinks", "the sink included", ("sinks",), changes.ask_for_logsumexp),
+    Corner("logsumexp", "ln Σ exp(score)", fields=LOGSUMEXP),
+    Corner(
+        "logsumexp.empty_row",
+        "−∞ for a row that sees no key",
+        ("mask",),
+        changes.mask_with_empty_rows,
+        fields=LOGSUMEXP,
+    ),
+    Corner("logsumexp.sinks", "the sink included", ("sinks",), fields=LOGSUMEXP),
     Corner("normalization.sum", "scores divided by their sum", change=changes.sum_of_scores),
-    Corner("sigmoid", "each score becomes a weight by itself", change=changes.sigmoid_of_scores),
+    Corner("sigmoid", "each score becomes a weight by itself", fields=SIGMOID),
     Corner(
         "sigmoid.empty_row",
         "a row that sees no key: output 0",
         ("mask",),
-        changes.both(changes.mask_with_empty_rows, changes.sigmoid_of_scores),
+        changes.mask_with_empty_rows,
+        fields=SIGMOID,
     ),
     Corner(
         "sigmoid.minus_infinity",
         "−∞ in a bias hides a key, or all keys of a row",
         ("bias",),
-        changes.both(
-            changes.both(changes.bias_with_infinities, changes.bias_with_empty_row), changes.sigmoid_of_scores
-        ),
+        changes.both(changes.bias_with_infinities, changes.bias_with_empty_row),
+        fields=SIGMOID,
     ),
     Corner(
         "sigmoid.large_scores",
         "scores whose exponentials overflow",
-        change=changes.both(changes.large_scores, changes.sigmoid_of_scores),
+        change=changes.large_scores,
+        fields=SIGMOID,
     ),
     Corner("float64", "errors of double precision only", types=("float64",)),
     Corner("float16", "errors of half precision only", types=("float16",)),
@@ -282,7 +329,9 @@ def make_fields(corner: Corner, dtype: str, random: np.random.Generator) -> Fiel
     if sizes.pop("square", False):
         sizes["queries"] = sizes["keys"]
     fields = make_input(Recipe(options, dtype=dtype, **sizes), int(random.integers(2**31)))
-    corner.change(fields, random)
+    fields |= deepcopy(dict(corner.fields))
+    if corner.change is not None:
+        corner.change(fields, random)
     if fields.get("layout") == "bhld":
         del fields["layout"]  # the default
     return {name: _typed(value, FLOATS[dtype]) for name, value in fields.items()}

@@ -18,12 +18,13 @@ from attention_service.cli import main
 from attention_service.comparison.inputs import power_of
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.conformance import Unsupported, read, run, write
-from attention_service.conformance.corners import BY_NAME, CORNERS
+from attention_service.conformance.corners import CORNERS
 from attention_service.conformance.report import as_json, as_text
 from attention_service.conformance.runner import CASES, run_cases
-from attention_service.conformance.suite import Case, make_cases, make_corner_cases
+from attention_service.conformance.suite import Case, make_cases
 from attention_service.conformance.target import load_target
 from tests.helpers.by_decimal import MINUS_INFINITY, Exact, canonical
+from tests.helpers.corners import BY_NAME, make_corner_cases
 from tests.helpers.documents import anchors
 from tests.peers.conformance.deviations import BY_CELL, DEVIATIONS
 from tests.peers.conformance.matrix import BEGIN, END, PAGE, programs, replaced

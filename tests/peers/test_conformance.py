@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attention_service.conformance.runner import run_cases
-from attention_service.conformance.suite import make_corner_cases
+from tests.helpers.corners import make_corner_cases
 from tests.helpers.documents import BLOCKS, ROOT, Block
 from tests.peers.conformance.adapters import ADAPTERS, Adapter
 from tests.peers.conformance.deviations import BY_CELL, DEVIATIONS, Deviation

@@ -15,7 +15,7 @@ from attention_service.comparison.baseline import CORRECT, Arrays, baselines
 from attention_service.comparison.case import make_case
 from attention_service.comparison.solve import everything
 from attention_service.conformance.changes import Fields
-from attention_service.conformance.corners import BY_NAME, COMBINED, CORNERS, Corner, make_fields
+from attention_service.conformance.corners import COMBINED, CORNERS, Corner, make_fields
 from attention_service.library import attend
 from attention_service.pipeline.prepare import make_spec_and_plan
 
@@ -61,15 +61,6 @@ def make_cases(count: int, seed: int) -> Iterator[Case]:
             yield make_case_of(CORNERS[which], turn, number, seed)
         else:
             yield make_case_of(COMBINED, (ROUND - SINGLE) * block + place - SINGLE, number, seed)
-
-
-def make_corner_cases(name: str, count: int, seed: int, types: tuple[str, ...]) -> Iterator[Case]:
-    """So many cases of a corner, by its name. types: left out where the corner has types of its own"""
-    corner = BY_NAME[name]
-    own = [kind for kind in corner.types if kind in types] or list(corner.types)
-    for number in range(count):
-        random = np.random.default_rng([seed, number])
-        yield finished(f"{number:04}-{name}", name, make_fields(corner, own[number % len(own)], random))
 
 
 def make_case_of(corner: Corner, turn: int, number: int, seed: int) -> Case:

@@ -14,8 +14,6 @@ from attention_service.schemas.heatmap import Theme
 
 CLASS: Final = "attention-heatmap"
 FONTS: Final = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', sans-serif"
-# Colours of a palette that a PNG can hold.
-PALETTE: Final = 256
 
 
 def to_svg(drawing: Drawing, theme: Theme = "auto") -> str:

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from attention_service.conformance.corners import BY_NAME, CORNERS
+from attention_service.conformance.corners import CORNERS
 from attention_service.conformance.judge import judge_arrays
 from attention_service.conformance.runner import SuiteResult, run_cases
-from attention_service.conformance.suite import Case, finished, make_corner_cases
+from attention_service.conformance.suite import Case, finished
 from attention_service.conformance.target import Target, Unsupported, call
+from tests.helpers.corners import BY_NAME, make_corner_cases
 from tests.peers.conformance.adapters import ADAPTERS, Adapter
 from tests.peers.conformance.deviations import BY_CELL, DEVIATIONS, Deviation
 

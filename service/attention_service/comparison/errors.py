@@ -111,8 +111,7 @@ def ulp(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The distance of neighbouring numbers of a type at each of some finite numbers."""
     bits, least = _FORMATS[dtype.name]
     _, exponent = np.frexp(numbers)
-    found: np.ndarray = np.ldexp(1.0, np.maximum(exponent - 1, least) - (bits - 1))
-    return found
+    return np.ldexp(1.0, np.maximum(exponent - 1, least) - (bits - 1))
 
 
 def largest(array: np.ndarray) -> float:

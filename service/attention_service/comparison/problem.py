@@ -112,8 +112,7 @@ def attention(problem: Problem) -> Answer:
 def sigmoid(numbers: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-x)) of each number, also where exp overflows."""
     small = np.exp(-np.abs(numbers))
-    found: np.ndarray = np.where(numbers >= 0, 1, small) / (1 + small)
-    return found
+    return np.where(numbers >= 0, 1, small) / (1 + small)
 
 
 def softmax(problem: Problem, scores: np.ndarray) -> Answer:
@@ -157,8 +156,7 @@ def masked_scores(problem: Problem) -> np.ndarray:
     scores = scaled_scores(problem)
     if problem.visible is not None:
         scores = np.where(problem.visible, scores, scores.dtype.type(problem.hidden_score))
-    found: np.ndarray = capped(scores, problem.softcap) if problem.softcap_at == "masked" else scores
-    return found
+    return capped(scores, problem.softcap) if problem.softcap_at == "masked" else scores
 
 
 def capped(scores: np.ndarray, cap: float | None) -> np.ndarray:
@@ -166,8 +164,7 @@ def capped(scores: np.ndarray, cap: float | None) -> np.ndarray:
     if cap is None:
         return scores
     limit = scores.dtype.type(cap)
-    found: np.ndarray = limit * np.tanh(scores / limit)
-    return found
+    return limit * np.tanh(scores / limit)
 
 
 def row_max(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
@@ -175,15 +172,13 @@ def row_max(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
     largest = scores.max(axis=-1, keepdims=True)
     if sinks is not None:
         largest = np.maximum(largest, sinks[..., None])
-    found: np.ndarray = np.where(np.isneginf(largest), scores.dtype.type(0), largest)
-    return found
+    return np.where(np.isneginf(largest), scores.dtype.type(0), largest)
 
 
 def row_sum(numbers: np.ndarray, rounding: Rounding) -> np.ndarray:
     """The sums of the rows (b, h, r, 1)."""
     if rounding.sums is None:
-        whole: np.ndarray = numbers.sum(axis=-1, keepdims=True)
-        return whole
+        return numbers.sum(axis=-1, keepdims=True)
     total = np.zeros((*numbers.shape[:-1], 1), numbers.dtype)
     for start in range(0, numbers.shape[-1], ACCUMULATED):
         part = numbers[..., start : start + ACCUMULATED].sum(axis=-1, keepdims=True)
@@ -212,5 +207,4 @@ def weighted(problem: Problem, weights: np.ndarray) -> np.ndarray:
 
 def rounded(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The numbers of an array rounded to a type, in the array's own type."""
-    found: np.ndarray = array.astype(dtype).astype(array.dtype)
-    return found
+    return array.astype(dtype).astype(array.dtype)

@@ -46,13 +46,11 @@ class Painter:
         if not low < high:
             return np.ones_like(numbers)
         # Halves, as the difference of the largest numbers would overflow.
-        places: np.ndarray = np.clip((numbers / 2 - low / 2) / (high / 2 - low / 2), 0, 1)
-        return places
+        return np.clip((numbers / 2 - low / 2) / (high / 2 - low / 2), 0, 1)
 
     def colours(self, places: np.ndarray) -> np.ndarray:
         """The colours at places of the map, with a last axis of length 3."""
-        found: np.ndarray = self._table[np.rint(places * (LEVELS - 1)).astype(np.intp)]
-        return found
+        return self._table[np.rint(places * (LEVELS - 1)).astype(np.intp)]
 
     def hidden(self, bits: int) -> Colour:
         """The colour of a cell that is hidden: that of the first cause."""

@@ -51,8 +51,7 @@ def table(anchors: tuple[str, ...]) -> np.ndarray:
     wanted = np.linspace(0, 1, LEVELS)
     channels = np.array([rgb(colour) for colour in anchors], np.float64).T
     colours = np.stack([np.interp(wanted, places, channel) for channel in channels], axis=1)
-    found: np.ndarray = np.rint(colours).astype(np.uint8)
-    return found
+    return np.rint(colours).astype(np.uint8)
 
 
 def is_dark(colour: tuple[int, int, int]) -> bool:

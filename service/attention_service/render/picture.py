@@ -255,8 +255,7 @@ def _as_returned(values: np.ndarray, stage: Output, plan: Plan) -> np.ndarray:
     """Numbers rounded to the type of a response. Those beyond its range stay: only hidden ones can be there."""
     with np.errstate(over="ignore"):
         rounded = values.astype(plan.output_dtype(stage)).astype(np.float64)
-    found: np.ndarray = np.where(np.isinf(rounded), values, rounded)
-    return found
+    return np.where(np.isinf(rounded), values, rounded)
 
 
 def _limits(values: np.ndarray, options: Options) -> tuple[float, float]:

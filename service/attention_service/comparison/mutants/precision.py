@@ -45,5 +45,4 @@ def tf32(array: np.ndarray) -> np.ndarray:
     """Numbers with the 10 bits after the point of TF32, the input type of matrix products of NVIDIA's GPUs."""
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     nearest = bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))
-    found: np.ndarray = (nearest & np.uint32(0xFFFFE000)).view(np.float32)
-    return found
+    return (nearest & np.uint32(0xFFFFE000)).view(np.float32)

@@ -13,7 +13,7 @@ from attention_service.attention.terms.additions import Bias
 from attention_service.attention.terms.masks import KeyLengths, KeyMask, Mask, QueryLengths, Segments
 from attention_service.attention.terms.selected import SelectedKeys
 from attention_service.comparison.case import Case
-from attention_service.comparison.mutants.table import has_no_tail, mutant, tiles
+from attention_service.comparison.mutants.table import absent, has_no_tail, mutant, tiles
 from attention_service.comparison.problem import Answer, Problem
 
 # What a finite mask adds to hidden scores, as many implementations do.
@@ -26,10 +26,7 @@ class LeftOut(Mask):
     __slots__ = ()
 
 
-@mutant("mask.absent", "The mask is not applied.")
-def mask_absent(case: Case) -> Iterator[Case]:
-    if case.term(Mask):
-        yield case.without(Mask, change={"mask": None})
+absent("mask.absent", "The mask is not applied.", Mask, {"mask": None})
 
 
 @mutant("mask.inverted", "The mask is inverted: True hides.")
@@ -93,16 +90,8 @@ def padding_ignored(case: Case) -> Iterator[Case]:
             yield case.without(kind, change={fields[kind]: None}, detail=fields[kind])
 
 
-@mutant("segments.ignored", "Segments are not kept apart.")
-def segments_ignored(case: Case) -> Iterator[Case]:
-    if case.term(Segments):
-        yield case.without(Segments, change={"segment_ids": None})
-
-
-@mutant("selected.absent", "Queries see other keys than the selected ones, too.")
-def selected_absent(case: Case) -> Iterator[Case]:
-    if case.term(SelectedKeys):
-        yield case.without(SelectedKeys, change={"selected_keys": None})
+absent("segments.ignored", "Segments are not kept apart.", Segments, {"segment_ids": None})
+absent("selected.absent", "Queries see other keys than the selected ones, too.", SelectedKeys, {"selected_keys": None})
 
 
 def _selected(case: Case, change: Callable[[np.ndarray], np.ndarray]) -> Iterator[Case]:
@@ -150,28 +139,22 @@ def keys_tail_dropped(case: Case) -> Iterator[Case]:
         yield from _without_keys(case, keys >= len(keys) // tile * tile, f"of {tile} keys")
 
 
-def _halves(keys: int) -> list[int]:
-    """How many keys a half has, rounded up and rounded down: kernels do either."""
-    return list(dict.fromkeys((-(-keys // 2), keys // 2)))
-
-
-def _of_odd(read: int, keys: int) -> str:
-    """The detail that tells the halves of an odd number of keys apart."""
-    return f"{read} of {keys} keys" if keys % 2 else ""
+def _half(case: Case, *, is_first: bool) -> Iterator[Case]:
+    """The case with half of its keys: of an odd number rounded up and rounded down, as kernels do either."""
+    keys = _places(case)
+    for read in dict.fromkeys((-(-len(keys) // 2), len(keys) // 2)):
+        hidden = keys >= read if is_first else keys < len(keys) - read
+        yield from _without_keys(case, hidden, f"{read} of {len(keys)} keys" if len(keys) % 2 else "")
 
 
 @mutant("keys.half", "Only the first half of the keys is read.")
 def keys_half(case: Case) -> Iterator[Case]:
-    keys = _places(case)
-    for read in _halves(len(keys)):
-        yield from _without_keys(case, keys >= read, _of_odd(read, len(keys)))
+    return _half(case, is_first=True)
 
 
 @mutant("keys.second_half", "Only the second half of the keys is read.")
 def keys_second_half(case: Case) -> Iterator[Case]:
-    keys = _places(case)
-    for read in _halves(len(keys)):
-        yield from _without_keys(case, keys < len(keys) - read, _of_odd(read, len(keys)))
+    return _half(case, is_first=False)
 
 
 @mutant("cache.ignored", "The cache of past keys and values is never read.")

@@ -11,7 +11,7 @@ from attention_service.attention.spec import Window
 from attention_service.attention.terms.additions import Alibi
 from attention_service.attention.terms.positions import Causal, Chunks, SlidingWindow
 from attention_service.comparison.case import Case
-from attention_service.comparison.mutants.table import mutant
+from attention_service.comparison.mutants.table import absent, mutant
 
 # The terms that read query_offset, which can say an offset of one of them only if it is alone.
 POSITIONAL = (Alibi, Causal, Chunks, SlidingWindow)
@@ -33,10 +33,7 @@ def _causal(case: Case, offset: int | np.ndarray) -> Iterator[Case]:
         yield case.with_term(Causal(high=_clipped(case, moved)), _offset(case, moved, Causal))
 
 
-@mutant("causal.absent", "The causal mask is not applied.")
-def causal_absent(case: Case) -> Iterator[Case]:
-    if case.term(Causal):
-        yield case.without(Causal, change={"is_causal": False})
+absent("causal.absent", "The causal mask is not applied.", Causal, {"is_causal": False})
 
 
 @mutant("causal.added", "A causal mask is applied that was not asked for.")
@@ -114,10 +111,7 @@ def _is_covered(case: Case, window: Window, right: int) -> bool:
     return case.term(Causal) is not None and window.right is not None and window.right + min(right, 0) >= 0
 
 
-@mutant("window.absent", "The window is not applied.")
-def window_absent(case: Case) -> Iterator[Case]:
-    if case.term(SlidingWindow):
-        yield case.without(SlidingWindow, change={"window": None})
+absent("window.absent", "The window is not applied.", SlidingWindow, {"window": None})
 
 
 @mutant("window.left_plus_one", "The window reaches one key further to the left.")
@@ -160,10 +154,7 @@ def window_offset_ignored(case: Case) -> Iterator[Case]:
         yield case.with_term(_band(case, window, nowhere), _offset(case, nowhere, SlidingWindow))
 
 
-@mutant("chunk.absent", "The chunks are not applied.")
-def chunk_absent(case: Case) -> Iterator[Case]:
-    if case.term(Chunks):
-        yield case.without(Chunks, change={"chunk_size": None})
+absent("chunk.absent", "The chunks are not applied.", Chunks, {"chunk_size": None})
 
 
 @mutant("chunk.no_offset", "The chunks leave out the offset of the queries.")

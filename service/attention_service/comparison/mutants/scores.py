@@ -15,7 +15,7 @@ from attention_service.attention.terms.additions import Alibi, Bias
 from attention_service.attention.terms.relative import RelativeKeys
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import largest_number
-from attention_service.comparison.mutants.table import is_one_tile, mutant, tiles
+from attention_service.comparison.mutants.table import absent, is_one_tile, mutant, tiles
 from attention_service.comparison.problem import Answer, Problem
 
 
@@ -131,10 +131,7 @@ def sinks_scaled(case: Case) -> Iterator[Case]:
         yield from _sinks(case, case.sinks * (np.expand_dims(case.scale, -1) if per_row else case.scale))
 
 
-@mutant("bias.absent", "The bias is not added.")
-def bias_absent(case: Case) -> Iterator[Case]:
-    if case.term(Bias):
-        yield case.without(Bias, change={"bias": None})
+absent("bias.absent", "The bias is not added.", Bias, {"bias": None})
 
 
 @mutant("bias.before_scale", "The bias is added before the scale, which then scales it, too.")
@@ -145,10 +142,12 @@ def bias_before_scale(case: Case) -> Iterator[Case]:
         yield case.with_term(replace(bias, numbers=bias.numbers * scale))
 
 
-@mutant("relative.absent", "The products of queries with the keys of distances are not added.")
-def relative_absent(case: Case) -> Iterator[Case]:
-    if case.term(RelativeKeys):
-        yield case.without(RelativeKeys, change={"relative_keys": None})
+absent(
+    "relative.absent",
+    "The products of queries with the keys of distances are not added.",
+    RelativeKeys,
+    {"relative_keys": None},
+)
 
 
 @mutant("relative.no_bias", "The bias is not added to the queries that are multiplied by the keys of distances.")
@@ -176,10 +175,7 @@ def relative_shifted(case: Case) -> Iterator[Case]:
             yield case.with_term(replace(term, first=first), {"relative_keys": {"first": first}})
 
 
-@mutant("alibi.absent", "The linear biases (ALiBi) are not added.")
-def alibi_absent(case: Case) -> Iterator[Case]:
-    if case.term(Alibi):
-        yield case.without(Alibi, change={"alibi_slopes": None})
+absent("alibi.absent", "The linear biases (ALiBi) are not added.", Alibi, {"alibi_slopes": None})
 
 
 def _alibi(case: Case, change: Callable[[Alibi], Alibi], told: Callable[[Alibi], Mapping[str, Any]]) -> Iterator[Case]:

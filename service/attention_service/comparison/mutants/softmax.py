@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -28,6 +28,13 @@ from attention_service.comparison.solve import can_solve_all_queries
 
 def _applies(case: Case) -> bool:
     return case.plan.normalization == "softmax"
+
+
+def _by_each_tile(case: Case, wrong: Callable[..., Answer]) -> Iterator[Case]:
+    """The case with a wrong softmax for each size of tiles. wrong: takes the size as `tile`"""
+    if _applies(case):
+        for tile in tiles(case):
+            yield case.changed(softmax=partial(wrong, tile=tile), detail=f"of {tile} keys")
 
 
 @mutant("softmax.over_queries", "The softmax is taken over the queries, not over the keys.")
@@ -84,10 +91,7 @@ def _by_tiles(problem: Problem, tile: int, *, rescale_sum: bool, rescale_output:
     survives=is_one_tile,
 )
 def softmax_no_rescale(case: Case) -> Iterator[Case]:
-    if _applies(case):
-        for tile in tiles(case):
-            unscaled = partial(_by_tiles, tile=tile, rescale_sum=False, rescale_output=False)
-            yield case.changed(softmax=unscaled, detail=f"of {tile} keys")
+    return _by_each_tile(case, partial(_by_tiles, rescale_sum=False, rescale_output=False))
 
 
 @mutant(
@@ -96,39 +100,32 @@ def softmax_no_rescale(case: Case) -> Iterator[Case]:
     survives=is_one_tile,
 )
 def softmax_accumulator_no_rescale(case: Case) -> Iterator[Case]:
-    if _applies(case):
-        for tile in tiles(case):
-            unscaled = partial(_by_tiles, tile=tile, rescale_sum=True, rescale_output=False)
-            yield case.changed(softmax=unscaled, detail=f"of {tile} keys")
+    return _by_each_tile(case, partial(_by_tiles, rescale_sum=True, rescale_output=False))
+
+
+def _in_last_tile(scores: np.ndarray, tile: int) -> np.ndarray:
+    """True (b, h, r, k) for the keys of the last tile that has visible ones."""
+    place = np.arange(scores.shape[-1]) // tile
+    return place == np.where(np.isneginf(scores), -1, place).max(axis=-1, keepdims=True)
 
 
 def _last_tile(problem: Problem, tile: int) -> Answer:
     """Softmax over the last tile of keys that has visible ones."""
     scores = masked_scores(problem)
-    place = np.arange(scores.shape[-1]) // tile
-    last = np.where(np.isneginf(scores), -1, place).max(axis=-1, keepdims=True)
-    return softmax(problem, np.where(place == last, scores, -np.inf))
+    return softmax(problem, np.where(_in_last_tile(scores, tile), scores, -np.inf))
 
 
-@mutant(
-    "softmax.last_tile",
-    "The softmax is taken over the last tile of keys only.",
-    survives=is_one_tile,
-)
+@mutant("softmax.last_tile", "The softmax is taken over the last tile of keys only.", survives=is_one_tile)
 def softmax_last_tile(case: Case) -> Iterator[Case]:
-    if _applies(case):
-        for tile in tiles(case):
-            yield case.changed(softmax=partial(_last_tile, tile=tile), detail=f"of {tile} keys")
+    return _by_each_tile(case, _last_tile)
 
 
 def _denominator_last_tile(problem: Problem, tile: int) -> Answer:
     """Softmax whose weights are divided by the sum of the last tile of keys with visible ones."""
     scores = masked_scores(problem)
-    place = np.arange(scores.shape[-1]) // tile
-    last = np.where(np.isneginf(scores), -1, place).max(axis=-1, keepdims=True)
     largest = row_max(scores, problem.sinks)
     exponentials = np.exp(scores - largest)
-    total = np.where(place == last, exponentials, 0).sum(axis=-1, keepdims=True)
+    total = np.where(_in_last_tile(scores, tile), exponentials, 0).sum(axis=-1, keepdims=True)
     return finished(problem, exponentials, total, largest)
 
 
@@ -138,9 +135,7 @@ def _denominator_last_tile(problem: Problem, tile: int) -> Answer:
     survives=is_one_tile,
 )
 def softmax_denominator_last_tile(case: Case) -> Iterator[Case]:
-    if _applies(case):
-        for tile in tiles(case):
-            yield case.changed(softmax=partial(_denominator_last_tile, tile=tile), detail=f"of {tile} keys")
+    return _by_each_tile(case, _denominator_last_tile)
 
 
 @mutant("softmax.unnormalized", "The output is not divided by the sum of the exponentials.")

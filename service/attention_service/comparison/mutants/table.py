@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from attention_service.attention.score_term import ScoreTerm
 from attention_service.comparison.case import Case
 
 # From a case to the wrong ones that this mistake makes of it, best known first; none where it changes no meaning.
@@ -50,6 +51,15 @@ def mutant(
         return edit
 
     return add
+
+
+def absent(name: str, message: str, term: type[ScoreTerm], change: Mapping[str, Any]) -> None:
+    """Put the mistake into the table that a term is left out. change: what a request says then"""
+
+    @mutant(name, message)
+    def leave_out(case: Case) -> Iterator[Case]:
+        if case.term(term):
+            yield case.without(term, change=change)
 
 
 def tiles(case: Case) -> Iterator[int]:

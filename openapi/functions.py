@@ -38,7 +38,7 @@ NAMED: Final[tuple[tuple[str, Any], ...]] = (
     ("Labels", arrays.TokenLabels),
 )
 HEAD: Final = '''\
-"""attend(), compare() and assert_attention(), with a parameter for each field of a request.
+"""attend() and compare(), with a parameter for each field of a request.
 
 `make openapi` generates this module from service/attention_service/schemas; openapi/functions.py has its text.
 """
@@ -96,15 +96,9 @@ The report on what an attention kernel returned: is it right, and if not, which 
 
 All other arguments are those of `attend`; docs/compare.md describes the report.
 """
-ASSERT: Final = """\
-Raise AssertionError unless an output is right, or at least not known to be wrong; else return the report.
-
-The message of the error is the report as text. An output whose request shows few mistakes passes: see
-`report.power`. All other arguments are those of `attend`.
-"""
 ACTUAL: Final = (
     "The output; a tuple of output and logsumexp; a dict of arrays by their names in a response (output, logsumexp, "
-    "attention_weights, …), which the result of `attend` is, too"
+    "attention_weights, …), which the result of `attend` is, too; or None to ask which mistakes the request could show."
 )
 UNKNOWN: Final = "Any other name is an error, which translates the names of other libraries, like attn_mask."
 RETURNS: Final = "Returns: the results by name, and the metadata; see its class."
@@ -117,16 +111,13 @@ def functions() -> str:
     described = {name: described_field(field) for name, field in fields.items()}
     described["encoding"] += " It has no effect here."
     compared = {name: described_field(field) for name, field in own.items() if name not in [*fields, "actual"]}
-    optional = {"actual": f"{ACTUAL}; or None to ask which mistakes the request could show."} | compared
     documents = {
         "attend": [ATTEND, arguments(described), UNKNOWN, RETURNS, ERRORS],
-        "compare": [COMPARE, arguments(optional), UNKNOWN, ERRORS],
-        "assert_attention": [ASSERT, arguments({"actual": f"{ACTUAL}."} | compared), UNKNOWN, ERRORS],
+        "compare": [COMPARE, arguments({"actual": ACTUAL} | compared), UNKNOWN, ERRORS],
     }
     heads = {
         "attend": (list(parameters(fields)), "AttentionResult"),
         "compare": (["actual: Any = None", *parameters(own)], "CompareReport"),
-        "assert_attention": (["actual: Any", *parameters(own)], "CompareReport"),
     }
     parts = [HEAD, *(typed_dict(model) for model in parts_of(compare.CompareRequest))]
     parts += [function(name, *heads[name], "\n\n".join(map(str.strip, documents[name]))) for name in documents]
@@ -161,8 +152,13 @@ def parameters(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
 
 def typed_dict(model: type[BaseModel]) -> str:
     """The class for the dict of a nested field."""
-    lines = [f"class {model.__name__}(TypedDict, total=False):", f'    """{model.__doc__}"""', ""]
+    (base,) = model.__bases__
+    inherited = base.model_fields
+    named = base.__name__ if inherited else "TypedDict"
+    lines = [f"class {model.__name__}({named}, total=False):", f'    """{model.__doc__}"""', ""]
     for name, field in model.model_fields.items():
+        if name in inherited:
+            continue
         lines.append(f"    {name}: {type_of(field.annotation, field.metadata, nested=True)}")
         text = textwrap.wrap(described_field(field) + '"""', WIDTH - 4, initial_indent='"""')
         lines += [f"    {line}" for line in text]

@@ -46,17 +46,6 @@ def compare(arguments: Arguments) -> CompareReport:
     return make_report(compare_question(make_question(_decoded(given)), backends().choose("numpy", "cpu")))
 
 
-def assert_attention(arguments: Arguments) -> CompareReport:
-    """The report of `service.assert_attention`. Errors: AssertionError with the report as text, InvalidRequest."""
-    __tracebackhide__ = True  # pytest then shows the line of the test
-    report = compare(arguments)
-    if report.verdict.status in ("imprecise", "wrong"):
-        from attention_service.comparison.text import as_text
-
-        raise AssertionError(as_text(report))
-    return report
-
-
 @cache
 def backends() -> Backends:
     """The backends of `attend`, with the threads that their libraries start by themselves."""

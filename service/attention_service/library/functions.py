@@ -1,4 +1,4 @@
-"""attend(), compare() and assert_attention(), with a parameter for each field of a request.
+"""attend() and compare(), with a parameter for each field of a request.
 
 `make openapi` generates this module from service/attention_service/schemas; openapi/functions.py has its text.
 """
@@ -39,17 +39,9 @@ class LinearMap(TypedDict, total=False):
     Default: none."""
 
 
-class GateMap(TypedDict, total=False):
+class GateMap(LinearMap, total=False):
     """A linear map of the query's source to gates: num_heads x value_dim features, or num_heads, one for each head."""
 
-    weight: Array | None
-    """(out, in): y = x Wᵀ, as in torch.nn.Linear and in column notation. (heads, out, in): one matrix per head.
-    Default: none."""
-    kernel: Array | None
-    """(in, out): y = x W, as in Keras and Flax Dense. (heads, in, out): one matrix per head. Default: none."""
-    bias: Array | None
-    """Added to the product. The shapes (out,), (out, 1), (heads, out/heads) and (heads, out/heads, 1) are equivalent.
-    Default: none."""
     activation: Activation | str | None
     """What is applied to the mapped numbers. One of sigmoid, softplus, silu, none."""
 
@@ -379,75 +371,3 @@ def compare(
     """
     __tracebackhide__ = True  # pytest then shows the call, not all these parameters
     return calls.compare(locals())
-
-
-def assert_attention(
-    actual: Any,
-    query: Array | None = None,
-    key: Array | None = None,
-    value: Array | None = None,
-    *,
-    input: Array | None = None,
-    context: Array | None = None,
-    projection: Projection | Mapping[str, Any] | None = None,
-    layout: Layout | str | None = None,
-    num_heads: int | None = None,
-    num_kv_heads: int | None = None,
-    past_key: Array | None = None,
-    past_value: Array | None = None,
-    query_norm: Norm | Mapping[str, Any] | None = None,
-    key_norm: Norm | Mapping[str, Any] | None = None,
-    value_norm: Norm | Mapping[str, Any] | None = None,
-    output_norm: Norm | Mapping[str, Any] | None = None,
-    clip_qkv: float | None = None,
-    rotary: Rotary | Mapping[str, Any] | None = None,
-    relative_keys: RelativeKeys | Mapping[str, Any] | None = None,
-    scale: float | Array | None = None,
-    softcap: float | None = None,
-    bias: Array | None = None,
-    alibi_slopes: Array | None = None,
-    mask: Array | None = None,
-    key_mask: Array | None = None,
-    is_causal: bool | None = False,
-    query_offset: int | Array | None = None,
-    window: Window | Mapping[str, Any] | None = None,
-    chunk_size: int | None = None,
-    query_lengths: int | Array | None = None,
-    key_lengths: int | Array | None = None,
-    segment_ids: SegmentIds | Mapping[str, Any] | None = None,
-    selected_keys: Array | None = None,
-    sinks: Array | None = None,
-    normalization: Normalization | str | None = "softmax",
-    gate: Array | None = None,
-    dtype: DType | str | None = None,
-    backend: Backend | str | None = "auto",
-    device: str | None = "auto",
-    include: Sequence[Output | str] | None = ("attention_weights",),
-    select_heads: Array | None = None,
-    select_queries: Array | None = None,
-    average_heads: bool | None = False,
-    top_k: int | None = None,
-    query_tokens: Labels | None = None,
-    key_tokens: Labels | None = None,
-    encoding: Encoding | str | None = "list",
-    logsumexp_base: LogsumexpBase | str | None = "e",
-    tolerance: OwnTolerance | Mapping[str, Any] | None = None,
-    **unknown: Never,
-) -> CompareReport:
-    """Raise AssertionError unless an output is right, or at least not known to be wrong; else return the report.
-
-    The message of the error is the report as text. An output whose request shows few mistakes passes: see
-    `report.power`. All other arguments are those of `attend`.
-
-    Args:
-        actual: The output; a tuple of output and logsumexp; a dict of arrays by their names in a response (output,
-            logsumexp, attention_weights, …), which the result of `attend` is, too.
-        logsumexp_base: The base of the logarithm in `actual.logsumexp`. One of e, 2.
-        tolerance: The caller's own test, to be told what it accepts. Default: none.
-
-    Any other name is an error, which translates the names of other libraries, like attn_mask.
-
-    Errors: attention_service.errors.InvalidRequest, with a pointer to each field at fault.
-    """
-    __tracebackhide__ = True  # pytest then shows the call, not all these parameters
-    return calls.assert_attention(locals())

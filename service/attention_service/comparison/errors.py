@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from attention_service.attention.arrays import FLOATS
+from attention_service.schemas.compare import ArrayErrors, UlpErrors
 
 # Relative errors count where the truth is at least this part of its largest magnitude.
 RELATIVE_FLOOR: Final = 1e-3
@@ -16,44 +16,19 @@ RELATIVE_FLOOR: Final = 1e-3
 SQUARABLE: Final = 1e140
 # Bits of the significand, with the leading one, and the exponent of the smallest normal number.
 _FORMATS: Final = {"float64": (53, -1022), "float32": (24, -126), "float16": (11, -14), "bfloat16": (8, -126)}
+Errors: TypeAlias = ArrayErrors
 
 
-@dataclass(frozen=True, slots=True)
-class Ulp:
-    """Errors in units in the last place of the caller's type. above_one: share of the elements above one"""
-
-    max: float
-    p99: float
-    above_one: float
-
-
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """The distance of an array from the truth. None where nothing finite can be compared.
-
-    max_rel:       over elements of at least a thousandth of the largest magnitude
-    relative_rmse: root of the mean square of the error over that of the truth
-    cosine:        of the two arrays as vectors
-    non_finite:    elements that are infinite or NaN where the truth is another number, or the reverse
-    """
-
-    max_abs: float | None
-    max_rel: float | None
-    rmse: float | None
-    relative_rmse: float | None
-    cosine: float | None
-    ulp: Ulp | None
-    non_finite: int
-
-
-def measure(actual: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> Errors:
+def measure(actual: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> ArrayErrors:
     """The errors of an array. Both have the same shape; dtype: the caller's type, for ULPs"""
     actual, reference = np.asarray(actual, np.float64), np.asarray(reference, np.float64)
     finite = np.isfinite(actual) & np.isfinite(reference)
     same = finite | (actual == reference) | (np.isnan(actual) & np.isnan(reference))
     non_finite = int(same.size - np.count_nonzero(same))
     if not finite.any():
-        return Errors(None, None, None, None, None, None, non_finite)
+        return ArrayErrors(
+            max_abs=None, max_rel=None, rmse=None, relative_rmse=None, cosine=None, ulp=None, non_finite=non_finite
+        )
     if not finite.all():
         actual, reference = actual[finite], reference[finite]
     error = np.abs(actual - reference)
@@ -61,13 +36,13 @@ def measure(actual: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> Error
     counts = size >= max(RELATIVE_FLOOR * float(size.max()), np.finfo(np.float64).tiny)
     rmse, scale = _rms(error), _rms(reference)
     ulps = error / ulp(reference, dtype)
-    return Errors(
+    return ArrayErrors(
         max_abs=float(error.max()),
         max_rel=float((error[counts] / size[counts]).max()) if counts.any() else None,
         rmse=rmse,
         relative_rmse=rmse / scale if scale else None,
         cosine=_cosine(actual, reference),
-        ulp=Ulp(float(ulps.max()), float(np.quantile(ulps, 0.99)), float(np.mean(ulps > 1))),
+        ulp=UlpErrors(max=float(ulps.max()), p99=float(np.quantile(ulps, 0.99)), above_one=float(np.mean(ulps > 1))),
         non_finite=non_finite,
     )
 

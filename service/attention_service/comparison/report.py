@@ -10,12 +10,10 @@ import numpy as np
 
 from attention_service.comparison.baseline import FIELDS, IMPRECISE
 from attention_service.comparison.compare import Comparison
-from attention_service.comparison.errors import Errors
 from attention_service.comparison.evidence import Hypothesis
 from attention_service.comparison.inputs import MAX_DIM
 from attention_service.pipeline.files import json_fields
 from attention_service.schemas.compare import (
-    ArrayErrors,
     Baseline,
     Certainty,
     CompareReport,
@@ -23,7 +21,6 @@ from attention_service.schemas.compare import (
     ReportedHypothesis,
     ReportedPower,
     ToleranceResult,
-    UlpErrors,
     Verdict,
 )
 from attention_service.version import __version__
@@ -42,10 +39,8 @@ def make_report(comparison: Comparison, request_id: str | None = None) -> Compar
         metadata["request_id"] = request_id
     return CompareReport(
         verdict=_verdict(comparison),
-        errors={name: _errors(one.errors) for name, one in comparison.judged.items()},
-        baseline={
-            name: Baseline(limit=one.limit, **dict(_errors(one.baseline))) for name, one in comparison.judged.items()
-        },
+        errors={name: one.errors for name, one in comparison.judged.items()},
+        baseline={name: Baseline(limit=one.limit, **dict(one.baseline)) for name, one in comparison.judged.items()},
         tests=[
             ToleranceResult(
                 name=one.name,
@@ -107,19 +102,6 @@ def _in_words(comparison: Comparison, shown: str) -> str:
 
 def _lowered(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:]
-
-
-def _errors(errors: Errors) -> ArrayErrors:
-    ulp = errors.ulp and UlpErrors(max=errors.ulp.max, p99=errors.ulp.p99, above_one=errors.ulp.above_one)
-    return ArrayErrors(
-        max_abs=errors.max_abs,
-        max_rel=errors.max_rel,
-        rmse=errors.rmse,
-        relative_rmse=errors.relative_rmse,
-        cosine=errors.cosine,
-        ulp=ulp,
-        non_finite=errors.non_finite,
-    )
 
 
 def _hypothesis(one: Hypothesis) -> ReportedHypothesis:

@@ -100,7 +100,9 @@ def _pairs(small: Evidence, singles: list[Hypothesis], check: Check) -> Iterator
     names = sorted(best, key=lambda name: -best[name])
     places = {name: place for place, name in enumerate(names)}
     pairs = sorted(itertools.permutations(names, 2), key=lambda pair: places[pair[0]] + places[pair[1]])
-    pairs = [pair for pair in pairs if places[pair[0]] < places[pair[1]] or _order_matters(*pair)]
+    # Two mistakes of one group may change the same part of a case, so that their order matters.
+    groups = {name: MUTANTS[name].group for name in names}
+    pairs = [(one, two) for one, two in pairs if places[one] < places[two] or groups[one] == groups[two]]
     sample = small.sample
     scores = len(sample.batches) * len(sample.heads) * len(sample.rows) * small.case.plan.sizes.key_length
     found: list[tuple[float, tuple[str, ...], Case]] = []
@@ -108,18 +110,9 @@ def _pairs(small: Evidence, singles: list[Hypothesis], check: Check) -> Iterator
         if len(found) * scores > ALL_PAIR_SCORES:
             break
         check()
-        for case in _both(small.case, *pair):
-            left = small.unexplained(arrays_of(solve(case, small.sample), small.right))
-            found.append((left, pair, case))
+        for once in MUTANTS[pair[0]].edit(small.case):
+            for case in MUTANTS[pair[1]].edit(once):
+                left = small.unexplained(arrays_of(solve(case, small.sample), small.right))
+                found.append((left, pair, case))
     found.sort(key=lambda one: one[0])
     return ((pair, case) for _, pair, case in found[: 4 * TOLD])
-
-
-def _order_matters(first: str, second: str) -> bool:
-    """True if two mistakes are of one group, and may change the same part of a case."""
-    return MUTANTS[first].group == MUTANTS[second].group
-
-
-def _both(case: Case, first: str, second: str) -> Iterator[Case]:
-    for once in MUTANTS[first].edit(case):
-        yield from MUTANTS[second].edit(once)

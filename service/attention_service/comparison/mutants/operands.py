@@ -67,7 +67,7 @@ def rotary_interleaving(case: Case) -> Iterator[Case]:
 
 @mutant("rotary.sign", "The rotation turns the other way.")
 def rotary_sign(case: Case) -> Iterator[Case]:
-    return _rotated(case, {role: _backwards(step) for role, step in _of(case, RotationStep).items()})
+    return _rotated(case, {role: _turned(step, -1) for role, step in _of(case, RotationStep).items()})
 
 
 @mutant("rotary.base", "The base of the rotation is 10000, not that of the request.")
@@ -90,20 +90,15 @@ def rotary_no_offset(case: Case) -> Iterator[Case]:
 
 @mutant("rotary.twice", "Query and key are rotated twice.")
 def rotary_twice(case: Case) -> Iterator[Case]:
-    return _rotated(case, {role: _twice(step) for role, step in _of(case, RotationStep).items()})
+    return _rotated(case, {role: _turned(step, 2) for role, step in _of(case, RotationStep).items()})
 
 
-def _backwards(step: RotationStep) -> RotationStep:
-    if step.sin is None:
-        return replace(step, frequencies=-step.frequencies if step.frequencies is not None else None)
-    return replace(step, sin=-step.sin)
-
-
-def _twice(step: RotationStep) -> RotationStep:
-    cos, sin = step.cos, step.sin
-    if cos is None or sin is None:
-        return replace(step, frequencies=2 * step.frequencies if step.frequencies is not None else None)
-    return replace(step, cos=cos * cos - sin * sin, sin=2 * sin * cos)
+def _turned(step: RotationStep, times: int) -> RotationStep:
+    """The rotation by -1 or 2 times the angles."""
+    if step.frequencies is not None:
+        return replace(step, frequencies=times * step.frequencies)
+    cos, sin = np.asarray(step.cos), np.asarray(step.sin)
+    return replace(step, sin=-sin) if times < 0 else replace(step, cos=cos * cos - sin * sin, sin=2 * sin * cos)
 
 
 @mutant("rotary.cache_again", "Keys of the cache, which were rotated before, are rotated again.")

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
+from attention_service.codecs.element_types import JSON_TYPES
 from attention_service.codecs.json.reader import decode as decode_json
-from attention_service.codecs.typed_arrays import DTYPES, chunks, decode
+from attention_service.codecs.typed_arrays import chunks, decode
 from tests.test_layouts import post
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -38,11 +39,11 @@ def test_a_typed_array_has_the_bytes_of_the_format() -> None:
     assert encode(array) == {"dtype": "float32", "shape": [1, 2], "data": data}
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", JSON_TYPES)
 def test_every_dtype_is_encoded_and_decoded_bit_for_bit(name: str) -> None:
     random = np.random.default_rng(7)
     content = random.integers(0, 2 if name == "bool" else 256, 240, dtype=np.uint8).tobytes()
-    array = np.frombuffer(content, DTYPES[name]).reshape(-1, 5, 3)
+    array = np.frombuffer(content, JSON_TYPES[name]).reshape(-1, 5, 3)
     for view in (array, array.T, array[::2]):
         body = json.dumps({"a": encode(view)}).encode()
         back: np.ndarray = decode_json(body).fields["a"]
@@ -110,7 +111,7 @@ def test_float16_is_computed_in_float32(client: httpx.Client) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_16_bit_output_is_the_rounded_float32_output(client: httpx.Client, dtype: str) -> None:
     random = np.random.default_rng(3)
-    kind = DTYPES[dtype]
+    kind = JSON_TYPES[dtype]
     halves = {name: random.normal(size=(5, 4)).astype(kind) for name in ("query", "key", "value")}
     half = arrays(post(client, **{name: encode(x) for name, x in halves.items()}, encoding="base64"))
     single = arrays(

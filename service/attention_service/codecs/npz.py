@@ -21,6 +21,7 @@ from numpy.lib import format as npy
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import MAX_CHUNK, Chunk, Encoded, array_chunks, encoded
 from attention_service.codecs.decoded import Body, Decoded
+from attention_service.codecs.element_types import NPZ_TYPES
 from attention_service.codecs.json.memory import decode_bound
 from attention_service.codecs.json.writer import chunks
 from attention_service.codecs.named_tensors import (
@@ -46,12 +47,10 @@ from attention_service.errors import (
 )
 
 SUFFIX: Final = ".npy"
-# Types of tensors. safetensors.py, typed_arrays.py and oip/tensors.py have such a table for their format.
-DTYPES: Final = tuple(np.dtype(kind) for kind in (np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
 # NumPy writes bfloat16 as two bytes of no type (<V2), which could be anything.
 BY_SAFETENSORS: Final = "npz has no bfloat16; use application/vnd.safetensors, or another dtype"
 # The same types in both byte orders, as they are read, and what they become.
-NATIVE: Final = {dtype: dtype for dtype in DTYPES} | {dtype.newbyteorder("S"): dtype for dtype in DTYPES}
+NATIVE: Final = {dtype: dtype for dtype in NPZ_TYPES} | {dtype.newbyteorder("S"): dtype for dtype in NPZ_TYPES}
 # The JSON text may have at most TEXT + TEXT_GROWTH · length of the body bytes, as reading it takes many times its
 # length of memory.
 TEXT: Final = 2**16
@@ -235,7 +234,7 @@ def _parse(content: memoryview, name: str) -> _NpyFile:
     if name == REQUEST:
         expected, known = "a string, or bytes", dtype == np.uint8 or (dtype.kind == "U" and dtype.itemsize > 0)
     else:
-        expected, known = ", ".join(kind.name for kind in DTYPES), dtype in NATIVE
+        expected, known = ", ".join(kind.name for kind in NPZ_TYPES), dtype in NATIVE
     if not known:
         hint = BY_SAFETENSORS if name != REQUEST and dtype.kind == "V" and dtype.itemsize == 2 else ""
         raise InvalidTensors.at("", f"{quote(name)} to be of {expected}", quote(dtype.str), hint)

@@ -12,12 +12,12 @@ from itertools import chain
 from json import JSONDecoder
 from typing import Any, Final, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Chunk, Encoded, array_chunks, encoded, measured
 from attention_service.codecs.decoded import Body, Decoded
+from attention_service.codecs.element_types import SAFETENSORS_TYPES
 from attention_service.codecs.json.limits import MAX_DEPTH, MAX_LISTS, has_too_many_lists
 from attention_service.codecs.json.memory import decode_bound
 from attention_service.codecs.json.writer import Text, chunks
@@ -35,17 +35,7 @@ from attention_service.codecs.named_tensors import (
 from attention_service.codecs.shapes import MAX_RANK, shape_of
 from attention_service.errors import DuplicateKey, InvalidTensors, TooDeep, describe, quote
 
-# Types of tensors, by their names in this format.
-DTYPES: Final[dict[str, np.dtype]] = {
-    "BOOL": np.dtype(np.bool_),
-    "I32": np.dtype("<i4"),
-    "I64": np.dtype("<i8"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F32": np.dtype("<f4"),
-    "F64": np.dtype("<f8"),
-}
-NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_TYPES.items()}
 METADATA: Final = "__metadata__"
 # A header names at most MAX_TENSORS tensors in about 100 bytes each; the JSON text stands in it too.
 MAX_HEADER: Final = 8 * 2**20
@@ -181,9 +171,9 @@ def read_tensors(entries: Iterable[Entry], data: memoryview) -> dict[str, np.nda
 
 def dtype_of(name: str, code: Any) -> np.dtype:
     """The type of a tensor by its code. Errors: InvalidTensors for a type that NumPy has not."""
-    if not isinstance(code, str) or code not in DTYPES:
-        raise InvalidTensors.at("", f"{quote(name)} to be one of {', '.join(DTYPES)}", describe(code))
-    return DTYPES[code]
+    if not isinstance(code, str) or code not in SAFETENSORS_TYPES:
+        raise InvalidTensors.at("", f"{quote(name)} to be one of {', '.join(SAFETENSORS_TYPES)}", describe(code))
+    return SAFETENSORS_TYPES[code]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -221,7 +211,7 @@ def _entry(name: str, entry: Any, available: int) -> Entry:
         raise InvalidTensors.of("", f"at most {MAX_RANK} axes of {quote(name)}", entry["shape"])
     match offsets:
         case [begin, end] if type(begin) is type(end) is int and 0 <= begin <= end <= available:
-            is_other = isinstance(code, str) and code not in DTYPES  # of any size
+            is_other = isinstance(code, str) and code not in SAFETENSORS_TYPES  # of any size
             if is_other or end - begin == math.prod(shape) * dtype_of(name, code).itemsize:
                 return Entry(begin, end, name, code, shape)
     needed = math.prod(shape) * dtype_of(name, code).itemsize

@@ -7,20 +7,15 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 import orjson
 
 from attention_service.codecs.chunks import MAX_CHUNK, Chunk, array_chunks
+from attention_service.codecs.element_types import JSON_TYPES
 from attention_service.codecs.shapes import MAX_RANK, shape_of
 from attention_service.errors import InvalidArray, InvalidValue, quote, shape
 
-# Types of arrays, by their names in this format, which `ElementType` in schemas/arrays.py has, too.
-DTYPES: Final[dict[str, np.dtype]] = {
-    np.dtype(kind).name: np.dtype(kind).newbyteorder("<")
-    for kind in (np.bool_, np.int32, np.int64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
-}
-NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+NAMES: Final = {dtype: name for name, dtype in JSON_TYPES.items()}
 # Bytes of an array that become one chunk of text: three make four.
 BASE64: Final = MAX_CHUNK // 4 * 3
 KEYS: Final = {"dtype", "shape", "data"}
@@ -31,15 +26,15 @@ def decode(fields: dict[str, Any], pointer: str) -> np.ndarray:
     name, lengths, data = fields["dtype"], shape_of(fields["shape"]), fields["data"]
     if lengths is None:
         raise InvalidValue.of(f"{pointer}/shape", f"at most {MAX_RANK} lengths of axes", fields["shape"])
-    if not isinstance(name, str) or name not in DTYPES:
-        raise InvalidValue.of(f"{pointer}/dtype", f"one of {', '.join(DTYPES)}", name)
+    if not isinstance(name, str) or name not in JSON_TYPES:
+        raise InvalidValue.of(f"{pointer}/dtype", f"one of {', '.join(JSON_TYPES)}", name)
     if not isinstance(data, str):
         raise InvalidValue.of(f"{pointer}/data", "a base64 string", data)
     try:
         content = binascii.a2b_base64(data, strict_mode=True)
     except ValueError as error:  # binascii.Error is one, and so is text beyond ASCII
         raise InvalidArray.at(f"{pointer}/data", "base64", quote(str(error), 60)) from None
-    dtype = DTYPES[name]
+    dtype = JSON_TYPES[name]
     needed = math.prod(lengths) * dtype.itemsize
     if len(content) != needed:
         raise InvalidArray.at(f"{pointer}/data", f"{needed} bytes of {name} {shape(lengths)}", f"{len(content)} bytes")

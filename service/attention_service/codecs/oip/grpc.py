@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import ENCODE_BYTES, Chunk, Encoded, contiguous
 from attention_service.codecs.decoded import Body, Decoded
+from attention_service.codecs.element_types import PROTOCOL_TYPES
 from attention_service.codecs.named_tensors import MAX_TENSORS
 from attention_service.codecs.oip import check_model
 from attention_service.codecs.oip.fields import assembled, requested_outputs, scalars
@@ -23,7 +24,6 @@ from attention_service.codecs.oip.messages import MESSAGES
 from attention_service.codecs.oip.tensors import (
     BYTES,
     DATATYPES,
-    DTYPES,
     MAX_STRINGS,
     Head,
     Input,
@@ -231,7 +231,7 @@ def _typed(contents: Any, filled: list[str], head: Head) -> Input:
     pointer = f"{pointer}/{field}"
     if head.datatype == BYTES:
         return head, [text(element, pointer) for element in elements], pointer
-    dtype = DTYPES[head.datatype]
+    dtype = PROTOCOL_TYPES[head.datatype]
     plain = np.dtype(np.int64) if dtype.kind in "iu" else dtype  # whose overflow is found later
     return head, np.fromiter(elements, plain, len(elements)), pointer
 

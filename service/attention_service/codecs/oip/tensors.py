@@ -6,30 +6,15 @@ import math
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from attention_service.attention.arrays import cast, within
+from attention_service.codecs.element_types import PROTOCOL_TYPES
 from attention_service.codecs.named_tensors import elements, whole_words
 from attention_service.codecs.shapes import MAX_RANK, shape_of
 from attention_service.errors import FieldConflict, InvalidTensors, describe, quote, shape
 
-# Types of tensors, by their names in this format.
-DTYPES: Final[dict[str, np.dtype]] = {
-    "BOOL": np.dtype(np.bool_),
-    "UINT8": np.dtype("<u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "INT8": np.dtype("<i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "FP16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-}
-DATATYPES: Final = {dtype: name for name, dtype in DTYPES.items()}
+DATATYPES: Final = {dtype: name for name, dtype in PROTOCOL_TYPES.items()}
 # Strings: labels of tokens.
 BYTES: Final = "BYTES"
 # Of one request, as each takes about a hundred bytes, but five in a body.
@@ -60,8 +45,8 @@ def head_of(name: Any, datatype: Any, lengths: Any, parameters: Container[str], 
     """The head of an input, checked. Errors: InvalidTensors."""
     if not isinstance(name, str) or not name:
         raise InvalidTensors.of(f"{pointer}/name", "the name of an input", name)
-    if not isinstance(datatype, str) or (datatype not in DTYPES and datatype != BYTES):
-        raise InvalidTensors.of(f"{pointer}/datatype", f"one of {', '.join(DTYPES)}, {BYTES}", datatype)
+    if not isinstance(datatype, str) or (datatype not in PROTOCOL_TYPES and datatype != BYTES):
+        raise InvalidTensors.of(f"{pointer}/datatype", f"one of {', '.join(PROTOCOL_TYPES)}, {BYTES}", datatype)
     found = shape_of(lengths)
     if found is None:
         first = lengths[: MAX_RANK + 1] if isinstance(lengths, list | np.ndarray) else lengths
@@ -110,7 +95,7 @@ def _from_bytes(data: memoryview, head: Head, pointer: str) -> Any:
     """A tensor from its bytes: a view of them if its elements are aligned there. Errors: InvalidTensors."""
     if head.datatype == BYTES:
         return np.array(_strings(data, head, pointer), dtype=object).reshape(head.shape).tolist()
-    dtype = DTYPES[head.datatype]
+    dtype = PROTOCOL_TYPES[head.datatype]
     needed = head.size * dtype.itemsize
     if len(data) != needed:
         raise InvalidTensors.at(pointer, f"{needed} bytes of {head.datatype} {shape(head.shape)}", str(len(data)))
@@ -156,7 +141,7 @@ def _from_elements(data: Any, head: Head, pointer: str) -> Any:
         raise InvalidTensors.at(pointer, expected, shape(array.shape))
     if head.datatype == BYTES:
         return array.reshape(head.shape).tolist()
-    return _typed(array, DTYPES[head.datatype], pointer).reshape(head.shape)
+    return _typed(array, PROTOCOL_TYPES[head.datatype], pointer).reshape(head.shape)
 
 
 def _to_array(items: list[Any], head: Head) -> np.ndarray | list[Any]:

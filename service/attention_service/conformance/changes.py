@@ -100,11 +100,6 @@ def offset_last(fields: Fields, random: np.random.Generator) -> None:
     fields["query_offset"] = k - q
 
 
-def offset_of_past(fields: Fields, random: np.random.Generator) -> None:
-    """Let the queries come after the cache, which is the default."""
-    del fields["query_offset"]
-
-
 def causal_and_mask(fields: Fields, random: np.random.Generator) -> None:
     """Let each query see its own key, beside a causal mask."""
     shared_mask(fields, random)

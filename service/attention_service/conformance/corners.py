@@ -247,7 +247,7 @@ CORNERS: Final = (
         "one gate for each head: softplus of a map with a bias",
         change=changes.mapped_gate("softplus", 1),
     ),
-    Corner("past", "cached keys and values, with a causal mask", ("past", "is_causal"), changes.offset_of_past),
+    Corner("past", "cached keys and values, with a causal mask", ("past", "is_causal"), sizes={"has_offset": False}),
     Corner("logsumexp", "ln Σ exp(score)", fields=LOGSUMEXP),
     Corner(
         "logsumexp.empty_row",

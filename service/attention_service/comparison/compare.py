@@ -28,7 +28,7 @@ from attention_service.comparison.baseline import (
 )
 from attention_service.comparison.candidates import candidates
 from attention_service.comparison.case import Case, make_case, unknown_options
-from attention_service.comparison.errors import Errors, distance, distances, epsilon, largest, measure
+from attention_service.comparison.errors import distance, distances, epsilon, largest, measure
 from attention_service.comparison.evidence import Evidence, Hypothesis
 from attention_service.comparison.floors import floors, floors_of_others
 from attention_service.comparison.inputs import Suggestion, recipe_of, suggest
@@ -38,7 +38,7 @@ from attention_service.comparison.samples import choose_sample, most_scores
 from attention_service.comparison.search import search
 from attention_service.comparison.solve import blocks, everything, solve
 from attention_service.comparison.tolerances import Tolerance, usual_tolerances
-from attention_service.schemas.compare import Place
+from attention_service.schemas.compare import ArrayErrors, Place
 
 HEAD_OUTPUTS: Final = "head_outputs"
 # The axes of arrays in canonical order, as places name them.
@@ -68,8 +68,8 @@ class Question:
 class Judged:
     """One array that was sent: its errors, those of the worst legal rounding, and the baseline of its largest error."""
 
-    errors: Errors
-    baseline: Errors
+    errors: ArrayErrors
+    baseline: ArrayErrors
     limit: float
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
@@ -16,7 +16,6 @@ RELATIVE_FLOOR: Final = 1e-3
 SQUARABLE: Final = 1e140
 # Bits of the significand, with the leading one, and the exponent of the smallest normal number.
 _FORMATS: Final = {"float64": (53, -1022), "float32": (24, -126), "float16": (11, -14), "bfloat16": (8, -126)}
-Errors: TypeAlias = ArrayErrors
 
 
 def measure(actual: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> ArrayErrors:

@@ -185,6 +185,8 @@ def working_bytes(plan: Plan, tiling: Tiling) -> int:
     memory += sum(term.added_size(tile) for term in plan.terms) * computing
     if chosen.heads is not None or chosen.queries is not None:
         memory += scores * computing
+    if chosen.average_heads:
+        memory += scores // h * computing
     memory += scores * computing * chosen.matrices
     if chosen.top_k is not None:
         memory += scores * (2 * computing + INDEX)

@@ -18,6 +18,7 @@ import pytest
 
 from attention_service.codecs.chunks import ENCODE_BYTES, MAX_CHUNK, WORTH_SENDING, Chunk, Encoded, coalesce
 from attention_service.codecs.decoded import Decoded, RequestedOutputs
+from attention_service.codecs.json import writer
 from attention_service.codecs.oip import http as oip
 from attention_service.codecs.table import CODECS
 from attention_service.errors import NotAcceptable
@@ -230,6 +231,53 @@ def test_npz_has_arrays_in_c_order() -> None:
     content = b"".join(CODECS[NPZ].encode(answer, NO_OPTIONS).chunks)
     with np.load(io.BytesIO(content)) as archive:
         assert archive["output"].flags.c_contiguous
+
+
+def zeros(count: int) -> np.ndarray:
+    return np.zeros(count)
+
+
+# By the definition: a number or a character counts 1, an element of a list 8 more, or 8 if it is a number. Of 8192.
+WHOLE: dict[str, tuple[Callable[[int], Any], int]] = {
+    "a string": (lambda n: "a" * n, 8192),
+    "an array": (zeros, 8192),
+    "numbers": (lambda n: [1.5, None, True, 7] * (n // 4), 1024),
+    "strings": (lambda n: ["a" * 24] * n, 256),
+    "a tuple of lists": (lambda n: ([1],) * n, 512),
+    "arrays": (lambda n: [zeros(56)] * n, 128),
+    "objects": (lambda n: [{"a": 1}] * n, 512),
+    "an object": (lambda n: {str(i): 1 for i in range(n)}, 1024),
+    "an object of strings": (lambda n: {str(i): "a" * 56 for i in range(n)}, 128),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_only_small_values_are_written_at_once(name: str) -> None:
+    make, most = WHOLE[name]
+    assert len(list(writer.chunks(make(most)))) == 1
+    larger = make(most + 4)
+    found = list(writer.chunks(larger))
+    assert len(found) > 1
+    assert b"".join(found) == writer.dumps(larger)
+
+
+def test_large_values_are_written_in_pieces() -> None:
+    """8 rows of 1,000 numbers, 512 elements of a list, or 8,192 characters at a time, with what stands around them."""
+    for value, pieces in ((np.zeros((100, 1000)), 13), ([0] * 10_000, 20), (writer.Flat(zeros(20_000)), 3)):
+        assert len(list(writer.chunks(value))) == 2 * pieces + 1
+    assert len(list(writer.chunks("a" * 20_000))) == 2 + 3
+
+
+def test_small_answers() -> None:
+    for extra, is_small in (("", True), ("a" * 192, True), ("a" * 193, False)):
+        answer = {"output": zeros(8000), "id": extra, "metadata": {"id": "a" * 10_000}}
+        assert writer.is_small(answer) is is_small
+    assert not writer.is_small({"output": zeros(8193)})
+
+
+def test_the_longest_numbers_in_json() -> None:
+    for array in (np.full(7, WORST), np.full(7, False)):
+        assert writer.longest(array) == len(writer.dumps(array)) - 1  # brackets, and no comma after the last
 
 
 def coalesced(chunks: Iterable[bytes]) -> list[Chunk]:

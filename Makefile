@@ -158,13 +158,14 @@ test-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU, where torch sees o
 	$(TORCH_BIN)/python -m pytest tests/test_gpu.py
 
 .PHONY: test-deep
-test-deep: $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## thousands of examples for each property, requests made from the API document, configurations for each peer, cuts of connections
+test-deep: $(VENV)/.test $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## thousands of examples for each property, requests made from the API document, configurations for each peer, cuts of connections; 60 changes that tests must notice
 	$(ATTACK_BIN)/python -m pytest $(PARALLEL) -m "not slow" --hypothesis-profile deep tests/test_properties.py tests/test_json.py \
 		tests/test_binary_codecs.py tests/test_dtypes.py
 	ATTACK_CASES=5000 $(ATTACK_BIN)/python -m pytest tests/attack/test_api.py
 	$(TORCH_BIN)/python -m tests.peers.deep
 	$(TORCH_BIN)/python -W ignore -m tests.deep_compare
 	$(ATTACK_BIN)/python -m tests.framing.deep
+	$(BIN)/python -m tests.deep_mutations
 
 .PHONY: test-attack
 test-attack: $(ATTACK_VENV)/.attack ## hostile requests and clients, for ten minutes at most

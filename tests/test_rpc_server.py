@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import httpx
 import numpy as np
 import pytest
 
+from attention_service.errors import NotFound
 from attention_service.pipeline.engine import Engine
 from attention_service.rpc.server import RPC
 from attention_service.runtime.process import when_told_to_stop
@@ -192,6 +194,60 @@ def test_a_slow_sender_is_refused() -> None:
             call(messages(), timeout=TIMEOUT)
         answered.set()
         until(lambda: is_idle(server.app.state.engine))
+
+
+def test_few_calls_receive_at_a_time() -> None:
+    """As many as a quarter of the memory has for the largest message and its tensors: 4 of 2 · 512 KiB in 16 MiB."""
+    with remote(memory_limit=2**24, max_body_bytes=2**19) as server:
+        admission, ended = server.app.state.engine.admission, threading.Event()
+
+        def messages() -> Iterator[bytes]:
+            ended.wait(TIMEOUT)
+            yield SMALL.SerializeToString()
+
+        call: Any = server.channel.stream_unary(OPERATION)
+        calls = [call.future(messages(), timeout=TIMEOUT) for _ in range(6)]
+        until(lambda: "attention_requests_in_flight 7" in server.http.get("/metrics").text)
+        until(lambda: admission.free == 2**24 - 4 * 2**20)
+        ended.set()
+        assert all(one.result() for one in calls)
+        until(lambda: is_idle(server.app.state.engine))
+
+
+def test_a_message_may_be_as_large_as_the_memory() -> None:
+    with remote(memory_limit=2**24, max_body_bytes=2**30) as server:
+        assert server.infer(SMALL)["output"].shape == (2, 2)
+
+
+def test_connections_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In milliseconds: a handshake has the time of a head, a call that of reading, computing and writing."""
+    found: dict[str, int] = {}
+    start = grpc.aio.server
+    monkeypatch.setattr(grpc.aio, "server", lambda options: found.update(options) or start(options=options))
+    with remote(read_timeout=2.5, time_limit=30, write_timeout=8, max_body_bytes=2**40) as server:
+        assert server.ask("ServerLive").live
+    expected = {
+        "max_receive_message_length": 2**31 - 1,
+        "max_concurrent_streams": 100,
+        "compression_enabled_algorithms_bitset": 1,
+        "so_reuseport": 0,
+        "server_handshake_timeout_ms": 2500,
+        "max_connection_idle_ms": 5 * 60_000,
+        "max_connection_age_ms": 10 * 60_000,
+        "max_connection_age_grace_ms": 40_500,
+        "keepalive_time_ms": 4000,
+        "keepalive_timeout_ms": 4000,
+    }
+    assert found == {f"grpc.{name}": number for name, number in expected.items()}
+
+
+def test_long_errors_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    for length, end in ((800, ", got z"), (801, ", got …")):
+        error = NotFound.at("", "x" * (length - len("expected , got z")), "z")
+        monkeypatch.setattr("attention_service.rpc.inference.check_model", Mock(side_effect=error))
+        with remote() as server, refused("NOT_FOUND") as found:
+            server.named("ModelReady", "attention")
+        assert str(found.value.details()).endswith(f"x{end}")
 
 
 def ready(server: Remote) -> list[Any]:

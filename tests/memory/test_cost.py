@@ -14,6 +14,7 @@ from attention_service.backends.base import no_check
 from attention_service.backends.registry import Backends
 from attention_service.codecs.chunks import ENCODE_BYTES
 from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.json import memory
 from attention_service.codecs.table import CODECS
 from attention_service.pipeline.engine import Engine
 from attention_service.pipeline.prepare import make_spec_and_plan
@@ -54,6 +55,32 @@ def test_decoded_copies_count_only_their_own_size() -> None:
     np.savez_compressed(stream, **BODY)
     for media_type, body in ((JSON, write(BODY, JSON)), (NPZ, stream.getvalue())):
         assert ARRAYS <= CODECS[media_type].decode(body, LIMIT).nbytes <= ARRAYS + 3 * 200
+
+
+def test_json_is_estimated_by_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, of 2 commas, 2 containers, 5 values at most, and a string of one byte, whose quotes are 2 bytes apart.
+
+    simdjson has the body twice (26), 11 marks (44), 5 values and their elements (120), a key that becomes a string (88)
+    and its text three times (6); Python 3 numbers of 4 bytes (96) and 2 lists (208). Allocators add a 32nd.
+    """
+    monkeypatch.setattr(memory, "HAS_SIMDJSON", True)
+    body = b'{"a":[1,2,3]}'
+    assert memory.decode_bytes(body) == 588 + 588 // 32
+    # A backslash hides which quotes end a string: two strings, and all 53 bytes are text of 4 bytes a character.
+    total = 2 * 53 + 13 * 4 + 120 + 2 * 88 + 53 * 6 + 5 * 32 + 208
+    assert memory.decode_bytes(b'{"\\":[1,2,3]' + b" " * 40 + b"}") == total + total // 32
+    assert memory.decode_bytes(b"7" * 3200) == 3200 * 4 + 3200 * 4 // 32  # no JSON, for all that is known
+
+
+@pytest.mark.parametrize(("has_simdjson", "factors"), [(True, (19, 6, 31)), (False, (20, 6, 61))])
+def test_any_json_of_a_length_has_a_bound(
+    has_simdjson: bool, factors: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its worst bodies: numbers; at most 2**22 strings; at most 2**19 lists, or 2**29 bytes of containers."""
+    monkeypatch.setattr(memory, "HAS_SIMDJSON", has_simdjson)
+    assert memory.decode_bound(1000) == 1000 * sum(factors)
+    lists = 112 * 2**19 if has_simdjson else 2**29
+    assert memory.decode_bound(10**9) == factors[0] * 10**9 + 27 * 2**22 + lists
 
 
 def test_decoded_lists_count_the_memory_of_python_objects() -> None:

@@ -112,6 +112,21 @@ CASES: Final[dict[str, tuple[float, Callable[[], Fields]]]] = {
         ),
     ),
     "gathered wide keys": (1.4, lambda: single(1000, 5000, 256, selected_keys=500 * digits(1000, 8))),
+    "gathered narrow keys": (3.15, lambda: single(3000, 9000, 1, selected_keys=900 * digits(3000, 128))),
+    "gathered keys and linear biases": (
+        2.1,
+        lambda: (
+            heads(32, 1, 400, 9000, 1)
+            | NONE
+            | {"query_offset": np.array(0), "selected_keys": 900 * digits(400, 128), "alibi_slopes": normal(32)}
+        ),
+    ),
+    "gathered wide keys of many heads": (
+        1.4,
+        lambda: (
+            heads(32, 1, 100, 9000, 256) | NONE | {"query_offset": np.array(0), "selected_keys": 900 * digits(100, 2)}
+        ),
+    ),
     "weights": (2.1, lambda: square(include=["attention_weights"])),
     "weights without sinks": (1.1, lambda: square(sinks=normal(1), include=["weights_without_sinks"])),
     "entropy": (1.05, lambda: square(include=["entropy"])),

@@ -1,0 +1,44 @@
+"""Sums and roundings of kernels that are less precise, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attention_service.comparison.mutants.precision import tf32
+from attention_service.comparison.problem import Problem, Rounding, row_sum, weighted
+
+HALF = Rounding(computes=np.dtype(np.float32), sums=np.dtype(np.float16))
+
+
+def spread(*numbers: float) -> np.ndarray:
+    """Each number at the start of a block of 16, as many as are summed up before their sum is rounded; one row."""
+    found = np.zeros((1, 1, 1, 16 * len(numbers)), np.float32)
+    found[..., ::16] = numbers
+    return found
+
+
+def problem(value: np.ndarray, rounding: Rounding) -> Problem:
+    scores = np.zeros((1, 1, 1, value.shape[2]), np.float32)
+    return Problem(scores=scores, visible=None, added=None, value=value, bad_values=None, scale=1.0, softcap=None,
+                   softcap_at="scaled", scaled_bias=False, hidden_score=-np.inf, sinks=None, normalization="softmax",
+                   rounding=rounding)  # fmt: skip
+
+
+def test_sums_in_float16_lose_what_is_less_than_half_a_step() -> None:
+    """From 2048 on float16 has even numbers only, from 4096 on multiples of 4; ties go to the even multiple."""
+    weights = spread(2048, 1, 1)
+    value = np.broadcast_to(np.float32([1, 2]), (1, 1, 48, 2))
+    assert row_sum(weights, HALF).item() == 2048
+    assert weighted(problem(value, HALF), weights).ravel().tolist() == [2048, 4096]
+    exact = Rounding(computes=np.dtype(np.float32))
+    assert row_sum(weights, exact).item() == 2050
+    assert weighted(problem(value, exact), weights).ravel().tolist() == [2050, 4100]
+    block = np.float32([[[[2048, *[0] * 13, 1, 1]]]])
+    assert row_sum(block, HALF).item() == 2050, "a block is summed up before it is rounded"
+    assert weighted(problem(value[:, :, :16], HALF), block).ravel().tolist() == [2050, 4100]
+
+
+def test_tf32_has_ten_bits_after_the_point() -> None:
+    step = 2.0**-10
+    numbers = np.float32([1 + step, 1 + step / 2, 1 + step * 1.5, 1 + step * 0.51, -1 - step * 0.49])
+    assert tf32(numbers).tolist() == [1 + step, 1, 1 + 2 * step, 1 + step, -1]

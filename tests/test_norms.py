@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 import httpx
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from attention_service import attend
+from attention_service.attention.steps.norm import NormStep
 from tests.helpers.backends import BACKENDS
 
 B, H, G, D, E, LENGTH, PAST = 2, 4, 2, 6, 4, 5, 3
@@ -183,3 +184,28 @@ def test_wrong_norms_are_refused(change: dict[str, Any], pointer: str, expected:
     assert response.status_code == 422
     [error] = response.json()["errors"]
     assert (error["pointer"], error["expected"]) == (pointer, expected)
+
+
+def test_the_error_of_a_norm_by_hand() -> None:
+    """(3, 4, 0, 0) has the root mean square 5/2, its largest number becomes 8/5; a sum of 4 has errors of √4."""
+    array, errors = np.array([[[[3.0, 4, 0, 0]]]]), np.ones((1, 1, 1))
+    plain = 1 / 2.5 * (1 + 1.6) + (2 / 4 + 2) * 1.6
+    found = NormStep(eps=0).error(array, errors, 2**-52)
+    np.testing.assert_allclose(found, [[[plain]]], rtol=1e-15)
+    weight, bias = np.array([1.0, -2, 1, 1]), np.array([0.0, -3, 1, 2])
+    found = NormStep(eps=0, weight=weight, bias=bias).error(array, errors, 2**-52)
+    np.testing.assert_allclose(found, [[[2 * plain + 3]]], rtol=1e-15)
+    found = NormStep(over="all", eps=0).error(array.reshape(1, 2, 1, 2), np.ones((1, 2, 1)), 2**-52)
+    np.testing.assert_allclose(found, [[[plain], [1 / 2.5]]], rtol=1e-15)
+    # Less the mean of 4, whose sum has an error of √4 + 1 times the largest number, it is (3, -3, 0, 0).
+    found = NormStep(kind="layer", eps=0).error(np.array([[[[7.0, 1, 4, 4]]]]), errors, 2**-52)
+    expected = (1 + 3 * 7) / sqrt(4.5) * (1 + sqrt(2)) + 2.5 * sqrt(2)
+    np.testing.assert_allclose(found, [[[expected]]], rtol=1e-15)
+
+
+def test_the_bound_of_a_norm_by_hand() -> None:
+    """Of 2 · 3 · 5 vectors of 4 numbers whose root mean square is 1, times 2, plus 30 times the bias (3, 4, 0, 0)."""
+    step = NormStep(weight=np.array([1.0, -2, 1, 1]), bias=np.array([3.0, 4, 0, 0]))
+    bound = step.bound(1.0, (2, 3, 5, 4), np.dtype(np.float64))
+    assert bound == pytest.approx(2 * sqrt(120) + 5 * sqrt(30), rel=1e-12)
+    assert NormStep(eps=0).bound(1.0, (2, 3, 5, 4), np.dtype(np.float64)) == inf

@@ -72,6 +72,16 @@ def test_json_is_estimated_by_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> 
     assert memory.decode_bytes(b"7" * 3200) == 3200 * 4 + 3200 * 4 // 32  # no JSON, for all that is known
 
 
+def test_json_is_estimated_by_what_it_holds_without_simdjson(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has the body and its text in characters of one byte (26, 4), 5 values and their elements (17 bytes each).
+
+    4 numbers of at least 3 bytes (128), a string (80), a list, an object and its key (121, 161, 250).
+    """
+    monkeypatch.setattr(memory, "HAS_SIMDJSON", False)
+    total = 26 + 4 + 5 * 17 + 128 + 80 + 121 + 161 + 250
+    assert memory.decode_bytes(b'{"a":[1,2,3]}') == total + total // 32
+
+
 @pytest.mark.parametrize(("has_simdjson", "factors"), [(True, (19, 6, 31)), (False, (20, 6, 61))])
 def test_any_json_of_a_length_has_a_bound(
     has_simdjson: bool, factors: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch

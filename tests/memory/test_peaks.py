@@ -63,6 +63,7 @@ CASES: Final[dict[str, tuple[float, Callable[[], Fields]]]] = {
     "keys of two types": (1.0, lambda: single(4, 60_000, 16, F8, dtype="float32")),
     "outputs of wide values": (1.0, lambda: single(6000, 8, 2) | {"value": normal(1, 1, 8, 256)}),
     "an output map": (1.9, lambda: mapped("output", 512, 16, query=3000)),
+    "an output map of halves": (1.3, lambda: mapped("output", 512, 16, F2, query=3000)),
     "a map of halves": (1.1, lambda: mapped("key", 16, 256, F2, key=3000)),
     "a map of many halves": (1.1, lambda: mapped("key", 16, 9000, F2)),
     "a gate": (

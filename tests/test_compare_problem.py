@@ -1,9 +1,13 @@
-"""Sums and roundings of kernels that are less precise, by hand."""
+"""What a comparison computes with: sums and roundings of kernels that are less precise, and positions, by hand."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from attention_service.attention.spec import AttentionSpec
+from attention_service.comparison.case import make_case
 from attention_service.comparison.mutants.precision import tf32
 from attention_service.comparison.problem import Problem, Rounding, row_sum, weighted
 
@@ -27,18 +31,30 @@ def problem(value: np.ndarray, rounding: Rounding) -> Problem:
 def test_sums_in_float16_lose_what_is_less_than_half_a_step() -> None:
     """From 2048 on float16 has even numbers only, from 4096 on multiples of 4; ties go to the even multiple."""
     weights = spread(2048, 1, 1)
-    value = np.broadcast_to(np.float32([1, 2]), (1, 1, 48, 2))
+    value = np.broadcast_to(np.array([1, 2], np.float32), (1, 1, 48, 2))
     assert row_sum(weights, HALF).item() == 2048
     assert weighted(problem(value, HALF), weights).ravel().tolist() == [2048, 4096]
     exact = Rounding(computes=np.dtype(np.float32))
     assert row_sum(weights, exact).item() == 2050
     assert weighted(problem(value, exact), weights).ravel().tolist() == [2050, 4100]
-    block = np.float32([[[[2048, *[0] * 13, 1, 1]]]])
+    block = np.array([[[[2048, *[0] * 13, 1, 1]]]], np.float32)
     assert row_sum(block, HALF).item() == 2050, "a block is summed up before it is rounded"
     assert weighted(problem(value[:, :, :16], HALF), block).ravel().tolist() == [2050, 4100]
 
 
 def test_tf32_has_ten_bits_after_the_point() -> None:
     step = 2.0**-10
-    numbers = np.float32([1 + step, 1 + step / 2, 1 + step * 1.5, 1 + step * 0.51, -1 - step * 0.49])
+    numbers = np.array([1 + step, 1 + step / 2, 1 + step * 1.5, 1 + step * 0.51, -1 - step * 0.49], np.float32)
     assert tf32(numbers).tolist() == [1 + step, 1, 1 + 2 * step, 1 + step, -1]
+
+
+def test_where_the_first_query_stands() -> None:
+    """As given; after the past; at the first key if there are as many; else nowhere."""
+    tokens = {name: np.ones((1, 5, 2)) for name in ("query", "key", "value")}
+    past = {name: np.ones((1, 1, 3, 2)) for name in ("past_key", "past_value")}
+    more: list[tuple[dict[str, Any], list[int] | None]] = [
+        ({"query_offset": np.array(-2)}, [-2]), (past, [3]), ({}, [0]), ({"query": np.ones((1, 4, 2))}, None),
+    ]  # fmt: skip
+    for fields, expected in more:
+        offset = make_case(AttentionSpec(**tokens | fields, num_heads=1), np.dtype(np.float64)).offset
+        assert (None if offset is None else offset.tolist()) == expected

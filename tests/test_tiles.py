@@ -1,10 +1,7 @@
-"""Tiles: a long sequence is computed within its deadline, and without memory for each of its tiles."""
+"""How many queries, heads and batch entries a tile has, by hand."""
 
 from __future__ import annotations
 
-import tracemalloc
-from collections import deque
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -12,59 +9,66 @@ import pytest
 
 from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec
-from attention_service.backends.numpy.backend import NumpyBackend
-from attention_service.backends.numpy.threads import TilePool
+from attention_service.attention.tiles import Tiling, tile_size, whole
 
 
-class OutOfTimeError(Exception):
-    """The deadline of a request."""
+def size(b: int, h: int, g: int, l: int, tiling: Tiling, **options: Any) -> tuple[int, int, int]:  # noqa: E741
+    """The tile of a request with as many queries as keys, of one feature."""
+    arrays: dict[str, Any] = {
+        "query": np.zeros((b, h, l, 1)),
+        "key": np.zeros((b, g, l, 1)),
+        "value": np.zeros((b, g, l, 1)),
+    }
+    return tile_size(make_plan(AttentionSpec(**arrays, layout="bhld", **options)), tiling)
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "causal": {"is_causal": True},
-    "logsumexp": {"include": ("logsumexp",)},
-    "entropy": {"include": ("entropy",)},
-    "sigmoid": {"normalization": "sigmoid"},
-    "top_k": {"top_k": 1, "include": ("attention_weights",)},
-}
+@pytest.mark.parametrize(
+    ("sizes", "scores", "expected"),
+    [
+        ((3, 4, 2, 100), 2 * 4 * 10_000, (2, 2, 100)),  # two batch entries of four heads of 10,000 scores each
+        ((3, 4, 2, 100), 4 * 10_000 - 1, (1, 1, 100)),  # one group of two heads
+        ((3, 4, 2, 100), 2 * 10_000 - 1, (1, 1, 99)),
+        ((3, 4, 2, 100), 1, (1, 1, 64)),  # as fewer queries are slow
+    ],
+)
+def test_a_tile_has_about_so_many_scores(
+    sizes: tuple[int, int, int, int], scores: int, expected: tuple[int, int, int]
+) -> None:
+    assert size(*sizes, Tiling(scores)) == expected
+    assert size(*sizes, Tiling(scores, max_scores=1)) == (expected if scores > 1 else (1, 1, 1))
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_long_sequence_ends_at_its_deadline(name: str, threads: int) -> None:
-    """Not after a whole tile, of 256 queries and two million keys."""
-    keys, backend = 2**21, NumpyBackend(threads=threads)
-    long = np.zeros((keys, 1), np.float16)
-    spec = AttentionSpec(input=long, include=())._replace(**OPTIONS[name])
-    calls = count(1)
-
-    def check() -> None:
-        if next(calls) >= 4:
-            raise OutOfTimeError
-
-    with pytest.raises(OutOfTimeError):
-        backend.run(make_plan(spec), spec, spec.sources, check)
-    assert next(calls) <= 5 + threads  # a thread ends at its next check
+def test_all_heads_of_a_query_are_averaged_in_its_tile() -> None:
+    assert size(3, 4, 2, 100, Tiling(4 * 100 * 7), average_heads=True) == (1, 2, 7)
 
 
-def test_a_tile_is_checked_for_each_block_of_its_keys() -> None:
-    long, checks = np.zeros((2**17, 1), np.float32), []
-    spec = AttentionSpec(query=long[:256], key=long, value=long, include=())
-    backend = NumpyBackend(threads=1)
-    backend.run(make_plan(spec), spec, spec.sources, lambda: checks.append(1))
-    scores = 256 * 2**17
-    assert len(checks) >= scores // backend.tiling.scores // 2
+@pytest.mark.parametrize(
+    ("queries", "workers", "rows"),
+    [
+        (6000, 2, 3000),  # a tile each
+        (6000, 3, 2000),
+        (9001, 2, 4501),
+        (6000, 40, 256),  # but no fewer queries
+    ],
+)
+def test_workers_share_the_queries(queries: int, workers: int, rows: int) -> None:
+    """Of more than 10**8 operations; a single worker computes all queries at once."""
+    assert size(1, 1, 1, queries, Tiling(2**40, workers)) == (1, 1, rows)
+    assert size(1, 1, 1, queries, Tiling(2**40)) == (1, 1, queries)
+    assert size(1, 1, 1, 1000, Tiling(2**40, workers)) == (1, 1, 1000)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_millions_of_tiles_take_no_memory(threads: int) -> None:
-    """Neither all tiles nor all of their results exist at once."""
-    pool = TilePool(threads)
-    tracemalloc.start()
-    try:
-        deque(pool.run(lambda tile: (tile, bytes(100)), (object() for _ in range(10**5))), maxlen=0)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 4 * 2**20
+def test_hidden_keys_are_left_out_of_a_sixteenth_of_the_queries() -> None:
+    assert size(1, 1, 1, 8000, Tiling(2**40), is_causal=True) == (1, 1, 500)
+    assert size(1, 1, 1, 3000, Tiling(2**40), is_causal=True) == (1, 1, 256)
+
+
+def test_the_whole_of_a_plan_is_a_tile() -> None:
+    arrays: dict[str, Any] = {
+        "query": np.zeros((3, 4, 5, 1)),
+        "key": np.zeros((3, 2, 6, 1)),
+        "value": np.zeros((3, 2, 6, 1)),
+    }
+    found = whole(make_plan(AttentionSpec(**arrays, layout="bhld", query_offset=np.array(0))))
+    parts = (found.batch, found.kv_heads, found.heads, found.rows, found.columns)
+    assert parts == (slice(0, 3), slice(0, 2), slice(0, 4), slice(0, 5), slice(0, 6))

@@ -1,55 +1,50 @@
-"""Steps of query, key, value and head outputs: what they cost before a request is admitted."""
+"""What rotation and clipping say of the numbers that they make, by hand; norms have `test_norms.py`."""
 
 from __future__ import annotations
+
+from math import sqrt
 
 import numpy as np
 import pytest
 
-from attention_service.attention.planning import make_plan
-from attention_service.attention.spec import AttentionSpec, LinearMap, Projection, Rotary
-from attention_service.attention.steps import rotation
-from attention_service.backends.numpy.backend import NumpyBackend
-from tests.memory.test_options import peak_of
+from attention_service.attention.steps.clip import ClipStep
+from attention_service.attention.steps.rotation import RotationStep
+
+EPSILON = 2.0**-23  # of float32
+# Two tokens, of which the second is lengthened by tables that are no cosine and sine.
+TABLES = RotationStep(cos=np.array([[[0.5], [-2.0]]]), sin=np.array([[[0.5], [1.5]]]))
+ARRAY = np.array([[[[3.0, -4.0], [1.0, 0.0]]]])
 
 
-def small_body(rotary: Rotary, tokens: int = 1000) -> AttentionSpec:
-    """A request of a few kilobytes, whose projection makes as many features as it has tokens."""
-    weight = LinearMap(weight=np.ones((tokens, 1), np.float32))
-    projection = Projection(query=weight, key=weight, value=LinearMap(weight=np.ones((1, 1), np.float32)))
-    given = np.ones((tokens, 1), np.float32)
-    return AttentionSpec(input=given, projection=projection, rotary=rotary, include=())
+def test_rotation_turns_pairs() -> None:
+    """(3, -4) by 1/2 and 1/2, (1, 0) by -2 and 3/2."""
+
+    class Functions:
+        xp, compute_dtype = np, np.dtype(np.float64)
+
+        def load(self, array: np.ndarray, /) -> np.ndarray:
+            return array
+
+    assert TABLES.apply(ARRAY, Functions(), 0.0).tolist() == [[[[3.5, -0.5], [-2, 1.5]]]]
 
 
-ROW = np.ones((1, 500), np.float32)
-LARGE = {
-    "computed": Rotary(base=100.0),
-    "looked up": Rotary(cos=ROW, sin=ROW, query_positions=np.zeros(1000, int), key_positions=np.zeros(1000, int)),
-}
+def test_the_bound_of_rotated_vectors() -> None:
+    assert TABLES.bound(10.0, ARRAY.shape, np.dtype(np.float32)) == 10 * sqrt(2**2 + 1.5**2)
+    short = RotationStep(cos=np.array([[[0.5]]]), sin=np.array([[[0.5]]]))
+    assert short.bound(10.0, ARRAY.shape, np.dtype(np.float32)) == 10
 
 
-@pytest.mark.parametrize("name", LARGE)
-def test_large_tables_of_a_rotation_are_made_after_admission(name: str) -> None:
-    """A plan is made before memory is granted. The tables of 1000 tokens have 500,000 numbers each."""
-    spec = small_body(LARGE[name])
-    assert peak_of(lambda: make_plan(spec)) < 2**17
-    plan, backend = make_plan(spec), NumpyBackend(threads=1)
-    estimate = backend.peak_bytes(plan, "cpu", 0)
-    assert peak_of(lambda: backend.run(plan, spec, spec.sources)) <= estimate
+@pytest.mark.parametrize(("cos", "sin", "turn"), [(-2, 1.5, 2), (1.5, -3, 3), (0.5, 0.5, 1)])
+def test_the_error_of_rotated_numbers(cos: float, sin: float, turn: float) -> None:
+    """Of two products, times the largest factor; an angle of position 2**20 has 2**21 of the last bits of float64."""
+    step = RotationStep(cos=np.array([[[0.0], [cos]]]), sin=np.array([[[0.0], [sin]]]), reach=2**20)
+    angles = 2.0**21 * 2.0**-52 / EPSILON
+    found = step.error(ARRAY, np.array([[[1.0, 3.0]]]), EPSILON)
+    expected = [turn * sqrt(2) * (1 + (1 + angles) * 4), turn * sqrt(2) * (3 + (1 + angles) * 1)]
+    np.testing.assert_allclose(found, [[expected]], rtol=1e-15)
 
 
-@pytest.mark.parametrize("name", LARGE)
-@pytest.mark.parametrize("positions", [None, np.arange(7)[::-1] * 3])
-def test_tables_made_late_are_those_made_with_the_plan(
-    name: str, positions: np.ndarray | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = np.random.default_rng(0).normal(size=(2, 19, 2))
-    given = LARGE[name]
-    rotary = Rotary(base=given.base) if name == "computed" else Rotary(cos=tables[0], sin=tables[1])
-    query = np.random.default_rng(1).normal(size=(7, 4))
-    spec = AttentionSpec(query=query, key=query, value=query, include=("query", "key"))
-    spec = spec._replace(rotary=Rotary(rotary.base, rotary.cos, rotary.sin, query_positions=positions))
-    early = NumpyBackend(threads=1).run(make_plan(spec), spec, spec.sources)
-    monkeypatch.setattr(rotation, "MADE_WITH_PLAN", 0)
-    late = NumpyBackend(threads=1).run(make_plan(spec), spec, spec.sources)
-    for role in ("query", "key"):
-        np.testing.assert_array_equal(late[role], early[role])
+def test_clipped_numbers() -> None:
+    step, shape = ClipStep(0.5), (2, 3, 5, 4)
+    assert step.bound(3.0, shape, np.dtype(np.float32)) == 3
+    assert step.bound(10.0, shape, np.dtype(np.float32)) == 0.5 * sqrt(120)

@@ -43,6 +43,9 @@ def unusual(b: int, h: int, l: int, d: int) -> dict[str, dict[str, Any]]:  # noq
         "projection.key": {"projection": Projection(key=LinearMap(weight=numbers(h * d, h * d)))},
         "projection.value": {"projection": Projection(value=LinearMap(weight=numbers(h * d, h * d)))},
         "projection.output": {"projection": Projection(output=LinearMap(weight=numbers(5, h * d)))},
+        "projection.output.bias": {
+            "projection": Projection(output=LinearMap(weight=numbers(5, h * d), bias=numbers(5)))
+        },
         "projection.gate": {"projection": Projection(gate=GateMap(weight=numbers(h * d, h * d), bias=numbers(h * d)))},
         "projection.gate of heads": {
             "projection": Projection(gate=GateMap(kernel=numbers(h * d, h), activation="none"))

@@ -33,7 +33,7 @@ PACKAGE: Final = "service/attention_service"
 PATHS: Final = ("attention", "backends", "comparison", "pipeline", "codecs")
 NOT_COPIED: Final = (".git", ".venv*", ".hypothesis", ".*_cache", "__pycache__", "build", "dist", "node_modules")
 # Modules that run nearly all of the product in a few seconds.
-GENERAL: Final = ("test_options", "test_outputs", "test_operations", "test_backends")
+GENERAL: Final = ("test_options", "test_outputs", "test_bad_requests", "test_operations", "test_backends")
 PARALLEL: Final = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
 OPERATORS: Final[dict[type[ast.AST], tuple[str, str]]] = {

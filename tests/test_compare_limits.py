@@ -135,6 +135,26 @@ def test_a_made_input_takes_a_bounded_amount_of_memory(heads_of_keys: int) -> No
     assert peak <= min(64 * 2**20, suggestion_bytes(recipe, names))
 
 
+@pytest.mark.parametrize(
+    ("h", "g", "d", "tiles", "expected"),
+    [
+        (8, 8, 8, False, (4, 4, 67)),
+        (8, 8, 64, True, (4, 4, 257)),
+        (8, 8, 1024, True, (2, 2, 67)),  # 4 heads of 67 keys would have 1,097,728 numbers
+        (8, 1, 1024, False, (2, 1, 67)),  # 3 query heads 823,296
+        (8, 2, 1024, False, (4, 2, 23)),  # and still 1,097,728 for 2 groups of 2 heads of 67 keys
+    ],
+)
+def test_a_made_input_has_at_most_600_000_numbers(
+    h: int, g: int, d: int, tiles: bool, expected: tuple[int, int, int]
+) -> None:
+    """Of keys and values of two batch entries, each query head with its own."""
+    spec, plan = make_spec_and_plan(Decoded(heads(1, h, g, 3, 3, d, d), frozenset()))
+    recipe = recipe_of(make_case(spec, plan.dtype), TILED if tiles else [])
+    assert (recipe.heads, recipe.kv_heads, recipe.keys) == expected
+    assert 2 * recipe.heads * recipe.keys * 2 * d <= 600_000
+
+
 def test_the_report_says_that_a_made_input_is_narrower() -> None:
     fields = heads(1, 1, 1, 2, 2, MAX_DIM + 8, 4)
     report = compare(**fields)

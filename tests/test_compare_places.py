@@ -62,7 +62,7 @@ def test_the_order_of_hypotheses() -> None:
         hypothesis("nearly", explained=0.98),
         hypothesis("all", explained=0.9),
         hypothesis("small", explained=0.3, ratio=2.0),
-        hypothesis("precision.scores", explained=0.99),
+        hypothesis("precision.scores", explained=0.8),
         hypothesis("much", explained=0.85),
         hypothesis("half", explained=0.5),
         hypothesis("more", "mistakes", explained=0.99),

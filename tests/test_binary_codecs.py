@@ -7,6 +7,7 @@ import json
 import struct
 import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -20,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_service.codecs.table import CODECS
-from attention_service.errors import ServiceError, TooLarge
+from attention_service.errors import InvalidRequest, ServiceError, TooLarge
 from tests.cases import CASES, Case
 from tests.conftest import app, serving
 from tests.helpers.wire import JSON, MEDIA_TYPES, NO_OPTIONS, NPZ, SAFETENSORS, read, split, write
@@ -431,3 +432,18 @@ def test_split_separates_tensors_from_other_fields() -> None:
     arrays, rest = split({"a": [[1, 2]], "b": {"c": [True], "d": "x"}, "e": [1, None], "f": []})
     assert {name: array.tolist() for name, array in arrays.items()} == {"a": [[1, 2]], "b.c": [True]}
     assert rest == {"b": {"d": "x"}, "e": [1, None], "f": []}
+
+
+@pytest.mark.parametrize(("files", "is_read"), [(3, True), (4, False)])
+def test_the_directory_of_an_archive_has_a_limit(files: int, is_read: bool) -> None:
+    """Comments of 65,500 bytes each, and 46 bytes more: three are less than 2**18 bytes, four are more."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name in ("query", "key", "value", "bias")[:files]:
+            entry = zipfile.ZipInfo(f"{name}.npy")
+            entry.comment = b"x" * 65_500
+            array = io.BytesIO()
+            np.save(array, np.ones((2, 2)))
+            archive.writestr(entry, array.getvalue())
+    with nullcontext() if is_read else pytest.raises(InvalidRequest, match="tensors"):
+        assert len(CODECS[NPZ].decode(stream.getvalue(), 2**20).fields) == files

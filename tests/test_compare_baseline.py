@@ -176,3 +176,13 @@ def test_a_list_of_scales_that_is_ignored_is_named() -> None:
     best = report.hypotheses[0]
     assert (best.name, best.certainty) == ("scale.other", "proof")
     assert best.change == {"scale": pytest.approx(8**-0.5)}
+
+
+@pytest.mark.parametrize(
+    ("name", "used"), [("scale.first_head", [0.2, 0.2, 0.2]), ("scale.shifted", [0.6, 0.4, 0.2])], ids=str
+)
+def test_scales_of_other_heads_are_named(name: str, used: list[float]) -> None:
+    query, key, value = np.random.default_rng(0).standard_normal((3, 3, 12, 8))
+    output = attend(query, key, value, layout="hld", scale=used).output
+    report = compare(output, query=query, key=key, value=value, layout="hld", scale=[0.2, 0.6, 0.4])
+    assert (report.hypotheses[0].name, report.hypotheses[0].certainty) == (name, "proof")

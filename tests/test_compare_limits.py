@@ -12,11 +12,30 @@ import numpy as np
 import pytest
 
 from attention_service import attend
+from attention_service.attention.shapes import Sizes
 from attention_service.backends.base import no_check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.case import make_case
-from attention_service.comparison.inputs import MAX_DIM, OPTIONS, Recipe, make_input, recipe_for, recipe_of, suggest
-from attention_service.comparison.memory import OBJECTS, comparison_bytes, recipes, suggestion_bytes
+from attention_service.comparison.inputs import (
+    MADE_OUTPUTS,
+    MADE_ROOM,
+    MAX_DIM,
+    OPTIONS,
+    Recipe,
+    made_scores,
+    make_input,
+    recipe_for,
+    recipe_of,
+    suggest,
+)
+from attention_service.comparison.memory import (
+    ARRAY_BYTES,
+    OBJECTS,
+    Work,
+    comparison_bytes,
+    recipes,
+    suggestion_bytes,
+)
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.question import make_question
 from attention_service.library import compare
@@ -153,6 +172,15 @@ def test_a_made_input_has_at_most_600_000_numbers(
     recipe = recipe_of(make_case(spec, plan.dtype), TILED if tiles else [])
     assert (recipe.heads, recipe.kv_heads, recipe.keys) == expected
     assert 2 * recipe.heads * recipe.keys * 2 * d <= 600_000
+
+
+def test_the_operands_of_a_made_input_are_estimated_by_hand() -> None:
+    """Five copies of 2 · (4 · 13 · 8 + 2 · 67 · 13) numbers, of 12 bytes in float32 and float64, beside outputs."""
+    recipe = Recipe(frozenset(), dtype="float32", heads=4, kv_heads=2, keys=67, head_dim=8, value_dim=5, queries=13)
+    sizes = Sizes(4, 2, 2, 13, 67, 8, 5)
+    work = Work(sizes, ("output",), 5, scores=made_scores(("output",)), outputs=MADE_OUTPUTS, room=MADE_ROOM)
+    rest = OBJECTS + ARRAY_BYTES * 2 * 4 * 13 * 5 + work.bytes
+    assert suggestion_bytes(recipe, ("output",)) - rest == 5 * 12 * 2 * (416 + 1742)
 
 
 def test_the_report_says_that_a_made_input_is_narrower() -> None:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from attention_service.errors import BodyTooLarge, Busy, MemoryLimit, TooSlow
 from attention_service.http.body import BodyLimits, receive_body
-from attention_service.pipeline.admission import EXPECTED, PATIENCE, AdmissionController, Lease
+from attention_service.pipeline.admission import EXPECTED, PATIENCE, RESEND, AdmissionController, Lease
 from attention_service.pipeline.deadline import Cancelled, Deadline
 from attention_service.pipeline.execution import Execution
+from tests.helpers.documents import ROOT
 from tests.helpers.virtual_time import run
 from tests.helpers.waiting import turns
 
@@ -513,3 +514,12 @@ def test_random_requests_all_end_within_the_budget(found: list[Plan], slots: int
             assert "done" in requests.ends
 
     run(main())
+
+
+def test_bodies_wait_as_long_as_the_documentation_says() -> None:
+    text = " ".join((ROOT / "docs" / "operations.md").read_text(encoding="utf-8").split())
+    assert (
+        "When it has waited two seconds for a part of the half, those end with 408 that were read all the time" in text
+    )
+    assert "would take more than a minute, at that speed, to send again what they hold" in text
+    assert (PATIENCE, RESEND) == (2, 60)

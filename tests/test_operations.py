@@ -17,6 +17,7 @@ import pytest
 from fastapi import FastAPI
 
 from attention_service.backends.numpy.backend import NumpyBackend
+from attention_service.codecs.chunks import ENCODE_BYTES
 from attention_service.layers.files import write_layer
 from attention_service.layers.layer import Layer
 from attention_service.settings.model import LEAST_MEMORY
@@ -274,3 +275,18 @@ def test_a_stored_layer_means_the_same_as_its_fields(
     assert problem(unknown) == (422, "unknown_layer")
     assert overflow.status_code == 422
     assert [fault["pointer"] for fault in overflow.json()["errors"]] == ["/layer"]
+
+
+def test_a_response_that_is_being_sent_holds_the_request_and_its_results() -> None:
+    """Beside what encoding takes: 1700² weights and 1700 · 2 numbers of output in float64, more than sockets hold."""
+    application = app()
+    admission = application.state.engine.admission
+    body = write({"input": np.zeros((1700, 2))}, SAFETENSORS)
+    results = (1700 * 1700 + 1700 * 2) * 8
+    with serving(application) as client:
+        headers = {"Content-Type": SAFETENSORS, "Accept": SAFETENSORS}
+        with client.stream("POST", "/attention", content=body, headers=headers) as response:
+            assert response.status_code == 200
+            held = admission.memory - admission.free
+            assert len(body) <= held - results - ENCODE_BYTES <= len(body) + 1000
+        until(lambda: admission.free == admission.memory)

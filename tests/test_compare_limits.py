@@ -174,6 +174,13 @@ def test_a_made_input_has_at_most_600_000_numbers(
     assert 2 * recipe.heads * recipe.keys * 2 * d <= 600_000
 
 
+def test_a_made_input_rotates_as_the_request_does() -> None:
+    for rotary in ({"dim": 6, "interleaved": True}, {"base": 50.0}):
+        fields = heads(1, 1, 1, 3, 3, 8, 8, rotary=rotary)
+        spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
+        assert recipe_of(make_case(spec, plan.dtype), []).rotary == {"interleaved": False} | rotary
+
+
 def test_the_operands_of_a_made_input_are_estimated_by_hand() -> None:
     """Five copies of 2 · (4 · 13 · 8 + 2 · 67 · 13) numbers, of 12 bytes in float32 and float64, beside outputs."""
     recipe = Recipe(frozenset(), dtype="float32", heads=4, kv_heads=2, keys=67, head_dim=8, value_dim=5, queries=13)

@@ -38,6 +38,7 @@ from attention_service.comparison.memory import (
 )
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.question import make_question
+from attention_service.comparison.samples import most_scores
 from attention_service.library import compare
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.settings.model import LEAST_MEMORY
@@ -188,6 +189,15 @@ def test_the_operands_of_a_made_input_are_estimated_by_hand() -> None:
     work = Work(sizes, ("output",), 5, scores=made_scores(("output",)), outputs=MADE_OUTPUTS, room=MADE_ROOM)
     rest = OBJECTS + ARRAY_BYTES * 2 * 4 * 13 * 5 + work.bytes
     assert suggestion_bytes(recipe, ("output",)) - rest == 5 * 12 * 2 * (416 + 1742)
+
+
+def test_the_operands_of_a_comparison_are_estimated_by_hand() -> None:
+    """Five copies of 2 · 3 · 8 + 2 · 4 · (8 + 5) numbers, of 12 bytes in float32 and float64, beside outputs."""
+    question = make_question(Decoded({**heads(1, 2, 2, 3, 4, 8, 5), "query_offset": 1}, frozenset()))
+    work = Work(Sizes(2, 2, 1, 3, 4, 8, 5), ("output",), 5, scores=most_scores(("output",)))
+    made = max(suggestion_bytes(one, ("output",)) for one in recipes(question))
+    rest = OBJECTS + ARRAY_BYTES * 2 * 3 * 5 + work.bytes + made
+    assert comparison_bytes(question) - rest == 5 * 12 * (48 + 104)
 
 
 def test_the_report_says_that_a_made_input_is_narrower() -> None:

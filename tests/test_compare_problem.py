@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.operands import as_cast
+from attention_service.attention.spec import AttentionSpec, Norm
 from attention_service.comparison.case import make_case
 from attention_service.comparison.mutants.precision import tf32
 from attention_service.comparison.problem import Problem, Rounding, row_sum, weighted
@@ -58,3 +59,21 @@ def test_where_the_first_query_stands() -> None:
     for fields, expected in more:
         offset = make_case(AttentionSpec(**tokens | fields, num_heads=1), np.dtype(np.float64)).offset
         assert (None if offset is None else offset.tolist()) == expected
+
+
+def test_numbers_are_taken_in_the_types_that_are_computed_from() -> None:
+    """Operands in the type of the request, parameters in that of the computation; masks and integers as they are."""
+    arrays: dict[str, Any] = {name: np.full((4, 2), 0.1) for name in ("query", "key", "value")}
+    norm = Norm(weight=np.full(2, 0.1))
+    mask, lengths = np.ones((4, 4), dtype=bool), np.array(3)
+    spec = AttentionSpec(**arrays, query_norm=norm, bias=np.full((4, 4), 0.1), mask=mask, key_lengths=lengths)
+    cast = as_cast(spec, np.dtype(np.float16))
+    assert cast.query is not None
+    assert cast.bias is not None
+    assert cast.query_norm is not None
+    assert cast.query.dtype == np.float16
+    assert cast.bias.dtype == np.float32
+    assert cast.query_norm.weight is not None
+    assert cast.query_norm.weight.dtype == np.float32
+    assert cast.mask is mask
+    assert cast.key_lengths is lengths

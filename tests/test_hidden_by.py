@@ -17,10 +17,10 @@ from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.terms import TERMS
 from attention_service.attention.visibility import CAUSES
+from attention_service.commands.files import read_arrays
 from attention_service.comparison.actual import NAMES
 from attention_service.errors import FieldConflict, InvalidRequest
 from attention_service.library import compare
-from attention_service.pipeline.files import read_arrays
 from tests.helpers import oip, wire
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 

@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 from uuid import uuid4
 
-from attention_service.comparison import cli as comparing
-from attention_service.conformance import cli as conformance
-from attention_service.layers import cli as layers
+from attention_service.commands import compare, conformance, heatmap, layers
+from attention_service.commands.terminal import CommandError, reported
 from attention_service.printable import printable
-from attention_service.render import cli as drawing
 from attention_service.version import __version__
 
 # Flags of `serve`: the setting that each replaces, its type, its help text.
@@ -44,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = int(options.run(options))
         print(end="", flush=True)
+    except CommandError as error:
+        print(printable(str(error)), file=sys.stderr)
+        return error.status
     except BrokenPipeError:  # as in https://docs.python.org/3/library/signal.html#note-on-sigpipe
         # Python flushes standard output once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -94,8 +95,8 @@ def parser() -> argparse.ArgumentParser:
         "valid.",
     )
     compute.add_argument("request", metavar="REQUEST.json", help="file with the request, or - for standard input")
-    drawing.add_commands(add)
-    comparing.add_commands(add)
+    heatmap.add_commands(add)
+    compare.add_commands(add)
     add("openapi", _openapi, "print the OpenAPI document")
     add("key", _key, "make an API key, and its hash for ATTENTION_API_KEYS")
     settings = add("settings", _settings, "print all settings as a Markdown table")
@@ -132,17 +133,15 @@ def _health(_: argparse.Namespace) -> int:
     try:
         address = health.address(os.environ)
     except ValueError:
-        print("ATTENTION_PORT: expected a number", file=sys.stderr)
-        return 2
+        raise CommandError("ATTENTION_PORT: expected a number", 2) from None
     failure = health.check(*address, encrypted=bool(os.environ.get("ATTENTION_TLS_CERTIFICATE")))
     if failure:
-        print(failure, file=sys.stderr)
-    return 1 if failure else 0
+        raise CommandError(failure)
+    return 0
 
 
 def _compute(options: argparse.Namespace) -> int:
     from attention_service.codecs.table import CODECS
-    from attention_service.errors import ServiceError
     from attention_service.pipeline.engine import Engine
     from attention_service.pipeline.execution import Execution
     from attention_service.pipeline.run import run
@@ -154,16 +153,9 @@ def _compute(options: argparse.Namespace) -> int:
         encoded = await run(engine, engine.attention, body, codec, codec, execution, uuid4().hex)
         sys.stdout.buffer.writelines(encoded.chunks)
 
-    try:
+    with reported():
         body = sys.stdin.buffer.read() if options.request == "-" else Path(options.request).read_bytes()
-    except OSError as error:
-        print(f"{printable(options.request)}: {error.strerror}", file=sys.stderr)
-        return 2
-    try:
         asyncio.run(write(body))
-    except ServiceError as error:
-        print(f"{type(error).__name__}: {printable(str(error))}", file=sys.stderr)
-        return 1
     sys.stdout.buffer.write(b"\n")
     return 0
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from attention_service.commands.files import read_arrays, read_request
 from attention_service.comparison.actual import NAMES
 from attention_service.comparison.inputs import make_input, recipe_for
 from attention_service.library import compare
-from attention_service.pipeline.files import read_arrays, read_request
 from tests.deep_compare import right
 
 

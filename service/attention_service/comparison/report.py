@@ -12,7 +12,7 @@ from attention_service.comparison.baseline import FIELDS, IMPRECISE
 from attention_service.comparison.compare import Comparison
 from attention_service.comparison.evidence import Hypothesis
 from attention_service.comparison.inputs import MAX_DIM
-from attention_service.pipeline.files import json_fields
+from attention_service.pipeline.json_fields import json_fields
 from attention_service.schemas.compare import (
     Baseline,
     Certainty,

@@ -8,6 +8,7 @@ import os
 import sys
 from typing import Any
 
+from attention_service.commands.terminal import CommandError, reported
 from attention_service.printable import printable
 
 
@@ -42,12 +43,9 @@ def _number(text: str) -> int:
 def _write(options: argparse.Namespace) -> int:
     from attention_service.conformance.files import write
 
-    try:
+    with reported():
         count = write(options.directory, options.cases, options.seed)
-    except OSError as error:
-        sys.stderr.write(f"{printable(str(options.directory))}: {error.strerror}\n")
-        return 2
-    sys.stdout.write(f"{count} cases in {printable(str(options.directory))}\n")
+    print(f"{count} cases in {printable(str(options.directory))}")
     return 0
 
 
@@ -59,7 +57,6 @@ def _run(options: argparse.Namespace) -> int:
     try:
         result = run(options.dir, options.target)
     except (ImportError, OSError, ValueError) as error:
-        sys.stderr.write(f"{printable(str(error))}\n")
-        return 2
-    sys.stdout.write((json.dumps(as_json(result), indent=2) if options.json else as_text(result)) + "\n")
+        raise CommandError(str(error), 2) from None
+    print(json.dumps(as_json(result), indent=2) if options.json else as_text(result))
     return result.exit_status

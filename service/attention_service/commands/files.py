@@ -1,4 +1,4 @@
-"""Requests and outputs in files, for the command line."""
+"""Requests and outputs in files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from attention_service.attention.arrays import BFLOAT16, is_float
+from attention_service.attention.arrays import BFLOAT16
 from attention_service.codecs.array_objects import as_numpy
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.named_tensors import REQUEST, dotted_tensors, plain_fields
 from attention_service.codecs.safetensors import request_bytes
 from attention_service.codecs.table import CODECS
 from attention_service.errors import InvalidRequest, InvalidTensors, NotAcceptable, UnsupportedMediaType
+from attention_service.pipeline.json_fields import json_fields
 
 # Media types by the suffix of a file.
 TYPES: Final = {".json": "application/json"} | {
@@ -82,21 +83,6 @@ def write_request(fields: Mapping[str, Any], path: Path) -> None:
         np.savez(path, **members)
     else:
         path.write_bytes(request_bytes(fields))
-
-
-def json_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a request without ndarrays: nested lists, and the type that they had as `dtype`."""
-    dtype = next(value.dtype for value in fields.values() if isinstance(value, np.ndarray) and is_float(value.dtype))
-    return {"dtype": dtype.name} | {name: _as_lists(value) for name, value in fields.items()}
-
-
-def _as_lists(value: Any) -> Any:
-    """A value of a request without ndarrays; numbers of halves as the numbers that they are."""
-    if isinstance(value, Mapping):
-        return {name: _as_lists(inner) for name, inner in value.items()}
-    if isinstance(value, np.ndarray):
-        return (value if value.dtype.kind in "biu" else value.astype(np.float64)).tolist()
-    return value
 
 
 def _type(path: Path) -> str:

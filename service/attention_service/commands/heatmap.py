@@ -6,12 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attention_service.printable import printable
-
-if TYPE_CHECKING:  # the parser of all commands must be there quickly
-    from attention_service.codecs.decoded import Decoded
+from attention_service.commands.terminal import CommandError, reported
 
 
 def add_commands(add: Callable[..., Any]) -> None:
@@ -42,40 +39,29 @@ def add_commands(add: Callable[..., Any]) -> None:
     heatmap.add_argument("--title", help="text above the picture (default: what is drawn)")
 
 
-def _from_standard_input() -> Decoded:
-    from attention_service.codecs.table import CODECS
-
-    body = sys.stdin.buffer.read()
-    return CODECS["application/json"].decode(body, len(body))
-
-
 def run_heatmap(options: argparse.Namespace) -> int:
-    """Write the picture of the command, and return the exit status: 1 if the request is not valid."""
+    """Write the picture of the command, and return the exit status."""
     from attention_service.backends.registry import Backends
-    from attention_service.errors import ServiceError
-    from attention_service.pipeline.files import read_request
+    from attention_service.codecs.table import CODECS
+    from attention_service.commands.files import read_request
     from attention_service.render.heatmap import Heatmap, make_heatmap_request
     from attention_service.schemas.heatmap import HeatmapOptions
 
     own = {name: value for name in HeatmapOptions.model_fields if (value := getattr(options, name, None)) is not None}
-    try:
-        decoded = read_request(Path(options.request)) if options.request != "-" else _from_standard_input()
+    with reported():
+        if options.request == "-":
+            body = sys.stdin.buffer.read()
+            decoded = CODECS["application/json"].decode(body, len(body))
+        else:
+            decoded = read_request(Path(options.request))
         given = decoded.fields.get("heatmap")
         decoded.fields["heatmap"] = {**given, **own} if isinstance(given, dict) else own if given is None else given
         picture = Heatmap(make_heatmap_request(decoded), Backends().choose("numpy", "cpu"))
-        if options.output == "-":
-            sys.stdout.buffer.write(picture.svg.encode())
-        else:
-            picture.save(options.output)
-    except ServiceError as error:
-        print(f"{type(error).__name__}: {printable(str(error))}", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(printable(str(error)), file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # `main` ends quietly
-        raise
-    except OSError as error:
-        print(f"{printable(str(error.filename))}: {error.strerror}", file=sys.stderr)
-        return 2
+        try:
+            if options.output == "-":
+                sys.stdout.buffer.write(picture.svg.encode())
+            else:
+                picture.save(options.output)
+        except ValueError as error:  # of the name of the file
+            raise CommandError(str(error), 2) from None
     return 0

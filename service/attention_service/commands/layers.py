@@ -6,9 +6,11 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from attention_service.commands.terminal import CommandError, Progress, reported
 from attention_service.printable import printable
 
 VARIABLE: Final = "ATTENTION_LAYERS"
@@ -59,15 +61,13 @@ def _add_import(add: Any) -> None:
 
 
 def _folder(options: argparse.Namespace) -> Path:
-    """The directory of the layers. Errors: SystemExit if none is named, or it is none."""
+    """The directory of the layers. Errors: CommandError if none is named, or it is none."""
     given = options.dir or os.environ.get(VARIABLE)
     if not given:
-        sys.stderr.write(f"which directory? Set {VARIABLE}, or say --dir DIR\n")
-        raise SystemExit(2)
+        raise CommandError(f"which directory? Set {VARIABLE}, or say --dir DIR", 2)
     folder = Path(given)
     if not folder.is_dir():
-        sys.stderr.write(f"{printable(given)}: there is no such directory\n")
-        raise SystemExit(2)
+        raise CommandError(f"{given}: there is no such directory", 2)
     return folder
 
 
@@ -80,26 +80,22 @@ def _list(options: argparse.Namespace) -> int:
     width = max((len(layer.name) for layer in layers), default=0)
     for layer in layers:
         size = "" if layer.error else ByteSize(layer.nbytes).human_readable()
-        sys.stdout.write(f"{layer.name:{width}}  {size:>9}  {printable(layer.error or layer.source)}\n")
+        print(f"{layer.name:{width}}  {size:>9}  {printable(layer.error or layer.source)}")
     return int(any(layer.error for layer in layers))
 
 
 def _show(options: argparse.Namespace) -> int:
-    from attention_service.errors import ServiceError
     from attention_service.layers.store import LayerStore
 
-    try:
+    with reported():
         layer = LayerStore(_folder(options), sys.maxsize).describe(options.name)
-    except ServiceError as error:
-        sys.stderr.write(f"{printable(str(error))}\n")
-        return 1
     if options.json:
-        sys.stdout.write(layer.model_dump_json(indent=2, exclude_none=True, ensure_ascii=True) + "\n")
+        print(layer.model_dump_json(indent=2, exclude_none=True, ensure_ascii=True))
         return 0
     lines = [f"name     {layer.name}", f"hash     {layer.hash}", f"source   {layer.source}"]
     lines += [f"option   {name} = {json.dumps(value)}" for name, value in layer.options.items()]
     lines += [f"tensor   {tensor.name} {tensor.dtype} {tuple(tensor.shape)}" for tensor in layer.tensors]
-    sys.stdout.write("\n".join([*map(printable, lines), "", MODULE]) + "\n")
+    print("\n".join([*map(printable, lines), "", MODULE]))
     return 0
 
 
@@ -107,16 +103,14 @@ def _remove(options: argparse.Namespace) -> int:
     from attention_service.layers.files import remove_layer
     from attention_service.layers.names import is_name
 
-    try:
-        if not is_name(options.name):
-            raise FileNotFoundError
-        remove_layer(_folder(options), options.name)
-    except FileNotFoundError:
-        sys.stderr.write(f"{printable(options.name)}: there is no such layer\n")
-        return 1
-    except OSError as error:
-        sys.stderr.write(f"{printable(options.name)}: {error.strerror}\n")
-        return 1
+    folder, name = _folder(options), options.name
+    with reported(unreadable=1):
+        try:
+            if not is_name(name):
+                raise FileNotFoundError
+            remove_layer(folder, name)
+        except FileNotFoundError:
+            raise CommandError(f"{name}: there is no such layer") from None
     return 0
 
 
@@ -129,48 +123,29 @@ def _import(options: argparse.Namespace) -> int:
 
     folder, name = _folder(options), options.name
     if not is_name(name):
-        sys.stderr.write(f"--name: expected {RULE}\n")
-        return 2
+        raise CommandError(f"--name: expected {RULE}", 2)
     if options.family is not None and options.family not in FAMILIES:
-        sys.stderr.write(f"--family: expected one of {', '.join(FAMILIES)}\n")
-        return 2
+        raise CommandError(f"--family: expected one of {', '.join(FAMILIES)}", 2)
     if paths_of(folder, name)[0].exists() and not options.replace:
-        sys.stderr.write(f"{name}: there is such a layer; say --replace to replace it\n")
-        return 1
-    progress = Progress()
+        raise CommandError(f"{name}: there is such a layer; say --replace to replace it")
     how = {key: getattr(options, key) for key in ("family", "prefix", "heads", "positions")}
-    try:
-        found = import_layer(Path(options.checkpoint), options.layer, **how, progress=progress)
-        progress.end()
-        layer = write_layer(folder, name, found.arrays, found.options, found.source)
-    except BadFile as error:
-        progress.end()
-        sys.stderr.write(f"{printable(f'{options.checkpoint}: {error}')}\n")
-        return 1
-    except OSError as error:
-        progress.end()
-        sys.stderr.write(f"{printable(str(error.filename or folder))}: {error.strerror}\n")
-        return 1
-    sys.stdout.write(f"{name}: {printable(layer.source)}\n{MODULE}\n")
+    with reported(unreadable=1):
+        try:
+            with Progress() as progress:
+                imported = import_layer(Path(options.checkpoint), options.layer, **how, progress=_shown(progress))
+            layer = write_layer(folder, name, imported.arrays, imported.options, imported.source)
+        except BadFile as error:
+            raise CommandError(f"{options.checkpoint}: {error}") from None
+    print(f"{name}: {printable(layer.source)}\n{MODULE}")
     return 0
 
 
-class Progress:
-    """Shows on a terminal which tensor was read, and how much so far."""
+def _shown(progress: Progress) -> Callable[[str, int], None]:
+    """A function that shows the name of each tensor that was read, and how much was read so far."""
+    sizes: list[int] = []
 
-    def __init__(self) -> None:
-        self._read = 0
-        self._on = sys.stderr.isatty()
+    def show(name: str, size: int) -> None:
+        sizes.append(size)
+        progress.show(f"{sum(sizes) / 1e6:.1f} MB read: {name}")
 
-    def __call__(self, name: str, size: int) -> None:
-        """Show that a tensor of so many bytes was read."""
-        self._read += size
-        if self._on:
-            sys.stderr.write(f"\r\033[K{self._read / 1e6:.1f} MB read: {printable(name)}")
-            sys.stderr.flush()
-
-    def end(self) -> None:
-        """Remove what was shown."""
-        if self._on:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
+    return show

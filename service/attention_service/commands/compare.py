@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from attention_service.printable import printable
+from attention_service.commands.terminal import CommandError, Progress, reported
 
 # Exit statuses by the status of a verdict.
 STATUSES: Final = {"correct": 0, "imprecise": 1, "wrong": 1, "inconclusive": 2}
-# Seconds after which, and between which, progress is shown.
+# Seconds after which progress is shown.
 PATIENCE: Final = 1.0
-PERIOD: Final = 0.2
 
 
 def add_commands(add: Callable[..., Any]) -> None:
@@ -48,49 +46,38 @@ def add_commands(add: Callable[..., Any]) -> None:
 def run_compare(options: argparse.Namespace) -> int:
     """Print the report on the files of the command, and return the exit status."""
     from attention_service.backends.registry import Backends
+    from attention_service.commands.files import read_arrays, read_request
     from attention_service.comparison.actual import NAMES
     from attention_service.comparison.compare import compare_question
     from attention_service.comparison.question import make_question
     from attention_service.comparison.report import make_report
     from attention_service.comparison.text import as_text
-    from attention_service.errors import ServiceError
-    from attention_service.pipeline.files import read_arrays, read_request
 
-    check = Progress()
-    try:
+    with reported(invalid=2), Progress(PATIENCE) as progress:
         decoded = read_request(Path(options.request))
         if options.actual is not None:
             decoded.fields["actual"] = read_arrays(Path(options.actual), NAMES)
-        report = make_report(compare_question(make_question(decoded), Backends().choose("numpy", "cpu"), check))
-    except ServiceError as error:
-        check.end()
-        print(f"{type(error).__name__}: {printable(str(error))}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"{printable(str(error.filename))}: {error.strerror}", file=sys.stderr)
-        return 2
-    check.end()
+        question, backend = make_question(decoded), Backends().choose("numpy", "cpu")
+        report = make_report(compare_question(question, backend, counted(progress)))
     print(report.model_dump_json(indent=2) if options.json else as_text(report))
     return STATUSES[report.verdict.status]
 
 
 def run_inputs(options: argparse.Namespace) -> int:
     """Write the request of the command, and return the exit status: 1 if it does not show all that it should."""
+    from attention_service.commands.files import read_request, write_request
     from attention_service.comparison.candidates import MESSAGES
     from attention_service.comparison.case import make_case
     from attention_service.comparison.inputs import make_input, recipe_for, recipe_of, suggest
     from attention_service.comparison.mutants import MUTANTS
     from attention_service.comparison.question import make_question
-    from attention_service.errors import ServiceError
-    from attention_service.pipeline.files import json_fields, read_request, write_request
+    from attention_service.pipeline.json_fields import json_fields
 
-    check = Progress()
     for name in options.kills:
         if name not in MUTANTS:
             why = ", which is found by an estimate and has no request made for it" if name in MESSAGES else ""
-            print(f"--kills: expected names of mistakes, got {printable(name)}{why}", file=sys.stderr)
-            return 2
-    try:
+            raise CommandError(f"--kills: expected names of mistakes, got {name}{why}", 2)
+    with reported(invalid=2):
         recipe = recipe_for(options.kills)
         if options.like is not None:
             question = make_question(read_request(Path(options.like)))
@@ -98,23 +85,23 @@ def run_inputs(options: argparse.Namespace) -> int:
         fields, shown = make_input(recipe, options.seed), tuple(options.kills)
         if options.kills:
             names = ("output", "logsumexp") if any(MUTANTS[name].needs for name in options.kills) else ("output",)
-            found = suggest(recipe, options.kills, names, options.seed, check)
+            with Progress(PATIENCE) as progress:
+                found = suggest(recipe, options.kills, names, options.seed, counted(progress))
             fields, shown = (fields, ()) if found is None else (found.fields, found.kills)
-        check.end()
         if options.output is None:
             print(json.dumps(json_fields(fields)))
         else:
             write_request(fields, Path(options.output))
-    except ServiceError as error:
-        print(f"{type(error).__name__}: {printable(str(error))}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"{printable(str(error.filename))}: {error.strerror}", file=sys.stderr)
-        return 2
     missing = [name for name in options.kills if name not in shown]
     if missing:
-        print(f"not shown by this request: {', '.join(missing)}", file=sys.stderr)
-    return 1 if missing else 0
+        raise CommandError(f"not shown by this request: {', '.join(missing)}")
+    return 0
+
+
+def counted(progress: Progress) -> Callable[[], None]:
+    """A check for comparisons that shows how often it was called."""
+    steps = count(1)
+    return lambda: progress.show(f"comparing: {next(steps)} steps")
 
 
 def _natural(text: str) -> int:
@@ -123,25 +110,3 @@ def _natural(text: str) -> int:
     if number < 0:
         raise ValueError
     return number
-
-
-class Progress:
-    """A check that shows on a terminal that work goes on, once it takes longer than a second."""
-
-    def __init__(self) -> None:
-        self._started = self._shown = time.monotonic()
-        self._steps = 0
-        self._is_shown = False
-
-    def __call__(self) -> None:
-        """Count a step."""
-        self._steps += 1
-        now = time.monotonic()
-        if now - self._started > PATIENCE and now - self._shown > PERIOD and sys.stderr.isatty():
-            self._shown, self._is_shown = now, True
-            print(f"\rcomparing: {self._steps} steps, {now - self._started:.0f} s", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """Remove what was shown."""
-        if self._is_shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,67 @@
+"""What all commands have in common: errors on one line, and progress on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Self
+
+from attention_service.printable import printable
+
+# Seconds between two texts that show progress.
+PERIOD: Final = 0.2
+
+
+class CommandError(Exception):
+    """Raised to end a command with an exit status, after a message on one line of standard error."""
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@contextmanager
+def reported(invalid: int = 1, unreadable: int = 2) -> Iterator[None]:
+    """Turn errors of requests and of files into CommandError.
+
+    invalid, unreadable: exit statuses for a request that is not valid, and for a file that cannot be read or written
+    """
+    from attention_service.errors import ServiceError
+
+    try:
+        yield
+    except ServiceError as error:
+        raise CommandError(f"{type(error).__name__}: {error}", invalid) from None
+    except BrokenPipeError:  # `main` ends quietly
+        raise
+    except OSError as error:
+        place = "" if error.filename is None else f"{error.filename}: "
+        raise CommandError(f"{place}{error.strerror}", unreadable) from None
+
+
+class Progress:
+    """A line on a terminal that shows how far a command is; the end of the `with` statement removes it.
+
+    patience: seconds before a text is shown
+    """
+
+    def __init__(self, patience: float = 0.0) -> None:
+        self._started = time.monotonic()
+        self._next = self._started + patience
+        self._is_shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def show(self, text: str) -> None:
+        """Show the text, and the seconds since the start, in place of the last text, unless that is too recent."""
+        now = time.monotonic()
+        if now >= self._next and sys.stderr.isatty():
+            self._next, self._is_shown = now + PERIOD, True
+            print(f"\r\033[K{printable(text)}, {now - self._started:.0f} s", end="", file=sys.stderr, flush=True)

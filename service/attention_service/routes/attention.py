@@ -18,7 +18,8 @@ from attention_service.observability.requests import ComputedRequest, record_of
 from attention_service.pipeline.engine import Engine
 from attention_service.pipeline.operation import E, Operation, P, R
 from attention_service.pipeline.run import run
-from attention_service.routes.openapi import problems, tensor_answer, tensor_body
+from attention_service.routes.openapi import TENSOR_STATUSES, problems, tensor_answer, tensor_body
+from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.response import AttentionResponse
 
 
@@ -61,8 +62,8 @@ def add_routes(app: FastAPI) -> None:
         summary="Compute attention",
         response_model=AttentionResponse,
         response_description="The output, the results that `include` names, and metadata.",
-        responses=problems(400, 401, 406, 408, 413, 415, 422, 431, 500, 503, 504) | tensor_answer(),
-        openapi_extra=tensor_body(),
+        responses=problems(*TENSOR_STATUSES) | tensor_answer(),
+        openapi_extra=tensor_body(AttentionRequest, "examples.json"),
     )
 
 

@@ -6,8 +6,8 @@ from fastapi import FastAPI, Request, Response
 
 from attention_service.comparison.operation import CompareOperation
 from attention_service.routes.attention import add_tensor_route, respond
-from attention_service.routes.openapi import compare_body, problems
-from attention_service.schemas.compare import CompareReport
+from attention_service.routes.openapi import TENSOR_STATUSES, problems, tensor_body
+from attention_service.schemas.compare import CompareReport, CompareRequest
 
 
 async def compare_attention(request: Request) -> Response:
@@ -30,6 +30,6 @@ def add_routes(app: FastAPI) -> None:
         summary="Compare an output with exact attention",
         response_model=CompareReport,
         response_description="The report.",
-        responses=problems(400, 401, 406, 408, 413, 415, 422, 431, 500, 503, 504),
-        openapi_extra=compare_body(),
+        responses=problems(*TENSOR_STATUSES),
+        openapi_extra=tensor_body(CompareRequest, "compare.json"),
     )

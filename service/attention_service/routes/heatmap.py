@@ -6,7 +6,8 @@ from fastapi import FastAPI, Request, Response
 
 from attention_service.render.operation import HeatmapOperation
 from attention_service.routes.attention import add_tensor_route, respond
-from attention_service.routes.openapi import heatmap_answer, heatmap_body, problems
+from attention_service.routes.openapi import TENSOR_STATUSES, heatmap_answer, problems, tensor_body
+from attention_service.schemas.heatmap import HeatmapRequest
 
 
 async def draw_attention(request: Request) -> Response:
@@ -29,6 +30,6 @@ def add_routes(app: FastAPI) -> None:
         summary="Draw attention",
         response_class=Response,
         response_description="The picture.",
-        responses=problems(400, 401, 406, 408, 413, 415, 422, 431, 500, 503, 504) | heatmap_answer(),
-        openapi_extra=heatmap_body(),
+        responses=problems(*TENSOR_STATUSES) | heatmap_answer(),
+        openapi_extra=tensor_body(HeatmapRequest, "heatmap.json"),
     )

@@ -75,6 +75,9 @@ HEADERS: Final = {
     "WWW-Authenticate": ("string", "How to authenticate: Bearer."),
 }
 
+# Statuses of the problems of operations on tensors.
+TENSOR_STATUSES: Final = 400, 401, 406, 408, 413, 415, 422, 431, 500, 503, 504
+
 Responses = dict[int | str, dict[str, Any]]
 
 
@@ -93,24 +96,12 @@ def inference_errors(*statuses: int) -> Responses:
     return problems(*statuses, media_type=JSON, model=InferenceError)
 
 
-def tensor_body() -> dict[str, Any]:
-    """The request body of POST /attention in all media types, as `openapi_extra` for FastAPI.
+def tensor_body(model: type[BaseModel], examples: str) -> dict[str, Any]:
+    """The body of a request on tensors in all media types, as `openapi_extra` for FastAPI.
 
-    The examples come from the notebooks whose results are golden cases of the tests.
+    examples: name of a file. Those of POST /attention come from notebooks whose results are golden cases of the tests.
     """
-    content = {JSON: {"schema": _reference(AttentionRequest), "examples": _file("examples.json")}}
-    return {"requestBody": {"content": content | _tensors("request"), "required": True}}
-
-
-def compare_body() -> dict[str, Any]:
-    """The request body of POST /attention/compare in all media types, as `openapi_extra` for FastAPI."""
-    content = {JSON: {"schema": _reference(CompareRequest), "examples": _file("compare.json")}}
-    return {"requestBody": {"content": content | _tensors("request"), "required": True}}
-
-
-def heatmap_body() -> dict[str, Any]:
-    """The request body of POST /attention/heatmap in all media types, as `openapi_extra` for FastAPI."""
-    content = {JSON: {"schema": _reference(HeatmapRequest), "examples": _file("heatmap.json")}}
+    content = {JSON: {"schema": _reference(model), "examples": _file(examples)}}
     return {"requestBody": {"content": content | _tensors("request"), "required": True}}
 
 

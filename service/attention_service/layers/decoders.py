@@ -19,27 +19,27 @@ Options = dict[str, Any]
 
 def llama(module: Module) -> Options:
     """Llama, and models with the same module: Mistral and Qwen 2 with windows."""
-    return _decoder(module, _rope(module)) | _window(module, _layer_type(module))
+    return _decoder(module, _rope(module))
 
 
 def qwen3(module: Module) -> Options:
     """Qwen 3: as Qwen 2, with norms."""
-    return _decoder(module, _rope(module)) | _norms(module) | _window(module, _layer_type(module))
+    return _decoder(module, _rope(module), _norms(module))
 
 
 def gemma2(module: Module) -> Options:
     """Gemma 2: a scale of its own, and a softcap."""
-    options = _decoder(module, _rope(module)) | {"scale": module.positive("query_pre_attn_scalar") ** -0.5}
+    own = {"scale": module.positive("query_pre_attn_scalar") ** -0.5}
     if module.get("attn_logit_softcapping") is not None:
-        options["softcap"] = module.positive("attn_logit_softcapping")
-    return options | _window(module, _layer_type(module))
+        own["softcap"] = module.positive("attn_logit_softcapping")
+    return _decoder(module, _rope(module), own)
 
 
 def gemma3(module: Module) -> Options:
     """Gemma 3: a scale of its own, norms whose weights are stored less 1, and two rotary embeddings."""
-    kind = _layer_type(module)
-    options = _decoder(module, _typed_rope(module, kind)) | _norms(module, plus=1.0)
-    return options | {"scale": module.positive("query_pre_attn_scalar") ** -0.5} | _window(module, kind)
+    rope = _typed_rope(module, _layer_type(module))
+    own = _norms(module, plus=1.0) | {"scale": module.positive("query_pre_attn_scalar") ** -0.5}
+    return _decoder(module, rope, own)
 
 
 def gpt_oss(module: Module) -> Options:
@@ -47,12 +47,12 @@ def gpt_oss(module: Module) -> Options:
     if not (module.mapping("rope_scaling") or module.mapping("rope_parameters")):
         raise BadFile("config.json: expected rope_parameters or rope_scaling: transformers scales gpt-oss without them")
     module.arrays["sinks"] = module.tensor("sinks")
-    return _decoder(module, _rope(module)) | _window(module, _layer_type(module))
+    return _decoder(module, _rope(module))
 
 
 def olmo(module: Module) -> Options:
     """OLMo: queries, keys and values may be clipped."""
-    return _decoder(module, _rope(module)) | _clip(module) | _window(module, _layer_type(module))
+    return _decoder(module, _rope(module), _clip(module))
 
 
 def olmoe(module: Module) -> Options:
@@ -62,24 +62,19 @@ def olmoe(module: Module) -> Options:
 
 def olmo2(module: Module) -> Options:
     """OLMo 2 and 3, and FlexOlmo: norms over all heads, in OLMo 3 also windows."""
-    kind = _layer_type(module)
-    rope = _typed_rope(module, kind) if module.get("model_type") == "olmo3" else _rope(module)
-    options = _decoder(module, rope) | _norms(module) | _window(module, kind)
-    return options | {"query_norm.over": "all", "key_norm.over": "all"}
+    is_typed = module.get("model_type") == "olmo3"
+    rope = _typed_rope(module, _layer_type(module)) if is_typed else _rope(module)
+    return _decoder(module, rope, _norms(module) | {"query_norm.over": "all", "key_norm.over": "all"})
 
 
 def interleaved(module: Module) -> Options:
     """GLM 4, Ernie 4.5 and Helium: adjacent features turn."""
-    return _decoder(module, _rope(module), interleaved=True) | _window(module, _layer_type(module))
+    return _decoder(module, _rope(module), interleaved=True)
 
 
 def granite(module: Module) -> Options:
     """Granite, whose scale is a number of its own."""
-    return (
-        _decoder(module, _rope(module))
-        | {"scale": module.number("attention_multiplier")}
-        | _window(module, _layer_type(module))
-    )
+    return _decoder(module, _rope(module), {"scale": module.number("attention_multiplier")})
 
 
 def granite_swa(module: Module) -> Options:
@@ -88,21 +83,18 @@ def granite_swa(module: Module) -> Options:
     rope, base = _rope(module), of_layer(module.options, "layer_rope_theta", module.layer)
     if base is not None:
         rope = {**rope, "rope_theta": base}
-    options = _decoder(module, rope if base != 0 else None)  # 0 for a layer without an embedding
-    return options | {"scale": module.number("attention_multiplier")} | _window(module, _layer_type(module))
+    own = {"scale": module.number("attention_multiplier")}
+    return _decoder(module, rope if base != 0 else None, own)  # 0 for a layer without an embedding
 
 
 def cohere2(module: Module) -> Options:
     """Layers with a window turn adjacent features, the others none."""
-    kind = _layer_type(module)
-    rope = _rope(module) if kind == SLIDING else None
-    return _decoder(module, rope, interleaved=True) | _window(module, kind)
+    return _decoder(module, _rope(module) if _layer_type(module) == SLIDING else None, interleaved=True)
 
 
 def smollm3(module: Module) -> Options:
     """Every fourth layer has no rotary embedding."""
-    rope = _rope(module) if is_turned(module.layer, module.options) else None
-    return _decoder(module, rope) | _window(module, _layer_type(module))
+    return _decoder(module, _rope(module) if is_turned(module.layer, module.options) else None)
 
 
 def llama4(module: Module) -> Options:
@@ -113,7 +105,7 @@ def llama4(module: Module) -> Options:
             "attn_temperature_tuning: the layer multiplies queries by a number of their position, which only a request "
             "can say: docs/models.md"
         )
-    options = _decoder(module, _rope(module) if turned else None, interleaved=True)
+    options = _grouped_heads(module, _rope(module) if turned else None, interleaved=True)
     if turned and module.get("use_qk_norm"):
         for field in ("query_norm", "key_norm"):
             options |= {f"{field}.eps": module.number("rms_norm_eps"), f"{field}.position": "after"}
@@ -180,9 +172,8 @@ def _gemma3n(module: Module, kind: str, value: str) -> Options:
 
 def exaone4(module: Module) -> Options:
     """Norms, and where layers have windows, no rotary embedding in those without."""
-    kind = _layer_type(module)
-    turned = kind == SLIDING or module.get("sliding_window") is None
-    return _decoder(module, _rope(module) if turned else None) | _norms(module) | _window(module, kind)
+    turned = _layer_type(module) == SLIDING or module.get("sliding_window") is None
+    return _decoder(module, _rope(module) if turned else None, _norms(module))
 
 
 def phi3(module: Module) -> Options:
@@ -255,11 +246,20 @@ def _misfit(rows: list[int], *heads: int) -> BadFile:
     return BadFile(f"{counts} heads, as config.json says, do not fit maps of {rows[0]} and {rows[1]} rows")
 
 
-def _decoder(module: Module, rope: Mapping[str, Any] | None, *, interleaved: bool = False) -> Options:
-    """What decoders since Llama have in common: separate maps, grouped heads, a rotary embedding, a causal mask.
+def _decoder(
+    module: Module, rope: Mapping[str, Any] | None, own: Options | None = None, *, interleaved: bool = False
+) -> Options:
+    """What decoders since Llama have in common: separate maps, grouped heads, a rotary embedding, a mask with windows.
 
     rope: the configuration of the embedding, None for a layer without it; interleaved: as of `rotary`
+    own: options that only this family has, all of whose tensors are taken
     """
+    options = _grouped_heads(module, rope, interleaved=interleaved)
+    return options | (own or {}) | _window(module, _layer_type(module))
+
+
+def _grouped_heads(module: Module, rope: Mapping[str, Any] | None, *, interleaved: bool) -> Options:
+    """As `_decoder`, whatever the mask of the layer is beside causal."""
     separate(module, "q_proj", "k_proj", "v_proj", "o_proj")
     heads, groups = _heads(module)
     rows = _rows(module)

@@ -15,22 +15,25 @@ from attention_service.layers.decoders import Options, separate
 from attention_service.layers.module import Module
 from attention_service.layers.tensors import BadFile
 
+AFTER_NORM: Final = "hidden states after the norm in front of the module"
+AS_THEY_ARE: Final = "hidden states as they are: the norm comes after the residual sum"
+
 
 class Family(NamedTuple):
     """A family of models.
 
     title: its name in words; model_types: `model_type` in config.json
-    module: where its attention modules are; first: a tensor that each of them has
     fields: takes the tensors of a module, and returns its options by dotted names. Errors: BadFile
+    module: where its attention modules are; first: a tensor that each of them has
     enters: what goes into the module
     """
 
     title: str
     model_types: tuple[str, ...]
-    module: str
-    first: str
     fields: Callable[[Module], Options]
-    enters: str
+    module: str = "layers.{layer}.self_attn"
+    first: str = "q_proj.weight"
+    enters: str = AFTER_NORM
 
 
 def _bert(module: Module) -> Options:
@@ -97,9 +100,6 @@ def _torch(module: Module) -> Options:
     return {"num_heads": module.heads}
 
 
-AFTER_NORM: Final = "hidden states after the norm in front of the module"
-AS_THEY_ARE: Final = "hidden states as they are: the norm comes after the residual sum"
-DECODER: Final = "layers.{layer}.self_attn", "q_proj.weight"
 FAMILIES: Final[dict[str, Family]] = {
     "bert": Family(
         "BERT",
@@ -107,62 +107,61 @@ FAMILIES: Final[dict[str, Family]] = {
             *("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "data2vec-text", "layoutlm"),
             "bert-generation",
         ),
-        "encoder.layer.{layer}.attention",
-        "self.query.weight",
         _bert,
-        AS_THEY_ARE,
+        module="encoder.layer.{layer}.attention",
+        first="self.query.weight",
+        enters=AS_THEY_ARE,
     ),
-    "gpt2": Family("GPT-2", ("gpt2",), "h.{layer}.attn", "c_attn.weight", _gpt2, AFTER_NORM),
+    "gpt2": Family("GPT-2", ("gpt2",), _gpt2, module="h.{layer}.attn", first="c_attn.weight"),
     "gpt_bigcode": Family(
-        "GPT BigCode", ("gpt_bigcode",), "h.{layer}.attn", "c_attn.weight", decoders.gpt_bigcode, AFTER_NORM
+        "GPT BigCode", ("gpt_bigcode",), decoders.gpt_bigcode, module="h.{layer}.attn", first="c_attn.weight"
     ),
     "gpt_neox": Family(
-        "GPT-NeoX", ("gpt_neox",), "layers.{layer}.attention", "query_key_value.weight", decoders.gpt_neox, AFTER_NORM
+        "GPT-NeoX",
+        ("gpt_neox",),
+        decoders.gpt_neox,
+        module="layers.{layer}.attention",
+        first="query_key_value.weight",
     ),
     "falcon": Family(
-        "Falcon", ("falcon",), "h.{layer}.self_attention", "query_key_value.weight", decoders.falcon, AFTER_NORM
+        "Falcon",
+        ("falcon",),
+        decoders.falcon,
+        module="h.{layer}.self_attention",
+        first="query_key_value.weight",
     ),
-    "vit": Family("ViT", ("vit",), "encoder.layer.{layer}.attention", "attention.query.weight", _vit, AFTER_NORM),
-    "llama": Family("Llama", ("llama", "arcee", "aria_text", "seed_oss"), *DECODER, decoders.llama, AFTER_NORM),
-    "mistral": Family("Mistral", ("mistral", "mixtral", "starcoder2"), *DECODER, decoders.llama, AFTER_NORM),
-    "qwen": Family("Qwen 2", ("qwen2", "qwen2_moe", "ministral"), *DECODER, decoders.llama, AFTER_NORM),
-    "qwen3": Family("Qwen 3", ("qwen3", "qwen3_moe", "dots1"), *DECODER, decoders.qwen3, AFTER_NORM),
-    "qwen3_next": Family(
-        "Qwen 3 Next",
-        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
-        *DECODER,
-        decoders.qwen3_next,
-        AFTER_NORM,
-    ),
-    "gemma2": Family("Gemma 2", ("gemma2", "vaultgemma"), *DECODER, decoders.gemma2, AFTER_NORM),
-    "gemma3": Family("Gemma 3", ("gemma3", "gemma3_text"), *DECODER, decoders.gemma3, AFTER_NORM),
-    "gemma3n": Family("Gemma 3n", ("gemma3n_text",), *DECODER, decoders.gemma3n, AFTER_NORM),
-    "gemma4": Family("Gemma 4", ("gemma4_text",), *DECODER, decoders.gemma4, AFTER_NORM),
-    "llama4": Family("Llama 4", ("llama4_text",), *DECODER, decoders.llama4, AFTER_NORM),
-    "gpt_oss": Family("gpt-oss", ("gpt_oss",), *DECODER, decoders.gpt_oss, AFTER_NORM),
-    "olmo": Family("OLMo", ("olmo",), *DECODER, decoders.olmo, AFTER_NORM),
-    "olmo2": Family("OLMo 2 or 3", ("olmo2", "olmo3", "flex_olmo"), *DECODER, decoders.olmo2, AS_THEY_ARE),
-    "olmoe": Family("OLMoE", ("olmoe",), *DECODER, decoders.olmoe, AFTER_NORM),
-    "granite": Family("Granite", ("granite", "granitemoe", "granitemoeshared"), *DECODER, decoders.granite, AFTER_NORM),
-    "granite_swa": Family(
-        "Granite with windows", ("granite_swa", "granitemoe_swa"), *DECODER, decoders.granite_swa, AFTER_NORM
-    ),
+    "vit": Family("ViT", ("vit",), _vit, module="encoder.layer.{layer}.attention", first="attention.query.weight"),
+    "llama": Family("Llama", ("llama", "arcee", "aria_text", "seed_oss"), decoders.llama),
+    "mistral": Family("Mistral", ("mistral", "mixtral", "starcoder2"), decoders.llama),
+    "qwen": Family("Qwen 2", ("qwen2", "qwen2_moe", "ministral"), decoders.llama),
+    "qwen3": Family("Qwen 3", ("qwen3", "qwen3_moe", "dots1"), decoders.qwen3),
+    "qwen3_next": Family("Qwen 3 Next", ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), decoders.qwen3_next),
+    "gemma2": Family("Gemma 2", ("gemma2", "vaultgemma"), decoders.gemma2),
+    "gemma3": Family("Gemma 3", ("gemma3", "gemma3_text"), decoders.gemma3),
+    "gemma3n": Family("Gemma 3n", ("gemma3n_text",), decoders.gemma3n),
+    "gemma4": Family("Gemma 4", ("gemma4_text",), decoders.gemma4),
+    "llama4": Family("Llama 4", ("llama4_text",), decoders.llama4),
+    "gpt_oss": Family("gpt-oss", ("gpt_oss",), decoders.gpt_oss),
+    "olmo": Family("OLMo", ("olmo",), decoders.olmo),
+    "olmo2": Family("OLMo 2 or 3", ("olmo2", "olmo3", "flex_olmo"), decoders.olmo2, enters=AS_THEY_ARE),
+    "olmoe": Family("OLMoE", ("olmoe",), decoders.olmoe),
+    "granite": Family("Granite", ("granite", "granitemoe", "granitemoeshared"), decoders.granite),
+    "granite_swa": Family("Granite with windows", ("granite_swa", "granitemoe_swa"), decoders.granite_swa),
     "glm4": Family(
-        "GLM 4, Ernie 4.5 or Helium",
-        ("glm", "glm4", "ernie4_5", "ernie4_5_moe", "helium"),
-        *DECODER,
-        decoders.interleaved,
-        AFTER_NORM,
+        "GLM 4, Ernie 4.5 or Helium", ("glm", "glm4", "ernie4_5", "ernie4_5_moe", "helium"), decoders.interleaved
     ),
-    "cohere2": Family("Cohere 2", ("cohere2",), *DECODER, decoders.cohere2, AFTER_NORM),
-    "smollm3": Family("SmolLM 3", ("smollm3",), *DECODER, decoders.smollm3, AFTER_NORM),
-    "exaone4": Family("EXAONE 4", ("exaone4",), *DECODER, decoders.exaone4, AS_THEY_ARE),
-    "exaone_moe": Family("EXAONE MoE", ("exaone_moe",), *DECODER, decoders.exaone4, AFTER_NORM),
-    "phi3": Family("Phi-3", ("phi3",), "layers.{layer}.self_attn", "qkv_proj.weight", decoders.phi3, AFTER_NORM),
-    "whisper": Family(
-        "Whisper (encoder)", ("whisper",), "encoder.layers.{layer}.self_attn", "q_proj.weight", _whisper, AFTER_NORM
-    ),
+    "cohere2": Family("Cohere 2", ("cohere2",), decoders.cohere2),
+    "smollm3": Family("SmolLM 3", ("smollm3",), decoders.smollm3),
+    "exaone4": Family("EXAONE 4", ("exaone4",), decoders.exaone4, enters=AS_THEY_ARE),
+    "exaone_moe": Family("EXAONE MoE", ("exaone_moe",), decoders.exaone4),
+    "phi3": Family("Phi-3", ("phi3",), decoders.phi3, first="qkv_proj.weight"),
+    "whisper": Family("Whisper (encoder)", ("whisper",), _whisper, module="encoder.layers.{layer}.self_attn"),
     "torch": Family(
-        "torch.nn.MultiheadAttention", (), "", "out_proj.weight", _torch, "what the module is called with, batch first"
+        "torch.nn.MultiheadAttention",
+        (),
+        _torch,
+        module="",
+        first="out_proj.weight",
+        enters="what the module is called with, batch first",
     ),
 }

@@ -190,7 +190,7 @@ class MemoryLimit(TooLarge):
     def failed(cls) -> MemoryLimit:
         """The error for an allocation that failed although the memory was granted."""
         hint = "send a smaller request, or try again when other requests are done"
-        return cls.at("", "a request for which there is enough memory", "one for which an allocation failed", hint)
+        return cls.at("", "enough free memory", "an allocation that failed", hint)
 
 
 class UnsupportedMediaType(ServiceError):

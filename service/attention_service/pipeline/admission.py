@@ -185,8 +185,7 @@ class AdmissionController:
         if deadline.cancelled:  # for example while the request was decoded in a thread
             raise Cancelled
         if memory > self.memory:
-            expected = f"a request that needs at most {ByteSize(self.memory).human_readable()}"
-            raise MemoryLimit.at("", expected, f"one that needs about {ByteSize(memory).human_readable()}")
+            raise memory_limit_error(memory, self.memory, state="allowed")
         queue_full = lease in self.received and self.waiting >= self._queue
         lease.missing, lease.wants_slot = max(0, memory - lease.memory), slot
         granted = lease.granted = asyncio.get_running_loop().create_future()
@@ -282,3 +281,11 @@ class AdmissionController:
                 body.ended = True
                 if body.timeout is not None and not body.timeout.expired():
                     body.timeout.reschedule(0)
+
+
+def memory_limit_error(needed: int, available: int | None, advice: str = "", state: str = "free") -> MemoryLimit:
+    """The error for a request that needs more memory than there is. state: of the available memory: free or allowed"""
+    got = f"a request that needs about {ByteSize(needed).human_readable()}"
+    if available is not None:
+        got += f", while {ByteSize(available).human_readable()} is {state}"
+    return MemoryLimit.at("", "a request that fits into memory", got, advice)

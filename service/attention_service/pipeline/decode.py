@@ -9,7 +9,7 @@ from pydantic import ByteSize
 from attention_service.codecs.base import Codec
 from attention_service.codecs.decoded import Body, Decoded
 from attention_service.codecs.table import CODECS
-from attention_service.errors import MemoryLimit
+from attention_service.pipeline.admission import memory_limit_error
 from attention_service.pipeline.execution import Execution
 from attention_service.settings import Settings
 
@@ -39,9 +39,8 @@ async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execu
     if needed > available // BOUND_SHARE:
         needed = codec.decode_bytes(body, limit)
     if needed > available:
-        expected = f"a body that takes at most {ByteSize(available).human_readable()} while it is decoded"
         hint = "send npz or safetensors, which take less than JSON, or raise ATTENTION_MEMORY_LIMIT"
-        raise MemoryLimit.at("", expected, f"one that takes about {ByteSize(needed).human_readable()}", hint)
+        raise memory_limit_error(needed, available, hint, "allowed")
     if len(body) <= codec.decode_inline:
         await execution.grow(needed)
         execution.timings.step("queue")

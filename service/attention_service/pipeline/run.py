@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydantic import ByteSize
-
 from attention_service.backends.base import OutOfMemory, no_check
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded
 from attention_service.codecs.decoded import Body, Decoded
-from attention_service.errors import MemoryLimit, drop_tracebacks
+from attention_service.errors import drop_tracebacks
 from attention_service.layers.layer import Layer
-from attention_service.pipeline.admission import UNCOUNTED
+from attention_service.pipeline.admission import UNCOUNTED, memory_limit_error
 from attention_service.pipeline.decode import decode
 from attention_service.pipeline.engine import Engine
 from attention_service.pipeline.execution import Execution
@@ -99,7 +97,7 @@ async def admit(
         lease.shrink(execution.decoded_bytes)
         memory = cost.peak(execution.decoded_bytes)
         if memory > limit:
-            raise memory_limit_error(memory, limit, operation.advice(request))
+            raise memory_limit_error(memory, limit, operation.advice(request), "allowed")
         if strategy == "batch":
             memory = execution.decoded_bytes + cost.results + cost.encode
     if strategy == "thread" or memory:
@@ -160,13 +158,3 @@ async def encode(
         if lease.counted:  # nothing else is needed any longer
             lease.shrink(SENT_COPIES * sum(map(len, encoded.chunks)))
     return encoded
-
-
-def memory_limit_error(needed: int, available: int | None, advice: str) -> MemoryLimit:
-    """The error for a request that needs more memory than there is, by its estimate or because allocation failed."""
-    got = f"one that needs about {ByteSize(needed).human_readable()}"
-    free = None if available is None else ByteSize(available).human_readable()
-    if available is not None and needed > available:
-        return MemoryLimit.at("", f"a request that needs at most {free}", got, advice)
-    got += f", while {free} is free" if free else ""  # the allocation failed all the same
-    return MemoryLimit.at("", "a request that fits into the free memory", got, advice)

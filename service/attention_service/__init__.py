@@ -11,7 +11,7 @@ __all__ = ["__version__", "assert_attention", "attend", "compare"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function when it is asked for: it takes half a second, and a health check has no use for it."""
+    """Import a function when it is asked for: it takes 0.3 s, and a health check has no use for it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from attention_service import library

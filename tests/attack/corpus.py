@@ -106,7 +106,7 @@ def seeds(media_type: str) -> list[bytes]:
         return [*inference_seeds(), inference({"inputs": [labels("query_tokens", 2)]}, b"\1\0\0\0a\2\0\0\0\xc3\xa9")]
     if media_type == GRPC:
         return message_seeds()
-    assert media_type in MEDIA_TYPES, f"write {media_type} in tests/wire.py"
+    assert media_type in MEDIA_TYPES, f"write {media_type} in tests/helpers/wire.py"
     found = []
     for fields in request_fields():
         bfloat16 = any(isinstance(value, np.ndarray) and value.dtype.kind == "V" for value in fields.values())

@@ -10,5 +10,5 @@ Letters, here and everywhere:
 
 Inside this package heads always stand before tokens: query (b, h, q, d), key (b, g, k, d), value (b, g, k, e), scores
 (b, h, q, k). The layouts of requests are converted when operands are made and results returned. This package imports
-the standard library and NumPy, nothing else.
+the standard library, NumPy and ml_dtypes (for bfloat16), and of this project `errors` only.
 """

@@ -1,6 +1,6 @@
 """What the functions of the library do with their arguments.
 
-Comparisons are imported when they are asked for: `attend` needs a third of all modules.
+Comparisons are imported when they are asked for: `attend` does not need them.
 """
 
 from __future__ import annotations

@@ -57,34 +57,28 @@ class Inference:
         return _written("ServerLiveResponse", live=True)
 
     async def _server_ready(self, call: Call) -> bytes:
-        return _written("ServerReadyResponse", ready=self._is_ready())
+        return _written("ServerReadyResponse", ready=await self._is_ready())
 
     async def _server_metadata(self, call: Call) -> bytes:
         return _written("ServerMetadataResponse", **SERVER_METADATA.model_dump())
 
     async def _model_ready(self, call: Call) -> bytes:
         name = await self._model_of("ModelReadyRequest", call)
-        return _written("ModelReadyResponse", ready=self._is_ready() and await self._is_usable(name))
+        return _written("ModelReadyResponse", ready=await self._is_ready(name))
 
     async def _model_metadata(self, call: Call) -> bytes:
         name = await self._model_of("ModelMetadataRequest", call)
         metadata = MODEL_METADATA if name == MODEL else layer_metadata(await self._engine.layers.describe(name))
         return _written("ModelMetadataResponse", **metadata.model_dump())
 
-    def _is_ready(self) -> bool:
+    async def _is_ready(self, model: str = MODEL) -> bool:
+        """False while the service loads or stops, and for a stored layer whose files cannot be used."""
         try:
             self._engine.check_ready()
-        except Busy:
-            return False
-        return True
-
-    async def _is_usable(self, model: str) -> bool:
-        """False for a stored layer whose files cannot be used."""
-        if model != MODEL:
-            try:
+            if model != MODEL:
                 await self._engine.layers.describe(model)
-            except LayerUnavailable:
-                return False
+        except (Busy, LayerUnavailable):
+            return False
         return True
 
     async def _model_of(self, name: str, call: Call) -> str:

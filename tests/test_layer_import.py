@@ -15,7 +15,6 @@ import pytest
 import safetensors.numpy
 
 from attention_service.cli import main
-from attention_service.layers import importing
 from attention_service.layers.families import FAMILIES
 from attention_service.layers.importing import import_layer
 from attention_service.layers.tensors import BadFile, TensorFile
@@ -278,16 +277,6 @@ def test_maps_must_have_two_axes(shape: tuple[int, ...], tmp_path: Path) -> None
 def test_numbers_of_the_command_have_limits(more: dict[str, int], llama: Path) -> None:
     with pytest.raises(BadFile, match=f"--{next(iter(more))}: expected"):
         import_layer(llama, 1, **more)  # type: ignore[arg-type]
-
-
-def test_a_norm_that_requests_cannot_express_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Older:
-        model_fields = ("weight", "eps")
-
-    monkeypatch.setattr(importing, "Norm", Older)
-    given = tensors(SEPARATE | {"q_norm": (Q,), "k_norm": (K,)}, "layers.0.self_attn.")
-    with pytest.raises(BadFile, match="norm over all heads"):
-        import_layer(checkpoint(tmp_path, DECODER | {"model_type": "olmo2"}, given), 0)
 
 
 def test_which_module_must_be_clear(tmp_path: Path) -> None:

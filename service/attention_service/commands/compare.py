@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from attention_service.commands.terminal import CommandError, Progress, reported
+from attention_service.commands.terminal import CommandError, Progress, natural, reported
 
 # Exit statuses by the status of a verdict.
 STATUSES: Final = {"correct": 0, "imprecise": 1, "wrong": 1, "inconclusive": 2}
@@ -37,7 +37,7 @@ def add_commands(add: Callable[..., Any]) -> None:
         "make a request that tells mistakes apart",
         "Make a request whose output shows known mistakes: unequal lengths, grouped heads, spiky scores, empty rows.",
     )
-    inputs.add_argument("--seed", type=_natural, default=0, help="the same seed makes the same request (default: 0)")
+    inputs.add_argument("--seed", type=natural, default=0, help="the same seed makes the same request (default: 0)")
     inputs.add_argument("--kills", nargs="+", metavar="NAME", default=(), help="mistakes that it must show")
     inputs.add_argument("--like", metavar="REQUEST", help="file with a request whose options it has")
     inputs.add_argument("--output", metavar="FILE", help="file to write, .json .npz .safetensors (default: print JSON)")
@@ -102,11 +102,3 @@ def counted(progress: Progress) -> Callable[[], None]:
     """A check for comparisons that shows how often it was called."""
     steps = count(1)
     return lambda: progress.show(f"comparing: {next(steps)} steps")
-
-
-def _natural(text: str) -> int:
-    """A number of at least 0. Errors: ValueError, which argparse reports."""
-    number = int(text)
-    if number < 0:
-        raise ValueError
-    return number

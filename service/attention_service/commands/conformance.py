@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from attention_service.commands.terminal import CommandError, reported
+from attention_service.commands.terminal import CommandError, natural, reported
 from attention_service.printable import printable
 
 
@@ -19,8 +19,8 @@ def add_commands(commands: Any) -> None:
     writer = inner.add_parser("write", help="write cases with exact answers", description="Write a suite of cases.")
     writer.set_defaults(run=_write)
     writer.add_argument("directory", metavar="DIR", help="directory, which is made if it is missing")
-    writer.add_argument("--cases", type=_number, default=1000, help="how many (default: 1000)")
-    writer.add_argument("--seed", type=_number, default=0, help="the same seed makes the same requests (default: 0)")
+    writer.add_argument("--cases", type=natural, default=1000, help="how many (default: 1000)")
+    writer.add_argument("--seed", type=natural, default=0, help="the same seed makes the same requests (default: 0)")
     runner = inner.add_parser(
         "run",
         help="judge an implementation",
@@ -31,13 +31,6 @@ def add_commands(commands: Any) -> None:
     runner.add_argument("target", metavar="TARGET", help="module:function; modules of this directory are found, too")
     runner.add_argument("--dir", metavar="DIR", help="a suite that `write` made (default: 300 cases, made at once)")
     runner.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def _number(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError("expected 0 or more")
-    return number
 
 
 def _write(options: argparse.Namespace) -> int:

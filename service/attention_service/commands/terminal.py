@@ -1,7 +1,8 @@
-"""What all commands have in common: errors on one line, and progress on a terminal."""
+"""What commands have in common: a type of arguments, errors on one line, progress on a terminal."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +13,14 @@ from attention_service.printable import printable
 
 # Seconds between two texts that show progress.
 PERIOD: Final = 0.2
+
+
+def natural(text: str) -> int:
+    """The type of an argument that is a number of at least 0. Errors: ValueError, ArgumentTypeError."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("expected 0 or more")
+    return number
 
 
 class CommandError(Exception):

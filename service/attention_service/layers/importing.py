@@ -19,7 +19,6 @@ from attention_service.layers.models import MODELS, Model, check_options
 from attention_service.layers.module import Module, find_module
 from attention_service.layers.tensors import BadFile
 from attention_service.printable import printable
-from attention_service.schemas.request import Norm
 
 # Rows of rotary tables, unless the command says otherwise, or the model has fewer positions.
 POSITIONS: Final = 8192
@@ -79,7 +78,6 @@ def import_layer(
             progress=progress,
         )
         options = kind.fields(module)
-        _check_known(options)
     at = printable(f"{place.rstrip('.') or 'the module'} of {path.resolve().name}")
     rows = module.arrays.get("rotary.cos")
     tables = "" if rows is None else f" Rotary tables for {len(rows)} positions."
@@ -130,11 +128,3 @@ def _check_not_quantized(configuration: Mapping[str, Any], place: str) -> None:
         left = given.get("modules_to_not_convert") if isinstance(given, dict) else None
         if given and not any(fnmatch(place.rstrip("."), str(name)) for name in left or ()):
             raise BadFile(f"config.json: {key}: quantized weights cannot be imported")
-
-
-def _check_known(options: Mapping[str, Any]) -> None:
-    """Errors: BadFile for an option that requests do not have yet."""
-    for name in options:
-        field, _, part = name.partition(".")
-        if field in ("query_norm", "key_norm") and part not in Norm.model_fields:
-            raise BadFile(f"a norm over all heads ({name}) cannot be expressed in a request")

@@ -79,7 +79,7 @@ def _cells(cells: Cells) -> str:
 
 
 def png_bytes(image: Image.Image) -> bytes:
-    """The bytes of a PNG, with a palette if it has few colours."""
+    """An image as PNG."""
     found = io.BytesIO()
     image.save(found, "PNG", compress_level=6)
     return found.getvalue()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from functools import partial
 from typing import Annotated
 
@@ -11,7 +10,6 @@ from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
 from attention_service.codecs.oip import check_model
 from attention_service.http.negotiation import negotiate_inference
 from attention_service.http.problems import INFERENCE
-from attention_service.pipeline.engine import Engine
 from attention_service.routes.attention import add_tensor_route, respond
 from attention_service.routes.openapi import inference_answer, inference_body, inference_errors
 from attention_service.schemas.inference import (
@@ -32,14 +30,9 @@ ModelVersion = Annotated[str, Path(description="Version of the model: 1.")]
 
 
 async def check_name(request: Request, model_name: ModelName) -> None:
-    """Errors: NotFound for any other model than ours."""
-    check_model(model_name, layers=await layers_beside(request, model_name))
-
-
-async def layers_beside(request: Request, model_name: str) -> Container[str]:
-    """The stored layers; none if the model is none of them, so that they need not be looked up."""
-    engine: Engine = request.app.state.engine
-    return () if model_name == MODEL else await engine.layers.names()
+    """Errors: NotFound for any other model than ours. The stored layers are only looked up for other names."""
+    if model_name != MODEL:
+        check_model(model_name, layers=await request.app.state.engine.layers.names())
 
 
 async def check_version(model_version: ModelVersion) -> None:
@@ -135,8 +128,7 @@ async def model_ready(request: Request, model_name: ModelName) -> ModelReady:
 
 async def infer(request: Request, model_name: ModelName) -> Response:
     """Computes the same as POST /attention. Arrays are inputs, other fields parameters; outputs replace `include`."""
-    if model_name != MODEL:
-        check_model(model_name, layers=await layers_beside(request, model_name))
+    await check_name(request, model_name)
     return await respond(request, request.app.state.engine.attention, partial(negotiate_inference, model=model_name))
 
 

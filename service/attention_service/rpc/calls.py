@@ -66,7 +66,9 @@ class Call:
     def __init__(self, context: Any, execution: Execution, path: str) -> None:
         self.context = context
         self.execution = execution
-        self.metadata = {name: _bytes(value) for name, value in context.invocation_metadata()}
+        self.metadata: dict[str, bytes] = {
+            name: value if isinstance(value, bytes) else value.encode() for name, value in context.invocation_metadata()
+        }
         request_id = choose_request_id([self.metadata.get(HEADER, b"")])
         trace_id = find_trace_id((name.encode(), value) for name, value in self.metadata.items())
         self.record = RequestRecord(
@@ -171,7 +173,3 @@ def _set_error(call: Call, error: ServiceError) -> None:
 def _address(peer: str) -> str:
     """The address in gRPC's name of a peer: `ipv4:10.0.0.7:50312`, or `ipv6:%5B::1%5D:50312`."""
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value if isinstance(value, bytes) else value.encode()

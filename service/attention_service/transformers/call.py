@@ -37,6 +37,7 @@ KNOWN: Final = frozenset(
     {"dropout", "indices", "is_causal", "output_attentions", "position_bias", "s_aux", "scaling", "sinks",
      "sliding_window", "softcap"}
 )  # fmt: skip
+ACCEPTED: Final = GENERATION | KNOWN | HARMLESS.keys()
 
 
 class UnsupportedCall(NotImplementedError):
@@ -146,7 +147,7 @@ def as_booleans(mask: Any) -> Any:
 
 def _check(call: Call) -> None:
     """Refuse what has no field."""
-    unknown = [name for name, value in call.arguments.items() if value is not None and not _may_pass(name)]
+    unknown = [name for name, value in call.arguments.items() if value is not None and name not in ACCEPTED]
     if unknown:
         names = ", ".join(sorted(unknown))
         raise UnsupportedCall(f"{call.where}: {names} could change the result, and the service has no such field")
@@ -165,10 +166,6 @@ def _check(call: Call) -> None:
             f"{call.where} gives no mask, although is_causal or sliding_window asks for one. Make the mask by the "
             "functions of transformers.masking_utils"
         )
-
-
-def _may_pass(name: str) -> bool:
-    return name in HARMLESS or name in GENERATION or name in KNOWN
 
 
 def _needs_mask(call: Call) -> bool:

@@ -103,26 +103,21 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
         return PreparedRequest(shared, spec.sources, decoded)
 
     def is_planned(self, decoded: Decoded, layer: Layer) -> bool:
-        """True if there is a plan for a request with a stored layer."""
         key = _key(decoded)
         return key is not None and key in layer.plans
 
     def cost(self, request: PreparedRequest, encoder: Codec) -> Cost:
-        """The cost of the plan, and of encoding its results."""
         cost = request.shared.cost
         encode = encoder.encode_bytes(cost.results, request.decoded)
         return cost._replace(encode=encode, encodes_inline=cost.results < encoder.encode_inline)
 
     def compute(self, request: PreparedRequest, check: Check) -> Result:
-        """The result of the plan for the numbers of the request."""
         return request.shared.program(request.sources, check)
 
     def encode(self, request: PreparedRequest, result: Result, encoder: Codec, request_id: str) -> Encoded:
-        """The response by its codec."""
         return encoder.encode(answer(request.shared.spec, result, request_id), request.decoded)
 
     def advice(self, request: PreparedRequest) -> str:
-        """A hint how to make the plan smaller."""
         selection = request.shared.plan.selection
         returned = {name for name in selection.include if OUTPUTS[name].is_score_matrix}
         if not returned:

@@ -33,7 +33,6 @@ class HeatmapOperation(Operation[HeatmapRequested, str, Picture]):
         self._backend = backend
 
     def prepare(self, decoded: Decoded, layer: Layer | None = None) -> HeatmapRequested:
-        """The request of a heatmap."""
         return make_heatmap_request(decoded, layer)
 
     def cost(self, request: HeatmapRequested, encoder: str) -> Cost:
@@ -49,9 +48,7 @@ class HeatmapOperation(Operation[HeatmapRequested, str, Picture]):
         return Cost(math.inf, memory, memory, encodes_inline=False)
 
     def compute(self, request: HeatmapRequested, check: Check) -> Picture:
-        """The numbers of the picture."""
         return request.picture(self._backend, check)
 
     def encode(self, request: HeatmapRequested, result: Picture, encoder: str, request_id: str) -> Encoded:
-        """The picture as SVG or PNG."""
         return whole(encoder, request.written(result, encoder))

@@ -27,4 +27,4 @@ COUNTS = {
 def test_the_sample_is_as_large_as_its_limits_allow(name: str) -> None:
     sizes, *expected = COUNTS[name]
     for joins_heads, counts in zip((False, True), expected, strict=True):
-        assert sample_counts(Sizes(*sizes), MAX_SCORES, MAX_OUTPUTS, joins_heads=joins_heads) == counts
+        assert sample_counts(Sizes(*sizes), MAX_SCORES, MAX_OUTPUTS, needs_all_heads=joins_heads) == counts

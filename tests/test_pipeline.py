@@ -1,4 +1,4 @@
-"""Steps of the pipeline by themselves: deadline, timings, decoding, files, execution strategy.
+"""Steps of the pipeline by themselves: deadline, timings, decoding, files of commands, execution strategy.
 
 test_operations.py holds the whole path of a request (run.py); admission, attention, batching, layers and prepare have
 modules of their own.
@@ -15,12 +15,12 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from attention_service.commands.files import read_arrays, read_request, write_request
 from attention_service.comparison.actual import NAMES
 from attention_service.errors import InvalidTensors, NotAcceptable, TimeLimit, UnsupportedMediaType
 from attention_service.pipeline.deadline import Cancelled, Deadline
 from attention_service.pipeline.decode import oversized_body
 from attention_service.pipeline.execution import Timings
-from attention_service.pipeline.files import read_arrays, read_request, write_request
 from attention_service.pipeline.operation import Cost, choose_strategy
 from attention_service.settings import Settings
 

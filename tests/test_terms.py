@@ -11,7 +11,9 @@ import pytest
 from attention_service.attention.score_term import Frame, ScoreTerm
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec, Window
-from attention_service.attention.terms import Alibi, Bias, Causal, Chunks, KeyLengths, SlidingWindow
+from attention_service.attention.terms.additions import Alibi, Bias
+from attention_service.attention.terms.masks import KeyLengths
+from attention_service.attention.terms.positions import Causal, Chunks, SlidingWindow
 from attention_service.errors import InvalidArray
 
 QUERIES, KEYS = 7, 9

@@ -202,7 +202,7 @@ def gpt_neox(module: Module) -> Options:
         rope.setdefault(key, module.positive(own))
         module.refuse(key, rope[key])  # releases before 5 wrote both names, and transformers reads only its own
     heads = module.count("num_attention_heads")
-    return _grouped(module, "query_key_value", "dense", heads, heads, _scaled(module, rope))
+    return _packed_groups(module, "query_key_value", "dense", heads, heads, _scaled(module, rope))
 
 
 def falcon(module: Module) -> Options:
@@ -214,7 +214,7 @@ def falcon(module: Module) -> Options:
     else:
         groups = 1 if module.get("multi_query") else heads
         module.refuse("num_kv_heads", groups, heads)  # transformers writes the number of heads beside multi_query
-    return _grouped(module, "query_key_value", "dense", heads, groups, _rope(module))
+    return _packed_groups(module, "query_key_value", "dense", heads, groups, _rope(module))
 
 
 def gpt_bigcode(module: Module) -> Options:
@@ -222,7 +222,7 @@ def gpt_bigcode(module: Module) -> Options:
     heads = module.count("n_head", "num_attention_heads")
     groups = 1 if module.get("multi_query") else heads
     module.refuse("num_key_value_heads", groups)
-    options = _grouped(module, "c_attn", "c_proj", heads, groups, None)
+    options = _packed_groups(module, "c_attn", "c_proj", heads, groups, None)
     return options if module.get("scale_attn_weights") else options | {"scale": 1.0}
 
 
@@ -272,7 +272,7 @@ def _grouped_heads(module: Module, rope: Mapping[str, Any] | None, *, interleave
     return options | module.rotary(rope, size) | ({"rotary.interleaved": True} if interleaved else {})
 
 
-def _grouped(
+def _packed_groups(
     module: Module, packed: str, output: str, heads: int, groups: int, rope: Mapping[str, Any] | None
 ) -> Options:
     """A causal module with one matrix, whose rows are group by group those of its queries, of its key, of its value."""

@@ -59,6 +59,8 @@ from tests.helpers.checkpoints import (
         ({"model_type": "olmo", "clip_qkv": 8.0}, SEPARATE, "layers.1.self_attn.", CAUSAL | {"clip_qkv": 8.0}),
         ({"model_type": "olmo2"}, SEPARATE | {"q_norm": (Q,), "k_norm": (K,)}, "layers.1.self_attn.",
          CAUSAL | {name: {"eps": 1e-5, "over": "all"} for name in EPS}),
+        ({"model_type": "bitnet"}, SEPARATE | {"attn_sub_norm": (Q,)}, "layers.1.self_attn.",
+         CAUSAL | {"output_norm": {"eps": 1e-5, "over": "all"}}),
         ({"model_type": "bert", "is_decoder": True},
          {"self.query": (HIDDEN, HIDDEN), "self.key": (HIDDEN, HIDDEN), "self.value": (HIDDEN, HIDDEN),
           "output.dense": (HIDDEN, HIDDEN), "output.LayerNorm": (HIDDEN,)}, "bert.encoder.layer.1.attention.",

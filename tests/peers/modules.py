@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tests.helpers.documents import ROOT
+from tests.peers import module_distances as distances
 from tests.peers import module_families as forms
 from tests.peers.module_forms import Call, Fields, but_not_turned, imported, separate
 
@@ -23,6 +24,8 @@ class Row(NamedTuple):
     inside: parts of the module whose outputs the form needs
     before: what is computed before the request, where that is more than nothing
     entry, part: the modules inside which hidden states enter, and which returns the output, if not the module itself
+    last: the part of `inside` whose last output is that of the module
+    tokens_first: its hidden states are (l, b, features)
     """
 
     module: str
@@ -33,6 +36,8 @@ class Row(NamedTuple):
     entry: str = ""
     inside: tuple[str, ...] = ()
     before: str = ""
+    last: str = ""
+    tokens_first: bool = False
 
 
 interleaved = partial(separate, interleaved=True)
@@ -61,6 +66,10 @@ FALCON: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "alibi": False,
     "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+FUNNEL: dict[str, Any] = {
+    "vocab_size": 64, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48, "block_sizes": [1, 1],
+}  # fmt: skip
+VITS: dict[str, Any] = {"upsample_initial_channel": 32, "flow_size": 32, "spectrogram_bins": 16}
 # Few positions, so that the temperature differs between them.
 TEMPERED: dict[str, Any] = {"rope_parameters": {
     "rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 4, "beta_fast": 32.0,
@@ -80,9 +89,16 @@ ENCODERS = ("albert", "bert", "camembert", "data2vec-text", "distilbert", "elect
 # Each of their layers runs several times for a token.
 UNCACHED = ("hrm_text",)
 # Their configurations cannot be made smaller by the names of sizes.
-WHOLE = ("gemma4_text", "falcon")
+WHOLE = ("gemma4_text", "falcon", "funnel")
 INKLING = ("q_proj", "k_sconv", "v_sconv", "rel_logits_proj")
 INKLING2 = (*INKLING, "q_l2_clip", "k_l2_clip", "gate_proj", "sink_proj")
+CONFORMERS = {
+    "fastspeech2_conformer": "FastSpeech2Conformer",
+    "parakeet_encoder": "ParakeetEncoder",
+    "seamless_m4t.speech_encoder": "SeamlessM4TConformerSelf",
+    "wav2vec2-conformer": "Wav2Vec2ConformerSelf",
+}
+DISTANCES = "the keys for distances"
 CONVOLUTIONS = "short convolutions of keys and values"
 LATENT = "the latents and their norms"
 INDEXER = f"{LATENT}; the keys that an indexer selects"
@@ -231,6 +247,7 @@ ROWS: dict[str, Row] = {
         "BertGenerationAttention", imported, part="output.dense", more={"is_decoder": True}, fields="is_causal"
     ),
     "biogpt": Row("BioGptAttention", fields="is_causal"),
+    "bitnet": Row("BitNetAttention", imported, fields="is_causal output_norm output_norm.over rotary"),
     "blenderbot": Row("BlenderbotAttention", fields="is_causal"),
     "blenderbot-small": Row("BlenderbotSmallAttention", fields="is_causal"),
     "bloom": Row("BloomAttention", forms.bloom, part="dense", fields="alibi_slopes is_causal"),
@@ -365,6 +382,63 @@ ROWS: dict[str, Row] = {
     ),
     "vit_msn": Row("ViTMSNAttention"),
     "whisper": Row("WhisperAttention", fields="is_causal"),
+    "wav2vec2-bert": Row("Wav2Vec2BertSelfAttention", distances.shaw, fields="relative_keys relative_keys.first"),
+    "seamless_m4t_v2.speech_encoder": Row(
+        "SeamlessM4Tv2ConformerSelfAttention", distances.shaw, fields="relative_keys relative_keys.first"
+    ),
+    **{
+        name: Row(
+            f"{module}Attention", distances.conformer, before=DISTANCES, fields="relative_keys relative_keys.query_bias"
+        )
+        for name, module in CONFORMERS.items()
+    },
+    "nemotron_asr_streaming_encoder": Row(
+        "NemotronAsrStreamingEncoderAttention",
+        distances.streaming,
+        before=DISTANCES,
+        fields="mask relative_keys relative_keys.query_bias",
+    ),
+    "granite_speech_encoder": Row(
+        "GraniteSpeechConformerAttention",
+        distances.shaw_in_chunks,
+        inside=("pre_norm",),
+        before="the norm in front of the maps",
+        fields="chunk_size relative_keys",
+    ),
+    "granite_speech_plus_encoder": Row(
+        "GraniteSpeechPlusConformerAttention",
+        distances.shaw_in_chunks,
+        inside=("pre_norm",),
+        before="the norm in front of the maps",
+        fields="chunk_size relative_keys",
+    ),
+    "granite_speech5_encoder": Row(
+        "GraniteSpeech5EncoderAttention", distances.shaw_in_chunks, fields="chunk_size relative_keys"
+    ),
+    "gemma3n_audio": Row(
+        "Gemma3nAudioConformerAttention",
+        distances.gemma3n_audio,
+        before=DISTANCES,
+        entry="attn",
+        part="post",
+        fields="relative_keys relative_keys.first scale softcap window",
+    ),
+    "gemma4_audio": Row(
+        "Gemma4AudioAttention",
+        distances.gemma4_audio,
+        before=DISTANCES,
+        fields="relative_keys relative_keys.first scale softcap window",
+    ),
+    "speecht5": Row("SpeechT5Attention", distances.speecht5, fields="relative_keys"),
+    "xlnet": Row(
+        "XLNetRelativeAttention",
+        distances.xlnet,
+        before=DISTANCES,
+        inside=("dropout",),
+        last="dropout",
+        tokens_first=True,
+        fields="relative_keys relative_keys.first relative_keys.query_bias",
+    ),
     "xlm-roberta": Row("XLMRobertaAttention", imported, part="output.dense"),
     "xlm-roberta-xl": Row("XLMRobertaXLAttention", part="output.dense", entry="self"),
     "youtu": Row("YoutuAttention", forms.latent, before=LATENT, fields="is_causal rotary rotary.interleaved"),
@@ -384,7 +458,6 @@ class Other(NamedTuple):
 
 
 OTHERS: dict[str, Other] = {
-    "bitnet": Other("BitNetAttention", "attn_sub_norm", "a norm of the joined heads in front of the output map"),
     "bigbird_pegasus": Other(
         "BigBirdPegasusBlockSparseAttention", "num_random_blocks", "blocks of random keys; `mask` can have them"
     ),
@@ -397,8 +470,18 @@ OTHERS: dict[str, Other] = {
     "deepseek_v4": Other("DeepseekV4Attention", "compressor", "compressed keys and values beside those of a window"),
     "diffllama": Other("DiffLlamaAttention", "groupnorm", "the difference of two attentions, and a norm of it"),
     "doge": Other("DogeAttention", "dt_proj", "its values make a bias; a request can have it as `bias`"),
+    "funnel": Other(
+        "FunnelRelMultiheadAttention",
+        "seg_embed",
+        "segments have keys of their own beside those for distances",
+        FUNNEL,
+    ),
     "jetmoe": Other("JetMoeAttention", "experts", "a router chooses maps for each token"),
     "minimax": Other("MiniMaxLightningAttention", "output_gate", "lightning layers: linear attention, not softmax"),
+    "sam_vision_model": Other(
+        "SamVisionAttention", "rel_pos_h", "keys for distances in rows and in columns; a request has those of one axis"
+    ),
+    "vits": Other("VitsAttention", "emb_rel_v", "values for distances, too; `relative_keys` has keys only", VITS),
 }
 
 

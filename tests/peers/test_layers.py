@@ -65,6 +65,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, yarn with factors": (
         "Llama", GROUPED | {"rope_parameters": YARN | {"mscale": 1.2, "mscale_all_dim": 0.7, "beta_fast": 8.0}}),
     "llama, linear": ("Llama", GROUPED | {"rope_parameters": LINEAR}),
+    "bitnet": ("BitNet", GROUPED),
     "mistral": ("Mistral", WIDE | {"sliding_window": 4}),
     "mistral without a window": ("Mistral", WIDE | {"sliding_window": None}),
     "qwen 2": ("Qwen2", GROUPED),
@@ -251,6 +252,7 @@ def test_configurations_of_earlier_versions_are_read(name: str, changes: dict[st
         ("falcon, head by head", {"num_kv_heads": 1}, "num_kv_heads"),
         ("gpt bigcode", {"num_key_value_heads": 4}, "num_key_value_heads"),
         ("gpt bigcode", {"n_head": 3}, "3 heads, 1 of keys"),
+        ("bitnet", {"quantization_config": {"quant_method": "bitnet", "quantization_mode": "online"}}, "quantized"),
         ("gpt-neox", {"rope_theta": 100.0}, "rope_theta"),
         ("gpt-neox", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ],

@@ -18,6 +18,7 @@ from tests.conftest import app, serving
 from tests.peers.architectures import COMMON, model_class, tiny_model
 from tests.peers.module_forms import Call, Fields, called, found
 from tests.peers.modules import ENCODERS, OTHERS, PICTURES, ROWS, SEQ2SEQ, UNCACHED, WHOLE, Row
+from tests.peers.speech import LISTENERS, listen, listener
 from tests.peers.test_transformers import CACHED, LENGTH, TOKENS, padding
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -25,7 +26,7 @@ TOLERANCE = 1e-5
 # What a request has beside the options of the table.
 PLAIN = {"input", "context", "query", "key", "value", "num_heads", "num_kv_heads", "key_mask", "key_lengths",
          "segment_ids", "past_key", "past_value", "query_offset"}  # fmt: skip
-NESTED = ("kind", "over", "position", "interleaved", "query_positions")
+NESTED = ("kind", "over", "position", "interleaved", "query_positions", "first", "query_bias")
 # With an option each that others have not.
 ELSEWHERE = ("llama", "qwen3_next", "gemma3n_text", "llama4_text", "granite_swa", "deepseek_v3", "bert", "t5")
 MARKED = [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
@@ -34,7 +35,9 @@ MARKED = [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow)
 def model_of(architecture: str, more: Any) -> Any:
     """A tiny model; its norms and biases are random, too."""
     more = copy.deepcopy(more)  # configurations change what they are made of
-    if architecture in WHOLE:
+    if architecture in LISTENERS:
+        model = listener(architecture, more)
+    elif architecture in WHOLE:
         config = CONFIG_MAPPING[architecture](**more)
         model = model_class(architecture)._from_config(config, attn_implementation="eager").eval().float()
     else:
@@ -45,7 +48,7 @@ def model_of(architecture: str, more: Any) -> Any:
             noise = torch.randn(parameter.shape, generator=random)
             if parameter.ndim < 2 or "q_norm" in name or "k_norm" in name:
                 parameter += 0.3 * noise
-            elif architecture in WHOLE:
+            elif architecture in (*WHOLE, *LISTENERS):
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
     return model
 
@@ -54,6 +57,8 @@ def scenarios(architecture: str) -> tuple[str, ...]:
     """What a model computes."""
     if architecture in PICTURES:
         return ("pictures",)
+    if architecture in LISTENERS:
+        return ("none", "right") if LISTENERS[architecture].padded else ("none",)
     padded = ("none", "left", "right")
     return padded if architecture in (*ENCODERS, *SEQ2SEQ, *UNCACHED) else (*padded, "cached")
 
@@ -62,6 +67,8 @@ def run(model: Any, architecture: str, scenario: str) -> None:
     """Let a model compute the tokens of a scenario, or a picture."""
     if architecture in PICTURES:
         model(pixel_values=torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)))
+    elif architecture in LISTENERS:
+        listen(model, architecture, TOKENS, padding(scenario))
     elif scenario == "cached":
         cache = model(input_ids=TOKENS[:, :CACHED], use_cache=True).past_key_values
         for token in TOKENS[:, CACHED:].split(1, dim=1):
@@ -77,6 +84,7 @@ class Recorder:
     def __init__(self, model: Any, row: Row) -> None:
         self.calls: dict[str, list[Call]] = {}
         self._arguments: dict[str, dict[str, Any]] = {}
+        self._last, self._tokens_first = row.last, row.tokens_first
         self._hooks = []
         for name, module in model.named_modules():
             if type(module).__name__ not in row.module.split():
@@ -100,8 +108,11 @@ class Recorder:
 
     def _leave(self, name: str, module: Any, part: Any, given: Any, output: Any) -> None:
         arguments = self._arguments[name]
-        hidden = next(arguments[key] for key in ("hidden_states", "query_tensor", "q") if key in arguments)
+        hidden = next(arguments[key] for key in ("hidden_states", "query_tensor", "q", "h") if key in arguments)
+        output = arguments["inside"].get(self._last, output)
         left = output[0] if isinstance(output, tuple) else output
+        if self._tokens_first:
+            hidden, left = hidden.transpose(0, 1), left.transpose(0, 1)
         self.calls.setdefault(name, []).append(Call(module, hidden.numpy(), arguments, left.numpy()))
 
     def close(self) -> None:
@@ -166,7 +177,7 @@ def used(fields: Fields) -> set[str]:
         names.remove("scale")  # as by default
     if "gate" in fields["projection"]:
         names.add("projection.gate")
-    for name in ("query_norm", "key_norm", "value_norm", "rotary"):
+    for name in ("query_norm", "key_norm", "value_norm", "output_norm", "rotary", "relative_keys"):
         nested = fields.get(name, {})
         names |= {f"{name}.{part}" for part in NESTED if nested.get(part) is not None and nested[part] is not False}
     return names

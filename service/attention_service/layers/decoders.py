@@ -22,6 +22,12 @@ def llama(module: Module) -> Options:
     return _decoder(module, _rope(module))
 
 
+def bitnet(module: Module) -> Options:
+    """BitNet: as Llama, with a norm of the head outputs, all heads together."""
+    norm = module.norm("output_norm", "attn_sub_norm") | {"output_norm.over": "all"}
+    return llama(module) | norm
+
+
 def qwen3(module: Module) -> Options:
     """Qwen 3: as Qwen 2, with norms."""
     return _decoder(module, _rope(module), _norms(module))

@@ -132,6 +132,7 @@ FAMILIES: Final[dict[str, Family]] = {
     ),
     "vit": Family("ViT", ("vit",), _vit, module="encoder.layer.{layer}.attention", first="attention.query.weight"),
     "llama": Family("Llama", ("llama", "arcee", "aria_text", "seed_oss"), decoders.llama),
+    "bitnet": Family("BitNet", ("bitnet",), decoders.bitnet),
     "mistral": Family("Mistral", ("mistral", "mixtral", "starcoder2"), decoders.llama),
     "qwen": Family("Qwen 2", ("qwen2", "qwen2_moe", "ministral"), decoders.llama),
     "qwen3": Family("Qwen 3", ("qwen3", "qwen3_moe", "dots1"), decoders.qwen3),

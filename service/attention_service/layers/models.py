@@ -167,6 +167,7 @@ MODELS: Final[dict[str, Model]] = {
     "llama": _decoder(rope_theta=10000.0),  # the configurations of the first two Llamas do not say it
     "arcee": _decoder(),
     "aria_text": _decoder(),
+    "bitnet": _decoder(rope_theta=500000.0),
     "seed_oss": _decoder(output_bias="attention_out_bias", attention_bias=True, attention_out_bias=False),
     "mistral": _decoder(WINDOWED, bias=False, sliding_window=4096),
     "mixtral": _decoder(WINDOWED, bias=False, sliding_window=None),

@@ -440,6 +440,21 @@ def test_a_norm_of_each_head_in_the_place_of_one_over_all_is_named(kv_heads: int
     assert (report.hypotheses[0].name, report.hypotheses[0].certainty) == ("norm.per_head", "proof")
 
 
+@pytest.mark.parametrize(("padding", "first"), [((1, 0), 1), ((0, 1), 0)], ids=["one too far", "padded behind"])
+def test_a_relative_shift_that_is_off_by_one_is_named(padding: tuple[int, int], first: int) -> None:
+    """Products for distances -6 to 6 are padded and reshaped: right is padding in front, read from column 0."""
+    random = np.random.default_rng(1)
+    query, key, value = random.normal(size=(3, 2, 7, 4))
+    keys, bias = random.normal(size=(2, 13, 4)), random.normal(size=(2, 4))
+    products = np.pad((query + bias[:, None]) @ keys.swapaxes(1, 2), [(0, 0), (0, 0), padding])
+    shifted = products.reshape(2, 14, 7)[:, 1:].reshape(2, 7, 13)[..., first : first + 7]
+    weights = np.exp((query @ key.swapaxes(1, 2) + shifted) / 2)
+    output = weights / weights.sum(axis=-1, keepdims=True) @ value
+    relative = {"key": keys, "query_bias": bias}
+    report = compare(output, query=query, key=key, value=value, relative_keys=relative, layout="hld")
+    assert (report.hypotheses[0].name, report.hypotheses[0].certainty) == ("relative.shifted", "proof")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("heads", "tokens", "dim"), [(1, 256, 64), (1, 256, 1024), (8, 300, 32)])
 def test_memory_is_estimated(heads: int, tokens: int, dim: int) -> None:

@@ -144,20 +144,20 @@ def bias_before_scale(case: Case) -> Iterator[Case]:
 
 absent(
     "relative.absent",
-    "The products of queries with the keys of distances are not added.",
+    "The products of queries with the keys for distances (relative positions) are not added.",
     RelativeKeys,
     {"relative_keys": None},
 )
 
 
-@mutant("relative.no_bias", "The bias is not added to the queries that are multiplied by the keys of distances.")
+@mutant("relative.no_bias", "The bias is not added to the queries that are multiplied by the keys for distances.")
 def relative_no_bias(case: Case) -> Iterator[Case]:
     term = case.term(RelativeKeys)
     if term and term.bias is not None:
         yield case.with_term(replace(term, bias=None), {"relative_keys": {"query_bias": None}})
 
 
-@mutant("relative.reversed", "The distances count from the key to the query: the key of i - j is taken for j - i.")
+@mutant("relative.reversed", "The distances count from the key to the query: i - j has the key for j - i.")
 def relative_reversed(case: Case) -> Iterator[Case]:
     term = case.term(RelativeKeys)
     if term and term.keys.shape[1] > 1:
@@ -167,10 +167,16 @@ def relative_reversed(case: Case) -> Iterator[Case]:
         yield case.with_term(replace(term, keys=keys, first=-last), {"relative_keys": told})
 
 
-@mutant("relative.shifted", "Each distance has the key of a neighbouring distance.")
+@mutant("relative.shifted", "The keys for distances are off by one: each distance has the key of its neighbour.")
 def relative_shifted(case: Case) -> Iterator[Case]:
     term = case.term(RelativeKeys)
     if term and term.keys.shape[1] > 1:
+        # Padding and reshaping gives a distance without a key the padding: a key of zeros.
+        zeros = np.zeros_like(term.keys[:, :1])
+        before, behind = np.concatenate([zeros, term.keys], axis=1), np.concatenate([term.keys, zeros], axis=1)
+        for first, keys in ((term.first - 1, behind), (term.first, before)):
+            told = {"key": (keys if len(keys) > 1 else keys[0]).tolist(), "first": first}
+            yield case.with_term(replace(term, keys=keys, first=first), {"relative_keys": told})
         for first in (term.first - 1, term.first + 1):
             yield case.with_term(replace(term, first=first), {"relative_keys": {"first": first}})
 

@@ -105,7 +105,7 @@ class RelativeKeys(TypedDict, total=False):
 
     key: Array | None
     """(distances, head_dim) for all heads, or (num_heads, distances, head_dim). Distances before the first and after
-    the last have the key of these. Required."""
+    the last have the key of these. Default: none, which is an error."""
     first: int | None
     """The distance j - i - query_offset of the first key. Default: minus half of the number of distances."""
     query_bias: Array | None

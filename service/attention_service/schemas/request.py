@@ -155,7 +155,7 @@ class RelativeKeys(Part):
 
     key: Matrix | None = None
     """(distances, head_dim) for all heads, or (num_heads, distances, head_dim). Distances before the first and after
-    the last have the key of these. Required."""
+    the last have the key of these. Default: none, which is an error."""
     first: int | None = None
     """The distance j - i - query_offset of the first key. Default: minus half of the number of distances."""
     query_bias: Matrix | None = None

@@ -86,7 +86,7 @@ def arrays_of(schema: dict[str, Any], definitions: dict[str, Any], prefix: str =
         kinds = {option.get("$ref", "").rpartition("/")[2] for option in field.get("anyOf", [field])}
         if kinds & {"Tensor", "IntegerOrTensor", "NumberOrTensor", "Labels"}:
             yield prefix + name
-        for kind in kinds & {"Projection", "LinearMap", "GateMap", "Norm", "Rotary", "SegmentIds"}:
+        for kind in kinds & {"Projection", "LinearMap", "GateMap", "Norm", "Rotary", "RelativeKeys", "SegmentIds"}:
             yield from arrays_of(definitions[kind], definitions, f"{prefix}{name}.")
 
 

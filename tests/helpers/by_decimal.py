@@ -125,7 +125,7 @@ class Exact:
     def score(self, b: int, h: int, i: int, j: int) -> Decimal:
         """The score of a query and a key, with everything added."""
         query, key = self.prepared("query", b, i)[h], self.token("key", b, h, j)
-        product = sum((x * y for x, y in zip(query, key, strict=True)), Decimal(0))
+        product = sum((x * y for x, y in zip(query, key, strict=True)), Decimal(0)) + self.relative(query, b, h, i, j)
         default = 1 / Decimal(len(query)).sqrt()
         given = self.fields.get("scale")
         score = product * (default if given is None else Decimal(float(given if np.ndim(given) == 0 else given[h])))
@@ -138,6 +138,18 @@ class Exact:
         if "alibi_slopes" in self.fields:
             score -= Decimal(float(self.fields["alibi_slopes"][h])) * abs(i + self.offset(b) - j)
         return score
+
+    def relative(self, query: Vector, b: int, h: int, i: int, j: int) -> Decimal:
+        """(query + bias) · key of the distance, by Shaw et al. and Dai et al.; 0 without relative keys."""
+        given = self.fields.get("relative_keys")
+        if given is None:
+            return Decimal(0)
+        keys = np.asarray(given["key"])
+        keys = keys[h] if keys.ndim == 3 else keys
+        place = j - i - self.offset(b) - given.get("first", -(len(keys) // 2))
+        key = exact(keys[max(0, min(len(keys) - 1, place))])
+        bias = exact(given["query_bias"][h]) if "query_bias" in given else [Decimal(0)] * len(query)
+        return sum(((x + u) * y for x, u, y in zip(query, bias, key, strict=True)), Decimal(0))
 
     @property
     def matrix(self) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ class OutputRow:
 
 OUTPUTS: Final[Mapping[Output, OutputRow]] = {
     "attention_weights": OutputRow("bhqk", "weights", averaged=True),
-    "weights_without_sinks": OutputRow("bhqk", "weights", averaged=True, matrices=2),
+    "weights_without_sinks": OutputRow("bhqk", "weights", averaged=True, matrices=1),
     "scores": OutputRow("bhqk", "scores", in_compute_dtype=True),
     "scaled_scores": OutputRow("bhqk", "scores", in_compute_dtype=True),
     "capped_scores": OutputRow("bhqk", "scores", in_compute_dtype=True),

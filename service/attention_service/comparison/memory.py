@@ -67,6 +67,8 @@ def suggestion_bytes(recipe: Recipe, names: tuple[str, ...]) -> int:
     work = Work(sizes, names, recipe.value_dim, scores=made_scores(names), outputs=MADE_OUTPUTS, room=MADE_ROOM)
     width = compute_dtype(FLOATS[recipe.dtype]).itemsize + 8
     tables = len(TABLES & recipe.options) * prod((recipe.batch, recipe.heads, recipe.queries, recipe.keys))
+    if "relative_keys" in recipe.options:
+        tables += recipe.heads * (recipe.queries + recipe.keys) * recipe.head_dim
     others = prod((recipe.batch, recipe.heads, recipe.queries, recipe.value_dim))
     arrays = work.operand_bytes(width) + ARRAY_BYTES * others + 16 * tables
     return OBJECTS + arrays + work.bytes

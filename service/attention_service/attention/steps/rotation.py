@@ -18,8 +18,10 @@ from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, 
 # Numbers of tables that are made with the plan, which may be kept for other requests. Larger ones are made after
 # admission, when they are needed: a small body with a projection may ask for tables of any size.
 MADE_WITH_PLAN: Final = 2**18
-# Bytes for each number of a table while it is made: the angle, its cosine or sine in float64, and both tables.
-MAKING: Final = 8 + 8 + 2 * 8
+# Bytes for each number of a table while it is made: the angle, its cosine in float64, and in the type computed in; and
+# of both tables afterwards.
+MAKING: Final = 8 + 8 + 8
+MADE: Final = 2 * 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class RotationStep(OperandStep):
             reach = _reach(rotary, frequencies, positions, sizes.key_length)
             cos, sin = tables or (None, None)
             step = cls(frequencies, cos, sin, positions, frame.past, rotary.interleaved, reach)
-            made[role] = step._with_tables(length, frame.dtype) if step._count(length) <= MADE_WITH_PLAN else step
+            made[role] = step.with_tables(length, frame.dtype) if step.count(length) <= MADE_WITH_PLAN else step
         return made
 
     @property
@@ -65,7 +67,7 @@ class RotationStep(OperandStep):
         assert table is not None
         return int(table.shape[-1])
 
-    def _count(self, length: int) -> int:
+    def count(self, length: int) -> int:
         """The numbers of a table for so many tokens."""
         return self.half * (length if self.positions is None else self.positions.size)
 
@@ -82,7 +84,8 @@ class RotationStep(OperandStep):
         cos = np.cos(angles).astype(dtype, copy=False)
         return cos, np.sin(angles, out=angles).astype(dtype, copy=False)
 
-    def _with_tables(self, length: int, dtype: np.dtype) -> Self:
+    def with_tables(self, length: int, dtype: np.dtype) -> Self:
+        """The same step with a row of its tables for each of so many tokens."""
         cos, sin = self._of_tokens(length, dtype)
         return replace(self, frequencies=None, cos=cos, sin=sin, positions=None)
 
@@ -120,8 +123,8 @@ class RotationStep(OperandStep):
         return before * (1.0 if self.cos is None else max(1.0, math.hypot(*self._largest)))
 
     def bytes(self, size: int, length: int) -> int:
-        is_made = self.cos is None or self.cos.ndim < 3
-        return 2 * size + is_made * MAKING * self._count(length)
+        made = 0 if self.cos is not None and self.cos.ndim == 3 else self.count(length)
+        return max(MAKING * made, 2 * size + MADE * made)
 
     def error(self, array: np.ndarray, errors: np.ndarray, epsilon: float) -> np.ndarray:
         """It adds two products, and cosine and sine have the error of their angles, computed in float64."""

@@ -139,7 +139,7 @@ class TorchBackend(Backend):
     def _dense_bytes(self, plan: Plan, copied: int | None = None) -> int:
         """Upper bound of the memory of the dense computation, beyond the arrays of the request."""
         chosen, matrices = plan.selection, MATRICES
-        matrices += FOR_TOP_K * (chosen.top_k is not None) + chosen.matrices
+        matrices += FOR_TOP_K * (chosen.top_k is not None) + chosen.matrices + (chosen.matrices > 0)
         itemsize, sizes, gathered = plan.compute_dtype.itemsize, plan.sizes, plan.gathered_numbers
         row = sizes.num_heads * plan.computed_keys + gathered
         scores = max(self.tiling.scores * 4 // itemsize, self.tiling.max_scores, row)

@@ -48,6 +48,7 @@ keys.last_dropped keys.tail_dropped keys.half keys.second_half cache.ignored sca
 sigmoid.softmax sigmoid.biased selected.absent selected.none_is_last selected.past_ignored
 norm.before_rotary norm.no_mean norm.per_head gate.absent gate.activated_again
 sinks.first_query clip.absent relative.absent relative.no_bias relative.reversed relative.shifted
+relative.unshifted
 """.split()  # noqa: SIM905  # a hundred strings would be harder to read
 
 # Two queries, keys and values: the scores are 1/√2 on the diagonal and 0 beside it.
@@ -453,6 +454,16 @@ def test_a_relative_shift_that_is_off_by_one_is_named(padding: tuple[int, int], 
     relative = {"key": keys, "query_bias": bias}
     report = compare(output, query=query, key=key, value=value, relative_keys=relative, layout="hld")
     assert (report.hypotheses[0].name, report.hypotheses[0].certainty) == ("relative.shifted", "proof")
+
+
+def test_a_missing_relative_shift_is_named() -> None:
+    random = np.random.default_rng(1)
+    query, key, value = random.normal(size=(3, 2, 7, 4))
+    keys = random.normal(size=(13, 4))
+    weights = np.exp((query @ key.swapaxes(1, 2) + (query @ keys.T)[..., :7]) / 2)
+    output = weights / weights.sum(axis=-1, keepdims=True) @ value
+    report = compare(output, query=query, key=key, value=value, relative_keys={"key": keys}, layout="hld")
+    assert (report.hypotheses[0].name, report.hypotheses[0].certainty) == ("relative.unshifted", "proof")
 
 
 @pytest.mark.slow

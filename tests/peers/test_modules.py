@@ -28,7 +28,8 @@ PLAIN = {"input", "context", "query", "key", "value", "num_heads", "num_kv_heads
          "segment_ids", "past_key", "past_value", "query_offset"}  # fmt: skip
 NESTED = ("kind", "over", "position", "interleaved", "query_positions", "first", "query_bias")
 # With an option each that others have not.
-ELSEWHERE = ("llama", "qwen3_next", "gemma3n_text", "llama4_text", "granite_swa", "deepseek_v3", "bert", "t5")
+ELSEWHERE = ("llama", "qwen3_next", "gemma3n_text", "llama4_text", "granite_swa", "deepseek_v3", "bert", "t5", "bitnet",
+             "wav2vec2-conformer", "gemma3n_audio")  # fmt: skip
 MARKED = [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
 
 

@@ -9,6 +9,7 @@ from typing import Final
 from attention_service.attention.arrays import FLOATS, compute_dtype
 from attention_service.attention.cost import arrays_of, copied_bytes
 from attention_service.attention.shapes import Sizes
+from attention_service.attention.terms.relative import RelativeKeys
 from attention_service.comparison.case import Case
 from attention_service.comparison.compare import Question
 from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, Recipe, made_scores, recipe_for_sizes
@@ -25,7 +26,7 @@ ARRAY_BYTES: Final = 64
 # Answers of mutants that are kept for a sample.
 ANSWERS: Final = 128
 # The objects of a comparison: cases, candidates, hypotheses and the report.
-OBJECTS: Final = 2**21
+OBJECTS: Final = 2**21 + 2**19
 # The arrays of a made input with a number for each score.
 TABLES: Final = frozenset({"mask", "bias", "selected_keys"})
 
@@ -41,6 +42,7 @@ def comparison_bytes(question: Question) -> int:
     work = Work(sizes, names, features, needs_all_heads=needs_all_heads, scores=most_scores(names))
     width = compute_dtype(plan.dtype).itemsize + 8
     tables = sum(array.size for array in arrays_of(plan))
+    tables += 2 * sum(term.keys.size for term in plan.terms if isinstance(term, RelativeKeys))  # with padding, too
     arrays = work.operand_bytes(width) + ARRAY_BYTES * (sent + others) + 16 * tables
     arrays += copied_bytes(plan, question.spec)
     return OBJECTS + arrays + work.bytes + max(suggestion_bytes(one, names) for one in recipes(question))
@@ -68,7 +70,7 @@ def suggestion_bytes(recipe: Recipe, names: tuple[str, ...]) -> int:
     width = compute_dtype(FLOATS[recipe.dtype]).itemsize + 8
     tables = len(TABLES & recipe.options) * prod((recipe.batch, recipe.heads, recipe.queries, recipe.keys))
     if "relative_keys" in recipe.options:
-        tables += recipe.heads * (recipe.queries + recipe.keys) * recipe.head_dim
+        tables += 2 * recipe.heads * (recipe.queries + recipe.keys) * recipe.head_dim  # with padding, too
     others = prod((recipe.batch, recipe.heads, recipe.queries, recipe.value_dim))
     arrays = work.operand_bytes(width) + ARRAY_BYTES * others + 16 * tables
     return OBJECTS + arrays + work.bytes

@@ -61,10 +61,15 @@ class RelativeKeys(ScoreTerm):
             None if bias is None else bias[:, None],
         )
 
+    def distances(self, tile: Tile) -> np.ndarray:
+        """j - i - offset for the queries i and keys j of a tile, (b or 1, h or 1, r, k)."""
+        i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + part_of(self.offset[:, None, None, None], tile)
+        distances: np.ndarray = tile.keys - i
+        return distances
+
     def products(self, query: Array, tile: Tile, functions: ArrayFunctions) -> Array | None:
         xp, load = functions.xp, functions.load
-        i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + part_of(self.offset[:, None, None, None], tile)
-        rows = np.clip(tile.keys - i - self.first, 0, self.keys.shape[1] - 1)  # b or 1, h or 1, r, k
+        rows = np.clip(self.distances(tile) - self.first, 0, self.keys.shape[1] - 1)
         low, high = int(rows.min()), int(rows.max()) + 1
         keys = self.keys if len(self.keys) == 1 else self.keys[tile.heads]
         if self.bias is not None:

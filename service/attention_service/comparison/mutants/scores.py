@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from attention_service.attention.arrays import compute_dtype
 from attention_service.attention.terms.additions import Alibi, Bias
 from attention_service.attention.terms.relative import RelativeKeys
+from attention_service.attention.tile import Tile
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import largest_number
 from attention_service.comparison.mutants.table import absent, is_one_tile, mutant, tiles
@@ -162,9 +163,7 @@ def relative_reversed(case: Case) -> Iterator[Case]:
     term = case.term(RelativeKeys)
     if term and term.keys.shape[1] > 1:
         last = term.first + term.keys.shape[1] - 1
-        keys = term.keys[:, ::-1]
-        told = {"key": (keys if len(keys) > 1 else keys[0]).tolist(), "first": -last}
-        yield case.with_term(replace(term, keys=keys, first=-last), {"relative_keys": told})
+        yield case.with_term(replace(term, keys=term.keys[:, ::-1], first=-last))
 
 
 @mutant("relative.shifted", "The keys for distances are off by one: each distance has the key of its neighbour.")
@@ -175,10 +174,28 @@ def relative_shifted(case: Case) -> Iterator[Case]:
         zeros = np.zeros_like(term.keys[:, :1])
         before, behind = np.concatenate([zeros, term.keys], axis=1), np.concatenate([term.keys, zeros], axis=1)
         for first, keys in ((term.first - 1, behind), (term.first, before)):
-            told = {"key": (keys if len(keys) > 1 else keys[0]).tolist(), "first": first}
-            yield case.with_term(replace(term, keys=keys, first=first), {"relative_keys": told})
+            yield case.with_term(replace(term, keys=keys, first=first))
         for first in (term.first - 1, term.first + 1):
             yield case.with_term(replace(term, first=first), {"relative_keys": {"first": first}})
+
+
+@dataclass(frozen=True, slots=True)
+class _Unshifted(RelativeKeys):
+    """Each key j has key j of those for distances, whichever the query."""
+
+    def distances(self, tile: Tile) -> np.ndarray:
+        found: np.ndarray = np.zeros_like(RelativeKeys.distances(self, tile)) + tile.keys + self.first
+        return found
+
+
+@mutant(
+    "relative.unshifted", "The products with the keys for distances are not shifted: all queries have the same keys."
+)
+def relative_unshifted(case: Case) -> Iterator[Case]:
+    term, queries = case.term(RelativeKeys), case.plan.sizes.query_length
+    if term and term.keys.shape[1] > 1 and (queries > 1 or np.any(term.offset != -term.first)):
+        wrong = _Unshifted(term.keys, term.first, term.offset, term.bias)
+        yield case.without(RelativeKeys).with_term(wrong)
 
 
 absent("alibi.absent", "The linear biases (ALiBi) are not added.", Alibi, {"alibi_slopes": None})

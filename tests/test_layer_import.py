@@ -319,7 +319,10 @@ def test_a_checkpoint_of_several_files(llama: Path) -> None:
         import_layer(llama, 1)
 
 
-@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": {"a": "../x"}}', '{"weight_map": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "index",
+    ["{", "[]", "{}", '{"weight_map": {"a": "../x"}}', '{"weight_map": {"a": "x\\u0000"}}', '{"weight_map": {"a": 1}}'],
+)
 def test_a_hostile_index_is_refused(index: str, llama: Path) -> None:
     (llama / "model.safetensors.index.json").write_text(index)
     with pytest.raises(BadFile, match=r"model\.safetensors\.index\.json"):

@@ -35,7 +35,7 @@ def read_request(path: Path) -> Decoded:
         if not isinstance(fields, Mapping):
             raise InvalidRequest.at("", "a dict of the request's fields", f"a tensor in {path.name}")
         return Decoded(dict(fields), frozenset())
-    return CODECS[_type(path)].decode(path.read_bytes(), MAX_BYTES)
+    return CODECS[_type(path, ".pt")].decode(path.read_bytes(), MAX_BYTES)
 
 
 def read_arrays(path: Path, names: Collection[str]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def read_arrays(path: Path, names: Collection[str]) -> dict[str, Any]:
     content = path.read_bytes()
     if path.suffix == ".json" and content.lstrip()[:1] == b"[":
         content = b'{"output":' + content + b"}"
-    fields = CODECS[_type(path)].decode(content, MAX_BYTES).fields
+    fields = CODECS[_type(path, ".npy", ".pt")].decode(content, MAX_BYTES).fields
     return {name: value for name, value in fields.items() if name in names} or fields
 
 
@@ -85,10 +85,10 @@ def write_request(fields: Mapping[str, Any], path: Path) -> None:
         path.write_bytes(request_bytes(fields))
 
 
-def _type(path: Path) -> str:
-    """The media type of a file. Errors: UnsupportedMediaType."""
+def _type(path: Path, *others: str) -> str:
+    """The media type of a file. others: suffixes that have none, for the error. Errors: UnsupportedMediaType."""
     if path.suffix not in TYPES:
-        raise UnsupportedMediaType.at("", f"a file {', '.join([*TYPES, '.npy', '.pt'])}", path.name)
+        raise UnsupportedMediaType.at("", f"a file {', '.join([*TYPES, *others])}", path.name)
     return TYPES[path.suffix]
 
 

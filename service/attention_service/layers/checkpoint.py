@@ -90,7 +90,7 @@ class Checkpoint:
 
 
 def _is_file_name(name: Any) -> bool:
-    return isinstance(name, str) and bool(name) and Path(name).name == name
+    return isinstance(name, str) and bool(name) and "\0" not in name and Path(name).name == name
 
 
 def read_json(path: Path) -> dict[str, Any]:

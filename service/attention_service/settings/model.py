@@ -320,7 +320,8 @@ def effective(settings: Settings) -> str:
     for name, value in values.items():
         variable = f"ATTENTION_{name.upper()}"
         if name == "api_keys":
-            lines.append(f"# {variable}: {len(parse_hashes(value))} hashes")
+            count = len(parse_hashes(value))
+            lines.append(f"# {variable}: {count} {'hash' if count == 1 else 'hashes'}")
         elif value in (None, ""):
             lines.append(f"# {variable} is not set")
         else:

@@ -28,6 +28,7 @@ from attention_service.errors import (
 # Faults of one body that are reported together.
 MAX_FAULTS: Final = 10
 BLANK: Final = re.compile(rb"\s*+\Z")
+HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 
 
 def explain(body: Body, reason: str) -> ServiceError:
@@ -87,9 +88,14 @@ def _faults(value: Any, pointer: str) -> Iterator[Fault]:
     """The faults inside a value, and one for each key that stands twice, all with their pointers."""
     if isinstance(value, Fault):
         yield replace(value, pointer=pointer)
+    elif isinstance(value, str) and HALF_PAIR.search(value):
+        yield Fault(pointer, "Unicode text", "half a surrogate pair", code=InvalidJSON.code)
     elif isinstance(value, _Pairs):
         seen: set[str] = set()
         for key, item in value:
+            if HALF_PAIR.search(key):  # which no pointer can name
+                yield Fault(pointer, "keys of Unicode text", "half a surrogate pair", code=InvalidJSON.code)
+                continue
             if key in seen:
                 yield Fault(child(pointer, key), "each key once", "the same key again", code=DuplicateKey.code)
             seen.add(key)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from attention_service.attention.plan import Plan
 from attention_service.attention.planning import dtype_of, make_plan
 from attention_service.attention.spec import AttentionSpec
 from attention_service.codecs.decoded import Decoded
-from attention_service.layers.layer import Layer
 from attention_service.schemas.request import AttentionRequest
 from attention_service.schemas.validate import validate
+
+if TYPE_CHECKING:  # `attend` has no use for files, and for what reads their JSON
+    from attention_service.layers.layer import Layer
 
 B = TypeVar("B", bound=AttentionRequest)
 

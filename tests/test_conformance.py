@@ -21,7 +21,7 @@ from attention_service.conformance import Unsupported, read, run, write
 from attention_service.conformance.corners import CORNERS
 from attention_service.conformance.report import as_json, as_text
 from attention_service.conformance.runner import CASES, run_cases
-from attention_service.conformance.suite import Case, make_cases
+from attention_service.conformance.suite import SuiteCase, make_cases
 from attention_service.conformance.target import load_target
 from tests.helpers.by_decimal import MINUS_INFINITY, Exact, canonical
 from tests.helpers.corners import BY_NAME, make_corner_cases
@@ -74,7 +74,7 @@ def test_expected_outputs_agree_with_fifty_digits(name: str) -> None:
         check_rows(case)
 
 
-def check_rows(case: Case) -> None:
+def check_rows(case: SuiteCase) -> None:
     """A few rows: the first and last, and those between that see no key."""
     exact = Exact(case.fields)
     layout, heads = case.fields.get("layout", "bhld"), case.fields.get("num_heads", 0)

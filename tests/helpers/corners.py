@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from attention_service.conformance.corners import COMBINED, CORNERS, make_fields
-from attention_service.conformance.suite import Case, finished
+from attention_service.conformance.suite import SuiteCase, finished
 
 BY_NAME = {corner.name: corner for corner in (*CORNERS, COMBINED)}
 
 
-def make_corner_cases(name: str, count: int, seed: int, types: tuple[str, ...]) -> Iterator[Case]:
+def make_corner_cases(name: str, count: int, seed: int, types: tuple[str, ...]) -> Iterator[SuiteCase]:
     """So many cases of a corner, by its name. types: left out where the corner has types of its own"""
     corner = BY_NAME[name]
     own = [kind for kind in corner.types if kind in types] or list(corner.types)

@@ -13,7 +13,7 @@ from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec, Output
 from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, ShapeMismatch
 
-Step = Literal["scores", "row_sums", "weights", "operands", "heads"]
+Stage = Literal["scores", "row_sums", "weights", "operands", "heads"]
 
 # What is returned beside the names of `include`: the output of attention, and the keys of the largest weights.
 OUTPUT: Final = "output"
@@ -37,7 +37,7 @@ class OutputRow:
     """
 
     axes: str
-    step: Step
+    step: Stage
     averaged: bool = False
     in_compute_dtype: bool = False
     may_be_minus_infinity: bool = False
@@ -98,7 +98,7 @@ class Selection:
         return sum(OUTPUTS[name].matrices for name in self.include)
 
 
-def outputs_of(*steps: Step) -> frozenset[Output]:
+def outputs_of(*steps: Stage) -> frozenset[Output]:
     """The names of the outputs that any of these steps computes."""
     return frozenset(name for name, row in OUTPUTS.items() if row.step in steps)
 

@@ -20,7 +20,7 @@ from attention_service.codecs.decoded import Body, Decoded
 from attention_service.codecs.element_types import SAFETENSORS_TYPES
 from attention_service.codecs.json.limits import MAX_DEPTH, MAX_LISTS, has_too_many_lists
 from attention_service.codecs.json.memory import decode_bound
-from attention_service.codecs.json.writer import Text, chunks
+from attention_service.codecs.json.writer import JSONText, chunks
 from attention_service.codecs.named_tensors import (
     MAX_TEXT,
     REQUEST,
@@ -82,11 +82,11 @@ class SafetensorsCodec(Codec):
     def encode(self, answer: Mapping[str, Any], request: Decoded) -> Encoded:
         """The answer: the header, then the memory of each array as it is."""
         tensors, fields = split_answer(answer)
-        return encoded(self.media_type, *file_chunks(tensors, {RESPONSE: Text(fields)}))
+        return encoded(self.media_type, *file_chunks(tensors, {RESPONSE: JSONText(fields)}))
 
 
 def file_chunks(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> tuple[Iterator[Chunk], int]:
-    """The chunks of a file of these tensors, and its length in bytes. metadata: strings or `Text`; none if it is empty
+    """The chunks of a file of these tensors, and its length in bytes. metadata: strings or `JSONText`; none if it is empty
 
     Wide elements come first, so that all are aligned.
     """
@@ -105,7 +105,7 @@ def file_chunks(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) 
 
 def request_bytes(fields: Mapping[str, Any]) -> bytes:
     """A request as a file: its arrays as tensors, all other fields as JSON text in the metadata."""
-    return b"".join(file_chunks(dict(dotted_tensors(fields)), {REQUEST: Text(plain_fields(fields))})[0])
+    return b"".join(file_chunks(dict(dotted_tensors(fields)), {REQUEST: JSONText(plain_fields(fields))})[0])
 
 
 def _header_bytes(length: int) -> int:

@@ -45,7 +45,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Steps:
+class ErrorSteps:
     """The errors of a sample in steps: of visible scores, of weights, and of the outputs of heads.
 
     folded: of visible scores, not in steps, see `_error_of_folding`
@@ -135,11 +135,11 @@ def floors_of_others(case: Case, reference: Mapping[str, np.ndarray], names: Col
 
 
 def _floor(case: Case, name: str, steps: float, folded: float) -> float:
-    """The least baseline of an array, from its error in steps. folded: see Steps"""
+    """The least baseline of an array, from its error in steps. folded: see ErrorSteps"""
     return min(max(steps * step(case.dtype), folded if name == "logsumexp" else 0.0), UNKNOWN)
 
 
-def steps_of(case: Case, plain: Case, sample: Sample, *, of_scores: bool) -> Steps:
+def steps_of(case: Case, plain: Case, sample: Sample, *, of_scores: bool) -> ErrorSteps:
     """The errors of a sample. of_scores: False to leave those of scores out if nothing else needs them
 
     That of weights is √k + max |score| or max |q| · |k|, and what they inherit from query and key after their
@@ -160,12 +160,12 @@ def steps_of(case: Case, plain: Case, sample: Sample, *, of_scores: bool) -> Ste
             errors = _sum_steps(case) * products + inherited + 2 * np.abs(scores)
         inexact = largest(_steps_of_tokens(case, "value", worst=False))
         if problem.normalization == "sum":
-            return Steps(largest(errors), *_of_quotients(scores, errors, value, inexact, unit), folded)
+            return ErrorSteps(largest(errors), *_of_quotients(scores, errors, value, inexact, unit), folded)
         total = 1.0
         if problem.normalization == "sigmoid":
             total = max(1.0, largest(np.where(seen, sigmoid(masked_scores(problem)), 0).sum(axis=-1)))
         weights = math.hypot(max(root + largest(scores), largest(products)), largest(inherited))
-        return Steps(largest(errors), weights, (weights * value + inexact) * total, folded)
+        return ErrorSteps(largest(errors), weights, (weights * value + inexact) * total, folded)
 
 
 def _error_of_folding(case: Case, sample: Sample, problem: Problem) -> float:

@@ -9,7 +9,7 @@ from typing import Final
 
 from attention_service.codecs.named_tensors import add_dotted, dotted_tensors, plain_fields
 from attention_service.codecs.safetensors import SafetensorsCodec, file_chunks
-from attention_service.conformance.suite import Case, make_cases
+from attention_service.conformance.suite import SuiteCase, make_cases
 from attention_service.version import __version__
 
 INDEX: Final = "index.json"
@@ -45,7 +45,7 @@ def write(directory: str | Path, cases: int = 1000, seed: int = 0) -> int:
     return len(entries)
 
 
-def read(directory: str | Path) -> Iterator[Case]:
+def read(directory: str | Path) -> Iterator[SuiteCase]:
     """The cases of a directory that `write` made. Errors: OSError; ValueError for an index of another format."""
     folder = Path(directory)
     index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
@@ -57,4 +57,4 @@ def read(directory: str | Path) -> Iterator[Case]:
         expected = arrays.pop(EXPECTED)
         fields = entry["request"]
         add_dotted(fields, dict(dotted_tensors(arrays)))
-        yield Case(Path(entry["file"]).stem, entry["corner"], fields, expected, entry["tolerance"])
+        yield SuiteCase(Path(entry["file"]).stem, entry["corner"], fields, expected, entry["tolerance"])

@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_service.comparison.baseline import CORRECT, IMPRECISE
 from attention_service.comparison.errors import distance
-from attention_service.conformance.suite import Case
+from attention_service.conformance.suite import SuiteCase
 from attention_service.conformance.target import Target, Unsupported, call
 from attention_service.errors import InvalidRequest
 from attention_service.library import compare
@@ -27,7 +27,7 @@ class Outcome:
     message: what is wrong, or why the case is not supported
     """
 
-    case: Case
+    case: SuiteCase
     status: Status
     ratio: float | None = None
     message: str = ""
@@ -42,7 +42,7 @@ class Diagnosis:
     message: str
 
 
-def judge(case: Case, target: Target) -> Outcome:
+def judge(case: SuiteCase, target: Target) -> Outcome:
     """The outcome of a case. Whatever an implementation raises, except Unsupported, is a wrong answer."""
     try:
         with np.errstate(all="ignore"):
@@ -54,7 +54,7 @@ def judge(case: Case, target: Target) -> Outcome:
     return judge_arrays(case, actual)
 
 
-def judge_arrays(case: Case, actual: Mapping[str, np.ndarray]) -> Outcome:
+def judge_arrays(case: SuiteCase, actual: Mapping[str, np.ndarray]) -> Outcome:
     """The outcome of a case for these arrays. Arrays that the case has no answer for do not count."""
     worst = 0.0
     for name, expected in case.expected.items():
@@ -73,7 +73,7 @@ def judge_arrays(case: Case, actual: Mapping[str, np.ndarray]) -> Outcome:
     return Outcome(case, "imprecise" if worst <= IMPRECISE else "wrong", worst, message)
 
 
-def diagnose(case: Case, target: Target) -> Diagnosis | None:
+def diagnose(case: SuiteCase, target: Target) -> Diagnosis | None:
     """The mistake that explains a wrong answer; None if the implementation raises, or returns other shapes."""
     try:
         with np.errstate(all="ignore"):

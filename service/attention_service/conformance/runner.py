@@ -9,7 +9,7 @@ from typing import Final
 
 from attention_service.conformance.files import read
 from attention_service.conformance.judge import STATUSES, Diagnosis, Outcome, Status, diagnose, judge
-from attention_service.conformance.suite import Case, make_cases
+from attention_service.conformance.suite import SuiteCase, make_cases
 from attention_service.conformance.target import Target, load_target
 
 # Without a directory, so many cases are made: each corner about twice. They show every mistake that `compare` knows.
@@ -73,7 +73,7 @@ def run(directory: str | Path | None, target: str | Target) -> SuiteResult:
     return run_cases(make_cases(CASES, 0) if directory is None else read(directory), function)
 
 
-def run_cases(cases: Iterable[Case], target: Target, *, explain: bool = True) -> SuiteResult:
+def run_cases(cases: Iterable[SuiteCase], target: Target, *, explain: bool = True) -> SuiteResult:
     """The result of an implementation for some cases. explain: True to search for the mistakes of failures"""
     found: dict[str, CornerResult] = {}
     for case in cases:

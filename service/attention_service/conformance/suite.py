@@ -26,7 +26,7 @@ ALONE: Final = "weights_without_sinks"
 
 
 @dataclass(frozen=True)
-class Case:
+class SuiteCase:
     """A request with its exact answer.
 
     fields:    of the request, arrays as ndarrays
@@ -52,7 +52,7 @@ class Case:
         return sorted(self.fields.keys() - {"query", "key", "value"})
 
 
-def make_cases(count: int, seed: int) -> Iterator[Case]:
+def make_cases(count: int, seed: int) -> Iterator[SuiteCase]:
     """So many cases: three of single corners, in turn and with their types in turn, then two of many options."""
     for number in range(count):
         block, place = divmod(number, ROUND)
@@ -63,14 +63,14 @@ def make_cases(count: int, seed: int) -> Iterator[Case]:
             yield make_case_of(COMBINED, (ROUND - SINGLE) * block + place - SINGLE, number, seed)
 
 
-def make_case_of(corner: Corner, turn: int, number: int, seed: int) -> Case:
+def make_case_of(corner: Corner, turn: int, number: int, seed: int) -> SuiteCase:
     """The case of a corner that comes at a turn. number: of the case in its suite"""
     random = np.random.default_rng([seed, number])
     dtype = corner.types[turn % len(corner.types)]
     return finished(f"{number:04}-{corner.name}", corner.name, make_fields(corner, dtype, random))
 
 
-def finished(name: str, corner: str, fields: Fields) -> Case:
+def finished(name: str, corner: str, fields: Fields) -> SuiteCase:
     """The case of a request, with its answer in float64 and its tolerances."""
     spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
     names = ["logsumexp"] if plan.normalization == "softmax" else []
@@ -81,7 +81,7 @@ def finished(name: str, corner: str, fields: Fields) -> Case:
     expected = {array: np.asarray(result[array]) for array in ("output", *names)}
     right = {array: canonical(numbers, array, wide) for array, numbers in expected.items()}
     limits = _limits(spec, plan.dtype, right)
-    return Case(name, corner, fields, expected, {array: CORRECT * limits[array] for array in expected})
+    return SuiteCase(name, corner, fields, expected, {array: CORRECT * limits[array] for array in expected})
 
 
 def _limits(spec: AttentionSpec, dtype: np.dtype, right: Arrays) -> dict[str, float]:

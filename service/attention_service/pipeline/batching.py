@@ -30,7 +30,7 @@ from attention_service.pipeline.operation import Cost, choose_strategy
 # Requests of a batch: with so many, the time around a launch is small beside that of the requests themselves.
 MAX_BATCH: Final = 256
 
-Outcome = Result | Exception
+ResultOrError = Result | Exception
 T = TypeVar("T")
 
 
@@ -157,7 +157,7 @@ class Batcher:
         except Exception as error:
             self._set_outcomes(batch.members, [error] * len(batch.members), 0)
 
-    def _set_outcomes(self, members: list[Member], outcomes: list[Outcome], batched: int) -> None:
+    def _set_outcomes(self, members: list[Member], outcomes: list[ResultOrError], batched: int) -> None:
         """Set the results of all requests that were not cancelled. batched: how many were computed in one launch"""
         if batched:
             self.on_batch(batched)
@@ -171,7 +171,7 @@ class Batcher:
 
     # Overflow is found by looking at the numbers, as where one request is computed by itself.
     @np.errstate(all="ignore")
-    def _compute(self, batch: Batch, members: list[Member]) -> tuple[list[Outcome], int]:
+    def _compute(self, batch: Batch, members: list[Member]) -> tuple[list[ResultOrError], int]:
         """The outcome of each request, and how many were computed in one launch. May run in a thread."""
         if len(members) == 1:
             return [_compute_alone(members[0])], 0
@@ -195,7 +195,7 @@ def _outcome(function: Callable[[Member], T], member: Member) -> T | Exception:
         return error
 
 
-def _compute_alone(member: Member) -> Outcome:
+def _compute_alone(member: Member) -> ResultOrError:
     program, sources, check = member.request.shared.program, member.request.sources, member.execution.deadline.check
     return _outcome(lambda _: program(sources, check), member)
 

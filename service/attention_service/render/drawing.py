@@ -9,10 +9,10 @@ import numpy as np
 
 Colour = tuple[int, int, int]
 # What has other colours in the light and in the dark theme.
-Role = Literal["paper", "ink", "muted", "rule"]
+Ink = Literal["paper", "ink", "muted", "rule"]
 Anchor = Literal["start", "middle", "end"]
 
-COLOURS: dict[str, dict[Role, str]] = {
+COLOURS: dict[str, dict[Ink, str]] = {
     "light": {"paper": "#ffffff", "ink": "#1f2328", "muted": "#59636e", "rule": "#d1d9e0"},
     "dark": {"paper": "#0d1117", "ink": "#f0f6fc", "muted": "#9198a1", "rule": "#3d444d"},
 }
@@ -26,7 +26,7 @@ class Box:
     y: float
     width: float
     height: float
-    fill: Colour | Role
+    fill: Colour | Ink
     title: str = ""
 
 
@@ -38,7 +38,7 @@ class Line:
     y1: float
     x2: float
     y2: float
-    stroke: Colour | Role
+    stroke: Colour | Ink
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Text:
     y: float
     text: str
     size: float
-    fill: Colour | Role = "ink"
+    fill: Colour | Ink = "ink"
     anchor: Anchor = "start"
     is_turned: bool = False
 

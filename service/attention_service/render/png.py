@@ -8,7 +8,7 @@ from typing import Final
 from PIL import Image, ImageDraw, ImageFont
 
 from attention_service.render.colours import rgb
-from attention_service.render.drawing import COLOURS, Box, Cells, Colour, Drawing, Line, Role, Text
+from attention_service.render.drawing import COLOURS, Box, Cells, Colour, Drawing, Ink, Line, Text
 from attention_service.render.svg import png_bytes
 from attention_service.schemas.heatmap import Theme
 
@@ -36,7 +36,7 @@ def to_png(drawing: Drawing, theme: Theme = "auto") -> bytes:
 class _Canvas:
     """An image that shapes are drawn on. factor: its pixels for each of the drawing"""
 
-    def __init__(self, drawing: Drawing, colours: dict[Role, str], factor: int) -> None:
+    def __init__(self, drawing: Drawing, colours: dict[Ink, str], factor: int) -> None:
         self._colours = colours
         self._factor = factor
         size = (round(drawing.width * factor), round(drawing.height * factor))
@@ -81,7 +81,7 @@ class _Canvas:
         start = {"start": height and width, "middle": width / 2, "end": 0}[text.anchor]
         self.image.paste(fill, (round(x + top), round(y - start)), turned)
 
-    def _colour(self, colour: Colour | Role) -> Colour:
+    def _colour(self, colour: Colour | Ink) -> Colour:
         return rgb(self._colours[colour]) if isinstance(colour, str) else colour
 
 

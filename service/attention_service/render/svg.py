@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from PIL import Image
 
-from attention_service.render.drawing import COLOURS, Box, Cells, Colour, Drawing, Line, Role, Shape, Text
+from attention_service.render.drawing import COLOURS, Box, Cells, Colour, Drawing, Ink, Line, Shape, Text
 from attention_service.schemas.heatmap import Theme
 
 CLASS: Final = "attention-heatmap"
@@ -35,7 +35,7 @@ def _style(theme: Theme) -> str:
     )
 
 
-def _rules(theme: Theme, colours: dict[Role, str]) -> str:
+def _rules(theme: Theme, colours: dict[Ink, str]) -> str:
     """The style of the pictures of a theme: a page may hold several, whose styles all count for the whole page."""
     own = f".{CLASS}-{theme}"
     found = [f"{own} .{role}{{fill:{colour}}}" for role, colour in colours.items()]
@@ -89,11 +89,11 @@ def _attributes(pairs: tuple[tuple[str, float], ...]) -> str:
     return " ".join(f'{name}="{_number(number)}"' for name, number in pairs)
 
 
-def _fill(fill: Colour | Role) -> str:
+def _fill(fill: Colour | Ink) -> str:
     return f'class="{fill}"' if isinstance(fill, str) else f'fill="{_colour(fill)}"'
 
 
-def _colour(colour: Colour | Role) -> str:
+def _colour(colour: Colour | Ink) -> str:
     if isinstance(colour, str):
         return COLOURS["light"][colour]
     return "#{:02x}{:02x}{:02x}".format(*colour)

@@ -44,7 +44,7 @@ class UnsupportedCall(NotImplementedError):
     """A call of a model that would be computed wrongly, and is therefore refused."""
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """A call of an attention function: query, key and value are (b, h, l, d), heads of key and value may be fewer.
 
     where: the class of the module that calls
@@ -66,7 +66,7 @@ class Call(NamedTuple):
         return self.arguments.get(name)
 
 
-def call_of(module: Any, query: Any, key: Any, value: Any, mask: Any, arguments: Mapping[str, Any]) -> Call:
+def call_of(module: Any, query: Any, key: Any, value: Any, mask: Any, arguments: Mapping[str, Any]) -> AttentionCall:
     """The call that a module makes."""
     groups, causal = getattr(module, "num_key_value_groups", 1), getattr(module, "is_causal", None)
     blocks, indexer = arguments.get("block_indices"), getattr(module, "indexer", None)
@@ -79,7 +79,7 @@ def call_of(module: Any, query: Any, key: Any, value: Any, mask: Any, arguments:
     if indices is not None and _is_added(mask):
         mask = _with_chosen_keys(mask, indices)
         arguments = {name: value for name, value in arguments.items() if name != "indices"}
-    return Call(type(module).__name__, groups, causal, query, key, value, mask, arguments)
+    return AttentionCall(type(module).__name__, groups, causal, query, key, value, mask, arguments)
 
 
 def _is_added(mask: Any) -> bool:
@@ -99,7 +99,7 @@ def _with_chosen_keys(mask: Any, indices: Any) -> Any:
     return torch.where(chosen[..., :keys], mask, torch.finfo(mask.dtype).min)
 
 
-def make_request(call: Call) -> dict[str, Any]:
+def make_request(call: AttentionCall) -> dict[str, Any]:
     """The fields of a request for a call whose mask hides all that is to be hidden.
 
     Errors: UnsupportedCall for whatever has no field.
@@ -119,7 +119,7 @@ def make_request(call: Call) -> dict[str, Any]:
     return fields
 
 
-def _sinks(call: Call, batch: int) -> Any:
+def _sinks(call: AttentionCall, batch: int) -> Any:
     """The sinks of heads by `s_aux` (h,), or of queries by `sinks` (b, h, q, n), n of them as one; or None."""
     heads, queries = call.query.shape[1:3]
     of_heads, of_queries = call.argument("s_aux"), call.argument("sinks")
@@ -145,7 +145,7 @@ def as_booleans(mask: Any) -> Any:
     return seen if is_plain and bool(seen.any(-1).all()) else mask
 
 
-def _check(call: Call) -> None:
+def _check(call: AttentionCall) -> None:
     """Refuse what has no field."""
     unknown = [name for name, value in call.arguments.items() if value is not None and name not in ACCEPTED]
     if unknown:
@@ -168,14 +168,14 @@ def _check(call: Call) -> None:
         )
 
 
-def _needs_mask(call: Call) -> bool:
+def _needs_mask(call: AttentionCall) -> bool:
     """True if some implementations of transformers would hide keys, though there is no mask."""
     window = call.argument("sliding_window")
     is_narrow = window is not None and 0 < window < call.key.shape[2]
     return is_narrow or (bool(call.argument("is_causal")) and call.query.shape[2] > 1)
 
 
-def _of_one_batch(call: Call) -> tuple[Any, Any, Any]:
+def _of_one_batch(call: AttentionCall) -> tuple[Any, Any, Any]:
     """Query, key and value with the same number of batch entries: one entry stands for all, as in torch."""
     sources = (call.query, call.key, call.value)
     batch = max(source.shape[0] for source in sources)
@@ -183,7 +183,7 @@ def _of_one_batch(call: Call) -> tuple[Any, Any, Any]:
     return first, second, third
 
 
-def _hiding(mask: Any, position_bias: Any, call: Call) -> dict[str, Any]:
+def _hiding(mask: Any, position_bias: Any, call: AttentionCall) -> dict[str, Any]:
     """The fields `mask` and `bias`: booleans hide where they are false, numbers are added."""
     fields: dict[str, Any] = {}
     if mask is not None:
@@ -198,14 +198,14 @@ def _hiding(mask: Any, position_bias: Any, call: Call) -> dict[str, Any]:
     return fields
 
 
-def _of_rank_4(array: Any, call: Call) -> Any:
+def _of_rank_4(array: Any, call: AttentionCall) -> Any:
     """An array that torch would broadcast to the scores, with the axes b, h, q, k. Errors: UnsupportedCall."""
     if array.ndim > 4:
         raise UnsupportedCall(f"{call.where}: a mask or bias of the shape {tuple(array.shape)}, expected b, h, q, k")
     return array.reshape((1,) * (4 - array.ndim) + tuple(array.shape))
 
 
-def _number(call: Call, name: str, value: Any) -> float:
+def _number(call: AttentionCall, name: str, value: Any) -> float:
     """An argument that is one number. Errors: UnsupportedCall for several."""
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise UnsupportedCall(f"{call.where}: {name} must be one number, not {tuple(value.shape)}")

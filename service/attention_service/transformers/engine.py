@@ -32,7 +32,7 @@ class ServiceFailed(RuntimeError):
     """The service over HTTP did not answer with a result."""
 
 
-class Place(NamedTuple):
+class Target(NamedTuple):
     """Where requests are computed. url: None for this process; backend, device: as in docs/attention.md"""
 
     url: str | None
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     device: str
 
 
-_place: Place | None = None
+_place: Target | None = None
 
 
 def use(url: str | None = None, *, key: str | None = None, backend: str = "auto", device: str = "auto") -> None:
@@ -56,12 +56,12 @@ def use(url: str | None = None, *, key: str | None = None, backend: str = "auto"
         device: auto, cpu, cuda or cuda:N.
     """
     global _place
-    _place = Place(url, key, backend, device)
+    _place = Target(url, key, backend, device)
 
 
-def place() -> Place:
+def place() -> Target:
     """Where requests are computed now."""
-    return _place or Place(os.environ.get(URL) or None, os.environ.get(KEY) or None, "auto", "auto")
+    return _place or Target(os.environ.get(URL) or None, os.environ.get(KEY) or None, "auto", "auto")
 
 
 def compute(fields: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from attention_service.transformers.call import Call, UnsupportedCall, call_of, make_request
+from attention_service.transformers.call import AttentionCall, UnsupportedCall, call_of, make_request
 from attention_service.transformers.engine import as_tensor, compute
 
 NAME: Final = "attention-service"
@@ -57,7 +57,7 @@ def _collects_weights() -> bool:
     return any(key.endswith("attentions") for key in collected or ())
 
 
-def _check(call: Call) -> None:
+def _check(call: AttentionCall) -> None:
     """Refuse what only the forward pass of a model that is in use can mean."""
     if (call.argument("dropout") or 0) > 0:
         raise UnsupportedCall(

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from attention_service.transformers.arguments import labels
-from attention_service.transformers.call import Call
+from attention_service.transformers.call import AttentionCall
 
 # What modules that read an encoder are called, in themselves and behind the number of their layer.
 CROSS: Final = re.compile(r"cross|encdec|encoder_attn|encoder_decoder", re.IGNORECASE)
@@ -93,7 +93,7 @@ class Labels:
         """Note what a cache had read before the call of attention that follows, also before `capture` began."""
         self._cached = (layer, before, keys)
 
-    def follow(self, module: Any, role: str, call: Call) -> None:
+    def follow(self, module: Any, role: str, call: AttentionCall) -> None:
         """Count the tokens that a module has read, also those of calls that are not captured."""
         queries, keys = call.query.shape[2], call.key.shape[2]
         cached, self._cached = self._cached, None
@@ -107,7 +107,9 @@ class Labels:
         if role == "decoder":
             self._decoded = self._read[module]
 
-    def of(self, module: Any, role: str, has_encoder: bool, call: Call, rows: list[int], where: str) -> dict[str, Any]:
+    def of(
+        self, module: Any, role: str, has_encoder: bool, call: AttentionCall, rows: list[int], where: str
+    ) -> dict[str, Any]:
         """`query_tokens` of the rows, and `key_tokens`, each if its labels were given.
 
         has_encoder: whether the module is of a model with an encoder and a decoder

@@ -17,7 +17,7 @@ from attention_service.attention.result import Result
 from attention_service.codecs.array_objects import as_numpy
 from attention_service.library import attend
 from attention_service.transformers.arguments import count_layers, from_start, indices, modules, names
-from attention_service.transformers.call import Call, call_of, make_request
+from attention_service.transformers.call import AttentionCall, call_of, make_request
 from attention_service.transformers.captured import Captured, CapturedAttention, picture_of
 from attention_service.transformers.labels import Labels, Models
 from attention_service.transformers.visible import with_rows
@@ -131,7 +131,7 @@ class _Recorder:
 
         return updated
 
-    def _record(self, implementation: str | None, module: Any, call: Call) -> None:
+    def _record(self, implementation: str | None, module: Any, call: AttentionCall) -> None:
         """Compute the chosen rows of a call, and keep them."""
         self.labels.check_known(module in self.models)
         role = self.models.role(module)
@@ -172,7 +172,7 @@ def _blas() -> ThreadpoolController:
 
 
 def _computed(
-    part: Call, include: Sequence[str], labels: Mapping[str, Any], layer: int, name: str
+    part: AttentionCall, include: Sequence[str], labels: Mapping[str, Any], layer: int, name: str
 ) -> CapturedAttention:
     """The result of a call that has the chosen rows and heads only. labels: `query_tokens` and `key_tokens`"""
     fields = make_request(part)

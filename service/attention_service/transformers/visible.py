@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from transformers.utils.generic import is_flash_attention_requested
 
-from attention_service.transformers.call import Call, UnsupportedCall
+from attention_service.transformers.call import AttentionCall, UnsupportedCall
 from attention_service.transformers.interface import NAME
 
 # Arguments that count in the mask that `with_rows` makes, and the dropout, which comes after the weights.
@@ -19,7 +19,9 @@ BY_ROW: Final = ("indices", "position_bias", "sinks")
 CHOSEN: Final = frozenset({"indices", "block_indices"})
 
 
-def with_rows(implementation: str | None, call: Call, rows: list[int], heads: list[int] | None) -> Call:
+def with_rows(
+    implementation: str | None, call: AttentionCall, rows: list[int], heads: list[int] | None
+) -> AttentionCall:
     """The call with these queries and these heads only (None: all), and a mask that hides all that is to be hidden.
 
     Errors: UnsupportedCall for an implementation whose rules are not known.
@@ -36,7 +38,7 @@ def with_rows(implementation: str | None, call: Call, rows: list[int], heads: li
     return part if heads is None else _with_heads(part, heads)
 
 
-def _with_heads(call: Call, heads: list[int]) -> Call:
+def _with_heads(call: AttentionCall, heads: list[int]) -> AttentionCall:
     """The call with these query heads, each with the head of key and value that it reads."""
     groups = call.query.shape[1] // call.key.shape[1]
     theirs = [head // groups for head in heads]
@@ -66,7 +68,7 @@ def _rows_of(array: Any, rows: Any) -> Any:
     return array if array.ndim < 2 or array.shape[-2] == 1 else array.index_select(-2, rows)
 
 
-def _eager(call: Call, rows: Any) -> Any:
+def _eager(call: AttentionCall, rows: Any) -> Any:
     """The mask is added to the scores, also one of booleans or integers, as numbers.
 
     So a mask of booleans that a user gives hides nothing in these implementations. What they computed counts.
@@ -75,7 +77,7 @@ def _eager(call: Call, rows: Any) -> Any:
     return mask if mask is None or mask.is_floating_point() else mask.to(call.query.dtype)
 
 
-def _given(call: Call, rows: Any) -> Any:
+def _given(call: AttentionCall, rows: Any) -> Any:
     """The mask as it is: booleans hide where they are false, numbers are added."""
     if call.mask is None:
         return None
@@ -84,7 +86,7 @@ def _given(call: Call, rows: Any) -> Any:
     return _rows_of(call.mask, rows)
 
 
-def _sdpa(call: Call, rows: Any) -> Any:
+def _sdpa(call: AttentionCall, rows: Any) -> Any:
     """Without a mask, a causal layer hides keys after the query, counting both from the first one."""
     if call.mask is not None or call.query.shape[2] == 1 or not _is_causal(call):
         return _given(call, rows)
@@ -92,7 +94,7 @@ def _sdpa(call: Call, rows: Any) -> Any:
     return (keys <= rows[:, None])[None, None]
 
 
-def _flash(call: Call, rows: Any) -> Any:
+def _flash(call: AttentionCall, rows: Any) -> Any:
     """A mask (b, k) of padding; a causal layer and a window count from the last query and key."""
     positions = call.argument("position_ids")
     if call.mask is None and positions is not None and bool((positions.diff(dim=-1) != 1).any()):
@@ -111,7 +113,7 @@ def _flash(call: Call, rows: Any) -> Any:
     return found if call.mask is None else found & call.mask[:, None, None, -length:].bool()
 
 
-def _flex(call: Call, rows: Any) -> Any:
+def _flex(call: AttentionCall, rows: Any) -> Any:
     """A block mask has a function of batch entry, head, query and key."""
     if call.mask is None or isinstance(call.mask, torch.Tensor):
         return _eager(call, rows)
@@ -124,13 +126,13 @@ def _flex(call: Call, rows: Any) -> Any:
     return sees(entry, head, rows, key)
 
 
-def _is_causal(call: Call) -> bool:
+def _is_causal(call: AttentionCall) -> bool:
     """Whether a layer is causal: as it calls, else as its module says."""
     given = call.argument("is_causal")
     return bool(given) if given is not None else call.causal is not False
 
 
-RULES: Final[dict[str, Callable[[Call, Any], Any]]] = {
+RULES: Final[dict[str, Callable[[AttentionCall, Any], Any]]] = {
     "eager": _eager,
     "sdpa": _sdpa,
     "flex_attention": _flex,
@@ -138,7 +140,7 @@ RULES: Final[dict[str, Callable[[Call, Any], Any]]] = {
 }
 
 
-def _rule(name: str) -> Callable[[Call, Any], Any]:
+def _rule(name: str) -> Callable[[AttentionCall, Any], Any]:
     """The function that makes the mask of an implementation. Errors: UnsupportedCall for one that nobody knows here."""
     if name in RULES:
         return RULES[name]

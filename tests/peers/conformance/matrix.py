@@ -15,7 +15,7 @@ from typing import Final
 from attention_service.conformance.corners import CORNERS
 from attention_service.conformance.judge import judge_arrays
 from attention_service.conformance.runner import SuiteResult, run_cases
-from attention_service.conformance.suite import Case, finished
+from attention_service.conformance.suite import SuiteCase, finished
 from attention_service.conformance.target import Target, Unsupported, call
 from tests.helpers.corners import BY_NAME, make_corner_cases
 from tests.peers.conformance.adapters import ADAPTERS, Adapter
@@ -71,7 +71,7 @@ def alignment(target: Target) -> str:
     return ALIGNED[right[0]] if right else "neither"
 
 
-def aligned_cases() -> tuple[Case, Case]:
+def aligned_cases() -> tuple[SuiteCase, SuiteCase]:
     """The same causal request with offset 0, and with offset k − q."""
     first = next(make_corner_cases("causal.first", 1, SEED, ("float32",)))
     q, k = (first.fields[name].shape[2] for name in ("query", "key"))

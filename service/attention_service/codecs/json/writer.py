@@ -34,7 +34,7 @@ class Flat:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class JSONText:
     """A value whose JSON is written as one string."""
 
     value: Any
@@ -43,7 +43,7 @@ class Text:
 # Types as tuples, as these are asked for each value, and `int | float` would be made each time.
 NUMBERS: Final = (int, float, type(None))
 CONTAINERS: Final = (dict, list, tuple)
-PIECEWISE: Final = (Flat, Text)
+PIECEWISE: Final = (Flat, JSONText)
 
 
 def chunks(value: Any, *, base64: bool = False) -> Iterator[Chunk]:
@@ -63,7 +63,7 @@ def chunks(value: Any, *, base64: bool = False) -> Iterator[Chunk]:
         yield from _array(value)
     elif isinstance(value, Flat):
         yield from _joined([_inside(part)] for part in contiguous(value.array, AT_ONCE))
-    elif isinstance(value, Text):
+    elif isinstance(value, JSONText):
         yield b'"'
         yield from (_inside(str(chunk, "utf-8")) for chunk in chunks(value.value))
         yield b'"'

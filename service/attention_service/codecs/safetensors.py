@@ -86,9 +86,9 @@ class SafetensorsCodec(Codec):
 
 
 def file_chunks(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> tuple[Iterator[Chunk], int]:
-    """The chunks of a file of these tensors, and its length in bytes. metadata: strings or `JSONText`; none if it is empty
+    """The chunks of a file of these tensors, and its length in bytes. metadata: strings or `JSONText`
 
-    Wide elements come first, so that all are aligned.
+    An empty mapping makes none. Wide elements come first, so that all are aligned.
     """
     ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
     header: dict[str, Any] = {METADATA: metadata} if metadata else {}

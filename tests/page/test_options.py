@@ -224,6 +224,13 @@ def test_what_is_added_to_scores_has_a_name(paste: Callable[..., Page]) -> None:
     assert re.split(" [=≈]", check_step(page, "Masked"))[0].endswith("+ 1 (bias) (alibi_slopes)")
 
 
+def test_what_keys_of_distances_add_to_a_score_stands_beside_its_products(paste: Callable[..., Page]) -> None:
+    """The products of query and key alone are not the score: each side is computed anew."""
+    page = paste(relative_keys={"key": [[1.5] * SOURCE.shape[1]]})
+    terms = re.split(" [=≈]", check_step(page, "Score, with relative_keys"))[0].split(" + ")
+    assert len(terms) == SOURCE.shape[1] + 1
+
+
 def test_the_exponential_of_zero_is_one(paste: Callable[..., Page]) -> None:
     page = paste(input=[[1 / 3, 0], [0, 0], [0, 0], [0, 0]])
     expect(page.locator("#steps dt:text-is('Exponential') + dd")).to_have_text(re.compile(" = 1$"))

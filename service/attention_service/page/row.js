@@ -68,7 +68,10 @@ function weightSteps(view, { normalization, max, parts, sum }) {
 	const [score, scaled, capped, masked, weight] = SCORES.map((name) => view.at(name));
 	const scale = metadata.scale[view.choice.head] ?? metadata.scale;
 	const row = [view.row("query"), view.row("present_key", view.choice.key)];
-	const steps = [["Score", products(row, score)], ["Scaled", formula("{0} × {1}", score, scale, scaled)]];
+	// What queries and keys of distances add is not sent by itself.
+	const distance = request.relative_keys ? [row[0].reduce((left, number, n) => left - number * row[1][n], score)] : [];
+	const title = distance.length ? "Score, with relative_keys" : "Score";
+	const steps = [[title, products(row, score, distance)], ["Scaled", formula("{0} × {1}", score, scale, scaled)]];
 	if (request.softcap) steps.push(["Capped", formula("{0} · tanh({1} / {0})", request.softcap, scaled, capped)]);
 	const hidden = whyHidden(view);
 	if (hidden) return [...steps, ["Masked", `−∞: ${hidden}`], ["Weight", "0"]];

@@ -183,6 +183,11 @@ def tints() -> str:
     return "\n".join(f"  --{name}: {cause.tint};" for name, cause in CAUSES.items())
 
 
+def legend() -> str:
+    """The colours of the legend of the page for what hides a key, as rules of CSS."""
+    return "\n".join(f"#legend .{name} {{ --colour: var(--{name}); }}" for name in CAUSES)
+
+
 def metrics() -> str:
     """All metrics as a Markdown table, with the names and labels that they have after a request."""
     engine = Engine(Settings.model_construct())
@@ -255,6 +260,7 @@ def main() -> None:
         (docs / "attention.md", lambda: filled(docs / "attention.md", "causes", causes())),
         (PAGE / "index.html", lambda: filled(PAGE / "index.html", "reasons", reasons())),
         (PAGE / "page.css", lambda: filled(PAGE / "page.css", "tints", tints())),
+        (PAGE / "page.css", lambda: filled(PAGE / "page.css", "legend", legend())),
         (protocol, lambda: filled(protocol, "statuses", statuses())),
         (ROOT / "CONTRIBUTING.md", lambda: filled(ROOT / "CONTRIBUTING.md", "flow", flow())),
     )

@@ -487,3 +487,22 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     found = run("compare", str(request), str(empty))
     assert (found.returncode, "Traceback" in found.stderr) == (2, False)
     assert run("inputs", "--seed", "-1").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"relative_keys": {"key": np.random.default_rng(0).normal(size=(19, 4))}},
+        {"alibi_slopes": [0.5]},
+        {"window": {"left": 9}},
+        {"chunk_size": 5},
+    ],
+)
+def test_an_offset_that_other_options_read_too_is_no_change_of_the_request(option: dict[str, Any]) -> None:
+    """The kernel takes it for 0 in its causal mask alone, which no query_offset says."""
+    query, key, value = np.random.default_rng(1).normal(size=(3, 10, 4))
+    request = {"query": query[:6], "key": key, "value": value, "query_offset": 4, "is_causal": True, **option}
+    own = {"is_causal": False, "mask": np.tril(np.ones((6, 10), bool))}
+    report = compare(attend(**{**request, **own}, include=[]).output, **request)
+    (found,) = [one for one in report.hypotheses if one.name.startswith("causal.")]
+    assert (found.certainty, found.change) == ("proof", None)

@@ -75,6 +75,7 @@ def test_damaged_generated_sections_are_found_and_restored(tmp_path: Path) -> No
         "causes",
         "reasons",
         "tints",
+        "legend",
     }
     assert marked.keys() == sections
     whole = [

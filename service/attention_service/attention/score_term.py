@@ -51,12 +51,14 @@ class ScoreTerm:
 
     narrows: True if `columns` may leave keys out
     reads_query: True if it has `products`
+    reads_offset: True if it reads `query_offset`
     cause: the field of a request that hides keys by this term, a row of CAUSES in `visibility`; "" if it hides none
     """
 
     __slots__ = ()
     narrows: ClassVar[bool] = False
     reads_query: ClassVar[bool] = False
+    reads_offset: ClassVar[bool] = False
     cause: ClassVar[str] = ""
 
     @classmethod

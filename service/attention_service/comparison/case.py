@@ -45,7 +45,19 @@ KNOWN: Final = (
 )
 # Methods of score terms that a case computes, or that change no number.
 METHODS_OF_TERMS: Final = frozenset(
-    {"visible", "added", "products", "arrays", "narrows", "cause", "reads_query", "of", "columns", "visible_columns"}
+    {
+        "visible",
+        "added",
+        "products",
+        "arrays",
+        "narrows",
+        "cause",
+        "reads_query",
+        "reads_offset",
+        "of",
+        "columns",
+        "visible_columns",
+    }
     | {"largest_product", "largest_added", "added_size", "visible_bytes"}
 )
 EXACT: Final = Rounding()

@@ -59,6 +59,7 @@ class Alibi(ScoreTerm):
 
     slopes: np.ndarray
     offset: np.ndarray
+    reads_offset: ClassVar[bool] = True
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:

@@ -22,6 +22,7 @@ class Band(ScoreTerm):
     low: np.ndarray | None = None
     high: np.ndarray | None = None
     narrows: ClassVar[bool] = True
+    reads_offset: ClassVar[bool] = True
 
     def visible(self, tile: Tile, load: Load) -> Array | None:
         if tile.gathered is None and self.visible_columns(tile.rows, tile.columns) == tile.columns:
@@ -88,6 +89,7 @@ class Chunks(ScoreTerm):
     size: int
     offset: np.ndarray
     narrows: ClassVar[bool] = True
+    reads_offset: ClassVar[bool] = True
     cause: ClassVar[str] = "chunk_size"
 
     @classmethod

@@ -28,6 +28,7 @@ class RelativeKeys(ScoreTerm):
     offset: np.ndarray
     bias: np.ndarray | None = None
     reads_query: ClassVar[bool] = True
+    reads_offset: ClassVar[bool] = True
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:

@@ -8,18 +8,14 @@ from typing import Any
 import numpy as np
 
 from attention_service.attention.spec import Window
-from attention_service.attention.terms.additions import Alibi
 from attention_service.attention.terms.positions import Causal, Chunks, SlidingWindow
 from attention_service.comparison.case import Case
 from attention_service.comparison.mutants.table import absent, mutant
 
-# The terms that read query_offset, which can say an offset of one of them only if it is alone.
-POSITIONAL = (Alibi, Causal, Chunks, SlidingWindow)
-
 
 def _offset(case: Case, offset: np.ndarray, kind: type) -> Mapping[str, Any] | None:
     """How a request says another offset; None if other terms read it, too."""
-    if any(case.term(other) for other in POSITIONAL if other is not kind):
+    if any(term.reads_offset for term in case.terms if type(term) is not kind):
         return None
     return {"query_offset": offset.tolist() if len(offset) > 1 else int(offset[0])}
 

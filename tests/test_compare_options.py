@@ -13,13 +13,15 @@ from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec, Projection
 from attention_service.backends.registry import Backends
 from attention_service.comparison import case as case_module
+from attention_service.comparison.actual import NAMES as NAMES_OF_ARRAYS
 from attention_service.comparison.actual import canonical
 from attention_service.comparison.baseline import arrays_of
 from attention_service.comparison.case import make_case
 from attention_service.comparison.compare import Question, compare_question
 from attention_service.comparison.report import make_report
-from attention_service.comparison.solve import everything, solve
+from attention_service.comparison.solve import Sample, everything, solve
 from attention_service.errors import FieldConflict, InvalidRequest
+from attention_service.schemas.compare import ActualArrays
 from tests.test_options import PLAIN, UNUSUAL, general
 
 PROJECTIONS = ("query", "key", "value", "output", "gate")
@@ -76,6 +78,19 @@ def test_a_case_with_one_option_is_solved_as_the_general_path_computes_it(name: 
     assert assert_agrees(spec)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_part_of_a_case_is_solved_as_in_the_whole(name: str) -> None:
+    """A comparison computes some batch entries, heads and queries; steps and terms have numbers for each of them."""
+    spec = joined((name,))
+    assert spec is not None
+    case = make_case(spec, FLOAT64)
+    sizes = case.plan.sizes
+    heads = np.arange(sizes.num_heads) if case.needs_all_heads else np.array([sizes.num_heads - 1])
+    part = Sample(np.array([sizes.batch_size - 1]), heads, np.array([0, sizes.query_length - 1]))
+    whole = solve(case, everything(case)).output
+    np.testing.assert_allclose(solve(case, part).output, part.of(whole), rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_case_with_two_options_is_solved_as_the_general_path_computes_it(name: str) -> None:
@@ -109,3 +124,8 @@ def test_a_request_with_an_option_that_no_case_computes_is_inconclusive(
     assert unknown in report.verdict.message
     with pytest.raises(FieldConflict, match=unknown):
         make_case(spec, FLOAT64)
+
+
+def test_all_outputs_can_be_compared() -> None:
+    """One that `ActualArrays` lacks would be left out of comparisons without a word."""
+    assert set(ActualArrays.model_fields) == set(NAMES_OF_ARRAYS)

@@ -9,6 +9,8 @@ import pytest
 
 from attention_service.attention.steps.clip import ClipStep
 from attention_service.attention.steps.rotation import RotationStep
+from attention_service.comparison.solve import NumpyFunctions
+from tests.memory.test_options import SIZES, STEPS
 
 EPSILON = 2.0**-23  # of float32
 # Two tokens, of which the second is lengthened by tables that are no cosine and sine.
@@ -48,3 +50,13 @@ def test_clipped_numbers() -> None:
     step, shape = ClipStep(0.5), (2, 3, 5, 4)
     assert step.bound(3.0, shape, np.dtype(np.float32)) == 3
     assert step.bound(10.0, shape, np.dtype(np.float32)) == 0.5 * sqrt(120)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("name", STEPS)
+def test_the_result_of_a_step_is_within_its_bound(name: str, size: float) -> None:
+    """A bound that is too low lets scores overflow unseen, or accuses finite ones."""
+    array = np.random.default_rng(0).normal(size=SIZES) * size
+    before = float(np.linalg.norm(array))
+    result = STEPS[name].apply(array, NumpyFunctions(array.dtype), before)
+    assert np.linalg.norm(result) <= STEPS[name].bound(before, array.shape, array.dtype) * (1 + 1e-12)

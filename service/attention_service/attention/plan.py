@@ -135,6 +135,8 @@ class Plan:
         term = next((term for term in self.terms if isinstance(term, SelectedKeys)), None)
         if term is None or any(has_all_keys(name) for name in self.selection.include):
             return None
+        if any(other.reads_query for other in self.terms):  # which compute products for all distances between the keys
+            return None
         h, g, *_ = self.sizes
         heads = g if term.indices.shape[1] == 1 else h
         cost = term.indices.shape[3] * (PRODUCT_COST * h + GATHER_COST * heads)
@@ -178,7 +180,8 @@ class Plan:
         if self.roles.gate_map is not None:
             maps += 2 * sizes.query_length * self.roles.gate_map.weight.size
         sorting = 0 if self.selection.top_k is None else SORTING * sizes.key_length.bit_length()
-        return self.computed_scores * (2 * (sizes.head_dim + sizes.value_dim) + 8 + sorting) + sizes.batch_size * maps
+        products = sizes.head_dim * (2 if any(term.reads_query for term in self.terms) else 1) + sizes.value_dim
+        return self.computed_scores * (2 * products + 8 + sorting) + sizes.batch_size * maps
 
     @cached_property
     def returned_bytes(self) -> int:

@@ -125,11 +125,12 @@ def _head_dim(spec: AttentionSpec, heads: int, kv_heads: int) -> int:
         _per_head(maps.key, kv_heads),
         _of_norm(spec.query_norm, heads),
         _of_norm(spec.key_norm, kv_heads),
+        _last(spec.relative_keys.key) if spec.relative_keys else None,
         # Without a map, what goes into that of the gates is the queries.
         size[1] // heads if maps.query is None and (size := _size_of(maps.gate)) else None,
         # It may be more: not all features need to turn.
         rotary.dim if rotary else None,
-        2 * rotary.cos.shape[-1] if rotary and rotary.cos is not None and rotary.cos.ndim else None,
+        2 * (_last(rotary.cos) or 0) if rotary else None,
     ]
     return next((size for size in sizes if size and size > 0), ANY_FEATURES)
 
@@ -143,10 +144,16 @@ def _value_dim(spec: AttentionSpec, heads: int, kv_heads: int) -> int | None:
         _per_head(maps.value, kv_heads),
         output[1] // heads if output else None,
         _of_norm(spec.value_norm, kv_heads),
+        _of_norm(spec.output_norm, heads),
         of_gate if of_gate != 1 else None,  # one gate for each head goes with any
-        spec.gate.shape[-1] if spec.gate is not None and spec.gate.ndim and spec.gate.shape[-1] != 1 else None,
+        _last(spec.gate) if _last(spec.gate) != 1 else None,
     ]
     return next((size for size in sizes if size), None)
+
+
+def _last(array: np.ndarray | None) -> int | None:
+    """The length of the last axis; None without an array, or for a single number."""
+    return int(array.shape[-1]) if array is not None and array.ndim else None
 
 
 def _of_norm(norm: Norm | None, heads: int) -> int | None:

@@ -85,8 +85,8 @@ class NormStep(OperandStep):
             largest = xp.where(largest > 0, largest, xp.ones_like(largest))
             array, eps = array / largest, eps / largest / largest
         if self.kind == "layer":
-            first = array[:, :1, :, :1] if self.over == "all" else array[..., :1]
-            array = array - first  # so that equal features become 0, however the mean is rounded
+            # The first feature goes first, so that equal ones become 0, however the mean is rounded.
+            array = array - (array[:, :1, :, :1] if self.over == "all" else array[..., :1])
             array -= xp.mean(array, axis=axis, keepdims=True)
         size = xp.sqrt(xp.mean(array * array, axis=axis, keepdims=True) + eps)
         scaled = array / xp.where(size == 0, xp.ones_like(size), size)

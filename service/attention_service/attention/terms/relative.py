@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
 
 from attention_service.attention.array_functions import Array, ArrayFunctions
-from attention_service.attention.arrays import cast
+from attention_service.attention.arrays import cast, lost_to_underflow
 from attention_service.attention.score_term import Frame, ScoreTerm
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile, part_of
@@ -51,10 +52,16 @@ class RelativeKeys(ScoreTerm):
             raise ShapeMismatch.of("/relative_keys/query_bias", shape((h, d)), given.query_bias)
         keys = cast(given.key, frame.dtype, "/relative_keys/key")
         bias = None if given.query_bias is None else cast(given.query_bias, frame.dtype, "/relative_keys/query_bias")
-        count = given.key.shape[-2]
+        count = int(given.key.shape[-2])
         furthest = sizes.query_length + sizes.key_length + count
-        first = -(count // 2) if given.first is None else max(-furthest, min(furthest, given.first))
-        offset = [max(-furthest, min(furthest, int(x))) for x in frame.offset(spec)]
+
+        def near(number: int) -> int:
+            """The number, no further out than where all queries and keys are, so that nothing overflows."""
+            return max(-furthest, min(furthest, number))
+
+        wanted = -(count // 2) if given.first is None else given.first
+        first = near(wanted)
+        offset = [near(int(x) + wanted) - first for x in frame.offset(spec)]  # of which only the sum with first counts
         return cls(
             keys if keys.ndim == 3 else keys[None],
             first,
@@ -79,14 +86,19 @@ class RelativeKeys(ScoreTerm):
         return xp.take_along_axis(products, load(np.broadcast_to(rows - low, (*products.shape[:3], rows.shape[3]))))
 
     def largest_product(self, length: float) -> float:
-        longest = float(np.linalg.norm(self.keys, axis=-1).max())
-        bias = 0.0 if self.bias is None else float(np.linalg.norm(self.bias, axis=-1).max())
-        return (length + bias) * longest
+        bias = 0.0 if self.bias is None else _longest(self.bias)
+        return (length + bias) * _longest(self.keys)
 
     def added_size(self, tile: tuple[int, int, int, int]) -> int:
         b, h, r, k = tile
-        distances = min(self.keys.shape[1], r + k)
+        distances = min(self.keys.shape[1], r + k + int(np.ptp(self.offset)))
         biased = 0 if self.bias is None else self.keys.shape[2]
         # Queries with the bias, all products and those of the keys; three times the places, in eight bytes each.
-        size: int = b * h * r * (biased + distances + k) + 6 * len(self.offset) * r * k
+        size: int = b * h * r * (biased + distances + k) + 6 * len(self.offset) * r * k + self.keys.shape[1]
         return size
+
+
+def _longest(vectors: np.ndarray) -> float:
+    """An upper bound of the Euclidean norms of vectors (h, n, d)."""
+    largest = max(float(np.vecdot(head, head).max()) for head in vectors)
+    return math.sqrt(largest + lost_to_underflow(vectors.dtype, vectors.shape[-1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -15,6 +16,7 @@ from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Computed
 from attention_service.attention.spec import ROLES, AttentionSpec, DType, Output
+from attention_service.attention.steps import STEPPED
 from attention_service.attention.tiles import Tiling, tile_size
 from attention_service.backends.base import Backend, Check, OutOfMemory, no_check
 from attention_service.backends.dense.compute import compute
@@ -30,7 +32,7 @@ FOR_TOP_K: Final = 6
 
 # Options for which fused kernels get halves in float32: they change query, key or value, or are added to the scores.
 MAPS: Final = tuple(f"roles.{role}.map" for role in ROLES)
-IN_FLOAT32: Final = (*MAPS, *(f"{role}_steps" for role in ROLES), "terms.Bias", "terms.Alibi")
+IN_FLOAT32: Final = (*MAPS, *(f"{role}_steps" for role in STEPPED), "terms.Bias", "terms.Alibi")
 IN_HALVES: Final = frozenset(name for name in sdpa.KNOWN if not name.startswith(IN_FLOAT32))
 
 logger = logging.getLogger("attention")
@@ -144,8 +146,17 @@ class TorchBackend(Backend):
         row = sizes.num_heads * plan.computed_keys + gathered
         scores = max(self.tiling.scores * 4 // itemsize, self.tiling.max_scores, row)
         every = plan.computed_scores + sizes.batch_size * sizes.query_length * gathered
-        working = matrices * min(every, scores) * itemsize + self._mask_bytes(plan)
+        working = matrices * min(every, scores) * itemsize + self._mask_bytes(plan) + self._product_bytes(plan)
         return cost.peak_bytes(plan, working, copied)
+
+    def _product_bytes(self, plan: Plan) -> int:
+        """Bytes that terms take which read the queries of a tile: their products, and places in eight bytes each."""
+        reading = [term for term in plan.terms if term.reads_query]
+        if not reading:
+            return 0
+        (h, g, *_), step = plan.sizes, tile_size(plan, self._tiling(plan))
+        tile = step.batch, step.kv_heads * (h // g), step.rows, plan.computed_keys
+        return sum(term.added_size(tile) for term in reading) * plan.compute_dtype.itemsize + 8 * prod(tile)
 
     def _mask_bytes(self, plan: Plan) -> int:
         """Bytes that masks made from indices take in the machine's memory, for a tile."""

@@ -33,7 +33,8 @@ from attention_service.comparison.candidates import Candidate, candidates, ratio
 from attention_service.comparison.case import Case, make_case
 from attention_service.comparison.mutants.masks import LeftOut
 from attention_service.comparison.problem import Answer, Problem, rounded
-from attention_service.comparison.solve import everything, solve
+from attention_service.comparison.sample import everything
+from attention_service.comparison.solve import solve
 from attention_service.pipeline.prepare import make_spec_and_plan
 
 Arrays = Mapping[str, np.ndarray]

@@ -20,7 +20,8 @@ import numpy as np
 from attention_service.comparison.errors import distance
 from attention_service.comparison.inputs import POSITIONAL, make_input
 from attention_service.comparison.mutants import MUTANTS
-from attention_service.comparison.solve import everything, solve
+from attention_service.comparison.sample import everything
+from attention_service.comparison.solve import solve
 from attention_service.library import attend, compare
 from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, random_recipe, returned, tells_apart
 from tests.peers.conformance.adapters import ADAPTERS

@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "service" / "attention_service").rglob("*.py"))
-MAX_FILE = 450
-MAX_FUNCTION = 50
+MAX_FILE = 400
+MAX_FUNCTION = 48
 MAX_TOP = 10
 # Written by openapi/generate.py: parameters and docstrings are as long as the schema is.
 GENERATED = {"service/attention_service/library/functions.py"}

@@ -22,7 +22,8 @@ from attention_service.comparison.inputs import NEEDS, make_input, recipe_for
 from attention_service.comparison.memory import comparison_bytes
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.question import make_question
-from attention_service.comparison.solve import everything, solve
+from attention_service.comparison.sample import everything
+from attention_service.comparison.solve import solve
 from attention_service.errors import InvalidRequest
 from attention_service.library import assert_attention, compare
 from attention_service.schemas.compare import CompareReport

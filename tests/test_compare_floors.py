@@ -11,7 +11,7 @@ import pytest
 from attention_service.attention.spec import AttentionSpec, LinearMap, Projection
 from attention_service.comparison.case import make_case
 from attention_service.comparison.floors import floors, floors_of_others
-from attention_service.comparison.solve import everything
+from attention_service.comparison.sample import everything
 
 STEP = 2.0**-52 / 4
 # One query (3, 4) of length 5, two keys of length 1: scores 3 and 4, the largest value 7.

@@ -14,7 +14,8 @@ from attention_service.comparison.case import Case, make_case
 from attention_service.comparison.errors import distance
 from attention_service.comparison.inputs import OPTIONS, Recipe, make_input, needs_tiles, recipe_for
 from attention_service.comparison.mutants import MUTANTS
-from attention_service.comparison.solve import everything, solve
+from attention_service.comparison.sample import everything
+from attention_service.comparison.solve import solve
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.schemas.compare import CompareReport
 

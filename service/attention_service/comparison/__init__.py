@@ -3,10 +3,10 @@
 In the order of a comparison:
 
 - question: the fields of a request as a question
-- operation: comparisons in the pipeline; memory: how much memory one takes; cli: the commands
+- operation: comparisons in the pipeline; memory: how much memory one takes
 - compare: the comparison itself; actual: the arrays that were sent
 - case: a request in float64, some of whose options a mutant changes; problem: its last part, from scores to outputs
-- solve: the answer of a case for a sample of its rows; samples: which rows these are
+- sample: rows of a case, and blocks of them; samples: which rows are chosen; solve: the answer of a case for a sample
 - baseline: the error that legal rounding explains; floors: the least that it can be, from the lengths of the vectors
 - errors, places, tolerances: how far two arrays are apart, where, and what tests with a tolerance say
 - mutants: the table of known mistakes; candidates: their answers; estimates: mistakes with a number that is estimated

@@ -15,7 +15,8 @@ from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distance, largest, ulp
 from attention_service.comparison.floors import floors
 from attention_service.comparison.problem import Answer, Rounding, rounded
-from attention_service.comparison.solve import Sample, solve
+from attention_service.comparison.sample import Sample
+from attention_service.comparison.solve import solve
 
 # Up to so many baselines an output is correct, up to so many imprecise, and above wrong.
 CORRECT: Final = 2.0

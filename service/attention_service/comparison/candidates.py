@@ -11,7 +11,8 @@ from attention_service.comparison.baseline import Arrays, arrays_of
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distance, square
 from attention_service.comparison.mutants import MUTANTS
-from attention_service.comparison.solve import Sample, solve
+from attention_service.comparison.sample import Sample
+from attention_service.comparison.solve import solve
 
 # What mutants did, those included whose number is estimated.
 MESSAGES: Final = {name: mutant.message for name, mutant in MUTANTS.items()} | {

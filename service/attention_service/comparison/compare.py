@@ -34,9 +34,10 @@ from attention_service.comparison.floors import floors, floors_of_others
 from attention_service.comparison.inputs import Suggestion, recipe_of, suggest
 from attention_service.comparison.places import places, worst
 from attention_service.comparison.power import Power, power
+from attention_service.comparison.sample import blocks, everything
 from attention_service.comparison.samples import choose_sample, most_scores
 from attention_service.comparison.search import search
-from attention_service.comparison.solve import blocks, everything, solve
+from attention_service.comparison.solve import solve
 from attention_service.comparison.tolerances import Tolerance, usual_tolerances
 from attention_service.schemas.compare import ArrayErrors, Place
 

@@ -14,7 +14,8 @@ from attention_service.comparison.case import Case
 from attention_service.comparison.evidence import Evidence
 from attention_service.comparison.mutants.heads import permuted
 from attention_service.comparison.mutants.scores import scaled
-from attention_service.comparison.solve import Sample, solve
+from attention_service.comparison.sample import Sample
+from attention_service.comparison.solve import solve
 
 # Factors of the scale that are tried first, as powers of two, and steps of the search around the best of them.
 POWERS: Final = np.arange(-10, 10.25, 0.5)

@@ -14,7 +14,8 @@ from attention_service.comparison.baseline import CORRECT, Arrays, arrays_of, ba
 from attention_service.comparison.candidates import Candidate, ratio, unexplained
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distance, distances
-from attention_service.comparison.solve import Sample, blocks, everything, solve
+from attention_service.comparison.sample import Sample, blocks, everything
+from attention_service.comparison.solve import solve
 
 # A mistake is proved only if the reference is so many times further from the output than the mutant is.
 PROOF: Final = 10.0

@@ -18,15 +18,8 @@ from attention_service.attention.arrays import compute_dtype
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import epsilon, largest
 from attention_service.comparison.problem import Problem, attention, masked_scores, scaled_scores, sigmoid
-from attention_service.comparison.solve import (
-    Sample,
-    blocks,
-    everything,
-    make_problem,
-    operand,
-    spread_of_scores,
-    stepped,
-)
+from attention_service.comparison.sample import Sample, blocks, everything
+from attention_service.comparison.solve import make_problem, operand, spread_of_scores, stepped
 
 # The steps where a sum of scores cannot be told from 0, so that right weights and outputs may have any size.
 UNKNOWN: Final = 1e250

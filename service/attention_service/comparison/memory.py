@@ -13,8 +13,8 @@ from attention_service.attention.terms.relative import RelativeKeys
 from attention_service.comparison.case import Case
 from attention_service.comparison.compare import Question
 from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, Recipe, made_scores, recipe_for_sizes
+from attention_service.comparison.sample import block_counts
 from attention_service.comparison.samples import MAX_OUTPUTS, most_scores, sample_counts
-from attention_service.comparison.solve import block_counts
 
 # Copies of the scores of a block or sample that live at the same time, of 8 bytes each.
 COPIES: Final = 12

@@ -13,8 +13,9 @@ from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distance
 from attention_service.comparison.evidence import Evidence
 from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.sample import blocks, everything
 from attention_service.comparison.samples import is_whole
-from attention_service.comparison.solve import blocks, everything, solve
+from attention_service.comparison.solve import solve
 from attention_service.comparison.tolerances import Tolerance
 
 # Requests of at most so many scores are looked at whole before a mistake is called invisible.

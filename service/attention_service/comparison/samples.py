@@ -9,7 +9,7 @@ import numpy as np
 
 from attention_service.attention.shapes import Sizes
 from attention_service.comparison.case import Case
-from attention_service.comparison.solve import PRODUCTS, Sample
+from attention_service.comparison.sample import PRODUCTS, Sample
 
 # A sample has at most so many batch entries, heads and queries, and about so many scores.
 MAX_BATCHES: Final = 2

@@ -13,7 +13,7 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.actual import canonical
 from attention_service.comparison.baseline import CORRECT, Arrays, baselines
 from attention_service.comparison.case import make_case
-from attention_service.comparison.solve import everything
+from attention_service.comparison.sample import everything
 from attention_service.conformance.changes import Fields
 from attention_service.conformance.corners import COMBINED, CORNERS, Corner, make_fields
 from attention_service.library import attend

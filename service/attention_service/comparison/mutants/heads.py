@@ -10,7 +10,8 @@ import numpy as np
 from attention_service.comparison.case import Case
 from attention_service.comparison.mutants.table import mutant
 from attention_service.comparison.problem import Answer, Problem, sigmoid
-from attention_service.comparison.solve import BLOCK, keys_as_values
+from attention_service.comparison.sample import BLOCK
+from attention_service.comparison.solve import keys_as_values
 
 
 def _tiled(case: Case) -> np.ndarray:

@@ -158,7 +158,7 @@ def test_an_example_that_is_not_there_is_the_first_one(open_page: Open) -> None:
 def test_an_error_without_a_control_is_shown_at_the_last_change(open_page: Open) -> None:
     page = open_page(example="causal")
     page.locator("[name=num_heads]").fill("3")
-    expect(page.locator("[name=num_heads] + #problem")).to_contain_text("3 heads divide")
+    expect(page.locator("[name=num_heads] + #problem")).to_contain_text("a multiple of num_heads = 3")
     page.locator("[name=num_heads]").fill("2")
     expect(page.locator("#problem")).to_be_hidden()
 

@@ -100,8 +100,7 @@ class Rotary(TypedDict, total=False):
 
 
 class RelativeKeys(TypedDict, total=False):
-    """Relative positions: (query i + query_bias) · key[j - i - query_offset - first] is added to the product of query i
-    and key j, before the scale."""
+    """Relative positions: adds (query i + query_bias) · key[j - i - query_offset - first] to the score, before scaling."""
 
     key: Array | None
     """(distances, head_dim) for all heads, or (num_heads, distances, head_dim). Distances before the first and after

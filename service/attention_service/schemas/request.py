@@ -150,8 +150,7 @@ class Rotary(Part):
 
 
 class RelativeKeys(Part):
-    """Relative positions: (query i + query_bias) · key[j - i - query_offset - first] is added to the product of query i
-    and key j, before the scale."""
+    """Relative positions: adds (query i + query_bias) · key[j - i - query_offset - first] to the score, before scaling."""
 
     key: Matrix | None = None
     """(distances, head_dim) for all heads, or (num_heads, distances, head_dim). Distances before the first and after

@@ -150,7 +150,7 @@ class Rotary(Part):
 
 
 class RelativeKeys(Part):
-    """Relative positions: adds (query i + query_bias) · key[j - i - query_offset - first] to the score, before scaling."""
+    """Relative positions: adds (query i + query_bias) · key[j - i - query_offset - first] to scores, before scaling."""
 
     key: Matrix | None = None
     """(distances, head_dim) for all heads, or (num_heads, distances, head_dim). Distances before the first and after

@@ -143,6 +143,8 @@ def resident_after(server: Live, count: int) -> float:
 
 
 def test_comparisons_leave_no_memory_behind() -> None:
+    # A thread that joins keeps the arena of its first comparisons, once. A leak grows with each round.
     with live(memory_limit="1GiB", threads=1, log_level="critical") as server:
-        early = resident_after(server, 20)
-        assert resident_after(server, 60) <= early * 1.05
+        after = [resident_after(server, 20) for _ in range(5)]
+        assert min(np.diff(after)) <= after[0] * 0.01, after
+        assert after[-1] <= after[0] * 1.5, after

@@ -21,7 +21,7 @@ from plain import plain
 from promises import promises
 
 from attention_service.attention.result import Result
-from attention_service.attention.visibility import CAUSES
+from attention_service.attention.terms import CAUSES
 from attention_service.backends.base import no_check
 from attention_service.backends.registry import Backends
 from attention_service.cli import parser

@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 from attention_service import attend
-from attention_service.attention.visibility import CAUSES
+from attention_service.attention.terms import CAUSES
 from attention_service.backends.registry import Backends
 from attention_service.codecs.decoded import Decoded
 from attention_service.errors import FieldConflict, InvalidRequest, InvalidValue

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Request, expect
 
-from attention_service.attention.visibility import CAUSES
+from attention_service.attention.terms import CAUSES
 from attention_service.render.colours import DIVERGING, SEQUENTIAL
 from tests.page.helpers import fill, wait
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -46,20 +46,36 @@ class Frame:
         return np.full(1, self.past)
 
 
+class Cause(NamedTuple):
+    """A field of a request that hides keys, as outputs, pictures, the page and its documentation show it.
+
+    bit: in `hidden_by`; clients rely on it: it never changes
+    tint: the colour of the keys that it hides, sRGB
+    reason: on the page, about one query and key; names between braces are filled in by `whyHidden` of page/row.js
+    hides: which keys, as the end of a sentence that begins with "hides a key"
+    """
+
+    field: str
+    bit: int
+    tint: str
+    reason: str
+    hides: str
+
+
 class ScoreTerm:
     """Base of all terms. Subclasses are frozen dataclasses.
 
     narrows: True if `columns` may leave keys out
     reads_query: True if it has `products`
     reads_offset: True if it reads `query_offset`
-    cause: the field of a request that hides keys by this term, a row of CAUSES in `visibility`; "" if it hides none
+    cause: the field of a request that hides keys by this term; None if it hides none
     """
 
     __slots__ = ()
     narrows: ClassVar[bool] = False
     reads_query: ClassVar[bool] = False
     reads_offset: ClassVar[bool] = False
-    cause: ClassVar[str] = ""
+    cause: ClassVar[Cause | None] = None
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:

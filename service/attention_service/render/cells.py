@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from attention_service.attention.visibility import CAUSES
+from attention_service.attention.terms import CAUSES
 from attention_service.render.colours import DIVERGING, LEVELS, SEQUENTIAL, is_dark, mixed, rgb, table
 from attention_service.render.drawing import Colour
 from attention_service.render.picture import GAP, Panel, Picture

@@ -3,8 +3,9 @@
 A key is visible to a query only if every term allows it. What terms add is added to the scaled and capped scores; what
 they multiply with queries, to the products of query and key.
 
-To add a term write a class with `of`, and with `visible` and `cause`, `added` or `products`, and put it into TERMS. The
-dense backend, the cost model and the tiles use nothing but these. Fast paths refuse it until they are taught.
+To add a term write a class with `of`, and with `visible` and `cause`, `added` or `products`, and put it into the TERMS
+of its module. The dense backend, the cost model and the tiles use nothing but these. Fast paths refuse it until they
+are taught.
 
 Shapes in comments: b batch, h heads, r the queries of a tile, k its keys. `load` takes a NumPy array to the library
 and device of the backend; arrays that it returns know comparison, `&`, `~`, arithmetic and `abs`.
@@ -16,27 +17,21 @@ from typing import Final
 
 from attention_service.attention.score_term import Frame, ScoreTerm
 from attention_service.attention.spec import AttentionSpec
-from attention_service.attention.terms.additions import Alibi, Bias
-from attention_service.attention.terms.masks import KeyLengths, KeyMask, Mask, QueryLengths, Segments
-from attention_service.attention.terms.positions import Causal, Chunks, SlidingWindow
-from attention_service.attention.terms.relative import RelativeKeys
-from attention_service.attention.terms.selected import SelectedKeys
+from attention_service.attention.terms import additions, masks, positions, relative, selected
 
 # In the order in which they are made, and in which their errors are found.
 TERMS: Final[tuple[type[ScoreTerm], ...]] = (
-    RelativeKeys,
-    Bias,
-    Alibi,
-    Mask,
-    KeyMask,
-    KeyLengths,
-    QueryLengths,
-    Segments,
-    SlidingWindow,
-    Chunks,
-    Causal,
-    SelectedKeys,
+    *relative.TERMS,
+    *additions.TERMS,
+    *masks.TERMS,
+    *positions.TERMS,
+    *selected.TERMS,
 )
+# By the field that hides a key, in the order of their bits.
+CAUSES: Final = {
+    cause.field: cause
+    for cause in sorted((kind.cause for kind in TERMS if kind.cause is not None), key=lambda cause: cause.bit)
+}
 
 
 def make_terms(spec: AttentionSpec, frame: Frame) -> tuple[ScoreTerm, ...]:

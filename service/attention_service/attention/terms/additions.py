@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 import numpy as np
 
 from attention_service.attention.array_functions import Array
 from attention_service.attention.arrays import cast, per_head
-from attention_service.attention.score_term import Frame, Load, ScoreTerm
+from attention_service.attention.score_term import Cause, Frame, Load, ScoreTerm
 from attention_service.attention.shapes import Sizes, align
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile, part_of
@@ -23,7 +23,7 @@ class Bias(ScoreTerm):
     """Numbers (b, h, q, k), each axis full or 1; -inf hides."""
 
     numbers: np.ndarray
-    cause: ClassVar[str] = "bias"
+    cause: ClassVar[Cause | None] = Cause("bias", 256, "#a0522d", "minus infinity is added", "where it is −∞")
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -79,3 +79,7 @@ class Alibi(ScoreTerm):
 
     def added_size(self, tile: tuple[int, int, int, int]) -> int:
         return prod(tile) + 2 * tile[2] * tile[3]
+
+
+# In the order in which they are made.
+TERMS: Final = (Bias, Alibi)

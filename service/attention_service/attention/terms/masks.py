@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 import numpy as np
 
 from attention_service.attention.array_functions import Array
 from attention_service.attention.arrays import integers, per_token, within
-from attention_service.attention.score_term import Frame, Load, ScoreTerm
+from attention_service.attention.score_term import Cause, Frame, Load, ScoreTerm
 from attention_service.attention.shapes import align
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile, part_of
@@ -21,7 +21,7 @@ class Mask(ScoreTerm):
     """Booleans (b, h, q, k), each axis full or 1; True = visible."""
 
     booleans: np.ndarray
-    cause: ClassVar[str] = "mask"
+    cause: ClassVar[Cause | None] = Cause("mask", 1, "#b5466f", "false for this query and key", "where it is false")
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -42,7 +42,7 @@ class KeyMask(Mask):
     """Keys (b or 1, 1, 1, k); False hides a key from all queries."""
 
     __slots__ = ()
-    cause: ClassVar[str] = "key_mask"
+    cause: ClassVar[Cause | None] = Cause("key_mask", 2, "#2f81a8", "false for this key", "where it is false")
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -59,7 +59,7 @@ class KeyLengths(KeyMask):
     """Keys beyond `key_lengths` are padding."""
 
     __slots__ = ()
-    cause: ClassVar[str] = "key_lengths"
+    cause: ClassVar[Cause | None] = Cause("key_lengths", 4, "#3b6ea8", "the key is padding", "that is padding")
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -74,7 +74,9 @@ class QueryLengths(Mask):
     """Queries (b or 1, 1, q, 1); False is padding, which sees no key and is not counted as a masked row."""
 
     __slots__ = ()
-    cause: ClassVar[str] = "query_lengths"
+    cause: ClassVar[Cause | None] = Cause(
+        "query_lengths", 8, "#5b8db8", "the query is padding", "every key of a query that is padding"
+    )
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -91,7 +93,9 @@ class Segments(ScoreTerm):
 
     query: np.ndarray
     key: np.ndarray
-    cause: ClassVar[str] = "segment_ids"
+    cause: ClassVar[Cause | None] = Cause(
+        "segment_ids", 16, "#1a7f64", "query and key are in different segments", "with another id than the query"
+    )
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -131,3 +135,7 @@ def _booleans(array: np.ndarray, pointer: str) -> np.ndarray:
             advice = "for numbers to be added to the scores use bias"
         raise InvalidArray.of(pointer, "booleans, true = takes part", array, advice)
     return array
+
+
+# In the order in which they are made.
+TERMS: Final = (Mask, KeyMask, KeyLengths, QueryLengths, Segments)

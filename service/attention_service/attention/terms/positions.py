@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 import numpy as np
 
 from attention_service.attention.array_functions import Array
-from attention_service.attention.score_term import Frame, Load, ScoreTerm
+from attention_service.attention.score_term import Cause, Frame, Load, ScoreTerm
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile, part_of
@@ -52,7 +52,9 @@ class Causal(Band):
     """Query i sees key j only if j <= i + query_offset."""
 
     __slots__ = ()
-    cause: ClassVar[str] = "is_causal"
+    cause: ClassVar[Cause | None] = Cause(
+        "is_causal", 128, "#6e7781", "key {key} comes after position {place}", "after the query"
+    )
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -64,7 +66,9 @@ class SlidingWindow(Band):
     """Query i sees keys from i + query_offset - left to i + query_offset + right."""
 
     __slots__ = ()
-    cause: ClassVar[str] = "window"
+    cause: ClassVar[Cause | None] = Cause(
+        "window", 32, "#b0762b", "from position {place} only {keys}", "outside the window"
+    )
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -90,7 +94,13 @@ class Chunks(ScoreTerm):
     offset: np.ndarray
     narrows: ClassVar[bool] = True
     reads_offset: ClassVar[bool] = True
-    cause: ClassVar[str] = "chunk_size"
+    cause: ClassVar[Cause | None] = Cause(
+        "chunk_size",
+        64,
+        "#8250df",
+        "position {place} and key {key} are in different chunks of {chunk}",
+        "of another chunk",
+    )
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -128,3 +138,7 @@ def _reduced_offset(offset: int, size: int, longest: int) -> int:
     chunk, place = divmod(offset, size)
     reduced = min(size, longest)
     return max(-longest - 1, min(longest + 1, chunk)) * reduced + reduced - min(size - place, reduced)
+
+
+# In the order in which they are made.
+TERMS: Final = (SlidingWindow, Chunks, Causal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 import numpy as np
 
@@ -102,3 +102,7 @@ def _longest(vectors: np.ndarray) -> float:
     """An upper bound of the Euclidean norms of vectors (h, n, d)."""
     largest = max(float(np.vecdot(head, head).max()) for head in vectors)
     return math.sqrt(largest + lost_to_underflow(vectors.dtype, vectors.shape[-1]))
+
+
+# In the order in which they are made.
+TERMS: Final = (RelativeKeys,)

@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_service.attention.array_functions import Array
 from attention_service.attention.arrays import integers, within
-from attention_service.attention.score_term import Frame, Load, ScoreTerm
+from attention_service.attention.score_term import Cause, Frame, Load, ScoreTerm
 from attention_service.attention.shapes import align
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile
@@ -25,7 +25,13 @@ class SelectedKeys(ScoreTerm):
     """The only keys that a query may see: indices (b, h, q, n), b, h and q full or 1; -1 is no key."""
 
     indices: np.ndarray
-    cause: ClassVar[str] = "selected_keys"
+    cause: ClassVar[Cause | None] = Cause(
+        "selected_keys",
+        512,
+        "#6f8f1f",
+        "the key is not one of those selected for this query",
+        "that is not selected for the query",
+    )
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -65,3 +71,7 @@ class SelectedKeys(ScoreTerm):
     def visible_bytes(self, tile: tuple[int, int, int, int]) -> tuple[int, int]:
         rows = prod(map(min, self.indices.shape[:3], tile[:3]))
         return rows * (tile[3] + 1), rows * self.indices.shape[3] * (self.indices.itemsize + BOOLEANS)
+
+
+# In the order in which they are made.
+TERMS: Final = (SelectedKeys,)

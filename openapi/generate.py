@@ -9,16 +9,18 @@ import argparse
 import json
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 from xml.sax.saxutils import quoteattr
 
 from flow import flow
 from functions import functions
 from plain import plain
 from promises import promises
+from pydantic.fields import FieldInfo
 
 from attention_service.attention.result import Result
 from attention_service.attention.terms import CAUSES
@@ -34,7 +36,8 @@ from attention_service.observability.requests import ComputedRequest, RequestRec
 from attention_service.pipeline.attention import PreparedRequest
 from attention_service.pipeline.engine import Engine
 from attention_service.rpc.calls import STATUSES
-from attention_service.schemas.response import answer
+from attention_service.schemas.request import AttentionRequest, Part
+from attention_service.schemas.response import AttentionResponse, answer
 from attention_service.settings import Settings, table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,6 +191,57 @@ def legend() -> str:
     return "\n".join(f"#legend .{name} {{ --colour: var(--{name}); }}" for name in CAUSES)
 
 
+def fields() -> str:
+    """All fields of a request as a Markdown table; those of an object below the last field that is such an object."""
+    rows, users = ["| field | meaning | default |", "|---|---|---|"], defaultdict[type[Part], list[str]](list)
+    for name, field in AttentionRequest.model_fields.items():
+        users[part_of(field)].append(name)
+    for name, field in AttentionRequest.model_fields.items():
+        part = part_of(field)
+        is_alone, is_last = users[part] == [name], users[part][-1] == name
+        rows.append(field_row(name, field, part.__doc__ if is_alone else ""))
+        if part is Part or not is_last:
+            continue
+        if not is_alone:
+            name = "…" + name[name.index("_") :]
+            rows.append(f"| `{name}` | {marked(part.__doc__ or '')} | |")
+        rows += [field_row(f"{name}.{inner}", field) for inner, field in part.model_fields.items()]
+    return "\n".join(rows)
+
+
+def part_of(field: FieldInfo) -> type[Part]:
+    """The class of the object that a field is, `Part` if it is none."""
+    return next(
+        (kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, Part)), Part
+    )
+
+
+def field_row(name: str, field: FieldInfo, more: str | None = "") -> str:
+    """A row of a table of fields, whose meaning goes on with `more`."""
+    text, _, default = " ".join((field.description or "").split()).partition(" Default: ")
+    if not default and field.default is not None:
+        default = f"`{json.dumps(field.default)}`"
+    return f"| `{name}` | {marked(f'{text} {more}'.strip())} | {marked(default.rstrip('.'))} |"
+
+
+def marked(text: str) -> str:
+    """Text for a cell of a table, with the names of fields and results as code."""
+    names = (
+        part if n % 2 else re.sub(r"\b[a-z]+(_[a-z]+)+\b", r"`\g<0>`", part) for n, part in enumerate(text.split("`"))
+    )
+    return "".join(f"`{part}`" if n % 2 else part for n, part in enumerate(names)).replace("|", r"\|")
+
+
+def results() -> str:
+    """What `include` names, and the results beside it, as a Markdown table."""
+    rows = [
+        f"| `{name}` | {marked(str(field.description))} |"
+        for name, field in AttentionResponse.model_fields.items()
+        if field.description
+    ]
+    return "\n".join(["| result | meaning |", "|---|---|", *rows])
+
+
 def metrics() -> str:
     """All metrics as a Markdown table, with the names and labels that they have after a request."""
     engine = Engine(Settings.model_construct())
@@ -257,6 +311,8 @@ def main() -> None:
         (docs / "operations.md", lambda: filled(docs / "operations.md", "metrics", metrics())),
         (docs / "errors.md", lambda: filled(docs / "errors.md", "errors", errors())),
         (docs / "compare.md", lambda: filled(docs / "compare.md", "mistakes", mistakes())),
+        (docs / "attention.md", lambda: filled(docs / "attention.md", "fields", fields())),
+        (docs / "attention.md", lambda: filled(docs / "attention.md", "results", results())),
         (docs / "attention.md", lambda: filled(docs / "attention.md", "causes", causes())),
         (PAGE / "index.html", lambda: filled(PAGE / "index.html", "reasons", reasons())),
         (PAGE / "page.css", lambda: filled(PAGE / "page.css", "tints", tints())),

@@ -58,35 +58,37 @@ class Projection(TypedDict, total=False):
     output: LinearMap | None
     """Maps the joined heads, num_heads x value_dim features, to the output. Rank 2 only. Default: the identity."""
     gate: GateMap | None
-    """Maps the source of the query to gates, by which head outputs are multiplied before the output map. Default: no
-    gates."""
+    """Maps the source of the query to gates, by which head outputs are multiplied before the output map, as in
+    Qwen3-Next. Default: no gates."""
 
 
 class Norm(TypedDict, total=False):
     """Normalisation of features: x / sqrt(mean(x²) + eps) · weight + bias, for layer after the mean is subtracted."""
 
     kind: NormKind | str | None
-    """rms, or layer: the mean is subtracted first. One of rms, layer."""
+    """rms ([Zhang & Sennrich 2019](https://arxiv.org/abs/1910.07467)), or layer: the mean is subtracted first ([Ba et
+    al. 2016](https://arxiv.org/abs/1607.06450)). One of rms, layer."""
     over: NormOver | str | None
-    """head: over the features of each head; all: over those of all heads of a token. One of head, all."""
+    """head: over the features of each head; all: over those of all heads of a token, as before they are split. One of
+    head, all."""
     position: NormPosition | str | None
-    """before or after the rotation. Values are not rotated. One of before, after."""
+    """before or after the rotation; of values and head outputs, before only. One of before, after."""
     weight: Array | None
     """(head_dim,), or (heads, head_dim) for each head its own, of values with value_dim; over all (heads · head_dim,).
     Default: ones."""
     bias: Array | None
     """Added last, in the shape of weight. Default: zeros."""
     eps: float | None
-    """Added to the mean of squares, at least 0."""
+    """Added to the mean of squares, at least 0. With 0, zeros stay 0."""
 
 
 class Rotary(TypedDict, total=False):
     """Rotary position embedding: pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
 
     base: float | None
-    """Pair n turns by position · base^(-2n/dim). Not with cos and sin. Default: 10000."""
+    """The angle of pair n is position · base^(-2n/dim). Not beside cos and sin. Default: 10000."""
     cos: Array | None
-    """(positions, dim/2): one row per position; or (b, l, dim/2): one row per new token. Default: from base."""
+    """(positions, dim/2), looked up by position; or (b, l, dim/2), one row per new token. Default: from base."""
     sin: Array | None
     """Like cos. Default: from base."""
     dim: int | None
@@ -103,12 +105,13 @@ class RelativeKeys(TypedDict, total=False):
     """Relative positions: adds (query i + query_bias) · key[j - i - query_offset - first] to scores, before scaling."""
 
     key: Array | None
-    """(distances, head_dim) for all heads, or (num_heads, distances, head_dim). Distances before the first and after
-    the last have the key of these. Default: none, which is an error."""
+    """(distances, head_dim) for all heads, or (num_heads, distances, head_dim), by ascending distance. Distances before
+    the first and after the last have the key of these. Default: none, which is an error."""
     first: int | None
     """The distance j - i - query_offset of the first key. Default: minus half of the number of distances."""
     query_bias: Array | None
-    """(num_heads, head_dim): added to the queries for these products only. Default: none."""
+    """(num_heads, head_dim), added to the queries for these products only: v - u of Transformer-XL, whose u is added to
+    the query, or to `projection.query.bias`. Default: none."""
 
 
 class Window(TypedDict, total=False):
@@ -219,7 +222,7 @@ def attend(
         value: Values, in the same layout, with as many tokens as the key. Default: none.
         input: Self-attention: used as query, key and value. With `context`: used as query only. Default: none.
         context: Cross-attention, with `input`: used as key and value. Default: none.
-        projection: Linear maps of the source and the output. Not allowed in layouts with h. Default: none.
+        projection: Not in layouts with h. Default: none.
         layout: The axes of query, key, value, input, context and output: b batch, h heads, l tokens, d features.
             Without h, the heads are packed in d. In dl and bdl tokens are columns, and score matrices are transposed:
             their columns sum to one. Default: ld, bld or bhld, by rank. One of ld, dl, bld, lbd, bdl, hld, bhld, blhd.
@@ -229,22 +232,23 @@ def attend(
         past_key: Cached keys, prepended to the new keys and not rotated again: [b,] h, l, d in every layout; h is
             num_kv_heads; l may be 0. The key length includes them. Needs past_value. Default: none.
         past_value: Cached values, in the form of past_key. Needs past_key. Default: none.
-        query_norm: Normalises the queries. Default: none.
-        key_norm: Normalises the new keys. Default: none.
-        value_norm: Normalises the new values. Default: none.
-        output_norm: Normalises the head outputs, before gates and output map; over all heads as in BitNet. Default:
-            none.
-        clip_qkv: Above 0: query, new keys and new values are clipped to -clip_qkv … clip_qkv, after maps and norms,
-            before rotary and norms that follow it. Default: none.
-        rotary: Rotary position embedding of query and new keys. Default: none.
-        relative_keys: Keys for the distances of query and key, as in Transformer-XL. Default: none.
-        scale: Factor on the scores: one number, or (num_heads,). 1 means unscaled, 0 is legal. Default:
+        query_norm: Normalises the queries, after their map. Default: none.
+        key_norm: Normalises the new keys, not those of the past. Default: none.
+        value_norm: Normalises the new values, not those of the past. Default: none.
+        output_norm: Normalises the head outputs, before gates and output map; over all heads as in
+            [BitNet](https://arxiv.org/abs/2402.17764). A row without a visible key becomes the bias. Default: none.
+        clip_qkv: Above 0: query, new keys and new values are clipped to -clip_qkv … clip_qkv, as in OLMo and DBRX:
+            after maps and norms, before rotary and norms that follow it. The past is not clipped again. Default: none.
+        rotary: Rotates query and new keys ([Su et al. 2021](https://arxiv.org/abs/2104.09864)). Default: none.
+        relative_keys: A key for each distance of query and key ([Shaw et al. 2018](https://arxiv.org/abs/1803.02155),
+            [Dai et al. 2019](https://arxiv.org/abs/1901.02860)). Default: none.
+        scale: Factor on the scores: one number, or (num_heads,). 1 means unscaled; 0 and less are legal. Default:
             1/sqrt(head_dim).
         softcap: Above 0: scores become softcap · tanh(scaled / softcap), before bias and mask. Default: none.
         bias: Numbers added to the scaled (and capped) scores, with the axes of `mask`. null is minus infinity, which
-            hides a key. Default: none.
-        alibi_slopes: (num_heads,): adds -slope · |i + query_offset - j| to the score of query i and key j. Default:
-            none.
+            hides a key. Only 0 and 1 are added like any other, with the warning bias_looks_like_mask. Default: none.
+        alibi_slopes: (num_heads,): adds -slope · |i + query_offset - j| to the score of query i and key j ([Press et
+            al. 2021](https://arxiv.org/abs/2108.12409)). Default: none.
         mask: Booleans; true: the query attends to the key. Broadcast to the score matrices as returned: rank 1 is k,
             rank 4 starts with b, h, rank 3 is per head if there are b and h. A key is visible only if every mask allows
             it. Default: none.
@@ -253,23 +257,26 @@ def attend(
         query_offset: Position of the first query among the keys, for is_causal, window, chunk_size, alibi_slopes and
             relative_keys: one integer, or (b,). 0 aligns the first query with the first key, k - q the last with the
             last. Default: the length of the past. Required if there is no past and q differs from k.
-        window: Query i attends only to keys near i + query_offset. Default: all.
-        chunk_size: At least 1: query i attends only to keys j with (i + query_offset) // chunk_size = j // chunk_size.
-            Default: no chunks.
+        window: Hides keys that are far from the query. Default: no keys.
+        chunk_size: At least 1: query i attends only to keys j with (i + query_offset) // chunk_size = j // chunk_size,
+            as in Llama 4. Default: no chunks.
         query_lengths: How many queries are not padding: one integer, or (b,). Weights and outputs of the padding are 0.
             Default: all.
-        key_lengths: How many keys, including the past, are not padding: one integer, or (b,). Default: all.
-        segment_ids: Separates packed sequences. Default: none.
+        key_lengths: How many keys, including the past, are not padding: one integer, or (b,). Does not change the
+            offset. Default: all.
+        segment_ids: Separates sequences that are packed into one. Default: none.
         selected_keys: Indices of the only keys that a query may see, the past counted: ..., q, n in every layout,
-            broadcast as `mask` is. -1 is no key, an index twice counts once. Other masks hide keys as well. Default:
-            all keys.
+            broadcast as `mask` is. -1 is no key, an index twice counts once. Other masks hide keys as well. As in
+            DeepSeek V3.2. Default: all keys.
         sinks: (num_heads,), or [b,] h, q in every layout: one logit per head, or per query of each head, that is part
             of the softmax and dropped after it, so that weights sum to less than 1. Default: none.
-        normalization: softmax; sum: the visible scores divided by their sum; or sigmoid: 1 / (1 + exp(-x)) of each
-            visible score. sum and sigmoid exclude logsumexp, entropy, sinks and weights_without_sinks. One of softmax,
-            sum, sigmoid.
+        normalization: softmax; sum: the visible scores divided by their sum, so that weights may be negative; or
+            sigmoid: 1 / (1 + exp(-x)) of each visible score ([Ramapuram et al.
+            2024](https://arxiv.org/abs/2409.04431)). sum and sigmoid exclude logsumexp, entropy, sinks and
+            weights_without_sinks. One of softmax, sum, sigmoid.
         gate: Gates, activated already, which the head outputs are multiplied by before the output map: [b,] h, q,
-            value_dim or [b,] h, q, 1, in every layout. Not with projection.gate. Default: none.
+            value_dim or [b,] h, q, 1, in every layout. Not beside projection.gate. A row without a visible key stays 0.
+            Default: none.
         dtype: Type that arrays are cast to and results are returned in. float16 and bfloat16 are computed in float32.
             Default: the widest type among the typed arrays of query, key, value, input, context and past; float64 for
             lists. One of float64, float32, float16, bfloat16.
@@ -279,7 +286,8 @@ def attend(
         include: What to return in addition to output and metadata. The response describes each name.
         select_heads: Return score matrices, logsumexp, entropy and received of these heads only. Default: all.
         select_queries: Return score matrices, logsumexp and entropy of these queries only. Default: all.
-        average_heads: Average attention_weights and received over the (selected) heads; their h axis is dropped.
+        average_heads: Average attention_weights, weights_without_sinks and received over the (selected) heads; their h
+            axis is dropped.
         top_k: Return only the largest weights of each row, at most k of them: top_weights replaces attention_weights.
             Default: all.
         query_tokens: Labels of the query tokens, returned unchanged: (q,) or (b, q). Default: none.

@@ -2,59 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from attention_service.attention.outputs import OUTPUT, OUTPUTS
 from attention_service.schemas.arrays import NumbersOrNull
 from attention_service.schemas.request import Closed, ExtendedRequest, unwrapped
+from attention_service.schemas.response import AttentionResponse
 
 LogsumexpBase = Literal["e", "2"]
 Certainty = Literal["proof", "resembles"]
 Status = Literal["correct", "imprecise", "wrong", "inconclusive"]
 
 
-class ActualArrays(Closed):
-    """What a kernel returned, by the names of the response of `/attention`, with the same axes. A null is NaN."""
-
-    output: NumbersOrNull | None = None
-    """The output, in the layout of the request."""
-    attention_weights: NumbersOrNull | None = None
-    """The weights. A score matrix."""
-    weights_without_sinks: NumbersOrNull | None = None
-    """The weights of the softmax over the keys alone. A score matrix."""
-    logsumexp: NumbersOrNull | None = None
-    """The logsumexp of the scores, in `logsumexp_base`. A null is minus infinity, as in a response."""
-    scores: NumbersOrNull | None = None
-    """The scores before anything else. A score matrix."""
-    scaled_scores: NumbersOrNull | None = None
-    """The scores after scale. A score matrix."""
-    capped_scores: NumbersOrNull | None = None
-    """The scores after softcap. A score matrix."""
-    masked_scores: NumbersOrNull | None = None
-    """The scores after bias and masks. A score matrix; a null is minus infinity."""
-    entropy: NumbersOrNull | None = None
-    """The entropy of each row."""
-    received: NumbersOrNull | None = None
-    """The weights of each key, summed over queries."""
-    query: NumbersOrNull | None = None
-    """Queries after projection, normalisation and rotation."""
-    key: NumbersOrNull | None = None
-    """New keys after projection, normalisation and rotation."""
-    value: NumbersOrNull | None = None
-    """New values after projection and normalisation."""
-    head_outputs: NumbersOrNull | None = None
-    """The output of each head, before gates."""
-    present_key: NumbersOrNull | None = None
-    """Past and new keys."""
-    present_value: NumbersOrNull | None = None
-    """Past and new values."""
+class ArraysByName(Closed):
+    """What a kernel returned, as in a response. A null is NaN; in `logsumexp` and `masked_scores`, minus infinity."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays that were sent, by name."""
-        found = {name: getattr(self, name) for name in ActualArrays.model_fields}
-        return {name: array for name, array in found.items() if array is not None}
+        given = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: array for name, array in given.items() if array is not None}
+
+
+if TYPE_CHECKING:
+    ActualArrays = ArraysByName
+else:
+    # Every result that a kernel rounds, described as in a response: integers, as the bits of hidden_by, are none.
+    ActualArrays = create_model(
+        "ActualArrays",
+        __base__=ArraysByName,
+        __doc__=ArraysByName.__doc__,
+        **{
+            name: (NumbersOrNull | None, Field(None, description=AttentionResponse.model_fields[name].description))
+            for name in (OUTPUT, *(name for name, row in OUTPUTS.items() if not row.is_integer))
+        },
+    )
 
 
 class OwnTolerance(Closed):

@@ -108,35 +108,36 @@ class Projection(Part):
     output: LinearMap | None = None
     """Maps the joined heads, num_heads x value_dim features, to the output. Rank 2 only. Default: the identity."""
     gate: GateMap | None = None
-    """Maps the source of the query to gates, by which head outputs are multiplied before the output map. Default: no
-    gates."""
+    """Maps the source of the query to gates, by which head outputs are multiplied before the output map, as in
+    Qwen3-Next. Default: no gates."""
 
 
 class Norm(Part):
     """Normalisation of features: x / sqrt(mean(x²) + eps) · weight + bias, for layer after the mean is subtracted."""
 
     kind: spec.NormKind | None = "rms"
-    """rms, or layer: the mean is subtracted first."""
+    """rms ([Zhang & Sennrich 2019](https://arxiv.org/abs/1910.07467)), or layer: the mean is subtracted first
+    ([Ba et al. 2016](https://arxiv.org/abs/1607.06450))."""
     over: spec.NormOver | None = "head"
-    """head: over the features of each head; all: over those of all heads of a token."""
+    """head: over the features of each head; all: over those of all heads of a token, as before they are split."""
     position: spec.NormPosition | None = "before"
-    """before or after the rotation. Values are not rotated."""
+    """before or after the rotation; of values and head outputs, before only."""
     weight: Vector | None = None
     """(head_dim,), or (heads, head_dim) for each head its own, of values with value_dim; over all (heads · head_dim,).
     Default: ones."""
     bias: Vector | None = None
     """Added last, in the shape of weight. Default: zeros."""
     eps: float | None = 1e-6
-    """Added to the mean of squares, at least 0."""
+    """Added to the mean of squares, at least 0. With 0, zeros stay 0."""
 
 
 class Rotary(Part):
     """Rotary position embedding: pairs (x, y) of features become (x cos - y sin, x sin + y cos)."""
 
     base: float | None = None
-    """Pair n turns by position · base^(-2n/dim). Not with cos and sin. Default: 10000."""
+    """The angle of pair n is position · base^(-2n/dim). Not beside cos and sin. Default: 10000."""
     cos: Matrix | None = None
-    """(positions, dim/2): one row per position; or (b, l, dim/2): one row per new token. Default: from base."""
+    """(positions, dim/2), looked up by position; or (b, l, dim/2), one row per new token. Default: from base."""
     sin: Matrix | None = None
     """Like cos. Default: from base."""
     dim: int | None = None
@@ -153,12 +154,13 @@ class RelativeKeys(Part):
     """Relative positions: adds (query i + query_bias) · key[j - i - query_offset - first] to scores, before scaling."""
 
     key: Matrix | None = None
-    """(distances, head_dim) for all heads, or (num_heads, distances, head_dim). Distances before the first and after
-    the last have the key of these. Default: none, which is an error."""
+    """(distances, head_dim) for all heads, or (num_heads, distances, head_dim), by ascending distance. Distances before
+    the first and after the last have the key of these. Default: none, which is an error."""
     first: int | None = None
     """The distance j - i - query_offset of the first key. Default: minus half of the number of distances."""
     query_bias: Matrix | None = None
-    """(num_heads, head_dim): added to the queries for these products only. Default: none."""
+    """(num_heads, head_dim), added to the queries for these products only: v - u of Transformer-XL, whose u is added to
+    the query, or to `projection.query.bias`. Default: none."""
 
 
 class Window(Part):
@@ -194,7 +196,7 @@ class AttentionRequest(Closed):
     context: Matrix | None = None
     """Cross-attention, with `input`: used as key and value. Default: none."""
     projection: Projection | None = None
-    """Linear maps of the source and the output. Not allowed in layouts with h. Default: none."""
+    """Not in layouts with h. Default: none."""
     layer: str | None = None
     """Name of a stored layer (GET /layers lists them): the request has all of its fields that it does not have itself.
     Not beside projection. Default: none."""
@@ -213,29 +215,33 @@ class AttentionRequest(Closed):
     past_value: Past | None = None
     """Cached values, in the form of past_key. Needs past_key. Default: none."""
     query_norm: Norm | None = None
-    """Normalises the queries. Default: none."""
+    """Normalises the queries, after their map. Default: none."""
     key_norm: Norm | None = None
-    """Normalises the new keys. Default: none."""
+    """Normalises the new keys, not those of the past. Default: none."""
     value_norm: Norm | None = None
-    """Normalises the new values. Default: none."""
+    """Normalises the new values, not those of the past. Default: none."""
     output_norm: Norm | None = None
-    """Normalises the head outputs, before gates and output map; over all heads as in BitNet. Default: none."""
+    """Normalises the head outputs, before gates and output map; over all heads as in
+    [BitNet](https://arxiv.org/abs/2402.17764). A row without a visible key becomes the bias. Default: none."""
     clip_qkv: float | None = None
-    """Above 0: query, new keys and new values are clipped to -clip_qkv … clip_qkv, after maps and norms, before rotary
-    and norms that follow it. Default: none."""
+    """Above 0: query, new keys and new values are clipped to -clip_qkv … clip_qkv, as in OLMo and DBRX: after maps and
+    norms, before rotary and norms that follow it. The past is not clipped again. Default: none."""
     rotary: Rotary | None = None
-    """Rotary position embedding of query and new keys. Default: none."""
+    """Rotates query and new keys ([Su et al. 2021](https://arxiv.org/abs/2104.09864)). Default: none."""
     relative_keys: RelativeKeys | None = None
-    """Keys for the distances of query and key, as in Transformer-XL. Default: none."""
+    """A key for each distance of query and key ([Shaw et al. 2018](https://arxiv.org/abs/1803.02155),
+    [Dai et al. 2019](https://arxiv.org/abs/1901.02860)). Default: none."""
     scale: NumberOrNumbers | None = None
-    """Factor on the scores: one number, or (num_heads,). 1 means unscaled, 0 is legal. Default: 1/sqrt(head_dim)."""
+    """Factor on the scores: one number, or (num_heads,). 1 means unscaled; 0 and less are legal. Default:
+    1/sqrt(head_dim)."""
     softcap: float | None = None
     """Above 0: scores become softcap · tanh(scaled / softcap), before bias and mask. Default: none."""
     bias: Bias | None = None
     """Numbers added to the scaled (and capped) scores, with the axes of `mask`. null is minus infinity, which hides a
-    key. Default: none."""
+    key. Only 0 and 1 are added like any other, with the warning bias_looks_like_mask. Default: none."""
     alibi_slopes: Vector | None = None
-    """(num_heads,): adds -slope · |i + query_offset - j| to the score of query i and key j. Default: none."""
+    """(num_heads,): adds -slope · |i + query_offset - j| to the score of query i and key j
+    ([Press et al. 2021](https://arxiv.org/abs/2108.12409)). Default: none."""
     mask: Mask | None = None
     """Booleans; true: the query attends to the key. Broadcast to the score matrices as returned: rank 1 is k, rank 4
     starts with b, h, rank 3 is per head if there are b and h. A key is visible only if every mask allows it. Default:
@@ -249,29 +255,32 @@ class AttentionRequest(Closed):
     relative_keys: one integer, or (b,). 0 aligns the first query with the first key, k - q the last with the last.
     Default: the length of the past. Required if there is no past and q differs from k."""
     window: Window | None = None
-    """Query i attends only to keys near i + query_offset. Default: all."""
+    """Hides keys that are far from the query. Default: no keys."""
     chunk_size: int | None = None
-    """At least 1: query i attends only to keys j with (i + query_offset) // chunk_size = j // chunk_size. Default: no
-    chunks."""
+    """At least 1: query i attends only to keys j with (i + query_offset) // chunk_size = j // chunk_size, as in
+    Llama 4. Default: no chunks."""
     query_lengths: IntegerOrIntegers | None = None
     """How many queries are not padding: one integer, or (b,). Weights and outputs of the padding are 0. Default:
     all."""
     key_lengths: IntegerOrIntegers | None = None
-    """How many keys, including the past, are not padding: one integer, or (b,). Default: all."""
+    """How many keys, including the past, are not padding: one integer, or (b,). Does not change the offset. Default:
+    all."""
     segment_ids: SegmentIds | None = None
-    """Separates packed sequences. Default: none."""
+    """Separates sequences that are packed into one. Default: none."""
     selected_keys: IntegerMatrix | None = None
     """Indices of the only keys that a query may see, the past counted: ..., q, n in every layout, broadcast as `mask`
-    is. -1 is no key, an index twice counts once. Other masks hide keys as well. Default: all keys."""
+    is. -1 is no key, an index twice counts once. Other masks hide keys as well. As in DeepSeek V3.2. Default: all
+    keys."""
     sinks: Vector | None = None
     """(num_heads,), or [b,] h, q in every layout: one logit per head, or per query of each head, that is part of the
     softmax and dropped after it, so that weights sum to less than 1. Default: none."""
     normalization: spec.Normalization | None = "softmax"
-    """softmax; sum: the visible scores divided by their sum; or sigmoid: 1 / (1 + exp(-x)) of each visible score. sum
-    and sigmoid exclude logsumexp, entropy, sinks and weights_without_sinks."""
+    """softmax; sum: the visible scores divided by their sum, so that weights may be negative; or sigmoid:
+    1 / (1 + exp(-x)) of each visible score ([Ramapuram et al. 2024](https://arxiv.org/abs/2409.04431)). sum and sigmoid
+    exclude logsumexp, entropy, sinks and weights_without_sinks."""
     gate: Gate | None = None
     """Gates, activated already, which the head outputs are multiplied by before the output map: [b,] h, q, value_dim or
-    [b,] h, q, 1, in every layout. Not with projection.gate. Default: none."""
+    [b,] h, q, 1, in every layout. Not beside projection.gate. A row without a visible key stays 0. Default: none."""
     dtype: spec.DType | None = None
     """Type that arrays are cast to and results are returned in. float16 and bfloat16 are computed in float32. Default:
     the widest type among the typed arrays of query, key, value, input, context and past; float64 for lists."""
@@ -286,7 +295,8 @@ class AttentionRequest(Closed):
     select_queries: Integers | None = None
     """Return score matrices, logsumexp and entropy of these queries only. Default: all."""
     average_heads: bool | None = False
-    """Average attention_weights and received over the (selected) heads; their h axis is dropped."""
+    """Average attention_weights, weights_without_sinks and received over the (selected) heads; their h axis is
+    dropped."""
     top_k: int | None = None
     """Return only the largest weights of each row, at most k of them: top_weights replaces attention_weights. Default:
     all."""

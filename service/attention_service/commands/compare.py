@@ -40,6 +40,10 @@ def add_commands(add: Callable[..., Any]) -> None:
     inputs.add_argument("--seed", type=natural, default=0, help="the same seed makes the same request (default: 0)")
     inputs.add_argument("--kills", nargs="+", metavar="NAME", default=(), help="mistakes that it must show")
     inputs.add_argument("--like", metavar="REQUEST", help="file with a request whose options it has")
+    sizes = {"keys": "keys, with the past", "heads": "query heads", "head-dim": "features of a head"}
+    for name, what in sizes.items():
+        inputs.add_argument(f"--{name}", type=natural, metavar="N", help=f"how many {what}")
+    inputs.add_argument("--tile", type=natural, metavar="N", help="keys of a tile whose mistakes it must show")
     inputs.add_argument("--output", metavar="FILE", help="file to write, .json .npz .safetensors (default: print JSON)")
 
 
@@ -67,8 +71,8 @@ def run_inputs(options: argparse.Namespace) -> int:
     """Write the request of the command, and return the exit status: 1 if it does not show all that it should."""
     from attention_service.commands.files import read_request, write_request
     from attention_service.comparison.candidates import MESSAGES
-    from attention_service.comparison.case import make_case
-    from attention_service.comparison.inputs import make_input, recipe_for, recipe_of, suggest
+    from attention_service.comparison.case import TILES, make_case
+    from attention_service.comparison.inputs import make_input, recipe_for, recipe_of, resized, suggest
     from attention_service.comparison.mutants import MUTANTS
     from attention_service.comparison.question import make_question
     from attention_service.pipeline.json_fields import json_fields
@@ -78,10 +82,12 @@ def run_inputs(options: argparse.Namespace) -> int:
             why = ", which is found by an estimate and has no request made for it" if name in MESSAGES else ""
             raise CommandError(f"--kills: expected names of mistakes, got {name}{why}", 2)
     with reported(invalid=2):
-        recipe = recipe_for(options.kills)
+        tiles = TILES if options.tile is None else (options.tile,)
+        recipe = recipe_for(options.kills, tiles)
         if options.like is not None:
             question = make_question(read_request(Path(options.like)))
-            recipe = recipe_of(make_case(question.spec, question.plan.dtype), options.kills)
+            recipe = recipe_of(make_case(question.spec, question.plan.dtype), options.kills, tiles)
+        recipe = resized(recipe, keys=options.keys, heads=options.heads, head_dim=options.head_dim)
         fields, shown = make_input(recipe, options.seed), tuple(options.kills)
         if options.kills:
             names = ("output", "logsumexp") if any(MUTANTS[name].needs for name in options.kills) else ("output",)

@@ -32,6 +32,7 @@ from attention_service.comparison.errors import distance, distances, epsilon, la
 from attention_service.comparison.evidence import Evidence, Hypothesis
 from attention_service.comparison.floors import floors, floors_of_others
 from attention_service.comparison.inputs import Suggestion, recipe_of, suggest
+from attention_service.comparison.legal import LIBERTIES
 from attention_service.comparison.places import places, worst
 from attention_service.comparison.power import Power, power
 from attention_service.comparison.sample import blocks, everything
@@ -56,6 +57,7 @@ class Question:
 
     actual: arrays by name; None to ask for the power of the request only
     base2:  True if the logsumexp has base 2; tolerance: of the caller's own test
+    liberties: what right kernels of half types may do, see `legal`
     """
 
     spec: AttentionSpec
@@ -63,6 +65,7 @@ class Question:
     actual: Mapping[str, np.ndarray] | None = None
     base2: bool = False
     tolerance: Tolerance | None = None
+    liberties: frozenset[str] = LIBERTIES
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ def reference_and_baseline(question: Question, backend: Backend, check: Check = 
     if question.actual is not None:
         actual = read_actual(question.actual, plan, base2=question.base2)
     reference = backend.run(plan, exact, exact.sources, check)
-    case = make_case(spec, dtype, check)
+    case = make_case(spec, dtype, check, question.liberties)
     if HEAD_OUTPUTS in reference.arrays:
         case = replace(case, head_outputs=canonical(reference[HEAD_OUTPUTS], HEAD_OUTPUTS, plan))
     right = {name: canonical(reference[name], name, plan) for name in actual.canonical}
@@ -177,13 +180,13 @@ def compare_question(question: Question, backend: Backend, check: Check = no_che
     case, actual, right, judged, reference = truth.case, truth.actual, truth.right, truth.judged, truth.reference
     tolerances = usual_tolerances(case.dtype) + (() if question.tolerance is None else (question.tolerance,))
     compared = tuple(actual.canonical) or (OUTPUT,)
-    is_wrong = bool(actual.canonical) and max(judged[name].ratio for name in actual.canonical) > CORRECT
-    sample = choose_sample(case, _wrong_rows(actual, right) if is_wrong else None, most_scores(compared))
-    evidence = Evidence.of(case, sample, actual.canonical or None, compared)
+    wrong = frozenset(name for name in actual.canonical if judged[name].ratio > CORRECT)
+    sample = choose_sample(case, _wrong_rows(actual, right, wrong) if wrong else None, most_scores(compared))
+    evidence = Evidence.of(case, sample, actual.canonical or None, compared, wrong)
     mutants = list(candidates(case, sample, evidence.right, check))
     found = power(evidence, mutants, check, tolerances)
     hypotheses: list[Hypothesis] = []
-    if is_wrong:
+    if wrong:
         limits = {name: judged[name].limit for name in actual.canonical}
         hypotheses = search(evidence, mutants, actual.canonical, limits, check)
     return Comparison(
@@ -260,9 +263,9 @@ def _judged_by_service(
     return judged
 
 
-def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The largest error of each row (b, h, q), of the output if it was sent."""
-    name = next(iter(right))
+def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray], names: frozenset[str]) -> np.ndarray:
+    """The largest error of each row (b, h, q), of the first array that is wrong."""
+    name = next(name for name in right if name in names)
     apart = distances(actual.canonical[name], right[name])
     wrong: np.ndarray = apart if apart.ndim == 3 else apart.max(axis=-1)
     return wrong

@@ -10,7 +10,7 @@ from attention_service.attention.arrays import FLOATS, compute_dtype
 from attention_service.attention.cost import arrays_of, copied_bytes
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.terms.relative import RelativeKeys
-from attention_service.comparison.case import Case
+from attention_service.comparison.case import TILES, Case
 from attention_service.comparison.compare import Question
 from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, Recipe, made_scores, recipe_for_sizes
 from attention_service.comparison.sample import block_counts
@@ -51,7 +51,7 @@ def comparison_bytes(question: Question) -> int:
 def recipes(question: Question) -> tuple[Recipe, Recipe]:
     """The recipes of the inputs that a comparison may make: without and with the keys of several tiles."""
     spec, plan = question.spec, question.plan
-    without, tiled = (recipe_for_sizes(spec, plan.sizes, plan.dtype, tiles=tiles) for tiles in (False, True))
+    without, tiled = (recipe_for_sizes(spec, plan.sizes, plan.dtype, tiles) for tiles in ((), TILES))
     return without, tiled
 
 

@@ -314,7 +314,7 @@ def test_assert_attention() -> None:
 
 @pytest.mark.slow
 def test_the_command_line(tmp_path: Path) -> None:
-    """Exit status 0 for a right output, 1 for a wrong one, 2 for none, or for a file that is not there."""
+    """Exit status 0 for a right output, 1 for a wrong one, 2 for none, 3 for a file that is not there."""
     fields = make_input(recipe_for(["causal.absent"]), 3)
     request, right, wrong = tmp_path / "request.safetensors", tmp_path / "right.npy", tmp_path / "wrong.json"
     made = run("inputs", "--seed", "3", "--kills", "causal.absent", "--output", str(request))
@@ -322,13 +322,13 @@ def test_the_command_line(tmp_path: Path) -> None:
     np.save(right, attend(**fields).output)
     wrong.write_text(json.dumps(attend(**{**fields, "is_causal": False}).output.tolist()))
     assert run("compare", str(request), str(right)).returncode == 0
-    found = run("compare", str(request), str(wrong), "--json")
+    found = run("compare", str(request), str(wrong), "--format", "json")
     assert found.returncode == 1
     assert CompareReport.model_validate_json(found.stdout).hypotheses[0].name == "causal.absent"
     assert "proof: causal.absent" in run("compare", str(request), str(wrong)).stdout
     assert run("compare", str(request)).returncode == 2
     missing = run("compare", str(request), str(tmp_path / "nothing.npy"))
-    assert (missing.returncode, "No such file" in missing.stderr) == (2, True)
+    assert (missing.returncode, "No such file" in missing.stderr) == (3, True)
     estimated = run("inputs", "--kills", "scale.other")
     assert estimated.returncode == 2
     assert "found by an estimate" in estimated.stderr
@@ -486,7 +486,7 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     request.write_text(json.dumps(SMALL))
     empty.write_bytes(b"")
     found = run("compare", str(request), str(empty))
-    assert (found.returncode, "Traceback" in found.stderr) == (2, False)
+    assert (found.returncode, "Traceback" in found.stderr) == (3, False)
     assert run("inputs", "--seed", "-1").returncode == 2
 
 

@@ -42,7 +42,7 @@ def compare(arguments: Arguments) -> CompareReport:
 
     given = _fields(arguments)
     if arguments["actual"] is not None:
-        given["actual"] = as_numpy(_named(arguments["actual"]), "/actual")
+        given["actual"] = as_numpy(named(arguments["actual"]), "/actual")
     return make_report(compare_question(make_question(_decoded(given)), backends().choose("numpy", "cpu")))
 
 
@@ -50,6 +50,18 @@ def compare(arguments: Arguments) -> CompareReport:
 def backends() -> Backends:
     """The backends of `attend`, with the threads that their libraries start by themselves."""
     return Backends()
+
+
+def named(actual: Any) -> Mapping[str, Any]:
+    """What a kernel returned, by name: a tuple is output and logsumexp, anything but a dict the output.
+
+    Of a result of `attend`, whatever can be compared.
+    """
+    if isinstance(actual, AttentionResult):
+        return {name: actual[name] for name in ActualArrays.model_fields if name in actual}
+    if isinstance(actual, tuple) and len(actual) == 2:
+        return dict(zip(("output", "logsumexp"), actual, strict=True))
+    return actual if isinstance(actual, Mapping) else {"output": actual}
 
 
 def _fields(arguments: Arguments) -> dict[str, Any]:
@@ -84,15 +96,3 @@ def _with_numbers(value: Any) -> Any:
 
 def _decoded(given: dict[str, Any]) -> Decoded:
     return Decoded(given, frozenset(name for name, field in given.items() if isinstance(field, list)))
-
-
-def _named(actual: Any) -> Mapping[str, Any]:
-    """What a kernel returned, by name: a tuple is output and logsumexp, anything but a dict the output.
-
-    Of a result of `attend`, whatever can be compared.
-    """
-    if isinstance(actual, AttentionResult):
-        return {name: actual[name] for name in ActualArrays.model_fields if name in actual}
-    if isinstance(actual, tuple) and len(actual) == 2:
-        return dict(zip(("output", "logsumexp"), actual, strict=True))
-    return actual if isinstance(actual, Mapping) else {"output": actual}

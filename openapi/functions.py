@@ -33,6 +33,7 @@ NAMED: Final[tuple[tuple[str, Any], ...]] = (
     *((f"{name} | str", getattr(spec, name)) for name in LITERALS),
     ("Encoding | str", request.Encoding),
     ("LogsumexpBase | str", compare.LogsumexpBase),
+    ("Liberty | str", compare.Liberty),
     ("int | Array", arrays.IntegerOrIntegers),
     ("float | Array", arrays.NumberOrNumbers),
     ("Labels", arrays.TokenLabels),
@@ -62,7 +63,7 @@ from attention_service.attention.spec import (
 from attention_service.library import calls
 from attention_service.library.result import AttentionResult
 from attention_service.library.types import Array, Labels
-from attention_service.schemas.compare import CompareReport, LogsumexpBase
+from attention_service.schemas.compare import CompareReport, Liberty, LogsumexpBase
 from attention_service.schemas.request import Encoding
 '''
 ATTEND: Final = """\

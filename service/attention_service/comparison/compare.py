@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -58,6 +58,7 @@ class Question:
     actual: arrays by name; None to ask for the power of the request only
     base2:  True if the logsumexp has base 2; tolerance: of the caller's own test
     liberties: what right kernels of half types may do, see `legal`
+    reference: True if the report shall have the reference
     """
 
     spec: AttentionSpec
@@ -66,6 +67,7 @@ class Question:
     base2: bool = False
     tolerance: Tolerance | None = None
     liberties: frozenset[str] = LIBERTIES
+    reference: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class Comparison:
 
     judged: by the name of the array; passes: what each test says, None without arrays
     unknown: options of the request that the comparison does not compute, so that nothing was judged
+    reference: what is right, float64 arrays by the names of those that were sent; the output if none was
     """
 
     question: Question
@@ -102,6 +105,7 @@ class Comparison:
     power: Power
     suggestion: Suggestion | None
     unknown: tuple[str, ...] = ()
+    reference: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
@@ -203,6 +207,7 @@ def compare_question(question: Question, backend: Backend, check: Check = no_che
         hypotheses=hypotheses,
         power=found,
         suggestion=_suggestion(case, hypotheses, found, compared, check),
+        reference={name: reference[name] for name in actual.as_sent or (OUTPUT,)},
     )
 
 

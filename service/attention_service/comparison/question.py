@@ -36,7 +36,8 @@ def make_question(decoded: Decoded, layer: Layer | None = None) -> Question:
         spec = spec._replace(dtype=_dtype_of(actual, decoded))
     own = body.tolerance
     tolerance = None if own is None else Tolerance("yours", own.rtol, own.atol, own.mismatches)
-    return Question(*planned(spec, layer), actual, body.logsumexp_base == "2", tolerance, chosen(body.legal))
+    is_base2, liberties = body.logsumexp_base == "2", chosen(body.legal)
+    return Question(*planned(spec, layer), actual, is_base2, tolerance, liberties, bool(body.reference))
 
 
 def _dtype_of(actual: Mapping[str, np.ndarray], decoded: Decoded) -> DType | None:

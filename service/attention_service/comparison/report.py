@@ -61,6 +61,7 @@ def make_report(comparison: Comparison, request_id: str | None = None) -> Compar
             options=list(_unseen_options(comparison)),
         ),
         next_input=_next_input(comparison),
+        reference=_reference(comparison) if comparison.question.reference else None,
         metadata=metadata | {"version": __version__},
     )
 
@@ -138,6 +139,12 @@ def _next_input(comparison: Comparison) -> NextInput | None:
     numbers = sum(_size(value) for value in suggestion.fields.values())
     request = None if numbers > SHOWN else json_fields(suggestion.fields)
     return NextInput(kills=list(suggestion.kills), seed=suggestion.seed, request=request, note=note)
+
+
+def _reference(comparison: Comparison) -> dict[str, np.ndarray]:
+    """What is right, in the base of the logarithm that was sent."""
+    base = math.log(2) if comparison.question.base2 else 1.0
+    return {name: array / base if name == "logsumexp" else array for name, array in comparison.reference.items()}
 
 
 def _size(value: Any) -> int:

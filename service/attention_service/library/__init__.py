@@ -3,7 +3,7 @@
 - functions: attend() and compare() with all their parameters, generated from the schemas
 - assertion: assert_attention(), WeakInputs
 - calls: what they do with their arguments
-- result: what attend() returns
+- result: what attend() returns; report: what compare() returns
 - types: the types of arguments
 """
 

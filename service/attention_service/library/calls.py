@@ -38,12 +38,12 @@ def compare(arguments: Arguments) -> CompareReport:
     """The report of `service.compare`. Errors: InvalidRequest of every kind."""
     from attention_service.comparison.compare import compare_question
     from attention_service.comparison.question import make_question
-    from attention_service.comparison.report import make_report
+    from attention_service.library.report import Report
 
     given = _fields(arguments)
     if arguments["actual"] is not None:
         given["actual"] = as_numpy(named(arguments["actual"]), "/actual")
-    return make_report(compare_question(make_question(_decoded(given)), backends().choose("numpy", "cpu")))
+    return Report.of(compare_question(make_question(_decoded(given)), backends().choose("numpy", "cpu")))
 
 
 @cache

@@ -356,6 +356,7 @@ def compare(
     encoding: Encoding | str | None = "list",
     logsumexp_base: LogsumexpBase | str | None = "e",
     tolerance: OwnTolerance | Mapping[str, Any] | None = None,
+    reference: bool | None = False,
     **unknown: Never,
 ) -> CompareReport:
     """The report on what an attention kernel returned: is it right, and if not, which mistake was made?
@@ -371,6 +372,7 @@ def compare(
             request could show.
         logsumexp_base: The base of the logarithm in `actual.logsumexp`. One of e, 2.
         tolerance: The caller's own test, to be told what it accepts. Default: none.
+        reference: Return what is right, too: each array that was sent, or the output if none was.
 
     Any other name is an error, which translates the names of other libraries, like attn_mask.
 

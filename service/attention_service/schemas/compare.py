@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, create_model
 
 from attention_service.attention.outputs import OUTPUT, OUTPUTS
 from attention_service.schemas.arrays import NumbersOrNull
@@ -74,6 +74,20 @@ class CompareRequest(ExtendedRequest):
     legal: Annotated[list[Liberty], BeforeValidator(check_length)] | None = None
     """What a right kernel may do beside rounding inputs and output: exact is none of the others, which only count in
     float16 and bfloat16, but folded_scale. Default: all."""
+    reference: bool | None = False
+    """Return what is right, too: each array that was sent, or the output if none was."""
+
+
+def _as_lists(array: Any) -> Any:
+    """An array as JSON has it, with null for what is not finite."""
+    if not isinstance(array, np.ndarray):
+        return array
+    is_finite = np.isfinite(array)
+    return (array if is_finite.all() else np.where(is_finite, array, np.array(None))).tolist()
+
+
+# An ndarray in Python, nested lists in JSON.
+RightArray = Annotated[Any, PlainSerializer(_as_lists, return_type=list[Any], when_used="json")]
 
 
 class Reported(BaseModel):
@@ -244,5 +258,8 @@ class CompareReport(Reported):
     """Which mistakes this request can show."""
     next_input: NextInput | None
     """A request that shows what is left open. null: nothing is left open that could be shown."""
+    reference: dict[str, RightArray] | None = None
+    """What is right, in float64, with the axes and the names of what was sent; null is infinite. null: `reference` of
+    the request did not ask for it."""
     metadata: dict[str, Any]
     """How the reference was computed."""

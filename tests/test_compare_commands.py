@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ import pytest
 import safetensors.numpy
 
 from attention_service.cli import main
+from attention_service.commands.files import write_request
+from attention_service.comparison.inputs import make_input, recipe_for
 
 # Two queries, keys and values of one feature, so that all weights are known: query 1 sees keys 0 and 1 alike.
 REQUEST: Final[dict[str, Any]] = {
@@ -27,6 +30,7 @@ RIGHT: Final = [[[[2.0], [3.0]]]]
 KERNELS: Final = """
 import sys
 import numpy as np
+from attention_service import attend
 print("imported")
 
 def kernel(query, key, value, is_causal):
@@ -75,6 +79,11 @@ def strange(query, **options):
 
 def ragged(**options):
     return [[1.0], [2.0, 3.0]]
+
+def service(query, key, value, dtype=None, **options):
+    assert dtype in (None, "bfloat16")
+    assert {array.dtype.name for array in (query, key, value)} == {"bfloat16"}
+    return attend(query, key, value, **options)
 
 class Object:
     def __call__(self, query, key, value, is_causal):
@@ -139,14 +148,26 @@ def test_a_wrong_function_is_named_wrong(command: Command) -> None:
     assert (status, printed.splitlines()[0][:5]) == (1, "wrong")
 
 
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_every_field_reaches_the_function(suffix: str, command: Command) -> None:
+    """Also from lists without a type, and within objects."""
+    names = ["norm.absent", "rotary.absent", "mask.absent", "window.absent", "sinks.absent", "padding.ignored"]
+    fields = make_input(replace(recipe_for(names), dtype="bfloat16"), 0)
+    write_request(fields, Path(f"made{suffix}"))
+    status, printed, said = command("compare", f"made{suffix}", "own_kernels:service", "--format", "json")
+    report = json.loads(printed)
+    assert (status, report["verdict"]["status"], said) == (0, "correct", "imported\n")
+    assert {"query_norm", "rotary", "mask", "window", "sinks"} <= fields.keys()
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("flash", "expected a parameter for the field query, got (q, k, v, causal=False); give a function of your own"),
         ("positional", "expected a parameter for the field query, got (query, key, value, is_causal)"),
         ("tiled", "expected a field for each parameter without a default, got none for block_size"),
-        ("raises", 'raised ValueError: two lines (own_kernels.py, line 35, in inner: raise ValueError("two'),
-        ("leaves", "raised SystemExit: 0 (own_kernels.py, line 39, in leaves: sys.exit(0))"),
+        ("raises", 'raised ValueError: two lines (own_kernels.py, line 36, in inner: raise ValueError("two'),
+        ("leaves", "raised SystemExit: 0 (own_kernels.py, line 40, in leaves: sys.exit(0))"),
         ("refuses", "does not support this request: NotImplemented"),
         ("nothing", "expected the output or a dict of arrays, got nothing"),
         ("strange", "/actual/out: expected a known field, got 'out'"),

@@ -49,7 +49,7 @@ def add_commands(add: Callable[..., Any]) -> None:
     )
     inputs.add_argument("--seed", type=natural, default=0, help="the same seed makes the same request (default: 0)")
     inputs.add_argument("--kills", nargs="+", metavar="NAME", default=(), help="mistakes that it must show")
-    inputs.add_argument("--like", metavar="REQUEST", help="file with a request whose options it has")
+    inputs.add_argument("--like", metavar="REQUEST", help="file with a request whose options it has, or -")
     sizes = {"keys": "keys, with the past", "heads": "query heads", "head-dim": "features of a head"}
     for name, what in sizes.items():
         inputs.add_argument(f"--{name}", type=natural, metavar="N", help=f"how many {what}")

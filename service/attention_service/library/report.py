@@ -57,6 +57,7 @@ class Report(CompareReport):
         return f"{picture}<pre>{escape(str(self))}</pre>"
 
 
+@np.errstate(all="ignore")
 def _wrong(comparison: Comparison) -> Wrong | None:
     """Where the first array is wrong that is; None if none is."""
     plan, sent = comparison.question.plan, comparison.question.actual or {}

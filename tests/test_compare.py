@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -25,7 +26,7 @@ from attention_service.comparison.question import make_question
 from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.errors import InvalidRequest
-from attention_service.library import assert_attention, compare
+from attention_service.library import WeakInputs, assert_attention, compare
 from attention_service.schemas.compare import CompareReport
 from tests.helpers.planted import COMMON_PAIRS, draw, named_first, returned, tells_apart
 from tests.helpers.wire import MEDIA_TYPES, write
@@ -310,6 +311,24 @@ def test_assert_attention() -> None:
         assert_attention(attend(**{**fields, "is_causal": False}).output, **fields)
     with pytest.raises(InvalidRequest):
         assert_attention(np.zeros(3), **fields)
+
+
+def test_assert_attention_tells_of_options_that_its_inputs_cannot_show() -> None:
+    """tanh(x) is x for small x: scores of about 1 below a cap of 50 change by less than bfloat16 tells."""
+    query, key, value = np.random.default_rng(0).normal(size=(3, 2, 67, 16)).astype(ml_dtypes.bfloat16)
+    request = {"query": query, "key": key, "value": value, "layout": "hld", "softcap": 50.0}
+    plain = attend(query, key, value, layout="hld").output
+    with pytest.raises(
+        WeakInputs, match=r"^Nothing wrong was seen; these inputs cannot show: softcap; inputs of seed \d"
+    ):
+        assert_attention(plain, **request)
+    report = assert_attention(plain, **request, must_show=None)
+    assert report.power.options == ["softcap"]
+    assert "a kernel that ignores softcap" in report.verdict.message
+    with pytest.raises(InvalidRequest, match="/must_show"):
+        assert_attention(plain, **request, must_show="everything")  # type: ignore[arg-type]
+    spiky = {**request, "query": query * 30}
+    assert assert_attention(attend(**spiky).output, **spiky).power.options == []
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.registry import Backends
 from attention_service.codecs.array_objects import as_numpy
 from attention_service.codecs.decoded import Decoded
-from attention_service.errors import InvalidArray, Overflow, child
+from attention_service.errors import InvalidArray, InvalidValue, Overflow, child
 from attention_service.library.result import AttentionResult
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.schemas.compare import ActualArrays, CompareReport, CompareRequest
@@ -44,6 +44,17 @@ def compare(arguments: Arguments) -> CompareReport:
     if arguments["actual"] is not None:
         given["actual"] = as_numpy(named(arguments["actual"]), "/actual")
     return Report.of(compare_question(make_question(_decoded(given)), backends().choose("numpy", "cpu")))
+
+
+def assert_attention(arguments: Arguments) -> CompareReport:
+    """The report of `service.assert_attention`. Errors: those of `checked`, InvalidRequest of every kind."""
+    __tracebackhide__ = True
+    from attention_service.library.assertion import checked
+
+    must_show = arguments["must_show"]
+    if must_show not in ("options", None):
+        raise InvalidValue.of("/must_show", "options, or None", must_show)
+    return checked(compare({name: value for name, value in arguments.items() if name != "must_show"}), must_show)
 
 
 @cache

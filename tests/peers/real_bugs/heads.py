@@ -41,9 +41,8 @@ def all_are_head_0(fields: Fields, wrong: bool) -> Arrays:
     outputs = np.zeros((*query.shape[:3], value.shape[-1]), F32)
     for head in heads_of(query, key, value):
         n = 0 if wrong else head.h
-        outputs[head.b, n] = flash(
-            Head(head.b, n, 1, query[head.b, n], key[head.b, n], value[head.b, n], head.scale)
-        ).output
+        rows = (array[head.b, n] for array in (query, key, value))
+        outputs[head.b, n] = flash(Head(head.b, n, 1, *rows, head.scale)).output
     return returned(fields, outputs)
 
 

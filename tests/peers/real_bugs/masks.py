@@ -10,6 +10,7 @@ from tests.peers.real_bugs.parts import (
     BF16,
     F16,
     F32,
+    IN_BASE_TWO,
     LOG2E,
     Arrays,
     Bug,
@@ -253,6 +254,7 @@ BUGS: Final = (
         "The bias is added to scores that hold log2(e), and does not hold it itself.",
         asks(h=4, g=4, q=196, bias=normal(4, 196, 196)),
         bias_without_log2e,
+        named(IN_BASE_TWO),
     ),
     Bug(
         "tenstorrent/tt-metal#42694",

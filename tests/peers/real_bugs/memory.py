@@ -1,4 +1,4 @@
-"""Bugs of addresses: strides, layouts, pages, offsets that overflow, parts of a tile that are read or written elsewhere."""
+"""Bugs of addresses: strides, layouts, pages, offsets that overflow, parts of a tile that are read elsewhere."""
 
 from __future__ import annotations
 

@@ -16,12 +16,15 @@ from numpy.lib.stride_tricks import as_strided
 
 Fields = dict[str, Any]
 Arrays = np.ndarray | dict[str, np.ndarray]
+Part = tuple[np.ndarray, np.ndarray]
 Drawn = Callable[[np.random.Generator], Any]
 
 F32: Final = np.float32
 BF16: Final = ml_dtypes.bfloat16
 F16: Final = np.float16
 LOG2E: Final = 1.4426950408889634
+# Scores hold log2(e) for exp2, and what is added to them does not: two mistakes that cancel for scores alone.
+IN_BASE_TWO: Final = "softmax.base2 and scale.log2e"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def asks(
     *, b: int = 1, h: int = 4, g: int = 2, q: int = 128, k: int = 0, d: int = 64, e: int = 0,
     dtype: Any = F32, times: float = 1.0, layout: str = "bhld", **options: Any,
 ) -> Callable[[np.random.Generator], Fields]:  # fmt: skip
-    """A request of normal numbers. k, e: as q and d if 0; times: on the query; options: numbers, or how they are drawn"""
+    """A request of normal numbers. k, e: as q and d if 0; times: on the query; options: numbers, or how to draw them"""
 
     def request(random: np.random.Generator) -> Fields:
         shapes = (b, h, q, d), (b, g, k or q, d), (b, g, k or q, e or d)
@@ -187,6 +190,12 @@ def flash(head: Head, visible: np.ndarray | None = None, added: np.ndarray | Non
     return online
 
 
+def part_of(head: Head, visible: np.ndarray | None = None) -> Part:
+    """What a split, a chunk or a device has of its keys: output and logsumexp."""
+    online = flash(head, visible)
+    return online.output, online.logsumexp
+
+
 def band(q: int, k: int, offset: int = 0, *, left: int | None = None, right: int | None = None) -> np.ndarray:
     """The keys from i + offset - left to i + offset + right, (q, k)."""
     distance = np.arange(k) - (np.arange(q)[:, None] + offset)
@@ -207,7 +216,7 @@ def masked(fields: Fields, visible: Callable[[Head], np.ndarray]) -> np.ndarray:
     return collected(fields, lambda head: flash(head, visible(head)).output)
 
 
-def merged(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+def merged(parts: Sequence[Part]) -> np.ndarray:
     """Outputs (q, e) of parts of the keys, weighted by their logsumexps (q,)."""
     outputs, logsumexps = (np.stack(arrays) for arrays in zip(*parts, strict=True))
     top = logsumexps.max(axis=0)

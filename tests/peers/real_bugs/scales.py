@@ -147,7 +147,7 @@ def _angles(base: float, dim: int, pairs: int) -> Callable[[np.ndarray], tuple[n
 
 
 def all_features_turned(fields: Fields, wrong: bool) -> Arrays:
-    """The table has rows of 32 cosines and 32 sines. A kernel for 128 features reads 64 cosines, and 64 sines behind."""
+    """The table has rows of 32 cosines and 32 sines. A kernel for 128 features reads 64 cosines, then 64 sines."""
     if not wrong:
         return _rotated(fields, _angles(10000, 64, 32), np.arange(32), np.arange(32, 64))
 

@@ -151,7 +151,7 @@ BUGS: Final = (
     Bug(
         "LMCache/LMCache#3092",
         "The number of a query head is taken for that of a key/value head: later tokens are read.",
-        asks(h=12, g=2, q=128, d=128, dtype=BF16, is_causal=True),
+        asks(h=12, g=2, q=64, d=128, dtype=BF16, is_causal=True),
         query_head_as_kv_head,
     ),
     Bug(
@@ -163,7 +163,7 @@ BUGS: Final = (
     Bug(
         "ml-explore/mlx#343",
         "Slopes of ALiBi for 12 heads are one geometric sequence, not those of 8 and 4 more.",
-        asks(h=12, g=12, q=128, is_causal=True, alibi_slopes=slopes(12)),
+        asks(h=12, g=12, q=64, is_causal=True, alibi_slopes=slopes(12)),
         slopes_of_any_number,
     ),
     Bug(
@@ -175,7 +175,7 @@ BUGS: Final = (
     Bug(
         "meta-pytorch/attention-gym#86",
         "The linear biases grow with the distance.",
-        asks(h=8, g=8, q=256, dtype=BF16, is_causal=True, alibi_slopes=slopes(8)),
+        asks(h=8, g=8, q=128, dtype=BF16, is_causal=True, alibi_slopes=slopes(8)),
         slopes_added,
         named("alibi.sign"),
     ),

@@ -272,26 +272,26 @@ BUGS: Final = (
     Bug(
         "vllm-project/vllm#43676",
         "All 128 features are rotated where 64 should be, with a table for 64.",
-        asks(h=8, g=2, q=128, d=128, is_causal=True, rotary={"dim": 64}),
+        asks(h=4, g=2, q=128, d=128, is_causal=True, rotary={"dim": 64}),
         all_features_turned,
     ),
     Bug(
         "pie-project/pie#602",
         "64 of 128 features are rotated by the frequencies and pairs of 128.",
-        asks(h=8, g=2, q=128, d=128, is_causal=True, rotary={"dim": 64}),
+        asks(h=4, g=2, q=128, d=128, is_causal=True, rotary={"dim": 64}),
         turned_by_the_width_of_the_head,
     ),
     Bug(
         "huggingface/candle#3746",
         "The base of the rotation is 10000, not that of the model.",
-        asks(h=8, g=2, q=128, d=128, is_causal=True, rotary={"base": 5e6}),
+        asks(h=4, g=2, q=128, d=128, is_causal=True, rotary={"base": 5e6}),
         usual_base,
         named("rotary.base"),
     ),
     Bug(
         "apple/coreai-models#66",
         "Pairs are taken among the features that turn, not one of each half of the head.",
-        asks(h=8, g=2, q=128, d=128, is_causal=True, rotary={"cos": _proportional("cos"), "sin": _proportional("sin")}),
+        asks(h=4, g=2, q=128, d=128, is_causal=True, rotary={"cos": _proportional("cos"), "sin": _proportional("sin")}),
         pairs_within_the_turned,
     ),
 )

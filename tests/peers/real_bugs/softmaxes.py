@@ -278,7 +278,7 @@ def _opposed(size: float, noise: float, heads: int, **sizes: Any) -> Callable[[n
 
 
 def _peaked(score: float, **sizes: Any) -> Callable[[np.random.Generator], Fields]:
-    """A request whose first key has about this score in each row, and all others ordinary ones."""
+    """A request whose first key has about this score in each row, the others ordinary ones; values are about 1."""
     asked = asks(**sizes)
 
     def request(random: np.random.Generator) -> Fields:
@@ -288,7 +288,8 @@ def _peaked(score: float, **sizes: Any) -> Callable[[np.random.Generator], Field
         query, key = fields["query"].astype(F32) + 2 * direction, fields["key"].astype(F32)
         key -= (key @ direction)[..., None] * direction / d
         key[:, :, 0] = score / 2 / d**0.5 * direction
-        return fields | {"query": query.astype(dtype), "key": key.astype(dtype)}
+        value = fields["value"].astype(F32) + 1
+        return fields | {"query": query.astype(dtype), "key": key.astype(dtype), "value": value.astype(dtype)}
 
     return request
 

@@ -167,6 +167,9 @@ def parameters(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
     for name, field in fields.items():
         if name == "actual":
             continue
+        if name == "against":
+            yield "against: Any = None"
+            continue
         yield f"{name}: {type_of(field.annotation, field.metadata)} = {default_of(field)}"
         if name == "value":
             yield "*"
@@ -193,7 +196,7 @@ def parts_of(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
     def visit(outer: type[BaseModel]) -> None:
         for name, field in outer.model_fields.items():
-            for option in get_args(field.annotation) if name != "actual" else ():
+            for option in get_args(field.annotation) if name not in ("actual", "against") else ():
                 if isinstance(option, type) and issubclass(option, BaseModel) and option not in found:
                     visit(option)
                     found[option] = None

@@ -39,6 +39,9 @@ def add_commands(add: Callable[..., Any]) -> None:
         "module:function, also of a module in this directory; none for what is in REQUEST, or for power only"
     )
     compare.add_argument("actual", metavar="ACTUAL", nargs="?", help=text)
+    compare.add_argument(
+        "--against", metavar="OTHER", help="what another kernel returned, as ACTUAL, to judge beside it"
+    )
     formats.add_format(compare)
     targets.add_options(compare)
     inputs = add(
@@ -68,7 +71,9 @@ def run_compare(options: argparse.Namespace) -> int:
         print(formats.FORMATS[options.format](suite, formats.checks_of_report(report)))
     else:
         print(report.model_dump_json(indent=2) if options.format == "json" else as_text(report))
-    return STATUSES[report.verdict.status]
+    verdicts = [report.verdict] if report.against is None else [report.verdict, report.against.verdict]
+    statuses = {STATUSES[verdict.status] for verdict in verdicts}
+    return 1 if 1 in statuses else max(statuses)
 
 
 def _report(options: argparse.Namespace) -> CompareReport:
@@ -92,6 +97,10 @@ def _report(options: argparse.Namespace) -> CompareReport:
             decoded.fields["actual"] = targets.answer_of(options.actual, options, decoded)
         elif options.actual is not None:
             decoded.fields["actual"] = read_arrays(Path(options.actual), NAMES)
+        if options.against is not None and targets.is_target(options.against):
+            decoded.fields["against"] = targets.answer_of(options.against, options, decoded)
+        elif options.against is not None:
+            decoded.fields["against"] = read_arrays(Path(options.against), NAMES)
         question, backend = make_question(decoded), Backends().choose("numpy", "cpu")
         return make_report(compare_question(question, backend, counted(progress)))
 

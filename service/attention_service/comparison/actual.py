@@ -32,18 +32,18 @@ class Actual:
     canonical: Mapping[str, np.ndarray]
 
 
-def check_names(actual: Mapping[str, np.ndarray], *, top_k: int | None) -> None:
+def check_names(actual: Mapping[str, np.ndarray], field: str, *, top_k: int | None) -> None:
     """Errors: InvalidValue for a name that is not in NAMES, FieldConflict for top_k, MissingField for none at all."""
     if not actual:
-        raise MissingField.at("/actual", f"at least one of {', '.join(NAMES)}", "none", "leave actual out for power")
+        raise MissingField.at(f"/{field}", f"at least one of {', '.join(NAMES)}", "none", "leave actual out for power")
     for name in actual:
         if name not in NAMES:
-            raise InvalidValue.of(f"/actual/{name}", f"one of {', '.join(NAMES)}", name)
+            raise InvalidValue.of(f"/{field}/{name}", f"one of {', '.join(NAMES)}", name)
     if top_k is not None:
         raise FieldConflict.at("/top_k", "no top_k in a comparison", "top_k", "compare attention_weights")
 
 
-def read_actual(given: Mapping[str, np.ndarray], plan: Plan, *, base2: bool) -> Actual:
+def read_actual(given: Mapping[str, np.ndarray], plan: Plan, *, base2: bool, field: str = "actual") -> Actual:
     """The arrays of a kernel. plan: includes their names
 
     Errors: InvalidArray for anything but numbers, ShapeMismatch.
@@ -51,10 +51,10 @@ def read_actual(given: Mapping[str, np.ndarray], plan: Plan, *, base2: bool) -> 
     sent: dict[str, np.ndarray] = {}
     for name, array in given.items():
         if array.dtype.kind not in "iu" and not is_float(array.dtype):
-            raise InvalidArray.at(f"/actual/{name}", "numbers", f"{array.dtype} of shape {array.shape}")
+            raise InvalidArray.at(f"/{field}/{name}", "numbers", f"{array.dtype} of shape {array.shape}")
         wanted = _shown_shape(name, plan)
         if array.shape != wanted:
-            raise ShapeMismatch.of(f"/actual/{name}", f"{shape(wanted)}, as this request returns it", array)
+            raise ShapeMismatch.of(f"/{field}/{name}", f"{shape(wanted)}, as this request returns it", array)
         sent[name] = array.astype(np.float64)
         if name == "logsumexp" and base2:
             sent[name] *= math.log(2)

@@ -58,6 +58,8 @@ class Question:
     actual: arrays by name; None to ask for the power of the request only
     base2:  True if the logsumexp has base 2; tolerance: of the caller's own test
     liberties: what right kernels of half types may do, see `legal`
+    against: what another kernel returned for the same request; None for no other
+    field: that `actual` came in
     reference: True if the report shall have the reference
     """
 
@@ -68,6 +70,8 @@ class Question:
     tolerance: Tolerance | None = None
     liberties: frozenset[str] = LIBERTIES
     reference: bool = False
+    against: Mapping[str, np.ndarray] | None = None
+    field: str = "actual"
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ class Comparison:
     judged: by the name of the array; passes: what each test says, None without arrays
     unknown: options of the request that the comparison does not compute, so that nothing was judged
     reference: what is right, float64 arrays by the names of those that were sent; the output if none was
+    against: that of the other answer
     """
 
     question: Question
@@ -106,6 +111,17 @@ class Comparison:
     suggestion: Suggestion | None
     unknown: tuple[str, ...] = ()
     reference: Mapping[str, np.ndarray] = field(default_factory=dict)
+    against: Comparison | None = None
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """The largest difference to the other answer of each array that both have, in baselines."""
+        one, other = self.question.actual or {}, self.question.against or {}
+        both = [name for name in self.judged if name in other]
+        return {
+            name: distance(one[name].astype(np.float64), other[name].astype(np.float64)) / self.judged[name].limit
+            for name in both
+        }
 
     @property
     def ratio(self) -> float:
@@ -155,7 +171,7 @@ def reference_and_baseline(question: Question, backend: Backend, check: Check = 
     plan = make_plan(exact)
     actual = Actual({}, {})
     if question.actual is not None:
-        actual = read_actual(question.actual, plan, base2=question.base2)
+        actual = read_actual(question.actual, plan, base2=question.base2, field=question.field)
     reference = backend.run(plan, exact, exact.sources, check)
     case = make_case(spec, dtype, check, question.liberties)
     if HEAD_OUTPUTS in reference.arrays:
@@ -167,12 +183,21 @@ def reference_and_baseline(question: Question, backend: Backend, check: Check = 
     return Truth(reference, case, actual, right, {name: judged[name] for name in actual.as_sent})
 
 
-@np.errstate(all="ignore")
 def compare_question(question: Question, backend: Backend, check: Check = no_check) -> Comparison:
-    """Judge what a kernel returned. backend: computes the reference; check: raises to end the computation
+    """Judge what a kernel returned, and what another did. backend: computes the reference; check: raises to end it all
 
     Errors: InvalidRequest of every kind, and what `check` raises.
     """
+    found = _compared(question, backend, check)
+    if question.against is None:
+        return found
+    other = replace(question, actual=question.against, against=None, field="against")
+    return replace(found, against=_compared(other, backend, check))
+
+
+@np.errstate(all="ignore")
+def _compared(question: Question, backend: Backend, check: Check) -> Comparison:
+    """The comparison of one answer. Arguments: as of compare_question"""
     if unknown := unknown_options(question.plan):
         spec = question.spec._replace(backend="numpy", device="cpu", include=(), top_k=None, average_heads=False)
         metadata = backend.run(make_plan(spec), spec, spec.sources, check).metadata

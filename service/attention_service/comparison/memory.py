@@ -35,10 +35,11 @@ TABLES: Final = frozenset({"mask", "bias", "selected_keys"})
 
 def comparison_bytes(question: Question) -> int:
     """Upper bound of the memory of a comparison, beyond the arrays of the request, in bytes."""
-    plan, names = question.plan, tuple(question.actual or ("output",))
+    plan, names = question.plan, tuple({*(question.actual or ("output",)), *(question.against or ())})
     sizes, linear = plan.sizes, plan.roles.output_map
     features = sizes.value_dim if linear is None else max(sizes.value_dim, -(-len(linear.weight) // sizes.num_heads))
-    sent = sum(array.size for array in (question.actual or {}).values())
+    answers = [answer for answer in (question.actual, question.against) if answer is not None]
+    sent = sum(array.size for answer in answers for array in answer.values())
     others = sizes.batch_size * sizes.num_heads * sizes.query_length * features
     needs_all_heads = linear is not None or any(step.needs_all_heads for step in plan.output_steps)
     work = Work(sizes, names, features, needs_all_heads=needs_all_heads, scores=most_scores(names))

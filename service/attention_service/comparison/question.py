@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, Final, cast
 
 import numpy as np
 
 from attention_service.attention.arrays import is_float, widest
-from attention_service.attention.spec import DType
+from attention_service.attention.spec import AttentionSpec, DType
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.actual import check_names
 from attention_service.comparison.compare import Question
 from attention_service.comparison.legal import chosen
 from attention_service.comparison.tolerances import Tolerance
+from attention_service.errors import MissingField
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.prepare import planned, validated
-from attention_service.schemas.compare import CompareRequest
+from attention_service.schemas.compare import ActualArrays, CompareRequest
+
+# The fields of a request that hold what kernels returned.
+ANSWERS: Final = ("actual", "against")
 
 
 def make_question(decoded: Decoded, layer: Layer | None = None) -> Question:
@@ -25,19 +29,27 @@ def make_question(decoded: Decoded, layer: Layer | None = None) -> Question:
     Errors: InvalidRequest of every kind.
     """
     body, spec = validated(CompareRequest, decoded, layer, allow_non_finite=True)
-    actual = None
-    if body.actual is not None:
-        actual = body.actual.arrays()
-        check_names(actual, top_k=spec.top_k)
-        for name in ("logsumexp", "masked_scores"):
-            if isinstance(decoded.fields["actual"].get(name), list):  # there a null is minus infinity
-                actual[name] = np.where(np.isnan(actual[name]), -np.inf, actual[name])
+    actual, against = (_sent(getattr(body, name), decoded.fields.get(name), name, spec) for name in ANSWERS)
+    if against is not None and actual is None:
+        raise MissingField.at("/actual", "the first answer, beside against", "none")
     if actual and spec.dtype is None and spec.sources.keys() <= decoded.untyped:
         spec = spec._replace(dtype=_dtype_of(actual, decoded))
     own = body.tolerance
     tolerance = None if own is None else Tolerance("yours", own.rtol, own.atol, own.mismatches)
     is_base2, liberties = body.logsumexp_base == "2", chosen(body.legal)
-    return Question(*planned(spec, layer), actual, is_base2, tolerance, liberties, bool(body.reference))
+    return Question(*planned(spec, layer), actual, is_base2, tolerance, liberties, bool(body.reference), against)
+
+
+def _sent(sent: ActualArrays | None, given: Any, name: str, spec: AttentionSpec) -> dict[str, np.ndarray] | None:
+    """The arrays of an answer; None if there is none. given: the field as it was decoded; name: of the field"""
+    if sent is None:
+        return None
+    arrays = sent.arrays()
+    check_names(arrays, name, top_k=spec.top_k)
+    for one in ("logsumexp", "masked_scores"):
+        if isinstance(given.get(one), list):  # there a null is minus infinity
+            arrays[one] = np.where(np.isnan(arrays[one]), -np.inf, arrays[one])
+    return arrays
 
 
 def _dtype_of(actual: Mapping[str, np.ndarray], decoded: Decoded) -> DType | None:

@@ -8,12 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from attention_service.comparison.baseline import FIELDS, IMPRECISE
+from attention_service.comparison.baseline import CORRECT, FIELDS, IMPRECISE
 from attention_service.comparison.compare import Comparison
 from attention_service.comparison.evidence import Hypothesis
 from attention_service.comparison.inputs import MAX_DIM, options_of
 from attention_service.pipeline.json_fields import json_fields
 from attention_service.schemas.compare import (
+    AgainstReport,
     Baseline,
     Certainty,
     CompareReport,
@@ -61,8 +62,26 @@ def make_report(comparison: Comparison, request_id: str | None = None) -> Compar
             options=list(_unseen_options(comparison)),
         ),
         next_input=_next_input(comparison),
+        against=None if comparison.against is None else _against(comparison, comparison.against),
         reference=_reference(comparison) if comparison.question.reference else None,
         metadata=metadata | {"version": __version__},
+    )
+
+
+def _against(comparison: Comparison, other: Comparison) -> AgainstReport:
+    """What there is to say of the other answer, and of the difference of the two."""
+    verdict, differences = _verdict(other), comparison.differences
+    most = max(differences.values(), default=0.0)
+    if {comparison.status, other.status} <= {"correct", "inconclusive"}:
+        message = f"Neither is wrong. They differ by {most:.2g} baselines, and right answers by up to {2 * CORRECT:g}."
+    else:
+        message = f"The answer in actual: {_verdict(comparison).message} The answer in against: {verdict.message}"
+    return AgainstReport(
+        message=message,
+        verdict=verdict,
+        errors={name: one.errors for name, one in other.judged.items()},
+        hypotheses=[_hypothesis(one) for one in other.hypotheses],
+        differences={name: _number(ratio) for name, ratio in differences.items()},
     )
 
 

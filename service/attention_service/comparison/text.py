@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attention_service.schemas.compare import CompareReport
+from attention_service.schemas.compare import AgainstReport, CompareReport
 
 
 def as_text(report: CompareReport) -> str:
@@ -28,6 +28,8 @@ def _lines(report: CompareReport) -> Iterator[str]:
     yield from _part("worst", _worst(report))
     yield from _part("hypotheses", _hypotheses(report))
     yield from _part("tests", _tests(report))
+    if report.against is not None:
+        yield from _part("against", iter([report.against.message, *_hypotheses(report.against)]))
     yield from _part("power", _power(report))
 
 
@@ -53,7 +55,7 @@ def _value(number: float | None) -> str:
     return "not a finite number" if number is None else f"{number:.8g}"
 
 
-def _hypotheses(report: CompareReport) -> Iterator[str]:
+def _hypotheses(report: CompareReport | AgainstReport) -> Iterator[str]:
     for one in report.hypotheses:
         yield f"{one.certainty}: {one.name}, which explains {one.explained:.2%} of the error"
         yield f"  {one.message}"

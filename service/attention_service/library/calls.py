@@ -41,8 +41,9 @@ def compare(arguments: Arguments) -> CompareReport:
     from attention_service.library.report import Report
 
     given = _fields(arguments)
-    if arguments["actual"] is not None:
-        given["actual"] = as_numpy(named(arguments["actual"]), "/actual")
+    for name in ("actual", "against"):
+        if arguments[name] is not None:
+            given[name] = as_numpy(named(arguments[name]), f"/{name}")
     return Report.of(compare_question(make_question(_decoded(given)), backends().choose("numpy", "cpu")))
 
 
@@ -77,7 +78,7 @@ def named(actual: Any) -> Mapping[str, Any]:
 
 def _fields(arguments: Arguments) -> dict[str, Any]:
     """The fields of a request that are not None, arrays as ndarrays, and the unknown arguments beside them."""
-    names = CompareRequest.model_fields.keys() & arguments.keys() - {"actual"}
+    names = CompareRequest.model_fields.keys() & arguments.keys() - {"actual", "against"}
     given = {name: arguments[name] for name in arguments if name in names} | arguments["unknown"]
     return {name: _with_numbers(as_numpy(value, child("", name))) for name, value in given.items() if value is not None}
 

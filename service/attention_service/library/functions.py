@@ -357,6 +357,7 @@ def compare(
     logsumexp_base: LogsumexpBase | str | None = "e",
     tolerance: OwnTolerance | Mapping[str, Any] | None = None,
     legal: Sequence[Liberty | str] | None = None,
+    against: Any = None,
     reference: bool | None = False,
     **unknown: Never,
 ) -> CompareReport:
@@ -375,6 +376,7 @@ def compare(
         tolerance: The caller's own test, to be told what it accepts. Default: none.
         legal: What a right kernel may do beside rounding inputs and output: exact is none of the others, which only
             count in float16 and bfloat16, but folded_scale. Default: all.
+        against: What another kernel returned for the same request, to be judged beside the first. Default: nothing.
         reference: Return what is right, too: each array that was sent, or the output if none was.
 
     Any other name is an error, which translates the names of other libraries, like attn_mask.
@@ -437,6 +439,7 @@ def assert_attention(
     logsumexp_base: LogsumexpBase | str | None = "e",
     tolerance: OwnTolerance | Mapping[str, Any] | None = None,
     legal: Sequence[Liberty | str] | None = None,
+    against: Any = None,
     reference: bool | None = False,
     must_show: Literal["options"] | None = "options",
     **unknown: Never,
@@ -454,6 +457,7 @@ def assert_attention(
         tolerance: The caller's own test, to be told what it accepts. Default: none.
         legal: What a right kernel may do beside rounding inputs and output: exact is none of the others, which only
             count in float16 and bfloat16, but folded_scale. Default: all.
+        against: What another kernel returned for the same request, to be judged beside the first. Default: nothing.
         reference: Return what is right, too: each array that was sent, or the output if none was.
         must_show: What the inputs must be able to show. options: raise WeakInputs, an AssertionError, where a kernel
             could ignore an option of the request unseen. None: pass, whatever they can show.

@@ -74,6 +74,8 @@ class CompareRequest(ExtendedRequest):
     legal: Annotated[list[Liberty], BeforeValidator(check_length)] | None = None
     """What a right kernel may do beside rounding inputs and output: exact is none of the others, which only count in
     float16 and bfloat16, but folded_scale. Default: all."""
+    against: ActualArrays | None = None
+    """What another kernel returned for the same request, to be judged beside the first. Default: nothing."""
     reference: bool | None = False
     """Return what is right, too: each array that was sent, or the output if none was."""
 
@@ -226,6 +228,22 @@ class ReportedPower(Reported):
     """The options of the request that a kernel could ignore: with these inputs, that changes no more than rounding."""
 
 
+class AgainstReport(Reported):
+    """What another kernel returned, judged beside the first."""
+
+    message: str
+    """Both answers in a sentence."""
+    verdict: Verdict
+    """Is the other answer right?"""
+    errors: dict[str, ArrayErrors]
+    """Its errors."""
+    hypotheses: list[ReportedHypothesis]
+    """Which mistakes explain it, best first."""
+    differences: dict[str, float | None]
+    """The largest difference of the two answers, by array, in baselines: up to 4 is legal, twice that of each. null:
+    infinite."""
+
+
 class NextInput(Reported):
     """A request that tells apart what this one leaves open."""
 
@@ -258,6 +276,8 @@ class CompareReport(Reported):
     """Which mistakes this request can show."""
     next_input: NextInput | None
     """A request that shows what is left open. null: nothing is left open that could be shown."""
+    against: AgainstReport | None = None
+    """What there is to say of the answer in `against`. null: there is none."""
     reference: dict[str, RightArray] | None = None
     """What is right, in float64, with the axes and the names of what was sent; null is infinite. null: `reference` of
     the request did not ask for it."""

@@ -30,6 +30,7 @@ from attention_service.comparison.candidates import candidates
 from attention_service.comparison.case import Case, make_case, unknown_options
 from attention_service.comparison.errors import distance, distances, epsilon, largest, measure
 from attention_service.comparison.evidence import Evidence, Hypothesis
+from attention_service.comparison.facts import find_facts
 from attention_service.comparison.floors import floors, floors_of_others
 from attention_service.comparison.inputs import Suggestion, recipe_of, suggest
 from attention_service.comparison.places import places, worst
@@ -39,7 +40,7 @@ from attention_service.comparison.samples import choose_sample, most_scores
 from attention_service.comparison.search import search
 from attention_service.comparison.solve import solve
 from attention_service.comparison.tolerances import Tolerance, usual_tolerances
-from attention_service.schemas.compare import ArrayErrors, Place
+from attention_service.schemas.compare import ArrayErrors, Fact, Place
 
 HEAD_OUTPUTS: Final = "head_outputs"
 # The axes of arrays in canonical order, as places name them.
@@ -99,6 +100,7 @@ class Comparison:
     power: Power
     suggestion: Suggestion | None
     unknown: tuple[str, ...] = ()
+    facts: tuple[Fact, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -200,6 +202,16 @@ def compare_question(question: Question, backend: Backend, check: Check = no_che
         hypotheses=hypotheses,
         power=found,
         suggestion=_suggestion(case, hypotheses, found, compared, check),
+        facts=() if any(one.is_proof for one in hypotheses) else facts_of(truth),
+    )
+
+
+def facts_of(truth: Truth) -> tuple[Fact, ...]:
+    """The facts about all arrays that are wrong."""
+    actual, right = {**truth.actual.as_sent, **truth.actual.canonical}, {**truth.reference.arrays, **truth.right}
+    wrong = {name: one.limit for name, one in truth.judged.items() if one.ratio > CORRECT}
+    return tuple(
+        find_facts(truth.case, {name: (actual[name], right[name], wrong[name]) for name in wrong}, truth.right)
     )
 
 

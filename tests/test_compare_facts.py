@@ -236,6 +236,15 @@ def test_few_numbers_prove_nothing() -> None:
         assert facts({"query": query, "key": key, "value": value}, {"output": np.full((1, 1), 7.3, np.float32)}) == []
 
 
+def test_a_number_of_each_row_explains_nothing() -> None:
+    """Each head has one row: some number for each head explains any factors of rows."""
+    random = np.random.default_rng(0)
+    query, key, value = (random.standard_normal((5, length, 16)) for length in (1, 9, 9))
+    fields = {"query": query, "key": key, "value": value, "layout": "hld"}
+    output = attend(**fields).output * random.uniform(1.1, 2, (5, 1, 1))
+    assert [one.name for one in facts(fields, {"output": output})] == ["row_factor"]
+
+
 def test_a_change_of_one_row_is_no_fact_about_all() -> None:
     own = Attention(np.float32)
     wrong = own.output * 1.5

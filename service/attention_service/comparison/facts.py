@@ -77,7 +77,7 @@ def _extra_sum(wrong: Wrong, usable: np.ndarray) -> Iterator[Fact]:
         extra = np.where(fits, x * (products - own), 0).sum(axes, keepdims=True)
         extra = np.nan_to_num(extra / np.where(fits, x * x * own, 0).sum(axes, keepdims=True))
         by = 1 / (1 + extra * x)
-        if said := wrong.said(wrong.sums[3].max(axes).sum(), by=by):
+        if usable.sum() >= 2 * extra.size and (said := wrong.said(wrong.sums[3].max(axes).sum(), by=by)):
             numbers = (extra.ravel() if name else by[0, :, 0])[:LISTED]
             text = ", ".join(map(wrong.shown, numbers))
             heads = f" of heads 0 to {len(numbers) - 1}" if len(numbers) > 1 else ""

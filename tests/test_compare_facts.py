@@ -240,7 +240,7 @@ def test_a_number_of_each_row_explains_nothing() -> None:
     """Each head has one row: some number for each head explains any factors of rows."""
     random = np.random.default_rng(0)
     query, key, value = (random.standard_normal((5, length, 16)) for length in (1, 9, 9))
-    fields = {"query": query, "key": key, "value": value, "layout": "hld"}
+    fields: dict[str, Any] = {"query": query, "key": key, "value": value, "layout": "hld"}
     output = attend(**fields).output * random.uniform(1.1, 2, (5, 1, 1))
     assert [one.name for one in facts(fields, {"output": output})] == ["row_factor"]
 
@@ -296,7 +296,7 @@ def test_other_arrays_have_facts() -> None:
 
 def test_the_verdict_tells_the_best_fact_and_what_is_right() -> None:
     query, key, value = np.random.default_rng(0).standard_normal((3, 5, 4), np.float32)
-    fields = {"query": query, "key": key, "value": value}
+    fields: dict[str, Any] = {"query": query, "key": key, "value": value}
     right = attend(**fields, include=["logsumexp"])
     report = compare({"output": right.output, "logsumexp": right["logsumexp"] + np.float32(1.7)}, **fields)
     assert report.verdict.message.startswith("Wrong: the output is right; in every row the logsumexp is too large by 1")
@@ -309,6 +309,54 @@ def test_a_proof_needs_no_facts() -> None:
     report = compare(np.zeros(own.output.shape, np.float32), **own.fields)
     assert report.hypotheses[0].certainty == "proof"
     assert report.facts == []
+
+
+# What random kernels do to a right output, with some rows, a number, and an order of features.
+CHANGES: Final[list[Callable[[np.ndarray, int, float, np.ndarray], np.ndarray]]] = [
+    lambda output, _row, number, _order: output * number,
+    lambda output, _row, number, _order: output + number,
+    lambda output, row, _number, _order: np.roll(output, row, axis=2),
+    lambda output, row, _number, _order: part(output, slice(row, None), np.zeros_like),
+    lambda output, row, _number, _order: part(output, slice(row, None), lambda one: np.full_like(one, np.nan)),
+    lambda output, _row, number, _order: output * np.linspace(number, 2, output.shape[2])[:, None],
+    lambda output, _row, _number, order: output[..., order],
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_facts_about_random_changes_are_true(dtype: type) -> None:
+    """Each is held against the numbers that were sent, as its own sentence says it."""
+    random = np.random.default_rng(0)
+    for _ in range(40):
+        b, h, queries, keys, d = (int(random.integers(1, most)) for most in (3, 4, 20, 20, 9))
+        lengths = {"query": queries, "key": keys, "value": keys}
+        fields: dict[str, Any] = {
+            name: random.standard_normal((b, h, n, d)).astype(dtype) for name, n in lengths.items()
+        }
+        fields["layout"] = "bhld"
+        sent = attend(**{**fields, "dtype": "float64"}).output
+        for change in random.choice(len(CHANGES), random.integers(1, 3)):
+            row, number = int(random.integers(queries)), float(random.choice([0.5, 1e-3, 3.0]))
+            sent = CHANGES[change](sent, row, number, random.permutation(d))
+        question = make_question(Decoded({**fields, "actual": {"output": sent.astype(dtype)}}, frozenset()))
+        truth = reference_and_baseline(question, backends().choose("numpy", "cpu"))
+        actual, right = truth.actual.canonical["output"], truth.right["output"]
+        limit = 2 * truth.judged["output"].limit
+        wrong = ~(np.abs(actual - right) <= limit)
+        for fact in facts_of(truth):
+            rows = np.ones(wrong.shape[:3], bool) if "every row" in fact.message else wrong.any(axis=-1)
+            numbers = np.array(next(iter(fact.numbers.values())))
+            says: dict[str, tuple[np.ndarray, float]] = {
+                "factor": (right * numbers[0], max(1, abs(numbers[0]))),
+                "offset": (right + numbers[0], 1),
+                "moved": (np.roll(right, -numbers[:3].astype(int), axis=(0, 1, 2)[: len(numbers)]), 1),
+                "permuted": (right[..., numbers[:d].astype(int) % d], 1),
+            }
+            if fact.name in says:
+                predicted, slack = says[fact.name]
+                assert (np.abs(actual - predicted)[rows] <= limit * slack * (1 + 1e-9)).all(), fact.message
+            if fact.name == "constant":
+                assert (len(np.unique(actual[wrong])), np.count_nonzero(wrong)) == (1, numbers[0])
 
 
 # The facts, beside those about numbers of keys, that are true of known mistakes in some requests.

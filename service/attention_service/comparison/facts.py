@@ -91,8 +91,7 @@ def overflow(wrong: Wrong) -> Iterator[Fact]:
     """Rows are infinite or NaN in which products do not fit into float16."""
     bad = np.isposinf(wrong.sums[0]) & ~np.isfinite(wrong.actual).all(axis=-1)
     if wrong.has_rows and bad.any():
-        scale = np.reshape(wrong.case.scale, (-1, 1))
-        for name, by in (("q·k", 1.0), ("scale · q·k", scale)):
+        for name, by in (("q·k", 1.0), ("scale · q·k", np.reshape(wrong.case.scale, (-1, 1)))):
             size = np.where(wrong.about["seen"], wrong.about["product"] * by, 0)
             over, unclear = size > LARGEST_HALF, np.abs(size / LARGEST_HALF - 1) < ROUGHLY
             if over.any() and (over == bad)[~unclear].all():

@@ -33,12 +33,13 @@ NAMED: Final[tuple[tuple[str, Any], ...]] = (
     *((f"{name} | str", getattr(spec, name)) for name in LITERALS),
     ("Encoding | str", request.Encoding),
     ("LogsumexpBase | str", compare.LogsumexpBase),
+    ("Liberty | str", compare.Liberty),
     ("int | Array", arrays.IntegerOrIntegers),
     ("float | Array", arrays.NumberOrNumbers),
     ("Labels", arrays.TokenLabels),
 )
 HEAD: Final = '''\
-"""attend() and compare(), with a parameter for each field of a request.
+"""attend(), compare() and assert_attention(), with a parameter for each field of a request.
 
 `make openapi` generates this module from service/attention_service/schemas; openapi/functions.py has its text.
 """
@@ -46,7 +47,7 @@ HEAD: Final = '''\
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Never, TypedDict
+from typing import Any, Literal, Never, TypedDict
 
 from attention_service.attention.spec import (
     Activation,
@@ -62,7 +63,7 @@ from attention_service.attention.spec import (
 from attention_service.library import calls
 from attention_service.library.result import AttentionResult
 from attention_service.library.types import Array, Labels
-from attention_service.schemas.compare import CompareReport, LogsumexpBase
+from attention_service.schemas.compare import CompareReport, Liberty, LogsumexpBase
 from attention_service.schemas.request import Encoding
 '''
 ATTEND: Final = """\
@@ -100,6 +101,17 @@ ACTUAL: Final = (
     "The output; a tuple of output and logsumexp; a dict of arrays by their names in a response (output, logsumexp, "
     "attention_weights, …), which the result of `attend` is, too; or None to ask which mistakes the request could show."
 )
+ASSERT: Final = """\
+Raise AssertionError unless an output is right, or at least not known to be wrong; else return the report.
+
+    assert_attention(my_kernel(query, key, value), query, key, value, is_causal=True)
+
+The message of the error is the report as text. All other arguments are those of `attend`.
+"""
+MUST_SHOW: Final = (
+    "What the inputs must be able to show. options: raise WeakInputs, an AssertionError, where a kernel could ignore "
+    "an option of the request unseen. None: pass, whatever they can show."
+)
 UNKNOWN: Final = "Any other name is an error, which translates the names of other libraries, like attn_mask."
 RETURNS: Final = "Returns: the results by name, and the metadata; see its class."
 ERRORS: Final = "Errors: attention_service.errors.InvalidRequest, with a pointer to each field at fault."
@@ -114,10 +126,20 @@ def functions() -> str:
     documents = {
         "attend": [ATTEND, arguments(described), UNKNOWN, RETURNS, ERRORS],
         "compare": [COMPARE, arguments({"actual": ACTUAL} | compared), UNKNOWN, ERRORS],
+        "assert_attention": [
+            ASSERT,
+            arguments({"actual": ACTUAL.partition("; or None")[0] + "."} | compared | {"must_show": MUST_SHOW}),
+            UNKNOWN,
+            ERRORS,
+        ],
     }
     heads = {
         "attend": (list(parameters(fields)), "AttentionResult"),
         "compare": (["actual: Any = None", *parameters(own)], "CompareReport"),
+        "assert_attention": (
+            ["actual: Any", *parameters(own), 'must_show: Literal["options"] | None = "options"'],
+            "CompareReport",
+        ),
     }
     parts = [HEAD, *(typed_dict(model) for model in parts_of(compare.CompareRequest))]
     parts += [function(name, *heads[name], "\n\n".join(map(str.strip, documents[name]))) for name in documents]

@@ -37,7 +37,7 @@ def trees() -> dict[str, ast.Module]:
 
 def test_files_are_short() -> None:
     lines = {name_of(module): len(module.read_text(encoding="utf-8").splitlines()) for module in MODULES}
-    assert {name: count for name, count in lines.items() if count > MAX_FILE} == {}
+    assert {name: count for name, count in lines.items() if count > MAX_FILE and name not in GENERATED} == {}
 
 
 def test_functions_are_short(trees: dict[str, ast.Module]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -25,7 +26,7 @@ from attention_service.comparison.question import make_question
 from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.errors import InvalidRequest
-from attention_service.library import assert_attention, compare
+from attention_service.library import WeakInputs, assert_attention, compare
 from attention_service.schemas.compare import CompareReport
 from tests.helpers.planted import COMMON_PAIRS, draw, named_first, returned, tells_apart
 from tests.helpers.wire import MEDIA_TYPES, write
@@ -312,9 +313,27 @@ def test_assert_attention() -> None:
         assert_attention(np.zeros(3), **fields)
 
 
+def test_assert_attention_tells_of_options_that_its_inputs_cannot_show() -> None:
+    """tanh(x) is x for small x: scores of about 1 below a cap of 50 change by less than bfloat16 tells."""
+    query, key, value = np.random.default_rng(0).normal(size=(3, 2, 67, 16)).astype(ml_dtypes.bfloat16)
+    request = {"query": query, "key": key, "value": value, "layout": "hld", "softcap": 50.0}
+    plain = attend(query, key, value, layout="hld").output
+    with pytest.raises(
+        WeakInputs, match=r"^Nothing wrong was seen; these inputs cannot show: softcap; inputs of seed \d"
+    ):
+        assert_attention(plain, **request)
+    report = assert_attention(plain, **request, must_show=None)
+    assert report.power.options == ["softcap"]
+    assert "a kernel that ignores softcap" in report.verdict.message
+    with pytest.raises(InvalidRequest, match="/must_show"):
+        assert_attention(plain, **request, must_show="everything")  # type: ignore[arg-type]
+    spiky = {**request, "query": query * 30}
+    assert assert_attention(attend(**spiky).output, **spiky).power.options == []
+
+
 @pytest.mark.slow
 def test_the_command_line(tmp_path: Path) -> None:
-    """Exit status 0 for a right output, 1 for a wrong one, 2 for none, or for a file that is not there."""
+    """Exit status 0 for a right output, 1 for a wrong one, 2 for none, 3 for a file that is not there."""
     fields = make_input(recipe_for(["causal.absent"]), 3)
     request, right, wrong = tmp_path / "request.safetensors", tmp_path / "right.npy", tmp_path / "wrong.json"
     made = run("inputs", "--seed", "3", "--kills", "causal.absent", "--output", str(request))
@@ -322,13 +341,13 @@ def test_the_command_line(tmp_path: Path) -> None:
     np.save(right, attend(**fields).output)
     wrong.write_text(json.dumps(attend(**{**fields, "is_causal": False}).output.tolist()))
     assert run("compare", str(request), str(right)).returncode == 0
-    found = run("compare", str(request), str(wrong), "--json")
+    found = run("compare", str(request), str(wrong), "--format", "json")
     assert found.returncode == 1
     assert CompareReport.model_validate_json(found.stdout).hypotheses[0].name == "causal.absent"
     assert "proof: causal.absent" in run("compare", str(request), str(wrong)).stdout
     assert run("compare", str(request)).returncode == 2
     missing = run("compare", str(request), str(tmp_path / "nothing.npy"))
-    assert (missing.returncode, "No such file" in missing.stderr) == (2, True)
+    assert (missing.returncode, "No such file" in missing.stderr) == (3, True)
     estimated = run("inputs", "--kills", "scale.other")
     assert estimated.returncode == 2
     assert "found by an estimate" in estimated.stderr
@@ -486,7 +505,7 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     request.write_text(json.dumps(SMALL))
     empty.write_bytes(b"")
     found = run("compare", str(request), str(empty))
-    assert (found.returncode, "Traceback" in found.stderr) == (2, False)
+    assert (found.returncode, "Traceback" in found.stderr) == (3, False)
     assert run("inputs", "--seed", "-1").returncode == 2
 
 

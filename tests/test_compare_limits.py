@@ -46,7 +46,7 @@ from tests.conftest import app, serving
 
 RIGHT: Final = ("correct", "inconclusive")
 RANDOM: Final = np.random.default_rng(0)
-TILED: Final = [name for name, row in MUTANTS.items() if row.survives is not None and name.startswith("softmax.")]
+TILED: Final = [name for name, row in MUTANTS.items() if row.by_tile and name.startswith("softmax.")]
 
 
 def heads(b: int, h: int, g: int, q: int, k: int, d: int, e: int, **options: Any) -> dict[str, Any]:
@@ -158,21 +158,22 @@ def test_a_made_input_takes_a_bounded_amount_of_memory(heads_of_keys: int) -> No
 @pytest.mark.parametrize(
     ("h", "g", "d", "tiles", "expected"),
     [
-        (8, 8, 8, False, (4, 4, 67)),
-        (8, 8, 64, True, (4, 4, 257)),
-        (8, 8, 1024, True, (2, 2, 67)),  # 4 heads of 67 keys would have 1,097,728 numbers
-        (8, 1, 1024, False, (2, 1, 67)),  # 3 query heads 823,296
-        (8, 2, 1024, False, (4, 2, 23)),  # and still 1,097,728 for 2 groups of 2 heads of 67 keys
+        (8, 8, 8, False, (2, 4, 4, 67)),
+        (8, 8, 64, True, (2, 4, 4, 513)),  # 525,312 numbers
+        (32, 2, 128, True, (2, 32, 2, 513)),  # 1,050,624
+        (8, 8, 256, True, (1, 4, 4, 513)),  # two batch entries would have 2,101,248
+        (8, 8, 1024, True, (1, 2, 2, 257)),  # 4 heads of 513 keys 4,202,496, 2 heads 2,101,248
+        (8, 1, 1024, False, (2, 8, 1, 67)),  # 1,097,728
     ],
 )
-def test_a_made_input_has_at_most_600_000_numbers(
-    h: int, g: int, d: int, tiles: bool, expected: tuple[int, int, int]
+def test_a_made_input_has_at_most_1_100_000_numbers(
+    h: int, g: int, d: int, tiles: bool, expected: tuple[int, int, int, int]
 ) -> None:
-    """Of keys and values of two batch entries, each query head with its own."""
+    """Of keys and values of a sample of 4 heads, each query head with its own."""
     spec, plan = make_spec_and_plan(Decoded(heads(1, h, g, 3, 3, d, d), frozenset()))
     recipe = recipe_of(make_case(spec, plan.dtype), TILED if tiles else [])
-    assert (recipe.heads, recipe.kv_heads, recipe.keys) == expected
-    assert 2 * recipe.heads * recipe.keys * 2 * d <= 600_000
+    assert (recipe.batch, recipe.heads, recipe.kv_heads, recipe.keys) == expected
+    assert recipe.batch * min(recipe.heads, 4) * recipe.keys * 2 * d <= 1_100_000
 
 
 def test_a_made_input_rotates_as_the_request_does() -> None:
@@ -337,12 +338,13 @@ def without_rescale(query: np.ndarray, key: np.ndarray, value: np.ndarray, tile:
     return output / total
 
 
-@pytest.mark.parametrize("keys", [5, 16, 67, 128, 255, 256])
-def test_a_mistake_of_tiles_is_shown_by_keys_for_two_of_each(keys: int) -> None:
+@pytest.mark.parametrize("keys", [5, 16, 67, 128, 255, 300, 513])
+def test_a_mistake_of_tiles_is_shown_by_keys_of_two_tiles(keys: int) -> None:
     query, key, value = np.random.default_rng(2).standard_normal((3, keys, 4)) * 2
     found = compare(query=query, key=key, value=value).power
-    survives = keys < 2 * 128
-    assert {name: name in found.survivors for name in TILED} == dict.fromkeys(TILED, survives)
+    shown = [tile for tile in (16, 32, 64, 128, 256) if tile < keys]
+    assert {name: found.tiles[name] for name in TILED} == dict.fromkeys(TILED, shown)
+    assert {name: name in found.survivors for name in TILED} == dict.fromkeys(TILED, keys <= 256)
     wrong = without_rescale(query, key, value, 128)
     report = compare(wrong, query=query, key=key, value=value)
     assert (report.verdict.status == "wrong") == (keys > 128)

@@ -209,14 +209,14 @@ def test_the_command_line_writes_and_judges(kernels: Path, tmp_path: Path, capsy
         return status, printed.out, printed.err
 
     assert command("write", str(tmp_path), "--cases", "5", "--seed", "1") == (0, f"5 cases in {tmp_path}\n", "")
-    status, printed, _ = command("run", "kernels:unscaled", "--dir", str(tmp_path), "--json")
+    status, printed, _ = command("run", "kernels:unscaled", "--dir", str(tmp_path), "--format", "json")
     assert status == 1
     assert json.loads(printed)["counts"]["wrong"] >= 1
     status, printed, _ = command("run", "kernels:right", "--dir", str(tmp_path))
     assert (status, printed.splitlines()[0].split()[:2]) == (0, ["corner", "correct"])
     for target in ("kernels", "kernels:absent", "kernels:KERNELS", "no_such_module:kernel"):
         status, printed, said = command("run", target)
-        assert (status, printed) == (2, "")
+        assert (status, printed) == (3, "")
         assert said
     (tmp_path / "file").touch()
     assert command("write", str(tmp_path / "file"), "--cases", "1")[0] == 2

@@ -241,6 +241,12 @@ def test_the_first_comparison_gives_the_report_that_is_shown(address: str) -> No
     assert_shows(json.loads(one("docs/compare.md", "json").text), report)
 
 
+def test_the_adapter_that_is_shown_is_right_and_needed() -> None:
+    printed = one("docs/compare.md", SHELL, "cd ").run().splitlines()
+    assert printed[0].startswith("correct")
+    assert printed[1:] == ["exit status 3"]
+
+
 @pytest.mark.slow
 def test_an_agent_can_follow_its_page(tmp_path: Path) -> None:
     """The blocks of docs/agents.md, one after the other in an empty folder."""

@@ -60,8 +60,8 @@ def test_arrays_set_the_dtype_and_lists_do_not() -> None:
     ("function", "own"),
     [
         (attend, []),
-        (compare, ["actual", "logsumexp_base", "tolerance"]),
-        (assert_attention, ["actual", "logsumexp_base", "tolerance"]),
+        (compare, ["actual", "logsumexp_base", "tolerance", "legal", "reference"]),
+        (assert_attention, ["actual", "logsumexp_base", "tolerance", "legal", "reference", "must_show"]),
     ],
 )
 def test_signatures_name_exactly_the_fields_of_a_request(function: Callable[..., Any], own: list[str]) -> None:

@@ -37,7 +37,10 @@ FLAGS: Final = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status: 0, 1 if it failed, or 2 for invalid arguments or settings."""
+    """Run a command and return its exit status: 0, 1 if it failed, or 2 for invalid arguments or settings.
+
+    Commands that judge an answer have others: 1 if it is wrong, 2 if nothing can be said, 3 if they failed.
+    """
     options = parser().parse_args(arguments)
     try:
         status = int(options.run(options))
@@ -53,11 +56,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors show no control characters: an argument may be the name of a stranger's file."""
+    """A parser whose errors show no control characters: an argument may be the name of a stranger's file.
+
+    usage_status: the exit status of its errors; commands for which 2 is a result have another
+    """
+
+    usage_status = 2
 
     def error(self, message: str) -> NoReturn:
-        """Print the error on one line and exit with status 2."""
-        super().error(printable(message))
+        """Print the usage, and the error on one line, and exit."""
+        self.print_usage(sys.stderr)
+        self.exit(self.usage_status, f"{self.prog}: error: {printable(message)}\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """The arguments. An unknown one is an error of the command that it was given to, not of the whole program."""
+        found, others = super().parse_known_args(args, namespace)
+        if others:
+            self.error(f"unrecognized arguments: {' '.join(others)}")
+        return found, others
 
 
 def parser() -> argparse.ArgumentParser:

@@ -7,9 +7,13 @@ import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from attention_service.commands.terminal import CommandError, Progress, natural, reported
+from attention_service.commands import formats, targets
+from attention_service.commands.terminal import FAILED, CommandError, Progress, natural, reported
+
+if TYPE_CHECKING:  # commands import what they need when they run
+    from attention_service.schemas.compare import CompareReport
 
 # Exit statuses by the status of a verdict.
 STATUSES: Final = {"correct": 0, "imprecise": 1, "wrong": 1, "inconclusive": 2}
@@ -24,13 +28,19 @@ def add_commands(add: Callable[..., Any]) -> None:
         run_compare,
         "say whether what a kernel returned is right, and which mistake it shows",
         "Compare what a kernel returned with exact attention. Exit status 0 if it is correct, 1 if it is wrong or "
-        "imprecise, 2 if the request is too weak to tell, or not valid.",
+        "imprecise, 2 if the request is too weak to tell, 3 for errors: a file cannot be read, the request is not "
+        "valid, the function raises.",
     )
-    formats = ".json .npz .safetensors .pt"
-    compare.add_argument("request", metavar="REQUEST", help=f"file with the fields of POST /attention: {formats}")
-    text = f"file with what the kernel returned: {formats} by name, or .npy with the output; none for power only"
+    compare.usage_status = FAILED
+    kinds = ".json .npz .safetensors .pt, or - for standard input"
+    compare.add_argument("request", metavar="REQUEST", help=f"file with the fields of POST /attention: {kinds}")
+    text = (
+        f"what the kernel returned, in a file: {kinds}, by name, or .npy with the output; or the kernel, a function "
+        "module:function, also of a module in this directory; none for what is in REQUEST, or for power only"
+    )
     compare.add_argument("actual", metavar="ACTUAL", nargs="?", help=text)
-    compare.add_argument("--json", action="store_true", help="print the report as JSON")
+    formats.add_format(compare)
+    targets.add_options(compare)
     inputs = add(
         "inputs",
         run_inputs,
@@ -39,36 +49,59 @@ def add_commands(add: Callable[..., Any]) -> None:
     )
     inputs.add_argument("--seed", type=natural, default=0, help="the same seed makes the same request (default: 0)")
     inputs.add_argument("--kills", nargs="+", metavar="NAME", default=(), help="mistakes that it must show")
-    inputs.add_argument("--like", metavar="REQUEST", help="file with a request whose options it has")
+    inputs.add_argument("--like", metavar="REQUEST", help="file with a request whose options it has, or -")
+    sizes = {"keys": "keys, with the past", "heads": "query heads", "head-dim": "features of a head"}
+    for name, what in sizes.items():
+        inputs.add_argument(f"--{name}", type=natural, metavar="N", help=f"how many {what}")
+    inputs.add_argument("--tile", type=natural, metavar="N", help="keys of a tile whose mistakes it must show")
     inputs.add_argument("--output", metavar="FILE", help="file to write, .json .npz .safetensors (default: print JSON)")
 
 
 def run_compare(options: argparse.Namespace) -> int:
     """Print the report on the files of the command, and return the exit status."""
+    from attention_service.comparison.text import as_text
+
+    suite = " ".join(["compare", options.request, *([options.actual] if options.actual else [])])
+    with formats.errors_as_checks(suite, options.format):
+        report = _report(options)
+    if options.format in formats.FORMATS:
+        print(formats.FORMATS[options.format](suite, formats.checks_of_report(report)))
+    else:
+        print(report.model_dump_json(indent=2) if options.format == "json" else as_text(report))
+    return STATUSES[report.verdict.status]
+
+
+def _report(options: argparse.Namespace) -> CompareReport:
+    """The report that the command asks for. Errors: CommandError."""
     from attention_service.backends.registry import Backends
     from attention_service.commands.files import read_arrays, read_request
     from attention_service.comparison.actual import NAMES
     from attention_service.comparison.compare import compare_question
     from attention_service.comparison.question import make_question
     from attention_service.comparison.report import make_report
-    from attention_service.comparison.text import as_text
 
-    with reported(invalid=2), Progress(PATIENCE) as progress:
-        decoded = read_request(Path(options.request))
-        if options.actual is not None:
+    is_target = options.actual is not None and targets.is_target(options.actual)
+    if not is_target and (options.torch or options.device is not None):
+        flag = "--torch" if options.torch else "--device"
+        raise CommandError(f"{flag}: expected ACTUAL to be module:function, got {options.actual or 'none'}", FAILED)
+    if options.request == options.actual == "-":
+        raise CommandError("ACTUAL: expected a file, as REQUEST is standard input, got -", FAILED)
+    with reported(invalid=FAILED, unreadable=FAILED), Progress(PATIENCE) as progress:
+        decoded = read_request(Path(options.request), NAMES)
+        if is_target:
+            decoded.fields["actual"] = targets.answer_of(options.actual, options, decoded)
+        elif options.actual is not None:
             decoded.fields["actual"] = read_arrays(Path(options.actual), NAMES)
         question, backend = make_question(decoded), Backends().choose("numpy", "cpu")
-        report = make_report(compare_question(question, backend, counted(progress)))
-    print(report.model_dump_json(indent=2) if options.json else as_text(report))
-    return STATUSES[report.verdict.status]
+        return make_report(compare_question(question, backend, counted(progress)))
 
 
 def run_inputs(options: argparse.Namespace) -> int:
     """Write the request of the command, and return the exit status: 1 if it does not show all that it should."""
     from attention_service.commands.files import read_request, write_request
     from attention_service.comparison.candidates import MESSAGES
-    from attention_service.comparison.case import make_case
-    from attention_service.comparison.inputs import make_input, recipe_for, recipe_of, suggest
+    from attention_service.comparison.case import TILES, make_case
+    from attention_service.comparison.inputs import make_input, recipe_for, recipe_of, resized, suggest
     from attention_service.comparison.mutants import MUTANTS
     from attention_service.comparison.question import make_question
     from attention_service.pipeline.json_fields import json_fields
@@ -78,10 +111,12 @@ def run_inputs(options: argparse.Namespace) -> int:
             why = ", which is found by an estimate and has no request made for it" if name in MESSAGES else ""
             raise CommandError(f"--kills: expected names of mistakes, got {name}{why}", 2)
     with reported(invalid=2):
-        recipe = recipe_for(options.kills)
+        tiles = TILES if options.tile is None else (options.tile,)
+        recipe = recipe_for(options.kills, tiles)
         if options.like is not None:
             question = make_question(read_request(Path(options.like)))
-            recipe = recipe_of(make_case(question.spec, question.plan.dtype), options.kills)
+            recipe = recipe_of(make_case(question.spec, question.plan.dtype), options.kills, tiles)
+        recipe = resized(recipe, keys=options.keys, heads=options.heads, head_dim=options.head_dim)
         fields, shown = make_input(recipe, options.seed), tuple(options.kills)
         if options.kills:
             names = ("output", "logsumexp") if any(MUTANTS[name].needs for name in options.kills) else ("output",)

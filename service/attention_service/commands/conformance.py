@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from typing import Any
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any
 
-from attention_service.commands.terminal import CommandError, natural, reported
+from attention_service.commands import formats, targets
+from attention_service.commands.terminal import FAILED, CommandError, natural, reported
 from attention_service.printable import printable
+
+if TYPE_CHECKING:  # commands import what they need when they run
+    from attention_service.conformance.runner import SuiteResult
 
 
 def add_commands(commands: Any) -> None:
@@ -25,12 +29,14 @@ def add_commands(commands: Any) -> None:
         "run",
         help="judge an implementation",
         description="Call a function with the fields of each case, and judge what it returns. Exit status 0: all that "
-        "it supports is right; 1: some is not; 2: nothing could be judged.",
+        "it supports is right; 1: some is not; 2: nothing could be judged; 3: an error.",
     )
+    runner.usage_status = FAILED
     runner.set_defaults(run=_run)
     runner.add_argument("target", metavar="TARGET", help="module:function; modules of this directory are found, too")
     runner.add_argument("--dir", metavar="DIR", help="a suite that `write` made (default: 300 cases, made at once)")
-    runner.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    formats.add_format(runner)
+    targets.add_options(runner)
 
 
 def _write(options: argparse.Namespace) -> int:
@@ -44,12 +50,24 @@ def _write(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from attention_service.conformance.report import as_json, as_text
+
+    suite = f"conformance {options.target}"
+    with formats.errors_as_checks(suite, options.format):
+        result = _result(options)
+    if options.format in formats.FORMATS:
+        print(formats.FORMATS[options.format](suite, formats.checks_of_suite(result)))
+    else:
+        print(json.dumps(as_json(result), indent=2) if options.format == "json" else as_text(result))
+    return result.exit_status
+
+
+def _result(options: argparse.Namespace) -> SuiteResult:
+    """The result that the command asks for. Errors: CommandError."""
     from attention_service.conformance.runner import run
 
-    sys.path.insert(0, os.getcwd())  # as `python -m` does
+    target = targets.load(options.target, options)
     try:
-        result = run(options.dir, options.target)
-    except (ImportError, OSError, ValueError) as error:
-        raise CommandError(str(error), 2) from None
-    print(json.dumps(as_json(result), indent=2) if options.json else as_text(result))
-    return result.exit_status
+        with redirect_stdout(sys.stderr):  # standard output is for the result
+            return run(options.dir, target)
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error), FAILED) from None

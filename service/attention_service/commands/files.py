@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,19 +25,30 @@ TYPES: Final = {".json": "application/json"} | {
     suffix: name for suffix in (".npz", ".safetensors") for name in CODECS if name.endswith(suffix[1:])
 }
 MAX_BYTES: Final = 2**40
+STANDARD_INPUT: Final = "-"
+# How files begin that are no text, by their suffix; safetensors begin with a length.
+STARTS: Final = {b"PK": ".npz", b"\x93NUMPY": ".npy"}
 
 
-def read_request(path: Path) -> Decoded:
+def read_request(path: Path, names: Collection[str] = ()) -> Decoded:
     """The fields of a request in a file, in a wire format by its suffix, or of a dict of tensors saved by torch.
+
+    names: of the arrays that a kernel returned, which a dict of torch may have beside its `request`: they are `actual`
 
     Errors: InvalidRequest of every kind, UnsupportedMediaType for another suffix, OSError.
     """
-    if path.suffix == ".pt":
-        fields = _read_torch(path)
-        if not isinstance(fields, Mapping):
-            raise InvalidRequest.at("", "a dict of the request's fields", f"a tensor in {path.name}")
+    if path.suffix != ".pt":
+        suffix, content = _content(path)
+        return CODECS[_type(path, suffix, ".pt")].decode(content, MAX_BYTES)
+    fields = _read_torch(path)
+    if not isinstance(fields, Mapping):
+        raise InvalidRequest.at("", "a dict of the request's fields", f"a tensor in {path.name}")
+    if "request" not in fields:
         return Decoded(dict(fields), frozenset())
-    return CODECS[_type(path, ".pt")].decode(path.read_bytes(), MAX_BYTES)
+    if not isinstance(fields["request"], Mapping):
+        raise InvalidRequest.of("/request", "a dict of the request's fields", fields["request"])
+    sent = {name: value for name, value in fields.items() if name in names}
+    return Decoded(dict(fields["request"]) | ({"actual": sent} if sent else {}), frozenset())
 
 
 def read_arrays(path: Path, names: Collection[str]) -> dict[str, Any]:
@@ -46,23 +59,21 @@ def read_arrays(path: Path, names: Collection[str]) -> dict[str, Any]:
 
     Errors: as of read_request.
     """
-    if path.suffix == ".npy":
+    if path.suffix == ".pt":
+        found = _read_torch(path)
+        fields = dict(found) if isinstance(found, Mapping) else {"output": found}
+        return _chosen(fields, names)
+    suffix, content = _content(path)
+    if suffix == ".npy":
         try:
-            array = np.load(path, allow_pickle=False)
-        except OSError:
-            raise
+            array = np.load(io.BytesIO(content), allow_pickle=False)
         except Exception as error:  # numpy.load raises what its parsers raise: EOFError, TokenError and others
             raise InvalidTensors.at("/actual", "an array in the format of npy", str(error)[:80]) from None
         # NumPy writes bfloat16 as two bytes of no type.
         return {"output": array.view(BFLOAT16) if array.dtype == np.dtype("V2") else array}
-    if path.suffix == ".pt":
-        found = _read_torch(path)
-        return dict(found) if isinstance(found, Mapping) else {"output": found}
-    content = path.read_bytes()
-    if path.suffix == ".json" and content.lstrip()[:1] == b"[":
+    if suffix == ".json" and content.lstrip()[:1] == b"[":
         content = b'{"output":' + content + b"}"
-    fields = CODECS[_type(path, ".npy", ".pt")].decode(content, MAX_BYTES).fields
-    return {name: value for name, value in fields.items() if name in names} or fields
+    return _chosen(CODECS[_type(path, suffix, ".npy", ".pt")].decode(content, MAX_BYTES).fields, names)
 
 
 def write_request(fields: Mapping[str, Any], path: Path) -> None:
@@ -85,11 +96,32 @@ def write_request(fields: Mapping[str, Any], path: Path) -> None:
         path.write_bytes(request_bytes(fields))
 
 
-def _type(path: Path, *others: str) -> str:
-    """The media type of a file. others: suffixes that have none, for the error. Errors: UnsupportedMediaType."""
-    if path.suffix not in TYPES:
+def _chosen(fields: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The fields with these names; all if there is none of them, for the error that names one."""
+    return {name: value for name, value in fields.items() if name in names} or fields
+
+
+def _content(path: Path) -> tuple[str, bytes]:
+    """The suffix of a file and its bytes; of `-` those of standard input, with the suffix that its first bytes show.
+
+    Errors: OSError.
+    """
+    if str(path) != STANDARD_INPUT:
+        return path.suffix, path.read_bytes()
+    content = sys.stdin.buffer.read()
+    for start, suffix in STARTS.items():
+        if content.startswith(start):
+            return suffix, content
+    # A header of safetensors is JSON behind its length, which no eight letters of a text are: they would be exabytes.
+    is_header = content[8:9] == b"{" and int.from_bytes(content[:8], "little") < len(content)
+    return ".safetensors" if is_header else ".json", content
+
+
+def _type(path: Path, suffix: str, *others: str) -> str:
+    """The media type of a suffix. others: suffixes that have none, for the error. Errors: UnsupportedMediaType."""
+    if suffix not in TYPES:
         raise UnsupportedMediaType.at("", f"a file {', '.join([*TYPES, *others])}", path.name)
-    return TYPES[path.suffix]
+    return TYPES[suffix]
 
 
 def _read_torch(path: Path) -> Any:

@@ -23,7 +23,7 @@ def add_commands(add: Callable[..., Any]) -> None:
     heatmap.add_argument(
         "request",
         metavar="REQUEST",
-        help="file with the fields of POST /attention: .json .npz .safetensors .pt, or - for JSON from standard input",
+        help="file with the fields of POST /attention: .json .npz .safetensors .pt, or - for standard input",
     )
     heatmap.add_argument(
         "-o", "--output", metavar="FILE", required=True, help="file to write, .svg or .png, or - to print the SVG"
@@ -42,18 +42,13 @@ def add_commands(add: Callable[..., Any]) -> None:
 def run_heatmap(options: argparse.Namespace) -> int:
     """Write the picture of the command, and return the exit status."""
     from attention_service.backends.registry import Backends
-    from attention_service.codecs.table import CODECS
     from attention_service.commands.files import read_request
     from attention_service.render.heatmap import Heatmap, make_heatmap_request
     from attention_service.schemas.heatmap import HeatmapOptions
 
     own = {name: value for name in HeatmapOptions.model_fields if (value := getattr(options, name, None)) is not None}
     with reported():
-        if options.request == "-":
-            body = sys.stdin.buffer.read()
-            decoded = CODECS["application/json"].decode(body, len(body))
-        else:
-            decoded = read_request(Path(options.request))
+        decoded = read_request(Path(options.request))
         given = decoded.fields.get("heatmap")
         decoded.fields["heatmap"] = {**given, **own} if isinstance(given, dict) else own if given is None else given
         picture = Heatmap(make_heatmap_request(decoded), Backends().choose("numpy", "cpu"))

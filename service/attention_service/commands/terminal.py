@@ -11,6 +11,8 @@ from typing import Final, Self
 
 from attention_service.printable import printable
 
+# The exit status of errors where 1 and 2 say something else.
+FAILED: Final = 3
 # Seconds between two texts that show progress.
 PERIOD: Final = 0.2
 
@@ -43,6 +45,8 @@ def reported(invalid: int = 1, unreadable: int = 2) -> Iterator[None]:
         yield
     except ServiceError as error:
         raise CommandError(f"{type(error).__name__}: {error}", invalid) from None
+    except MemoryError:
+        raise CommandError("the machine has too little memory for this request", invalid) from None
     except BrokenPipeError:  # `main` ends quietly
         raise
     except OSError as error:

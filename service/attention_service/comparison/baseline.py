@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import cache, partial
 from typing import Final
 
 import numpy as np
@@ -14,7 +12,8 @@ from attention_service.attention.arrays import compute_dtype
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distance, largest, ulp
 from attention_service.comparison.floors import floors
-from attention_service.comparison.problem import Answer, Rounding, rounded
+from attention_service.comparison.legal import legal_roundings
+from attention_service.comparison.problem import Answer, rounded
 from attention_service.comparison.sample import Sample
 from attention_service.comparison.solve import solve
 
@@ -24,34 +23,15 @@ IMPRECISE: Final = 10.0
 # The arrays that kernels return and mutants change, and the attributes of an Answer that hold them.
 FIELDS: Final = {"output": "output", "logsumexp": "logsumexp", "attention_weights": "weights"}
 
-LOG2E: Final = math.log2(math.e)
 # The smallest float64: a baseline is never 0.
 TINY: Final = 5e-324
 # Arrays of a sample by their names in the API.
 Arrays = Mapping[str, np.ndarray]
 
 
-@cache
-def legal_roundings(dtype: np.dtype, *, changes: bool = False) -> tuple[Rounding, ...]:
-    """What right kernels of a type round; the plain one, which only rounds inputs and output, is the first.
-
-    changes: True if steps change query, key or value, which may be rounded afterwards
-    """
-    inputs = None if dtype == np.float64 else partial(rounded, dtype=dtype)
-    plain = Rounding(computes=compute_dtype(dtype), inputs=inputs, output=dtype)
-    found = [plain, replace(plain, scaled_query=dtype)]  # the scale folded into the query
-    if dtype.itemsize < 4:
-        # With log2(e) for exp2, so that a scale that is a power of two is rounded, too.
-        found.append(replace(plain, scaled_query=dtype, folded=LOG2E))
-        found.append(replace(plain, weights=dtype))  # as fused kernels do before the product with values
-        if changes:
-            found.append(replace(plain, operands=dtype))
-    return tuple(found)
-
-
 def rounded_cases(case: Case, dtype: np.dtype) -> list[Case]:
     """The case with each legal rounding; the plain one first."""
-    roundings = legal_roundings(dtype, changes=any(case.steps.values()))
+    roundings = legal_roundings(dtype, case.liberties, changes=any(case.steps.values()))
     return [replace(case, rounding=rounding) for rounding in roundings]
 
 

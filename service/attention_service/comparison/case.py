@@ -25,6 +25,7 @@ from attention_service.attention.tiles import Tiling
 from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.operands import OPERAND_OPTIONS, load_operands
 from attention_service.backends.numpy.backend import NumpyLibrary
+from attention_service.comparison.legal import LIBERTIES
 from attention_service.comparison.problem import Answer, Problem, Rounding, Softmax, attention
 from attention_service.errors import FieldConflict
 
@@ -61,6 +62,8 @@ METHODS_OF_TERMS: Final = frozenset(
     | {"largest_product", "largest_added", "added_size", "visible_bytes"}
 )
 EXACT: Final = Rounding()
+# Tiles of keys that kernels use.
+TILES: Final = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -90,7 +93,9 @@ class Case:
     head_outputs:     (b, h, q, e), right, for of_whole; None to compute them
     map_steps:        by role (b, l), the size of the products that make a projected number, see `floors`
     rounding:         the types that are computed in
+    liberties:        what a right kernel may do beside rounding inputs and output, see `legal`
     change:           the fields to change in the request, to reproduce this case; None if no field can say it
+    tiles:            the sizes of tiles, in keys, that mistakes of tiles are tried for; tile: that of a wrong case
     detail:           what tells this case from others of the same mutant, like "of 64 keys"
     check:            raises to end the computation; called in all that can take long
     room:             bytes that a sample may keep, see `Sample.once`
@@ -127,7 +132,10 @@ class Case:
     head_outputs: np.ndarray | None = None
     map_steps: Mapping[str, np.ndarray]
     rounding: Rounding = EXACT
+    liberties: frozenset[str] = LIBERTIES
     change: Mapping[str, Any] | None = field(default_factory=dict)
+    tiles: tuple[int, ...] = TILES
+    tile: int | None = None
     detail: str = ""
     check: Check = no_check
     room: int = 2**27
@@ -197,8 +205,12 @@ def _is_known(term: ScoreTerm) -> bool:
     return {name for name in own if not name.startswith("_") and hasattr(ScoreTerm, name)} <= METHODS_OF_TERMS
 
 
-def make_case(spec: AttentionSpec, dtype: np.dtype, check: Check = no_check) -> Case:
+def make_case(
+    spec: AttentionSpec, dtype: np.dtype, check: Check = no_check, liberties: frozenset[str] = LIBERTIES
+) -> Case:
     """The case of a request. spec: may have any dtype; numbers are taken as they are given. dtype: the caller's
+
+    liberties: see Case
 
     Errors: InvalidRequest of every kind, FieldConflict for options that no case computes.
     """
@@ -235,6 +247,7 @@ def make_case(spec: AttentionSpec, dtype: np.dtype, check: Check = no_check) -> 
         sinks=plan.sinks if plan.row_sinks is None else plan.row_sinks,
         gate=loaded.gate,
         map_steps=_map_steps(plan, operands),
+        liberties=liberties,
         check=check,
     )
 

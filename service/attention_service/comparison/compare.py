@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -33,6 +33,7 @@ from attention_service.comparison.evidence import Evidence, Hypothesis
 from attention_service.comparison.facts import find_facts
 from attention_service.comparison.floors import floors, floors_of_others
 from attention_service.comparison.inputs import Suggestion, recipe_of, suggest
+from attention_service.comparison.legal import LIBERTIES
 from attention_service.comparison.places import places, worst
 from attention_service.comparison.power import Power, power
 from attention_service.comparison.sample import blocks, everything
@@ -57,6 +58,8 @@ class Question:
 
     actual: arrays by name; None to ask for the power of the request only
     base2:  True if the logsumexp has base 2; tolerance: of the caller's own test
+    liberties: what right kernels of half types may do, see `legal`
+    reference: True if the report shall have the reference
     """
 
     spec: AttentionSpec
@@ -64,6 +67,8 @@ class Question:
     actual: Mapping[str, np.ndarray] | None = None
     base2: bool = False
     tolerance: Tolerance | None = None
+    liberties: frozenset[str] = LIBERTIES
+    reference: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,7 @@ class Comparison:
 
     judged: by the name of the array; passes: what each test says, None without arrays
     unknown: options of the request that the comparison does not compute, so that nothing was judged
+    reference: what is right, float64 arrays by the names of those that were sent; the output if none was
     """
 
     question: Question
@@ -100,6 +106,7 @@ class Comparison:
     power: Power
     suggestion: Suggestion | None
     unknown: tuple[str, ...] = ()
+    reference: Mapping[str, np.ndarray] = field(default_factory=dict)
     facts: tuple[Fact, ...] = ()
 
     @property
@@ -152,7 +159,7 @@ def reference_and_baseline(question: Question, backend: Backend, check: Check = 
     if question.actual is not None:
         actual = read_actual(question.actual, plan, base2=question.base2)
     reference = backend.run(plan, exact, exact.sources, check)
-    case = make_case(spec, dtype, check)
+    case = make_case(spec, dtype, check, question.liberties)
     if HEAD_OUTPUTS in reference.arrays:
         case = replace(case, head_outputs=canonical(reference[HEAD_OUTPUTS], HEAD_OUTPUTS, plan))
     right = {name: canonical(reference[name], name, plan) for name in actual.canonical}
@@ -179,13 +186,13 @@ def compare_question(question: Question, backend: Backend, check: Check = no_che
     case, actual, right, judged, reference = truth.case, truth.actual, truth.right, truth.judged, truth.reference
     tolerances = usual_tolerances(case.dtype) + (() if question.tolerance is None else (question.tolerance,))
     compared = tuple(actual.canonical) or (OUTPUT,)
-    is_wrong = bool(actual.canonical) and max(judged[name].ratio for name in actual.canonical) > CORRECT
-    sample = choose_sample(case, _wrong_rows(actual, right) if is_wrong else None, most_scores(compared))
-    evidence = Evidence.of(case, sample, actual.canonical or None, compared)
+    wrong = frozenset(name for name in actual.canonical if judged[name].ratio > CORRECT)
+    sample = choose_sample(case, _wrong_rows(actual, right, wrong) if wrong else None, most_scores(compared))
+    evidence = Evidence.of(case, sample, actual.canonical or None, compared, wrong)
     mutants = list(candidates(case, sample, evidence.right, check))
     found = power(evidence, mutants, check, tolerances)
     hypotheses: list[Hypothesis] = []
-    if is_wrong:
+    if wrong:
         limits = {name: judged[name].limit for name in actual.canonical}
         hypotheses = search(evidence, mutants, actual.canonical, limits, check)
     return Comparison(
@@ -202,17 +209,17 @@ def compare_question(question: Question, backend: Backend, check: Check = no_che
         hypotheses=hypotheses,
         power=found,
         suggestion=_suggestion(case, hypotheses, found, compared, check),
+        reference={name: reference[name] for name in actual.as_sent or (OUTPUT,)},
         facts=() if any(one.is_proof for one in hypotheses) else facts_of(truth),
     )
 
 
 def facts_of(truth: Truth) -> tuple[Fact, ...]:
     """The facts about all arrays that are wrong."""
-    actual, right = {**truth.actual.as_sent, **truth.actual.canonical}, {**truth.reference.arrays, **truth.right}
+    sent, right = {**truth.actual.as_sent, **truth.actual.canonical}, {**truth.reference.arrays, **truth.right}
     wrong = {name: one.limit for name, one in truth.judged.items() if one.ratio > CORRECT}
-    return tuple(
-        find_facts(truth.case, {name: (actual[name], right[name], wrong[name]) for name in wrong}, truth.right)
-    )
+    arrays = {name: (sent[name], right[name], limit) for name, limit in wrong.items()}
+    return tuple(find_facts(truth.case, arrays, truth.right))
 
 
 def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarray], check: Check) -> dict[str, Judged]:
@@ -272,9 +279,9 @@ def _judged_by_service(
     return judged
 
 
-def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The largest error of each row (b, h, q), of the output if it was sent."""
-    name = next(iter(right))
+def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray], names: frozenset[str]) -> np.ndarray:
+    """The largest error of each row (b, h, q), of the first array that is wrong."""
+    name = next(name for name in right if name in names)
     apart = distances(actual.canonical[name], right[name])
     wrong: np.ndarray = apart if apart.ndim == 3 else apart.max(axis=-1)
     return wrong

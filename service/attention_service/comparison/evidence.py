@@ -66,31 +66,49 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Evidence:
-    """An output for a sample: what the kernel returned, what is right, and the baselines."""
+    """An output for a sample: what the kernel returned, what is right, and the baselines.
+
+    wrong: the names of the arrays that are wrong on all rows; the others are right
+    """
 
     case: Case
     sample: Sample
     actual: Arrays
     right: Arrays
     baselines: Mapping[str, float]
+    wrong: frozenset[str]
 
     @classmethod
-    def of(cls, case: Case, sample: Sample, actual: Arrays | None, names: Collection[str] = ()) -> Evidence:
+    def of(
+        cls,
+        case: Case,
+        sample: Sample,
+        actual: Arrays | None,
+        names: Collection[str] = (),
+        wrong: frozenset[str] = frozenset(),
+    ) -> Evidence:
         """The evidence of the rows of a sample.
 
         actual: canonical arrays of all rows; None if nothing was sent, but arrays of these names would be
         """
         right = arrays_of(solve(case, sample), names if actual is None else actual)
         sent = {} if actual is None else {name: sample.of(actual[name]) for name in right}
-        return cls(case, sample, sent, right, baselines(case, sample, right, case.dtype))
+        return cls(case, sample, sent, right, baselines(case, sample, right, case.dtype), wrong & right.keys())
 
     def answer(self, names: tuple[str, ...], case: Case) -> Candidate:
         """The candidate that a wrong case is."""
         return Candidate(names, case, {**self.right, **arrays_of(solve(case, self.sample), self.right)})
 
     def unexplained(self, arrays: Arrays) -> float:
-        """The squared error that is left beside the arrays of a mutant, in baselines."""
-        return unexplained(self.actual, arrays, self.baselines)
+        """The squared error of the wrong arrays that is left beside those of a mutant, in baselines."""
+        return unexplained({name: self.actual[name] for name in self.wrong}, arrays, self.baselines)
+
+    def contradicts(self, candidate: Candidate) -> bool:
+        """True if a mistake would change an array that is right: the kernel did not make it."""
+        return any(
+            distance(candidate.arrays[name], self.right[name]) > 2 * CORRECT * self.baselines[name]
+            for name in self.actual.keys() - self.wrong
+        )
 
     def judge(self, candidate: Candidate) -> Hypothesis:
         """The hypothesis that a candidate is, by the baselines of the reference."""
@@ -133,9 +151,13 @@ class Evidence:
 
     def _share_of_size(self, candidate: Candidate) -> float:
         """How much of the size of the error coarse rounding makes: its errors differ with the order of the sums."""
-        error = ratio(self.actual, self.right, self.baselines)
-        made = ratio(candidate.arrays, self.right, self.baselines)
-        return min(1.0, CORRECT * made / error) if math.isfinite(error) and made < OVERSIZED * error else 0.0
+        shares = []
+        for name in self.wrong:
+            error = ratio({name: self.actual[name]}, self.right, self.baselines)
+            made = ratio({name: candidate.arrays[name]}, self.right, self.baselines)
+            is_likely = math.isfinite(error) and made < OVERSIZED * error
+            shares.append(min(1.0, CORRECT * made / error) if is_likely and error else 0.0)
+        return min(shares, default=0.0)
 
     def _is_closer(self, candidate: Candidate, name: str) -> bool:
         """True if the mutant is ten times closer to the output than the reference is."""
@@ -162,13 +184,19 @@ def holds(one: Hypothesis, evidence: Evidence, actual: Arrays, limits: Mapping[s
 
 
 def joined(hypotheses: list[Hypothesis], evidence: Evidence, count: int) -> list[Hypothesis]:
-    """The best of ranked hypotheses, those joined whose answers differ by no more than legal rounding."""
+    """The best of ranked hypotheses, those joined whose answers differ by no more than legal rounding.
+
+    Of joined ones that of rows that see no key stands first: a finite mask is only found where other rows show it.
+    """
     kept: list[Hypothesis] = []
     for one in hypotheses:
         name = " and ".join(one.candidate.names)
         for place, other in enumerate(kept):
             if ratio(one.candidate.arrays, other.candidate.arrays, evidence.baselines) <= CORRECT:
-                if name not in (" and ".join(other.candidate.names), *other.also):
+                known = (" and ".join(other.candidate.names), *other.also)
+                if name.startswith("empty.") > known[0].startswith("empty.") and one.is_proof == other.is_proof:
+                    kept[place] = replace(one, also=known)
+                elif name not in known:
                     kept[place] = replace(other, also=(*other.also, name))
                 break
         else:

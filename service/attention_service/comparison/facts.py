@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from attention_service.comparison.baseline import CORRECT, LOG2E
+from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distances, largest
+from attention_service.comparison.legal import LOG2E
 from attention_service.comparison.wrong import Wrong
 from attention_service.schemas.compare import Fact
 

@@ -17,6 +17,7 @@ import numpy as np
 from attention_service.attention.arrays import compute_dtype
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import epsilon, largest
+from attention_service.comparison.legal import EXP2_ERROR, TANH_ERROR
 from attention_service.comparison.problem import Problem, attention, masked_scores, scaled_scores, sigmoid
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import make_problem, operand, spread_of_scores, stepped
@@ -41,13 +42,13 @@ class Tokens:
 class ErrorSteps:
     """The errors of a sample in steps: of visible scores, of weights, and of the outputs of heads.
 
-    folded: of visible scores, not in steps, see `_error_of_folding`
+    legal: of the logsumexp by the liberties of half types, not in steps, see `_error_of_liberties`
     """
 
     scores: float
     weights: float
     outputs: float
-    folded: float = 0.0
+    legal: float = 0.0
 
 
 def step(dtype: np.dtype) -> float:
@@ -59,8 +60,7 @@ def floors(case: Case, plain: Case, sample: Sample, right: Mapping[str, np.ndarr
     """The least baseline of output, logsumexp and weights, as far as they are in `right`.
 
     The error of the logsumexp is that of the scores, and √k + |logsumexp| for the sum over k keys; in half types at
-    least that of scores whose scale was folded into the query. A gate multiplies
-    that of the output, and so does the longest row of an output map.
+    least that of the liberties. A gate multiplies that of the output, and so does the longest row of an output map.
 
     plain: the case in the types of a plain computation
     """
@@ -75,7 +75,7 @@ def floors(case: Case, plain: Case, sample: Sample, right: Mapping[str, np.ndarr
     if "logsumexp" in right:
         root = math.sqrt(case.plan.sizes.key_length)
         kept["logsumexp"] = found.scores + root + largest(right["logsumexp"])
-    return {name: _floor(case, name, kept[name], found.folded) for name in right}
+    return {name: _floor(case, name, kept[name], found.legal) for name in right}
 
 
 def _error_after_output_steps(case: Case, sample: Sample, errors: float) -> float:
@@ -97,8 +97,8 @@ def floors_of_others(case: Case, reference: Mapping[str, np.ndarray], names: Col
     sizes, scale = case.plan.sizes, float(np.max(np.abs(case.scale)))
     query, key = tokens(case, "query", worst=True), tokens(case, "key", worst=True)
     steps = [steps_of(case, case, block, of_scores=True) for block in blocks(case, everything(case))]
-    kinds = ("scores", "weights", "outputs", "folded")
-    scores, weights, outputs, folded = (max(getattr(one, name) for one in steps) for name in kinds)
+    kinds = ("scores", "weights", "outputs", "legal")
+    scores, weights, outputs, legal = (max(getattr(one, name) for one in steps) for name in kinds)
     lengths = largest(query.lengths), largest(key.lengths)
     products = _sum_steps(case) * (lengths[0] * lengths[1] + _largest_product(case, lengths[0]))
     products += largest(query.steps) * lengths[1] + lengths[0] * largest(key.steps)
@@ -122,14 +122,14 @@ def floors_of_others(case: Case, reference: Mapping[str, np.ndarray], names: Col
     }
     rows = {name: made.get(name, (weights, 0)) for name in names}
     return {
-        name: _floor(case, name, fixed + factor * largest(reference[name]), folded)
+        name: _floor(case, name, fixed + factor * largest(reference[name]), legal)
         for name, (fixed, factor) in rows.items()
     }
 
 
-def _floor(case: Case, name: str, steps: float, folded: float) -> float:
-    """The least baseline of an array, from its error in steps. folded: see ErrorSteps"""
-    return min(max(steps * step(case.dtype), folded if name == "logsumexp" else 0.0), UNKNOWN)
+def _floor(case: Case, name: str, steps: float, legal: float) -> float:
+    """The least baseline of an array, from its error in steps. legal: see ErrorSteps"""
+    return min(max(steps * step(case.dtype), legal if name == "logsumexp" else 0.0), UNKNOWN)
 
 
 def steps_of(case: Case, plain: Case, sample: Sample, *, of_scores: bool) -> ErrorSteps:
@@ -146,26 +146,44 @@ def steps_of(case: Case, plain: Case, sample: Sample, *, of_scores: bool) -> Err
         scores = np.where(seen, scaled_scores(problem), 0).astype(np.float64)
         products, inherited = _errors_of_scores(case, sample, seen)
         root, value = math.sqrt(case.plan.sizes.key_length), largest(problem.value)
-        errors, folded = np.zeros(()), 0.0
+        errors, legal = np.zeros(()), 0.0
         if of_scores and case.dtype.itemsize < 4:
-            folded = _error_of_folding(case, sample, problem)
+            legal = _error_of_liberties(case, sample, problem)
         if of_scores or problem.normalization == "sum":
             errors = _sum_steps(case) * products + inherited + 2 * np.abs(scores)
         inexact = largest(_steps_of_tokens(case, "value", worst=False))
         if problem.normalization == "sum":
-            return ErrorSteps(largest(errors), *_of_quotients(scores, errors, value, inexact, unit), folded)
+            return ErrorSteps(largest(errors), *_of_quotients(scores, errors, value, inexact, unit), legal)
         total = 1.0
         if problem.normalization == "sigmoid":
             total = max(1.0, largest(np.where(seen, sigmoid(masked_scores(problem)), 0).sum(axis=-1)))
         weights = math.hypot(max(root + largest(scores), largest(products)), largest(inherited))
-        return ErrorSteps(largest(errors), weights, (weights * value + inexact) * total, folded)
+        return ErrorSteps(largest(errors), weights, (weights * value + inexact) * total, legal)
 
 
-def _error_of_folding(case: Case, sample: Sample, problem: Problem) -> float:
-    """The error of a visible score if the query was rounded to the caller's type after it was multiplied by the scale
-    and log2(e): each number by ε/2 of itself, those of a score all alike (|score|) or at random (√Σ(q·k)²)."""
-    products = np.maximum(np.abs(problem.scores), spread_of_scores(case, sample))
-    return epsilon(case.dtype) / 2 * largest(np.where(problem.seen, products * np.abs(problem.scale), 0))
+def _error_of_liberties(case: Case, sample: Sample, problem: Problem) -> float:
+    """The error of a logsumexp by what right kernels of half types do.
+
+    - The query is rounded after it was multiplied by the scale and log2(e): each number by ε/2 of itself, those of a
+      score all alike (|score|) or at random (√Σ(q·k)²).
+    - Weights are rounded before they are summed up: each by ε/2 of itself at random, but the largest, which is 1.
+    - exp2 and tanh are approximated: all weights but the largest, and all capped scores, may be off alike.
+    """
+    error = 0.0
+    if "folded_scale" in case.liberties:
+        products = np.maximum(np.abs(problem.scores), spread_of_scores(case, sample))
+        error += epsilon(case.dtype) / 2 * largest(np.where(problem.seen, products * np.abs(problem.scale), 0))
+    if problem.softcap is not None and "approximate_tanh" in case.liberties:
+        error += TANH_ERROR * largest(np.where(problem.seen, scaled_scores(problem.changed(added=None)), 0))
+    weights = attention(problem).weights
+    if weights is not None and problem.normalization == "softmax":
+        most = weights.max(axis=-1)
+        if "rounded_sum" in case.liberties:
+            others = np.square(weights).sum(axis=-1) - np.square(most)
+            error += epsilon(case.dtype) / 2 * math.sqrt(max(0.0, largest(others)))
+        if "approximate_exp2" in case.liberties:
+            error += EXP2_ERROR * largest(np.maximum(weights.sum(axis=-1) - most, 0))
+    return error
 
 
 def _largest_product(case: Case, length: float) -> float:

@@ -14,11 +14,12 @@ from attention_service.attention.spec import AttentionSpec, Rotary, Window
 from attention_service.backends.base import Check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.candidates import candidates
-from attention_service.comparison.case import Case, make_case
+from attention_service.comparison.case import TILES, Case, make_case
 from attention_service.comparison.evidence import Evidence
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.power import Power, power
-from attention_service.comparison.samples import MAX_SCORES, WHOLE, choose_sample
+from attention_service.comparison.samples import MAX_HEADS, MAX_SCORES, WHOLE, choose_sample
+from attention_service.errors import InvalidValue
 from attention_service.pipeline.prepare import make_spec_and_plan
 
 # Seeds that are tried for a request that shows as much as possible.
@@ -27,10 +28,13 @@ TRIES: Final = 6
 BATCH: Final = 2
 QUERIES: Final = 13
 KEYS: Final = 67
-# Keys that fill the largest of the usual tiles twice.
-KEYS_OF_TILES: Final = 257
+# The widest windows and chunks that are kept, and the largest groups of query heads.
+MAX_REACH: Final = 512
+MAX_GROUP: Final = 16
 PAST: Final = 5
 WINDOW: Final = (7, 3)
+# Keys that fill a tile of 128 twice, where those of larger tiles are too many.
+KEYS_OF_TILE: Final = 257
 # Keys, and features of a value, of a request whose values can be read transposed.
 KEYS_OF_SQUARE: Final = 23
 CHUNK: Final = 7
@@ -39,10 +43,10 @@ HEAD_DIM: Final = 8
 OVERFLOWING: Final = 100.0
 VALUE_DIM: Final = 5
 # What bounds the memory of a made input (see `suggestion_bytes`): the widest head dimension; the most numbers of keys
-# and values, each query head with its own; the most numbers of outputs that are kept for each mutant; and bytes that
-# a sample keeps.
+# and values of a sample, each query head with its own; the most numbers of outputs that are kept for each mutant; and
+# bytes that a sample keeps.
 MAX_DIM: Final = 1024
-MAX_NUMBERS: Final = 600_000
+MAX_NUMBERS: Final = 1_100_000
 MADE_OUTPUTS: Final = 2**14
 MADE_ROOM: Final = 2**23
 
@@ -52,8 +56,8 @@ class Recipe:
     """What a request is made of.
 
     options: fields of the API that it has, and `past`; keys: with the past; norm: options of all norms;
-    scales_heads: True for a scale per head; has_row_sinks: True
-    for a sink per query of each head
+    scales_heads: True for a scale per head; has_row_sinks: True for a sink per query of each head
+    tiles: see Case
     """
 
     options: frozenset[str]
@@ -77,6 +81,7 @@ class Recipe:
     scales_heads: bool = False
     has_row_sinks: bool = False
     normalization: str = "softmax"
+    tiles: tuple[int, ...] = TILES
 
 
 # The options that let mistakes of a group show.
@@ -102,6 +107,14 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+def options_of(names: Iterable[str], spec: AttentionSpec) -> tuple[str, ...]:
+    """The fields of a request that mistakes are about, by the names of these."""
+    groups = dict.fromkeys(name.partition(".")[0] for name in names)
+    fields = {"padding": ("key_mask", "key_lengths"), "cache": ("past_key",), "norm": NEEDS["norm"][:-1]}
+    about = (field for group in groups for field in fields.get(group, NEEDS.get(group, ())[:1]))
+    return tuple(name for name in about if getattr(spec, name) is not None)
+
+
 # Mistakes that need an option of norms.
 NORMS: Final = {
     "norm.before_rotary": ("position", "after"),
@@ -112,15 +125,16 @@ NORMS: Final = {
 PER_HEAD: Final = frozenset({"scale.first_head", "scale.shifted"})
 
 
-def recipe_for(names: Iterable[str]) -> Recipe:
-    """The recipe of a request that mistakes of these names apply to."""
+def recipe_for(names: Iterable[str], tiles: tuple[int, ...] = TILES) -> Recipe:
+    """The recipe of a request that mistakes of these names apply to. tiles: see Case"""
     groups = {name.partition(".")[0] for name in names}
     options = {option for group in groups for option in NEEDS.get(group, ())}
     if "causal.added" in names:
         options -= {"is_causal"}
-    found = Recipe(frozenset(options), value_dim=HEAD_DIM if "value.is_key" in names else VALUE_DIM)
+    value_dim = HEAD_DIM if "value.is_key" in names else VALUE_DIM
+    found = Recipe(frozenset(options), value_dim=value_dim, tiles=tiles)
     if needs_tiles(names):
-        found = replace(found, keys=KEYS_OF_TILES)
+        found = replace(found, keys=keys_of_tiles(tiles))
     if "softmax.no_max" in names:
         found = replace(found, scale=OVERFLOWING)
     if any(name.startswith("sigmoid.") for name in names):
@@ -140,38 +154,46 @@ def recipe_for(names: Iterable[str]) -> Recipe:
 
 
 def needs_tiles(names: Iterable[str]) -> bool:
-    """True if one of these mistakes needs the keys of several tiles, for each of the usual tiles."""
-    return any(row.survives is not None and row.survives(KEYS) for name in names if (row := MUTANTS.get(name)))
+    """True if one of these mistakes needs the keys of several tiles."""
+    return any(row.by_tile for name in names if (row := MUTANTS.get(name)))
 
 
-def recipe_of(case: Case, wanted: Collection[str] = ()) -> Recipe:
-    """The recipe of a small request with the options of another. wanted: mistakes that it should show
+def keys_of_tiles(tiles: Collection[int]) -> int:
+    """Keys that fill each of these tiles twice, and one more, so that there is a tail."""
+    return 2 * max(tiles) + 1
+
+
+def recipe_of(case: Case, wanted: Collection[str] = (), tiles: tuple[int, ...] = TILES) -> Recipe:
+    """The recipe of a small request with the options of another. wanted: mistakes that it should show; tiles: see Case
 
     It is narrower than the other where that has more than MAX_DIM features.
     """
-    return recipe_for_sizes(case.spec, case.plan.sizes, case.dtype, tiles=needs_tiles(wanted))
+    wide = tiles if needs_tiles(wanted) else ()
+    return replace(recipe_for_sizes(case.spec, case.plan.sizes, case.dtype, wide), tiles=tiles)
 
 
-def recipe_for_sizes(spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, *, tiles: bool) -> Recipe:
-    """The recipe of a small request with the options of a spec. tiles: True for the keys of several tiles"""
+def recipe_for_sizes(spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, tiles: tuple[int, ...]) -> Recipe:
+    """The recipe of a small request with the options of a spec. tiles: those that its keys should fill twice"""
     options = {name for name in OPTIONS if getattr(spec, name) is not None}
     if not spec.is_causal:
         options.remove("is_causal")
     if spec.past_key is not None:
         options.add("past")
     has_offset = spec.query_offset is not None or spec.past_key is not None
-    group = sizes.num_heads // sizes.num_kv_heads
-    shown = min(sizes.num_kv_heads, 2 if group > 1 else 4)
     head_dim, value_dim = min(sizes.head_dim, MAX_DIM), min(sizes.value_dim, MAX_DIM)
-    keys = KEYS_OF_TILES if tiles else KEYS
-    if BATCH * shown * min(group, 3) * keys * (head_dim + value_dim) > MAX_NUMBERS:
-        shown, group = min(shown, 2), min(group, 2)
-        width = BATCH * shown * group * (head_dim + value_dim)
-        keys = next((n for n in (keys, KEYS) if n * width <= MAX_NUMBERS), KEYS_OF_SQUARE)
+    window, chunk = _narrowed(spec.window), min(spec.chunk_size or CHUNK, MAX_REACH)
+    reach = max(window.left or 0, window.right or 0) if "window" in options else 0
+    reach = max(reach, chunk if "chunk_size" in options else 0)
+    keys = max(keys_of_tiles(tiles) if tiles else KEYS, reach + KEYS - max(WINDOW))
+    group = min(sizes.num_heads // sizes.num_kv_heads, MAX_GROUP)
+    batch, shown, group, keys = _fitting(
+        head_dim + value_dim, min(sizes.num_kv_heads, 2 if group > 1 else 4), group, keys, "output_norm" in options
+    )
     return Recipe(
         frozenset(options),
         dtype=dtype.name,
-        heads=shown * min(group, 3),
+        batch=batch,
+        heads=shown * group,
         kv_heads=shown,
         keys=keys,
         head_dim=head_dim,
@@ -179,10 +201,10 @@ def recipe_for_sizes(spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, *, tile
         # Without an offset, a request with masks by position has as many queries as keys.
         queries=QUERIES if has_offset or not POSITIONAL & options else keys,
         has_offset=has_offset,
-        chunk_size=min(spec.chunk_size or CHUNK, CHUNK),
+        chunk_size=chunk,
         rotary=_rotary(spec.rotary, head_dim),
         norm=_options_of_norms(spec),
-        window=_narrowed(spec.window),
+        window=window,
         softcap=spec.softcap,
         clip=spec.clip_qkv,
         scale=None if isinstance(spec.scale, np.ndarray) else spec.scale,
@@ -190,6 +212,42 @@ def recipe_for_sizes(spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, *, tile
         scales_heads=isinstance(spec.scale, np.ndarray),
         normalization=spec.normalization,
     )
+
+
+def resized(recipe: Recipe, *, keys: int | None, heads: int | None, head_dim: int | None) -> Recipe:
+    """The recipe with other sizes. Errors: InvalidValue for those that no request has, or that take too much memory."""
+    group = recipe.heads // recipe.kv_heads
+    least, most = recipe.past + 2, MAX_NUMBERS // BATCH
+    for name, size, low, factor in (
+        ("keys", keys, least, 1),
+        ("heads", heads, group, group),
+        ("head_dim", head_dim, 1, 1),
+    ):
+        if size is not None and not (low <= size <= most and size % factor == 0):
+            expected = f"a multiple of {factor}" if factor > 1 else f"at least {low}"
+            raise InvalidValue.of(f"--{name.replace('_', '-')}", expected, size)
+    if recipe.queries == recipe.keys and keys is not None:
+        recipe = replace(recipe, queries=keys)
+    h = heads or recipe.heads
+    value_dim = recipe.value_dim if head_dim is None or recipe.value_dim != recipe.head_dim else head_dim
+    recipe = replace(
+        recipe, keys=keys or recipe.keys, heads=h, kv_heads=h // group, head_dim=head_dim or recipe.head_dim
+    )
+    return replace(recipe, value_dim=value_dim, queries=min(recipe.queries, recipe.keys))
+
+
+def _fitting(width: int, shown: int, group: int, keys: int, all_heads: bool) -> tuple[int, int, int, int]:
+    """Batch entries, key/value heads, query heads of each, and keys of a request whose sample is not too large.
+
+    width: features of a key and a value; shown, group, keys: what is wanted; all_heads: True if a sample has all heads
+    """
+    few = min(shown, 2), min(group, 2)
+    sizes = [(b, shown, group, keys) for b in (BATCH, 1)] + [(1, *few, n) for n in (keys, KEYS_OF_TILE, KEYS)]
+    for batch, g, each, n in sizes:
+        heads = g * each if all_heads else min(g * each, MAX_HEADS)
+        if n <= keys and batch * heads * n * width <= MAX_NUMBERS:
+            return batch, g, each, n
+    return 1, *few, KEYS_OF_SQUARE
 
 
 def make_input(recipe: Recipe, seed: int) -> dict[str, Any]:
@@ -258,13 +316,10 @@ def _norm(random: np.random.Generator, recipe: Recipe, features: int, *, rotates
 
 
 def _narrowed(window: Window | None) -> Window:
-    """A window with the same bounded sides, no wider than small requests have."""
+    """A window with the same sides, up to MAX_REACH."""
     if window is None:
         return Window(*WINDOW)
-    left, right = (
-        None if width is None else min(width, most)
-        for width, most in zip((window.left, window.right), WINDOW, strict=True)
-    )
+    left, right = (None if width is None else min(width, MAX_REACH) for width in (window.left, window.right))
     return Window(left, right)
 
 
@@ -324,13 +379,22 @@ def made_scores(names: Collection[str]) -> int:
     return WHOLE if "attention_weights" in names else MAX_SCORES
 
 
-def power_of(fields: dict[str, Any], names: Collection[str], check: Check) -> Power:
-    """The power of a request. fields: as `make_input` makes them; names: of the arrays that are compared"""
+def power_of(
+    fields: dict[str, Any],
+    names: Collection[str],
+    check: Check,
+    tiles: tuple[int, ...] = TILES,
+    only: Collection[str] = MUTANTS,
+) -> Power:
+    """The power of a request. fields: as `make_input` makes them; names: of the arrays that are compared
+
+    tiles: see Case; only: the names of the mutants that are looked at
+    """
     spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
-    case = replace(make_case(spec, plan.dtype, check), room=MADE_ROOM)
+    case = replace(make_case(spec, plan.dtype, check), room=MADE_ROOM, tiles=tiles)
     sample = choose_sample(case, None, made_scores(names), MADE_OUTPUTS)
     evidence = Evidence.of(case, sample, None, names)
-    return power(evidence, list(candidates(case, evidence.sample, evidence.right, check)), check)
+    return power(evidence, list(candidates(case, evidence.sample, evidence.right, check, only)), check)
 
 
 @dataclass(frozen=True)
@@ -364,7 +428,7 @@ def _tried(
 ) -> Iterator[Suggestion]:
     for tried in range(seed, seed + TRIES):
         fields = make_input(recipe, tried)
-        found = power_of(fields, names, check)
+        found = power_of(fields, names, check, recipe.tiles, wanted)
         same = {name for group in found.indistinguishable if len({*group} & {*wanted}) > 1 for name in group}
         shown = {*found.killed} - (same if apart else set())
         yield Suggestion(tried, fields, tuple(name for name in wanted if name in shown))

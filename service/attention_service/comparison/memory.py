@@ -10,7 +10,7 @@ from attention_service.attention.arrays import FLOATS, compute_dtype
 from attention_service.attention.cost import arrays_of, copied_bytes
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.terms.relative import RelativeKeys
-from attention_service.comparison.case import Case
+from attention_service.comparison.case import TILES, Case
 from attention_service.comparison.compare import Question
 from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, Recipe, made_scores, recipe_for_sizes
 from attention_service.comparison.sample import block_counts
@@ -23,6 +23,8 @@ KEPT_SCORES: Final = 24
 KEPT_VALUES: Final = 8
 # Copies of an array that was sent, in bytes for each element: as sent, as reference, and once for each legal rounding.
 ARRAY_BYTES: Final = 64
+# The same for a reference in the report: a list of numbers and its text, which is held twice.
+REFERENCE_BYTES: Final = 128
 # Answers of mutants that are kept for a sample.
 ANSWERS: Final = 128
 # The objects of a comparison: cases, candidates, hypotheses and the report.
@@ -44,14 +46,14 @@ def comparison_bytes(question: Question) -> int:
     tables = sum(array.size for array in arrays_of(plan))
     tables += 2 * sum(term.keys.size for term in plan.terms if isinstance(term, RelativeKeys))  # with padding, too
     arrays = work.operand_bytes(width) + ARRAY_BYTES * (sent + others) + 16 * tables
-    arrays += copied_bytes(plan, question.spec)
+    arrays += copied_bytes(plan, question.spec) + question.reference * REFERENCE_BYTES * (sent or others)
     return OBJECTS + arrays + work.bytes + max(suggestion_bytes(one, names) for one in recipes(question))
 
 
 def recipes(question: Question) -> tuple[Recipe, Recipe]:
     """The recipes of the inputs that a comparison may make: without and with the keys of several tiles."""
     spec, plan = question.spec, question.plan
-    without, tiled = (recipe_for_sizes(spec, plan.sizes, plan.dtype, tiles=tiles) for tiles in (False, True))
+    without, tiled = (recipe_for_sizes(spec, plan.sizes, plan.dtype, tiles) for tiles in ((), TILES))
     return without, tiled
 
 

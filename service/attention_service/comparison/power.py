@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from attention_service.backends.base import Check
@@ -30,12 +30,20 @@ class Power:
     survivors: the others that apply to the request
     indistinguishable: groups of killed mutants whose answers do not differ from each other
     missed:    by the name of a test with a tolerance, the mutants that pass it
+    tiles:     by the name of a mistake of tiles, the sizes of tiles for which it is killed; it survives unless all are
     """
 
     killed: tuple[str, ...]
     survivors: tuple[str, ...]
     indistinguishable: tuple[tuple[str, ...], ...]
     missed: Mapping[str, tuple[str, ...]]
+    tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of mistakes that leave an option of the request out, and that it cannot show."""
+        endings = (".absent", ".ignored")
+        return tuple(name for name in self.survivors if name.endswith(endings) and name != "scale.absent")
 
     @property
     def is_weak(self) -> bool:
@@ -52,20 +60,24 @@ def power(evidence: Evidence, found: list[Candidate], check: Check, tolerances: 
     alive = [one for one in found if not ratio(one.arrays, right, limits) > CORRECT]
     if alive and not is_whole(case, evidence.sample) and case.plan.score_count <= CONFIRMED_SCORES:
         alive = _alive(case, alive, right, check)
-    survive = {one.names[0] for one in alive} | _of_unseen_tiles(found, case.plan.sizes.key_length)
+    shown = _shown_tiles(case, found, alive)
+    survive = {one.names[0] for one in alive if one.case.tile is None or one.case.tile in case.tiles}
+    survive |= {name for name, kept in shown.items() if kept != case.tiles}
     survivors = tuple(dict.fromkeys(one.names[0] for one in found if one.names[0] in survive))
     killed = [one for one in found if one.names[0] not in survive]
     missed = {
         tolerance.name: tuple(dict.fromkeys(one.names[0] for one in found if _passes(one, right, tolerance)))
         for tolerance in tolerances
     }
-    return Power(tuple(dict.fromkeys(one.names[0] for one in killed)), survivors, _groups(killed, limits), missed)
+    names = tuple(dict.fromkeys(one.names[0] for one in killed))
+    return Power(names, survivors, _groups(killed, limits), missed, shown)
 
 
-def _of_unseen_tiles(found: list[Candidate], keys: int) -> set[str]:
-    """The names of mistakes of tiles that change nothing for one of the usual tiles, and so many keys."""
-    rows = {one.names[0]: MUTANTS[one.names[0]] for one in found}
-    return {name for name, row in rows.items() if row.survives is not None and row.survives(keys)}
+def _shown_tiles(case: Case, found: list[Candidate], alive: list[Candidate]) -> dict[str, tuple[int, ...]]:
+    """By the name of a mistake of tiles, the sizes of tiles for which it changes the answer."""
+    names = dict.fromkeys(one.names[0] for one in found if MUTANTS[one.names[0]].by_tile)
+    changed = {(one.names[0], one.case.tile) for one in found} - {(one.names[0], one.case.tile) for one in alive}
+    return {name: tuple(tile for tile in case.tiles if (name, tile) in changed) for name in names}
 
 
 def _passes(one: Candidate, right: Arrays, tolerance: Tolerance) -> bool:

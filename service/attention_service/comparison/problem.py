@@ -22,7 +22,8 @@ class Rounding:
 
     computes: of everything between; inputs: of query, key and value as given; operands: of these after norms and
     rotation; scaled_query: of the query, into which the scale times `folded` is folded; scores, weights: of these,
-    before they are used; sums: of the sums over keys, as they grow; output: of what is returned
+    before they are used; exponentials: of these, before they are summed up; sums: of the sums over keys, as they grow;
+    output: of what is returned; exp, tanh: how the exponentials and the softcap are computed
     """
 
     computes: np.dtype = F64
@@ -32,8 +33,11 @@ class Rounding:
     folded: float = 1.0
     scores: np.dtype | None = None
     weights: np.dtype | None = None
+    exponentials: np.dtype | None = None
     sums: np.dtype | None = None
     output: np.dtype | None = None
+    exp: Callable[[np.ndarray], np.ndarray] = np.exp
+    tanh: Callable[[np.ndarray], np.ndarray] = np.tanh
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -117,9 +121,11 @@ def sigmoid(numbers: np.ndarray) -> np.ndarray:
 
 def softmax(problem: Problem, scores: np.ndarray) -> Answer:
     """The answer from masked scores (b, h, r, k): softmax with the largest score subtracted."""
-    largest = row_max(scores, problem.sinks)
-    exponentials = np.exp(scores - largest)
-    total = row_sum(exponentials, problem.rounding)
+    rounding, largest = problem.rounding, row_max(scores, problem.sinks)
+    exponentials = rounding.exp(scores - largest)
+    if rounding.exponentials is not None:
+        exponentials = rounded(exponentials, rounding.exponentials)
+    total = row_sum(exponentials, rounding)
     if problem.sinks is not None:
         total = total + np.exp(problem.sinks[..., None] - largest)
     return finished(problem, exponentials, total, largest)
@@ -136,18 +142,18 @@ def finished(problem: Problem, exponentials: np.ndarray, total: np.ndarray, larg
 def scaled_scores(problem: Problem) -> np.ndarray:
     """The scores (b, h, r, k), scaled, capped and with everything added, before anything is hidden."""
     scores, cap = problem.scores, problem.softcap
-    added = problem.added
+    added, tanh = problem.added, problem.rounding.tanh
     if problem.softcap_at == "unscaled":
-        scores = capped(scores, cap)
+        scores = capped(scores, cap, tanh)
     if added is not None and problem.scaled_bias:
         scores = scores + added
     scores = scores * np.asarray(problem.scale, scores.dtype)
     if problem.softcap_at == "scaled":
-        scores = capped(scores, cap)
+        scores = capped(scores, cap, tanh)
     if added is not None and not problem.scaled_bias:
         scores = scores + added
     if problem.softcap_at == "added":
-        scores = capped(scores, cap)
+        scores = capped(scores, cap, tanh)
     return scores if problem.rounding.scores is None else rounded(scores, problem.rounding.scores)
 
 
@@ -156,15 +162,15 @@ def masked_scores(problem: Problem) -> np.ndarray:
     scores = scaled_scores(problem)
     if problem.visible is not None:
         scores = np.where(problem.visible, scores, scores.dtype.type(problem.hidden_score))
-    return capped(scores, problem.softcap) if problem.softcap_at == "masked" else scores
+    return capped(scores, problem.softcap, problem.rounding.tanh) if problem.softcap_at == "masked" else scores
 
 
-def capped(scores: np.ndarray, cap: float | None) -> np.ndarray:
+def capped(scores: np.ndarray, cap: float | None, tanh: Callable[[np.ndarray], np.ndarray] = np.tanh) -> np.ndarray:
     """cap · tanh(scores / cap); the scores themselves if cap is None."""
     if cap is None:
         return scores
     limit = scores.dtype.type(cap)
-    return limit * np.tanh(scores / limit)
+    return np.asarray(limit * tanh(scores / limit))
 
 
 def row_max(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:

@@ -12,6 +12,7 @@ from attention_service.attention.spec import DType
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.actual import check_names
 from attention_service.comparison.compare import Question
+from attention_service.comparison.legal import chosen
 from attention_service.comparison.tolerances import Tolerance
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.prepare import planned, validated
@@ -35,7 +36,8 @@ def make_question(decoded: Decoded, layer: Layer | None = None) -> Question:
         spec = spec._replace(dtype=_dtype_of(actual, decoded))
     own = body.tolerance
     tolerance = None if own is None else Tolerance("yours", own.rtol, own.atol, own.mismatches)
-    return Question(*planned(spec, layer), actual, body.logsumexp_base == "2", tolerance)
+    is_base2, liberties = body.logsumexp_base == "2", chosen(body.legal)
+    return Question(*planned(spec, layer), actual, is_base2, tolerance, liberties, bool(body.reference))
 
 
 def _dtype_of(actual: Mapping[str, np.ndarray], decoded: Decoded) -> DType | None:

@@ -11,7 +11,7 @@ import numpy as np
 from attention_service.comparison.baseline import CORRECT, FIELDS, IMPRECISE
 from attention_service.comparison.compare import Comparison
 from attention_service.comparison.evidence import Hypothesis
-from attention_service.comparison.inputs import MAX_DIM
+from attention_service.comparison.inputs import MAX_DIM, options_of
 from attention_service.comparison.wrong import NOUNS
 from attention_service.pipeline.json_fields import json_fields
 from attention_service.schemas.compare import (
@@ -59,8 +59,11 @@ def make_report(comparison: Comparison, request_id: str | None = None) -> Compar
             killed=len(found.killed),
             survivors=list(found.survivors),
             indistinguishable=[list(group) for group in found.indistinguishable],
+            tiles={name: list(shown) for name, shown in found.tiles.items()},
+            options=list(_unseen_options(comparison)),
         ),
         next_input=_next_input(comparison),
+        reference=_reference(comparison) if comparison.question.reference else None,
         metadata=metadata | {"version": __version__},
     )
 
@@ -74,13 +77,20 @@ def _verdict(comparison: Comparison) -> Verdict:
         return Verdict(status="inconclusive", ratio=None, message=_power_in_words(comparison))
     shown = f"{min(ratio, sys.float_info.max):.2g} times what legal rounding explains"
     if status == "correct":
-        message = f"Right: the largest error is {shown}."
+        unseen = ", ".join(_unseen_options(comparison))
+        weak = f"; a kernel that ignores {unseen} would be as right for these inputs" if unseen else ""
+        message = f"Right: the largest error is {shown}{weak}."
     elif status == "inconclusive":
         message = f"Right for this request, with an error of {shown}; but {_power_in_words(comparison)}"
     else:
         non_finite = any(judged.errors.non_finite for judged in comparison.judged.values())
         message = _in_words(comparison, "infinite or NaN" if non_finite else shown)
     return Verdict(status=status, ratio=_number(ratio), message=message)
+
+
+def _unseen_options(comparison: Comparison) -> tuple[str, ...]:
+    """The options of the request that a kernel could ignore unseen."""
+    return options_of(comparison.power.ignored, comparison.question.spec)
 
 
 def _power_in_words(comparison: Comparison) -> str:
@@ -137,6 +147,12 @@ def _next_input(comparison: Comparison) -> NextInput | None:
     numbers = sum(_size(value) for value in suggestion.fields.values())
     request = None if numbers > SHOWN else json_fields(suggestion.fields)
     return NextInput(kills=list(suggestion.kills), seed=suggestion.seed, request=request, note=note)
+
+
+def _reference(comparison: Comparison) -> dict[str, np.ndarray]:
+    """What is right, in the base of the logarithm that was sent."""
+    base = math.log(2) if comparison.question.base2 else 1.0
+    return {name: array / base if name == "logsumexp" else array for name, array in comparison.reference.items()}
 
 
 def _size(value: Any) -> int:

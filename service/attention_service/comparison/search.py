@@ -39,16 +39,19 @@ def search(
     found: the mutants' answers for the sample; actual: canonical arrays of all rows; limits: baselines of all rows
     """
     case = evidence.case
-    small = Evidence.of(case, smaller(evidence.sample, case, PAIR_SCORES), actual)
+    small = Evidence.of(case, smaller(evidence.sample, case, PAIR_SCORES), actual, wrong=evidence.wrong)
+    found = [one for one in found if not evidence.contradicts(one)]
     singles = _ranked([evidence.judge(one) for one in found], evidence)
     told = _confirmed(joined(singles, evidence, TOLD), evidence, actual, limits, check)
     if not _is_proved(told):
         guesses = [evidence.answer(names, wrong) for names, wrong in estimated(small, actual, check)]
+        guesses = [one for one in guesses if not evidence.contradicts(one)]
         singles = _ranked([*singles, *map(evidence.judge, guesses)], evidence)
         told = _confirmed(joined(singles, evidence, TOLD), evidence, actual, limits, check)
     if not _is_proved(told):
         both = [evidence.answer(names, wrong) for names, wrong in _pairs(small, singles, check)]
         both = [one for one in both if not any(_adds_nothing(one, other, evidence) for other in found)]
+        both = [one for one in both if not evidence.contradicts(one)]
         pairs = joined(_ranked(list(map(evidence.judge, both)), evidence), evidence, TOLD)
         pairs = _confirmed(pairs, evidence, actual, limits, check)
         best = max((one.explained for one in told), default=0.0)

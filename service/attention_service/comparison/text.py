@@ -76,6 +76,9 @@ def _power(report: CompareReport) -> Iterator[str]:
     yield f"this request shows {found.killed} of {found.mutants} known mistakes"
     if found.survivors:
         yield f"not these: {', '.join(found.survivors)}"
+    for shown in dict.fromkeys(map(tuple, found.tiles.values())):
+        names = [name for name, of_name in found.tiles.items() if tuple(of_name) == shown]
+        yield f"{', '.join(names)}: shown for tiles of {', '.join(map(str, shown)) or 'no size'}"
     if report.next_input is not None:
         yield f"next input: seed {report.next_input.seed} shows {', '.join(report.next_input.kills)}"
         if report.next_input.note:

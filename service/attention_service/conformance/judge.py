@@ -41,6 +41,11 @@ class Diagnosis:
     certainty: str | None
     message: str
 
+    @property
+    def sentence(self) -> str:
+        """The mistake and how sure it is, as text."""
+        return self.message if self.hypothesis is None else f"{self.certainty}: {self.hypothesis}: {self.message}"
+
 
 def judge(case: SuiteCase, target: Target) -> Outcome:
     """The outcome of a case. Whatever an implementation raises, except Unsupported, is a wrong answer."""
@@ -49,7 +54,7 @@ def judge(case: SuiteCase, target: Target) -> Outcome:
             actual = call(target, case.fields)
     except Unsupported as error:
         return Outcome(case, "unsupported", message=str(error))
-    except Exception as error:  # of somebody else's code: anything
+    except (Exception, SystemExit) as error:  # of somebody else's code: anything, but no exit status of its choice
         return Outcome(case, "wrong", message=f"{type(error).__name__}: {first_line(error)}")
     return judge_arrays(case, actual)
 
@@ -83,7 +88,7 @@ def diagnose(case: SuiteCase, target: Target) -> Diagnosis | None:
         report = compare({name: actual[name] for name in case.expected if name in actual}, **case.fields)
     except InvalidRequest:
         return None
-    except Exception:  # of somebody else's code: anything
+    except (Exception, SystemExit):  # of somebody else's code: anything
         return None
     if not report.hypotheses:
         return Diagnosis(None, None, "no known mistake")

@@ -33,15 +33,7 @@ def _lines(result: SuiteResult) -> Iterator[str]:
             yield ""
             yield f"{failure.case.name} ({failure.case.dtype}) is {failure.status}: {failure.message}"
             if corner.diagnosis is not None:
-                yield f"  {_diagnosis(corner)}"
-
-
-def _diagnosis(corner: CornerResult) -> str:
-    found = corner.diagnosis
-    assert found is not None
-    if found.hypothesis is None:
-        return found.message
-    return f"{found.certainty}: {found.hypothesis}: {found.message}"
+                yield f"  {corner.diagnosis.sentence}"
 
 
 def _corner(corner: CornerResult) -> dict[str, Any]:

@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import inspect
+import os
+import traceback
 from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
 from attention_service.codecs.array_objects import as_numpy
+from attention_service.library.calls import named
 
 Target = Callable[..., Any]
+PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + os.sep
+# Characters that are shown of the message of somebody else's error.
+SHOWN: Final = 1000
 
 
 class Unsupported(Exception):
     """Raised by an implementation for a request that it has no arguments for."""
 
 
+class TargetFailed(Exception):
+    """Raised for what the code of an implementation raised; the message names the place in its file."""
+
+    def __init__(self, name: str, error: BaseException, target: Target | None = None) -> None:
+        message = " ".join(str(error).split())[:SHOWN]
+        super().__init__(f"{name} raised {type(error).__name__}: {message}{_place(error, target)}")
+
+
 def load_target(name: str) -> Target:
-    """The callable `module:function`. Errors: ImportError, ValueError."""
+    """The callable `module:function`. Errors: ImportError, ValueError; TargetFailed for what the module raises."""
     module, _, path = name.partition(":")
-    if not module or not path:
-        raise ValueError(f"{name}: expected module:function")
-    found: Any = import_module(module)
+    if not module or not path or "/" in module or module.endswith(".py"):
+        raise ValueError(f"{name}: expected module:function, as in kernels:attention for kernels.py")
+    try:
+        found: Any = import_module(module)
+    except (Exception, SystemExit) as error:  # of somebody else's code: anything
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise TargetFailed(module, error) from error
     for part in path.split("."):
         if not hasattr(found, part):
             raise ValueError(f"{name}: {module} has no {path}")
@@ -32,6 +53,37 @@ def load_target(name: str) -> Target:
         raise ValueError(f"{name}: not callable")
     target: Target = found
     return target
+
+
+def with_tensors(target: Target, device: str) -> Target:
+    """The callable, which is given tensors of torch on a device in the place of arrays.
+
+    Errors: ModuleNotFoundError without torch; RuntimeError, or another error of torch, for the device.
+    """
+    import torch
+
+    from attention_service.torch_arrays import as_tensor
+
+    torch.empty(0, device=device)
+
+    def converted(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: converted(inner) for name, inner in value.items()}
+        return as_tensor(value).to(device) if isinstance(value, np.ndarray) else value
+
+    @wraps(target)
+    def call_with_tensors(**fields: Any) -> Any:
+        return target(**converted(fields))
+
+    return call_with_tensors
+
+
+def parameters(target: Target) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters of a callable by name; None if it has no signature."""
+    try:
+        return inspect.signature(target).parameters
+    except ValueError:
+        return None
 
 
 def copied(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,6 +95,17 @@ def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return copied(value)
     return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def answer(target: Target, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an implementation returns for copies of these fields, by name.
+
+    Errors: Unsupported for NotImplemented, and what the implementation raises.
+    """
+    found = target(**copied(fields))
+    if found is NotImplemented:
+        raise Unsupported("NotImplemented")
+    return {name: array for name, array in named(found).items() if array is not None}
 
 
 def call(target: Target, fields: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -58,14 +121,30 @@ def call(target: Target, fields: Mapping[str, Any]) -> dict[str, np.ndarray]:
     except ValueError:
         pass  # a callable without a signature
     try:
-        found = target(**copied(fields))
+        found = as_numpy(answer(target, fields))
     except NotImplementedError as error:
         raise Unsupported(str(error)) from None
-    if found is NotImplemented:
-        raise Unsupported("NotImplemented")
-    found = as_numpy(found if isinstance(found, Mapping) else {"output": found})
-    arrays = {name: np.asarray(array) for name, array in found.items() if array is not None}
+    arrays = {name: np.asarray(array) for name, array in found.items()}
     missing = [name for name in ("output", *fields.get("include", ())) if name not in arrays]
     if missing:
         raise Unsupported(f"returns no {missing[0]}")
     return arrays
+
+
+def _place(error: BaseException, target: Target | None) -> str:
+    """The last place of a traceback in the file of a callable; else the last place outside of this package."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<frozen ", PACKAGE))
+    ]
+    try:
+        file = None if target is None else inspect.getsourcefile(inspect.unwrap(target))
+    except TypeError:  # an object that is no function
+        file = None
+    own = [frame for frame in frames if frame.filename == file] or frames
+    if not own:
+        return ""
+    path = Path(own[-1].filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f" ({shown}, line {own[-1].lineno}, in {own[-1].name}: {own[-1].line})"

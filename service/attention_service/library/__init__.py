@@ -1,17 +1,17 @@
 """The engine without HTTP: `from attention_service import attend`.
 
-- functions: attend() and compare() with all their parameters, generated from the schemas
-- assertion: assert_attention()
+- functions: attend(), compare() and assert_attention() with all their parameters, generated from the schemas
+- assertion: what assert_attention() does with a report, WeakInputs
 - calls: what they do with their arguments
-- result: what attend() returns
+- result: what attend() returns; report: what compare() returns
 - types: the types of arguments
 """
 
 from __future__ import annotations
 
-from attention_service.library.assertion import assert_attention
+from attention_service.library.assertion import WeakInputs
 from attention_service.library.calls import backends
-from attention_service.library.functions import attend, compare
+from attention_service.library.functions import assert_attention, attend, compare
 from attention_service.library.result import AttentionResult
 
-__all__ = ["AttentionResult", "assert_attention", "attend", "backends", "compare"]
+__all__ = ["AttentionResult", "WeakInputs", "assert_attention", "attend", "backends", "compare"]

@@ -15,7 +15,7 @@ from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.registry import Backends
 from attention_service.codecs.array_objects import as_numpy
 from attention_service.codecs.decoded import Decoded
-from attention_service.errors import InvalidArray, Overflow, child
+from attention_service.errors import InvalidArray, InvalidValue, Overflow, child
 from attention_service.library.result import AttentionResult
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.schemas.compare import ActualArrays, CompareReport, CompareRequest
@@ -38,18 +38,41 @@ def compare(arguments: Arguments) -> CompareReport:
     """The report of `service.compare`. Errors: InvalidRequest of every kind."""
     from attention_service.comparison.compare import compare_question
     from attention_service.comparison.question import make_question
-    from attention_service.comparison.report import make_report
+    from attention_service.library.report import Report
 
     given = _fields(arguments)
     if arguments["actual"] is not None:
-        given["actual"] = as_numpy(_named(arguments["actual"]), "/actual")
-    return make_report(compare_question(make_question(_decoded(given)), backends().choose("numpy", "cpu")))
+        given["actual"] = as_numpy(named(arguments["actual"]), "/actual")
+    return Report.of(compare_question(make_question(_decoded(given)), backends().choose("numpy", "cpu")))
+
+
+def assert_attention(arguments: Arguments) -> CompareReport:
+    """The report of `service.assert_attention`. Errors: those of `checked`, InvalidRequest of every kind."""
+    __tracebackhide__ = True
+    from attention_service.library.assertion import checked
+
+    must_show = arguments["must_show"]
+    if must_show not in ("options", None):
+        raise InvalidValue.of("/must_show", "options, or None", must_show)
+    return checked(compare({name: value for name, value in arguments.items() if name != "must_show"}), must_show)
 
 
 @cache
 def backends() -> Backends:
     """The backends of `attend`, with the threads that their libraries start by themselves."""
     return Backends()
+
+
+def named(actual: Any) -> Mapping[str, Any]:
+    """What a kernel returned, by name: a tuple is output and logsumexp, anything but a dict the output.
+
+    Of a result of `attend`, whatever can be compared.
+    """
+    if isinstance(actual, AttentionResult):
+        return {name: actual[name] for name in ActualArrays.model_fields if name in actual}
+    if isinstance(actual, tuple) and len(actual) == 2:
+        return dict(zip(("output", "logsumexp"), actual, strict=True))
+    return actual if isinstance(actual, Mapping) else {"output": actual}
 
 
 def _fields(arguments: Arguments) -> dict[str, Any]:
@@ -84,15 +107,3 @@ def _with_numbers(value: Any) -> Any:
 
 def _decoded(given: dict[str, Any]) -> Decoded:
     return Decoded(given, frozenset(name for name, field in given.items() if isinstance(field, list)))
-
-
-def _named(actual: Any) -> Mapping[str, Any]:
-    """What a kernel returned, by name: a tuple is output and logsumexp, anything but a dict the output.
-
-    Of a result of `attend`, whatever can be compared.
-    """
-    if isinstance(actual, AttentionResult):
-        return {name: actual[name] for name in ActualArrays.model_fields if name in actual}
-    if isinstance(actual, tuple) and len(actual) == 2:
-        return dict(zip(("output", "logsumexp"), actual, strict=True))
-    return actual if isinstance(actual, Mapping) else {"output": actual}

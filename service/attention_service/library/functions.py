@@ -1,4 +1,4 @@
-"""attend() and compare(), with a parameter for each field of a request.
+"""attend(), compare() and assert_attention(), with a parameter for each field of a request.
 
 `make openapi` generates this module from service/attention_service/schemas; openapi/functions.py has its text.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Never, TypedDict
+from typing import Any, Literal, Never, TypedDict
 
 from attention_service.attention.spec import (
     Activation,
@@ -22,7 +22,7 @@ from attention_service.attention.spec import (
 from attention_service.library import calls
 from attention_service.library.result import AttentionResult
 from attention_service.library.types import Array, Labels
-from attention_service.schemas.compare import CompareReport, LogsumexpBase
+from attention_service.schemas.compare import CompareReport, Liberty, LogsumexpBase
 from attention_service.schemas.request import Encoding
 
 
@@ -356,6 +356,8 @@ def compare(
     encoding: Encoding | str | None = "list",
     logsumexp_base: LogsumexpBase | str | None = "e",
     tolerance: OwnTolerance | Mapping[str, Any] | None = None,
+    legal: Sequence[Liberty | str] | None = None,
+    reference: bool | None = False,
     **unknown: Never,
 ) -> CompareReport:
     """The report on what an attention kernel returned: is it right, and if not, which mistake was made?
@@ -371,6 +373,9 @@ def compare(
             request could show.
         logsumexp_base: The base of the logarithm in `actual.logsumexp`. One of e, 2.
         tolerance: The caller's own test, to be told what it accepts. Default: none.
+        legal: What a right kernel may do beside rounding inputs and output: exact is none of the others, which only
+            count in float16 and bfloat16, but folded_scale. Default: all.
+        reference: Return what is right, too: each array that was sent, or the output if none was.
 
     Any other name is an error, which translates the names of other libraries, like attn_mask.
 
@@ -378,3 +383,84 @@ def compare(
     """
     __tracebackhide__ = True  # pytest then shows the call, not all these parameters
     return calls.compare(locals())
+
+
+def assert_attention(
+    actual: Any,
+    query: Array | None = None,
+    key: Array | None = None,
+    value: Array | None = None,
+    *,
+    input: Array | None = None,
+    context: Array | None = None,
+    projection: Projection | Mapping[str, Any] | None = None,
+    layout: Layout | str | None = None,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    query_norm: Norm | Mapping[str, Any] | None = None,
+    key_norm: Norm | Mapping[str, Any] | None = None,
+    value_norm: Norm | Mapping[str, Any] | None = None,
+    output_norm: Norm | Mapping[str, Any] | None = None,
+    clip_qkv: float | None = None,
+    rotary: Rotary | Mapping[str, Any] | None = None,
+    relative_keys: RelativeKeys | Mapping[str, Any] | None = None,
+    scale: float | Array | None = None,
+    softcap: float | None = None,
+    bias: Array | None = None,
+    alibi_slopes: Array | None = None,
+    mask: Array | None = None,
+    key_mask: Array | None = None,
+    is_causal: bool | None = False,
+    query_offset: int | Array | None = None,
+    window: Window | Mapping[str, Any] | None = None,
+    chunk_size: int | None = None,
+    query_lengths: int | Array | None = None,
+    key_lengths: int | Array | None = None,
+    segment_ids: SegmentIds | Mapping[str, Any] | None = None,
+    selected_keys: Array | None = None,
+    sinks: Array | None = None,
+    normalization: Normalization | str | None = "softmax",
+    gate: Array | None = None,
+    dtype: DType | str | None = None,
+    backend: Backend | str | None = "auto",
+    device: str | None = "auto",
+    include: Sequence[Output | str] | None = ("attention_weights",),
+    select_heads: Array | None = None,
+    select_queries: Array | None = None,
+    average_heads: bool | None = False,
+    top_k: int | None = None,
+    query_tokens: Labels | None = None,
+    key_tokens: Labels | None = None,
+    encoding: Encoding | str | None = "list",
+    logsumexp_base: LogsumexpBase | str | None = "e",
+    tolerance: OwnTolerance | Mapping[str, Any] | None = None,
+    legal: Sequence[Liberty | str] | None = None,
+    reference: bool | None = False,
+    must_show: Literal["options"] | None = "options",
+    **unknown: Never,
+) -> CompareReport:
+    """Raise AssertionError unless an output is right, or at least not known to be wrong; else return the report.
+
+        assert_attention(my_kernel(query, key, value), query, key, value, is_causal=True)
+
+    The message of the error is the report as text. All other arguments are those of `attend`.
+
+    Args:
+        actual: The output; a tuple of output and logsumexp; a dict of arrays by their names in a response (output,
+            logsumexp, attention_weights, …), which the result of `attend` is, too.
+        logsumexp_base: The base of the logarithm in `actual.logsumexp`. One of e, 2.
+        tolerance: The caller's own test, to be told what it accepts. Default: none.
+        legal: What a right kernel may do beside rounding inputs and output: exact is none of the others, which only
+            count in float16 and bfloat16, but folded_scale. Default: all.
+        reference: Return what is right, too: each array that was sent, or the output if none was.
+        must_show: What the inputs must be able to show. options: raise WeakInputs, an AssertionError, where a kernel
+            could ignore an option of the request unseen. None: pass, whatever they can show.
+
+    Any other name is an error, which translates the names of other libraries, like attn_mask.
+
+    Errors: attention_service.errors.InvalidRequest, with a pointer to each field at fault.
+    """
+    __tracebackhide__ = True  # pytest then shows the call, not all these parameters
+    return calls.assert_attention(locals())

@@ -19,7 +19,7 @@ from attention_service.http.auth import OPEN, needs_key
 from attention_service.http.problems import MEDIA_TYPE
 from attention_service.render.heatmap import PNG, SVG
 from attention_service.schemas.arrays import ElementType
-from attention_service.schemas.compare import Certainty, CompareRequest, LogsumexpBase, Status
+from attention_service.schemas.compare import Certainty, CompareRequest, Liberty, LogsumexpBase, Status
 from attention_service.schemas.heatmap import Bins, Colours, HeatmapRequest, Stage, Theme
 from attention_service.schemas.inference import Datatype, InferenceError, InferenceRequest
 from attention_service.schemas.problem import Problem
@@ -44,6 +44,7 @@ ENUMS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "IncludedOutput": (get_args(spec.Output), "An output that can be requested in addition to output and metadata."),
     "Encoding": (get_args(Encoding), "How JSON holds arrays."),
     "LogsumexpBase": (get_args(LogsumexpBase), "The base of a logarithm."),
+    "Liberty": (get_args(Liberty), "What a right kernel may do beside rounding inputs and output."),
     "ComparisonStatus": (get_args(Status), "The verdict on an output."),
     "Certainty": (get_args(Certainty), "Whether an output proves a mistake, or resembles it."),
     "HeatmapStage": (get_args(Stage), "A matrix that can be drawn."),

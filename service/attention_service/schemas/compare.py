@@ -5,14 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, create_model
 
 from attention_service.attention.outputs import OUTPUT, OUTPUTS
 from attention_service.schemas.arrays import NumbersOrNull
-from attention_service.schemas.request import Closed, ExtendedRequest, unwrapped
+from attention_service.schemas.request import Closed, ExtendedRequest, check_length, unwrapped
 from attention_service.schemas.response import AttentionResponse
 
 LogsumexpBase = Literal["e", "2"]
+# What right kernels of half types do beside rounding inputs and output; `exact` is none of it.
+Liberty = Literal[
+    "exact",
+    "folded_scale",
+    "rounded_weights",
+    "rounded_sum",
+    "rounded_operands",
+    "approximate_exp2",
+    "approximate_tanh",
+]
 Certainty = Literal["proof", "resembles"]
 Status = Literal["correct", "imprecise", "wrong", "inconclusive"]
 
@@ -61,6 +71,23 @@ class CompareRequest(ExtendedRequest):
     """The base of the logarithm in `actual.logsumexp`."""
     tolerance: OwnTolerance | None = None
     """The caller's own test, to be told what it accepts. Default: none."""
+    legal: Annotated[list[Liberty], BeforeValidator(check_length)] | None = None
+    """What a right kernel may do beside rounding inputs and output: exact is none of the others, which only count in
+    float16 and bfloat16, but folded_scale. Default: all."""
+    reference: bool | None = False
+    """Return what is right, too: each array that was sent, or the output if none was."""
+
+
+def _as_lists(array: Any) -> Any:
+    """An array as JSON has it, with null for what is not finite."""
+    if not isinstance(array, np.ndarray):
+        return array
+    is_finite = np.isfinite(array)
+    return (array if is_finite.all() else np.where(is_finite, array, np.array(None))).tolist()
+
+
+# An ndarray in Python, nested lists in JSON.
+RightArray = Annotated[Any, PlainSerializer(_as_lists, return_type=list[Any], when_used="json")]
 
 
 class Reported(BaseModel):
@@ -211,6 +238,11 @@ class ReportedPower(Reported):
     """Those that do not, in one variant at least: this request cannot tell them from the truth."""
     indistinguishable: list[list[str]]
     """Groups of mistakes that this request cannot tell from each other."""
+    tiles: dict[str, list[int]]
+    """By the name of a mistake of tiles, the sizes of tiles, in keys, for which this request shows it. It is killed if
+    it is shown for 16, 32, 64, 128 and 256."""
+    options: list[str]
+    """The options of the request that a kernel could ignore: with these inputs, that changes no more than rounding."""
 
 
 class NextInput(Reported):
@@ -247,5 +279,8 @@ class CompareReport(Reported):
     """Which mistakes this request can show."""
     next_input: NextInput | None
     """A request that shows what is left open. null: nothing is left open that could be shown."""
+    reference: dict[str, RightArray] | None = None
+    """What is right, in float64, with the axes and the names of what was sent; null is infinite. null: `reference` of
+    the request did not ask for it."""
     metadata: dict[str, Any]
     """How the reference was computed."""

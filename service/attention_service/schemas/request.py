@@ -32,7 +32,7 @@ Encoding = Literal["list", "base64"]
 MAX_NAMES = 64
 
 
-def _check_length(names: object) -> object:
+def check_length(names: object) -> object:
     """`names`. Errors: PydanticCustomError for a list of more than `MAX_NAMES`."""
     if isinstance(names, list) and len(names) > MAX_NAMES:
         raise PydanticCustomError("too_many", f"a list of at most {MAX_NAMES} names")
@@ -288,7 +288,7 @@ class AttentionRequest(Closed):
     """auto is the backend of the service (ATTENTION_BACKEND), or torch if the device is CUDA."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] | None = "auto"
     """auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any."""
-    include: Annotated[list[spec.Output] | None, BeforeValidator(_check_length)] = spec.DEFAULT_INCLUDE  # type: ignore[assignment]  # a list would be copied each time
+    include: Annotated[list[spec.Output] | None, BeforeValidator(check_length)] = spec.DEFAULT_INCLUDE  # type: ignore[assignment]  # a list would be copied each time
     """What to return in addition to output and metadata. The response describes each name."""
     select_heads: Integers | None = None
     """Return score matrices, logsumexp, entropy and received of these heads only. Default: all."""

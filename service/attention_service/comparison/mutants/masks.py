@@ -13,7 +13,7 @@ from attention_service.attention.terms.additions import Bias
 from attention_service.attention.terms.masks import KeyLengths, KeyMask, Mask, QueryLengths, Segments
 from attention_service.attention.terms.selected import SelectedKeys
 from attention_service.comparison.case import Case
-from attention_service.comparison.mutants.table import absent, has_no_tail, mutant, tiles
+from attention_service.comparison.mutants.table import absent, mutant, tiles
 from attention_service.comparison.problem import Answer, Problem
 
 # What a finite mask adds to hidden scores, as many implementations do.
@@ -132,11 +132,11 @@ def keys_last_dropped(case: Case) -> Iterator[Case]:
     return _without_keys(case, keys == len(keys) - 1)
 
 
-@mutant("keys.tail_dropped", "Keys after the last whole tile are left out.", survives=has_no_tail)
+@mutant("keys.tail_dropped", "Keys after the last whole tile are left out.", by_tile=True)
 def keys_tail_dropped(case: Case) -> Iterator[Case]:
     keys = _places(case)
     for tile in tiles(case):
-        yield from _without_keys(case, keys >= len(keys) // tile * tile, f"of {tile} keys")
+        yield from _without_keys(case.changed({}, tile=tile), keys >= len(keys) // tile * tile, f"of {tile} keys")
 
 
 def _half(case: Case, *, is_first: bool) -> Iterator[Case]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_service.comparison.baseline import legal_roundings
 from attention_service.comparison.case import Case
+from attention_service.comparison.legal import legal_roundings
 from attention_service.comparison.mutants.table import mutant
 from attention_service.comparison.problem import Rounding
 

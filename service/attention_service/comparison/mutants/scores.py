@@ -16,7 +16,7 @@ from attention_service.attention.terms.relative import RelativeKeys
 from attention_service.attention.tile import Tile
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import largest_number
-from attention_service.comparison.mutants.table import absent, is_one_tile, mutant, tiles
+from attention_service.comparison.mutants.table import absent, mutant, tiles
 from attention_service.comparison.problem import Answer, Problem
 
 
@@ -116,13 +116,13 @@ def sinks_first_query(case: Case) -> Iterator[Case]:
         yield from _sinks(case, np.broadcast_to(case.sinks[..., :1], case.sinks.shape))
 
 
-@mutant("sinks.repeated_per_tile", "The sink is counted once for each tile of keys.", survives=is_one_tile)
+@mutant("sinks.repeated_per_tile", "The sink is counted once for each tile of keys.", by_tile=True)
 def sinks_repeated_per_tile(case: Case) -> Iterator[Case]:
     if case.sinks is not None:
-        counts = {-(-case.plan.sizes.key_length // tile): tile for tile in tiles(case)}
-        for count, tile in ({2: None} | counts).items():
-            detail = "twice" if tile is None else f"of {tile} keys"
-            yield from _sinks(case, case.sinks + math.log(count), detail)
+        yield from _sinks(case, case.sinks + math.log(2), "twice")
+        for tile in tiles(case):
+            count = -(-case.plan.sizes.key_length // tile)
+            yield from _sinks(case.changed({}, tile=tile), case.sinks + math.log(count), f"of {tile} keys")
 
 
 @mutant("sinks.scaled", "The sinks are scaled as the scores are.")

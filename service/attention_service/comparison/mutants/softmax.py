@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_service.attention.arrays import compute_dtype
 from attention_service.comparison.case import Case
-from attention_service.comparison.mutants.table import is_one_tile, mutant, tiles
+from attention_service.comparison.mutants.table import mutant, tiles
 from attention_service.comparison.problem import (
     Answer,
     Problem,
@@ -34,7 +34,7 @@ def _by_each_tile(case: Case, wrong: Callable[..., Answer]) -> Iterator[Case]:
     """The case with a wrong softmax for each size of tiles. wrong: takes the size as `tile`"""
     if _applies(case):
         for tile in tiles(case):
-            yield case.changed(softmax=partial(wrong, tile=tile), detail=f"of {tile} keys")
+            yield case.changed(softmax=partial(wrong, tile=tile), tile=tile, detail=f"of {tile} keys")
 
 
 @mutant("softmax.over_queries", "The softmax is taken over the queries, not over the keys.")
@@ -88,7 +88,7 @@ def _by_tiles(problem: Problem, tile: int, *, rescale_sum: bool, rescale_output:
 @mutant(
     "softmax.no_rescale",
     "Neither sum nor accumulator is rescaled when a tile of keys has a larger score.",
-    survives=is_one_tile,
+    by_tile=True,
 )
 def softmax_no_rescale(case: Case) -> Iterator[Case]:
     return _by_each_tile(case, partial(_by_tiles, rescale_sum=False, rescale_output=False))
@@ -97,7 +97,7 @@ def softmax_no_rescale(case: Case) -> Iterator[Case]:
 @mutant(
     "softmax.accumulator_no_rescale",
     "The accumulator is not rescaled when a tile of keys has a larger score.",
-    survives=is_one_tile,
+    by_tile=True,
 )
 def softmax_accumulator_no_rescale(case: Case) -> Iterator[Case]:
     return _by_each_tile(case, partial(_by_tiles, rescale_sum=True, rescale_output=False))
@@ -115,7 +115,7 @@ def _last_tile(problem: Problem, tile: int) -> Answer:
     return softmax(problem, np.where(_in_last_tile(scores, tile), scores, -np.inf))
 
 
-@mutant("softmax.last_tile", "The softmax is taken over the last tile of keys only.", survives=is_one_tile)
+@mutant("softmax.last_tile", "The softmax is taken over the last tile of keys only.", by_tile=True)
 def softmax_last_tile(case: Case) -> Iterator[Case]:
     return _by_each_tile(case, _last_tile)
 
@@ -132,7 +132,7 @@ def _denominator_last_tile(problem: Problem, tile: int) -> Answer:
 @mutant(
     "softmax.denominator_last_tile",
     "The weights are divided by the sum over the last tile of keys only.",
-    survives=is_one_tile,
+    by_tile=True,
 )
 def softmax_denominator_last_tile(case: Case) -> Iterator[Case]:
     return _by_each_tile(case, _denominator_last_tile)

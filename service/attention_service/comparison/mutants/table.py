@@ -11,8 +11,6 @@ from attention_service.comparison.case import Case
 
 # From a case to the wrong ones that this mistake makes of it, best known first; none where it changes no meaning.
 Edit = Callable[[Case], Iterator[Case]]
-# Tiles of keys that are tried.
-TILES: Final = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +20,14 @@ class Mutant:
     name:    stable, part of the contract: group.mistake
     message: what the kernel did, as one sentence
     needs:   the array of the answer that alone shows it; None if the output does
-    survives: tells by the number of keys if the mistake changes nothing for a usual tile; None if it has no tiles
+    by_tile: True for a mistake of tiles of keys, whose cases have a `tile`
     """
 
     name: str
     message: str
     edit: Edit
     needs: str | None = None
-    survives: Callable[[int], bool] | None = None
+    by_tile: bool = False
 
     @property
     def group(self) -> str:
@@ -37,17 +35,17 @@ class Mutant:
         return self.name.partition(".")[0]
 
 
+# Keys of a part that kernels of one query compute by itself: mistakes are looked for, but need not be shown.
+SPLIT: Final = 512
 MUTANTS: Final[dict[str, Mutant]] = {}
 
 
-def mutant(
-    name: str, message: str, *, needs: str | None = None, survives: Callable[[int], bool] | None = None
-) -> Callable[[Edit], Edit]:
-    """Put a function into the table, as the mutant of this name. needs, survives: see Mutant"""
+def mutant(name: str, message: str, *, needs: str | None = None, by_tile: bool = False) -> Callable[[Edit], Edit]:
+    """Put a function into the table, as the mutant of this name. needs, by_tile: see Mutant"""
 
     def add(edit: Edit) -> Edit:
         assert name not in MUTANTS
-        MUTANTS[name] = Mutant(name, message, edit, needs, survives)
+        MUTANTS[name] = Mutant(name, message, edit, needs, by_tile)
         return edit
 
     return add
@@ -63,15 +61,7 @@ def absent(name: str, message: str, term: type[ScoreTerm], change: Mapping[str, 
 
 
 def tiles(case: Case) -> Iterator[int]:
-    """The sizes of tiles that cut the keys of a case; the smallest one in any case, as kernels have it all the same."""
-    return (tile for tile in TILES if tile < max(case.plan.sizes.key_length, TILES[0] + 1))
-
-
-def is_one_tile(keys: int) -> bool:
-    """True if so many keys do not fill the largest of the tiles twice: a kernel with that tile may show no mistake."""
-    return keys < 2 * TILES[-1]
-
-
-def has_no_tail(keys: int) -> bool:
-    """True if one of the tiles divides so many keys."""
-    return keys % TILES[0] == 0
+    """The sizes of tiles that cut the keys of a case, and of a split; the smallest one in any case, as kernels have it
+    all the same."""
+    sizes = (*case.tiles, SPLIT) if SPLIT not in case.tiles else case.tiles
+    return (tile for tile in sizes if tile < max(case.plan.sizes.key_length, case.tiles[0] + 1))

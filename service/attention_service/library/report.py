@@ -1,0 +1,94 @@
+"""The report that `compare` returns: `print` shows it as text, notebooks also where an array is wrong."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Final, NamedTuple
+
+import numpy as np
+from pydantic import PrivateAttr
+
+from attention_service.comparison.actual import read_actual
+from attention_service.comparison.baseline import CORRECT, IMPRECISE
+from attention_service.comparison.compare import AXES, Comparison
+from attention_service.comparison.errors import distances
+from attention_service.comparison.report import make_report
+from attention_service.comparison.text import as_text
+from attention_service.schemas.compare import CompareReport
+
+# Cells on each side of the picture, at most, and the pixels of its longer side, about.
+MOST: Final = 64
+SIDE: Final = 256
+# What is right, imprecise and wrong: grey, amber, red.
+COLOURS: Final = np.array([(209, 217, 224, 255), (230, 159, 0, 255), (178, 24, 43, 255)], np.uint8)
+
+
+class Wrong(NamedTuple):
+    """Where an array is wrong. grid: the largest errors in its last two axes, in baselines, at most MOST by MOST"""
+
+    title: str
+    grid: np.ndarray
+
+
+class Report(CompareReport):
+    """The report of a comparison in this process."""
+
+    _wrong: Wrong | None = PrivateAttr(None)
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> Report:
+        """The report of a comparison."""
+        report = make_report(comparison)
+        found = cls.model_construct(report.model_fields_set, **report.__dict__)
+        found._wrong = _wrong(comparison)
+        return found
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def __repr__(self) -> str:
+        ratio = "" if self.verdict.ratio is None else f", ratio {self.verdict.ratio:.3g}"
+        best = f", {self.hypotheses[0].certainty}: {self.hypotheses[0].name}" if self.hypotheses else ""
+        return f"CompareReport({self.verdict.status}{ratio}{best})"
+
+    def _repr_html_(self) -> str:
+        """What Jupyter, VS Code and Colab show."""
+        picture = "" if self._wrong is None else f"<div>{_picture(self._wrong)}</div>"
+        return f"{picture}<pre>{escape(str(self))}</pre>"
+
+
+@np.errstate(all="ignore")
+def _wrong(comparison: Comparison) -> Wrong | None:
+    """Where the first array is wrong that is; None if none is."""
+    plan, sent = comparison.question.plan, comparison.question.actual or {}
+    for name in AXES:
+        if name not in comparison.judged or comparison.judged[name].ratio <= CORRECT:
+            continue
+        actual, right = (
+            read_actual({name: array}, plan, base2=base2).canonical.get(name)
+            for array, base2 in ((sent[name], comparison.question.base2), (comparison.reference[name], False))
+        )
+        if actual is None or right is None:  # of some heads or rows only
+            continue
+        errors = distances(actual, right) / comparison.judged[name].limit
+        grid = errors.reshape(-1, *errors.shape[-2:]).max(axis=0)
+        *others, down, across = AXES[name]
+        title = f"{name}: {down}s down, {across}s across, {grid.shape[0]} × {grid.shape[1]}"
+        for axis, length in enumerate(grid.shape):
+            if length > MOST:
+                grid = np.maximum.reduceat(grid, np.arange(MOST) * length // MOST, axis=axis)
+        return Wrong(f"{title}. Red: wrong in any {' or '.join(others)}", grid)
+    return None
+
+
+def _picture(wrong: Wrong) -> str:
+    """The picture as SVG."""
+    from attention_service.render.drawing import Cells, Drawing, Shape, Text, text_width
+    from attention_service.render.svg import to_svg
+
+    rows, columns = wrong.grid.shape
+    cell = max(2, SIDE // max(rows, columns, SIDE // 16))
+    pixels = COLOURS[np.digitize(wrong.grid, (CORRECT, IMPRECISE), right=True)]
+    shapes: list[Shape] = [Text(0, 14, wrong.title, 12), Cells(0, 22, pixels, cell)]
+    width = max(text_width(wrong.title, 12), columns * cell)
+    return to_svg(Drawing(width, 24 + rows * cell, wrong.title, shapes))

@@ -1,0 +1,126 @@
+"""What `compare` returns: text, one line, a picture in notebooks, and the reference if it is asked for."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import re
+from typing import Any, Final
+from xml.etree import ElementTree
+
+import httpx
+import numpy as np
+import pytest
+
+from attention_service import compare
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.memory import REFERENCE_BYTES, comparison_bytes
+from attention_service.comparison.question import make_question
+from attention_service.comparison.text import as_text
+from attention_service.library.report import MOST, Report
+from attention_service.schemas.compare import CompareReport
+
+# Queries of zeros: each output is the mean of the values that are seen, each logsumexp the logarithm of their number.
+QUERY: Final = np.zeros((2, 3, 4))
+KEY: Final = np.random.default_rng(0).standard_normal((2, 3, 4))
+VALUE: Final = np.random.default_rng(1).standard_normal((2, 3, 4))
+REQUEST: Final[dict[str, Any]] = {"query": QUERY, "key": KEY, "value": VALUE, "layout": "hld", "is_causal": True}
+OUTPUT: Final = VALUE.cumsum(axis=1) / np.arange(1, 4)[:, None]
+LOGSUMEXP: Final = np.broadcast_to(np.log(np.arange(1, 4)), (2, 3))
+
+
+def compared(actual: Any, **request: Any) -> Report:
+    report = compare(actual, **request)
+    assert isinstance(report, Report)
+    return report
+
+
+def test_a_report_is_printed_as_text_and_named_in_a_line() -> None:
+    acausal = np.broadcast_to(VALUE.mean(axis=1, keepdims=True), OUTPUT.shape)
+    report = compared(acausal, **REQUEST)
+    assert str(report) == as_text(report)
+    assert re.fullmatch(r"CompareReport\(wrong, ratio \S+, proof: output\.mean_value\)", repr(report))
+    assert repr(compare(**REQUEST)) == "CompareReport(inconclusive)"
+    assert re.fullmatch(r"CompareReport\(\w+, ratio \S+\)", repr(compare(OUTPUT, **REQUEST)))
+    for other in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
+        assert (repr(other), other._repr_html_()) == (repr(report), report._repr_html_())
+    # Over HTTP and on the command line it has the same fields.
+    assert CompareReport.model_validate_json(report.model_dump_json()).model_dump() == report.model_dump()
+
+
+def picture(html: str) -> ElementTree.Element:
+    found = re.match(r"<div>(<svg .*</svg>)\s*</div><pre>", html, re.DOTALL)
+    assert found, html
+    return ElementTree.fromstring(found[1])
+
+
+def test_notebooks_show_where_an_array_is_wrong() -> None:
+    wrong = OUTPUT.copy()
+    wrong[1, 2, 0] += 1
+    report = compared(wrong, **REQUEST)
+    html = report._repr_html_()
+    svg = picture(html)
+    assert (
+        svg.findtext("{*}title") == "output: rows down, features across, 3 × 4. Red: wrong in any batch entry or head"
+    )
+    assert svg.find("{*}image") is not None
+    assert report._wrong is not None
+    assert (report._wrong.grid > 10).tolist() == [[False] * 4, [False] * 4, [True, False, False, False]]
+    assert "&lt;" not in html  # nothing in this text needs it
+    right = compared({"output": OUTPUT, "logsumexp": LOGSUMEXP / np.log(2)}, logsumexp_base="2", **REQUEST)
+    assert right._repr_html_().startswith("<pre>")
+    second = compared({"output": OUTPUT, "logsumexp": LOGSUMEXP}, logsumexp_base="2", **REQUEST)
+    assert (picture(second._repr_html_()).findtext("{*}title") or "").startswith("logsumexp: heads down, rows across")
+
+
+def test_the_text_in_notebooks_is_escaped() -> None:
+    report = compared(OUTPUT, **REQUEST)
+    report.verdict.message = "<script>&"
+    assert "&lt;script&gt;&amp;" in report._repr_html_()
+
+
+@pytest.mark.parametrize("place", [(0, 0), (99, 129), (50, 64)])
+def test_a_large_picture_shows_a_single_wrong_element(place: tuple[int, int]) -> None:
+    value = np.random.default_rng(0).standard_normal((2, 130))
+    output = np.broadcast_to(value.mean(axis=0), (100, 130)).copy()
+    output[place] = np.nan
+    report = compared(output, query=np.zeros((100, 1)), key=np.zeros((2, 1)), value=value)
+    assert report._wrong is not None
+    assert report._wrong.grid.shape == (MOST, MOST)
+    (found,) = np.argwhere(report._wrong.grid > 2)
+    assert np.abs(found / MOST - np.array(place) / output.shape).max() <= 1 / MOST
+
+
+def test_the_reference_is_returned_if_it_is_asked_for() -> None:
+    sent = {"output": OUTPUT, "logsumexp": LOGSUMEXP / np.log(2)}
+    report = compare(sent, **REQUEST, logsumexp_base="2", reference=True)
+    assert report.reference is not None
+    assert list(report.reference) == ["output", "logsumexp"]
+    np.testing.assert_allclose(report.reference["output"], OUTPUT, rtol=1e-14)
+    np.testing.assert_allclose(report.reference["logsumexp"], LOGSUMEXP / np.log(2), atol=1e-14)
+    alone = compare(**REQUEST, reference=True)
+    assert alone.reference is not None
+    np.testing.assert_allclose(alone.reference["output"], OUTPUT, rtol=1e-14)
+    assert compare(sent, **REQUEST).reference is None
+    assert json.loads(report.model_dump_json())["reference"]["output"] == report.reference["output"].tolist()
+
+
+def test_the_reference_is_in_the_report_over_http(client: httpx.Client) -> None:
+    body = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in REQUEST.items()}
+    mask = {"mask": np.zeros((3, 3), bool).tolist(), "actual": {"logsumexp": [[None] * 3] * 2}}
+    for more, expected in (({}, {"output": OUTPUT.tolist()}), (mask, {"logsumexp": [[None] * 3] * 2})):
+        found = client.post("/attention/compare", json=body | more | {"reference": True}).json()["reference"]
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_allclose(np.array(found[name], float), np.array(array, float), rtol=1e-14)
+    assert client.post("/attention/compare", json=body).json()["reference"] is None
+    refused = client.post("/attention/compare", json=body | {"reference": "output"})
+    assert refused.json()["errors"][0]["pointer"] == "/reference"
+
+
+def test_the_memory_of_the_reference_is_counted() -> None:
+    for sent, size in (({}, OUTPUT.size), ({"actual": {"logsumexp": LOGSUMEXP}}, LOGSUMEXP.size)):
+        questions = [make_question(Decoded({**REQUEST, **sent, "reference": on}, frozenset())) for on in (False, True)]
+        without, with_reference = map(comparison_bytes, questions)
+        assert with_reference - without == REFERENCE_BYTES * size

@@ -33,11 +33,33 @@ def test_the_tail_of_the_largest_tile_is_named(tile: int) -> None:
 def test_wrong_indices_are_said_in_the_shortest_way() -> None:
     assert messages([3], 8) == ["2 of 16 elements (12.5%) are wrong", "row 3 only"]
     assert messages([1, 3, 5], 8)[1:] == ["rows 1 to 5 only in steps of 2"]
-    assert messages([0, 1, 5], 8)[1:] == ["rows 0, 1, 5 only"]
+    assert messages([0, 1, 5], 8)[1:] == ["rows 0 to 1 and 5 only"]
     assert messages(list(range(8)), 8) == ["16 of 16 elements (100.0%) are wrong"]
-    rows = [*range(16), 20, 30]
-    assert messages(rows, 40)[1:] == [f"rows {', '.join(map(str, range(16)))} and 2 more only"]
+    assert messages([*range(16), 20, 30], 40)[1:] == ["rows 0 to 15, 20 and 30 only"]
+    assert messages([1, 4, 6, 9, 13], 40)[1:] == ["rows 1, 4, 6, 9 and 13 only"]
     assert places(np.ones((2, 2)), np.zeros((2, 2)), 1, ("row", "feature")) == []
+
+
+@pytest.mark.parametrize(
+    ("residues", "modulus", "words"),
+    [([1], 4, "1"), ([0], 2, "0"), ([1, 2, 5], 8, "1 to 2 or 5"), (list(range(32, 64)), 64, "32 to 63")],
+)
+def test_wrong_indices_are_said_by_what_a_division_leaves(residues: list[int], modulus: int, words: str) -> None:
+    for length in (4 * modulus, 4 * modulus + 3):
+        rows = [row for row in range(length) if row % modulus in residues]
+        assert messages(rows, length)[1:] == [f"rows whose index mod {modulus} is {words} only"]
+        assert "mod" not in messages(rows[:-1], length)[1], "not all of them"
+
+
+def test_many_wrong_indices_without_order_are_said_by_their_share() -> None:
+    rows = np.random.default_rng(0).choice(np.arange(128, 256), 78, replace=False)
+    expected, actual = np.zeros((300, 1)), np.zeros((300, 1))
+    actual[[128, 255, *rows]] = 2
+    count = int(actual.sum()) // 2
+    [place] = places(actual, expected, 1, ("row", "feature"))[1:]
+    assert place.message == f"rows 128 to 255 only, {count} of these 128 ({count * 100 // 128}%)"
+    assert (place.start, place.stop, place.share) == (128, 256, count / 128)
+    assert place.indices == np.flatnonzero(actual)[:16].tolist()
 
 
 def test_the_worst_elements_come_first() -> None:

@@ -30,6 +30,7 @@ from attention_service.comparison.candidates import candidates
 from attention_service.comparison.case import Case, make_case, unknown_options
 from attention_service.comparison.errors import distance, distances, epsilon, largest, measure
 from attention_service.comparison.evidence import Evidence, Hypothesis
+from attention_service.comparison.facts import find_facts
 from attention_service.comparison.floors import floors, floors_of_others
 from attention_service.comparison.inputs import Suggestion, recipe_of, suggest
 from attention_service.comparison.legal import LIBERTIES
@@ -40,7 +41,7 @@ from attention_service.comparison.samples import choose_sample, most_scores
 from attention_service.comparison.search import search
 from attention_service.comparison.solve import solve
 from attention_service.comparison.tolerances import Tolerance, usual_tolerances
-from attention_service.schemas.compare import ArrayErrors, Place
+from attention_service.schemas.compare import ArrayErrors, Fact, Place
 
 HEAD_OUTPUTS: Final = "head_outputs"
 # The axes of arrays in canonical order, as places name them.
@@ -111,6 +112,7 @@ class Comparison:
     suggestion: Suggestion | None
     unknown: tuple[str, ...] = ()
     reference: Mapping[str, np.ndarray] = field(default_factory=dict)
+    facts: tuple[Fact, ...] = ()
     against: Comparison | None = None
 
     @property
@@ -233,7 +235,16 @@ def _compared(question: Question, backend: Backend, check: Check) -> Comparison:
         power=found,
         suggestion=_suggestion(case, hypotheses, found, compared, check),
         reference={name: reference[name] for name in actual.as_sent or (OUTPUT,)},
+        facts=() if any(one.is_proof for one in hypotheses) else facts_of(truth),
     )
+
+
+def facts_of(truth: Truth) -> tuple[Fact, ...]:
+    """The facts about all arrays that are wrong."""
+    sent, right = {**truth.actual.as_sent, **truth.actual.canonical}, {**truth.reference.arrays, **truth.right}
+    wrong = {name: one.limit for name, one in truth.judged.items() if one.ratio > CORRECT}
+    arrays = {name: (sent[name], right[name], limit) for name, limit in wrong.items()}
+    return tuple(find_facts(truth.case, arrays, truth.right))
 
 
 def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarray], check: Check) -> dict[str, Judged]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -9,8 +10,9 @@ import numpy as np
 from attention_service.comparison.errors import distances
 from attention_service.schemas.compare import Place, WorstElement
 
-# Indices that are listed where no run or stride describes them, and elements that are shown.
+# Indices that are listed, runs of indices that are said one by one, and elements that are shown.
 LISTED: Final = 16
+RUNS: Final = 4
 SHOWN: Final = 3
 # Tiles that kernels use: a run of wrong rows that ends or begins at one is likely its tail.
 TILES: Final = (256, 128, 64, 32, 16)
@@ -36,20 +38,47 @@ def places(actual: np.ndarray, expected: np.ndarray, limit: float, axes: tuple[s
 
 
 def _place(what: str, indices: np.ndarray, length: int) -> Place:
-    first, last = int(indices[0]), int(indices[-1])
+    """The wrong indices of an axis in the shortest way that is exact; else the first and the last, and how many."""
+    first, last, count = int(indices[0]), int(indices[-1]), len(indices)
     plural = {"batch entry": "batch entries"}.get(what, f"{what}s")
-    if len(indices) == 1:
+    runs = _runs(indices)
+    listed = indices[:LISTED].tolist()
+    if count == 1:
         return Place(what=plural, indices=[first], message=f"{what} {first} only")
+    if len(runs) > 1 and (found := _residues(indices, length)):
+        modulus, residues = found
+        text = f"{plural} whose index mod {modulus} is {_in_words(_runs(residues), 'or')} only"
+        return Place(what=plural, modulus=modulus, residues=residues[:LISTED].tolist(), message=text)
     steps = np.diff(indices)
     if (steps == steps[0]).all():
         stride = int(steps[0])
-        every = "" if stride == 1 else f" in steps of {stride}"
-        tail = _tail(first, last, length) if stride == 1 else ""
-        text = f"{plural} {first} to {last} only{every}{tail}"
+        every = _tail(first, last, length) if stride == 1 else f" in steps of {stride}"
+        text = f"{plural} {first} to {last} only{every}"
         return Place(what=plural, start=first, stop=last + 1, stride=stride, message=text)
-    listed = indices[:LISTED].tolist()
-    more = f" and {len(indices) - LISTED} more" if len(indices) > LISTED else ""
-    return Place(what=plural, indices=listed, message=f"{plural} {', '.join(map(str, listed))}{more} only")
+    if len(runs) <= RUNS or count <= LISTED:
+        return Place(what=plural, indices=listed, message=f"{plural} {_in_words(runs, 'and')} only")
+    share = count / (last + 1 - first)
+    text = f"{plural} {first} to {last} only, {count} of these {last + 1 - first} ({math.floor(100 * share)}%)"
+    return Place(what=plural, indices=listed, start=first, stop=last + 1, share=share, message=text)
+
+
+def _residues(indices: np.ndarray, length: int) -> tuple[int, np.ndarray] | None:
+    """A power of two, and what indices leave when they are divided by it, if all that leave this are there."""
+    for modulus in (2**power for power in range(1, length.bit_length() - 1)):
+        residues = np.unique(indices % modulus)
+        if np.isin(np.arange(length) % modulus, residues).sum() == len(indices):
+            return (modulus, residues) if len(_runs(residues)) <= RUNS else None
+    return None
+
+
+def _runs(indices: np.ndarray) -> list[np.ndarray]:
+    return np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
+
+
+def _in_words(runs: list[np.ndarray], word: str) -> str:
+    """Runs as in "0 to 15, 20 and 30"."""
+    words = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return f" {word} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _tail(first: int, last: int, length: int) -> str:

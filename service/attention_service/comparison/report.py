@@ -12,6 +12,7 @@ from attention_service.comparison.baseline import CORRECT, FIELDS, IMPRECISE
 from attention_service.comparison.compare import Comparison
 from attention_service.comparison.evidence import Hypothesis
 from attention_service.comparison.inputs import MAX_DIM, options_of
+from attention_service.comparison.wrong import NOUNS
 from attention_service.pipeline.json_fields import json_fields
 from attention_service.schemas.compare import (
     AgainstReport,
@@ -53,6 +54,7 @@ def make_report(comparison: Comparison, request_id: str | None = None) -> Compar
         ],
         where=comparison.where,
         hypotheses=[_hypothesis(one) for one in comparison.hypotheses],
+        facts=list(comparison.facts),
         power=ReportedPower(
             mutants=len(found.killed) + len(found.survivors),
             killed=len(found.killed),
@@ -123,10 +125,16 @@ def _in_words(comparison: Comparison, shown: str) -> str:
     best = comparison.hypotheses[0] if comparison.hypotheses else None
     if best is not None and best.is_proof:
         return f"{start}: {_lowered(best.candidate.message)}"
-    error = f"{start}: the largest error is {shown}" if shown[0].isdigit() else f"{start}: some elements are {shown}"
+    right = [NOUNS.get(name, name) for name, one in comparison.judged.items() if one.ratio <= CORRECT]
+    wrong = " and ".join(NOUNS.get(name, name) for name, one in comparison.judged.items() if one.ratio > CORRECT)
+    of = f" of {wrong}" if right else ""
+    start += f": {', '.join(right)} {'is' if len(right) == 1 else 'are'} right;" if right else ":"
+    error = f"the largest error{of} is {shown}" if shown[0].isdigit() else f"some elements{of} are {shown}"
+    if comparison.facts:
+        error = _lowered(comparison.facts[0].message).removesuffix(".")
     if best is not None:
-        return f"{error}. It resembles this: {_lowered(best.candidate.message)}"
-    return f"{error}, and no known mistake explains it."
+        return f"{start} {error}. It resembles this: {_lowered(best.candidate.message)}"
+    return f"{start} {error}{'.' if comparison.facts else ', and no known mistake explains it.'}"
 
 
 def _lowered(sentence: str) -> str:

@@ -26,6 +26,7 @@ def _lines(report: CompareReport) -> Iterator[str]:
         yield f"{name:20} {' '.join(map(_number, numbers))} {errors.non_finite:10}"
     yield from _part("where", (place.message for place in report.where))
     yield from _part("worst", _worst(report))
+    yield from _part("facts", (fact.message for fact in report.facts))
     yield from _part("hypotheses", _hypotheses(report))
     yield from _part("tests", _tests(report))
     if report.against is not None:

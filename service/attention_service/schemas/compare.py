@@ -173,7 +173,7 @@ class WorstElement(Reported):
 
 
 class Place(Reported):
-    """Where an array is wrong: by `indices`, or from `start` to before `stop` by `stride`."""
+    """Where an array is wrong: by `indices`, from `start` to before `stop` by `stride`, or by `residues`."""
 
     what: str
     """elements, batch entries, heads, rows, features or keys."""
@@ -187,8 +187,27 @@ class Place(Reported):
     """The index after the last of a run."""
     stride: int | None = None
     """From one index of a run to the next."""
+    share: float | None = None
+    """The share of the indices from `start` to before `stop` that is wrong. Default: those that `stride` says."""
+    modulus: int | None = None
+    """What the indices are divided by for `residues`: a power of two."""
+    residues: list[int] | None = None
+    """The first of the remainders of all indices that are wrong, and of no others."""
     worst: list[WorstElement] | None = None
     """The elements with the largest errors."""
+
+
+class Fact(Reported):
+    """What is true of a wrong array, within legal rounding on all of its rows."""
+
+    name: str
+    """The stable name of the kind of fact."""
+    array: str
+    """The name of the array."""
+    message: str
+    """The fact in a sentence."""
+    numbers: dict[str, list[float]]
+    """The few numbers that it has, at most 16 of each name."""
 
 
 class ReportedHypothesis(Reported):
@@ -272,6 +291,8 @@ class CompareReport(Reported):
     """Where the first array that is wrong is wrong."""
     hypotheses: list[ReportedHypothesis]
     """Which mistakes explain it, best first."""
+    facts: list[Fact]
+    """What is true of the wrong arrays where no mistake is proved, at most 16 facts, those first that tell most."""
     power: ReportedPower
     """Which mistakes this request can show."""
     next_input: NextInput | None

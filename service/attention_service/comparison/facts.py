@@ -1,0 +1,178 @@
+"""Facts about wrong arrays, told where no known mistake is proved; each is checked on all rows before it is said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+
+from attention_service.comparison.baseline import CORRECT
+from attention_service.comparison.case import Case
+from attention_service.comparison.errors import distances, largest
+from attention_service.comparison.legal import LOG2E
+from attention_service.comparison.wrong import Wrong
+from attention_service.schemas.compare import Fact
+
+LISTED: Final = 16
+LARGEST_HALF: Final = 65504.0
+# Kernels round the number that overflows by at most this part of it.
+ROUGHLY: Final = 1e-3
+# Wrong elements that are all one number, other than 0, are no chance if they are so many.
+ALIKE: Final = 4
+# Rows by which features are told apart, and the most features that are.
+ROWS: Final = 256
+MAX_FEATURES: Final = 1024
+TILES: Final = (128, 64, 32, 16, 8)
+
+
+def find_facts(case: Case, arrays: Mapping[str, tuple[np.ndarray, np.ndarray, float]], canonical: Any) -> list[Fact]:
+    """The facts about arrays: sent, right, and the baseline. canonical: the names of those with axes (b, h, q, …)"""
+    wrong: list[Wrong] = []
+    for name, (actual, right, limit) in arrays.items():
+        axes = (*right.shape[:3], -1) if name in canonical else (1, 1, -1, right.shape[-1])
+        has_rows = name in canonical and right.shape[:3] == case.query.shape[:3] and not case.needs_all_heads
+        wrong.append(Wrong(name, actual.reshape(axes), right.reshape(axes), CORRECT * limit, case, has_rows))
+    with np.errstate(all="ignore"):
+        return [fact for find in FACTS for one in wrong if one.rows.any() for fact in find(one)][:LISTED]
+
+
+def _named(wrong: Wrong, number: float, error: float, of: Callable[[float], float] = float) -> str:
+    """The name of a number that kernels multiply by or divide by, or of what a function makes of it."""
+    sizes = wrong.case.plan.sizes
+    known = {"2": 2.0, "log2(e)": LOG2E, "√d": sizes.head_dim**0.5, "d": sizes.head_dim, "keys": sizes.key_length}
+    known |= {f"1/{name}": 1 / one for name, one in known.items() if one} | {"-1": -1.0}
+    names = [name for name, one in known.items() if one != 1 and abs(of(one) - number) <= error]
+    return f" ({' or '.join(names)})" if names and error < abs(number) / 64 else ""
+
+
+def factor(wrong: Wrong) -> Iterator[Fact]:
+    """Rows are right up to a factor."""
+    own, products, rights = wrong.sums[4:]
+    usable = wrong.rows & np.isfinite(own + products + rights) & (rights > 0)
+    whole = float(products[usable].sum() / rights[usable].sum())
+    error = float(np.divide(wrong.tolerance, largest(wrong.right)))
+    if abs(whole) > error and (said := wrong.said(wrong.sums[3].max(), by=whole)):
+        text = f"in {said} {{}} is {wrong.shown(whole)} times the right one{_named(wrong, whole, error)}"
+        yield wrong.fact("factor", text, factor=whole)
+        return
+    each = np.where(usable, products / rights, 1.0)
+    least, most = float(each[wrong.rows].min()), float(each[wrong.rows].max())
+    if max(-least, most) > error and wrong.said(wrong.sums[3].sum(), by=each):
+        text = f"in every wrong row {{}} is right up to a factor of the row, from {least:.4g} to {most:.4g}"
+        yield next(_extra_sum(wrong, usable), wrong.fact("row_factor", text, least=least, most=most))
+
+
+def _extra_sum(wrong: Wrong, usable: np.ndarray) -> Iterator[Fact]:
+    """The factors of rows are those of a sum Z (1 + m x) in the place of Z, with one m, or one of each head."""
+    own, products, _ = wrong.sums[4:]
+    forms = {"": np.ones(usable.shape)}
+    if wrong.has_rows and wrong.case.plan.normalization == "softmax":
+        zero, hidden = np.exp(-wrong.about["logsumexp"]), wrong.case.plan.sizes.key_length - wrong.about["seen"]
+        forms = {"keys of score 0": zero, "times its largest exponential": wrong.about["weight"]} | forms
+        forms["keys of score 0 for each hidden key"] = zero * hidden
+    for axes, (name, x) in product(((0, 1, 2), (0, 2)), forms.items()):
+        fits = usable & np.isfinite(x)
+        extra = np.where(fits, x * (products - own), 0).sum(axes, keepdims=True)
+        extra = np.nan_to_num(extra / np.where(fits, x * x * own, 0).sum(axes, keepdims=True))
+        by = 1 / (1 + extra * x)
+        if usable.sum() >= 2 * extra.size and (said := wrong.said(wrong.sums[3].max(axes).sum(), by=by)):
+            numbers = (extra.ravel() if name else by[0, :, 0])[:LISTED]
+            text = ", ".join(map(wrong.shown, numbers))
+            heads = f" of heads 0 to {len(numbers) - 1}" if len(numbers) > 1 else ""
+            what = f"is right up to a factor: the sum of its softmax differs by {text} {name}"
+            what += ": padded keys?" if name == "keys of score 0" and not heads and numbers[0] > 0.5 else ""
+            what = what if name else f"is {text} times the right one"
+            yield wrong.fact("extra_sum" if name else "head_factor", f"in {said} {{}}{heads} {what}", numbers=numbers)
+
+
+def overflow(wrong: Wrong) -> Iterator[Fact]:
+    """Rows are infinite or NaN in which products do not fit into float16."""
+    bad = np.isposinf(wrong.sums[0]) & ~np.isfinite(wrong.actual).all(axis=-1)
+    if wrong.has_rows and bad.any():
+        for name, by in (("q·k", 1.0), ("scale · q·k", np.reshape(wrong.case.scale, (-1, 1)))):
+            size = np.where(wrong.about["seen"], wrong.about["product"] * by, 0)
+            over, unclear = size > LARGEST_HALF, np.abs(size / LARGEST_HALF - 1) < ROUGHLY
+            if over.any() and (over == bad)[~unclear].all():
+                text = f"{{}} is infinite or NaN in just the rows with {name} above 65504: float16 overflows"
+                yield wrong.fact("overflow", text, rows=bad.sum())
+                return
+
+
+def constant(wrong: Wrong) -> Iterator[Fact]:
+    """All wrong elements are one number, or none is a number."""
+    apart = distances(wrong.actual, wrong.right) > wrong.tolerance
+    values, right = wrong.actual[apart], wrong.right[apart]
+    first = float(values[0])
+    is_one = (values == first).all() and (values.size >= ALIKE or first in (0, math.inf, -math.inf))
+    tests = {"NaN": np.isnan(values).all(), f"exactly {first:.6g}": is_one}
+    place = ", where minus infinity is right" if np.isneginf(right).all() else ""
+    tests |= {"infinite or NaN": not np.isfinite(values).any(), "finite": place and np.isfinite(values).all()}
+    for what in [what for what, holds in tests.items() if holds][:1]:
+        text = f"all {values.size} wrong elements of {{}} are {what}{place}"
+        yield wrong.fact("constant", text, elements=values.size)
+
+
+def moved(wrong: Wrong) -> Iterator[Fact]:
+    """Rows are the right ones of another place, which is as far away for each."""
+    first, shape = np.array(wrong.some(1)).ravel(), wrong.rows.shape
+    near = (distances(wrong.right, wrong.actual[tuple(first)]) <= wrong.tolerance).all(axis=-1)
+    steps = (np.argwhere(near) - first).tolist()
+    for step in steps if len(steps) <= LISTED and wrong.right.shape[3] > 1 else ():
+        rolled = np.roll(wrong.right, [-by for by in step], axis=(0, 1, 2))
+        if said := wrong.said(math.log2(wrong.rows.size), rolled):
+            step = [(by + length // 2) % length - length // 2 for by, length in zip(step, shape, strict=True)]
+            axes = zip(("batch entry", "head", "row"), step, strict=True)
+            words = [f"{name} i is that of i{by:+d}" for name, by in axes if by]
+            yield wrong.fact("moved", f"in {said} {{}} is right for another place: {', '.join(words)}", steps=step)
+            return
+
+
+def permuted(wrong: Wrong) -> Iterator[Fact]:
+    """Rows have their right numbers in another order."""
+    length = wrong.right.shape[3]
+    if 2 <= length <= MAX_FEATURES:
+        actual, right = (array[wrong.some(ROWS)].T for array in (wrong.actual, wrong.right))
+        order = (np.square(right).sum(axis=1) - 2 * (actual @ right.T)).argmin(axis=1)
+        is_order = len(set(order.tolist())) == length
+        if is_order and (said := wrong.said(length * math.log2(length), wrong.right[..., order])):
+            text = f"in {said} {{}} has its right numbers in another order: number i is {order[:LISTED].tolist()}[i]"
+            yield wrong.fact("permuted", text, order=order[:LISTED])
+
+
+def offset(wrong: Wrong) -> Iterator[Fact]:
+    """The same number is added to all, or what makes another number of the same row of the logsumexp."""
+    differences = wrong.sums[1][wrong.rows & np.isfinite(wrong.sums[1])]
+    by, error = float(differences.sum() / max(1, differences.size)), wrong.tolerance
+    name = _named(wrong, by, error, np.log).replace("(", "(ln ")
+    forms = {f"too {'small' if by < 0 else 'large'} by {wrong.shown(abs(by))}{name}": np.full(wrong.rows.shape, by)}
+    if wrong.has_rows and wrong.name == "logsumexp":
+        total = -np.log(wrong.about["weight"])
+        top = wrong.about["logsumexp"] - total
+        forms["the largest score, without the logarithm of the sum"] = -total
+        forms["the logarithm of the sum, without the largest score"] = -top
+        forms["that of the mean, not of the sum"] = -np.log(wrong.about["seen"])
+        forms["of base 2, but for the largest score"] = total * (LOG2E - 1)
+        forms["of base e, but for the largest score, which is multiplied by log2(e)"] = top * (LOG2E - 1)
+    for what, added in forms.items():
+        if said := wrong.said(wrong.sums[3].max(), added=np.where(np.isfinite(added), added, 0.0)):
+            yield wrong.fact("offset", f"in {said} {{}} is {what}", mean=by)
+            return
+
+
+def by_keys(wrong: Wrong) -> Iterator[Fact]:
+    """Just the rows are wrong that see few keys, many, or none."""
+    if wrong.has_rows and wrong.case.terms and not wrong.rows.all():
+        seen = wrong.about["seen"].astype(np.int64)
+        least, most = seen[~wrong.rows].min(), seen[~wrong.rows].max()
+        tests = {"no key": seen == 0, f"fewer than {least} keys": seen < least, f"more than {most} keys": seen > most}
+        tests = tests if most > 1 else {"no key": seen == 0}  # mistakes do not show in rows of one key
+        tests |= {f"a number of keys that is no multiple of {tile}": seen % tile != 0 for tile in TILES if most >= tile}
+        for what in [what for what, rows in tests.items() if (rows == wrong.rows).all()][:1]:
+            text = f"{{}} is wrong in just the rows that see {what}"
+            yield wrong.fact("rows_by_keys", text, rows=wrong.rows.sum())
+
+
+FACTS: Final = (factor, overflow, constant, moved, permuted, offset, by_keys)

@@ -1,0 +1,102 @@
+"""An array that is wrong, (b, h, q, n), with a row for each batch entry, head and query; what is true of all rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from attention_service.comparison.case import Case
+from attention_service.comparison.errors import distances
+from attention_service.comparison.problem import attention
+from attention_service.comparison.sample import blocks, everything
+from attention_service.comparison.solve import make_problem
+from attention_service.schemas.compare import Fact
+
+# A prediction must fit so many bits of the errors better than by chance, beside those that its fitted numbers take.
+BITS: Final = 20.0
+# No error counts for more bits; rows that are looked at first.
+MOST_BITS: Final = 50.0
+PROBED: Final = 8
+# Names of arrays in a sentence, where they differ.
+NOUNS: Final = {"output": "the output", "logsumexp": "the logsumexp"}
+
+
+@dataclass(frozen=True, eq=False)
+class Wrong:
+    """A wrong array, (1, 1, q, n) if its axes are others.
+
+    tolerance: the largest error that legal rounding explains; has_rows: True if its rows are those of the case
+    """
+
+    name: str
+    actual: np.ndarray
+    right: np.ndarray
+    tolerance: float
+    case: Case
+    has_rows: bool
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        """(7, b, h, q): the largest error, the mean difference, the bits of all errors and the most of one, and the
+        sums of actual², actual · right and right²."""
+        apart = distances(self.actual, self.right)
+        bits = np.log2(np.clip(apart / self.tolerance, 1, 2**MOST_BITS))
+        pairs = (self.actual, self.actual), (self.actual, self.right), (self.right, self.right)
+        products = (np.einsum("...i,...i->...", *pair) for pair in pairs)
+        mean = self.actual.mean(axis=-1) - self.right.mean(axis=-1)
+        return np.stack([apart.max(axis=-1), mean, bits.sum(axis=-1), bits.max(axis=-1), *products])
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """(b, h, q), True for rows with a wrong number."""
+        found: np.ndarray = self.sums[0] > self.tolerance
+        return found
+
+    def some(self, count: int) -> tuple[np.ndarray, ...]:
+        """The index of about so many wrong rows."""
+        places = np.argwhere(self.rows)
+        return tuple(places[:: -(-len(places) // count)].T)
+
+    @cached_property
+    def about(self) -> dict[str, np.ndarray]:
+        """Of each row: its logsumexp and largest weight, how many keys it sees, and the largest q·k of these."""
+        case, found = self.case, np.full((4, *self.rows.shape), np.nan)
+        for block in blocks(case, everything(case), ()):
+            case.check()
+            problem = make_problem(case, block)
+            answer = attention(problem.changed(value=problem.value[..., :1], bad_values=None))
+            if answer.logsumexp is not None and answer.weights is not None:
+                found[:2, *block.index] = answer.logsumexp, answer.weights.max(axis=-1)
+            found[2, *block.index] = problem.seen.sum(axis=-1)
+            found[3, *block.index] = np.max(problem.scores, axis=-1, where=problem.seen, initial=-np.inf)
+        return dict(zip(("logsumexp", "weight", "seen", "product"), found, strict=True))
+
+    def said(self, lost: float, right: np.ndarray | None = None, by: Any = 1.0, added: Any = 0.0) -> str:
+        """Where right · by + added was sent: "every row" or "every wrong row"; "" if not there, or if it says little.
+
+        lost: bits that are fitted; right: (b, h, q, n) in the place of the right numbers; by, added: of each row
+        """
+        right = self.right if right is None else right
+        by, added = (np.broadcast_to(one, self.rows.shape)[..., None] for one in (by, added))
+        slack = np.maximum(1, np.abs(by[..., 0]))
+        if not self.sums[2].sum() - lost - right.shape[-1] * np.log2(slack[self.rows]).sum() >= BITS:
+            return ""
+        for at in (self.some(PROBED), ...):
+            self.case.check()
+            close = distances(self.actual[at], right[at] * by[at] + added[at]).max(-1) <= self.tolerance * slack[at]
+            if not close[self.rows[at]].all():
+                return ""
+        return "every row" if close.all() else "every wrong row"
+
+    def shown(self, number: float) -> str:
+        """A fitted number with as many digits as are known of it."""
+        return f"{number:#.{3 if self.case.dtype.itemsize < 4 else 5}g}".removesuffix(".")
+
+    def fact(self, name: str, message: str, **numbers: Any) -> Fact:
+        """A fact of this array, whose name is {} in the message."""
+        text = message.replace("{}", NOUNS.get(self.name, self.name))
+        lists = {key: np.atleast_1d(value).tolist() for key, value in numbers.items()}
+        return Fact(name=name, array=self.name, message=f"{text[0].upper()}{text[1:]}.", numbers=lists)

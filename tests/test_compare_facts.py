@@ -1,0 +1,393 @@
+"""Facts about wrong arrays: planted ones are told, with their numbers; right outputs and other mistakes have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from attention_service import attend
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.compare import facts_of, reference_and_baseline
+from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.question import make_question
+from attention_service.comparison.text import as_text
+from attention_service.library import compare
+from attention_service.library.calls import backends
+from attention_service.schemas.compare import Fact
+from tests.helpers.planted import draw, returned
+
+TYPES: Final = [np.float32, ml_dtypes.bfloat16]
+KEYS: Final = 67
+LOG2E: Final = float(np.log2(np.e))
+Arrays = dict[str, np.ndarray]
+
+
+class Attention:
+    """Causal attention of 2 batch entries with 3 heads, by NumPy in float64, and its parts."""
+
+    def __init__(self, dtype: type, *, is_causal: bool = True) -> None:
+        random = np.random.default_rng(0)
+        query, key, value = list[np.ndarray](random.standard_normal((3, 2, 3, KEYS, 16)).astype(dtype))
+        self.dtype = dtype
+        self.fields: dict[str, Any] = {
+            "query": query,
+            "key": key,
+            "value": value,
+            "layout": "bhld",
+            "is_causal": is_causal,
+        }
+        self.hidden = np.triu(np.full((KEYS, KEYS), is_causal), 1)
+        self.value = value.astype(np.float64)
+        self.scores = query.astype(np.float64) @ key.astype(np.float64).swapaxes(-1, -2) / 4
+        self.scores[..., self.hidden] = -np.inf
+        self.top = self.scores.max(axis=-1)
+        self.powers = np.exp(self.scores - self.top[..., None])
+        self.total = self.powers.sum(axis=-1)
+        self.output = self.with_sum(self.total)
+        self.logsumexp = self.top + np.log(self.total)
+
+    def with_sum(self, total: np.ndarray) -> np.ndarray:
+        """The output with another sum of exponentials."""
+        return np.asarray(self.powers @ self.value / total[..., None])
+
+    def facts(self, **arrays: np.ndarray) -> list[Fact]:
+        """The facts about an output in the type of the request, and a logsumexp in float32."""
+        types = {"output": self.dtype}
+        return facts(self.fields, {name: array.astype(types.get(name, np.float32)) for name, array in arrays.items()})
+
+
+def facts(fields: dict[str, Any], actual: Arrays) -> list[Fact]:
+    """All facts, also where a mistake would be proved."""
+    question = make_question(Decoded({**fields, "actual": actual}, frozenset()))
+    return list(facts_of(reference_and_baseline(question, backends().choose("numpy", "cpu"))))
+
+
+def part(array: np.ndarray, rows: slice, change: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """An array whose rows are changed in part."""
+    changed = array.copy()
+    changed[:, :, rows] = change(changed[:, :, rows])
+    return changed
+
+
+# Outputs of a wrong kernel; the fact that is told first, its sentence, and its numbers.
+OUTPUTS: Final[dict[str, tuple[Callable[[Attention], np.ndarray], str, str, dict[str, Any]]]] = {
+    "a factor": (
+        lambda a: a.output / 0.9,
+        "factor", "In every row the output is 1.1111 times the right one.", {"factor": 1 / 0.9},
+    ),
+    "a factor with a name": (
+        lambda a: a.output * LOG2E,
+        "factor", "In every row the output is 1.4427 times the right one (log2(e)).", {"factor": LOG2E},
+    ),
+    "a factor of some rows": (
+        lambda a: part(a.output, slice(32, None), lambda one: 1.5 * one),
+        "factor", "In every wrong row the output is 1.5000 times the right one.", {"factor": 1.5},
+    ),
+    "a factor of each head": (
+        lambda a: a.output * np.array([1.0, 2, 3])[:, None, None],
+        "head_factor",
+        "In every row the output of heads 0 to 2 is 1.0000, 2.0000, 3.0000 times the right one.",
+        {"numbers": [1, 2, 3]},
+    ),
+    "a factor of each row": (
+        lambda a: a.output * np.linspace(0.5, 2, KEYS)[:, None],
+        "row_factor", "In every wrong row the output is right up to a factor of the row, from 0.5 to 2.", {},
+    ),
+    "padded keys": (
+        lambda a: a.with_sum(a.total + 61 * np.exp(-a.top)),
+        "extra_sum",
+        "In every row the output is right up to a factor: the sum of its softmax differs by 61.000 keys of score 0: "
+        "padded keys?.", {"numbers": [61]},
+    ),
+    "a sum that starts at 1": (
+        lambda a: a.with_sum(a.total + 1),
+        "extra_sum",
+        "In every row the output is right up to a factor: the sum of its softmax differs by 1.0000 times its largest "
+        "exponential.", {"numbers": [1]},
+    ),
+    "hidden keys in the sum": (
+        lambda a: a.with_sum(a.total + a.hidden.sum(axis=-1) * np.exp(-a.top)),
+        "extra_sum",
+        "In every row the output is right up to a factor: the sum of its softmax differs by 1.0000 keys of score 0 for "
+        "each hidden key.", {"numbers": [1]},
+    ),
+    "zeros": (
+        lambda a: part(a.output, slice(5, 9), np.zeros_like),
+        "constant", "All {} wrong elements of the output are exactly 0.", {},
+    ),
+    "NaN": (
+        lambda a: part(a.output, slice(5, 9), lambda one: one * np.nan),
+        "constant", "All 384 wrong elements of the output are NaN.", {"elements": 384},
+    ),
+    "infinities": (
+        lambda a: part(a.output, slice(5, 9), lambda one: one * np.inf),
+        "constant", "All 384 wrong elements of the output are infinite or NaN.", {"elements": 384},
+    ),
+    "one number": (
+        lambda a: part(a.output, slice(5, 9), lambda one: np.full_like(one, 7)),
+        "constant", "All 384 wrong elements of the output are exactly 7.", {"elements": 384},
+    ),
+    "rows of the neighbour": (
+        lambda a: np.roll(a.output, 1, axis=2),
+        "moved", "In every row the output is right for another place: row i is that of i-1.", {"steps": [0, 0, -1]},
+    ),
+    "rows of another head": (
+        lambda a: np.roll(a.output, (1, 3), axis=(1, 2)),
+        "moved", "In every row the output is right for another place: head i is that of i-1, row i is that of i-3.",
+        {"steps": [0, -1, -3]},
+    ),
+    "features in reverse": (
+        lambda a: a.output[..., ::-1],
+        "permuted",
+        f"In every row the output has its right numbers in another order: number i is {list(range(16))[::-1]}[i].",
+        {"order": list(range(16))[::-1]},
+    ),
+    "a shift": (
+        lambda a: a.output + 0.5,
+        "offset", "In every row the output is too large by 0.50000.", {"mean": 0.5},
+    ),
+    "late rows": (
+        lambda a: part(a.output, slice(40, None), lambda one: one + np.sin(np.arange(one.size)).reshape(one.shape)),
+        "rows_by_keys", "The output is wrong in just the rows that see more than 40 keys.", {"rows": 162},
+    ),
+    "tails": (
+        lambda a: a.output
+        + ((np.arange(KEYS) + 1) % 32 > 0)[:, None] * np.sign(np.sin(np.arange(16) + np.arange(KEYS)[:, None])),
+        "rows_by_keys", "The output is wrong in just the rows that see a number of keys that is no multiple of 32.", {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_planted_fact_is_told_and_no_other(name: str, dtype: type) -> None:
+    plant, kind, message, numbers = OUTPUTS[name]
+    found = Attention(dtype).facts(output=plant(Attention(dtype)))
+    best = found[0]
+    [elements] = best.numbers.get("elements", [0])
+    assert (best.name, best.array) == (kind, "output")
+    if dtype is np.float32:  # half types show fewer digits
+        assert best.message == message.replace("{}", str(int(elements)))
+    for key, number in numbers.items():
+        np.testing.assert_allclose(best.numbers[key], number, rtol=2e-3)
+    assert {one.name for one in found[1:]} <= {"rows_by_keys"}
+
+
+LOGSUMEXPS: Final[dict[str, tuple[Callable[[Attention], np.ndarray], str, str]]] = {
+    "a shift": (lambda a: a.logsumexp + 1, "offset", "In every row the logsumexp is too large by 1.0000."),
+    "base 2": (lambda a: a.logsumexp * LOG2E, "factor", "In every row the logsumexp is 1.4427 times the right one"),
+    "negative": (lambda a: -a.logsumexp, "factor", "In every row the logsumexp is -1.0000 times the right one (-1)."),
+    "a shift with a name": (
+        lambda a: a.logsumexp - np.log(KEYS),
+        "offset", "In every row the logsumexp is too small by 4.2047 (ln 1/keys).",
+    ),
+    "no sum": (
+        lambda a: a.top,
+        "offset", "In every row the logsumexp is the largest score, without the logarithm of the sum.",
+    ),
+    "no score": (
+        lambda a: a.logsumexp - a.top,
+        "offset", "In every row the logsumexp is the logarithm of the sum, without the largest score.",
+    ),
+    "a mean": (
+        lambda a: a.logsumexp - np.log(np.arange(KEYS) + 1),
+        "offset", "In every row the logsumexp is that of the mean, not of the sum.",
+    ),
+    "two bases": (
+        lambda a: a.top + np.log2(a.total),
+        "offset", "In every row the logsumexp is of base 2, but for the largest score.",
+    ),
+    "two bases, the other way": (
+        lambda a: a.top * LOG2E + np.log(a.total),
+        "offset", "In every row the logsumexp is of base e, but for the largest score, which is multiplied by log2(e).",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOGSUMEXPS)
+def test_facts_about_the_logsumexp(name: str) -> None:
+    plant, kind, message = LOGSUMEXPS[name]
+    own = Attention(np.float32)
+    found = own.facts(output=own.output, logsumexp=plant(own))
+    assert (found[0].name, found[0].array) == (kind, "logsumexp")
+    assert found[0].message.startswith(message)
+    assert {one.name for one in found[1:]} <= {"rows_by_keys"}
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_right_arrays_and_noise_have_no_facts(dtype: type, is_causal: bool) -> None:
+    own = Attention(dtype, is_causal=is_causal)
+    assert own.facts(output=own.output, logsumexp=own.logsumexp) == []
+    noise = np.random.default_rng(1).normal(size=own.output.shape)
+    for size in (0.1, 1.0, 1e6):
+        assert own.facts(output=own.output + size * noise, logsumexp=own.logsumexp + size * noise[..., 0]) == []
+
+
+def test_few_numbers_prove_nothing() -> None:
+    """Any number is some factor of another: one says nothing, and neither does one of each row."""
+    for count in (1, 5):
+        query, key = np.ones((1, 4), np.float32), np.ones((count, 4), np.float32)
+        value = np.arange(1, count + 1, dtype=np.float32)[:, None]
+        assert facts({"query": query, "key": key, "value": value}, {"output": np.full((1, 1), 7.3, np.float32)}) == []
+
+
+def test_a_number_of_each_row_explains_nothing() -> None:
+    """Each head has one row: some number for each head explains any factors of rows."""
+    random = np.random.default_rng(0)
+    query, key, value = (random.standard_normal((5, length, 16)) for length in (1, 9, 9))
+    fields: dict[str, Any] = {"query": query, "key": key, "value": value, "layout": "hld"}
+    output = attend(**fields).output * random.uniform(1.1, 2, (5, 1, 1))
+    assert [one.name for one in facts(fields, {"output": output})] == ["row_factor"]
+
+
+def test_a_change_of_one_row_is_no_fact_about_all() -> None:
+    own = Attention(np.float32)
+    wrong = own.output * 1.5
+    wrong[1, 2, 60] += np.sin(np.arange(16))
+    assert [one.name for one in own.facts(output=wrong)] == []
+
+
+def test_a_feature_in_the_place_of_two_is_no_other_order() -> None:
+    own = Attention(np.float32)
+    assert own.facts(output=own.output[..., [0, 0, *range(2, 16)]]) == []
+
+
+def test_float16_overflows() -> None:
+    """The products of 256 and 1024 with 64 are 16384 and 65536, which float16 does not hold."""
+    own = Attention(np.float16, is_causal=False)
+    query, key = (np.zeros((2, 3, KEYS, 16), np.float16) for _ in range(2))
+    query[..., 0], key[..., 0] = 256, 64
+    query[:, 1, 7:20, 0] = 1024
+    fields = {**own.fields, "query": query, "key": key, "scale": 2.0**-14}
+    right = attend(**fields).output
+    right[:, 1, 7:20, 3] = np.nan
+    found = facts(fields, {"output": right})
+    assert [one.name for one in found] == ["overflow", "constant"]
+    assert found[0].message == (
+        "The output is infinite or NaN in just the rows with q·k above 65504: float16 overflows."
+    )
+    assert found[0].numbers == {"rows": [26]}
+    right[:, 0, 0, 0] = np.nan  # one row more
+    assert [one.name for one in facts(fields, {"output": right})] == ["constant"]
+
+
+def test_rows_without_keys() -> None:
+    fields = Attention(np.float32).fields | {"key_mask": np.arange(2 * KEYS).reshape(2, KEYS) >= KEYS}
+    result = attend(**fields, include=["logsumexp"])
+    wrong = np.where(np.isneginf(result["logsumexp"]), np.float32(-1e30), result["logsumexp"])
+    found = facts(fields, {"output": result.output, "logsumexp": wrong})
+    assert [one.message for one in found] == [
+        "All 201 wrong elements of the logsumexp are exactly -1e+30, where minus infinity is right.",
+        "The logsumexp is wrong in just the rows that see no key.",
+    ]
+
+
+def test_other_arrays_have_facts() -> None:
+    fields = Attention(np.float32).fields
+    scores = attend(**fields, include=["scaled_scores"])["scaled_scores"]
+    [found] = facts(fields, {"scaled_scores": scores * np.float32(4)})
+    assert found.message == "In every row scaled_scores is 4.0000 times the right one (√d)."
+
+
+def test_the_verdict_tells_the_best_fact_and_what_is_right() -> None:
+    query, key, value = np.random.default_rng(0).standard_normal((3, 5, 4), np.float32)
+    fields: dict[str, Any] = {"query": query, "key": key, "value": value}
+    right = attend(**fields, include=["logsumexp"])
+    report = compare({"output": right.output, "logsumexp": right["logsumexp"] + np.float32(1.7)}, **fields)
+    assert report.verdict.message.startswith("Wrong: the output is right; in every row the logsumexp is too large by 1")
+    assert [one.name for one in report.facts] == ["offset"]
+    assert "\nfacts:\n  In every row the logsumexp is too large by 1.7000.\n" in as_text(report)
+
+
+def test_a_proof_needs_no_facts() -> None:
+    own = Attention(np.float32)
+    report = compare(np.zeros(own.output.shape, np.float32), **own.fields)
+    assert report.hypotheses[0].certainty == "proof"
+    assert report.facts == []
+
+
+# What random kernels do to a right output, with some rows, a number, and an order of features.
+CHANGES: Final[list[Callable[[np.ndarray, int, float, np.ndarray], np.ndarray]]] = [
+    lambda output, _row, number, _order: output * number,
+    lambda output, _row, number, _order: output + number,
+    lambda output, row, _number, _order: np.roll(output, row, axis=2),
+    lambda output, row, _number, _order: part(output, slice(row, None), np.zeros_like),
+    lambda output, row, _number, _order: part(output, slice(row, None), lambda one: np.full_like(one, np.nan)),
+    lambda output, _row, number, _order: output * np.linspace(number, 2, output.shape[2])[:, None],
+    lambda output, _row, _number, order: output[..., order],
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_facts_about_random_changes_are_true(dtype: type) -> None:
+    """Each is held against the numbers that were sent, as its own sentence says it."""
+    random = np.random.default_rng(0)
+    for _ in range(40):
+        b, h, queries, keys, d = (int(random.integers(1, most)) for most in (3, 4, 20, 20, 9))
+        lengths = {"query": queries, "key": keys, "value": keys}
+        fields: dict[str, Any] = {
+            name: random.standard_normal((b, h, n, d)).astype(dtype) for name, n in lengths.items()
+        }
+        fields["layout"] = "bhld"
+        sent = attend(**{**fields, "dtype": "float64"}).output
+        for change in random.choice(len(CHANGES), random.integers(1, 3)):
+            row, number = int(random.integers(queries)), float(random.choice([0.5, 1e-3, 3.0]))
+            sent = CHANGES[change](sent, row, number, random.permutation(d))
+        question = make_question(Decoded({**fields, "actual": {"output": sent.astype(dtype)}}, frozenset()))
+        truth = reference_and_baseline(question, backends().choose("numpy", "cpu"))
+        actual, right = truth.actual.canonical["output"], truth.right["output"]
+        limit = 2 * truth.judged["output"].limit
+        wrong = ~(np.abs(actual - right) <= limit)
+        for fact in facts_of(truth):
+            rows = np.ones(wrong.shape[:3], bool) if "every row" in fact.message else wrong.any(axis=-1)
+            numbers = np.array(next(iter(fact.numbers.values())))
+            says: dict[str, tuple[np.ndarray, float]] = {
+                "factor": (right * numbers[0], max(1, abs(numbers[0]))),
+                "offset": (right + numbers[0], 1),
+                "moved": (np.roll(right, -numbers[:3].astype(int), axis=(0, 1, 2)[: len(numbers)]), 1),
+                "permuted": (right[..., numbers[:d].astype(int) % d], 1),
+            }
+            if fact.name in says:
+                predicted, slack = says[fact.name]
+                assert (np.abs(actual - predicted)[rows] <= limit * slack * (1 + 1e-9)).all(), fact.message
+            if fact.name == "constant":
+                assert (len(np.unique(actual[wrong])), np.count_nonzero(wrong)) == (1, numbers[0])
+
+
+# The facts, beside those about numbers of keys, that are true of known mistakes in some requests.
+TRUE: Final[dict[str, set[str]]] = {
+    "output.zeros": {"constant"},
+    "softmax.no_max": {"constant"},  # NaN, or 0 where the sum is infinite
+    "mask.finite": {"constant"},  # a logsumexp of rows that see no key
+    "empty.nan": {"constant"},
+    "empty.last_key": {"constant", "offset", "moved"},  # of one row, or one feature
+    "logsumexp.empty_finite": {"constant"},
+    "logsumexp.empty_positive": {"constant"},
+    "logsumexp.base2": {"factor"},
+    "softmax.base2": {"offset"},  # where all wrong rows see as many equal scores
+    "softmax.unnormalized": {"row_factor"},
+    "softmax.denominator_last_tile": {"row_factor"},
+    "sinks.absent": {"extra_sum", "row_factor"},
+    "sinks.shifted": {"extra_sum", "row_factor"},
+    "sinks.repeated_per_tile": {"extra_sum", "row_factor"},
+    "sinks.scaled": {"extra_sum", "row_factor"},
+    "sinks.first_query": {"row_factor"},
+    "heads.reversed": {"moved"},  # of two heads
+    "heads.permuted": {"moved"},
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_facts_are_true_of_planted_mistakes(name: str) -> None:
+    for seed in range(3):
+        drawn = draw(seed, (name,))
+        if drawn is None:
+            continue
+        sent = returned(drawn, ("output",) if "normalization" in drawn.fields else ("output", "logsumexp"))
+        found = facts(drawn.fields, sent)
+        assert {one.name for one in found} <= TRUE.get(name, set()) | {"rows_by_keys"}, [one.message for one in found]

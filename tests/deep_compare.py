@@ -23,7 +23,7 @@ from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.library import attend, compare
-from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, random_recipe, returned, tells_apart
+from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, random_recipe, returned, shown, tells_apart
 from tests.peers.conformance.adapters import ADAPTERS
 
 # What the mistakes of each part must reach: the share of those that can be told which are named first.
@@ -99,7 +99,7 @@ def power(count: int, seed: int) -> bool:
         exact = solve(drawn.case, whole).output
         report = compare(exact.astype(drawn.case.dtype), **drawn.fields)
         limit = 2 * report.baseline["output"].limit
-        apart = [distance(solve(wrong, whole).output, exact) for wrong in MUTANTS[name].edit(drawn.case)]
+        apart = [distance(solve(wrong, whole).output, exact) for wrong in shown(drawn.case, name)]
         is_alive = min(apart) <= limit
         counts["right" if (name in found.power.survivors) == is_alive else "wrong"] += 1
         if (name in found.power.survivors) != is_alive:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -58,8 +59,13 @@ def draw(seed: int, names: tuple[str, ...]) -> Draw | None:
     case = make_case(spec, plan.dtype)
     found = [case]
     for name in names:
-        found = [wrong for before in found for wrong in MUTANTS[name].edit(before)]
+        found = [wrong for before in found for wrong in shown(before, name)]
     return Draw(fields, case, names, found[random.integers(len(found))]) if found else None
+
+
+def shown(case: Case, name: str) -> Iterator[Case]:
+    """The cases that a mistake makes of one, without those of tiles that it need not show."""
+    return (wrong for wrong in MUTANTS[name].edit(case) if wrong.tile is None or wrong.tile in case.tiles)
 
 
 def random_recipe(random: np.random.Generator, names: tuple[str, ...]) -> Recipe:

@@ -50,7 +50,11 @@ keys.last_dropped keys.tail_dropped keys.half keys.second_half cache.ignored sca
 sigmoid.softmax sigmoid.biased selected.absent selected.none_is_last selected.past_ignored
 norm.before_rotary norm.no_mean norm.per_head gate.absent gate.activated_again
 sinks.first_query clip.absent relative.absent relative.no_bias relative.reversed relative.shifted
-relative.unshifted
+relative.unshifted output.scaled softmax.padded_lanes keys.as_queries keys.last_split keys.share_read
+softcap.not_divided softcap.times_score merge.base2 merge.unweighted merge.empty_part causal.other_offset
+causal.by_tile causal.packed_group query.layout keys.layout values.layout kv.layout heads.kv_reversed
+bias.log2e sinks.base2 alibi.factor alibi.log2e rotary.other_dim rotary.positions_shifted window.missing_rows
+scale.by_tile precision.overflow16
 """.split()  # noqa: SIM905  # a hundred strings would be harder to read
 
 # Two queries, keys and values: the scores are 1/√2 on the diagonal and 0 beside it.

@@ -88,7 +88,7 @@ def random_recipe(random: np.random.Generator, names: tuple[str, ...]) -> Recipe
         extras.discard("past")
         keys = value_dim = head_dim
         queries = min(queries, keys)
-    if any(name in ("heads.tiled", "heads.keys_only") for name in names):
+    if {"heads.tiled", "heads.keys_only", "heads.kv_reversed", "causal.packed_group"} & {*names}:
         g, h = 2, 6
     return replace(
         recipe,
@@ -96,7 +96,11 @@ def random_recipe(random: np.random.Generator, names: tuple[str, ...]) -> Recipe
         dtype=str(random.choice(TYPES)),
         batch=int(random.integers(2, 4)) if any("first" in name for name in names) else int(random.integers(1, 3)),
         heads=max(h, 2)
-        if "head" in str(names) or "output" in str(names) or "sinks" in str(names) or recipe.scales_heads
+        if "head" in str(names)
+        or "output" in str(names)
+        or "layout" in str(names)
+        or "sinks" in str(names)
+        or recipe.scales_heads
         else h,
         kv_heads=g if h >= 2 or g == 1 else 1,
         queries=min(queries, keys),

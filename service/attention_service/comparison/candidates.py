@@ -17,13 +17,20 @@ from attention_service.comparison.solve import solve
 # What mutants did, those included whose number is estimated.
 MESSAGES: Final = {name: mutant.message for name, mutant in MUTANTS.items()} | {
     "scale.other": "The scale is another one.",
+    "output.scaled": "The output is multiplied by a number.",
+    "causal.other_offset": "The causal mask has another offset.",
     "heads.permuted": "The heads are returned in another order.",
 }
-# Groups of mutants that change the output alone.
-ONLY_OUTPUT: Final = ("output", "value", "empty", "gate")
-# Mutants whose answer depends on the order of rounding, or on all rows: neither combined with others nor estimated.
+# Those with a number that is estimated from the output.
+FITTED: Final = frozenset({"scale.other", "output.scaled", "causal.other_offset"})
+# Groups of mutants that are looked for in the output alone.
+ONLY_OUTPUT: Final = ("output", "value", "values", "empty", "gate", "merge")
+# Mutants whose answer depends on the order of rounding, or on all rows, and those of tiles and parts, which are many:
+# neither combined with others nor estimated.
 NOT_COMBINED: Final = frozenset(
     {"precision", "output", "empty", "logsumexp", "softmax.no_max", "mask.finite", "heads.layout"}
+    | {"query", "keys.layout", "values", "kv", "merge", "keys.last_split", "keys.share_read", "scale.by_tile"}
+    | {"causal.by_tile", "window.missing_rows", "softmax.padded_lanes"}
 )
 
 
@@ -38,12 +45,12 @@ class Candidate:
     @property
     def rounds(self) -> bool:
         """True if a mistake is one of rounding."""
-        return any(name.startswith("precision.") for name in self.names)
+        return any(name.startswith("precision.") and name != "precision.overflow16" for name in self.names)
 
     @property
     def is_fitted(self) -> bool:
         """True if a number of the mistake is estimated from the output."""
-        return "scale.other" in self.names
+        return not FITTED.isdisjoint(self.names)
 
     @property
     def message(self) -> str:
@@ -53,14 +60,14 @@ class Candidate:
 
 
 def candidates(
-    case: Case, sample: Sample, right: Arrays, check: Check, only: Collection[str] = MUTANTS
+    case: Case, sample: Sample, right: Arrays, check: Check, wanted: Collection[str] = MUTANTS
 ) -> Iterator[Candidate]:
     """The answers of all mutants that apply to a case and show in the arrays that are compared.
 
     right: these arrays of the sample; they stand where a mutant has none of its own. check: called before each
-    only: the names of the mutants that are looked at
+    wanted: the names of the mutants that are asked for
     """
-    for mutant in (row for name, row in MUTANTS.items() if name in only):
+    for mutant in (row for name, row in MUTANTS.items() if name in wanted):
         if mutant.needs is not None and mutant.needs not in right:
             continue
         if "output" not in right and mutant.group in ONLY_OUTPUT:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from attention_service.attention.terms.positions import Causal
 from attention_service.backends.base import Check
 from attention_service.comparison.baseline import Arrays
 from attention_service.comparison.case import Case
 from attention_service.comparison.evidence import Evidence
 from attention_service.comparison.mutants.heads import permuted
+from attention_service.comparison.mutants.positions import causal_at
 from attention_service.comparison.mutants.scores import scaled
+from attention_service.comparison.mutants.softmax import applies
+from attention_service.comparison.problem import masked_scores, row_max
 from attention_service.comparison.sample import Sample
-from attention_service.comparison.solve import solve
+from attention_service.comparison.solve import make_problem, solve
 
 # Factors of the scale that are tried first, as powers of two, and steps of the search around the best of them.
 POWERS: Final = np.arange(-10, 10.25, 0.5)
 STEPS: Final = 40
+# Features by which offsets are told apart, and how far errors of offsets may be apart that are the same.
+FEATURES: Final = 4
+CLOSE: Final = 1e-6
 # Rows by which heads are told apart.
 HEAD_ROWS: Final = 8
 # With more heads their order is not looked for: all are compared with all.
@@ -27,7 +35,9 @@ MAX_HEADS: Final = 512
 
 
 def estimated(evidence: Evidence, actual: Arrays, check: Check) -> Iterator[tuple[tuple[str, ...], Case]]:
-    """The names and cases of the other scale, and the other order of heads, that are closest to an output."""
+    """The names and cases of the other scale, size, offset, and order of heads that are closest to an output."""
+    yield from ((("causal.other_offset",), case) for case in _other_offset(evidence))
+    yield from ((("output.scaled",), case) for case in _other_size(evidence))
     yield ("scale.other",), _other_scale(evidence, check)
     if isinstance(evidence.case.scale, np.ndarray):  # no factor of it is the same for all heads
         yield ("scale.other",), scaled(evidence.case, 1 / math.sqrt(evidence.case.plan.sizes.head_dim))
@@ -56,6 +66,63 @@ def _other_scale(evidence: Evidence, check: Check) -> Case:
     )
     best = _minimum(lambda power: error(power, sign), middle - 0.5, middle + 0.5)
     return case(middle if error(middle, sign) <= error(best, sign) else best, sign)
+
+
+def _other_size(evidence: Evidence) -> Iterator[Case]:
+    """The case with the multiple of the output that leaves the least squared error."""
+    case = evidence.case
+    linear = case.plan.roles.output_map
+    if "output" not in evidence.actual or case.steps["output"] or (linear is not None and linear.bias is not None):
+        return
+    sent, right = evidence.actual["output"], evidence.right["output"]
+    finite = np.isfinite(sent) & np.isfinite(right)
+    sent, right = sent[finite].astype(np.float64), right[finite]
+    if size := float(np.dot(right, right)):
+        factor = float(np.dot(sent, right)) / size
+        multiplied = case.edited(lambda _, answer: replace(answer, output=answer.output * factor))
+        yield multiplied.changed(detail=f"by {factor:.6g}")
+
+
+def _other_offset(evidence: Evidence) -> Iterator[Case]:
+    """The case whose causal mask has the offset that leaves the least squared error, tried for all offsets at once."""
+    case, sample = evidence.case, evidence.sample
+    if case.term(Causal) is None or case.offset is None or "output" not in evidence.actual or not applies(case):
+        return
+    if case.needs_all_heads or case.steps["output"] or case.gate is not None:
+        return
+    errors = _errors_of_prefixes(evidence).sum(axis=1)  # b r k+1
+    keys = case.plan.sizes.key_length
+    tried = np.arange(-case.plan.sizes.query_length, keys)
+    seen = np.clip(sample.rows[:, None] + tried + 1, 0, keys)
+    left = np.take_along_axis(errors, np.broadcast_to(seen, (len(errors), *seen.shape)), axis=2).sum(axis=1)
+    given = np.broadcast_to(case.offset, case.plan.sizes.batch_size)
+    # Of offsets that differ in nothing, that which is closest to the right one.
+    apart = np.abs(tried - given[sample.batches][:, None])
+    best = tried[np.where(left <= left.min(axis=1, keepdims=True) * (1 + CLOSE), apart, np.inf).argmin(axis=1)]
+    shifts = best - given[sample.batches]
+    if len(best) == len(case.offset):
+        yield from causal_at(case, best)
+    elif (shifts == shifts[0]).all():
+        yield from causal_at(case, case.offset + shifts[0])
+    elif (best == best[0]).all():
+        yield from causal_at(case, best[:1])
+
+
+def _errors_of_prefixes(evidence: Evidence) -> np.ndarray:
+    """The squared errors (b, h, r, k+1) of some features of an output if a row sees only so many of the first keys."""
+    problem = make_problem(evidence.case.without(Causal), evidence.sample)
+    scores = masked_scores(problem)
+    top = row_max(scores, problem.sinks)
+    sink = 0.0 if problem.sinks is None else np.exp(problem.sinks[..., None] - top)
+    weights = np.exp(scores - top)
+    total = np.cumsum(weights, axis=-1) + sink
+    sent = evidence.actual["output"]
+    errors = np.zeros((*scores.shape[:3], scores.shape[3] + 1))
+    for feature in np.linspace(0, sent.shape[-1] - 1, min(FEATURES, sent.shape[-1])).astype(int):
+        sums = np.cumsum(weights * problem.value[:, :, None, :, feature], axis=-1)
+        outputs = np.divide(sums, total, out=np.zeros_like(sums), where=total > 0)
+        errors += np.square(np.pad(outputs, [(0, 0), (0, 0), (0, 0), (1, 0)]) - sent[..., feature, None])
+    return np.nan_to_num(errors, nan=0.0, posinf=0.0)
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> float:

@@ -27,6 +27,7 @@ TRIES: Final = 6
 # Prime lengths, which no tile divides: key_length is that with the past.
 BATCH: Final = 2
 QUERIES: Final = 13
+TILED_QUERIES: Final = 19
 KEYS: Final = 67
 # The widest windows and chunks that are kept, and the largest groups of query heads.
 MAX_REACH: Final = 512
@@ -57,7 +58,7 @@ class Recipe:
 
     options: fields of the API that it has, and `past`; keys: with the past; norm: options of all norms;
     scales_heads: True for a scale per head; has_row_sinks: True for a sink per query of each head
-    tiles: see Case
+    size: a factor of queries and keys; tiles: see Case
     """
 
     options: frozenset[str]
@@ -80,6 +81,7 @@ class Recipe:
     scale: float | None = None
     scales_heads: bool = False
     has_row_sinks: bool = False
+    size: float = 1.0
     normalization: str = "softmax"
     tiles: tuple[int, ...] = TILES
 
@@ -92,6 +94,7 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "mask": ("mask",),
     "padding": ("key_mask",),
     "segments": ("segment_ids",),
+    "merge": ("is_causal",),
     "selected": ("selected_keys", "past"),
     "bias": ("bias",),
     "alibi": ("alibi_slopes",),
@@ -121,8 +124,19 @@ NORMS: Final = {
     "norm.no_mean": ("kind", "layer"),
     "norm.per_head": ("over", "all"),
 }
-# Mistakes that need a scale for each head.
-PER_HEAD: Final = frozenset({"scale.first_head", "scale.shifted"})
+# Mistakes that need other fields of a recipe.
+FIELDS: Final[dict[str, dict[str, Any]]] = {
+    "softmax.no_max": {"scale": OVERFLOWING},
+    "sinks.first_query": {"has_row_sinks": True},
+    "scale.first_head": {"scales_heads": True},
+    "scale.shifted": {"scales_heads": True},
+    "mask.transposed": {"queries": KEYS},
+    "window.missing_rows": {"queries": TILED_QUERIES},
+    "rotary.other_dim": {"rotary": {"base": 500.0, "dim": HEAD_DIM // 2}},
+    "precision.overflow16": {"dtype": "float16", "size": OVERFLOWING},
+    "value.is_key": {"value_dim": HEAD_DIM},
+    "value.transposed": {"keys": KEYS_OF_SQUARE, "value_dim": KEYS_OF_SQUARE},
+}
 
 
 def recipe_for(names: Iterable[str], tiles: tuple[int, ...] = TILES) -> Recipe:
@@ -131,25 +145,16 @@ def recipe_for(names: Iterable[str], tiles: tuple[int, ...] = TILES) -> Recipe:
     options = {option for group in groups for option in NEEDS.get(group, ())}
     if "causal.added" in names:
         options -= {"is_causal"}
-    value_dim = HEAD_DIM if "value.is_key" in names else VALUE_DIM
-    found = Recipe(frozenset(options), value_dim=value_dim, tiles=tiles)
+    found = Recipe(frozenset(options), tiles=tiles)
     if needs_tiles(names):
         found = replace(found, keys=keys_of_tiles(tiles))
-    if "softmax.no_max" in names:
-        found = replace(found, scale=OVERFLOWING)
     if any(name.startswith("sigmoid.") for name in names):
         found = replace(found, normalization="sigmoid")
     if NORMS.keys() & {*names}:
         options_of_norms = [NORMS[name] for name in names if name in NORMS]
         found = replace(found, norm=dict(options_of_norms))
-    if "sinks.first_query" in names:
-        found = replace(found, has_row_sinks=True)
-    if PER_HEAD & {*names}:
-        found = replace(found, scales_heads=True)
-    if "mask.transposed" in names:
-        found = replace(found, queries=KEYS)
-    if "value.transposed" in names:
-        found = replace(found, keys=KEYS_OF_SQUARE, value_dim=KEYS_OF_SQUARE)
+    for name in FIELDS.keys() & {*names}:
+        found = replace(found, **FIELDS[name])
     return found
 
 
@@ -199,7 +204,7 @@ def recipe_for_sizes(spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, tiles: 
         head_dim=head_dim,
         value_dim=value_dim,
         # Without an offset, a request with masks by position has as many queries as keys.
-        queries=QUERIES if has_offset or not POSITIONAL & options else keys,
+        queries=(QUERIES if spec.window is None else TILED_QUERIES) if has_offset or not POSITIONAL & options else keys,
         has_offset=has_offset,
         chunk_size=chunk,
         rotary=_rotary(spec.rotary, head_dim),
@@ -260,8 +265,8 @@ def make_input(recipe: Recipe, seed: int) -> dict[str, Any]:
 
     options, b, g = recipe.options, recipe.batch, recipe.kv_heads
     past = recipe.past if "past" in options else 0
-    query = normal(b, recipe.heads, recipe.queries, recipe.head_dim, spread=2.5)  # spiky scores
-    key = normal(b, g, recipe.keys - past, recipe.head_dim)
+    query = normal(b, recipe.heads, recipe.queries, recipe.head_dim, spread=2.5 * recipe.size)  # spiky scores
+    key = normal(b, g, recipe.keys - past, recipe.head_dim, spread=recipe.size)
     # A mean of its own for each head, so that the values of other heads show.
     value = (normal(b, g, recipe.keys - past, recipe.value_dim) + random.normal(size=(1, g, 1, 1)) * 2).astype(dtype)
     found: dict[str, Any] = {"query": query, "key": key, "value": value, "layout": "bhld"}
@@ -384,17 +389,17 @@ def power_of(
     names: Collection[str],
     check: Check,
     tiles: tuple[int, ...] = TILES,
-    only: Collection[str] = MUTANTS,
+    wanted: Collection[str] = MUTANTS,
 ) -> Power:
     """The power of a request. fields: as `make_input` makes them; names: of the arrays that are compared
 
-    tiles: see Case; only: the names of the mutants that are looked at
+    tiles: see Case; wanted: the names of the mutants that are looked at
     """
     spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
     case = replace(make_case(spec, plan.dtype, check), room=MADE_ROOM, tiles=tiles)
     sample = choose_sample(case, None, made_scores(names), MADE_OUTPUTS)
     evidence = Evidence.of(case, sample, None, names)
-    return power(evidence, list(candidates(case, evidence.sample, evidence.right, check, only)), check)
+    return power(evidence, list(candidates(case, evidence.sample, evidence.right, check, wanted)), check)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
@@ -25,8 +25,8 @@ KEPT_VALUES: Final = 8
 ARRAY_BYTES: Final = 64
 # The same for a reference in the report: a list of numbers and its text, which is held twice.
 REFERENCE_BYTES: Final = 128
-# Answers of mutants that are kept for a sample.
-ANSWERS: Final = 128
+# Answers of mutants that are kept for a sample, of requests without options and with them.
+ANSWERS: Final = (112, 240)
 # The objects of a comparison: cases, candidates, hypotheses and the report.
 OBJECTS: Final = 2**21 + 2**19
 # The arrays of a made input with a number for each score.
@@ -43,12 +43,14 @@ def comparison_bytes(question: Question) -> int:
     others = sizes.batch_size * sizes.num_heads * sizes.query_length * features
     needs_all_heads = linear is not None or any(step.needs_all_heads for step in plan.output_steps)
     work = Work(sizes, names, features, needs_all_heads=needs_all_heads, scores=most_scores(names))
+    made = recipes(question)
+    work = replace(work, has_options=bool(made[0].options))
     width = compute_dtype(plan.dtype).itemsize + 8
     tables = sum(array.size for array in arrays_of(plan))
     tables += 2 * sum(term.keys.size for term in plan.terms if isinstance(term, RelativeKeys))  # with padding, too
     arrays = work.operand_bytes(width) + ARRAY_BYTES * (sent + others) + 16 * tables
     arrays += copied_bytes(plan, question.spec) + question.reference * REFERENCE_BYTES * (sent or others)
-    return OBJECTS + arrays + work.bytes + max(suggestion_bytes(one, names) for one in recipes(question))
+    return OBJECTS + arrays + work.bytes + max(suggestion_bytes(one, names) for one in made)
 
 
 def recipes(question: Question) -> tuple[Recipe, Recipe]:
@@ -70,6 +72,7 @@ def suggestion_bytes(recipe: Recipe, names: tuple[str, ...]) -> int:
         value_dim=recipe.value_dim,
     )
     work = Work(sizes, names, recipe.value_dim, scores=made_scores(names), outputs=MADE_OUTPUTS, room=MADE_ROOM)
+    work = replace(work, has_options=bool(recipe.options))
     width = compute_dtype(FLOATS[recipe.dtype]).itemsize + 8
     tables = len(TABLES & recipe.options) * prod((recipe.batch, recipe.heads, recipe.queries, recipe.keys))
     if "relative_keys" in recipe.options:
@@ -91,6 +94,7 @@ class Work:
     names: tuple[str, ...]
     features: int
     needs_all_heads: bool = False
+    has_options: bool = False
     scores: int = 0
     outputs: int = MAX_OUTPUTS
     room: int = Case.room
@@ -113,7 +117,7 @@ class Work:
         kept = self._kept(sample, sampled * keys * value_dim)
         if counts != (self.sizes.batch_size, self.sizes.num_heads, self.sizes.query_length):
             kept += self._kept(block, heads * keys * value_dim)  # what the sample does not show is looked for in blocks
-        return kept + 8 * (working + ANSWERS * sampled * counts[2] * answer)
+        return kept + 8 * (working + ANSWERS[self.has_options] * sampled * counts[2] * answer)
 
     def _kept(self, scores: int, values: int) -> int:
         """The bytes that are kept beside so many scores and values, see `Sample.once`: one entry may be larger."""

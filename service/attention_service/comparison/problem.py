@@ -6,7 +6,7 @@ Axes: b, h, r: batch entries, heads and queries of the sample; k: all keys; e fe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -87,12 +87,19 @@ class Problem:
 class Answer:
     """What a kernel returns for a sample. output: (b, h, r, e); logsumexp: (b, h, r); weights: (b, h, r, k)
 
-    logsumexp is None for other normalizations than softmax.
+    logsumexp is None for other normalizations than softmax; memo: what its parts add, see `merges`
     """
 
     output: np.ndarray
     logsumexp: np.ndarray | None = None
     weights: np.ndarray | None = None
+    memo: dict[int, tuple[np.ndarray, ...]] = field(default_factory=dict, init=False)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its arrays, and of what was computed of them."""
+        own = (self.output, self.logsumexp, self.weights)
+        return sum(array.nbytes for arrays in (own, *self.memo.values()) for array in arrays if array is not None)
 
 
 # From a problem to its answer: the right one is `attention`.
@@ -137,6 +144,15 @@ def finished(problem: Problem, exponentials: np.ndarray, total: np.ndarray, larg
     with np.errstate(divide="ignore"):
         logsumexp = largest[..., 0] + np.log(total[..., 0])
     return Answer(weighted(problem, weights), logsumexp, weights)
+
+
+def diluted(count: int | np.ndarray, _: Problem, answer: Answer) -> Answer:
+    """The answer with so many more scores and values of 0 in each row, (b, h, r) or the same in all."""
+    assert answer.logsumexp is not None
+    with np.errstate(divide="ignore"):
+        total = np.logaddexp(answer.logsumexp, np.log(count))
+    factor = np.where(np.isneginf(answer.logsumexp), 1, np.exp(answer.logsumexp - total))[..., None]
+    return Answer(answer.output * factor, total, None if answer.weights is None else answer.weights * factor)
 
 
 def scaled_scores(problem: Problem) -> np.ndarray:

@@ -14,7 +14,7 @@ from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.steps.step import OperandStep
 from attention_service.attention.tile import Tile
 from attention_service.attention.visibility import additions, visible
-from attention_service.comparison.case import Case
+from attention_service.comparison.case import EXACT, Case
 from attention_service.comparison.errors import largest, largest_number
 from attention_service.comparison.problem import Answer, Problem, attention, masked_scores, rounded, weighted
 from attention_service.comparison.sample import BLOCK, Sample, blocks, everything
@@ -29,7 +29,7 @@ def solve(case: Case, sample: Sample) -> Answer:
         else:
             moved = replace(sample, heads=case.head_order[sample.heads])
             problem = make_problem(case, moved)
-            found = _over_queries(case, moved, problem) if case.over_queries else case.softmax(problem)
+            found = _over_queries(case, moved, problem) if case.over_queries else _answer(case, moved, problem)
             for edit in case.edits:
                 found = edit(problem, found)
         output = _stepped_outputs(case, found.output, sample)
@@ -40,6 +40,16 @@ def solve(case: Case, sample: Sample) -> Answer:
         elif largest(output) > (most := largest_number(case.dtype)):  # what the kernel's type cannot hold
             output = np.where(np.abs(output) > most, np.copysign(np.inf, output), output)
         return replace(found, output=output)
+
+
+def _answer(case: Case, sample: Sample, problem: Problem) -> Answer:
+    """The answer before its edits, which cases that differ in nothing else have in common."""
+    if not case.edits or case.rounding != EXACT or sample.columns is not None:
+        return case.softmax(problem)
+    flags = (case.softcap, case.softcap_at, case.scaled_bias, case.hidden_score, _key_of(case.scale))
+    given = (problem.scores, problem.value, case.terms, case.bad_values, case.sinks, case.softmax)
+    name = f"answer {sample.heads.tobytes()!r} {flags}"
+    return sample.once(case.room, name, lambda: case.softmax(problem), *given)
 
 
 def make_problem(case: Case, sample: Sample) -> Problem:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -41,25 +43,41 @@ def heads_keys_only(case: Case) -> Iterator[Case]:
         yield case.changed(value_of_head=_tiled(case))
 
 
+@mutant("heads.kv_reversed", "The key/value heads are read in reverse order.")
+def heads_kv_reversed(case: Case) -> Iterator[Case]:
+    last = case.plan.sizes.num_kv_heads - 1
+    if last:
+        yield case.changed(key_of_head=last - case.key_of_head, value_of_head=last - case.value_of_head)
+
+
 @mutant("heads.layout", "Memory that has tokens before heads is read as if heads came first.")
 def heads_layout(case: Case) -> Iterator[Case]:
     sizes = case.plan.sizes
-    new = sizes.key_length - case.past_length
-    if max(min(sizes.num_heads, sizes.query_length), min(sizes.num_kv_heads, new)) > 1:
-        bad = case.bad_values
-        if bad is not None:
-            past = case.past_length
-            bad = np.concatenate([bad[..., :past], _misread(bad[..., past:, None])[..., 0]], axis=-1)
-        moved = case.changed(
-            query=_misread(case.query), key=_misread(case.key), value=_misread(case.value), bad_values=bad
-        )
+    for moved in _misread(case, ("query", "key", "value")):
         yield moved
         if case.plan.score_count <= BLOCK and sizes.num_heads > 1 and sizes.query_length > 1:  # all rows are needed
             detail = "and the output is written in the same way"
             yield moved.changed(of_whole=_unmoved, head_outputs=None, detail=detail)
 
 
-def _misread(array: np.ndarray) -> np.ndarray:
+def _misread(case: Case, roles: Collection[str]) -> Iterator[Case]:
+    """The case whose new operands of these roles, (b, l, h, d) in memory, are taken for (b, h, l, d)."""
+    if any(min(getattr(case, role).shape[1:3]) > 1 for role in roles):
+        make = {role: partial(_taken, getattr(case, role)) for role in roles}
+        fields: dict[str, Any] = {role: case.once(f"misread {role}", make[role]) for role in roles}
+        if case.bad_values is not None and "value" in roles:
+            old, new = np.split(case.bad_values, [case.past_length], axis=-1)
+            fields["bad_values"] = np.concatenate([old, _taken(new[..., None])[..., 0]], axis=-1)
+        yield case.changed(**fields)
+
+
+for _name, _roles in {"query": ["query"], "keys": ["key"], "values": ["value"], "kv": ["key", "value"]}.items():
+    _what = "keys and values" if _name == "kv" else f"the {_name}"
+    _add = mutant(f"{_name}.layout", f"Memory of {_what} that has tokens before heads is read as if heads came first.")
+    _add(partial(_misread, roles=_roles))
+
+
+def _taken(array: np.ndarray) -> np.ndarray:
     """An operand (b, h, l, d) whose memory (b, l, h, d) is taken for (b, h, l, d)."""
     return array.swapaxes(1, 2).reshape(array.shape)
 

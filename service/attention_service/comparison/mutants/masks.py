@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -13,8 +14,8 @@ from attention_service.attention.terms.additions import Bias
 from attention_service.attention.terms.masks import KeyLengths, KeyMask, Mask, QueryLengths, Segments
 from attention_service.attention.terms.selected import SelectedKeys
 from attention_service.comparison.case import Case
-from attention_service.comparison.mutants.table import absent, mutant, tiles
-from attention_service.comparison.problem import Answer, Problem
+from attention_service.comparison.mutants.table import SPLITS, absent, mutant, tiles
+from attention_service.comparison.problem import Answer, Problem, attention
 
 # What a finite mask adds to hidden scores, as many implementations do.
 FINITE: Final = -1e4
@@ -119,7 +120,9 @@ def selected_past_ignored(case: Case) -> Iterator[Case]:
 def _without_keys(case: Case, hidden: np.ndarray, detail: str = "") -> Iterator[Case]:
     """The case without some keys. hidden: (k,) booleans"""
     if hidden.any() and not hidden.all():
-        yield case.with_term(LeftOut(~hidden[None, None, None]), None, detail=detail)
+        read = int(np.count_nonzero(~hidden))
+        change = {"key_lengths": read} if not (hidden[:read].any() or case.term(KeyLengths)) else None
+        yield case.with_term(LeftOut(~hidden[None, None, None]), change, detail=detail)
 
 
 def _places(case: Case) -> np.ndarray:
@@ -155,6 +158,36 @@ def keys_half(case: Case) -> Iterator[Case]:
 @mutant("keys.second_half", "Only the second half of the keys is read.")
 def keys_second_half(case: Case) -> Iterator[Case]:
     return _half(case, is_first=False)
+
+
+@mutant("keys.as_queries", "Only as many keys are read as there are queries.")
+def keys_as_queries(case: Case) -> Iterator[Case]:
+    keys, read = _places(case), case.plan.sizes.query_length
+    yield from _without_keys(case, keys >= read, f"the first {read}")
+    yield from _without_keys(case, keys < len(keys) - read, f"the last {read}")
+
+
+@mutant("keys.last_split", "The last part of the keys, split among thread blocks, is left out.")
+def keys_last_split(case: Case) -> Iterator[Case]:
+    keys = _places(case)
+    for splits in SPLITS[1:]:  # the first of two parts is `keys.half`
+        yield from _without_keys(case, keys >= -(-len(keys) // splits) * (splits - 1), f"of {splits} parts")
+
+
+@mutant("keys.share_read", "Each part of the keys, split among thread blocks, reads those of the first part.")
+def keys_share_read(case: Case) -> Iterator[Case]:
+    keys = case.plan.sizes.key_length
+    for splits in SPLITS:
+        size = -(-keys // splits)
+        if size < keys and (splits > 2 or case.terms or keys % 2):  # else `keys.half`
+            yield case.changed(softmax=partial(_of_first_part, size=size), detail=f"{splits} parts")
+
+
+def _of_first_part(problem: Problem, size: int) -> Answer:
+    """Attention whose keys and values are those of the first part, again and again, under the masks of their places."""
+    read = np.arange(problem.scores.shape[-1]) % size
+    bad = None if problem.bad_values is None else problem.bad_values[:, :, read]
+    return attention(problem.changed(scores=problem.scores[..., read], value=problem.value[:, :, read], bad_values=bad))
 
 
 @mutant("cache.ignored", "The cache of past keys and values is never read.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -76,6 +77,36 @@ def rotary_base(case: Case) -> Iterator[Case]:
     if given and given.cos is None and given.base not in (None, USUAL_BASE):
         steps = _rotations(case, replace(given, base=None), case.past_length)
         yield from _rotated(case, steps, {"rotary": {"base": USUAL_BASE}})
+
+
+@mutant("rotary.other_dim", "The frequencies are those of a rotation of all features, though fewer of them turn.")
+def rotary_other_dim(case: Case) -> Iterator[Case]:
+    given, dim = case.spec.rotary, case.plan.sizes.head_dim
+    if given and given.cos is None and given.dim is not None and given.dim < dim:
+        base = (given.base or USUAL_BASE) ** (given.dim / dim)
+        steps = _rotations(case, replace(given, base=base), case.past_length)
+        yield from _rotated(case, steps, {"rotary": {"base": base}})
+        if dim % 2 == 0:
+            steps = _rotations(case, replace(given, dim=dim), case.past_length)
+            yield from _rotated(case.changed({}, detail="all turn"), steps, {"rotary": {"dim": dim}})
+
+
+@mutant("rotary.positions_shifted", "The positions of the rotation are off by one.")
+def rotary_positions_shifted(case: Case) -> Iterator[Case]:
+    given, past = case.spec.rotary, case.past_length
+    if given is None or given.cos is not None:
+        return
+    lengths = {"query_positions": case.plan.sizes.query_length, "key_positions": case.plan.sizes.key_length - past}
+    # Where no keys are those of a cache, the distances are right if all tokens are shifted.
+    shifted = {"of the query": ["query_positions"]} | ({"of new tokens": [*lengths]} if past else {})
+    for (detail, names), by in itertools.product(shifted.items(), (1, -1)):
+        moved: dict[str, Any] = {}
+        for name in names:
+            own = getattr(given, name)
+            moved[name] = (past + np.arange(lengths[name]) if own is None else own) + by
+        change = {"rotary": {name: places.tolist() for name, places in moved.items()}}
+        other = case.changed({}, detail=f"{detail}, {by:+d}")
+        yield from _rotated(other, _rotations(case, replace(given, **moved), past), change)
 
 
 @mutant("rotary.no_offset", "New tokens are rotated as if they were the first, in spite of the cache.")

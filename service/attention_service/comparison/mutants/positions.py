@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
+from attention_service.attention.array_functions import Array
+from attention_service.attention.score_term import Load, ScoreTerm
 from attention_service.attention.spec import Window
 from attention_service.attention.terms.positions import Causal, Chunks, SlidingWindow
-from attention_service.comparison.case import Case
+from attention_service.attention.tile import Tile, part_of
+from attention_service.comparison.case import TILES, Case
 from attention_service.comparison.mutants.table import absent, mutant
+
+
+@dataclass(frozen=True, slots=True)
+class _Edges(ScoreTerm):
+    """The causal mask of a mistake: a query sees the keys up to `last`, (b or 1, h or 1, q, 1)."""
+
+    last: np.ndarray
+    reads_offset: ClassVar[bool] = True
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        seen: Array = load(tile.keys) <= load(part_of(self.last, tile))
+        return seen
+
+
+@dataclass(frozen=True, slots=True)
+class _InRows(ScoreTerm):
+    """A term that is applied in all rows but those of a slice."""
+
+    term: ScoreTerm
+    left_out: slice
+    reads_offset: ClassVar[bool] = True
+
+    def visible(self, tile: Tile, load: Load) -> Array | None:
+        rows = np.arange(tile.rows.start, tile.rows.stop)[:, None]
+        seen = self.term.visible(tile, load)
+        return None if seen is None else seen | load((self.left_out.start <= rows) & (rows < self.left_out.stop))
 
 
 def _offset(case: Case, offset: np.ndarray, kind: type) -> Mapping[str, Any] | None:
@@ -20,7 +50,7 @@ def _offset(case: Case, offset: np.ndarray, kind: type) -> Mapping[str, Any] | N
     return {"query_offset": offset.tolist() if len(offset) > 1 else int(offset[0])}
 
 
-def _causal(case: Case, offset: int | np.ndarray) -> Iterator[Case]:
+def causal_at(case: Case, offset: int | np.ndarray) -> Iterator[Case]:
     """The case with another offset of its causal mask."""
     if case.term(Causal) is None or case.offset is None:
         return
@@ -48,29 +78,58 @@ def causal_added(case: Case) -> Iterator[Case]:
 @mutant("causal.strict", "A query does not see the key at its own position: j < i.")
 def causal_strict(case: Case) -> Iterator[Case]:
     if case.offset is not None:
-        yield from _causal(case, case.offset - 1)
+        yield from causal_at(case, case.offset - 1)
 
 
 @mutant("causal.top_left", "The causal mask aligns the first query with the first key.")
 def causal_top_left(case: Case) -> Iterator[Case]:
-    return _causal(case, 0)
+    return causal_at(case, 0)
 
 
 @mutant("causal.bottom_right", "The causal mask aligns the last query with the last key.")
 def causal_bottom_right(case: Case) -> Iterator[Case]:
-    return _causal(case, case.plan.sizes.key_length - case.plan.sizes.query_length)
+    return causal_at(case, case.plan.sizes.key_length - case.plan.sizes.query_length)
 
 
 @mutant("causal.offset_plus_one", "A query sees the key after its own position.")
 def causal_offset_plus_one(case: Case) -> Iterator[Case]:
     if case.offset is not None:
-        yield from _causal(case, case.offset + 1)
+        yield from causal_at(case, case.offset + 1)
 
 
 @mutant("causal.first_offset", "All batch entries have the offset of the first.")
 def causal_first_offset(case: Case) -> Iterator[Case]:
     if case.offset is not None:
-        yield from _causal(case, case.offset[0])
+        yield from causal_at(case, case.offset[0])
+
+
+def _edges(case: Case, right: np.ndarray, last: np.ndarray, detail: str) -> Iterator[Case]:
+    """The case whose queries see the keys up to others than the right ones, (b or 1, h or 1, q) each."""
+    seen, right = (np.clip(edges, -1, case.plan.sizes.key_length - 1) for edges in (last, right))
+    if (seen != right).any():
+        yield case.without(Causal, detail=detail).with_term(_Edges(seen[..., None]))
+
+
+@mutant("causal.by_tile", "The causal mask treats the tile of keys on the diagonal as a whole.")
+def causal_by_tile(case: Case) -> Iterator[Case]:
+    if case.term(Causal) and case.offset is not None:
+        right = np.arange(case.plan.sizes.query_length) + case.offset[:, None, None]
+        for tile in (tile for tile in TILES if tile < case.plan.sizes.key_length):
+            before = right // tile * tile - 1
+            yield from _edges(case, right, before + tile, f"of {tile} keys, visible")
+            yield from _edges(case, right, before, f"of {tile} keys, hidden")
+
+
+@mutant("causal.packed_group", "The heads of a group are packed into rows, which the causal mask takes for queries.")
+def causal_packed_group(case: Case) -> Iterator[Case]:
+    sizes = case.plan.sizes
+    size = sizes.num_heads // sizes.num_kv_heads
+    if case.term(Causal) and case.offset is not None and size > 1:
+        rows, start = np.arange(sizes.query_length), case.offset[:, None, None]
+        member = np.arange(sizes.num_heads)[:, None] % size
+        told = {"of queries, then heads": rows * size + member, "of heads, then queries": rows + member * len(rows)}
+        for detail, row in (told | {"of one head, divided as if of all": rows // size}).items():
+            yield from _edges(case, rows + start, row + start, f"rows {detail}")
 
 
 def _window(case: Case, left: int, right: int) -> Iterator[Case]:
@@ -140,6 +199,23 @@ def window_one_sided(case: Case) -> Iterator[Case]:
             yield case.without(SlidingWindow, change={"window": None})
         else:
             yield case.with_term(_band(case, Window(window.left), case.offset), {"window": {"left": window.left}})
+
+
+@mutant("window.missing_rows", "The window is not applied in the rows of some tiles.")
+def window_missing_rows(case: Case) -> Iterator[Case]:
+    term, window, queries = case.term(SlidingWindow), case.spec.window, case.plan.sizes.query_length
+    if term is None or window is None or case.offset is None:
+        return
+    low, high = int(case.offset.min()), int(case.offset.max())
+    for tile in TILES:
+        last = (queries - 1) // tile * tile
+        parts = {(last, queries): "in the last", (tile, queries): "after the first", (0, tile): "in the first"}
+        for (start, stop), detail in parts.items() if tile < queries else ():
+            hides = window.right is not None and start + low + window.right < case.plan.sizes.key_length - 1
+            hides = hides and not _is_covered(case, window, 1)
+            if hides or (window.left is not None and stop - 1 + high > window.left):
+                missing = case.without(SlidingWindow, detail=f"{detail} tile of {tile} rows")
+                yield missing.with_term(_InRows(term, slice(start, stop)))
 
 
 @mutant("window.offset_ignored", "The window leaves out the offset of the queries.")

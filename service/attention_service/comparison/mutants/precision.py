@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from attention_service.comparison.case import Case
+from attention_service.comparison.floors import tokens
 from attention_service.comparison.legal import legal_roundings
 from attention_service.comparison.mutants.table import mutant
-from attention_service.comparison.problem import Rounding
+from attention_service.comparison.problem import Answer, Problem, Rounding, attention
+
+# The largest number of float16.
+MOST: Final = 65504.0
 
 
 def _plain(case: Case) -> Rounding:
@@ -27,6 +32,19 @@ def precision_scores(case: Case) -> Iterator[Case]:
 def precision_accumulate(case: Case) -> Iterator[Case]:
     if case.dtype.itemsize < 4:
         yield case.changed(rounding=replace(_plain(case), sums=case.dtype))
+
+
+@mutant("precision.overflow16", "Products of query and key beyond 65504 become infinite, as in float16.")
+def precision_overflow16(case: Case) -> Iterator[Case]:
+    if case.dtype == np.float16:
+        query, key = (tokens(case, role, worst=True).lengths.max() for role in ("query", "key"))
+        if query * key > MOST:
+            yield case.changed(softmax=_overflowing)
+
+
+def _overflowing(problem: Problem) -> Answer:
+    scores = problem.scores
+    return attention(problem.changed(scores=np.where(np.abs(scores) > MOST, scores * np.inf, scores)))
 
 
 @mutant("precision.float32", "A float64 request is computed in float32.")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Final
 
 import numpy as np
 
@@ -16,8 +16,11 @@ from attention_service.attention.terms.relative import RelativeKeys
 from attention_service.attention.tile import Tile
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import largest_number
-from attention_service.comparison.mutants.table import absent, mutant, tiles
-from attention_service.comparison.problem import Answer, Problem
+from attention_service.comparison.mutants.table import SPLITS, absent, mutant, tiles
+from attention_service.comparison.problem import Answer, Problem, attention
+
+# What a number is multiplied by that is added to scores of the other base, and how it is told.
+BASES: Final = {math.log2(math.e): "times log2(e)", math.log(2): "divided by log2(e)"}
 
 
 def _scale(case: Case, scale: float | np.ndarray) -> Iterator[Case]:
@@ -72,6 +75,18 @@ def scale_shifted(case: Case) -> Iterator[Case]:
         yield from _scale(case, np.roll(case.scale, -1))
 
 
+@mutant("scale.by_tile", "The query is multiplied by the scale again for each tile of keys.", by_tile=True)
+def scale_by_tile(case: Case) -> Iterator[Case]:
+    if np.any(np.abs(case.scale) != 1) and np.any(case.scale):
+        for tile in (tile for tile in tiles(case) if tile < case.plan.sizes.key_length):
+            yield case.changed(softmax=partial(_rescaled, tile=tile), tile=tile, detail=f"of {tile} keys")
+
+
+def _rescaled(problem: Problem, tile: int) -> Answer:
+    powers = np.arange(problem.scores.shape[-1]) // tile + 1
+    return attention(problem.changed(scale=problem.scale**powers))
+
+
 @mutant("softcap.absent", "The scores are not capped.")
 def softcap_absent(case: Case) -> Iterator[Case]:
     if case.softcap is not None:
@@ -90,6 +105,24 @@ def softcap_after_bias(case: Case) -> Iterator[Case]:
 def softcap_before_scale(case: Case) -> Iterator[Case]:
     if case.softcap is not None and _is_scaled(case):
         yield case.changed(softcap_at="unscaled")
+
+
+@mutant("softcap.not_divided", "The scores are not divided by the softcap before the hyperbolic tangent.")
+def softcap_not_divided(case: Case) -> Iterator[Case]:
+    if case.softcap is not None:
+        yield from _scale(case, case.scale * case.softcap)
+
+
+@mutant("softcap.times_score", "The hyperbolic tangent is multiplied by the score, not by the softcap.")
+def softcap_times_score(case: Case) -> Iterator[Case]:
+    if case.softcap is not None:
+        yield case.changed(softmax=_times_score)
+
+
+def _times_score(problem: Problem) -> Answer:
+    scores = problem.scores * np.asarray(problem.scale, problem.scores.dtype)
+    capped = scores * np.tanh(scores / problem.softcap)
+    return attention(problem.changed(scores=capped, scale=1.0, softcap=None))
 
 
 @mutant("sinks.absent", "The sinks take no weight.")
@@ -119,7 +152,8 @@ def sinks_first_query(case: Case) -> Iterator[Case]:
 @mutant("sinks.repeated_per_tile", "The sink is counted once for each tile of keys.", by_tile=True)
 def sinks_repeated_per_tile(case: Case) -> Iterator[Case]:
     if case.sinks is not None:
-        yield from _sinks(case, case.sinks + math.log(2), "twice")
+        for count in SPLITS:
+            yield from _sinks(case, case.sinks + math.log(count), f"{count} times")
         for tile in tiles(case):
             count = -(-case.plan.sizes.key_length // tile)
             yield from _sinks(case.changed({}, tile=tile), case.sinks + math.log(count), f"of {tile} keys")
@@ -132,6 +166,13 @@ def sinks_scaled(case: Case) -> Iterator[Case]:
         yield from _sinks(case, case.sinks * (np.expand_dims(case.scale, -1) if per_row else case.scale))
 
 
+@mutant("sinks.base2", "The sinks are in another base than the scores: with log2(e), or without it.")
+def sinks_base2(case: Case) -> Iterator[Case]:
+    if case.sinks is not None:
+        for factor, detail in BASES.items():
+            yield from _sinks(case, case.sinks * factor, detail)
+
+
 absent("bias.absent", "The bias is not added.", Bias, {"bias": None})
 
 
@@ -141,6 +182,14 @@ def bias_before_scale(case: Case) -> Iterator[Case]:
     if bias and _is_scaled(case):
         scale = case.scale[:, None, None] if isinstance(case.scale, np.ndarray) else case.scale
         yield case.with_term(replace(bias, numbers=bias.numbers * scale))
+
+
+@mutant("bias.log2e", "The bias is in another base than the scores: with log2(e), or without it.")
+def bias_log2e(case: Case) -> Iterator[Case]:
+    bias = case.term(Bias)
+    if bias and (np.isfinite(bias.numbers) & (bias.numbers != 0)).any():
+        for factor, detail in BASES.items():
+            yield case.with_term(replace(bias, numbers=bias.numbers * factor), {"bias": detail}, detail=detail)
 
 
 absent(
@@ -201,26 +250,37 @@ def relative_unshifted(case: Case) -> Iterator[Case]:
 absent("alibi.absent", "The linear biases (ALiBi) are not added.", Alibi, {"alibi_slopes": None})
 
 
-def _alibi(case: Case, change: Callable[[Alibi], Alibi], told: Callable[[Alibi], Mapping[str, Any]]) -> Iterator[Case]:
+def _alibi(case: Case, change: Callable[[np.ndarray], np.ndarray], detail: str = "") -> Iterator[Case]:
+    """The case with other slopes."""
     alibi = case.term(Alibi)
     if alibi:
-        new = change(alibi)
-        if not (np.array_equal(new.slopes, alibi.slopes) and np.array_equal(new.offset, alibi.offset)):
-            yield case.with_term(new, told(new))
-
-
-def _slopes(alibi: Alibi) -> Mapping[str, Any]:
-    return {"alibi_slopes": alibi.slopes.tolist()}
+        slopes = change(alibi.slopes)
+        if not np.array_equal(slopes, alibi.slopes):
+            yield case.with_term(replace(alibi, slopes=slopes), {"alibi_slopes": slopes.tolist()}, detail=detail)
 
 
 @mutant("alibi.sign", "The linear biases (ALiBi) are added with the wrong sign.")
 def alibi_sign(case: Case) -> Iterator[Case]:
-    return _alibi(case, lambda alibi: replace(alibi, slopes=-alibi.slopes), _slopes)
+    return _alibi(case, np.negative)
 
 
 @mutant("alibi.first_head", "Each head has the slope of the first head.")
 def alibi_first_head(case: Case) -> Iterator[Case]:
-    return _alibi(case, lambda alibi: replace(alibi, slopes=np.full_like(alibi.slopes, alibi.slopes[0])), _slopes)
+    return _alibi(case, lambda slopes: np.full_like(slopes, slopes[0]))
+
+
+@mutant("alibi.factor", "The slopes of the linear biases (ALiBi) are multiplied by a number, as the scale.")
+def alibi_factor(case: Case) -> Iterator[Case]:
+    step, root = 2 ** (8 / case.plan.sizes.num_heads), math.sqrt(case.plan.sizes.head_dim)
+    factors = {"the scale": case.scale} | {f"{one:.5g}": one for one in (root, step, 1 / step, 2.0, 0.5)}
+    for detail, factor in factors.items():
+        yield from _alibi(case, partial(np.multiply, factor), detail)
+
+
+@mutant("alibi.log2e", "The linear biases (ALiBi) are in another base than the scores: with log2(e), or without it.")
+def alibi_log2e(case: Case) -> Iterator[Case]:
+    for factor, detail in BASES.items():
+        yield from _alibi(case, partial(np.multiply, factor), detail)
 
 
 @mutant("alibi.offset_ignored", "The distances of the linear biases (ALiBi) leave out the offset of the queries.")

@@ -16,6 +16,7 @@ from attention_service.comparison.problem import (
     Answer,
     Problem,
     Rounding,
+    diluted,
     finished,
     masked_scores,
     row_max,
@@ -26,26 +27,27 @@ from attention_service.comparison.problem import (
 from attention_service.comparison.solve import can_solve_all_queries
 
 
-def _applies(case: Case) -> bool:
+def applies(case: Case) -> bool:
+    """True if the weights are those of a softmax."""
     return case.plan.normalization == "softmax"
 
 
 def _by_each_tile(case: Case, wrong: Callable[..., Answer]) -> Iterator[Case]:
     """The case with a wrong softmax for each size of tiles. wrong: takes the size as `tile`"""
-    if _applies(case):
+    if applies(case):
         for tile in tiles(case):
             yield case.changed(softmax=partial(wrong, tile=tile), tile=tile, detail=f"of {tile} keys")
 
 
 @mutant("softmax.over_queries", "The softmax is taken over the queries, not over the keys.")
 def softmax_over_queries(case: Case) -> Iterator[Case]:
-    if _applies(case) and case.sinks is None and can_solve_all_queries(case):
+    if applies(case) and case.sinks is None and can_solve_all_queries(case):
         yield case.changed(over_queries=True)
 
 
 @mutant("softmax.no_max", "The largest score is not subtracted, so that exponentials overflow.")
 def softmax_no_max(case: Case) -> Iterator[Case]:
-    if _applies(case):
+    if applies(case):
         yield case.changed(softmax=no_max, rounding=Rounding(computes=compute_dtype(case.dtype)))
 
 
@@ -138,9 +140,17 @@ def softmax_denominator_last_tile(case: Case) -> Iterator[Case]:
     return _by_each_tile(case, _denominator_last_tile)
 
 
+@mutant("softmax.padded_lanes", "Scores of 0 that fill up the last tile count in the sum.", by_tile=True)
+def softmax_padded_lanes(case: Case) -> Iterator[Case]:
+    for tile in case.tiles:
+        lanes = -case.plan.sizes.key_length % tile
+        if lanes and applies(case):
+            yield case.edited(partial(diluted, lanes)).changed(tile=tile, detail=f"{lanes} in a tile of {tile} keys")
+
+
 @mutant("softmax.unnormalized", "The output is not divided by the sum of the exponentials.")
 def softmax_unnormalized(case: Case) -> Iterator[Case]:
-    if _applies(case):
+    if applies(case):
         yield case.changed(softmax=unnormalized)
 
 
@@ -155,7 +165,7 @@ def unnormalized(problem: Problem) -> Answer:
 
 @mutant("softmax.base2", "The exponential is exp2, but the scale does not hold log2(e).")
 def softmax_base2(case: Case) -> Iterator[Case]:
-    if _applies(case):
+    if applies(case):
         yield case.changed(softmax=base2)
 
 

@@ -11,6 +11,8 @@ from attention_service.comparison.case import Case
 
 # From a case to the wrong ones that this mistake makes of it, best known first; none where it changes no meaning.
 Edit = Callable[[Case], Iterator[Case]]
+# Numbers of parts that are tried into which keys are split.
+SPLITS: Final = (2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)

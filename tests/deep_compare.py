@@ -18,8 +18,9 @@ from typing import Any, Final
 import numpy as np
 
 from attention_service.comparison.errors import distance
-from attention_service.comparison.inputs import POSITIONAL, make_input
+from attention_service.comparison.inputs import make_input
 from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.recipes import POSITIONAL
 from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.library import attend, compare

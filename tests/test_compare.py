@@ -19,10 +19,11 @@ from attention_service.attention.arrays import BFLOAT16
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.candidates import MESSAGES
 from attention_service.comparison.errors import epsilon, largest_number, measure, ulp
-from attention_service.comparison.inputs import NEEDS, make_input, recipe_for
+from attention_service.comparison.inputs import make_input
 from attention_service.comparison.memory import comparison_bytes
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.question import make_question
+from attention_service.comparison.recipes import NEEDS, recipe_for
 from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.errors import InvalidRequest

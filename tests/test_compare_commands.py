@@ -16,7 +16,8 @@ import safetensors.numpy
 
 from attention_service.cli import main
 from attention_service.commands.files import write_request
-from attention_service.comparison.inputs import make_input, recipe_for
+from attention_service.comparison.inputs import make_input
+from attention_service.comparison.recipes import recipe_for
 
 # Two queries, keys and values of one feature, so that all weights are known: query 1 sees keys 0 and 1 alike.
 REQUEST: Final[dict[str, Any]] = {

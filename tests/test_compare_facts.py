@@ -376,7 +376,11 @@ TRUE: Final[dict[str, set[str]]] = {
     "sinks.shifted": {"extra_sum", "row_factor"},
     "sinks.repeated_per_tile": {"extra_sum", "row_factor"},
     "sinks.scaled": {"extra_sum", "row_factor"},
+    "sinks.base2": {"extra_sum", "row_factor"},
     "sinks.first_query": {"row_factor"},
+    "softmax.padded_lanes": {"extra_sum", "row_factor"},
+    "merge.empty_part": {"extra_sum", "row_factor"},
+    "output.scaled": {"factor", "head_factor"},
     "heads.reversed": {"moved"},  # of two heads
     "heads.permuted": {"moved"},
 }

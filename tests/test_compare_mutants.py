@@ -9,7 +9,15 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.case import make_case
+from attention_service.comparison.inputs import make_input
+from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.recipes import MADE, Recipe
+from attention_service.comparison.sample import Sample
+from attention_service.comparison.solve import solve
 from attention_service.library import attend, compare
+from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.schemas.compare import ReportedHypothesis
 
 LOG2E: Final = math.log2(math.e)
@@ -304,3 +312,22 @@ def test_a_causal_mask_with_another_offset(given: Any, wrong: Any) -> None:
     report = compare(output, query=query, key=key, value=value, layout="bhld", is_causal=True, query_offset=given)
     best = report.hypotheses[0]
     assert (best.name, best.certainty, best.change) == ("causal.other_offset", "proof", {"query_offset": wrong})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("normalization", ["softmax", "sigmoid"])
+def test_any_two_mistakes_can_be_made_together(normalization: str) -> None:
+    """In any order: the search tries pairs, and may not fail whatever a kernel returned."""
+    options = MADE - ({"sinks"} if normalization == "sigmoid" else set())
+    recipe = Recipe(options | {"past"}, queries=5, keys=19, normalization=normalization, has_row_sinks=True)
+    spec, plan = make_spec_and_plan(Decoded(make_input(recipe, 0), frozenset()))
+    case = make_case(spec, plan.dtype)
+    sample = Sample(np.arange(1), np.arange(2), np.arange(2))
+    once = {name: list(row.edit(case)) for name, row in MUTANTS.items()}
+    applied = {name for name, cases in once.items() if cases}
+    assert len(applied) > 90
+    for first in applied:
+        for wrong in once[first][:1]:
+            for second in MUTANTS:
+                for both in list(MUTANTS[second].edit(wrong))[:1]:
+                    assert solve(both, sample).output.shape == (1, 2, 2, 5)

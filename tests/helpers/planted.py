@@ -13,8 +13,9 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.baseline import baselines, rounded_cases
 from attention_service.comparison.case import Case, make_case
 from attention_service.comparison.errors import distance
-from attention_service.comparison.inputs import OPTIONS, Recipe, make_input, needs_tiles, recipe_for
+from attention_service.comparison.inputs import OPTIONS, make_input
 from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.recipes import Recipe, needs_tiles, recipe_for
 from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.pipeline.prepare import make_spec_and_plan

@@ -12,7 +12,8 @@ import torch
 
 from attention_service.commands.files import read_arrays, read_request
 from attention_service.comparison.actual import NAMES
-from attention_service.comparison.inputs import make_input, recipe_for
+from attention_service.comparison.inputs import make_input
+from attention_service.comparison.recipes import recipe_for
 from attention_service.library import compare
 from tests.deep_compare import right
 

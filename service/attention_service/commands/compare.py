@@ -110,9 +110,10 @@ def run_inputs(options: argparse.Namespace) -> int:
     from attention_service.commands.files import read_request, write_request
     from attention_service.comparison.candidates import MESSAGES
     from attention_service.comparison.case import TILES, make_case
-    from attention_service.comparison.inputs import make_input, recipe_for, recipe_of, resized, suggest
+    from attention_service.comparison.inputs import make_input, suggest
     from attention_service.comparison.mutants import MUTANTS
     from attention_service.comparison.question import make_question
+    from attention_service.comparison.recipes import recipe_for, recipe_of, resized
     from attention_service.pipeline.json_fields import json_fields
 
     for name in options.kills:

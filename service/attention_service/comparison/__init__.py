@@ -7,11 +7,12 @@ In the order of a comparison:
 - compare: the comparison itself; actual: the arrays that were sent
 - case: a request in float64, some of whose options a mutant changes; problem: its last part, from scores to outputs
 - sample: rows of a case, and blocks of them; samples: which rows are chosen; solve: the answer of a case for a sample
+- legal: what right kernels may do
 - baseline: the error that legal rounding explains; floors: the least that it can be, from the lengths of the vectors
 - errors, places, tolerances: how far two arrays are apart, where, and what tests with a tolerance say
 - facts, wrong: what is true of wrong arrays, beside their names
 - mutants: the table of known mistakes; candidates: their answers; estimates: mistakes with a number that is estimated
 - evidence: what decides between proof and resemblance; search: the mistakes that explain an output
-- power: the mistakes that a request can show; inputs: requests that are made to show them
+- power: the mistakes that a request can show; inputs: requests that are made to show them, by recipes
 - report, text: what is answered, as JSON and for people
 """

@@ -32,10 +32,11 @@ from attention_service.comparison.errors import distance, distances, epsilon, la
 from attention_service.comparison.evidence import Evidence, Hypothesis
 from attention_service.comparison.facts import find_facts
 from attention_service.comparison.floors import floors, floors_of_others
-from attention_service.comparison.inputs import Suggestion, recipe_of, suggest
+from attention_service.comparison.inputs import Suggestion, suggest
 from attention_service.comparison.legal import LIBERTIES
 from attention_service.comparison.places import places, worst
 from attention_service.comparison.power import Power, power
+from attention_service.comparison.recipes import recipe_of
 from attention_service.comparison.sample import blocks, everything
 from attention_service.comparison.samples import choose_sample, most_scores
 from attention_service.comparison.search import search

@@ -12,7 +12,8 @@ from attention_service.attention.shapes import Sizes
 from attention_service.attention.terms.relative import RelativeKeys
 from attention_service.comparison.case import TILES, Case
 from attention_service.comparison.compare import Question
-from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, Recipe, made_scores, recipe_for_sizes
+from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, made_scores
+from attention_service.comparison.recipes import Recipe, recipe_for_sizes
 from attention_service.comparison.sample import block_counts
 from attention_service.comparison.samples import MAX_OUTPUTS, most_scores, sample_counts
 

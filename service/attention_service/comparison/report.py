@@ -11,7 +11,7 @@ import numpy as np
 from attention_service.comparison.baseline import CORRECT, FIELDS, IMPRECISE
 from attention_service.comparison.compare import Comparison
 from attention_service.comparison.evidence import Hypothesis
-from attention_service.comparison.inputs import MAX_DIM, options_of
+from attention_service.comparison.recipes import MAX_DIM, options_of
 from attention_service.comparison.wrong import NOUNS
 from attention_service.pipeline.json_fields import json_fields
 from attention_service.schemas.compare import (

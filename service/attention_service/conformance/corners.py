@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from attention_service.attention.arrays import FLOATS
-from attention_service.comparison.inputs import OPTIONS, Recipe, make_input
+from attention_service.comparison.inputs import OPTIONS, make_input
+from attention_service.comparison.recipes import Recipe
 from attention_service.conformance import changes
 from attention_service.conformance.changes import Change, Fields
 

@@ -1,0 +1,276 @@
+"""Recipes: the sizes and options of requests that are made to show mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from attention_service.attention.shapes import Sizes
+from attention_service.attention.spec import AttentionSpec, Rotary, Window
+from attention_service.comparison.case import TILES, Case
+from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.samples import MAX_HEADS
+from attention_service.errors import InvalidValue
+
+# Prime lengths, which no tile divides: key_length is that with the past.
+BATCH: Final = 2
+QUERIES: Final = 13
+TILED_QUERIES: Final = 19
+KEYS: Final = 67
+# The widest windows and chunks that are kept, and the largest groups of query heads.
+MAX_REACH: Final = 512
+MAX_GROUP: Final = 16
+PAST: Final = 5
+WINDOW: Final = (7, 3)
+# Keys that fill a tile of 128 twice, where those of larger tiles are too many.
+KEYS_OF_TILE: Final = 257
+# Keys, and features of a value, of a request whose values can be read transposed.
+KEYS_OF_SQUARE: Final = 23
+CHUNK: Final = 7
+HEAD_DIM: Final = 8
+# A scale whose scores overflow as exponentials, also in float64.
+OVERFLOWING: Final = 100.0
+VALUE_DIM: Final = 5
+# What bounds the memory of a made input (see `suggestion_bytes`): the widest head dimension, and the most numbers of
+# keys and values of a sample, each query head with its own.
+MAX_DIM: Final = 1024
+MAX_NUMBERS: Final = 1_100_000
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a request is made of.
+
+    options: fields of the API that it has, and `past`; keys: with the past; norm: options of all norms;
+    scales_heads: True for a scale per head; has_row_sinks: True for a sink per query of each head
+    size: a factor of queries and keys; tiles: see Case
+    """
+
+    options: frozenset[str]
+    dtype: str = "float32"
+    batch: int = BATCH
+    heads: int = 4
+    kv_heads: int = 2
+    queries: int = QUERIES
+    keys: int = KEYS
+    past: int = PAST
+    head_dim: int = HEAD_DIM
+    value_dim: int = VALUE_DIM
+    window: Window = field(default_factory=lambda: Window(*WINDOW))
+    chunk_size: int = CHUNK
+    rotary: Mapping[str, Any] = field(default_factory=lambda: {"base": 500.0})
+    norm: Mapping[str, str] = field(default_factory=dict)
+    has_offset: bool = True
+    softcap: float | None = None
+    clip: float | None = None
+    scale: float | None = None
+    scales_heads: bool = False
+    has_row_sinks: bool = False
+    size: float = 1.0
+    normalization: str = "softmax"
+    tiles: tuple[int, ...] = TILES
+
+
+# The options that let mistakes of a group show.
+NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "causal": ("is_causal",),
+    "chunk": ("chunk_size",),
+    "window": ("window",),
+    "mask": ("mask",),
+    "padding": ("key_mask",),
+    "segments": ("segment_ids",),
+    "merge": ("is_causal",),
+    "selected": ("selected_keys", "past"),
+    "bias": ("bias",),
+    "alibi": ("alibi_slopes",),
+    "relative": ("relative_keys",),
+    "softcap": ("softcap", "bias"),
+    "sinks": ("sinks",),
+    "rotary": ("rotary", "past"),
+    "clip": ("clip_qkv",),
+    "norm": ("query_norm", "key_norm", "value_norm", "output_norm", "rotary"),
+    "cache": ("past",),
+    "gate": ("gate",),
+    "empty": ("mask",),
+}
+
+
+# The options of a request that made inputs have.
+MADE: Final = frozenset({"query_lengths", "key_lengths"}.union(*NEEDS.values())) - {"past"}
+
+
+def options_of(names: Iterable[str], spec: AttentionSpec) -> tuple[str, ...]:
+    """The fields of a request that mistakes are about, by the names of these."""
+    groups = dict.fromkeys(name.partition(".")[0] for name in names)
+    fields = {"padding": ("key_mask", "key_lengths"), "cache": ("past_key",), "norm": NEEDS["norm"][:-1]}
+    about = (field for group in groups for field in fields.get(group, NEEDS.get(group, ())[:1]))
+    return tuple(name for name in about if getattr(spec, name) is not None)
+
+
+# Mistakes that need an option of norms.
+NORMS: Final = {
+    "norm.before_rotary": ("position", "after"),
+    "norm.no_mean": ("kind", "layer"),
+    "norm.per_head": ("over", "all"),
+}
+# Mistakes that need other fields of a recipe.
+FIELDS: Final[dict[str, dict[str, Any]]] = {
+    "softmax.no_max": {"scale": OVERFLOWING},
+    "sinks.first_query": {"has_row_sinks": True},
+    "scale.first_head": {"scales_heads": True},
+    "scale.shifted": {"scales_heads": True},
+    "mask.transposed": {"queries": KEYS},
+    "window.missing_rows": {"queries": TILED_QUERIES},
+    "rotary.other_dim": {"rotary": {"base": 500.0, "dim": HEAD_DIM // 2}},
+    "precision.overflow16": {"dtype": "float16", "size": OVERFLOWING},
+    "value.is_key": {"value_dim": HEAD_DIM},
+    "value.transposed": {"keys": KEYS_OF_SQUARE, "value_dim": KEYS_OF_SQUARE},
+}
+
+
+def recipe_for(names: Iterable[str], tiles: tuple[int, ...] = TILES) -> Recipe:
+    """The recipe of a request that mistakes of these names apply to. tiles: see Case"""
+    groups = {name.partition(".")[0] for name in names}
+    options = {option for group in groups for option in NEEDS.get(group, ())}
+    if "causal.added" in names:
+        options -= {"is_causal"}
+    found = Recipe(frozenset(options), tiles=tiles)
+    if needs_tiles(names):
+        found = replace(found, keys=keys_of_tiles(tiles))
+    if any(name.startswith("sigmoid.") for name in names):
+        found = replace(found, normalization="sigmoid")
+    if NORMS.keys() & {*names}:
+        options_of_norms = [NORMS[name] for name in names if name in NORMS]
+        found = replace(found, norm=dict(options_of_norms))
+    for name in FIELDS.keys() & {*names}:
+        found = replace(found, **FIELDS[name])
+    return found
+
+
+def needs_tiles(names: Iterable[str]) -> bool:
+    """True if one of these mistakes needs the keys of several tiles."""
+    return any(row.by_tile for name in names if (row := MUTANTS.get(name)))
+
+
+def keys_of_tiles(tiles: Collection[int]) -> int:
+    """Keys that fill each of these tiles twice, and one more, so that there is a tail."""
+    return 2 * max(tiles) + 1
+
+
+def recipe_of(case: Case, wanted: Collection[str] = (), tiles: tuple[int, ...] = TILES) -> Recipe:
+    """The recipe of a small request with the options of another. wanted: mistakes that it should show; tiles: see Case
+
+    It is narrower than the other where that has more than MAX_DIM features.
+    """
+    wide = tiles if needs_tiles(wanted) else ()
+    return replace(recipe_for_sizes(case.spec, case.plan.sizes, case.dtype, wide), tiles=tiles)
+
+
+def recipe_for_sizes(spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, tiles: tuple[int, ...]) -> Recipe:
+    """The recipe of a small request with the options of a spec. tiles: those that its keys should fill twice"""
+    options = {name for name in MADE if getattr(spec, name) is not None}
+    if not spec.is_causal:
+        options.remove("is_causal")
+    if spec.past_key is not None:
+        options.add("past")
+    has_offset = spec.query_offset is not None or spec.past_key is not None
+    head_dim, value_dim = min(sizes.head_dim, MAX_DIM), min(sizes.value_dim, MAX_DIM)
+    window, chunk = _narrowed(spec.window), min(spec.chunk_size or CHUNK, MAX_REACH)
+    reach = max(window.left or 0, window.right or 0) if "window" in options else 0
+    reach = max(reach, chunk if "chunk_size" in options else 0)
+    keys = max(keys_of_tiles(tiles) if tiles else KEYS, reach + KEYS - max(WINDOW))
+    group = min(sizes.num_heads // sizes.num_kv_heads, MAX_GROUP)
+    batch, shown, group, keys = _fitting(
+        head_dim + value_dim, min(sizes.num_kv_heads, 2 if group > 1 else 4), group, keys, "output_norm" in options
+    )
+    return Recipe(
+        frozenset(options),
+        dtype=dtype.name,
+        batch=batch,
+        heads=shown * group,
+        kv_heads=shown,
+        keys=keys,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        # Without an offset, a request with masks by position has as many queries as keys.
+        queries=(QUERIES if spec.window is None else TILED_QUERIES) if has_offset or not POSITIONAL & options else keys,
+        has_offset=has_offset,
+        chunk_size=chunk,
+        rotary=_rotary(spec.rotary, head_dim),
+        norm=_options_of_norms(spec),
+        window=window,
+        softcap=spec.softcap,
+        clip=spec.clip_qkv,
+        scale=None if isinstance(spec.scale, np.ndarray) else spec.scale,
+        has_row_sinks=spec.sinks is not None and spec.sinks.ndim > 1,
+        scales_heads=isinstance(spec.scale, np.ndarray),
+        normalization=spec.normalization,
+    )
+
+
+def resized(recipe: Recipe, *, keys: int | None, heads: int | None, head_dim: int | None) -> Recipe:
+    """The recipe with other sizes. Errors: InvalidValue for those that no request has, or that take too much memory."""
+    group = recipe.heads // recipe.kv_heads
+    least, most = recipe.past + 2, MAX_NUMBERS // BATCH
+    for name, size, low, factor in (
+        ("keys", keys, least, 1),
+        ("heads", heads, group, group),
+        ("head_dim", head_dim, 1, 1),
+    ):
+        if size is not None and not (low <= size <= most and size % factor == 0):
+            expected = f"a multiple of {factor}" if factor > 1 else f"at least {low}"
+            raise InvalidValue.of(f"--{name.replace('_', '-')}", expected, size)
+    if recipe.queries == recipe.keys and keys is not None:
+        recipe = replace(recipe, queries=keys)
+    h = heads or recipe.heads
+    value_dim = recipe.value_dim if head_dim is None or recipe.value_dim != recipe.head_dim else head_dim
+    recipe = replace(
+        recipe, keys=keys or recipe.keys, heads=h, kv_heads=h // group, head_dim=head_dim or recipe.head_dim
+    )
+    return replace(recipe, value_dim=value_dim, queries=min(recipe.queries, recipe.keys))
+
+
+def _fitting(width: int, shown: int, group: int, keys: int, all_heads: bool) -> tuple[int, int, int, int]:
+    """Batch entries, key/value heads, query heads of each, and keys of a request whose sample is not too large.
+
+    width: features of a key and a value; shown, group, keys: what is wanted; all_heads: True if a sample has all heads
+    """
+    few = min(shown, 2), min(group, 2)
+    sizes = [(b, shown, group, keys) for b in (BATCH, 1)] + [(1, *few, n) for n in (keys, KEYS_OF_TILE, KEYS)]
+    for batch, g, each, n in sizes:
+        heads = g * each if all_heads else min(g * each, MAX_HEADS)
+        if n <= keys and batch * heads * n * width <= MAX_NUMBERS:
+            return batch, g, each, n
+    return 1, *few, KEYS_OF_SQUARE
+
+
+def _rotary(rotary: Rotary | None, head_dim: int) -> dict[str, Any]:
+    """The options of a rotary embedding, of at most so many features; tables become the usual base."""
+    if rotary is None:
+        return {"base": 500.0}
+    dim = rotary.dim if rotary.cos is None else 2 * rotary.cos.shape[-1]
+    dim = None if dim is None else min(dim, head_dim // 2 * 2)
+    found = {"base": rotary.base, "dim": dim, "interleaved": rotary.interleaved}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _options_of_norms(spec: AttentionSpec) -> dict[str, str]:
+    """The options that the norms of a request have, those of the query before those of others."""
+    norms = (spec.output_norm, spec.value_norm, spec.key_norm, spec.query_norm)
+    given = [norm for norm in norms if norm is not None]
+    return {name: getattr(norm, name) for norm in given for name in ("kind", "over", "position")}
+
+
+def _narrowed(window: Window | None) -> Window:
+    """A window with the same sides, up to MAX_REACH."""
+    if window is None:
+        return Window(*WINDOW)
+    left, right = (None if width is None else min(width, MAX_REACH) for width in (window.left, window.right))
+    return Window(left, right)
+
+
+# The options that read query_offset.
+POSITIONAL: Final = frozenset({"is_causal", "window", "chunk_size", "alibi_slopes", "relative_keys"})

@@ -86,13 +86,11 @@ def _other_size(evidence: Evidence) -> Iterator[Case]:
 def _other_offset(evidence: Evidence) -> Iterator[Case]:
     """The case whose causal mask has the offset that leaves the least squared error, tried for all offsets at once."""
     case, sample = evidence.case, evidence.sample
-    if case.term(Causal) is None or case.offset is None or "output" not in evidence.actual or not applies(case):
-        return
-    if case.needs_all_heads or case.steps["output"] or case.gate is not None:
+    is_plain = not (case.needs_all_heads or case.steps["output"]) and case.gate is None and applies(case)
+    if case.term(Causal) is None or case.offset is None or "output" not in evidence.actual or not is_plain:
         return
     errors = _errors_of_prefixes(evidence).sum(axis=1)  # b r k+1
-    keys = case.plan.sizes.key_length
-    tried = np.arange(-case.plan.sizes.query_length, keys)
+    keys, tried = case.plan.sizes.key_length, np.arange(-case.plan.sizes.query_length, case.plan.sizes.key_length)
     seen = np.clip(sample.rows[:, None] + tried + 1, 0, keys)
     left = np.take_along_axis(errors, np.broadcast_to(seen, (len(errors), *seen.shape)), axis=2).sum(axis=1)
     given = np.broadcast_to(case.offset, case.plan.sizes.batch_size)

@@ -148,8 +148,8 @@ class Evidence:
             numbers += int(np.count_nonzero(apart))
             wrong |= apart if apart.ndim == 3 else apart.any(axis=-1)
         # Rows that are all too large by one number may have different ones: the sums that they are divided by.
-        rows = 1 if "output.scaled" in candidate.names else 0
-        return numbers > 1 and int(wrong.sum()) > rows and int(np.maximum(free, 0)[wrong].sum()) > 1
+        is_one = "output.scaled" in candidate.names and int(wrong.sum()) < 2
+        return numbers > 1 and not is_one and int(np.maximum(free, 0)[wrong].sum()) > 1
 
     def _share_of_size(self, candidate: Candidate) -> float:
         """How much of the size of the error coarse rounding makes: its errors differ with the order of the sums."""

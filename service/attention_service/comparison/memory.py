@@ -19,14 +19,14 @@ from attention_service.comparison.samples import MAX_OUTPUTS, most_scores, sampl
 
 # Copies of the scores of a block or sample that live at the same time, of 8 bytes each.
 COPIES: Final = 12
-# Scores of a block or sample that are kept for mutants with other operands, and values likewise, see `Sample.once`.
-KEPT_SCORES: Final = 24
+# Scores of a block or sample that are kept for mutants with other operands, without options and with them; values.
+KEPT_SCORES: Final = (24, 48)
 KEPT_VALUES: Final = 8
 # Copies of an array that was sent, in bytes for each element: as sent, as reference, and once for each legal rounding.
 ARRAY_BYTES: Final = 64
 # The same for a reference in the report: a list of numbers and its text, which is held twice.
 REFERENCE_BYTES: Final = 128
-# Answers of mutants that are kept for a sample, of requests without options and with them.
+# Answers of mutants that are kept for a sample, likewise.
 ANSWERS: Final = (112, 240)
 # The objects of a comparison: cases, candidates, hypotheses and the report.
 OBJECTS: Final = 2**21 + 2**19
@@ -122,4 +122,5 @@ class Work:
 
     def _kept(self, scores: int, values: int) -> int:
         """The bytes that are kept beside so many scores and values, see `Sample.once`: one entry may be larger."""
-        return min(max(self.room, 8 * max(scores, values)), 8 * (KEPT_SCORES * scores + KEPT_VALUES * values))
+        most = 8 * (KEPT_SCORES[self.has_options] * scores + KEPT_VALUES * values)
+        return min(max(self.room, 8 * max(scores, values)), most)

@@ -83,8 +83,7 @@ def scale_by_tile(case: Case) -> Iterator[Case]:
 
 
 def _rescaled(problem: Problem, tile: int) -> Answer:
-    powers = np.arange(problem.scores.shape[-1]) // tile + 1
-    return attention(problem.changed(scale=problem.scale**powers))
+    return attention(problem.changed(scale=problem.scale ** (np.arange(problem.scores.shape[-1]) // tile + 1)))
 
 
 @mutant("softcap.absent", "The scores are not capped.")

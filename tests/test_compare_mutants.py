@@ -331,3 +331,13 @@ def test_any_two_mistakes_can_be_made_together(normalization: str) -> None:
             for second in MUTANTS:
                 for both in list(MUTANTS[second].edit(wrong))[:1]:
                     assert solve(both, sample).output.shape == (1, 2, 2, 5)
+
+
+def test_a_formula_of_the_softcap_beside_a_missing_one() -> None:
+    """Both are tried together: neither needs what the other takes away."""
+    query, key, value = operands()
+    visible = np.arange(KEYS) <= np.arange(QUERIES)[:, None] + 4
+    output = softmax(scores_of(query, key), value, visible)
+    options = {"mask": visible & (np.arange(KEYS) != 2), "softcap": 3.0}
+    best = compare(output, query=query, key=key, value=value, layout="hld", is_causal=True, query_offset=4, **options)
+    assert (best.hypotheses[0].name, best.hypotheses[0].certainty) == ("mask.absent and softcap.absent", "proof")

@@ -239,6 +239,7 @@ BUGS: Final = (
         "Rows are divided by the size of a group, as if heads were packed into rows: row i ends at key i // 4.",
         asks(h=8, q=128, d=128, dtype=BF16, is_causal=True),
         rows_as_if_packed,
+        named("causal.packed_group"),
     ),
     Bug(
         "vllm-project/vllm#30974",
@@ -251,6 +252,7 @@ BUGS: Final = (
         "A causal sequence of a layer with a window (w, w) is not causal: it sees w tokens of the future.",
         asks(q=256, dtype=BF16, is_causal=True, window={"left": 64}),
         symmetric_window,
+        named("causal.other_offset"),
     ),
     Bug(
         "jax-ml/jax#32300",
@@ -319,6 +321,7 @@ BUGS: Final = (
         "The loop over tiles of keys ends at the length of the query.",
         asks(h=4, g=4, q=128, k=512, dtype=F16),
         as_many_keys_as_queries,
+        named("keys.as_queries"),
     ),
     Bug(
         "EricLBuehler/candle-vllm#140",

@@ -254,7 +254,7 @@ BUGS: Final = (
         "The bias is added to scores that hold log2(e), and does not hold it itself.",
         asks(h=4, g=4, q=196, bias=normal(4, 196, 196)),
         bias_without_log2e,
-        named(IN_BASE_TWO),
+        named(IN_BASE_TWO, "bias.log2e"),
     ),
     Bug(
         "tenstorrent/tt-metal#42694",

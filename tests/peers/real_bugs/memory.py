@@ -277,6 +277,7 @@ BUGS: Final = (
         "The strides of the query are not passed, those of key and value are.",
         asks(b=2, h=8, g=8, q=8, k=256),
         query_taken_as_contiguous,
+        named("query.layout"),
     ),
     Bug(
         "pytorch/pytorch#187506",

@@ -250,12 +250,14 @@ BUGS: Final = (
         "The factor of quantised values is left out, that of keys is not.",
         asks(h=8, g=4, q=16, k=256, d=128, dtype=BF16),
         value_factor_forgotten,
+        named("output.scaled"),
     ),
     Bug(
         "NVIDIA-NeMo/Megatron-Bridge#4155",
         "The scale of the values, 0.707, is read and never used.",
         asks(h=8, g=4, q=128, d=192, e=128, dtype=BF16, is_causal=False),
         value_scale_forgotten,
+        named("output.scaled"),
     ),
     Bug(
         "vllm-project/vllm#51363",
@@ -280,6 +282,7 @@ BUGS: Final = (
         "64 of 128 features are rotated by the frequencies and pairs of 128.",
         asks(h=4, g=2, q=128, d=128, is_causal=True, rotary={"dim": 64}),
         turned_by_the_width_of_the_head,
+        named("rotary.other_dim"),
     ),
     Bug(
         "huggingface/candle#3746",

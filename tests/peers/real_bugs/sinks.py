@@ -168,7 +168,7 @@ BUGS: Final = (
             sinks=normal(8, mean=3),
         ),
         sink_in_another_unit,
-        named(IN_BASE_TWO),
+        named(IN_BASE_TWO, "sinks.base2"),
     ),
     Bug(
         "kekzl/imp#1345",

@@ -357,12 +357,14 @@ BUGS: Final = (
         "Decoding that is not causal counts the lanes of the tile of 256 behind the last key, with scores of 0.",
         asks(b=2, h=8, g=8, q=1, k=300, d=128, dtype=BF16),
         lanes_behind_the_last_key,
+        named("softmax.padded_lanes"),
     ),
     Bug(
         "flashinfer-ai/flashinfer#5090",
         "Keys that fill the last block of 64 with zeros have the weight of a score of 0.",
         asks(h=4, g=4, q=128, k=200, d=128, dtype=BF16),
         last_block_of_64,
+        named("softmax.padded_lanes"),
     ),
     Bug(
         "hw-native-sys/simpler#72",
@@ -393,5 +395,6 @@ BUGS: Final = (
         "Query times key overflows in float16, as the scale comes afterwards.",
         asks(h=4, g=4, q=128, dtype=F16, times=1800),
         products_in_float16,
+        named("precision.overflow16"),
     ),
 )

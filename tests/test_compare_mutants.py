@@ -317,7 +317,7 @@ def test_a_causal_mask_with_another_offset(given: Any, wrong: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("normalization", ["softmax", "sigmoid"])
 def test_any_two_mistakes_can_be_made_together(normalization: str) -> None:
-    """In any order: the search tries pairs, and may not fail whatever a kernel returned."""
+    """The search tries pairs, and may not fail whatever a kernel returned: twelve of each mistake are tried here."""
     options = MADE - ({"sinks"} if normalization == "sigmoid" else set())
     recipe = Recipe(options | {"past"}, queries=5, keys=19, normalization=normalization, has_row_sinks=True)
     spec, plan = make_spec_and_plan(Decoded(make_input(recipe, 0), frozenset()))
@@ -326,9 +326,10 @@ def test_any_two_mistakes_can_be_made_together(normalization: str) -> None:
     once = {name: list(row.edit(case)) for name, row in MUTANTS.items()}
     applied = {name for name, cases in once.items() if cases}
     assert len(applied) > 90
-    for first in applied:
+    random = np.random.default_rng(0)
+    for first in sorted(applied):
         for wrong in once[first][:1]:
-            for second in MUTANTS:
+            for second in random.choice(list(MUTANTS), 12, replace=False):
                 for both in list(MUTANTS[second].edit(wrong))[:1]:
                     assert solve(both, sample).output.shape == (1, 2, 2, 5)
 

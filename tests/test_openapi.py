@@ -76,6 +76,8 @@ def test_damaged_generated_sections_are_found_and_restored(tmp_path: Path) -> No
         "reasons",
         "tints",
         "legend",
+        "fields",
+        "results",
     }
     assert marked.keys() == sections
     whole = [

@@ -272,6 +272,7 @@ READERS = {
     "backends/torch/backend.py": "KNOWN of sdpa; its estimates are measured by tests/memory",
     "backends/torch/sdpa.py": "KNOWN",
     "comparison/case.py": "KNOWN: a request with others is inconclusive",
+    "comparison/facts.py": "what the case computes; a request with others is inconclusive",
     "comparison/memory.py": "tests/memory measures comparisons",
     "comparison/mutants/softmax.py": "of a case",
     "comparison/solve.py": "of a case",

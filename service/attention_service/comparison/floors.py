@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from attention_service.attention.arrays import compute_dtype
+from attention_service.attention.outputs import row_of
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import epsilon, largest
 from attention_service.comparison.legal import EXP2_ERROR, TANH_ERROR
@@ -120,7 +121,8 @@ def floors_of_others(case: Case, reference: Mapping[str, np.ndarray], names: Col
         "received": (weights, weights + math.sqrt(sizes.query_length)),
         "head_outputs": (outputs, 0),
     }
-    rows = {name: made.get(name, (weights, 0)) for name in names}
+    of_stages = {"scores": (scores, 4.0), "row_sums": (sums, 4.0), "heads": (outputs, 0.0)}  # those without a row above
+    rows = {name: made.get(name, of_stages.get(row_of(name).step, (weights, 0.0))) for name in names}
     return {
         name: _floor(case, name, fixed + factor * largest(reference[name]), legal)
         for name, (fixed, factor) in rows.items()

@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from attention_service.attention.arrays import is_float, widest
+from attention_service.attention.outputs import OUTPUT, row_of
 from attention_service.attention.spec import AttentionSpec, DType
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.actual import check_names
@@ -46,8 +47,8 @@ def _sent(sent: ActualArrays | None, given: Any, name: str, spec: AttentionSpec)
         return None
     arrays = sent.arrays()
     check_names(arrays, name, top_k=spec.top_k)
-    for one in ("logsumexp", "masked_scores"):
-        if isinstance(given.get(one), list):  # there a null is minus infinity
+    for one in arrays:
+        if isinstance(given.get(one), list) and one != OUTPUT and row_of(one).may_be_minus_infinity:  # that a null is
             arrays[one] = np.where(np.isnan(arrays[one]), -np.inf, arrays[one])
     return arrays
 

@@ -284,8 +284,9 @@ def attend(
             numpy, torch.
         device: auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any.
         include: What to return in addition to output and metadata. The response describes each name.
-        select_heads: Return score matrices, logsumexp, entropy and received of these heads only. Default: all.
-        select_queries: Return score matrices, logsumexp and entropy of these queries only. Default: all.
+        select_heads: Return results of scores, weights and rows of these heads only. Default: all.
+        select_queries: Return results of scores, weights and rows of these queries only; received is of all. Default:
+            all.
         average_heads: Average attention_weights, weights_without_sinks and received over the (selected) heads; their h
             axis is dropped.
         top_k: Return only the largest weights of each row, at most k of them: top_weights replaces attention_weights.

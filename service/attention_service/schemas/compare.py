@@ -28,7 +28,7 @@ Status = Literal["correct", "imprecise", "wrong", "inconclusive"]
 
 
 class ArraysByName(Closed):
-    """What a kernel returned, as in a response. A null is NaN; in `logsumexp` and `masked_scores`, minus infinity."""
+    """What a kernel returned, as in a response. A null is NaN, or minus infinity where it is in a response."""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays that were sent, by name."""

@@ -291,9 +291,9 @@ class AttentionRequest(Closed):
     include: Annotated[list[spec.Output] | None, BeforeValidator(check_length)] = spec.DEFAULT_INCLUDE  # type: ignore[assignment]  # a list would be copied each time
     """What to return in addition to output and metadata. The response describes each name."""
     select_heads: Integers | None = None
-    """Return score matrices, logsumexp, entropy and received of these heads only. Default: all."""
+    """Return results of scores, weights and rows of these heads only. Default: all."""
     select_queries: Integers | None = None
-    """Return score matrices, logsumexp and entropy of these queries only. Default: all."""
+    """Return results of scores, weights and rows of these queries only; received is of all. Default: all."""
     average_heads: bool | None = False
     """Average attention_weights, weights_without_sinks and received over the (selected) heads; their h axis is
     dropped."""

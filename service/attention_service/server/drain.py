@@ -15,8 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from attention_service.server.workers import Workers
 
-# Seconds at the end of the drain in which no connection is accepted, so that those before can send their requests.
+# Seconds at the end of the drain in which no connection is accepted, so that kept ones can send their next requests.
 LAST_REQUESTS: Final = 0.1
+# Seconds for a connection to send its first request, if it was accepted just before: its client may be slow to begin.
+FIRST_REQUEST: Final = 1.0
 # Seconds between two looks at whether a client is still connected.
 INTERVAL: Final = 0.02
 # Seconds after its drain in which a worker waits for the others, which may get the same signal a little later.
@@ -93,5 +95,8 @@ class Drain:
         while not self._workers.refuse_connections(self._grpc_port) and is_left(OTHERS):
             await asyncio.sleep(INTERVAL)
         await asyncio.sleep(INTERVAL)  # in which the queue is emptied
+        end = loop.time() + FIRST_REQUEST
         if busy or self._connections:
             await asyncio.sleep(LAST_REQUESTS - INTERVAL)
+        while not all(connection.has_begun for connection in self._connections) and loop.time() < end:
+            await asyncio.sleep(INTERVAL)

@@ -113,6 +113,11 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._protocol.connection_lost(exc)
         self._state.clear()
 
+    @property
+    def has_begun(self) -> bool:
+        """True once a head was received."""
+        return self._protocol.cycle is not None
+
     def _resume_reading(self) -> None:
         if not self._protocol.flow.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()

@@ -59,3 +59,12 @@ def test_against_names_its_faults(client: httpx.Client) -> None:
     report = client.post("/attention/compare", json=null).json()
     assert report["against"]["errors"]["logsumexp"]["non_finite"] == 1
     assert report["against"]["differences"] == {"output": 0.0}
+
+
+def test_logsumexps_of_base_2_differ_in_the_unit_of_their_baseline() -> None:
+    right = attend(**REQUEST, include=["logsumexp"])
+    one, other = ({"logsumexp": right["logsumexp"] / np.log(2) + by} for by in (0, 1.0))
+    report = compare({**one, "output": right.output}, **REQUEST, against=other, logsumexp_base="2")
+    assert report.against is not None
+    limit = report.baseline["logsumexp"].limit
+    assert report.against.differences["logsumexp"] == pytest.approx(np.log(2) / limit, rel=1e-5)

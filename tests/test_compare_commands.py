@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -289,3 +290,21 @@ def test_a_file_of_torch_may_hold_the_request_beside_the_outputs(command: Comman
     torch.save({"request": torch.zeros(2), "output": torch.zeros(2)}, "case.pt")
     status, _, said = command("compare", "case.pt")
     assert (status, "/request: expected a dict of the request's fields" in said) == (3, True)
+
+
+@pytest.mark.parametrize("first", ["function", "file"])
+def test_a_function_may_be_the_other_answer(first: str, command: Command, tmp_path: Path) -> None:
+    """It is the mean of all values here. The first answer is kept, whether it is a file or a function."""
+    actual = "own_kernels:kernel"
+    if first == "file":
+        np.save(tmp_path / "right.npy", np.array(RIGHT, np.float32))
+        actual = "right.npy"
+    status, printed, _ = command("compare", "request.json", actual, "--against", "own_kernels:acausal")
+    assert status == 1
+    assert "against:" in printed
+    assert "The answer in against: Wrong: the output is the mean of all values" in printed
+    status, printed, _ = command(
+        "compare", "request.json", actual, "--against", "own_kernels:acausal", "--format", "junit"
+    )
+    suite = ElementTree.fromstring(printed).find("testsuite")
+    assert (status, suite.get("tests"), suite.get("failures")) == (1, "2", "1")  # type: ignore[union-attr]

@@ -85,22 +85,20 @@ def _report(options: argparse.Namespace) -> CompareReport:
     from attention_service.comparison.question import make_question
     from attention_service.comparison.report import make_report
 
-    is_target = options.actual is not None and targets.is_target(options.actual)
-    if not is_target and (options.torch or options.device is not None):
+    given = {"actual": options.actual, "against": options.against}
+    functions = {field for field, name in given.items() if name is not None and targets.is_target(name)}
+    if not functions and (options.torch or options.device is not None):
         flag = "--torch" if options.torch else "--device"
         raise CommandError(f"{flag}: expected ACTUAL to be module:function, got {options.actual or 'none'}", FAILED)
     if options.request == options.actual == "-":
         raise CommandError("ACTUAL: expected a file, as REQUEST is standard input, got -", FAILED)
     with reported(invalid=FAILED, unreadable=FAILED), Progress(PATIENCE) as progress:
         decoded = read_request(Path(options.request), NAMES)
-        if is_target:
-            decoded.fields["actual"] = targets.answer_of(options.actual, options, decoded)
-        elif options.actual is not None:
-            decoded.fields["actual"] = read_arrays(Path(options.actual), NAMES)
-        if options.against is not None and targets.is_target(options.against):
-            decoded.fields["against"] = targets.answer_of(options.against, options, decoded)
-        elif options.against is not None:
-            decoded.fields["against"] = read_arrays(Path(options.against), NAMES)
+        for field, name in given.items():
+            if field in functions:
+                decoded.fields[field] = targets.answer_of(name, options, decoded, field)
+            elif name is not None:
+                decoded.fields[field] = read_arrays(Path(name), NAMES)
         question, backend = make_question(decoded), Backends().choose("numpy", "cpu")
         return make_report(compare_question(question, backend, counted(progress)))
 

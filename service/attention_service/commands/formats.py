@@ -43,7 +43,7 @@ def add_format(command: argparse.ArgumentParser) -> None:
 
 
 def checks_of_report(report: CompareReport) -> list[Check]:
-    """A check for each array that was compared."""
+    """A check for each array that was compared, and one for the other answer."""
     from attention_service.comparison.baseline import CORRECT
     from attention_service.comparison.text import as_text
 
@@ -54,6 +54,10 @@ def checks_of_report(report: CompareReport) -> list[Check]:
         is_weak = report.verdict.status == "inconclusive"
         outcome: Outcome = "failure" if is_wrong else "skipped" if is_weak else "passed"
         found.append(Check(name, outcome, message, text) if is_wrong or is_weak else Check(name, outcome))
+    if report.against is not None:
+        is_wrong = report.against.verdict.status in ("imprecise", "wrong")
+        said = report.against.message
+        found.append(Check("against", "failure", said) if is_wrong else Check("against", "passed"))
     return found or [Check("actual", "skipped", message, text)]
 
 

@@ -66,27 +66,32 @@ def load(name: str, options: argparse.Namespace) -> Target:
         raise CommandError(f"--device: expected a device that torch has, got {device} ({reason})", FAILED) from None
 
 
-def answer_of(name: str, options: argparse.Namespace, decoded: Decoded) -> Any:
-    """What a function returns for a request, by name, arrays as ndarrays. Errors: CommandError, InvalidRequest."""
+def answer_of(name: str, options: argparse.Namespace, decoded: Decoded, field: str) -> Any:
+    """What a function returns for a request, by name, arrays as ndarrays. field: that it stands for, actual or against
+
+    Errors: CommandError, InvalidRequest.
+    """
     from attention_service.codecs.array_objects import as_numpy
+    from attention_service.comparison.question import ANSWERS
     from attention_service.conformance.target import TargetFailed, Unsupported, answer, parameters
 
-    decoded.fields.pop("actual", None)
+    fields = {key: value for key, value in decoded.fields.items() if key not in ANSWERS}
+    decoded = decoded._replace(fields=fields)
     target = load(name, options)
     known = parameters(target)
-    fields = _arguments(decoded, frozenset(known or ()))
+    arguments = _arguments(decoded, frozenset(known or ()))
     if known is not None:
-        _check(name, known, fields)
+        _check(name, known, arguments)
     try:
         with redirect_stdout(sys.stderr):
-            found = answer(target, fields)
+            found = answer(target, arguments)
     except Unsupported as error:
         raise CommandError(f"{name} does not support this request: {error}", FAILED) from None
     except (Exception, SystemExit) as error:  # of somebody else's code: anything, but no exit status of its choice
         raise CommandError(str(TargetFailed(name, error, target)), FAILED) from None
     if not found:
         raise CommandError(f"{name}: expected the output or a dict of arrays, got nothing", FAILED)
-    return as_numpy(found, "/actual")
+    return as_numpy(found, f"/{field}")
 
 
 def _arguments(decoded: Decoded, asked: Collection[str]) -> dict[str, Any]:

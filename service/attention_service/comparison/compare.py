@@ -120,10 +120,11 @@ class Comparison:
     def differences(self) -> dict[str, float]:
         """The largest difference to the other answer of each array that both have, in baselines."""
         one, other = self.question.actual or {}, self.question.against or {}
-        both = [name for name in self.judged if name in other]
+        units = {"logsumexp": math.log(2)} if self.question.base2 else {}
         return {
-            name: distance(one[name].astype(np.float64), other[name].astype(np.float64)) / self.judged[name].limit
-            for name in both
+            name: distance(one[name].astype(np.float64), other[name].astype(np.float64)) * units.get(name, 1) / it.limit
+            for name, it in self.judged.items()
+            if name in other
         }
 
     @property

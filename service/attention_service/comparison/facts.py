@@ -11,13 +11,13 @@ import numpy as np
 
 from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.case import Case
-from attention_service.comparison.errors import distances, largest
+from attention_service.comparison.errors import distances, largest, largest_number
 from attention_service.comparison.legal import LOG2E
 from attention_service.comparison.wrong import Wrong
 from attention_service.schemas.compare import Fact
 
 LISTED: Final = 16
-LARGEST_HALF: Final = 65504.0
+LARGEST_HALF: Final = largest_number(np.dtype(np.float16))
 # Kernels round the number that overflows by at most this part of it.
 ROUGHLY: Final = 1e-3
 # Wrong elements that are all one number, other than 0, are no chance if they are so many.

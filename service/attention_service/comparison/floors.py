@@ -19,7 +19,14 @@ from attention_service.attention.outputs import row_of
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import epsilon, largest
 from attention_service.comparison.legal import EXP2_ERROR, TANH_ERROR
-from attention_service.comparison.problem import Problem, attention, masked_scores, scaled_scores, sigmoid
+from attention_service.comparison.problem import (
+    Problem,
+    attention,
+    masked_scores,
+    scaled_scores,
+    sigmoid,
+    without_values,
+)
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import make_problem, operand, spread_of_scores, stepped
 
@@ -177,7 +184,7 @@ def _error_of_liberties(case: Case, sample: Sample, problem: Problem) -> float:
         error += epsilon(case.dtype) / 2 * largest(np.where(problem.seen, products * np.abs(problem.scale), 0))
     if problem.softcap is not None and "approximate_tanh" in case.liberties:
         error += TANH_ERROR * largest(np.where(problem.seen, scaled_scores(problem.changed(added=None)), 0))
-    weights = attention(problem).weights
+    weights = without_values(problem).weights
     if weights is not None and problem.normalization == "softmax":
         most = weights.max(axis=-1)
         if "rounded_sum" in case.liberties:

@@ -120,6 +120,11 @@ def attention(problem: Problem) -> Answer:
     return softmax(problem, scores)
 
 
+def without_values(problem: Problem) -> Answer:
+    """The right weights and logsumexp; the output is that of the first feature only, which takes little time."""
+    return attention(problem.changed(value=problem.value[..., :1], bad_values=None))
+
+
 def sigmoid(numbers: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-x)) of each number, also where exp overflows."""
     small = np.exp(-np.abs(numbers))

@@ -9,13 +9,13 @@ from typing import Final
 import numpy as np
 
 from attention_service.comparison.case import Case
+from attention_service.comparison.errors import largest_number
 from attention_service.comparison.floors import tokens
 from attention_service.comparison.legal import legal_roundings
 from attention_service.comparison.mutants.table import mutant
 from attention_service.comparison.problem import Answer, Problem, Rounding, attention
 
-# The largest number of float16.
-MOST: Final = 65504.0
+MOST: Final = largest_number(np.dtype(np.float16))
 
 
 def _plain(case: Case) -> Rounding:

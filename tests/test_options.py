@@ -211,7 +211,7 @@ def test_all_fast_paths_refuse_an_unknown_option(name: str) -> None:
 
         lib = TorchBackend().library(plan, devices.CPU)
         loaded = load_operands(plan, make_operands(PLAIN, plan, PLAIN.sources), lib)
-        assert not sdpa.fits(plan, lib, loaded)
+        assert not sdpa.fitting(plan, lib, loaded).any()
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def test_no_more_and_no_fewer_keys_than_queries_see(name: str, offset: list[int]
     for rows, keys in TILES:
         here = seen[:, rows, keys]
         some, every = (np.flatnonzero(array) + keys.start for array in (here.any((0, 1)), here.all((0, 1))))
-        found = term.columns(rows, keys)
+        found = term.columns(slice(0, len(offset)), rows, keys)
         assert max(0, found.stop - found.start) == (some[-1] + 1 - some[0] if some.size else 0)
         assert not some.size or found.start == some[0]
         found = term.visible_columns(rows, keys)
@@ -79,8 +79,9 @@ def test_the_largest_number_that_a_bias_adds() -> None:
 
 
 def test_the_largest_number_that_linear_biases_add() -> None:
-    """The distance of a query and a key is less than 5 + 7 + 9, and the steepest slope 2."""
-    assert Alibi(np.array([0.5, -2.0]), np.array([3.0, -5.0])).largest_added(SIZES) == 2 * (5 + QUERIES + KEYS)
+    """The distance of a query and a key is less than 5 + 7 + 9, and the steepest slope 2; in each batch entry."""
+    found = Alibi(np.array([0.5, -2.0]), np.array([3.0, -5.0])).largest_added(SIZES)
+    np.testing.assert_array_equal(found, [2 * (3 + QUERIES + KEYS), 2 * (5 + QUERIES + KEYS)])
 
 
 def test_lengths_are_from_none_to_all() -> None:

@@ -43,30 +43,39 @@ def compute_dtype(dtype: np.dtype) -> np.dtype:
     return dtype if dtype.itemsize >= 4 else FLOATS["float32"]
 
 
-def cast(array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bool = False) -> np.ndarray:
+def cast(
+    array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bool = False, non_finite: bool = False
+) -> np.ndarray:
     """The array in `dtype`; the same array if it has this type already.
 
-    minus_infinity: True if -inf is allowed, as in an additive bias
+    minus_infinity: True if -inf is allowed, as in an additive bias; non_finite: True if inf and NaN are
 
     Errors: InvalidArray for anything but finite numbers, Overflow for a number that `dtype` cannot hold.
     """
     with np.errstate(all="ignore"):
-        return cast_and_norm(array, dtype, pointer, minus_infinity=minus_infinity)[0]
+        return cast_and_norms(array, dtype, pointer, minus_infinity=minus_infinity, non_finite=non_finite)[0]
 
 
-def cast_and_norm(
-    array: np.ndarray, dtype: np.dtype, pointer: str, *, minus_infinity: bool = False, non_finite: bool = False
-) -> tuple[np.ndarray, float]:
-    """The array in `dtype`, as `cast` returns it, and a bound on its Euclidean norm; inf if no bound is known.
+def cast_and_norms(
+    array: np.ndarray,
+    dtype: np.dtype,
+    pointer: str,
+    batch_axis: int | None = None,
+    *,
+    minus_infinity: bool = False,
+    non_finite: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The array in `dtype`, as `cast` returns it, and a bound on the Euclidean norm of each batch entry, (b,).
 
+    A bound is inf if none is known. batch_axis: of the entries; None if the array is one
     non_finite: True if inf and NaN are allowed. NumPy may warn of overflow on the way.
     """
     if array.dtype.kind not in "iu" and not is_float(array.dtype):
         raise InvalidArray.of(pointer, "numbers", array)
     converted = array.astype(dtype, copy=False)
-    bound = norm(converted)
-    if bound < math.inf:
-        return converted, bound
+    bounds = norms(converted, batch_axis)
+    if sum(bounds) < math.inf:
+        return converted, np.array(bounds)
     good = np.isfinite(converted)
     if not good.all() and (minus_infinity or non_finite):
         good |= array == -np.inf if minus_infinity else ~np.isfinite(array)
@@ -76,7 +85,19 @@ def cast_and_norm(
         if np.isfinite(value):
             raise Overflow.of(place, f"a number that {dtype.name} can hold", value, wider(dtype))
         raise InvalidArray.of(place, "a finite number", value)
-    return converted, math.inf
+    return converted, np.array([bound if bound < math.inf else math.inf for bound in bounds])
+
+
+def norms(array: np.ndarray, batch_axis: int | None = None) -> list[float]:
+    """The `norm` of each batch entry, whose bits no other entry changes. batch_axis: None for one entry"""
+    if batch_axis is None:
+        return [norm(array)]
+    entries = array if batch_axis == 0 else np.moveaxis(array, batch_axis, 0)
+    if array.dtype.itemsize >= 4 and entries.flags.c_contiguous:
+        flat = entries.reshape(len(entries), -1)
+        lost = lost_to_underflow(array.dtype, flat.shape[1])
+        return [math.sqrt(square + lost) for square in np.vecdot(flat, flat).tolist()]
+    return [norm(entry) for entry in entries]
 
 
 def norm(array: np.ndarray) -> float:

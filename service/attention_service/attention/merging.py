@@ -38,8 +38,9 @@ def merge(plan: Plan, count: int) -> Plan:
 def merge_operands(parts: Sequence[Operands]) -> Operands:
     """The operands of a merged plan, which has no past, from the operands of each request."""
     query, key, value = (np.concatenate(arrays) for arrays in zip(*(part[:3] for part in parts), strict=True))
-    norms = np.max([part.norms for part in parts], axis=0).tolist()  # no query meets the key of another request
-    return Operands(query, key, value, None, None, norms, all(part.finite for part in parts))
+    of_query, of_key, of_value = (np.concatenate(x) for x in zip(*(part.norms for part in parts), strict=True))
+    finite = np.concatenate([part.finite for part in parts])
+    return Operands(query, key, value, None, None, (of_query, of_key, of_value), finite)
 
 
 def split(computed: Computed, count: int) -> Iterator[Computed]:

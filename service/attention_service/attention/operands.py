@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from attention_service.attention.arrays import cast_and_norm, compute_dtype
+from attention_service.attention.arrays import cast, cast_and_norms, compute_dtype
 from attention_service.attention.plan import Plan
 from attention_service.attention.shapes import canonical
 from attention_service.attention.spec import AttentionSpec, Operand, Parameter
@@ -33,7 +32,7 @@ def _cast_fields(part: Any, dtype: np.dtype, pointer: str, *, non_finite: bool) 
             inner = _cast_fields(value, dtype, place, non_finite=non_finite)
             changed[name] = replace(value, **inner)  # type: ignore[type-var]  # no class
         elif isinstance(value, np.ndarray) and declared == Operand | None:
-            changed[name] = cast_and_norm(value, dtype, place, non_finite=non_finite)[0]
+            changed[name] = cast(value, dtype, place, non_finite=non_finite)
         elif isinstance(value, np.ndarray) and declared == Parameter | None:
             changed[name] = value.astype(compute_dtype(dtype), copy=False)
     return changed
@@ -43,8 +42,9 @@ class Operands(NamedTuple):
     """Query, key and value as heads (b, h, l, d); or, where their role has a map, as tokens (b, l, in).
 
     past_key, past_value: (b, g, past, d or e), which stand before the new ones
-    norms: bounds on the Euclidean norms of query, key and value, each with its past as one vector; inf if not known
-    finite: True if all numbers are finite; others exist only if the request allows them
+    norms: for query, key and value (b,) bounds on the Euclidean norm of each batch entry, with its past as one vector;
+           inf if not known
+    finite: (b,), True if all numbers of an entry are finite; others exist only if the request allows them
     gate_source: (b, q, in), the source of the query, if gates are made of it
     """
 
@@ -53,8 +53,8 @@ class Operands(NamedTuple):
     value: np.ndarray
     past_key: np.ndarray | None
     past_value: np.ndarray | None
-    norms: tuple[float, float, float]
-    finite: bool
+    norms: tuple[np.ndarray, np.ndarray, np.ndarray]
+    finite: np.ndarray
     gate_source: np.ndarray | None = None
 
 
@@ -67,33 +67,42 @@ def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndar
     that dtype cannot hold.
     """
     non_finite, roles = spec.allow_non_finite, plan.roles
-    loaded: dict[str, tuple[np.ndarray, float]] = {}
+    batch_axis = plan.layout.index("b") if "b" in plan.layout else None
+    loaded: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for role in roles.inputs:
         field = role.field
         if field not in loaded:  # the same input may play several roles
-            loaded[field] = cast_and_norm(sources[field], plan.dtype, f"/{field}", non_finite=non_finite)
+            source, place = sources[field], f"/{field}"
+            loaded[field] = cast_and_norms(source, plan.dtype, place, batch_axis, non_finite=non_finite)
     (query, query_norm), (key, key_norm), (value, value_norm) = (loaded[role.field] for role in roles.inputs)
     past_key = past_value = None
     if spec.past_key is not None and spec.past_value is not None:
-        past_key, norm = cast_and_norm(spec.past_key, plan.dtype, "/past_key", non_finite=non_finite)
-        key_norm = math.hypot(key_norm, norm)
-        past_value, norm = cast_and_norm(spec.past_value, plan.dtype, "/past_value", non_finite=non_finite)
-        value_norm = math.hypot(value_norm, norm)
+        batch_axis = None if batch_axis is None else 0  # in every layout
+        past_key, norm = cast_and_norms(spec.past_key, plan.dtype, "/past_key", batch_axis, non_finite=non_finite)
+        key_norm = np.hypot(key_norm, norm)
+        past_value, norm = cast_and_norms(spec.past_value, plan.dtype, "/past_value", batch_axis, non_finite=non_finite)
+        value_norm = np.hypot(value_norm, norm)
         leading = plan.sizes.batch_size, plan.sizes.num_kv_heads, roles.past_length
         past_key = past_key.reshape(*leading, plan.sizes.head_dim)
         past_value = past_value.reshape(*leading, plan.sizes.value_dim)
     h, g = plan.sizes.num_heads, plan.sizes.num_kv_heads
+    query, source = canonical(query, plan.layout, None if roles.query.map else h), query
+    key = canonical(key, plan.layout, None if roles.key.map else g)
+    value = canonical(value, plan.layout, None if roles.value.map else g)
     return Operands(
-        query=canonical(query, plan.layout, None if roles.query.map else h),
-        key=canonical(key, plan.layout, None if roles.key.map else g),
-        value=canonical(value, plan.layout, None if roles.value.map else g),
+        query=query,
+        key=key,
+        value=value,
         past_key=past_key,
         past_value=past_value,
         norms=(query_norm, key_norm, value_norm),
-        finite=not non_finite or _all_finite(query, key, value, past_key, past_value),
-        gate_source=None if roles.gate_map is None else canonical(query, plan.layout, None),
+        finite=_finite(query, key, value, past_key, past_value) if non_finite else np.full(len(query), True),
+        gate_source=None if roles.gate_map is None else canonical(source, plan.layout, None),
     )
 
 
-def _all_finite(*arrays: np.ndarray | None) -> bool:
-    return all(np.isfinite(array).all() for array in arrays if array is not None)
+def _finite(*arrays: np.ndarray | None) -> np.ndarray:
+    """For each entry of the first axis, True if its numbers in all arrays are finite."""
+    by_array = [[np.isfinite(entry).all() for entry in array] for array in arrays if array is not None]
+    found: np.ndarray = np.all(by_array, axis=0)
+    return found

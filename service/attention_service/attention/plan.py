@@ -127,6 +127,16 @@ class Plan:
         return self.score_count // self.sizes.key_length * self.computed_keys
 
     @cached_property
+    def entry_scores(self) -> int:
+        """Elements of one score matrix of one batch entry: h·q·k. What decides about bits counts these."""
+        return self.score_count // self.sizes.batch_size
+
+    @cached_property
+    def entries_differ(self) -> bool:
+        """True if none may share a tile with another: they differ in their keys, or terms multiply them by others."""
+        return any(term.reads_query or (term.differs and self.skips_hidden_keys) for term in self.terms)
+
+    @cached_property
     def gathered(self) -> SelectedKeys | None:
         """The term whose keys are gathered for each query, all others left out; None if every key is computed.
 

@@ -17,6 +17,8 @@ from attention_service.attention.tile import Tile
 from attention_service.errors import MissingField
 
 Load = Callable[[np.ndarray], Array]
+# One number for each batch entry, (b,), or one for all.
+Bound = np.ndarray | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +104,21 @@ class ScoreTerm:
         """
         return None
 
-    def largest_product(self, length: float) -> float:
+    def largest_product(self, length: Bound) -> Bound:
         """A bound on the magnitude of the products for queries of at most this Euclidean norm."""
         return 0.0
 
-    def largest_added(self, sizes: Sizes) -> float:
-        """A bound on the magnitude of the finite numbers that are added."""
+    def largest_added(self, sizes: Sizes) -> Bound:
+        """A bound on the magnitude of the finite numbers that are added, (b or 1,) or one for all entries."""
         return 0.0
 
-    def columns(self, rows: slice, keys: slice) -> slice:
-        """The part of these keys that some of these queries may see, by position."""
+    @property
+    def differs(self) -> bool:
+        """True if batch entries differ in what `columns` returns for them."""
+        return False
+
+    def columns(self, batch: slice, rows: slice, keys: slice) -> slice:
+        """The part of these keys that some of these queries may see, by position, in some of these entries."""
         return keys
 
     def visible_columns(self, rows: slice, keys: slice) -> slice:

@@ -1,7 +1,7 @@
 """Cutting attention into tiles: blocks of batch entries, heads and queries that are computed one after the other.
 
-What is returned is the same however it is cut. The size of tiles decides how much memory is used and how fast products
-are.
+What is returned is the same however it is cut, but for rounding. The size of tiles decides how much memory is used and
+how fast products are. How a batch entry is cut depends on this entry alone, so that it has the same bits in any batch.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class TileSize(NamedTuple):
     rows: int
 
 
-def tiles(plan: Plan, tiling: Tiling) -> Iterator[Tile]:
-    """The tiles of a plan, see `tile_size`.
+def tiles(plan: Plan, tiling: Tiling, entries: slice | None = None) -> Iterator[Tile]:
+    """The tiles of a plan, or of these batch entries, see `tile_size`.
 
     Keys that no query of a tile can see, by position, are left out of it, unless their scores are returned.
     """
     (h, g, b, q, *_), step = plan.sizes, tile_size(plan, tiling)
-    for batch in _slices(b, step.batch):
-        for kv_heads in _slices(g, step.kv_heads):
+    for batch in _slices(slice(0, b) if entries is None else entries, step.batch):
+        for kv_heads in _slices(slice(0, g), step.kv_heads):
             heads = slice(kv_heads.start * h // g, kv_heads.stop * h // g)
-            for rows in _slices(q, step.rows):
-                yield Tile(batch, kv_heads, heads, rows, _columns(plan, rows))
+            for rows in _slices(slice(0, q), step.rows):
+                yield Tile(batch, kv_heads, heads, rows, _columns(plan, batch, rows))
 
 
 def whole(plan: Plan) -> Tile:
@@ -73,13 +73,19 @@ def whole(plan: Plan) -> Tile:
     return Tile(slice(0, b), slice(0, g), slice(0, h), slice(0, q), slice(0, k))
 
 
+def whole_entries(plan: Plan, tiling: Tiling, entries: slice) -> Iterator[Tile]:
+    """Tiles of whole batch entries, with about `tiling.scores` scores each."""
+    for batch in _slices(entries, max(1, tiling.scores // plan.entry_scores)):
+        yield replace(whole(plan), batch=batch)
+
+
 def tile_size(plan: Plan, tiling: Tiling) -> TileSize:
     """The size of the full tiles of a plan; each number is at least 1.
 
     Over all keys, or if `tiling.streams` over one block of `fast_columns` keys, a tile has about `tiling.scores`
     scores; the numbers of gathered keys and values count as scores. It has more if one query, `fast_rows` queries or
     all heads (to average them) have more, and fewer if workers share the queries, or if keys that no query sees are
-    left out.
+    left out. Several entries share a tile only if it then has one block of keys, and the same keys for all of them.
     """
     (h, g, b, q, *_), scores = plan.sizes, tiling.scores
     columns = min(plan.computed_keys, tiling.fast_columns) if tiling.streams else plan.computed_keys
@@ -89,26 +95,30 @@ def tile_size(plan: Plan, tiling: Tiling) -> TileSize:
     if plan.gathered is not None:  # each row is a product of its own: more of them are not faster, but less Python
         fast_rows = min(tiling.fast_rows, tiling.max_scores // one_row)
     rows = _clamp(max(scores // one_row, fast_rows), q)
-    if tiling.workers > 1 and plan.flops > SHARED_FLOPS:
-        rows = min(rows, max(SHARED_ROWS, _fair(b * g, q, rows, tiling.workers)))
+    if tiling.workers > 1 and plan.flops // b > SHARED_FLOPS:
+        rows = min(rows, max(SHARED_ROWS, _fair(g, q, rows, tiling.workers)))
     if plan.skips_hidden_keys:  # the fewer queries in a tile, the more keys are hidden from all of them
         rows = min(rows, max(BAND_ROWS, q // 16))
     kv_heads = _clamp(scores // (one_row * rows), g) if rows >= q else 1
     if plan.selection.average_heads:  # all heads of a query meet in its tile
         kv_heads, rows = g, _clamp(scores // (h * columns), q)
-    has_all_rows = kv_heads == g and rows == q
-    return TileSize(_clamp(scores // (h * rows * columns), b) if has_all_rows else 1, kv_heads, rows)
+    if kv_heads < g or rows < q or plan.entries_differ:
+        return TileSize(1, kv_heads, rows)
+    columns = plan.computed_keys + ceil(plan.gathered_numbers / h)
+    return TileSize(_clamp(scores // (h * rows * columns), b), kv_heads, rows)
 
 
 def key_blocks(tile: Tile, tiling: Tiling) -> Iterator[Tile]:
-    """A tile in blocks of keys, each of about `tiling.scores` scores; the tile itself if `tiling` does not stream."""
+    """A tile in blocks of keys, each of about `tiling.scores` scores; the tile itself if `tiling` does not stream.
+
+    A tile with several entries has one block, as each of them alone has.
+    """
     if not tiling.streams:
         yield tile
         return
-    one_column = prod(part.stop - part.start for part in (tile.batch, tile.heads, tile.rows))
-    start = tile.columns.start
-    for block in _slices(tile.columns.stop - start, max(tiling.fast_columns, tiling.scores // one_column)):
-        yield replace(tile, columns=slice(start + block.start, start + block.stop))
+    one_column = prod(part.stop - part.start for part in (tile.heads, tile.rows))
+    for block in _slices(tile.columns, max(tiling.fast_columns, tiling.scores // one_column)):
+        yield replace(tile, columns=block)
 
 
 def _fair(groups: int, queries: int, rows: int, workers: int) -> int:
@@ -123,20 +133,23 @@ def _clamp(wanted: int, most: int) -> int:
     return max(1, min(wanted, most))
 
 
-def _slices(length: int, step: int) -> Iterator[slice]:
-    for start in range(0, length, step):
-        yield slice(start, min(start + step, length))
+def _slices(part: slice, step: int) -> Iterator[slice]:
+    for start in range(part.start, part.stop, step):
+        yield slice(start, min(start + step, part.stop))
 
 
-def _columns(plan: Plan, rows: slice) -> slice:
+def _columns(plan: Plan, batch: slice, rows: slice) -> slice:
     length = plan.computed_keys
-    return visible_columns(plan.terms, rows, length) if plan.skips_hidden_keys else slice(0, length)
+    return visible_columns(plan.terms, batch, rows, length) if plan.skips_hidden_keys else slice(0, length)
 
 
-def visible_columns(terms: Iterable[ScoreTerm], rows: slice, key_length: int) -> slice:
-    """The keys that some of these queries may see. At least one, so that every row has a largest score."""
+def visible_columns(terms: Iterable[ScoreTerm], batch: slice, rows: slice, key_length: int) -> slice:
+    """The keys that some of these queries may see, in some of these entries.
+
+    At least one, so that every row has a largest score.
+    """
     seen = slice(0, key_length)
     for term in terms:
-        seen = term.columns(rows, seen)
+        seen = term.columns(batch, rows, seen)
     start = max(0, min(seen.start, key_length - 1))
     return slice(start, max(min(seen.stop, key_length), start + 1))

@@ -52,6 +52,7 @@ METHODS_OF_TERMS: Final = frozenset(
         "products",
         "arrays",
         "narrows",
+        "differs",
         "cause",
         "reads_query",
         "reads_offset",

@@ -197,7 +197,7 @@ def _error_of_liberties(case: Case, sample: Sample, problem: Problem) -> float:
 
 def _largest_product(case: Case, length: float) -> float:
     """A bound on what terms add to the product of a query of at most this norm and a key."""
-    return sum(term.largest_product(length) for term in case.terms)
+    return float(sum(np.max(term.largest_product(length)) for term in case.terms))
 
 
 def _sum_steps(case: Case) -> float:

@@ -99,7 +99,8 @@ def blocks(case: Case, sample: Sample, names: Collection[str] = ("attention_weig
                 part = sample.rows[start : start + rows]
                 columns = None
                 if narrows:
-                    columns = visible_columns(case.terms, slice(int(part[0]), int(part[-1]) + 1), row)
+                    queries = slice(int(part[0]), int(part[-1]) + 1)
+                    columns = visible_columns(case.terms, slice(batch, batch + 1), queries, row)
                 yield Sample(np.array([batch]), sample.heads[head : head + heads], part, columns)
 
 

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from attention_service.attention.array_functions import Array, ArrayFunctions
-from attention_service.attention.score_term import Frame
+from attention_service.attention.score_term import Bound, Frame
 from attention_service.attention.spec import ROLES, AttentionSpec
 from attention_service.attention.steps.step import OperandStep
 from attention_service.errors import InvalidValue
@@ -30,11 +30,11 @@ class ClipStep(OperandStep):
             raise InvalidValue.of("/clip_qkv", "a finite number above 0", spec.clip_qkv, "leave it out for no clipping")
         return dict.fromkeys(ROLES, cls(float(spec.clip_qkv)))
 
-    def apply(self, array: Array, functions: ArrayFunctions, bound: float) -> Array:
+    def apply(self, array: Array, functions: ArrayFunctions, bound: Bound) -> Array:
         return functions.xp.clip(array, -self.limit, self.limit)
 
-    def bound(self, before: float, shape: tuple[int, ...], dtype: np.dtype) -> float:
-        return min(before, self.limit * math.sqrt(math.prod(shape)))
+    def bound(self, before: Bound, shape: tuple[int, ...], dtype: np.dtype) -> Bound:
+        return np.minimum(before, self.limit * math.sqrt(math.prod(shape[1:])))
 
     def bytes(self, size: int, length: int) -> int:
         return size

@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_service.attention.array_functions import Array, ArrayFunctions
 from attention_service.attention.arrays import cast, norm
-from attention_service.attention.score_term import Frame
+from attention_service.attention.score_term import Bound, Frame
 from attention_service.attention.spec import AttentionSpec, Norm, NormKind, NormOver, NormPosition
 from attention_service.attention.steps.step import OperandStep
 from attention_service.errors import InvalidValue, ShapeMismatch, shape
@@ -77,12 +77,17 @@ class NormStep(OperandStep):
         )
         return replace(self, weight=weight, bias=bias)
 
-    def apply(self, array: Array, functions: ArrayFunctions, bound: float) -> Array:
+    def apply(self, array: Array, functions: ArrayFunctions, bound: Bound) -> Array:
         xp, axis, eps, limits = functions.xp, self._axes, self.eps, np.finfo(functions.compute_dtype)
-        if not bound < math.sqrt(float(limits.max) / 4) or eps < float(limits.tiny):  # squares could over- or underflow
+        # Where squares could overflow or underflow.
+        careful = ~np.atleast_1d(bound < math.sqrt(float(limits.max) / 4)) | (eps < float(limits.tiny))
+        if careful.any():
             low, high = xp.min(array, axis=axis, keepdims=True), xp.max(array, axis=axis, keepdims=True)
             largest = xp.maximum(high, -low)
-            largest = xp.where(largest > 0, largest, xp.ones_like(largest))
+            counts = largest > 0
+            if not careful.all():  # dividing by 1 changes no bit of the other entries
+                counts = counts & functions.load(careful[:, None, None, None])
+            largest = xp.where(counts, largest, xp.ones_like(largest))
             array, eps = array / largest, eps / largest / largest
         if self.kind == "layer":
             # The first feature goes first, so that equal ones become 0, however the mean is rounded.
@@ -96,12 +101,12 @@ class NormStep(OperandStep):
             scaled += functions.load(self.bias)
         return scaled
 
-    def bound(self, before: float, shape: tuple[int, ...], dtype: np.dtype) -> float:
+    def bound(self, before: Bound, shape: tuple[int, ...], dtype: np.dtype) -> Bound:
         if self.eps < float(np.finfo(dtype).tiny):  # so small that a zero vector may be divided by 0
             return math.inf
         weight = 1.0 if self.weight is None else float(np.max(np.abs(self.weight)))
-        bias = 0.0 if self.bias is None else norm(self.bias) * math.sqrt(math.prod(shape[:3]))
-        return weight * math.sqrt(math.prod(shape)) + bias  # the root mean square is 1, times the weights
+        bias = 0.0 if self.bias is None else norm(self.bias) * math.sqrt(math.prod(shape[1:3]))
+        return weight * math.sqrt(math.prod(shape[1:])) + bias  # the root mean square is 1, times the weights
 
     def bytes(self, size: int, length: int) -> int:
         return 2 * size

@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_service.attention.array_functions import Array, ArrayFunctions
 from attention_service.attention.arrays import cast, per_token, within
-from attention_service.attention.score_term import Frame
+from attention_service.attention.score_term import Bound, Frame
 from attention_service.attention.spec import AttentionSpec, Rotary
 from attention_service.attention.steps.step import OperandStep
 from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
@@ -96,7 +96,7 @@ class RotationStep(OperandStep):
         own = self.start + tokens[None] if self.positions is None else _part(self.positions, batches, tokens)
         return replace(self, positions=own)
 
-    def apply(self, array: Array, functions: ArrayFunctions, bound: float) -> Array:
+    def apply(self, array: Array, functions: ArrayFunctions, bound: Bound) -> Array:
         xp = functions.xp
         cos, sin = (
             functions.load(table)[:, None] for table in self._of_tokens(array.shape[2], functions.compute_dtype)
@@ -119,7 +119,7 @@ class RotationStep(OperandStep):
             return 1.0, 1.0
         return float(np.max(np.abs(self.cos))), float(np.max(np.abs(self.sin)))
 
-    def bound(self, before: float, shape: tuple[int, ...], dtype: np.dtype) -> float:
+    def bound(self, before: Bound, shape: tuple[int, ...], dtype: np.dtype) -> Bound:
         return before * (1.0 if self.cos is None else max(1.0, math.hypot(*self._largest)))
 
     def bytes(self, size: int, length: int) -> int:

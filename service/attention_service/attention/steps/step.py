@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from attention_service.attention.array_functions import Array, ArrayFunctions
-from attention_service.attention.score_term import Frame
+from attention_service.attention.score_term import Bound, Frame
 from attention_service.attention.spec import AttentionSpec
 
 
@@ -30,12 +30,15 @@ class OperandStep:
         """The step for these batch entries, heads and new tokens of the operand."""
         return self
 
-    def apply(self, array: Array, functions: ArrayFunctions, bound: float) -> Array:
-        """A new array: the operand (b, h, l, d) after the step. bound: on the Euclidean norm of `array`"""
+    def apply(self, array: Array, functions: ArrayFunctions, bound: Bound) -> Array:
+        """A new array: the operand (b, h, l, d) after the step, where no entry changes the bits of another.
+
+        bound: on the Euclidean norm of each entry of `array`
+        """
         raise NotImplementedError
 
-    def bound(self, before: float, shape: tuple[int, ...], dtype: np.dtype) -> float:
-        """A bound on the Euclidean norm of the operand after the step; inf if none is known.
+    def bound(self, before: Bound, shape: tuple[int, ...], dtype: np.dtype) -> Bound:
+        """A bound on the Euclidean norm of each entry of the operand after the step; inf if none is known.
 
         before: that of the operand before the step; shape: (b, h, l, d) of the operand; dtype: computed in
         """

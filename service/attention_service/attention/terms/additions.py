@@ -11,7 +11,7 @@ import numpy as np
 
 from attention_service.attention.array_functions import Array
 from attention_service.attention.arrays import cast, per_head
-from attention_service.attention.score_term import Cause, Frame, Load, ScoreTerm
+from attention_service.attention.score_term import Bound, Cause, Frame, Load, ScoreTerm
 from attention_service.attention.shapes import Sizes, align
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile, part_of
@@ -46,11 +46,13 @@ class Bias(ScoreTerm):
     def added(self, tile: Tile, load: Load) -> Array | None:
         return load(part_of(self.numbers, tile))
 
-    def largest_added(self, sizes: Sizes) -> float:
-        low, high = float(self.numbers.min()), float(self.numbers.max())
-        if low == -math.inf:
-            low = float(np.min(self.numbers, where=np.isfinite(self.numbers), initial=0))
-        return max(-low, high if math.isfinite(high) else 0.0, 0.0)
+    def largest_added(self, sizes: Sizes) -> Bound:
+        axes = (1, 2, 3)
+        low, high = self.numbers.min(axis=axes), self.numbers.max(axis=axes)
+        if low.min() == -math.inf:
+            low = np.min(self.numbers, axis=axes, where=np.isfinite(self.numbers), initial=0)
+        largest: np.ndarray = np.maximum(np.maximum(-low, np.where(np.isfinite(high), high, 0)), 0)
+        return largest.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ class Alibi(ScoreTerm):
         i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + part_of(self.offset[:, None, None, None], tile)
         return abs(load(i) - load(tile.keys.astype(self.slopes.dtype))) * load(-self.slopes[tile.heads, None, None])
 
-    def largest_added(self, sizes: Sizes) -> float:
-        furthest = float(np.max(np.abs(self.offset))) + sizes.query_length + sizes.key_length
+    def largest_added(self, sizes: Sizes) -> Bound:
+        furthest: np.ndarray = np.abs(self.offset).astype(np.float64) + sizes.query_length + sizes.key_length
         return float(np.max(np.abs(self.slopes))) * furthest
 
     def added_size(self, tile: tuple[int, int, int, int]) -> int:

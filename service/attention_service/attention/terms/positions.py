@@ -37,9 +37,13 @@ class Band(ScoreTerm):
             seen = below if seen is None else seen & below
         return seen
 
-    def columns(self, rows: slice, keys: slice) -> slice:
-        start = keys.start if self.low is None else max(keys.start, rows.start + int(self.low.min()))
-        stop = keys.stop if self.high is None else min(keys.stop, rows.stop + int(self.high.max()))
+    @property
+    def differs(self) -> bool:
+        return any(edge is not None and bool(np.ptp(edge)) for edge in (self.low, self.high))
+
+    def columns(self, batch: slice, rows: slice, keys: slice) -> slice:
+        start = keys.start if self.low is None else max(keys.start, rows.start + int(_of(self.low, batch).min()))
+        stop = keys.stop if self.high is None else min(keys.stop, rows.stop + int(_of(self.high, batch).max()))
         return slice(start, stop)
 
     def visible_columns(self, rows: slice, keys: slice) -> slice:
@@ -118,10 +122,20 @@ class Chunks(ScoreTerm):
         seen: Array = load(i // self.size) == load(tile.keys // self.size)
         return seen
 
-    def columns(self, rows: slice, keys: slice) -> slice:
-        first = (rows.start + int(self.offset.min())) // self.size * self.size
-        last = (rows.stop - 1 + int(self.offset.max())) // self.size * self.size + self.size
+    @property
+    def differs(self) -> bool:
+        return bool(np.ptp(self.offset))
+
+    def columns(self, batch: slice, rows: slice, keys: slice) -> slice:
+        offset = _of(self.offset, batch)
+        first = (rows.start + int(offset.min())) // self.size * self.size
+        last = (rows.stop - 1 + int(offset.max())) // self.size * self.size + self.size
         return slice(max(keys.start, first), min(keys.stop, last))
+
+
+def _of(numbers: np.ndarray, batch: slice) -> np.ndarray:
+    """Those of numbers (b or 1,) that belong to these entries."""
+    return numbers if len(numbers) == 1 else numbers[batch]
 
 
 def _edge(offset: np.ndarray, shift: int, sizes: Sizes) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_service.attention.array_functions import Array, ArrayFunctions
 from attention_service.attention.arrays import cast, lost_to_underflow
-from attention_service.attention.score_term import Frame, ScoreTerm
+from attention_service.attention.score_term import Bound, Frame, ScoreTerm
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile, part_of
 from attention_service.errors import MissingField, ShapeMismatch, shape
@@ -85,7 +85,7 @@ class RelativeKeys(ScoreTerm):
         products = query @ xp.permute_dims(load(keys[:, low:high]), (0, 2, 1))  # b h r distances
         return xp.take_along_axis(products, load(np.broadcast_to(rows - low, (*products.shape[:3], rows.shape[3]))))
 
-    def largest_product(self, length: float) -> float:
+    def largest_product(self, length: Bound) -> Bound:
         bias = 0.0 if self.bias is None else _longest(self.bias)
         return (length + bias) * _longest(self.keys)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -15,9 +16,9 @@ from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.buffers import ResultBuffers
 from attention_service.backends.dense.gates import apply_map, gated
 from attention_service.backends.dense.library import Array, ArrayLibrary
-from attention_service.backends.dense.numerics import choose_path
+from attention_service.backends.dense.numerics import choose_paths
 from attention_service.backends.dense.operands import LoadedOperands, stepped
-from attention_service.backends.dense.scores import TileComputation
+from attention_service.backends.dense.scores import TileComputation, scales
 
 KERNEL: Final = "dense"
 ZERO_SUM: Final = Notice("zero_sum", "the visible scores of some rows sum to 0: their weights and outputs are 0")
@@ -37,13 +38,38 @@ def compute(
     """
     head_outputs = empty_outputs(plan, lib, plan.compute_dtype)
     buffers = ResultBuffers(plan, lib) if buffers is None else buffers
-    path = choose_path(plan, lib, loaded)
-    computation = TileComputation(plan, lib, loaded, path, head_outputs, buffers, check)
-    for sums in lib.run(computation.run, tiles(plan, computation.tiling)):
-        buffers.add_sums(sums)
+    compute_tiles(plan, lib, loaded, head_outputs, buffers, check)
     arrays, masked = stored(plan, lib, loaded, head_outputs, buffers.arrays, buffers.fully_masked_rows)
     notices = (ZERO_SUM,) if buffers.zero_sum else ()
     return Computed(arrays, masked, backend, str(lib.device), KERNEL, notices)
+
+
+def compute_tiles(
+    plan: Plan,
+    lib: ArrayLibrary,
+    loaded: LoadedOperands,
+    head_outputs: Array,
+    buffers: ResultBuffers,
+    check: Check,
+    chosen: np.ndarray | None = None,
+) -> None:
+    """Write the head outputs (b, h, q, e) of a plan, and what it returns of scores and weights. Errors: as `compute`.
+
+    Entries whose numbers require different steps never share a tile. chosen: (b,), True for those that are computed;
+    None for all
+    """
+    paths = choose_paths(plan, lib, loaded)
+    if chosen is not None:
+        paths = [(slice(i, i + 1), path) for part, path in paths for i in range(part.start, part.stop) if chosen[i]]
+    scaled = loaded.query * scales(plan, lib) if any(path.scales_query for _, path in paths) else None
+    computations = {}
+    for _, path in paths:
+        query = scaled if path.scales_query else None
+        computations[path] = TileComputation(plan, lib, loaded, path, query, head_outputs, buffers, check)
+    of_entry = {i: computations[path] for part, path in paths for i in range(part.start, part.stop)}
+    cut = chain.from_iterable(tiles(plan, computations[path].tiling, entries) for entries, path in paths)
+    for sums in lib.run(lambda tile: of_entry[tile.batch.start].run(tile), cut):
+        buffers.add_sums(sums)
 
 
 def empty_outputs(plan: Plan, lib: ArrayLibrary, dtype: np.dtype) -> Array:
@@ -75,7 +101,9 @@ def stored(
         "present_value": loaded.value,
         "head_outputs": head_outputs,
     }
-    changed = stepped(head_outputs, plan.output_steps, _bound_of_outputs(plan, loaded), lib)[0]
+    changed = head_outputs
+    if plan.output_steps:
+        changed = stepped(head_outputs, plan.output_steps, _bound_of_outputs(plan, loaded), lib)[0]
     returned = {OUTPUT: _output(plan, lib, gated(plan, lib, loaded.gate, changed))} | collected
     returned |= {name: array for name, array in arrays.items() if name in plan.selection.include}
     if isinstance(fully_masked_rows, int):
@@ -84,10 +112,10 @@ def stored(
     return found, int(found.pop(""))
 
 
-def _bound_of_outputs(plan: Plan, loaded: LoadedOperands) -> float:
-    """A bound on the Euclidean norm of all head outputs: those of a softmax are means of values."""
-    h, _, b, q, *_ = plan.sizes
-    return loaded.norms[2] * math.sqrt(b * h * q) if plan.normalization == "softmax" else math.inf
+def _bound_of_outputs(plan: Plan, loaded: LoadedOperands) -> np.ndarray:
+    """Bounds on the Euclidean norms of the head outputs of each entry, (b,): those of a softmax are means of values."""
+    h, _, _, q, *_ = plan.sizes
+    return loaded.norms[2] * (math.sqrt(h * q) if plan.normalization == "softmax" else math.inf)
 
 
 def _output(plan: Plan, lib: ArrayLibrary, head_outputs: Array) -> Array:

@@ -84,8 +84,12 @@ class ArrayLibrary(ABC):
         """The product over the last two axes. out: the array for the result, only if the library writes in place"""
         return left @ right
 
+    def row_sums(self, array: Array) -> Array:
+        """The sums over the last axis, (…, x) -> (…, 1)."""
+        return self.xp.sum(array, axis=-1, keepdims=True)
+
     def linear(self, tokens: Array, weight: Array) -> Array:
-        """tokens (…, in) @ weight (out, in) transposed: (…, out)."""
+        """tokens (b, l, in) @ weight (out, in) transposed: (b, l, out)."""
         return tokens @ weight.T
 
     def scratch(self, shape: tuple[int, ...]) -> Array | None:

@@ -39,14 +39,14 @@ OPERAND_OPTIONS: Final = frozenset(
 class LoadedOperands:
     """Query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e) on the device, the past included.
 
-    norms: bounds of their Euclidean norms, as in Operands
+    norms: bounds of their Euclidean norms, (b,) each, as in Operands
     bad_values: (b, g, 1, k), True where a value is not finite (it is 0 here instead); None if all are finite
     """
 
     query: Array
     key: Array
     value: Array
-    norms: tuple[float, float, float]
+    norms: tuple[np.ndarray, np.ndarray, np.ndarray]
     bad_values: Array | None = None
     gate: Array | None = None
 
@@ -68,8 +68,8 @@ def load_operands(plan: Plan, operands: Operands, lib: ArrayLibrary) -> LoadedOp
         key_norm, value_norm = key_norm + operands.norms[1], value_norm + operands.norms[2]
     norms, most = (query_norm, key_norm, value_norm), largest_number(plan)
     gate = load_gate(plan, operands, lib)
-    is_finite = operands.finite and (roles.value.map is None or mapped[2] < most)
-    if is_finite and (not plan.value_steps or value_norm < most):
+    is_finite = operands.finite.all() and (roles.value.map is None or mapped[2].max() < most)
+    if is_finite and (not plan.value_steps or value_norm.max() < most):
         return LoadedOperands(query, key, value, norms, gate=gate)
     good = xp.isfinite(value)
     if xp.all(good):
@@ -88,17 +88,21 @@ def _heads(tokens: np.ndarray, role: Role, heads: int, lib: ArrayLibrary) -> Arr
     return lib.xp.permute_dims(lib.xp.reshape(mapped, (b, length, heads, features // heads)), (0, 2, 1, 3))
 
 
-def stepped(array: Array, steps: Steps, bound: float, lib: ArrayLibrary) -> tuple[Array, float]:
-    """An operand or head outputs (b, h, l, d) after steps, and a bound on the Euclidean norm. bound: on that before"""
+def stepped(array: Array, steps: Steps, bounds: np.ndarray, lib: ArrayLibrary) -> tuple[Array, np.ndarray]:
+    """An operand or head outputs (b, h, l, d) after steps, and bounds on the Euclidean norms of its entries, (b,).
+
+    bounds: on those before
+    """
     for step in steps:
         shape = tuple(array.shape)
-        array, bound = step.apply(array, lib, bound), step.bound(bound, shape, lib.compute_dtype)
-    return array, bound
+        array, after = step.apply(array, lib, bounds), step.bound(bounds, shape, lib.compute_dtype)
+        bounds = np.broadcast_to(after, bounds.shape)
+    return array, bounds
 
 
-def _norms_after_maps(plan: Plan, operands: Operands) -> list[float]:
-    """Bounds on the norms of query, key and value after their maps: |xWᵀ + b| <= |x| |W| + |b|."""
-    queries, keys = plan.sizes.batch_size * plan.sizes.query_length, plan.sizes.batch_size * plan.sizes.key_length
+def _norms_after_maps(plan: Plan, operands: Operands) -> list[np.ndarray]:
+    """Bounds on the norms of query, key and value after their maps, (b,) each: |xWᵀ + b| <= |x| |W| + |b|."""
+    queries, keys = plan.sizes.query_length, plan.sizes.key_length
     found = []
     for role, bound, tokens in zip(plan.roles.inputs, operands.norms, (queries, keys, keys), strict=True):
         after = bound

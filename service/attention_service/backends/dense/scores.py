@@ -22,6 +22,7 @@ from attention_service.backends.dense.products import gather, gathered_matmul, g
 class TileComputation:
     """Computes tiles of a plan, which may run in several threads. Each step overwrites the scores of the step before.
 
+    scaled: the query times the scale, if the path has `scales_query`
     head_outputs: (b, h, q, e), filled tile by tile; buffers: filled with what the plan returns of the scores
     check: raises to end the computation; called for each block of keys
     tiling: how the plan is to be cut
@@ -33,6 +34,7 @@ class TileComputation:
         lib: ArrayLibrary,
         loaded: LoadedOperands,
         path: NumericPath,
+        scaled: Array | None,
         head_outputs: Array,
         buffers: ResultBuffers,
         check: Check = no_check,
@@ -40,9 +42,10 @@ class TileComputation:
         self._plan = plan
         self._lib = lib
         self._path = path
-        self._head_scales = None if plan.head_scales is None else lib.load(plan.head_scales[:, None, None])  # h 1 1
-        scale = plan.scale if self._head_scales is None else self._head_scales
-        self._query = loaded.query * scale if path.scales_query else loaded.query
+        self._scales: Array = scales(plan, lib)
+        self._query = loaded.query if scaled is None else scaled
+        # NumPy computes the product of a matrix and its own transpose in another way.
+        self._copies_query = lib.writes_in_place and scaled is None and np.may_share_memory(loaded.query, loaded.key)
         self._key = lib.xp.permute_dims(loaded.key, (0, 1, 3, 2))  # b g d k
         self._loaded = loaded
         self._head_outputs = head_outputs
@@ -69,9 +72,7 @@ class TileComputation:
         for block in key_blocks(tile, self.tiling):
             weights = self._masked_scores(block)  # which become the weights in place
             subtracted, unseen = self._exponentials(weights, tile)
-            # A product with ones is faster than a reduction.
-            sums = lib.matmul(weights, xp.ones((weights.shape[-1], 1), dtype=weights.dtype, device=lib.device))
-            total = _added(total, sums)  # b h r 1
+            total = _added(total, lib.row_sums(weights))  # b h r 1
             if self._path.divides_last:
                 outputs = _added(outputs, self._times_values(weights, block))
         rows: Array = total == 0 if unseen is None else unseen
@@ -146,7 +147,7 @@ class TileComputation:
         scores = self._products_with_terms(tile)
         buffers.add("scores", tile, scores)
         if not self._path.scales_query:
-            scores *= plan.scale if self._head_scales is None else self._head_scales[tile.heads]
+            scores *= plan.scale if plan.head_scales is None else self._scales[tile.heads]
         buffers.add("scaled_scores", tile, scores)
         if plan.softcap is not None:
             scores /= plan.softcap
@@ -167,6 +168,8 @@ class TileComputation:
     def _products(self, tile: Tile) -> Array:
         """The products of the queries and keys of a tile, (b, h, r, k)."""
         query = self._query[tile.batch, tile.heads, tile.rows]
+        if self._copies_query:
+            query = self._lib.xp.asarray(query, copy=True)
         if tile.gathered is not None:
             key = gather(self._loaded.key, tile, self._lib)  # b s r n d
             return gathered_matmul(query, self._lib.xp.permute_dims(key, (0, 1, 2, 4, 3)), self._lib)
@@ -233,6 +236,11 @@ class TileComputation:
         """The sinks of the rows of a tile, (1, h, 1, 1) or (b, h, r, 1). For plans that have sinks."""
         assert self._plan.all_sinks is not None
         return self._lib.load(part_of(self._plan.all_sinks, tile))
+
+
+def scales(plan: Plan, lib: ArrayLibrary) -> Array | float:
+    """What scores are multiplied by: one number, or one for each head, (h, 1, 1)."""
+    return plan.scale if plan.head_scales is None else lib.load(plan.head_scales[:, None, None])
 
 
 def count_rows(plan: Plan, lib: ArrayLibrary, unseen: Array, tile: Tile) -> Array:

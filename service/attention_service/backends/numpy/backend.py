@@ -133,15 +133,30 @@ class NumpyLibrary(ArrayLibrary):
         """The product over the last two axes."""
         return np.matmul(left, right, out=out)
 
+    def row_sums(self, array: Array) -> Array:
+        """The sums over the last axis, (…, x) -> (…, 1), as a product with ones, which is faster than a reduction."""
+        return np.matmul(array, np.ones((array.shape[-1], 1), array.dtype))
+
     def linear(self, tokens: Array, weight: Array) -> Array:
-        """tokens @ weight.T; of large products each thread of the pool computes some features."""
-        features, threads = len(weight), self.tiling.workers
+        """tokens @ weight.T, a product for each entry, so that its bits do not depend on the number of entries.
+
+        Of large products each thread of the pool computes some features, or some entries.
+        """
+        features, threads, entries = len(weight), self.tiling.workers, len(tokens)
         if self._pool is None or 2 * tokens.size * features < SHARED_FLOPS:
             return tokens @ weight.T
+        by_feature = 2 * tokens[0].size * features >= SHARED_FLOPS
+        length = features if by_feature else entries
+        ends = [length * i // threads for i in range(threads + 1)]
         out = np.empty((*tokens.shape[:-1], features), tokens.dtype)
-        ends = [features * i // threads for i in range(threads + 1)]
-        parts = [slice(*pair) for pair in pairwise(ends)]
-        list(self._pool.run(lambda part: np.matmul(tokens, weight[part].T, out=out[..., part]), parts))
+
+        def multiply(part: slice) -> None:
+            if by_feature:
+                np.matmul(tokens, weight[part].T, out=out[..., part])
+            else:
+                np.matmul(tokens[part], weight.T, out=out[part])
+
+        list(self._pool.run(multiply, [slice(*pair) for pair in pairwise(ends)]))
         return out
 
     def scratch(self, shape: tuple[int, ...]) -> Array | None:

@@ -17,7 +17,7 @@ from attention_service.attention.outputs import OUTPUT
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Computed, Result, make_result, request_axes
 from attention_service.attention.shapes import canonical, reordered
-from attention_service.backends.dense.numerics import MAX_EXPONENT, MODERATE_SCALE
+from attention_service.backends.dense.numerics import MAX_EXPONENT, MODERATE_SCALE, ROOM
 
 WEIGHTS: Final = "attention_weights"
 # The options that this path knows.
@@ -39,7 +39,7 @@ class SmallProgram:
         heads = plan.sizes.num_heads
         self._inputs = [(role.field, heads) for role in plan.roles.inputs]
         self._layout, self._dtype, self._scale = plan.layout, plan.dtype, plan.scale
-        self._limit = MAX_EXPONENT[plan.dtype] / abs(plan.scale)
+        self._largest_scale, self._limit = abs(plan.scale), MAX_EXPONENT[plan.dtype]
         self._ones = np.ones((plan.sizes.key_length, 1), plan.dtype)
         self._output_axes = request_axes(OUTPUT, plan)
         self._weights_axes = request_axes(WEIGHTS, plan) if plan.selection.include else None
@@ -61,8 +61,12 @@ class SmallProgram:
             norms.append(norm(array))
             operands.append(canonical(array, self._layout, heads))
         query, key, value = operands  # b h l d
-        # |q·k| <= |q| |k| (Cauchy-Schwarz), first for the norms of the arrays, then for the longest query and key.
-        if not (norms[0] * norms[1] <= self._limit or _bound(query, key) <= self._limit) or not norms[2] < math.inf:
+        # |q·k| <= |q| |k| (Cauchy-Schwarz), first for the norms of the arrays, then for the longest query and key: by
+        # these a tile decides for each entry, and the norms leave room for rounding, so that it takes the same steps.
+        scale, limit = self._largest_scale, self._limit
+        if not (ROOM * norms[0] * norms[1] * scale <= limit or _bound(query, key) * scale <= limit):
+            return None
+        if not norms[2] < math.inf:
             return None
         weights = np.matmul(query * self._scale, key.swapaxes(-1, -2))  # b h q k
         np.exp(weights, out=weights)

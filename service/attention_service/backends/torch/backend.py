@@ -19,7 +19,8 @@ from attention_service.attention.spec import ROLES, AttentionSpec, DType, Output
 from attention_service.attention.steps import STEPPED
 from attention_service.attention.tiles import Tiling, tile_size
 from attention_service.backends.base import Backend, Check, OutOfMemory, no_check
-from attention_service.backends.dense.compute import compute
+from attention_service.backends.dense.buffers import ResultBuffers
+from attention_service.backends.dense.compute import KERNEL, compute, compute_tiles, stored
 from attention_service.backends.dense.operands import LoadedOperands, load_operands
 from attention_service.backends.torch import devices, sdpa, staging
 from attention_service.backends.torch.library import TorchLibrary
@@ -107,7 +108,7 @@ class TorchBackend(Backend):
         """Compute a plan on a device whose memory is reserved."""
         lib = self.library(plan, device)
         loaded = self.load(plan, operands, lib)
-        return self.attend(plan, lib, loaded, check, finite=operands.finite)
+        return self.attend(plan, lib, loaded, check, operands.finite)
 
     def library(self, plan: Plan, device: torch.device, dtype: np.dtype | None = None) -> TorchLibrary:
         """torch on a device, for a plan. dtype: of loaded floats, by default the type that the plan is computed in"""
@@ -119,19 +120,37 @@ class TorchBackend(Backend):
         return load_operands(plan, operands, self.library(plan, lib.device, plan.dtype) if as_halves else lib)
 
     def attend(
-        self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check, *, finite: bool = True
+        self,
+        plan: Plan,
+        lib: TorchLibrary,
+        loaded: LoadedOperands,
+        check: Check,
+        finite: np.ndarray | bool = True,
     ) -> Computed:
-        """Compute a plan from loaded operands, by a fused kernel if one fits and does not fail.
+        """Compute a plan from loaded operands, by a fused kernel the entries that one fits, if it does not fail.
 
-        finite: True if all numbers of the operands are
+        finite: (b,), True if all numbers of an entry are
         """
-        computed = self._by_kernel(plan, lib, loaded, check) if finite and sdpa.fits(plan, lib, loaded) else None
-        return computed or compute(plan, lib, _in_float32(loaded), self.name, check)
+        fitting = sdpa.fitting(plan, lib, loaded) & finite
+        fused = self._by_kernel(plan, lib, loaded, check, fitting) if fitting.any() else None
+        if fused is None:
+            return compute(plan, lib, _in_float32(loaded), self.name, check)
+        masked, names = fused.masked, fused.names
+        if not fitting.all():
+            buffers = ResultBuffers(plan, lib)
+            compute_tiles(plan, lib, loaded, fused.head_outputs, buffers, check, ~fitting)
+            masked, names = masked + buffers.fully_masked_rows, names | {KERNEL}
+        arrays, fully_masked = stored(plan, lib, loaded, fused.head_outputs, {}, masked)
+        return Computed(arrays, fully_masked, self.name, str(lib.device), "+".join(sorted(names)))
 
-    def _by_kernel(self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check) -> Computed | None:
-        """Compute a plan by a fused kernel; None if there is none, or if it fails. Errors: those of memory."""
+    def _by_kernel(
+        self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check, fitting: np.ndarray
+    ) -> sdpa.Fused | None:
+        """Compute these entries by a fused kernel; None if there is none, or if it fails. Errors: those of memory."""
+        some = [slice(i, i + 1) for i in np.flatnonzero(fitting).tolist()]
+        runs = [slice(0, len(fitting))] if fitting.all() else some
         try:
-            return self.kernels.compute(plan, lib, loaded, check)
+            return self.kernels.compute(plan, lib, loaded, check, runs)
         except RuntimeError as error:
             if devices.is_out_of_memory(error):
                 raise

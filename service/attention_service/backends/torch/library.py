@@ -52,6 +52,27 @@ class TorchLibrary(ArrayLibrary):
         found: torch.dtype = getattr(torch, dtype.name)
         return found
 
+    def matmul(self, left: Array, right: Array, out: Array | None = None) -> Array:
+        """The product over the last two axes; on the CPU entry by entry if matrices of the right meet several.
+
+        torch repeats such matrices if there are several entries, and then multiplies them in another way.
+        """
+        if self.is_asynchronous or len(left) == 1 or left.shape[:-2] == right.shape[:-2]:
+            return left @ right
+        found = torch.empty((*left.shape[:-1], right.shape[-1]), dtype=left.dtype)
+        for i, entry in enumerate(found):
+            torch.matmul(left[i : i + 1], right[i : i + 1], out=entry[None])
+        return found
+
+    def linear(self, tokens: Array, weight: Array) -> Array:
+        """tokens @ weight.T; on the CPU entry by entry, as torch would join their tokens to one product."""
+        if self.is_asynchronous or len(tokens) == 1:
+            return tokens @ weight.T
+        out = torch.empty((*tokens.shape[:-1], len(weight)), dtype=tokens.dtype)
+        for entry, mapped in zip(tokens, out, strict=True):
+            torch.mm(entry, weight.T, out=mapped)
+        return out
+
     def hide(self, array: Array, visible: Array, number: float) -> None:
         """Put a number wherever `visible` is False, in place."""
         array.masked_fill_(~visible, number)

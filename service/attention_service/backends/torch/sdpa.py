@@ -5,26 +5,27 @@ Shapes in comments: b batch, h heads, g key/value heads, r the queries of a tile
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import reduce
-from itertools import tee
+from functools import partial, reduce
+from itertools import chain, tee
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention_service.attention.options import ALWAYS
 from attention_service.attention.plan import Plan
-from attention_service.attention.result import Computed
 from attention_service.attention.terms.positions import Causal
 from attention_service.attention.tile import Tile
-from attention_service.attention.tiles import tiles, whole
+from attention_service.attention.tiles import tiles, whole, whole_entries
 from attention_service.attention.visibility import additions, visible
 from attention_service.backends.base import Check
-from attention_service.backends.dense.compute import empty_outputs, stored
+from attention_service.backends.dense.compute import empty_outputs
 from attention_service.backends.dense.numerics import cannot_overflow
 from attention_service.backends.dense.operands import OPERAND_OPTIONS, LoadedOperands
 from attention_service.backends.dense.scores import count_rows
@@ -70,13 +71,24 @@ UNMASKED_SCORES: Final = 2**27
 UNMASKED_SCORES_GPU: Final = 2**37
 
 
-def fits(plan: Plan, lib: TorchLibrary, loaded: LoadedOperands) -> bool:
-    """True if fused kernels know all options of the plan and its type, and no score can overflow.
+class Fused(NamedTuple):
+    """What fused kernels computed: head outputs (b, h, q, e), rows that see no key, and the names of the kernels."""
 
-    They would not report an overflow. On a GPU none of them computes float64.
+    head_outputs: torch.Tensor
+    masked: torch.Tensor | int
+    names: frozenset[str]
+
+
+def fitting(plan: Plan, lib: TorchLibrary, loaded: LoadedOperands) -> np.ndarray:
+    """(b,): True for entries without a score that can overflow, if fused kernels know the plan's options and its type.
+
+    They would not report an overflow. On a GPU none of them computes float64, and all entries are computed alike.
     """
     has_type = not lib.is_asynchronous or plan.compute_dtype.itemsize == 4
-    return has_type and plan.options <= KNOWN and cannot_overflow(plan, loaded)
+    if not has_type or not plan.options <= KNOWN:
+        return np.full(plan.sizes.batch_size, False)
+    safe = cannot_overflow(plan, loaded)
+    return np.full_like(safe, safe.all()) if lib.is_asynchronous else safe
 
 
 def is_plainly_causal(plan: Plan) -> bool:
@@ -101,17 +113,20 @@ class Kernels:
         # sdpa_kernel sets the order for the whole process.
         self._ordering = Lock()
 
-    def compute(self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check) -> Computed | None:
-        """Compute a plan, all its terms as one mask, tile by tile; None if there is no kernel for it."""
+    def compute(
+        self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check, entries: Iterable[slice]
+    ) -> Fused | None:
+        """The head outputs of these entries, all terms as one mask, tile by tile; None if there is no kernel."""
         most = UNMASKED_SCORES_GPU if lib.is_asynchronous else self.unmasked_scores
-        causal = is_plainly_causal(plan) and plan.score_count <= most
-        tiling = lib.tiling if plan.terms else replace(lib.tiling, scores=most)
+        causal = is_plainly_causal(plan) and plan.entry_scores <= most
+        tiling = lib.tiling if plan.terms and not causal else replace(lib.tiling, scores=most)
         every = whole(plan)
-        cut, running = tee([every] if causal else tiles(plan, tiling))  # which may be millions
+        cut_part = partial(whole_entries if causal else tiles, plan, tiling)
+        cut, running = tee(chain.from_iterable(map(cut_part, entries)))  # which may be millions
         dtype = plan.dtype if loaded.query.dtype.itemsize == 2 else plan.compute_dtype
         head_outputs = None
         masked: torch.Tensor | int = 0
-        names = set()
+        names: set[str] = set()
 
         def run(tile: Tile) -> tuple[torch.Tensor, str, torch.Tensor | int] | None:
             check()
@@ -145,8 +160,7 @@ class Kernels:
         assert head_outputs is not None
         if plan.roles.output_map is not None or plan.output_steps:
             head_outputs = head_outputs.to(getattr(torch, plan.compute_dtype.name))  # what follows may not be of halves
-        arrays, fully_masked = stored(plan, lib, loaded, head_outputs, {}, masked)
-        return Computed(arrays, fully_masked, "torch", str(lib.device), "+".join(sorted(names)))
+        return Fused(head_outputs, masked, frozenset(names))
 
     def _attend(
         self,

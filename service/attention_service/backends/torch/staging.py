@@ -33,12 +33,13 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
     A copy to a GPU may not be complete yet; what the stream runs afterwards waits for it.
     """
-    if device == CPU:
-        contiguous = np.ascontiguousarray(array)
-        if not contiguous.flags.writeable:  # torch has no read-only tensors, and warns
-            contiguous = contiguous.copy()
-        return as_tensor(contiguous)
-    return send(array, device)
+    if device != CPU:
+        return send(array, device)
+    if array.flags.c_contiguous and array.flags.writeable:  # torch has no read-only tensors, and warns
+        return as_tensor(array)
+    copied = torch.empty(array.shape, dtype=as_tensor(np.empty(0, array.dtype)).dtype)  # which begins at 64 bytes
+    as_array(copied)[...] = array
+    return copied
 
 
 def send(array: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -1,19 +1,22 @@
-"""The commands `attention-service conformance write` and `attention-service conformance run`."""
+"""The commands `attention-service conformance write`, `run` and `laws`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attention_service.commands import formats, targets
 from attention_service.commands.terminal import FAILED, CommandError, natural, reported
 from attention_service.printable import printable
 
 if TYPE_CHECKING:  # commands import what they need when they run
-    from attention_service.conformance.runner import SuiteResult
+    from attention_service.conformance.target import Target
+
+T = TypeVar("T")
 
 
 def add_commands(commands: Any) -> None:
@@ -33,10 +36,22 @@ def add_commands(commands: Any) -> None:
     )
     runner.usage_status = FAILED
     runner.set_defaults(run=_run)
-    runner.add_argument("target", metavar="TARGET", help="module:function; modules of this directory are found, too")
     runner.add_argument("--dir", metavar="DIR", help="a suite that `write` made (default: 300 cases, made at once)")
-    formats.add_format(runner)
-    targets.add_options(runner)
+    lawyer = inner.add_parser(
+        "laws",
+        help="check what holds without a reference",
+        description="Call a function with inputs whose answers must agree: twice, alone and in a batch, with other "
+        "hidden numbers. Exit status 0: all laws that it supports hold; 1: some are broken; 2: none was checked; 3: an "
+        "error.",
+    )
+    lawyer.usage_status = FAILED
+    lawyer.set_defaults(run=_laws)
+    for parser in (runner, lawyer):
+        parser.add_argument(
+            "target", metavar="TARGET", help="module:function; modules of this directory are found, too"
+        )
+        formats.add_format(parser)
+        targets.add_options(parser)
 
 
 def _write(options: argparse.Namespace) -> int:
@@ -50,10 +65,11 @@ def _write(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from attention_service.conformance.report import as_json, as_text
+    from attention_service.conformance.runner import run
 
     suite = f"conformance {options.target}"
     with formats.errors_as_checks(suite, options.format):
-        result = _result(options)
+        result = _judged(options, lambda target: run(options.dir, target))
     if options.format in formats.FORMATS:
         print(formats.FORMATS[options.format](suite, formats.checks_of_suite(result)))
     else:
@@ -61,13 +77,25 @@ def _run(options: argparse.Namespace) -> int:
     return result.exit_status
 
 
-def _result(options: argparse.Namespace) -> SuiteResult:
-    """The result that the command asks for. Errors: CommandError."""
-    from attention_service.conformance.runner import run
+def _laws(options: argparse.Namespace) -> int:
+    from attention_service.conformance.law_checks import laws
+    from attention_service.conformance.report import laws_as_json, laws_as_text
 
+    suite = f"laws {options.target}"
+    with formats.errors_as_checks(suite, options.format):
+        result = _judged(options, laws)
+    if options.format in formats.FORMATS:
+        print(formats.FORMATS[options.format](suite, formats.checks_of_laws(result)))
+    else:
+        print(json.dumps(laws_as_json(result), indent=2) if options.format == "json" else laws_as_text(result))
+    return result.exit_status
+
+
+def _judged(options: argparse.Namespace, judge: Callable[[Target], T]) -> T:
+    """What a judge finds of the function that the command names. Errors: CommandError."""
     target = targets.load(options.target, options)
     try:
         with redirect_stdout(sys.stderr):  # standard output is for the result
-            return run(options.dir, target)
+            return judge(target)
     except (OSError, ValueError) as error:
         raise CommandError(str(error), FAILED) from None

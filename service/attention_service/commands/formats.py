@@ -13,6 +13,7 @@ from attention_service.commands.terminal import CommandError
 from attention_service.printable import printable
 
 if TYPE_CHECKING:  # commands import what they need when they run
+    from attention_service.conformance.law_checks import LawsResult
     from attention_service.conformance.runner import SuiteResult
     from attention_service.schemas.compare import CompareReport
 
@@ -75,6 +76,15 @@ def checks_of_suite(result: SuiteResult) -> list[Check]:
         else:
             found.append(Check(corner.name, "passed"))
     return found
+
+
+def checks_of_laws(result: LawsResult) -> list[Check]:
+    """A check for each law."""
+    outcomes: dict[str, Outcome] = {"holds": "passed", "broken": "failure", "unsupported": "skipped"}
+    return [
+        Check(law.name, outcomes[law.status], law.message or "", f"{law.message}\n{law.input}" if law.input else "")
+        for law in result.laws
+    ]
 
 
 @contextmanager

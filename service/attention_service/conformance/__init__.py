@@ -4,6 +4,7 @@
 - suite: cases, each a request with its exact answer and its tolerances
 - files: a suite as safetensors files with an index, for programs that do not have this service
 - target: the implementation, a callable; judge: is its answer to a case right; runner: its answers to a whole suite
+- law_checks: what holds for every right function, checked without a reference
 - report: what is printed of a result; cli: the commands
 """
 
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attention_service.conformance.files import read, write
+    from attention_service.conformance.law_checks import laws
     from attention_service.conformance.runner import run
     from attention_service.conformance.target import Unsupported
 
-__all__ = ["Unsupported", "read", "run", "write"]
-MODULES = {"Unsupported": "target", "read": "files", "run": "runner", "write": "files"}
+__all__ = ["Unsupported", "laws", "read", "run", "write"]
+MODULES = {"Unsupported": "target", "laws": "law_checks", "read": "files", "run": "runner", "write": "files"}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from attention_service.conformance.judge import STATUSES
+from attention_service.conformance.law_checks import LAW_STATUSES, LawsResult
 from attention_service.conformance.runner import CornerResult, SuiteResult
 
 
@@ -20,6 +22,22 @@ def as_json(result: SuiteResult) -> dict[str, Any]:
         "status": result.exit_status,
         "counts": {status: result.count(status) for status in STATUSES},
         "corners": [_corner(corner) for corner in result.corners],
+    }
+
+
+def laws_as_text(result: LawsResult) -> str:
+    """A line for each law, then what is wrong with those that are broken."""
+    lines = [f"{law.name:24}{law.status:12} {law.message or ''}".rstrip() for law in result.laws]
+    broken = [law for law in result.laws if law.status == "broken"]
+    return "\n".join([*lines, *(f"\n{law.name}: the smallest input that shows it: {law.input}" for law in broken)])
+
+
+def laws_as_json(result: LawsResult) -> dict[str, Any]:
+    """The same as JSON."""
+    return {
+        "status": result.exit_status,
+        "counts": {status: result.count(status) for status in LAW_STATUSES},
+        "laws": [asdict(law) for law in result.laws],
     }
 
 

@@ -20,6 +20,7 @@ Target = Callable[..., Any]
 PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + os.sep
 # Characters that are shown of the message of somebody else's error.
 SHOWN: Final = 1000
+ALIGNMENT: Final = 64  # bytes
 
 
 class Unsupported(Exception):
@@ -73,7 +74,11 @@ def with_tensors(target: Target, device: str) -> Target:
 
     @wraps(target)
     def call_with_tensors(**fields: Any) -> Any:
-        return target(**converted(fields))
+        tensors = converted(fields)
+        found = target(**tensors)
+        if "out" in fields:  # which the callable writes to: a tensor may have memory of its own
+            fields["out"][...] = tensors["out"].cpu()
+        return found
 
     return call_with_tensors
 
@@ -94,7 +99,16 @@ def copied(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return copied(value)
-    return value.copy() if isinstance(value, np.ndarray) else value
+    return _copy_array(value) if isinstance(value, np.ndarray) else value
+
+
+def _copy_array(array: np.ndarray) -> np.ndarray:
+    """A copy that begins at a multiple of 64 bytes, as elsewhere some libraries round in another way."""
+    memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def answer(target: Target, fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,0 +1,235 @@
+"""Laws: a right function keeps all of them; each broken one breaks one law, and the judge names it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from attention_service import attend
+from attention_service.cli import main
+from attention_service.conformance import Unsupported, laws
+from attention_service.conformance.law_checks import LAWS
+from attention_service.conformance.report import laws_as_json
+
+Function = Callable[..., Any]
+
+
+def right(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    *,
+    is_causal: bool = False,
+    key_lengths: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """Attention by its definition, head by head; hidden keys are left out."""
+    groups = query.shape[1] // key.shape[1]
+    output = np.empty((*query.shape[:3], value.shape[3]))
+    logsumexp = np.empty(query.shape[:3])
+    for b, h, i in np.ndindex(query.shape[:3]):
+        keys = key.shape[2] if key_lengths is None else int(key_lengths[b])
+        keys = min(keys, i + 1) if is_causal else keys
+        scores = key[b, h // groups, :keys].astype("f8") @ query[b, h, i] / query.shape[3] ** 0.5
+        largest = scores.max()
+        weights = np.exp(scores - largest)
+        logsumexp[b, h, i] = largest + np.log(weights.sum())
+        output[b, h, i] = weights / weights.sum() @ value[b, h // groups, :keys]
+    return {"output": output, "logsumexp": logsumexp}
+
+
+def changed(change: Callable[[np.ndarray, dict[str, Any]], np.ndarray]) -> Function:
+    """The right function with another output. change: of the output and the fields"""
+
+    def function(
+        query: np.ndarray,
+        key: np.ndarray,
+        value: np.ndarray,
+        *,
+        is_causal: bool = False,
+        key_lengths: np.ndarray | None = None,
+    ) -> dict[str, np.ndarray]:
+        found = right(query, key, value, is_causal=is_causal, key_lengths=key_lengths)
+        return found | {"output": change(found["output"], {"value": value, "is_causal": is_causal})}
+
+    return function
+
+
+def restless() -> Function:
+    """The last bits differ from call to call."""
+    calls = iter(range(10**6))
+    return changed(lambda output, fields: output * (1 + 1e-9 * (next(calls) % 7)))
+
+
+def by_batch(output: np.ndarray, fields: dict[str, Any]) -> np.ndarray:
+    """Rounds in another way in a batch."""
+    found: np.ndarray = output * (1 + 1e-9 * (len(output) > 1))
+    return found
+
+
+def tiled(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> dict[str, np.ndarray]:
+    """Query head n reads key/value head n % num_kv_heads."""
+    groups = query.shape[1] // key.shape[1]
+    return right(query, *(np.tile(array, (1, groups, 1, 1)) for array in (key, value)))
+
+
+def leaking(query: np.ndarray, key: np.ndarray, value: np.ndarray, *, is_causal: bool = False) -> np.ndarray:
+    """Multiplies hidden values by weights of 0."""
+    found: np.ndarray = right(query, key, value, is_causal=is_causal)["output"]
+    return found + 0 * value[:, :, -1:].repeat(query.shape[1] // value.shape[1], axis=1) if is_causal else found
+
+
+def beyond_a_tile(output: np.ndarray, fields: dict[str, Any]) -> np.ndarray:
+    """Of sequences of 65 causal tokens in one head the last is not computed."""
+    if fields.get("is_causal") and output.shape[1:3] == (1, 65):
+        output[:, :, -1] = 0
+    return output
+
+
+def logsumexp_in_bits(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> dict[str, np.ndarray]:
+    found = right(query, key, value)
+    return found | {"logsumexp": found["logsumexp"] / np.log(2)}
+
+
+BROKEN: dict[str, Function] = {
+    "deterministic": restless(),
+    "batch_invariant": changed(by_batch),
+    "heads_permuted": tiled,
+    "ignores_hidden": leaking,
+    "constant_values": changed(lambda output, fields: output * 0.9 if np.ptp(fields["value"]) == 0 else output),
+    "mergeable": logsumexp_in_bits,
+    "lengths": changed(beyond_a_tile),
+}
+
+
+def broken(function: Function) -> set[str]:
+    return {law.name for law in laws(function).laws if law.status == "broken"}
+
+
+def test_a_right_function_keeps_all_laws() -> None:
+    result = laws(right)
+    assert [(law.name, law.status, law.message) for law in result.laws] == [(name, "holds", None) for name in LAWS]
+    assert result.exit_status == 0
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_each_broken_function_breaks_its_law(name: str) -> None:
+    found = broken(BROKEN[name])
+    # What differs from call to call differs between calls that other laws compare, too.
+    assert found == ({name, "batch_invariant"} if name == "deterministic" else {name})
+    assert laws(BROKEN[name]).exit_status == 1
+
+
+def test_what_is_left_unwritten() -> None:
+    """The rest of a tile is not written: NaN stays in `out`. No other law sees it in the sizes that they try."""
+
+    def partial(query: np.ndarray, key: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
+        rows = query.shape[2] - (query.shape[:3] == (5, 2, 65))
+        out[:, :, :rows] = right(query, key, value)["output"][:, :, :rows]
+
+    result = {law.name: law for law in laws(partial).laws}
+    assert result["writes_everything"].status == "broken"
+    assert result["writes_everything"].message == "output[0, 0, 64, 0] is nan after memory was filled with NaN"
+    assert result["writes_everything"].input == (
+        "batch 5, num_heads 2, num_kv_heads 1, query_length 65, key_length 200, head_dim 64"
+    )
+
+
+def test_the_smallest_input_is_named() -> None:
+    [law] = [law for law in laws(BROKEN["batch_invariant"]).laws if law.status == "broken"]
+    assert law.input == "batch 2, num_heads 2, num_kv_heads 2, query_length 3, key_length 3, head_dim 16"
+    assert law.message is not None
+    assert law.message.startswith("output[0, 0, 0, 0] is ")
+    assert "where sequence 0 is alone" in law.message
+
+
+def test_what_a_function_has_no_arguments_for_is_unsupported() -> None:
+    def output_only(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        return np.asarray(right(query, key, value)["output"])
+
+    result = laws(output_only)
+    unsupported = {law.name: law.message for law in result.laws if law.status == "unsupported"}
+    assert unsupported.keys() == {"ignores_hidden", "mergeable"}
+    assert unsupported["mergeable"] == "got an unexpected keyword argument 'include'"
+    assert result.exit_status == 0
+
+
+def test_nothing_to_check_and_errors() -> None:
+    def refusing(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        raise Unsupported("no GPU")
+
+    def failing(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        raise RuntimeError("no")
+
+    assert laws(refusing).exit_status == 2
+    assert {law.message for law in laws(failing).laws if law.status == "broken"} == {"raised RuntimeError: no"}
+    assert laws(failing).exit_status == 1
+
+
+def service(backend: str) -> Function:
+    def function(**fields: Any) -> dict[str, np.ndarray]:
+        result = attend(**{"include": [], **fields, "backend": backend})
+        return {name: result[name] for name in ("output", *fields.get("include", ()))}
+
+    return function
+
+
+def test_this_service_keeps_all_laws() -> None:
+    assert {law.status for law in laws(service("numpy")).laws} == {"holds"}
+
+
+@pytest.mark.torch
+def test_this_service_keeps_all_laws_with_torch() -> None:
+    """With one thread: the memory of others begins anywhere in torch's kernel, and with it the matrices of MKL."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert [law for law in laws(service("torch")).laws if law.status != "holds"] == []
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "lawful.py").write_text("def mean(query, key, value):\n    return query * 0 + 2\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["conformance", "laws", "lawful:mean"]) == 1
+    text = capsys.readouterr().out
+    assert "constant_values         broken       output[0, 0, 0, 0] is 2 where all values are 1, else 1" in text
+    assert "constant_values: the smallest input that shows it: batch 1, num_heads 1" in text
+    assert main(["conformance", "laws", "lawful:mean", "--format", "json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["counts"] == {"holds": 5, "broken": 1, "unsupported": 2}
+    assert [law["name"] for law in found["laws"]] == list(LAWS)
+    assert found == laws_as_json(laws("lawful:mean"))
+    assert main(["conformance", "laws", "lawful:mean", "--format", "junit"]) == 1
+    suite = ElementTree.fromstring(capsys.readouterr().out)[0]
+    assert (suite.attrib["failures"], suite.attrib["skipped"], suite.attrib["tests"]) == ("1", "2", "8")
+    assert main(["conformance", "laws", "lawful:absent"]) == 3
+    assert capsys.readouterr().err == "lawful:absent: lawful has no absent\n"
+
+
+@pytest.mark.torch
+def test_the_command_with_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tensors.py").write_text(
+        "import torch\n\n\ndef attention(query, key, value, out, is_causal=False):\n"
+        "    out.copy_(torch.nn.functional.scaled_dot_product_attention(\n"
+        "        query, key, value, is_causal=is_causal, enable_gqa=True))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    status = main(["conformance", "laws", "tensors:attention", "--torch", "--format", "json"])
+    found = {law["name"]: law["status"] for law in json.loads(capsys.readouterr().out)["laws"]}
+    # torch multiplies hidden values by weights of 0, and its sums may depend on the batch
+    assert (status, found["ignores_hidden"], found["mergeable"]) == (1, "broken", "unsupported")
+    assert {found[name] for name in ("writes_everything", "constant_values", "heads_permuted", "lengths")} == {"holds"}

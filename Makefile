@@ -160,7 +160,8 @@ test-gpu: $(TORCH_VENV)/.torch ## the torch backend on a GPU, where torch sees o
 .PHONY: test-deep
 test-deep: $(VENV)/.test $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## thousands of examples for each property, requests made from the API document, configurations for each peer, cuts of connections; 60 changes that tests must notice
 	$(ATTACK_BIN)/python -m pytest $(PARALLEL) -m "not slow" --hypothesis-profile deep tests/test_properties.py tests/test_json.py \
-		tests/test_binary_codecs.py tests/test_dtypes.py
+		tests/test_binary_codecs.py tests/test_dtypes.py tests/test_batch_invariance.py
+	$(TORCH_BIN)/python -m pytest -m torch --hypothesis-profile deep tests/test_batch_invariance.py
 	ATTACK_CASES=5000 $(ATTACK_BIN)/python -m pytest tests/attack/test_api.py
 	$(TORCH_BIN)/python -m tests.peers.deep
 	$(TORCH_BIN)/python -W ignore -m tests.deep_compare

@@ -81,6 +81,8 @@ def copied_bytes(plan: Plan, spec: AttentionSpec) -> int:
     given = [sources[field] for field in {role.field for role in plan.roles.inputs}]
     given += [array for array in (spec.past_key, spec.past_value) if array is not None]
     cast = sum(array.size for array in given if array.dtype != plan.dtype) * plan.dtype.itemsize
+    if plan.layout == "lbd":  # see `entry_after_entry`
+        cast += sum(array.nbytes for array in given)
     received = list(arrays_of(spec))
     for array in arrays_of(plan):
         if not any(np.may_share_memory(array, other) for other in received):

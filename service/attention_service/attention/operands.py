@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_service.attention.arrays import cast, cast_and_norms, compute_dtype
 from attention_service.attention.plan import Plan
-from attention_service.attention.shapes import canonical
+from attention_service.attention.shapes import canonical, entry_after_entry
 from attention_service.attention.spec import AttentionSpec, Operand, Parameter
 
 
@@ -72,7 +72,7 @@ def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndar
     for role in roles.inputs:
         field = role.field
         if field not in loaded:  # the same input may play several roles
-            source, place = sources[field], f"/{field}"
+            source, place = entry_after_entry(sources[field], plan.layout), f"/{field}"
             loaded[field] = cast_and_norms(source, plan.dtype, place, batch_axis, non_finite=non_finite)
     (query, query_norm), (key, key_norm), (value, value_norm) = (loaded[role.field] for role in roles.inputs)
     past_key = past_value = None
@@ -89,6 +89,9 @@ def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndar
     query, source = canonical(query, plan.layout, None if roles.query.map else h), query
     key = canonical(key, plan.layout, None if roles.key.map else g)
     value = canonical(value, plan.layout, None if roles.value.map else g)
+    finite = np.ones(plan.sizes.batch_size, bool)
+    if non_finite and not (query_norm + key_norm + value_norm).max() < np.inf:  # or a square overflows
+        finite = _finite(query, key, value, past_key, past_value)
     return Operands(
         query=query,
         key=key,
@@ -96,7 +99,7 @@ def make_operands(spec: AttentionSpec, plan: Plan, sources: Mapping[str, np.ndar
         past_key=past_key,
         past_value=past_value,
         norms=(query_norm, key_norm, value_norm),
-        finite=_finite(query, key, value, past_key, past_value) if non_finite else np.full(len(query), True),
+        finite=finite,
         gate_source=None if roles.gate_map is None else canonical(source, plan.layout, None),
     )
 

@@ -28,6 +28,16 @@ class Sizes(NamedTuple):
         return dict(zip("hgbqkde", self, strict=True))
 
 
+def entry_after_entry(array: np.ndarray, layout: str) -> np.ndarray:
+    """The array, in memory one batch entry after the other: a copy in lbd, if there are several entries.
+
+    BLAS may round by the distance between the rows of a matrix, which in lbd is that of tokens of all entries.
+    """
+    if layout != "lbd" or array.shape[1] == 1:
+        return array
+    return np.ascontiguousarray(array.swapaxes(0, 1)).swapaxes(0, 1)
+
+
 def canonical(array: np.ndarray, layout: str, heads: int | None) -> np.ndarray:
     """A view of an array of a request with the axes (b, h, l, d), or (b, l, d) if `heads` is None.
 

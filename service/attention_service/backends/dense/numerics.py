@@ -66,8 +66,7 @@ def choose_paths(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> list[
     finished.
     """
     every, finite = slice(0, plan.sizes.batch_size), loaded.bad_values is None
-    query, key, value = (float(norms.max()) for norms in loaded.norms)
-    known = _bounds(plan, query, key, value).largest
+    known = _known_bounds(plan, loaded)
     if finite and _suits_fastest(plan, Bounds(*(ROOM * bound for bound in known))):
         return [(every, _allowed(plan, lib, known))]
     if lib.is_asynchronous and not (path := _allowed(plan, lib, known, finite=finite)).checks_overflow:
@@ -90,9 +89,14 @@ def choose_paths(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> list[
 
 def cannot_overflow(plan: Plan, loaded: LoadedOperands) -> np.ndarray:
     """(b,): True if all values of an entry are finite and no score can overflow, by what is known without a read."""
-    (scores, exponents, _), limit = _bounds(plan, *loaded.norms), largest_number(plan)
+    limit, finite = largest_number(plan), loaded.bad_values is None
+    together = _known_bounds(plan, loaded)
+    if finite and together.scores < limit and together.exponents < limit:
+        return np.ones(plan.sizes.batch_size, bool)
+    query, key, value = loaded.norms
+    scores, exponents, _ = _bounds(plan, query, key, value)
     safe: np.ndarray = (scores < limit) & (exponents < limit)
-    return safe if loaded.bad_values is None else safe & _have_finite_values(loaded)
+    return safe if finite else safe & _have_finite_values(loaded)
 
 
 def _have_finite_values(loaded: LoadedOperands) -> np.ndarray:
@@ -119,6 +123,12 @@ def _allowed(plan: Plan, lib: ArrayLibrary, bounds: Bounds, *, finite: bool = Tr
         subtracts_max=subtracts_max,
         divides_last=plan.entry_scores > lib.tiling.divide_last_above and sums < limit,
     )
+
+
+def _known_bounds(plan: Plan, loaded: LoadedOperands) -> Bounds:
+    """Bounds for all entries, from norms that are known without reading a number."""
+    query, key, value = (float(norms.max()) for norms in loaded.norms)
+    return _bounds(plan, query, key, value).largest
 
 
 def _suits_fastest(plan: Plan, bounds: Bounds) -> bool:

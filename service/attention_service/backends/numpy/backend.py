@@ -102,7 +102,9 @@ class NumpyBackend(Backend):
         return replace(self.tiling, scores=max(1, self.tiling.scores * 4 // plan.compute_dtype.itemsize))
 
     def _takes_small_path(self, plan: Plan) -> bool:
-        return plan.score_count <= self.small_scores and fits(plan)
+        # Alone, too, an entry that workers would share is cut into tiles.
+        is_shared = plan.flops // plan.sizes.batch_size > SHARED_FLOPS
+        return plan.score_count <= self.small_scores and not is_shared and fits(plan)
 
 
 class NumpyLibrary(ArrayLibrary):

@@ -16,7 +16,7 @@ from attention_service.attention.options import ALWAYS
 from attention_service.attention.outputs import OUTPUT
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Computed, Result, make_result, request_axes
-from attention_service.attention.shapes import canonical, reordered
+from attention_service.attention.shapes import canonical, entry_after_entry, reordered
 from attention_service.backends.dense.numerics import MAX_EXPONENT, MODERATE_SCALE, ROOM
 
 WEIGHTS: Final = "attention_weights"
@@ -53,7 +53,7 @@ class SmallProgram:
         """
         operands, norms = [], []
         for field, heads in self._inputs:
-            array = sources[field]
+            array = entry_after_entry(sources[field], self._layout)
             if array.dtype != self._dtype:
                 if array.dtype.kind not in "fiu":
                     return None

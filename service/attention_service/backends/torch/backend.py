@@ -131,7 +131,7 @@ class TorchBackend(Backend):
 
         finite: (b,), True if all numbers of an entry are
         """
-        fitting = sdpa.fitting(plan, lib, loaded) & finite
+        fitting = finite & sdpa.fitting(plan, lib, loaded)
         fused = self._by_kernel(plan, lib, loaded, check, fitting) if fitting.any() else None
         if fused is None:
             return compute(plan, lib, _in_float32(loaded), self.name, check)
@@ -147,8 +147,9 @@ class TorchBackend(Backend):
         self, plan: Plan, lib: TorchLibrary, loaded: LoadedOperands, check: Check, fitting: np.ndarray
     ) -> sdpa.Fused | None:
         """Compute these entries by a fused kernel; None if there is none, or if it fails. Errors: those of memory."""
-        some = [slice(i, i + 1) for i in np.flatnonzero(fitting).tolist()]
-        runs = [slice(0, len(fitting))] if fitting.all() else some
+        runs = [slice(0, len(fitting))]
+        if not fitting.all():
+            runs = [slice(i, i + 1) for i in np.flatnonzero(fitting).tolist()]
         try:
             return self.kernels.compute(plan, lib, loaded, check, runs)
         except RuntimeError as error:

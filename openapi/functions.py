@@ -112,6 +112,10 @@ MUST_SHOW: Final = (
     "What the inputs must be able to show. options: raise WeakInputs, an AssertionError, where a kernel could ignore "
     "an option of the request unseen. None: pass, whatever they can show."
 )
+ROWS: Final = (
+    "Judge only so many rows of each head, where mistakes sit: ends of sequences, tiles, windows and segments. All is "
+    "compared if one of them is wrong. Which mistakes the inputs can show is not looked at. Default: all rows."
+)
 UNKNOWN: Final = "Any other name is an error, which translates the names of other libraries, like attn_mask."
 RETURNS: Final = "Returns: the results by name, and the metadata; see its class."
 ERRORS: Final = "Errors: attention_service.errors.InvalidRequest, with a pointer to each field at fault."
@@ -128,7 +132,9 @@ def functions() -> str:
         "compare": [COMPARE, arguments({"actual": ACTUAL} | compared), UNKNOWN, ERRORS],
         "assert_attention": [
             ASSERT,
-            arguments({"actual": ACTUAL.partition("; or None")[0] + "."} | compared | {"must_show": MUST_SHOW}),
+            arguments(
+                {"actual": ACTUAL.partition("; or None")[0] + "."} | compared | {"must_show": MUST_SHOW, "rows": ROWS}
+            ),
             UNKNOWN,
             ERRORS,
         ],
@@ -137,7 +143,12 @@ def functions() -> str:
         "attend": (list(parameters(fields)), "AttentionResult"),
         "compare": (["actual: Any = None", *parameters(own)], "CompareReport"),
         "assert_attention": (
-            ["actual: Any", *parameters(own), 'must_show: Literal["options"] | None = "options"'],
+            [
+                "actual: Any",
+                *parameters(own),
+                'must_show: Literal["options"] | None = "options"',
+                "rows: int | None = None",
+            ],
             "CompareReport",
         ),
     }

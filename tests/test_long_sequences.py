@@ -13,7 +13,7 @@ import pytest
 from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.numpy.backend import NumpyBackend
-from attention_service.backends.numpy.threads import TilePool
+from attention_service.backends.threads import TilePool
 
 
 class OutOfTimeError(Exception):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_service import attend
-from attention_service.backends.numpy.threads import TilePool
+from attention_service.backends.threads import TilePool
 from attention_service.library import backends
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 

@@ -13,6 +13,7 @@ from attention_service.attention.operands import Operands, make_operands
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Computed, Result, make_result
 from attention_service.attention.spec import AttentionSpec
+from attention_service.backends.threads import TilePool
 
 # Called before each tile; raises to end a computation.
 Check = Callable[[], None]
@@ -42,12 +43,14 @@ class Backend(ABC):
     To add one write a subclass and put it into attention_service.backends.registry.BACKENDS.
 
     threads: number of threads to compute with; None leaves the threads of the process as they are
+    pool: threads for independent parts of a computation; None for the calling thread alone
     """
 
     name: ClassVar[str]
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads
+        self.pool: TilePool | None = None
 
     # Overflow is found by checking the numbers, with an error that says what to do; a warning would add nothing.
     @np.errstate(all="ignore")

@@ -24,7 +24,8 @@ NAMES: Final = (OUTPUT, *(name for name, row in OUTPUTS.items() if not row.is_in
 class Actual:
     """What a kernel returned.
 
-    as_sent:   float64 arrays by name, in the axes of the request; a logsumexp of base 2 as one of base e
+    as_sent:   float64 arrays by name, in the axes of the request; a logsumexp of base 2 as one of base e. Of some rows
+               only: as they came
     canonical: those that mutants change, with axes (b, h, q, …); an output of an output map is (b, 1, q, out)
     """
 
@@ -43,8 +44,10 @@ def check_names(actual: Mapping[str, np.ndarray], field: str, *, top_k: int | No
         raise FieldConflict.at("/top_k", "no top_k in a comparison", "top_k", "compare attention_weights")
 
 
-def read_actual(given: Mapping[str, np.ndarray], plan: Plan, *, base2: bool, field: str = "actual") -> Actual:
-    """The arrays of a kernel. plan: includes their names
+def read_actual(
+    given: Mapping[str, np.ndarray], plan: Plan, *, base2: bool, field: str = "actual", rows: np.ndarray | None = None
+) -> Actual:
+    """The arrays of a kernel. plan: includes their names; rows: those that the canonical arrays have, None for all
 
     Errors: InvalidArray for anything but numbers, ShapeMismatch.
     """
@@ -55,13 +58,24 @@ def read_actual(given: Mapping[str, np.ndarray], plan: Plan, *, base2: bool, fie
         wanted = _shown_shape(name, plan)
         if array.shape != wanted:
             raise ShapeMismatch.of(f"/{field}/{name}", f"{shape(wanted)}, as this request returns it", array)
-        sent[name] = array.astype(np.float64)
-        if name == "logsumexp" and base2:
-            sent[name] *= math.log(2)
+        sent[name] = array if rows is not None else _as_float(array, is_base2=base2 and name == "logsumexp")
     chosen = plan.selection
     selects = chosen.heads is not None or chosen.queries is not None or chosen.average_heads
     names = [name for name in FIELDS if name in sent and (name == OUTPUT or not selects)]
-    return Actual(sent, {name: canonical(sent[name], name, plan) for name in names})
+    found = {name: canonical(sent[name], name, plan) for name in names}
+    if rows is not None:
+        found = {
+            name: _as_float(array[:, :, rows], is_base2=base2 and name == "logsumexp") for name, array in found.items()
+        }
+    return Actual(sent, found)
+
+
+def _as_float(array: np.ndarray, *, is_base2: bool) -> np.ndarray:
+    """A copy in float64, a logsumexp in base e."""
+    found = array.astype(np.float64)
+    if is_base2:
+        found *= math.log(2)
+    return found
 
 
 def canonical(array: np.ndarray, name: str, plan: Plan) -> np.ndarray:

@@ -49,8 +49,8 @@ def baselines(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dic
     """
     cases = rounded_cases(case, dtype)
     found = floors(case, cases[0], sample, right)
-    for variant in cases:
-        for name, array in arrays_of(solve(variant, sample), right).items():
+    for answer in case.each(lambda variant: arrays_of(solve(variant, sample), right), cases):
+        for name, array in answer.items():
             apart = distance(rounded(array, stored_dtype(name, dtype)), right[name])
             if np.isfinite(apart):
                 found[name] = max(found[name], apart)

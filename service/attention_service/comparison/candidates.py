@@ -67,14 +67,20 @@ def candidates(
     right: these arrays of the sample; they stand where a mutant has none of its own. check: called before each
     wanted: the names of the mutants that are asked for
     """
-    for mutant in (row for name, row in MUTANTS.items() if name in wanted):
-        if mutant.needs is not None and mutant.needs not in right:
-            continue
-        if "output" not in right and mutant.group in ONLY_OUTPUT:
-            continue
-        for wrong in mutant.edit(case):
-            check()
-            yield Candidate((mutant.name,), wrong, {**right, **arrays_of(solve(wrong, sample), right)})
+
+    def edited() -> Iterator[tuple[str, Case]]:
+        for mutant in (row for name, row in MUTANTS.items() if name in wanted):
+            if mutant.needs is not None and mutant.needs not in right:
+                continue
+            if "output" in right or mutant.group not in ONLY_OUTPUT:
+                yield from ((mutant.name, wrong) for wrong in mutant.edit(case))
+
+    def answered(one: tuple[str, Case]) -> Candidate:
+        check()
+        name, wrong = one
+        return Candidate((name,), wrong, {**right, **arrays_of(solve(wrong, sample), right)})
+
+    return case.each(answered, edited())
 
 
 def ratio(one: Arrays, other: Arrays, baselines: Mapping[str, float]) -> float:

@@ -6,7 +6,7 @@ d and e features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self, TypeVar
 
@@ -25,10 +25,12 @@ from attention_service.attention.tiles import Tiling
 from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.operands import OPERAND_OPTIONS, load_operands
 from attention_service.backends.numpy.backend import NumpyLibrary
+from attention_service.backends.threads import TilePool
 from attention_service.comparison.legal import LIBERTIES
 from attention_service.comparison.problem import Answer, Problem, Rounding, Softmax, attention
 from attention_service.errors import FieldConflict
 
+S = TypeVar("S")
 T = TypeVar("T")
 Term = TypeVar("Term", bound=ScoreTerm)
 Step = TypeVar("Step", bound=OperandStep)
@@ -99,6 +101,7 @@ class Case:
     tiles:            the sizes of tiles, in keys, that mistakes of tiles are tried for; tile: that of a wrong case
     detail:           what tells this case from others of the same mutant, like "of 64 keys"
     check:            raises to end the computation; called in all that can take long
+    pool:             threads that compute parts of a comparison; None for the calling thread alone
     room:             bytes that a sample may keep, see `Sample.once`
     memo:             what is computed once for a case, by its name; a changed case has its own
     """
@@ -139,8 +142,18 @@ class Case:
     tile: int | None = None
     detail: str = ""
     check: Check = no_check
+    pool: TilePool | None = None
     room: int = 2**27
     memo: dict[str, Any] = field(default_factory=dict, init=False)
+
+    def each(self, function: Callable[[S], T], parts: Iterable[S]) -> Iterator[T]:
+        """The results of a function for each part, in order, by the threads of the pool."""
+        return map(function, parts) if self.pool is None else self.pool.run(function, parts)
+
+    @property
+    def workers(self) -> int:
+        """How many parts are computed at the same time."""
+        return 1 if self.pool is None else self.pool.threads
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What `make` returns, made once for this case."""
@@ -207,11 +220,15 @@ def _is_known(term: ScoreTerm) -> bool:
 
 
 def make_case(
-    spec: AttentionSpec, dtype: np.dtype, check: Check = no_check, liberties: frozenset[str] = LIBERTIES
+    spec: AttentionSpec,
+    dtype: np.dtype,
+    check: Check = no_check,
+    liberties: frozenset[str] = LIBERTIES,
+    pool: TilePool | None = None,
 ) -> Case:
     """The case of a request. spec: may have any dtype; numbers are taken as they are given. dtype: the caller's
 
-    liberties: see Case
+    liberties, pool: see Case
 
     Errors: InvalidRequest of every kind, FieldConflict for options that no case computes.
     """
@@ -250,6 +267,7 @@ def make_case(
         map_steps=_map_steps(plan, operands),
         liberties=liberties,
         check=check,
+        pool=pool,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Metadata, Result
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check, no_check
+from attention_service.backends.threads import TilePool
 from attention_service.comparison.actual import Actual, canonical, read_actual
 from attention_service.comparison.baseline import (
     CORRECT,
@@ -35,9 +37,9 @@ from attention_service.comparison.floors import floors, floors_of_others
 from attention_service.comparison.inputs import Suggestion, suggest
 from attention_service.comparison.legal import LIBERTIES
 from attention_service.comparison.places import places, worst
-from attention_service.comparison.power import Power, power
+from attention_service.comparison.power import Known, Power, power
 from attention_service.comparison.recipes import recipe_of
-from attention_service.comparison.sample import blocks, everything
+from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.samples import choose_sample, most_scores
 from attention_service.comparison.search import search
 from attention_service.comparison.solve import solve
@@ -45,6 +47,7 @@ from attention_service.comparison.tolerances import Tolerance, usual_tolerances
 from attention_service.schemas.compare import ArrayErrors, Fact, Place
 
 HEAD_OUTPUTS: Final = "head_outputs"
+MAX_THREADS: Final = 4
 # The axes of arrays in canonical order, as places name them.
 AXES: Final = {
     "output": ("batch entry", "head", "row", "feature"),
@@ -98,12 +101,14 @@ class Comparison:
 
     judged: by the name of the array; passes: what each test says, None without arrays
     unknown: options of the request that the comparison does not compute, so that nothing was judged
+    metadata: of the reference; None if only some rows were computed
     reference: what is right, float64 arrays by the names of those that were sent; the output if none was
     against: that of the other answer
+    rows: how many rows of each head were judged; None for all, and for the mistakes that they can show
     """
 
     question: Question
-    metadata: Metadata
+    metadata: Metadata | None
     judged: Mapping[str, Judged]
     passes: Mapping[str, bool]
     tolerances: tuple[Tolerance, ...]
@@ -115,6 +120,7 @@ class Comparison:
     reference: Mapping[str, np.ndarray] = field(default_factory=dict)
     facts: tuple[Fact, ...] = ()
     against: Comparison | None = None
+    rows: int | None = None
 
     @property
     def differences(self) -> dict[str, float]:
@@ -177,7 +183,7 @@ def reference_and_baseline(question: Question, backend: Backend, check: Check = 
     if question.actual is not None:
         actual = read_actual(question.actual, plan, base2=question.base2, field=question.field)
     reference = backend.run(plan, exact, exact.sources, check)
-    case = make_case(spec, dtype, check, question.liberties)
+    case = make_case(spec, dtype, check, question.liberties, pool_of(backend))
     if HEAD_OUTPUTS in reference.arrays:
         case = replace(case, head_outputs=canonical(reference[HEAD_OUTPUTS], HEAD_OUTPUTS, plan))
     right = {name: canonical(reference[name], name, plan) for name in actual.canonical}
@@ -185,6 +191,11 @@ def reference_and_baseline(question: Question, backend: Backend, check: Check = 
     others = [name for name in actual.as_sent if name not in actual.canonical]
     judged |= _judged_by_service(case, exact, others, actual, reference.arrays, backend, check)
     return Truth(reference, case, actual, right, {name: judged[name] for name in actual.as_sent})
+
+
+def pool_of(backend: Backend) -> TilePool | None:
+    """The threads of a backend that a comparison uses: what each computes takes memory."""
+    return None if backend.pool is None else backend.pool.at_most(MAX_THREADS)
 
 
 def compare_question(question: Question, backend: Backend, check: Check = no_check) -> Comparison:
@@ -217,10 +228,10 @@ def _compared(question: Question, backend: Backend, check: Check) -> Comparison:
     sample = choose_sample(case, _wrong_rows(actual, right, wrong) if wrong else None, most_scores(compared))
     evidence = Evidence.of(case, sample, actual.canonical or None, compared, wrong)
     mutants = list(candidates(case, sample, evidence.right, check))
-    found = power(evidence, mutants, check, tolerances)
+    limits = {name: judged[name].limit for name in actual.canonical}
+    found = power(evidence, mutants, check, tolerances, Known(right, limits) if right else None)
     hypotheses: list[Hypothesis] = []
     if wrong:
-        limits = {name: judged[name].limit for name in actual.canonical}
         hypotheses = search(evidence, mutants, actual.canonical, limits, check)
     return Comparison(
         question=question,
@@ -257,28 +268,37 @@ def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarr
     variants = rounded_cases(case, case.dtype)
     results = [{name: np.empty(array.shape, kept[name]) for name, array in right.items()} for _ in variants]
     least = dict.fromkeys(right, 0.0)
-    for block in blocks(case, everything(case), right):
+
+    def rounded_block(block: Sample) -> dict[str, float]:
         check()
         here = {name: block.of(array) for name, array in right.items()}
-        for name, floor in floors(case, variants[0], block, here).items():
-            least[name] = max(least[name], floor)
         for variant, arrays in zip(variants, results, strict=True):
             for name, array in arrays_of(solve(variant, block), right).items():
                 block.put(arrays[name], array)
+        found = floors(case, variants[0], block, here)
+        block.forget()
+        return found
+
+    for found in case.each(rounded_block, blocks(case, everything(case), right)):
+        least.update({name: max(least[name], floor) for name, floor in found.items()})
     judged = {}
     for name, array in right.items():
         stored = kept[name]
         check()
-        found = [arrays.pop(name) for arrays in results]
-        baseline = measure(max(found, key=lambda one: _finite(distance(one, array))), array, stored)
-        check()
-        most = limit(baseline.max_abs or 0.0, least[name], array, stored)
-        judged[name] = Judged(measure(actual.canonical[name], array, stored), baseline, most)
+        rounded = [arrays.pop(name) for arrays in results]
+        apart = list(case.each(partial(_distance, array), rounded))
+        worst = rounded[apart.index(max(apart))]
+        del rounded
+        both = (worst, actual.canonical[name])
+        baseline, errors = case.each(partial(measure, reference=array, dtype=stored), both)
+        judged[name] = Judged(errors, baseline, limit(baseline.max_abs or 0.0, least[name], array, stored))
     return judged
 
 
-def _finite(number: float) -> float:
-    return number if math.isfinite(number) else -1.0
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference of two arrays; -1 if it is not finite."""
+    found = distance(one, other)
+    return found if math.isfinite(found) else -1.0
 
 
 def _judged_by_service(
@@ -335,4 +355,4 @@ def _suggestion(
         return None
     wanted = (*hypotheses[0].candidate.names, *hypotheses[0].also) if is_known else found.survivors
     wanted = tuple(name for name in wanted if not name.startswith("precision."))
-    return suggest(recipe_of(case, wanted), wanted, names, 0, check, apart=is_known) if wanted else None
+    return suggest(recipe_of(case, wanted), wanted, names, 0, check, case.pool, apart=is_known) if wanted else None

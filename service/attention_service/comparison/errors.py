@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from attention_service.schemas.compare import ArrayErrors, UlpErrors
 
 # Relative errors count where the truth is at least this part of its largest magnitude.
 RELATIVE_FLOOR: Final = 1e-3
+# Elements that are measured at a time.
+PART: Final = 2**15
+NOTHING: Final = np.empty(0)
 # Numbers whose squares can be summed up in float64.
 SQUARABLE: Final = 1e140
 # Bits of the significand, with the leading one, and the exponent of the smallest normal number.
@@ -20,30 +24,73 @@ _FORMATS: Final = {"float64": (53, -1022), "float32": (24, -126), "float16": (11
 
 def measure(actual: np.ndarray, reference: np.ndarray, dtype: np.dtype) -> ArrayErrors:
     """The errors of an array. Both have the same shape; dtype: the caller's type, for ULPs"""
-    actual, reference = np.asarray(actual, np.float64), np.asarray(reference, np.float64)
-    finite = np.isfinite(actual) & np.isfinite(reference)
-    same = finite | (actual == reference) | (np.isnan(actual) & np.isnan(reference))
-    non_finite = int(same.size - np.count_nonzero(same))
-    if not finite.any():
+    actual, reference = np.asarray(actual).reshape(-1), np.asarray(reference).reshape(-1)
+    sizes = largest(actual), largest(reference)
+    parts, ulps, done, non_finite = [], np.empty(actual.size), 0, 0
+    for start in range(0, actual.size, PART):
+        one, right = (array[start : start + PART].astype(np.float64) for array in (actual, reference))
+        finite = np.isfinite(one) & np.isfinite(right)
+        if not finite.all():
+            non_finite += int(np.count_nonzero(~(finite | (one == right) | (np.isnan(one) & np.isnan(right)))))
+            one, right = one[finite], right[finite]
+        if one.size:
+            part = _Part.of(one, right, sizes)
+            np.divide(part.errors, ulp(right, dtype), out=ulps[done : done + one.size])
+            parts.append(part._replace(errors=NOTHING))
+            done += one.size
+    if not parts:
         return ArrayErrors(
             max_abs=None, max_rel=None, rmse=None, relative_rmse=None, cosine=None, ulp=None, non_finite=non_finite
         )
-    if not finite.all():
-        actual, reference = actual[finite], reference[finite]
-    error = np.abs(actual - reference)
-    size = np.abs(reference)
-    counts = size >= max(RELATIVE_FLOOR * float(size.max()), np.finfo(np.float64).tiny)
-    rmse, scale = _rms(error), _rms(reference)
-    ulps = error / ulp(reference, dtype)
+    ulps = ulps[:done]
+    rmse, scale = _joined_rms(parts, 0), _joined_rms(parts, 1)
+    squares = [sum(column) for column in zip(*(part.squares for part in parts), strict=True)]
+    relative = [part.max_rel for part in parts if part.max_rel is not None]
+    above = float(np.mean(ulps > 1))
     return ArrayErrors(
-        max_abs=float(error.max()),
-        max_rel=float((error[counts] / size[counts]).max()) if counts.any() else None,
+        max_abs=max(part.max_abs for part in parts),
+        max_rel=max(relative, default=None),
         rmse=rmse,
         relative_rmse=rmse / scale if scale else None,
-        cosine=_cosine(actual, reference),
-        ulp=UlpErrors(max=float(ulps.max()), p99=float(np.quantile(ulps, 0.99)), above_one=float(np.mean(ulps > 1))),
+        cosine=squares[2] / math.sqrt(squares[0] * squares[1]) if squares[0] and squares[1] else None,
+        ulp=UlpErrors(max=float(ulps.max()), p99=float(np.quantile(ulps, 0.99, overwrite_input=True)), above_one=above),
         non_finite=non_finite,
     )
+
+
+class _Part(NamedTuple):
+    """What is measured of some elements, all finite, at a time: a part stays in the cache.
+
+    rms:     of the errors and of the reference
+    squares: Σ actual², Σ reference² and Σ actual · reference, each number over the largest of its array
+    """
+
+    elements: int
+    errors: np.ndarray
+    max_abs: float
+    max_rel: float | None
+    rms: tuple[float, float]
+    squares: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, one: np.ndarray, right: np.ndarray, sizes: tuple[float, float]) -> _Part:
+        """A part of an array. sizes: the largest magnitudes of the whole arrays"""
+        errors, size = np.abs(one - right), np.abs(right)
+        counts = size >= max(RELATIVE_FLOOR * sizes[1], np.finfo(np.float64).tiny)
+        relative = float((errors[counts] / size[counts]).max()) if counts.any() else None
+        rms = _rms(errors), _rms(right)
+        one, right = one / (sizes[0] or 1), right / (sizes[1] or 1)
+        squares = float(np.dot(one, one)), float(np.dot(right, right)), float(np.dot(one, right))
+        return cls(one.size, errors, float(errors.max()), relative, rms, squares)
+
+
+def _joined_rms(parts: Sequence[_Part], which: int) -> float:
+    """The root mean square of all parts. which: 0 of the errors, 1 of the reference"""
+    most = max(part.rms[which] for part in parts)
+    if not most:
+        return 0.0
+    total = sum(part.elements * (part.rms[which] / most) ** 2 for part in parts)
+    return most * math.sqrt(total / sum(part.elements for part in parts))
 
 
 def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -108,14 +155,6 @@ def _rms(array: np.ndarray) -> float:
     # Divided first, so that no square overflows or underflows.
     largest = float(np.max(np.abs(array)))
     return largest * math.sqrt(float(np.mean(np.square(array / largest)))) if largest else 0.0
-
-
-def _cosine(one: np.ndarray, other: np.ndarray) -> float | None:
-    sizes = float(np.max(np.abs(one))), float(np.max(np.abs(other)))
-    if not all(sizes):
-        return None
-    one, other = (one / sizes[0]).ravel(), (other / sizes[1]).ravel()
-    return float(np.dot(one, other) / math.sqrt(float(np.dot(one, one)) * float(np.dot(other, other))))
 
 
 assert set(_FORMATS) == set(FLOATS)

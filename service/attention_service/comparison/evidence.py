@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from threading import Event
 from typing import Final
 
 import numpy as np
@@ -177,12 +178,18 @@ def holds(one: Hypothesis, evidence: Evidence, actual: Arrays, limits: Mapping[s
     case, arrays = one.candidate.case, one.candidate.arrays
     own = baselines(case, evidence.sample, arrays, case.dtype)
     most = {name: CORRECT * max(own[name], limits[name]) for name in arrays}
-    for block in blocks(case, everything(case), arrays):
+    is_apart = Event()
+
+    def agrees(block: Sample) -> bool:
         check()
-        for name, array in arrays_of(solve(case, block), arrays).items():
-            if not distance(block.of(actual[name]), array) <= most[name]:
-                return False
-    return True
+        if not is_apart.is_set():  # in any block
+            for name, array in arrays_of(solve(case, block), arrays).items():
+                if not distance(block.of(actual[name]), array) <= most[name]:
+                    is_apart.set()
+        block.forget()
+        return not is_apart.is_set()
+
+    return all(evidence.case.each(agrees, blocks(case, everything(case), arrays)))
 
 
 def joined(hypotheses: list[Hypothesis], evidence: Evidence, count: int) -> list[Hypothesis]:

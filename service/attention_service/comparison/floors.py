@@ -256,7 +256,8 @@ def _tokens(case: Case, role: str, worst: bool) -> Tokens:
 
 
 def _lengths(array: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.linalg.norm(array.astype(np.float64, copy=False), axis=-1)
+    array = array.astype(np.float64, copy=False)
+    found: np.ndarray = np.sqrt(np.vecdot(array, array))
     return found
 
 

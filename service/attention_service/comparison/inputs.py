@@ -11,6 +11,7 @@ import numpy as np
 from attention_service.attention.arrays import FLOATS
 from attention_service.attention.spec import Window
 from attention_service.backends.base import Check
+from attention_service.backends.threads import TilePool
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.candidates import candidates
 from attention_service.comparison.case import TILES, make_case
@@ -137,13 +138,14 @@ def power_of(
     check: Check,
     tiles: tuple[int, ...] = TILES,
     wanted: Collection[str] = MUTANTS,
+    pool: TilePool | None = None,
 ) -> Power:
     """The power of a request. fields: as `make_input` makes them; names: of the arrays that are compared
 
-    tiles: see Case; wanted: the names of the mutants that are looked at
+    tiles, pool: see Case; wanted: the names of the mutants that are looked at
     """
     spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
-    case = replace(make_case(spec, plan.dtype, check), room=MADE_ROOM, tiles=tiles)
+    case = replace(make_case(spec, plan.dtype, check, pool=pool), room=MADE_ROOM, tiles=tiles)
     sample = choose_sample(case, None, made_scores(names), MADE_OUTPUTS)
     evidence = Evidence.of(case, sample, None, names)
     return power(evidence, list(candidates(case, evidence.sample, evidence.right, check, wanted)), check)
@@ -159,15 +161,22 @@ class Suggestion:
 
 
 def suggest(
-    recipe: Recipe, wanted: Collection[str], names: Collection[str], seed: int, check: Check, *, apart: bool = False
+    recipe: Recipe,
+    wanted: Collection[str],
+    names: Collection[str],
+    seed: int,
+    check: Check,
+    pool: TilePool | None = None,
+    *,
+    apart: bool = False,
 ) -> Suggestion | None:
     """The request of a few seeds that shows most of the wanted mistakes; None if none shows any.
 
-    names: of the arrays that are compared; seed: the first that is tried
+    names: of the arrays that are compared; seed: the first that is tried; pool: see Case
     apart: True if the wanted mistakes must also have different answers
     """
     best: Suggestion | None = None
-    for one in _tried(recipe, wanted, names, seed, check, apart=apart):
+    for one in _tried(recipe, wanted, names, seed, check, pool, apart=apart):
         if best is None or len(one.kills) > len(best.kills):
             best = one
         if len(best.kills) == len(wanted):
@@ -176,11 +185,18 @@ def suggest(
 
 
 def _tried(
-    recipe: Recipe, wanted: Collection[str], names: Collection[str], seed: int, check: Check, *, apart: bool
+    recipe: Recipe,
+    wanted: Collection[str],
+    names: Collection[str],
+    seed: int,
+    check: Check,
+    pool: TilePool | None,
+    *,
+    apart: bool,
 ) -> Iterator[Suggestion]:
     for tried in range(seed, seed + TRIES):
         fields = make_input(recipe, tried)
-        found = power_of(fields, names, check, recipe.tiles, wanted)
+        found = power_of(fields, names, check, recipe.tiles, wanted, pool)
         same = {name for group in found.indistinguishable if len({*group} & {*wanted}) > 1 for name in group}
         shown = {*found.killed} - (same if apart else set())
         yield Suggestion(tried, fields, tuple(name for name in wanted if name in shown))

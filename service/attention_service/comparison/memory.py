@@ -34,8 +34,8 @@ OBJECTS: Final = 2**21 + 2**19
 TABLES: Final = frozenset({"mask", "bias", "selected_keys"})
 
 
-def comparison_bytes(question: Question) -> int:
-    """Upper bound of the memory of a comparison, beyond the arrays of the request, in bytes."""
+def comparison_bytes(question: Question, workers: int = 1) -> int:
+    """Upper bound of the memory of a comparison, beyond the arrays of the request, in bytes. workers: see Case"""
     plan, names = question.plan, tuple({*(question.actual or ("output",)), *(question.against or ())})
     sizes, linear = plan.sizes, plan.roles.output_map
     features = sizes.value_dim if linear is None else max(sizes.value_dim, -(-len(linear.weight) // sizes.num_heads))
@@ -45,13 +45,13 @@ def comparison_bytes(question: Question) -> int:
     needs_all_heads = linear is not None or any(step.needs_all_heads for step in plan.output_steps)
     work = Work(sizes, names, features, needs_all_heads=needs_all_heads, scores=most_scores(names))
     made = recipes(question)
-    work = replace(work, has_options=bool(made[0].options))
+    work = replace(work, has_options=bool(made[0].options), workers=workers)
     width = compute_dtype(plan.dtype).itemsize + 8
     tables = sum(array.size for array in arrays_of(plan))
     tables += 2 * sum(term.keys.size for term in plan.terms if isinstance(term, RelativeKeys))  # with padding, too
     arrays = work.operand_bytes(width) + ARRAY_BYTES * (sent + others) + 16 * tables
     arrays += copied_bytes(plan, question.spec) + question.reference * REFERENCE_BYTES * (sent or others)
-    return OBJECTS + arrays + work.bytes + max(suggestion_bytes(one, names) for one in made)
+    return OBJECTS + arrays + work.bytes + max(suggestion_bytes(one, names, workers) for one in made)
 
 
 def recipes(question: Question) -> tuple[Recipe, Recipe]:
@@ -61,8 +61,8 @@ def recipes(question: Question) -> tuple[Recipe, Recipe]:
     return without, tiled
 
 
-def suggestion_bytes(recipe: Recipe, names: tuple[str, ...]) -> int:
-    """Upper bound of the memory of `suggest`, in bytes. names: of the arrays that are compared"""
+def suggestion_bytes(recipe: Recipe, names: tuple[str, ...], workers: int = 1) -> int:
+    """Upper bound of the memory of `suggest`, in bytes. names: of the arrays that are compared; workers: see Case"""
     sizes = Sizes(
         num_heads=recipe.heads,
         num_kv_heads=recipe.kv_heads,
@@ -73,7 +73,7 @@ def suggestion_bytes(recipe: Recipe, names: tuple[str, ...]) -> int:
         value_dim=recipe.value_dim,
     )
     work = Work(sizes, names, recipe.value_dim, scores=made_scores(names), outputs=MADE_OUTPUTS, room=MADE_ROOM)
-    work = replace(work, has_options=bool(recipe.options))
+    work = replace(work, has_options=bool(recipe.options), workers=workers)
     width = compute_dtype(FLOATS[recipe.dtype]).itemsize + 8
     tables = len(TABLES & recipe.options) * prod((recipe.batch, recipe.heads, recipe.queries, recipe.keys))
     if "relative_keys" in recipe.options:
@@ -88,7 +88,7 @@ class Work:
     """What the mutants of a case are computed from.
 
     names: of the arrays that are compared; features: of an output of a head; scores, outputs: about how many of them
-    a sample has; room: see Case
+    a sample has; room, workers: see Case
     """
 
     sizes: Sizes
@@ -99,6 +99,7 @@ class Work:
     scores: int = 0
     outputs: int = MAX_OUTPUTS
     room: int = Case.room
+    workers: int = 1
 
     def operand_bytes(self, width: int) -> int:
         """The bytes of the copies of query, key and value. width: bytes of a number in both of its types"""
@@ -109,15 +110,17 @@ class Work:
     def bytes(self) -> int:
         """The bytes of the scores, keys and values of a block and a sample, and of the answers that are kept."""
         keys, head_dim, value_dim = self.sizes.key_length, self.sizes.head_dim, self.sizes.value_dim
-        heads, rows = block_counts(self.sizes, needs_all_heads=self.needs_all_heads)
+        heads, rows = block_counts(self.sizes, self.workers, needs_all_heads=self.needs_all_heads)
         counts = sample_counts(self.sizes, self.scores, self.outputs, needs_all_heads=self.needs_all_heads)
         sampled = counts[0] * counts[1]
         block, sample = heads * rows * keys, sampled * counts[2] * keys
         answer = self.features + 1 + (keys if "attention_weights" in self.names else 0)
         working = COPIES * max(block, sample) + 4 * max(heads, sampled) * keys * (head_dim + value_dim)
+        working *= self.workers
         kept = self._kept(sample, sampled * keys * value_dim)
         if counts != (self.sizes.batch_size, self.sizes.num_heads, self.sizes.query_length):
-            kept += self._kept(block, heads * keys * value_dim)  # what the sample does not show is looked for in blocks
+            # What the sample does not show is looked for in blocks.
+            kept += self.workers * self._kept(block, heads * keys * value_dim)
         return kept + 8 * (working + ANSWERS[self.has_options] * sampled * counts[2] * answer)
 
     def _kept(self, scores: int, values: int) -> int:

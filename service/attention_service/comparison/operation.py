@@ -8,7 +8,7 @@ from typing import Final
 from attention_service.backends.base import Backend, Check
 from attention_service.codecs.chunks import Encoded, whole
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.compare import Comparison, Question, compare_question
+from attention_service.comparison.compare import Comparison, Question, compare_question, pool_of
 from attention_service.comparison.memory import comparison_bytes
 from attention_service.comparison.question import make_question
 from attention_service.comparison.report import make_report
@@ -31,7 +31,7 @@ class CompareOperation(Operation[Question, str, Comparison]):
 
     def cost(self, request: Question, encoder: str) -> Cost:
         """Always in a worker thread: a comparison computes its request some hundred times."""
-        memory = comparison_bytes(request)
+        memory = comparison_bytes(request, 1 if (pool := pool_of(self._backend)) is None else pool.threads)
         return Cost(math.inf, memory, memory, encodes_inline=False)
 
     def compute(self, request: Question, check: Check) -> Comparison:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from attention_service.backends.base import Check
@@ -13,7 +14,7 @@ from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distance
 from attention_service.comparison.evidence import Evidence
 from attention_service.comparison.mutants import MUTANTS
-from attention_service.comparison.sample import blocks, everything
+from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.samples import is_whole
 from attention_service.comparison.solve import solve
 from attention_service.comparison.tolerances import Tolerance
@@ -54,12 +55,29 @@ class Power:
         return survivors > killed
 
 
-def power(evidence: Evidence, found: list[Candidate], check: Check, tolerances: Collection[Tolerance] = ()) -> Power:
-    """The power of a request. found: the mutants' answers for the sample; check: raises to end the computation"""
+@dataclass(frozen=True)
+class Known:
+    """The right arrays of all rows, and their baselines."""
+
+    right: Arrays
+    limits: Mapping[str, float]
+
+
+def power(
+    evidence: Evidence,
+    found: list[Candidate],
+    check: Check,
+    tolerances: Collection[Tolerance] = (),
+    known: Known | None = None,
+) -> Power:
+    """The power of a request. found: the mutants' answers for the sample; check: raises to end the computation
+
+    known: what is right on all rows, None to compute it
+    """
     case, right, limits = evidence.case, evidence.right, evidence.baselines
     alive = [one for one in found if not ratio(one.arrays, right, limits) > CORRECT]
     if alive and not is_whole(case, evidence.sample) and case.plan.score_count <= CONFIRMED_SCORES:
-        alive = _alive(case, alive, right, check)
+        alive = _alive(case, alive, right, check, known)
     shown = _shown_tiles(case, found, alive)
     survive = {one.names[0] for one in alive if one.case.tile is None or one.case.tile in case.tiles}
     survive |= {name for name, kept in shown.items() if kept != case.tiles}
@@ -84,23 +102,32 @@ def _passes(one: Candidate, right: Arrays, tolerance: Tolerance) -> bool:
     return all(tolerance.passes(array, right[name]) for name, array in one.arrays.items())
 
 
-def _alive(case: Case, found: list[Candidate], names: Collection[str], check: Check) -> list[Candidate]:
+def _alive(
+    case: Case, found: list[Candidate], names: Collection[str], check: Check, known: Known | None
+) -> list[Candidate]:
     """The candidates whose answers do not differ from the truth on any row."""
     apart = [dict.fromkeys(names, 0.0) for _ in found]
     limits = dict.fromkeys(names, 0.0)
     for block in blocks(case, everything(case)):
         check()
-        right = arrays_of(solve(case, block), names)
-        for name, limit in baselines(case, block, right, case.dtype).items():
-            limits[name] = max(limits[name], limit)
-        for one, largest in zip(found, apart, strict=True):
-            for name, array in arrays_of(solve(one.case, block), one.arrays).items():
-                largest[name] = max(largest[name], distance(array, right[name]))
+        if known is None:
+            right = arrays_of(solve(case, block), names)
+            here = baselines(case, block, right, case.dtype)
+        else:
+            right, here = {name: block.of(known.right[name]) for name in names}, dict(known.limits)
+        limits.update({name: max(limits[name], limit) for name, limit in here.items()})
+        for largest, found_here in zip(apart, case.each(partial(_distances, block, right), found), strict=True):
+            largest.update({name: max(largest[name], distance) for name, distance in found_here.items()})
     return [
         one
         for one, largest in zip(found, apart, strict=True)
         if all(largest[name] <= CORRECT * limits[name] for name in one.arrays)
     ]
+
+
+def _distances(block: Sample, right: Arrays, one: Candidate) -> dict[str, float]:
+    """How far the answer of a candidate is from the truth in a block."""
+    return {name: distance(array, right[name]) for name, array in arrays_of(solve(one.case, block), one.arrays).items()}
 
 
 def _groups(killed: list[Candidate], limits: Mapping[str, float]) -> tuple[tuple[str, ...], ...]:

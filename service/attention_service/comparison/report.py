@@ -34,8 +34,10 @@ SHOWN: Final = 20_000
 def make_report(comparison: Comparison, request_id: str | None = None) -> CompareReport:
     """The report of a comparison."""
     found = comparison.power
-    metadata: dict[str, Any] = comparison.metadata.present()
-    metadata["warnings"] = [{"code": one.code, "message": one.message} for one in comparison.metadata.warnings]
+    metadata: dict[str, Any] = {} if comparison.rows is None else {"rows": comparison.rows}
+    if comparison.metadata is not None:
+        metadata |= comparison.metadata.present()
+        metadata["warnings"] = [{"code": one.code, "message": one.message} for one in comparison.metadata.warnings]
     metadata["dtype"] = comparison.question.plan.dtype.name
     if request_id is not None:
         metadata["request_id"] = request_id
@@ -98,7 +100,8 @@ def _verdict(comparison: Comparison) -> Verdict:
     if status == "correct":
         unseen = ", ".join(_unseen_options(comparison))
         weak = f"; a kernel that ignores {unseen} would be as right for these inputs" if unseen else ""
-        message = f"Right: the largest error is {shown}{weak}."
+        of = "" if comparison.rows is None else f" in the {comparison.rows} rows of each head that were judged"
+        message = f"Right{of}: the largest error is {shown}{weak}."
     elif status == "inconclusive":
         message = f"Right for this request, with an error of {shown}; but {_power_in_words(comparison)}"
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -15,12 +16,13 @@ from attention_service.comparison.problem import attention
 
 T = TypeVar("T")
 
-# Scores that are computed at a time.
+# Scores that are computed at a time, by all threads together.
 BLOCK: Final = 2**20
 # Products of query and key, and of weights and values, that are summed up between two checks of the deadline; numbers
 # of keys and values of a block of several heads, which may share them.
 PRODUCTS: Final = 2**28
 OPERANDS: Final = 2**21
+_keeping = Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +46,22 @@ class Sample:
         room: bytes that are kept; one entry may have more
         """
         key = (name, *map(id, operands))
-        if key in self.kept:
-            self.kept[key] = self.kept.pop(key)
-        else:
-            made = make()
+        with _keeping:
+            if key in self.kept:
+                self.kept[key] = self.kept.pop(key)
+                found: T = self.kept[key][1]
+                return found
+        made = make()  # by two threads at once, rather than one after the other
+        with _keeping:
             while self.kept and sum(_bytes(one) for _, one in self.kept.values()) + _bytes(made) > room:
                 del self.kept[next(iter(self.kept))]
             self.kept[key] = operands, made
-        found: T = self.kept[key][1]
-        return found
+        return made
+
+    def forget(self) -> None:
+        """Drop what was kept: blocks wait in a list until all of them are computed."""
+        with _keeping:
+            self.kept.clear()
 
     @property
     def index(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -90,7 +99,7 @@ def blocks(case: Case, sample: Sample, names: Collection[str] = ("attention_weig
     """
     row = case.plan.sizes.key_length
     needed = case.plan.sizes._replace(num_heads=len(sample.heads), query_length=len(sample.rows))
-    heads, rows = block_counts(needed, needs_all_heads=case.needs_all_heads)
+    heads, rows = block_counts(needed, case.workers, needs_all_heads=case.needs_all_heads)
     narrows = "attention_weights" not in names and case.softmax is attention and bool(np.isneginf(case.hidden_score))
     narrows = narrows and not (case.over_queries or case.edits)
     for batch in sample.batches:
@@ -104,11 +113,11 @@ def blocks(case: Case, sample: Sample, names: Collection[str] = ("attention_weig
                 yield Sample(np.array([batch]), sample.heads[head : head + heads], part, columns)
 
 
-def block_counts(sizes: Sizes, *, needs_all_heads: bool) -> tuple[int, int]:
-    """How many heads and queries a block has. needs_all_heads: see Case"""
+def block_counts(sizes: Sizes, workers: int, *, needs_all_heads: bool) -> tuple[int, int]:
+    """How many heads and queries a block has. workers, needs_all_heads: see Case"""
     row, heads, rows = sizes.key_length, sizes.num_heads, sizes.query_length
     width = sizes.head_dim + sizes.value_dim
-    most = min(BLOCK, PRODUCTS // width)
+    most = min(BLOCK // workers, PRODUCTS // width)
     if needs_all_heads:
         return heads, min(rows, max(1, most // (row * heads)))
     rows = min(rows, max(1, most // row))

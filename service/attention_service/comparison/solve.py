@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from attention_service.comparison.case import EXACT, Case
 from attention_service.comparison.errors import largest, largest_number
 from attention_service.comparison.problem import Answer, Problem, attention, masked_scores, rounded, weighted
 from attention_service.comparison.sample import BLOCK, Sample, blocks, everything
+
+# Scores between two rows that are computed, too, as this is faster than to begin anew.
+SKIPPED: Final = 2**16
 
 
 def solve(case: Case, sample: Sample) -> Answer:
@@ -166,11 +169,21 @@ def _prepared(
     chosen = np.arange(given.shape[1]) if needs_all else heads
     tokens = np.arange(given.shape[2]) if rows is None else rows
     parts = [step.part(batches, chosen, tokens) for step in steps]
-    array = stepped(parts, _cast(case, given[np.ix_(batches, chosen, tokens)]))
+    array = stepped(parts, _cast(case, _taken(given, batches, chosen, tokens)))
     if needs_all:
         array = array[:, heads]
     is_changed = role != "value" or bool(steps)
     return array if case.rounding.operands is None or not is_changed else rounded(array, case.rounding.operands)
+
+
+def _taken(array: np.ndarray, *indices: np.ndarray) -> np.ndarray:
+    """The elements at these indices of the first axes; a view that cannot be written to if they are consecutive."""
+    if not all(np.array_equal(one, np.arange(one[0], one[0] + len(one))) for one in indices if len(one)):
+        found: np.ndarray = array[np.ix_(*indices)]
+        return found
+    view = array[tuple(slice(int(one[0]), int(one[0]) + len(one)) if len(one) else slice(0) for one in indices)]
+    view.flags.writeable = False
+    return view
 
 
 class NumpyFunctions:
@@ -205,7 +218,7 @@ def _with_past(case: Case, role: str, batches: np.ndarray, heads: np.ndarray) ->
     new = _prepared(case, role, batches, heads)
     if not case.past_length:
         return new
-    past = _cast(case, getattr(case, f"past_{role}")[np.ix_(batches, heads)])
+    past = _cast(case, _taken(getattr(case, f"past_{role}"), batches, heads))
     if role == "key":
         past = stepped([step.part(batches, heads, np.arange(case.past_length)) for step in case.past_steps], past)
     return np.concatenate([past, new], axis=2)
@@ -219,15 +232,13 @@ def _terms(case: Case, sample: Sample) -> tuple[np.ndarray | None, np.ndarray | 
     full = tuple(slice(int(chosen.min()), int(chosen.max()) + 1) for chosen in (sample.batches, sample.heads))
     columns = slice(0, sizes.key_length) if sample.columns is None else sample.columns
     seen_parts, added_parts = [], []
-    for rows in _runs(sample.rows):
+    width = columns.stop - columns.start
+    for rows in _runs(sample.rows, SKIPPED // (width * (full[1].stop - full[1].start))):
         tile = Tile(full[0], slice(0, sizes.num_kv_heads), full[1], rows, columns)
-        length = rows.stop - rows.start
+        chosen = sample.rows[(sample.rows >= rows.start) & (sample.rows < rows.stop)] - rows.start
         seen = visible(case.terms, tile, _as_it_is)
-        seen_parts.append(_chosen(True if seen is None else seen, sample, full, length, columns.stop - columns.start))
-        added = [
-            _chosen(part, sample, full, length, columns.stop - columns.start)
-            for part in additions(case.terms, tile, _as_it_is)
-        ]
+        seen_parts.append(_chosen(True if seen is None else seen, sample, full, chosen, width))
+        added = [_chosen(part, sample, full, chosen, width) for part in additions(case.terms, tile, _as_it_is)]
         added_parts.append(sum(added[1:], start=added[0]) if added else None)
     kept = [part for part in added_parts if part is not None]
     return _stacked(seen_parts), _stacked(kept) if len(kept) == len(added_parts) else None
@@ -243,19 +254,21 @@ def _as_it_is(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _chosen(array: Any, sample: Sample, full: tuple[slice, ...], rows: int, keys: int) -> np.ndarray:
-    """The batch entries and heads of a sample, of an array that broadcasts to the tile around it."""
+def _chosen(array: Any, sample: Sample, full: tuple[slice, ...], rows: np.ndarray, keys: int) -> np.ndarray:
+    """The batch entries and heads of a sample, and these rows, of an array that broadcasts to the tile around it."""
     array = np.asarray(array)
     array = array.reshape((1,) * (4 - array.ndim) + array.shape)
     for axis, (chosen, around) in enumerate(zip((sample.batches, sample.heads), full, strict=True)):
         if array.shape[axis] > 1:
             array = array.take(chosen - around.start, axis=axis)
-    return np.broadcast_to(array, (*array.shape[:2], rows, keys))
+    if array.shape[2] > len(rows):
+        array = array.take(rows, axis=2)
+    return np.broadcast_to(array, (*array.shape[:2], len(rows), keys))
 
 
-def _runs(rows: np.ndarray) -> Iterator[slice]:
-    """Ascending rows as slices of consecutive ones."""
-    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+def _runs(rows: np.ndarray, skipped: int = 0) -> Iterator[slice]:
+    """Ascending rows as slices of consecutive ones, or of those with at most so many rows between them."""
+    breaks = np.flatnonzero(np.diff(rows) > 1 + skipped) + 1
     for run in np.split(rows, breaks):
         yield slice(int(run[0]), int(run[-1]) + 1)
 

@@ -75,6 +75,8 @@ def _tests(report: CompareReport) -> Iterator[str]:
 
 def _power(report: CompareReport) -> Iterator[str]:
     found = report.power
+    if not found.mutants:
+        return
     yield f"this request shows {found.killed} of {found.mutants} known mistakes"
     if found.survivors:
         yield f"not these: {', '.join(found.survivors)}"

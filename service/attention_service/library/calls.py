@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attention_service.attention.spec import AttentionSpec
+from attention_service.backends.base import Backend
 from attention_service.backends.registry import Backends
+from attention_service.backends.threads import single_threaded_blas
 from attention_service.codecs.array_objects import as_numpy
 from attention_service.codecs.decoded import Decoded
 from attention_service.errors import InvalidArray, InvalidValue, Overflow, child
 from attention_service.library.result import AttentionResult
 from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.runtime.machine import cpu_count
 from attention_service.schemas.compare import ActualArrays, CompareReport, CompareRequest
+
+if TYPE_CHECKING:
+    from attention_service.comparison.compare import Question
 
 # The arguments of a call by their names; `unknown` holds those that are no fields of a request.
 Arguments = Mapping[str, Any]
@@ -37,14 +43,11 @@ def attend(arguments: Arguments) -> AttentionResult:
 def compare(arguments: Arguments) -> CompareReport:
     """The report of `service.compare`. Errors: InvalidRequest of every kind."""
     from attention_service.comparison.compare import compare_question
-    from attention_service.comparison.question import make_question
     from attention_service.library.report import Report
 
-    given = _fields(arguments)
-    for name in ("actual", "against"):
-        if arguments[name] is not None:
-            given[name] = as_numpy(named(arguments[name]), f"/{name}")
-    return Report.of(compare_question(make_question(_decoded(given)), backends().choose("numpy", "cpu")))
+    question = _question(arguments)
+    with single_threaded_blas():
+        return Report.of(compare_question(question, _judge()))
 
 
 def assert_attention(arguments: Arguments) -> CompareReport:
@@ -52,10 +55,43 @@ def assert_attention(arguments: Arguments) -> CompareReport:
     __tracebackhide__ = True
     from attention_service.library.assertion import checked
 
-    must_show = arguments["must_show"]
+    must_show, rows = arguments["must_show"], arguments["rows"]
     if must_show not in ("options", None):
         raise InvalidValue.of("/must_show", "options, or None", must_show)
-    return checked(compare({name: value for name, value in arguments.items() if name != "must_show"}), must_show)
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+        raise InvalidValue.of("/rows", "a positive integer, or None", rows)
+    compared = {name: value for name, value in arguments.items() if name not in ("must_show", "rows")}
+    if rows is None:
+        return checked(compare(compared), must_show)
+    return _right_rows(compared, rows) or checked(compare(compared), None)
+
+
+def _right_rows(arguments: Arguments, rows: int) -> CompareReport | None:
+    """The report on these rows of each head; None if they are not all right, or cannot be judged alone."""
+    from attention_service.comparison.rows import compare_rows
+    from attention_service.library.report import Report
+
+    question = _question(arguments)
+    with single_threaded_blas():
+        found = compare_rows(question, _judge(), rows)
+    return None if found is None else Report.of(found)
+
+
+def _question(arguments: Arguments) -> Question:
+    """The question of a comparison. Errors: InvalidRequest of every kind."""
+    from attention_service.comparison.question import make_question
+
+    given = _fields(arguments)
+    for name in ("actual", "against"):
+        if arguments[name] is not None:
+            given[name] = as_numpy(named(arguments[name]), f"/{name}")
+    return make_question(_decoded(given))
+
+
+@cache
+def _judge() -> Backend:
+    """What comparisons compute with: all processors. Only within `single_threaded_blas`, as its pool needs that."""
+    return Backends(threads=cpu_count()).choose("numpy", "cpu")
 
 
 @cache

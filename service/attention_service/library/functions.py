@@ -443,6 +443,7 @@ def assert_attention(
     against: Any = None,
     reference: bool | None = False,
     must_show: Literal["options"] | None = "options",
+    rows: int | None = None,
     **unknown: Never,
 ) -> CompareReport:
     """Raise AssertionError unless an output is right, or at least not known to be wrong; else return the report.
@@ -462,6 +463,9 @@ def assert_attention(
         reference: Return what is right, too: each array that was sent, or the output if none was.
         must_show: What the inputs must be able to show. options: raise WeakInputs, an AssertionError, where a kernel
             could ignore an option of the request unseen. None: pass, whatever they can show.
+        rows: Judge so many rows of each head only, where mistakes sit: ends of sequences, tiles, windows and segments.
+            The whole is compared if one of them is wrong. Which mistakes the inputs can show is not looked at. Default:
+            all rows.
 
     Any other name is an error, which translates the names of other libraries, like attn_mask.
 

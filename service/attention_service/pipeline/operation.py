@@ -73,8 +73,8 @@ class HasMetadata(Protocol):
     """A result of an operation."""
 
     @property
-    def metadata(self) -> Metadata:
-        """What metrics and log tell of it."""
+    def metadata(self) -> Metadata | None:
+        """What metrics and log tell of it; None for what no request asks for."""
 
 
 P = TypeVar("P")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, Final
 
 import torch
-from threadpoolctl import ThreadpoolController
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
 from attention_service.attention.result import Result
+from attention_service.backends.threads import single_threaded_blas
 from attention_service.codecs.array_objects import as_numpy
 from attention_service.library import attend
 from attention_service.transformers.arguments import count_layers, from_start, indices, modules, names
@@ -165,19 +164,13 @@ class _Recorder:
         return next(index for index, other in enumerate(known) if module is other)
 
 
-@cache
-def _blas() -> ThreadpoolController:
-    """The BLAS libraries of this process. Looking for them takes longer than a layer."""
-    return ThreadpoolController()
-
-
 def _computed(
     part: AttentionCall, include: Sequence[str], labels: Mapping[str, Any], layer: int, name: str
 ) -> CapturedAttention:
     """The result of a call that has the chosen rows and heads only. labels: `query_tokens` and `key_tokens`"""
     fields = make_request(part)
     # A few rows take longer to share among BLAS threads, which wait for torch's, than to compute.
-    with _blas().limit(limits=1, user_api="blas"):
+    with single_threaded_blas():
         result = attend(**fields, include=[*include, *([] if MASKED in include else [MASKED])])
     arrays = dict(result.arrays)
     scores = arrays[MASKED] if MASKED in include else arrays.pop(MASKED)

@@ -25,7 +25,7 @@ from attention_service.backends.dense.compute import compute
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.operands import load_operands
 from attention_service.backends.numpy.small import SmallProgram, fits
-from attention_service.backends.numpy.threads import TilePool
+from attention_service.backends.threads import TilePool
 from attention_service.errors import UnknownBackend, quote
 
 CPU: Final = ("auto", "cpu")

@@ -7,15 +7,41 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from contextlib import contextmanager
+from copy import copy
+from functools import cache
+from threading import Lock
+from typing import Any, Final, TypeVar
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 # Tiles whose results are kept until all of them are there: a long sequence has millions of tiles of one row.
 AT_A_TIME: Final = 4096
 S = TypeVar("S")
 T = TypeVar("T")
+_limiting = Lock()
+_limits: list[Any] = []  # what ends the limit of BLAS, once for each who needs it
+
+
+@contextmanager
+def single_threaded_blas() -> Iterator[None]:
+    """Hold BLAS to one thread for each thread that calls it, in the whole process, until the last context ends."""
+    with _limiting:
+        _limits.append(_limits[0] if _limits else _blas().limit(limits=1, user_api="blas"))
+    try:
+        yield
+    finally:
+        with _limiting:
+            limit = _limits.pop()
+            if not _limits:
+                limit.restore_original_limits()
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """The BLAS libraries of this process. Looking for them takes longer than a layer of a model."""
+    return ThreadpoolController()
 
 
 class TilePool:
@@ -29,6 +55,17 @@ class TilePool:
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads - 1, "attention") if threads > 1 else None
         self._processors = itertools.count()
+
+    @property
+    def threads(self) -> int:
+        """The number of threads, the calling one counted."""
+        return self._threads
+
+    def at_most(self, threads: int) -> TilePool:
+        """A pool of the same threads that uses at most so many of them."""
+        fewer = copy(self)
+        fewer._threads = min(threads, self._threads)
+        return fewer
 
     def run(self, function: Callable[[S], T], tiles: Iterable[S]) -> Iterator[T]:
         """The results of a function for each tile or part, in order. Errors: those of the function."""

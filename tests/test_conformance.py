@@ -15,6 +15,7 @@ import safetensors.numpy
 
 from attention_service import attend
 from attention_service.cli import main
+from attention_service.commands.formats import checks_of_suite
 from attention_service.comparison.inputs import power_of
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.conformance import Unsupported, read, run, write
@@ -177,10 +178,7 @@ def test_a_mistake_is_named(kernels: Path) -> None:
     assert as_json(result)["corners"][0]["first_failure"]["hypothesis"] == "scale.absent"
 
 
-def test_what_is_raised_and_what_has_another_shape_is_wrong() -> None:
-    def raises(**fields: Any) -> None:
-        raise KeyError("secret")
-
+def test_what_has_another_shape_or_is_not_finite_is_wrong() -> None:
     def unsupported(**fields: Any) -> None:
         raise Unsupported("not today")
 
@@ -191,15 +189,58 @@ def test_what_is_raised_and_what_has_another_shape_is_wrong() -> None:
         return np.full(fields["query"].shape, np.nan)
 
     said = {}
-    for target in (raises, unsupported, smaller, not_finite, service):
+    for target in (unsupported, smaller, not_finite, service):
         (corner,) = run_cases(make_corner_cases("plain", 1, 0, ("float32",)), target).corners
         said[target.__name__] = corner.status, corner.outcomes[0].message
-    assert said["raises"] == ("wrong", "KeyError: 'secret'")
     assert said["unsupported"] == ("unsupported", "not today")
     assert said["smaller"][0] == "wrong"
     assert "of shape (1, 2), expected" in said["smaller"][1]
     assert said["not_finite"][1].startswith("output[0, 0, 0, 0] is nan, expected")
     assert said["service"] == ("correct", "")
+
+
+def test_what_is_raised_is_an_error_with_its_place() -> None:
+    """And no mistake is searched for, for which the function would be called again."""
+    calls = []
+
+    def raises(**fields: Any) -> np.ndarray:
+        calls.append(fields["query"].dtype.name)
+        if len(calls) == 1:
+            raise KeyError("no tile\nof 7")
+        if len(calls) == 2:
+            return service(**fields)["output"]
+        raise SystemExit(0)
+
+    line = raises.__code__.co_firstlineno + 3
+    place = f'(tests/test_conformance.py, line {line}, in raises: raise KeyError("no tile\\nof 7"))'
+    result = run_cases(make_corner_cases("plain", 3, 0, ("float32",)), raises)
+    (corner,) = result.corners
+    assert [outcome.status for outcome in corner.outcomes] == ["error", "correct", "error"]
+    assert corner.outcomes[0].message == f"KeyError: 'no tile\\nof 7' {place}"
+    assert corner.outcomes[2].message.startswith("SystemExit: 0 (")
+    assert (corner.status, corner.diagnosis, len(calls)) == ("error", None, 3)
+    assert (result.exit_status, result.count("error"), result.count("wrong")) == (1, 2, 0)
+    assert f"0000-plain (float32) raised {corner.outcomes[0].message}" in as_text(result).splitlines()
+    found = as_json(result)
+    assert found["counts"] == {"correct": 1, "imprecise": 0, "wrong": 0, "error": 2, "unsupported": 0}
+    assert found["corners"][0]["first_failure"]["status"] == "error"
+    assert found["corners"][0]["first_failure"]["message"] == corner.outcomes[0].message
+    (check,) = checks_of_suite(result)
+    assert (check.outcome, check.message) == ("error", f"0000-plain (float32) raised {corner.outcomes[0].message}")
+
+
+def test_a_wrong_answer_is_worse_than_an_error() -> None:
+    answers = iter(("raise", "zeros"))
+
+    def kernel(**fields: Any) -> np.ndarray:
+        if next(answers) == "raise":
+            raise RuntimeError
+        return np.zeros(fields["query"].shape)
+
+    result = run_cases(make_corner_cases("plain", 2, 0, ("float32",)), kernel, explain=False)
+    (corner,) = result.corners
+    assert (corner.status, corner.first_failure) == ("wrong", corner.outcomes[1])
+    assert [check.outcome for check in checks_of_suite(result)] == ["failure"]
 
 
 def test_the_command_line_writes_and_judges(kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +268,7 @@ def test_a_function_in_this_directory_is_found(kernels: Path) -> None:
     line = [sys.executable, "-m", "attention_service", "conformance", "run", "kernels:nothing"]
     done = subprocess.run(line, capture_output=True, text=True, cwd=kernels, timeout=60, check=False)
     assert done.returncode == 2, done.stderr
-    assert done.stdout.splitlines()[-1].split() == ["all", "0", "0", "0", str(CASES)]
+    assert done.stdout.splitlines()[-1].split() == ["all", "0", "0", "0", "0", str(CASES)]
 
 
 def test_the_page_has_every_deviation_as_the_table_has_it() -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from importlib import invalidate_caches
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
@@ -154,4 +155,13 @@ def test_the_commands_print_both(
     assert counts(suite)["failures"] + counts(suite)["skipped"] == counts(suite)["tests"] == len(suite)
     assert {"plain", "combined"} <= {case.attrib["name"] for case in suite}
     assert printed(1, *judge, "github").startswith("::error title=conformance junit_kernels%3Akernel%3A plain::0000-")
+    (tmp_path / "junit_kernels.py").write_text("def kernel(query, key, value):\n    raise KeyError('<tile>')\n")
+    del sys.modules["junit_kernels"]
+    invalidate_caches()
+    (suite,) = ElementTree.fromstring(printed(1, *judge, "junit"))
+    assert (counts(suite)["failures"], suite[0][0].tag) == (0, "error")
+    place = "junit_kernels.py, line 2, in kernel: raise KeyError('<tile>')"
+    assert suite[0][0].attrib["message"] == f"0000-plain (float32) raised KeyError: '<tile>' ({place})"
+    title = "::error title=conformance junit_kernels%3Akernel%3A plain::0000-plain (float32) raised KeyError"
+    assert printed(1, *judge, "github").startswith(title)
     assert printed(3, "conformance", "run", "junit_kernels:absent", "--format", "github").startswith("::error title=")

@@ -14,9 +14,10 @@ import pytest
 
 from attention_service import attend
 from attention_service.cli import main
+from attention_service.commands.formats import checks_of_laws
 from attention_service.conformance import Unsupported, laws
 from attention_service.conformance.law_checks import LAWS
-from attention_service.conformance.report import laws_as_json
+from attention_service.conformance.report import laws_as_json, laws_as_text
 
 Function = Callable[..., Any]
 
@@ -168,8 +169,28 @@ def test_nothing_to_check_and_errors() -> None:
         raise RuntimeError("no")
 
     assert laws(refusing).exit_status == 2
-    assert {law.message for law in laws(failing).laws if law.status == "broken"} == {"raised RuntimeError: no"}
-    assert laws(failing).exit_status == 1
+    line = failing.__code__.co_firstlineno + 1
+    message = f'RuntimeError: no (tests/test_laws.py, line {line}, in failing: raise RuntimeError("no"))'
+    result = laws(failing)
+    errors = [law for law in result.laws if law.status == "error"]
+    assert len(errors) == len(LAWS) - 1, "it has no argument that hides keys"
+    assert {law.message for law in errors} == {message}
+    assert {law.input for law in errors} == {
+        "batch 1, num_heads 1, num_kv_heads 1, query_length 2, key_length 2, head_dim 16"
+    }
+    assert result.exit_status == 1
+    assert f"writes_everything: the smallest input that shows it: {result.laws[0].input}" in laws_as_text(result)
+    assert [check.outcome for check in checks_of_laws(result)].count("error") == len(errors)
+
+
+def test_the_place_of_what_a_function_with_out_raises() -> None:
+    def failing(query: np.ndarray, key: np.ndarray, value: np.ndarray, out: np.ndarray) -> None:
+        np.copyto(out, query[:, :, :1, :1, None])
+
+    message = laws(failing).laws[0].message
+    assert message is not None
+    assert message.startswith("ValueError: ")
+    assert f"(tests/test_laws.py, line {failing.__code__.co_firstlineno + 1}, in failing: np.copyto(" in message
 
 
 def service(backend: str) -> Function:
@@ -207,7 +228,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "constant_values: the smallest input that shows it: batch 1, num_heads 1" in text
     assert main(["conformance", "laws", "lawful:mean", "--format", "json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["counts"] == {"holds": 5, "broken": 1, "unsupported": 2}
+    assert found["counts"] == {"holds": 5, "broken": 1, "error": 0, "unsupported": 2}
     assert [law["name"] for law in found["laws"]] == list(LAWS)
     assert found == laws_as_json(laws("lawful:mean"))
     assert main(["conformance", "laws", "lawful:mean", "--format", "junit"]) == 1

@@ -65,12 +65,13 @@ def checks_of_report(report: CompareReport) -> list[Check]:
 def checks_of_suite(result: SuiteResult) -> list[Check]:
     """A check for each corner."""
     found = []
+    outcome: Outcome
     for corner in result.corners:
         failure = corner.first_failure
         if failure is not None:
-            message = f"{failure.case.name} ({failure.case.dtype}) is {failure.status}: {failure.message}"
+            message, outcome = failure.sentence, "error" if failure.status == "error" else "failure"
             mistake = "" if corner.diagnosis is None else corner.diagnosis.sentence
-            found.append(Check(corner.name, "failure", message, f"{message}\n{mistake}".rstrip()))
+            found.append(Check(corner.name, outcome, message, f"{message}\n{mistake}".rstrip()))
         elif corner.status == "unsupported":
             found.append(Check(corner.name, "skipped", corner.outcomes[0].message))
         else:
@@ -80,7 +81,7 @@ def checks_of_suite(result: SuiteResult) -> list[Check]:
 
 def checks_of_laws(result: LawsResult) -> list[Check]:
     """A check for each law."""
-    outcomes: dict[str, Outcome] = {"holds": "passed", "broken": "failure", "unsupported": "skipped"}
+    outcomes: dict[str, Outcome] = {"holds": "passed", "broken": "failure", "error": "error", "unsupported": "skipped"}
     return [
         Check(law.name, outcomes[law.status], law.message or "", f"{law.message}\n{law.input}" if law.input else "")
         for law in result.laws

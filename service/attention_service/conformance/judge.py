@@ -11,12 +11,12 @@ import numpy as np
 from attention_service.comparison.baseline import CORRECT, IMPRECISE
 from attention_service.comparison.errors import distance
 from attention_service.conformance.suite import SuiteCase
-from attention_service.conformance.target import Target, Unsupported, call
+from attention_service.conformance.target import Target, Unsupported, call, described
 from attention_service.errors import InvalidRequest
 from attention_service.library import compare
 
-Status = Literal["correct", "imprecise", "wrong", "unsupported"]
-STATUSES: Final[tuple[Status, ...]] = ("correct", "imprecise", "wrong", "unsupported")
+Status = Literal["correct", "imprecise", "wrong", "error", "unsupported"]
+STATUSES: Final[tuple[Status, ...]] = ("correct", "imprecise", "wrong", "error", "unsupported")
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,19 @@ class Outcome:
     """What an implementation did with a case.
 
     ratio:   the largest error in baselines, None if nothing could be compared
-    message: what is wrong, or why the case is not supported
+    message: what is wrong, what was raised and where, or why the case is not supported
     """
 
     case: SuiteCase
     status: Status
     ratio: float | None = None
     message: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The case and what was found of it, as text."""
+        found = "raised" if self.status == "error" else f"is {self.status}:"
+        return f"{self.case.name} ({self.case.dtype}) {found} {self.message}"
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,14 @@ class Diagnosis:
 
 
 def judge(case: SuiteCase, target: Target) -> Outcome:
-    """The outcome of a case. Whatever an implementation raises, except Unsupported, is a wrong answer."""
+    """The outcome of a case. Whatever an implementation raises, except Unsupported, is an error."""
     try:
         with np.errstate(all="ignore"):
             actual = call(target, case.fields)
     except Unsupported as error:
         return Outcome(case, "unsupported", message=str(error))
     except (Exception, SystemExit) as error:  # of somebody else's code: anything, but no exit status of its choice
-        return Outcome(case, "wrong", message=f"{type(error).__name__}: {first_line(error)}")
+        return Outcome(case, "error", message=described(error, target))
     return judge_arrays(case, actual)
 
 
@@ -94,12 +100,6 @@ def diagnose(case: SuiteCase, target: Target) -> Diagnosis | None:
         return Diagnosis(None, None, "no known mistake")
     best = report.hypotheses[0]
     return Diagnosis(best.name, best.certainty, best.message)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of the message of an error, shortened."""
-    lines = str(error).strip().splitlines() or [""]
-    return lines[0][:200]
 
 
 def _non_finite(name: str, actual: np.ndarray, expected: np.ndarray) -> str:

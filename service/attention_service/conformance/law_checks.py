@@ -9,14 +9,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from attention_service.conformance.target import Target, Unsupported, call, load_target
+from attention_service.conformance.target import Target, Unsupported, call, described, load_target
 
-LawStatus = Literal["holds", "broken", "unsupported"]
-LAW_STATUSES: Final[tuple[LawStatus, ...]] = ("holds", "broken", "unsupported")
+LawStatus = Literal["holds", "broken", "error", "unsupported"]
+LAW_STATUSES: Final[tuple[LawStatus, ...]] = ("holds", "broken", "error", "unsupported")
 # What rounding may change, as a part of the largest number of the answer, where a law is not about bits: float32
 # products of tensor cores have 11 bits.
 TOLERANCE: Final = 2.0**-9
@@ -55,7 +56,11 @@ SIZES: Final = (
 
 @dataclass(frozen=True)
 class LawResult:
-    """What was found of a law. message: what is wrong, or why it is not supported; input: the smallest that shows it"""
+    """What was found of a law.
+
+    message: what is wrong, what was raised and where, or why the law is not supported
+    input:   the smallest that shows it
+    """
 
     name: str
     status: LawStatus
@@ -75,8 +80,8 @@ class LawsResult:
 
     @property
     def exit_status(self) -> int:
-        """0: all laws that are supported hold; 1: some are broken; 2: none could be checked."""
-        return 1 if self.count("broken") else 0 if self.count("holds") else 2
+        """0: all laws that are supported hold; 1: some do not, or the function raises; 2: none could be checked."""
+        return 1 if self.count("broken") or self.count("error") else 0 if self.count("holds") else 2
 
 
 def laws(target: str | Target) -> LawsResult:
@@ -96,8 +101,8 @@ def _checked(name: str, law: Callable[[Target, Size], str | None], target: Targe
         except Unsupported as reason:
             reasons.append(str(reason))
             continue
-        except Exception as error:  # whatever the implementation raises
-            message = f"raised {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:  # whatever the implementation raises
+            return LawResult(name, "error", described(error, target), str(size))
         if message is not None:
             return LawResult(name, "broken", message, str(size))
         held = True
@@ -113,6 +118,7 @@ def with_out(target: Target) -> Target:
     if "out" not in signature.parameters:
         return target
 
+    @wraps(target)
     def returning(**fields: Any) -> Any:
         query, value = fields["query"], fields["value"]
         out = np.full((*query.shape[:3], value.shape[3]), np.nan, query.dtype)

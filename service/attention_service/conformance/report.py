@@ -26,10 +26,10 @@ def as_json(result: SuiteResult) -> dict[str, Any]:
 
 
 def laws_as_text(result: LawsResult) -> str:
-    """A line for each law, then what is wrong with those that are broken."""
+    """A line for each law, then the input of each that does not hold."""
     lines = [f"{law.name:24}{law.status:12} {law.message or ''}".rstrip() for law in result.laws]
-    broken = [law for law in result.laws if law.status == "broken"]
-    return "\n".join([*lines, *(f"\n{law.name}: the smallest input that shows it: {law.input}" for law in broken)])
+    failed = [law for law in result.laws if law.input is not None]
+    return "\n".join([*lines, *(f"\n{law.name}: the smallest input that shows it: {law.input}" for law in failed)])
 
 
 def laws_as_json(result: LawsResult) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _lines(result: SuiteResult) -> Iterator[str]:
     for corner in result.corners:
         if (failure := corner.first_failure) is not None:
             yield ""
-            yield f"{failure.case.name} ({failure.case.dtype}) is {failure.status}: {failure.message}"
+            yield failure.sentence
             if corner.diagnosis is not None:
                 yield f"  {corner.diagnosis.sentence}"
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Final
 
 from attention_service.conformance.files import read
-from attention_service.conformance.judge import STATUSES, Diagnosis, Outcome, Status, diagnose, judge
+from attention_service.conformance.judge import Diagnosis, Outcome, Status, diagnose, judge
 from attention_service.conformance.suite import SuiteCase, make_cases
 from attention_service.conformance.target import Target, load_target
 
 # Without a directory, so many cases are made: each corner about twice. They show every mistake that `compare` knows.
 CASES: Final = 300
-FAILURES: Final = ("imprecise", "wrong")
+# What is not right, the worst first: a wrong answer is worse than an error, which nobody overlooks.
+FAILURES: Final[tuple[Status, ...]] = ("wrong", "error", "imprecise")
 
 
 @dataclass
@@ -31,15 +32,14 @@ class CornerResult:
 
     @property
     def first_failure(self) -> Outcome | None:
-        """The first case that is wrong; else the first that is imprecise."""
-        failed = [outcome for outcome in self.outcomes if outcome.status in FAILURES]
-        return next((outcome for outcome in failed if outcome.status == "wrong"), failed[0] if failed else None)
+        """The first case of the worst outcome, if that is one of FAILURES."""
+        failed = [outcome for outcome in self.outcomes if outcome.status == self.status]
+        return failed[0] if self.status in FAILURES else None
 
     @property
     def status(self) -> Status:
         """The worst outcome; unsupported only if no case is supported."""
-        order: tuple[Status, ...] = ("wrong", "imprecise", "correct", "unsupported")
-        return next(status for status in order if self.count(status))
+        return next(status for status in (*FAILURES, "correct", "unsupported") if self.count(status))
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class SuiteResult:
     @property
     def exit_status(self) -> int:
         """0: all answers are right; 1: some are not; 2: nothing could be judged."""
-        if any(self.count(status) for status in STATUSES if status in FAILURES):
+        if any(self.count(status) for status in FAILURES):
             return 1
         return 0 if self.count("correct") else 2
 
@@ -80,6 +80,6 @@ def run_cases(cases: Iterable[SuiteCase], target: Target, *, explain: bool = Tru
         found.setdefault(case.corner, CornerResult(case.corner)).outcomes.append(judge(case, target))
     if explain:
         for corner in found.values():
-            if (failure := corner.first_failure) is not None:
+            if (failure := corner.first_failure) is not None and failure.status != "error":
                 corner.diagnosis = diagnose(failure.case, target)
     return SuiteResult(tuple(found.values()))

@@ -31,8 +31,7 @@ class TargetFailed(Exception):
     """Raised for what the code of an implementation raised; the message names the place in its file."""
 
     def __init__(self, name: str, error: BaseException, target: Target | None = None) -> None:
-        message = " ".join(str(error).split())[:SHOWN]
-        super().__init__(f"{name} raised {type(error).__name__}: {message}{_place(error, target)}")
+        super().__init__(f"{name} raised {described(error, target)}")
 
 
 def load_target(name: str) -> Target:
@@ -143,6 +142,12 @@ def call(target: Target, fields: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if missing:
         raise Unsupported(f"returns no {missing[0]}")
     return arrays
+
+
+def described(error: BaseException, target: Target | None = None) -> str:
+    """The type and the message of what an implementation raised, and the place in its file."""
+    message = " ".join(str(error).split())[:SHOWN]
+    return f"{type(error).__name__}: {message}{_place(error, target)}"
 
 
 def _place(error: BaseException, target: Target | None) -> str:

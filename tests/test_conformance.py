@@ -169,6 +169,14 @@ def test_right_answers_pass_and_what_is_not_supported_is_counted(kernels: Path) 
     assert run_cases(make_cases(5, 0), load_target("kernels:nothing")).exit_status == 2
 
 
+def test_a_causal_mask_needs_no_offset_where_there_are_as_many_keys_as_queries() -> None:
+    def causal(query: np.ndarray, key: np.ndarray, value: np.ndarray, is_causal: bool = False) -> np.ndarray:
+        return service(query=query, key=key, value=value, is_causal=is_causal)["output"]
+
+    (corner,) = run_cases(make_corner_cases("causal", 1, 0, ("float32",)), causal).corners
+    assert (corner.status, corner.outcomes[0].case.options) == ("correct", ["is_causal"])
+
+
 def test_a_mistake_is_named(kernels: Path) -> None:
     result = run_cases(make_corner_cases("plain", 2, 0, ("float32",)), load_target("kernels:unscaled"))
     (corner,) = result.corners

@@ -104,7 +104,6 @@ def causal_and_mask(fields: Fields, random: np.random.Generator) -> None:
     """Let each query see its own key, beside a causal mask."""
     shared_mask(fields, random)
     fields["mask"] |= np.eye(fields["mask"].shape[-1], dtype=np.bool_)
-    fields["query_offset"] = 0
 
 
 def window_beyond(fields: Fields, random: np.random.Generator) -> None:

@@ -49,7 +49,8 @@ class Corner:
     types: tuple[str, ...] = TYPES
 
 
-SQUARE: Final = {"square": True}
+# Without an offset, which is 0 then.
+SQUARE: Final = {"square": True, "has_offset": False}
 LAYER: Final = {"norm": {"kind": "layer"}}
 # The first query is aligned with the first key.
 FIRST: Final = {"query_offset": 0}
@@ -85,14 +86,14 @@ CORNERS: Final = (
         "a scale of 0 with a causal mask",
         ("is_causal",),
         sizes=SQUARE,
-        fields=FIRST | {"scale": 0.0},
+        fields={"scale": 0.0},
     ),
     Corner(
         "scale.negative_causal",
         "a negative scale with a causal mask",
         ("is_causal",),
         sizes=SQUARE,
-        fields=FIRST | {"scale": -0.5},
+        fields={"scale": -0.5},
     ),
     Corner("large_scores", "scores whose exponentials overflow", change=changes.large_scores),
     Corner("hidden_nan", "NaN and infinity in hidden keys and values have no effect", change=changes.poison),
@@ -108,7 +109,7 @@ CORNERS: Final = (
     Corner("key_lengths", "keys beyond a length are padding", ("key_lengths",)),
     Corner("key_lengths.zero", "a batch entry without keys: output 0", ("key_lengths",), changes.no_keys),
     Corner("query_lengths", "queries beyond a length have output 0", change=changes.query_lengths),
-    Corner("causal", "j ≤ i", ("is_causal",), sizes=SQUARE, fields=FIRST),
+    Corner("causal", "j ≤ i", ("is_causal",), sizes=SQUARE),
     Corner("causal.first", "first query with first key, q < k", ("is_causal",), fields=FIRST),
     Corner("causal.last", "last query with last key, q < k", ("is_causal",), changes.offset_last),
     Corner(
@@ -120,25 +121,21 @@ CORNERS: Final = (
     ),
     Corner("causal.by_batch", "another offset for each batch entry", ("is_causal",)),
     Corner("causal.mask", "a causal mask and another mask", ("is_causal", "mask"), changes.causal_and_mask, SQUARE),
-    Corner(
-        "window", "i − 4 ≤ j ≤ i + 2", ("window",), sizes=SQUARE, fields=FIRST | {"window": {"left": 4, "right": 2}}
-    ),
-    Corner(
-        "window.left", "a left side only: i − 4 ≤ j", ("window",), sizes=SQUARE, fields=FIRST | {"window": {"left": 4}}
-    ),
+    Corner("window", "i − 4 ≤ j ≤ i + 2", ("window",), sizes=SQUARE, fields={"window": {"left": 4, "right": 2}}),
+    Corner("window.left", "a left side only: i − 4 ≤ j", ("window",), sizes=SQUARE, fields={"window": {"left": 4}}),
     Corner(
         "window.zero",
         "a window of 0 and 0: each query sees its own key",
         ("window",),
         sizes=SQUARE,
-        fields=FIRST | {"window": {"left": 0, "right": 0}},
+        fields={"window": {"left": 0, "right": 0}},
     ),
     Corner(
         "window.causal",
         "the last four keys",
         ("window", "is_causal"),
         sizes=SQUARE,
-        fields=FIRST | {"window": {"left": 3}},
+        fields={"window": {"left": 3}},
     ),
     Corner(
         "window.offset",
@@ -148,7 +145,7 @@ CORNERS: Final = (
         fields={"window": {"left": 5, "right": 0}},
     ),
     Corner("window.empty_rows", "a window beyond the last key: output 0", ("window",), changes.window_beyond),
-    Corner("chunk", "⌊i / 5⌋ = ⌊j / 5⌋", ("chunk_size", "is_causal"), sizes=SQUARE, fields=FIRST | {"chunk_size": 5}),
+    Corner("chunk", "⌊i / 5⌋ = ⌊j / 5⌋", ("chunk_size", "is_causal"), sizes=SQUARE, fields={"chunk_size": 5}),
     Corner("chunk.offset", "⌊(i + 3) / 5⌋ = ⌊j / 5⌋", ("chunk_size",), fields={"chunk_size": 5, "query_offset": 3}),
     Corner("segments", "tokens see their own sequence", ("segment_ids",), changes.segments, SQUARE),
     Corner("segments.empty_row", "a sequence without keys: output 0", ("segment_ids",), changes.lonely_segment),
@@ -164,7 +161,7 @@ CORNERS: Final = (
         changes.both(changes.offset_last, changes.select),
     ),
     Corner("selected.past", "indices count from the first cached key", ("past",), changes.select_of_past),
-    Corner("alibi", "− slope × distance of query and key", ("alibi_slopes",), sizes=SQUARE, fields=FIRST),
+    Corner("alibi", "− slope × distance of query and key", ("alibi_slopes",), sizes=SQUARE),
     Corner(
         "alibi.offset", "− slope × distance, the last query beside the last key", ("alibi_slopes",), changes.offset_last
     ),

@@ -105,6 +105,7 @@ def test_github_is_warned_only_if_nothing_was_judged() -> None:
     passed, skipped = Check("a", "passed"), Check("b", "skipped", "too weak")
     assert as_github("s", [passed, skipped]) == "s: 1 passed, 0 failed, 1 skipped"
     assert as_github("s", [skipped, skipped]) == "::warning title=s::too weak\ns: 0 passed, 0 failed, 2 skipped"
+    assert as_github("s", []) == "::warning title=s::there is nothing to judge\ns: 0 passed, 0 failed, 0 skipped"
 
 
 def test_each_array_is_a_check() -> None:

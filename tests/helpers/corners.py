@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attention_service.conformance.corners import COMBINED, CORNERS, make_fields
+from attention_service.conformance.corners import COMBINED, CORNERS
+from attention_service.conformance.requests import make_fields
 from attention_service.conformance.suite import SuiteCase, finished
 
 BY_NAME = {corner.name: corner for corner in (*CORNERS, COMBINED)}

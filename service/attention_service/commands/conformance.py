@@ -37,6 +37,8 @@ def add_commands(commands: Any) -> None:
     runner.usage_status = FAILED
     runner.set_defaults(run=_run)
     runner.add_argument("--dir", metavar="DIR", help="a suite that `write` made (default: 300 cases, made at once)")
+    for parser in (writer, runner):
+        _add_choice(parser)
     lawyer = inner.add_parser(
         "laws",
         help="check what holds without a reference",
@@ -54,11 +56,27 @@ def add_commands(commands: Any) -> None:
         targets.add_options(parser)
 
 
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which cases a suite has."""
+    text = "fields that requests may have beside query, key and value; cases with others are left out"
+    parser.add_argument("--only", nargs="*", metavar="NAME", help=text)
+    text = "head dimensions, such as 64 128, of cases as long as kernels for tensor cores take them"
+    parser.add_argument("--head-dims", nargs="+", type=natural, default=(), metavar="N", help=text)
+    parser.add_argument("--dtypes", nargs="+", default=(), metavar="NAME", help="types of requests (default: all)")
+
+
+def _choice(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("only", "head_dims", "dtypes")}
+
+
 def _write(options: argparse.Namespace) -> int:
     from attention_service.conformance.files import write
 
     with reported():
-        count = write(options.directory, options.cases, options.seed)
+        try:
+            count = write(options.directory, options.cases, options.seed, **_choice(options))
+        except ValueError as error:
+            raise CommandError(str(error)) from None
     print(f"{count} cases in {printable(str(options.directory))}")
     return 0
 
@@ -69,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
 
     suite = f"conformance {options.target}"
     with formats.errors_as_checks(suite, options.format):
-        result = _judged(options, lambda target: run(options.dir, target))
+        result = _judged(options, lambda target: run(options.dir, target, **_choice(options)))
     if options.format in formats.FORMATS:
         print(formats.FORMATS[options.format](suite, formats.checks_of_suite(result)))
     else:

@@ -124,7 +124,7 @@ def as_github(suite: str, checks: Sequence[Check]) -> str:
     lines = [_command("error", f"{suite}: {check.name}", check.details or check.message) for check in wrong]
     passed = _count(checks, "passed")
     if not wrong and not passed:
-        lines = [_command("warning", suite, checks[0].message)]
+        lines = [_command("warning", suite, checks[0].message if checks else "there is nothing to judge")]
     skipped = len(checks) - passed - len(wrong)
     lines.append(printable(f"{suite}: {passed} passed, {len(wrong)} failed, {skipped} skipped"))
     return "\n".join(lines)

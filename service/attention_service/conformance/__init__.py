@@ -1,6 +1,7 @@
 """Conformance: cases of attention with exact answers, and a judge of implementations that compute them.
 
-- corners: the table of what implementations get wrong, and the request of each; changes: what edits a request
+- corners: the table of what implementations get wrong; changes: what edits a request
+- requests: which corners a suite has, and the request of each
 - suite: cases, each a request with its exact answer and its tolerances
 - files: a suite as safetensors files with an index, for programs that do not have this service
 - target: the implementation, a callable; judge: is its answer to a case right; runner: its answers to a whole suite

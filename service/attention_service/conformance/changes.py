@@ -88,6 +88,25 @@ def no_keys(fields: Fields, random: np.random.Generator) -> None:
     fields["key_lengths"][1] = 0
 
 
+def tile_ends(fields: Fields, random: np.random.Generator) -> None:
+    """Let the last query look for the last key that is seen, and the first ones have small scores.
+
+    Without the former few rows would need the last tile, if that has one key; beside the latter a score of 0 that
+    nobody hides has weight.
+    """
+    query, (q, k) = fields["query"].astype(np.float64), lengths(fields)
+    last = int(np.max(fields.get("key_lengths", k))) - 1
+    sought = query[:, :, -1] * (12 * np.sqrt(query.shape[-1]) / (query[:, :, -1] ** 2).sum(axis=-1, keepdims=True))
+    fields["key"][:, :, last] = sought
+    fields["query"] = (query * np.linspace(0.1, 1, q)[:, None]).astype(fields["query"].dtype)
+
+
+def lengths_of_tiles(fields: Fields, random: np.random.Generator) -> None:
+    """Let the first batch entry end with a tile of 512 keys, and the second have a key more."""
+    fields["key_lengths"] = np.array([512, 513])
+    tile_ends(fields, random)
+
+
 def query_lengths(fields: Fields, random: np.random.Generator) -> None:
     """Let the last queries of the second batch entry be padding."""
     q, _ = lengths(fields)
@@ -234,10 +253,16 @@ def rotary_positions(fields: Fields, random: np.random.Generator) -> None:
     fields["rotary"] |= {"query_positions": start + np.arange(q), "key_positions": np.arange(k)}
 
 
+def rotary_partial(fields: Fields, random: np.random.Generator) -> None:
+    """Rotate half of the features."""
+    fields["rotary"] = {"base": 500.0, "dim": fields["query"].shape[-1] // 2}
+
+
 def rotary_tables(fields: Fields, random: np.random.Generator) -> None:
     """Give cosines and sines by position."""
     q, k = lengths(fields)
-    angles = np.arange(max(q, k))[:, None] * 300.0 ** (-np.arange(4) / 4)
+    pairs = fields["query"].shape[-1] // 2
+    angles = np.arange(max(q, k))[:, None] * 300.0 ** (-np.arange(pairs) / pairs)
     fields["rotary"] = {"cos": np.cos(angles).astype(of_query(fields)), "sin": np.sin(angles).astype(of_query(fields))}
 
 
@@ -270,25 +295,40 @@ def any_layout(fields: Fields, random: np.random.Generator) -> None:
         fields["num_heads"] = heads
 
 
-def combined(fields: Fields, random: np.random.Generator) -> None:
-    """Set what the options of the request leave open: offset, scale, layout, and whether logsumexp is asked for."""
-    q, k = lengths(fields)
+def combined(may: Callable[[str], bool]) -> Change:
+    """Set what the options of the request leave open: offset, scale, layout, and whether logsumexp is asked for.
+
+    may: says of each field by its name whether the request may have it
+    """
+
+    def change(fields: Fields, random: np.random.Generator) -> None:
+        q, k = lengths(fields)
+        has_offset = "query_offset" in fields or random.random() < 0.2
+        if has_offset and may("query_offset"):
+            one = random.random() < 0.6
+            fields["query_offset"] = int(random.integers(-2, k - q + 3)) if one else np.array([3, k - q])
+        if "window" in fields:
+            sides = {"left": int(random.integers(0, 9)), "right": int(random.integers(0, 4))}
+            kept = random.choice(["left", "right", "both"])
+            fields["window"] = {side: width for side, width in sides.items() if kept in (side, "both")}
+        if "chunk_size" in fields:
+            fields["chunk_size"] = int(random.integers(2, 12))
+        if "scale" not in fields and random.random() < 0.3 and may("scale"):
+            fields["scale"] = round(float(random.normal()), 3)
+        if random.random() < 0.3:
+            biased_norms(fields, random)
+        if "normalization" not in fields and random.random() < 0.3 and may("include"):
+            fields["include"] = ["logsumexp"]
+        _any_plain_layout(fields, random, may)
+
+    return change
+
+
+def _any_plain_layout(fields: Fields, random: np.random.Generator, may: Callable[[str], bool]) -> None:
     heads, kv_heads = fields["query"].shape[1], fields["key"].shape[1]
-    if "query_offset" in fields or random.random() < 0.2:
-        fields["query_offset"] = int(random.integers(-2, k - q + 3)) if random.random() < 0.6 else np.array([3, k - q])
-    if "window" in fields:
-        sides = {"left": int(random.integers(0, 9)), "right": int(random.integers(0, 4))}
-        kept = random.choice(["left", "right", "both"])
-        fields["window"] = {side: width for side, width in sides.items() if kept in (side, "both")}
-    if "chunk_size" in fields:
-        fields["chunk_size"] = int(random.integers(2, 12))
-    if "scale" not in fields and random.random() < 0.3:
-        fields["scale"] = round(float(random.normal()), 3)
-    if random.random() < 0.3:
-        biased_norms(fields, random)
-    if "normalization" not in fields and random.random() < 0.3:
-        fields["include"] = ["logsumexp"]
-    layout = str(random.choice(PLAIN_LAYOUTS))
+    packs = may("num_heads") and may("num_kv_heads")
+    layouts = [name for name in PLAIN_LAYOUTS if name == "bhld" or (may("layout") and (packs or "h" in name))]
+    layout = str(random.choice(layouts))
     if layout != "bhld" and heads > 1:
         to_layout(fields, layout)
         if "h" not in layout:

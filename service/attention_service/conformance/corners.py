@@ -1,4 +1,4 @@
-"""Corners: what implementations of attention get wrong, and how a request that shows it is made.
+"""Corners: what implementations of attention get wrong.
 
 A corner has as few options as possible, so that a failure is the corner's own. The last one, `combined`, has many.
 """
@@ -6,26 +6,17 @@ A corner has as few options as possible, so that a failure is the corner's own. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from attention_service.attention.arrays import FLOATS
-from attention_service.comparison.inputs import OPTIONS, make_input
-from attention_service.comparison.recipes import Recipe
+from attention_service.comparison.case import TILES
+from attention_service.comparison.recipes import keys_of_tiles
 from attention_service.conformance import changes
-from attention_service.conformance.changes import Change, Fields
+from attention_service.conformance.changes import Change
 
 TYPES: Final = ("float32", "bfloat16", "float64", "float16")
-# The numbers of queries and keys that are drawn, primes mostly.
-QUERIES: Final = (5, 13)
-KEYS: Final = (17, 29, 37)
-HEADS: Final = 3
-# The options of `combined`, each of which a case has with this probability, drawn in their order.
-SHARE: Final = 0.3
-COMBINED_OPTIONS: Final = sorted({*OPTIONS, "past"} - {"output_norm", "query_lengths"})
 
 
 @dataclass(frozen=True)
@@ -35,7 +26,8 @@ class Corner:
     text:    what is right, in a sentence
     options: of the request, as in a Recipe
     change:  edits the fields of the request
-    sizes:   fields of the Recipe that are fixed; `square` for as many keys as queries
+    sizes:   fields of the Recipe that are fixed, by a number or the name of a size of SuiteSizes; `square` for as many
+             keys as queries
     fields:  of the request, the same in each case
     types:   the types of the cases, in turn
     """
@@ -61,12 +53,12 @@ NORMS: Final = ("query_norm", "key_norm", "value_norm")
 CORNERS: Final = (
     Corner("plain", "softmax(q kᵀ / √d) v"),
     Corner("one_query", "a single query", sizes={"queries": 1}),
-    Corner("long_keys", "more keys than two tiles of 128 hold", sizes={"keys": 257}),
-    Corner("value_dim", "values with fewer features than keys", sizes={"value_dim": 5}),
+    Corner("long_keys", "more keys than two tiles of 128 hold", sizes={"keys": "long"}),
+    Corner("value_dim", "values with fewer features than keys", sizes={"value_dim": "narrow"}),
     Corner(
         "value_square",
         "as many keys as features: values are not transposed",
-        sizes={"keys": 17, "head_dim": 17, "value_dim": 17},
+        sizes={"keys": "features", "head_dim": "features", "value_dim": "features"},
     ),
     Corner("grouped_heads", "query head n reads key/value head n // 3", sizes={"heads": 6, "kv_heads": 2}),
     Corner("multi_query", "all query heads read one key/value head", sizes={"heads": 4, "kv_heads": 1}),
@@ -117,7 +109,7 @@ CORNERS: Final = (
         "last query with last key, q > k: the first rows see no key",
         ("is_causal",),
         changes.offset_last,
-        {"queries": 29, "keys": 17},
+        {"queries": "more", "keys": "fewer"},
     ),
     Corner("causal.by_batch", "another offset for each batch entry", ("is_causal",)),
     Corner("causal.mask", "a causal mask and another mask", ("is_causal", "mask"), changes.causal_and_mask, SQUARE),
@@ -170,7 +162,7 @@ CORNERS: Final = (
         "sinks.empty_row", "a row that sees the sink only: output 0", ("sinks", "mask"), changes.mask_with_empty_rows
     ),
     Corner("sinks.large", "sinks whose exponentials overflow or vanish", ("sinks",), changes.large_sinks),
-    Corner("sinks.long_keys", "sinks beside more keys than two tiles of 128 hold", ("sinks",), sizes={"keys": 257}),
+    Corner("sinks.long_keys", "sinks beside more keys than two tiles of 128 hold", ("sinks",), sizes={"keys": "long"}),
     Corner("sinks.by_query", "a logit for each query of each head", ("sinks",), sizes={"has_row_sinks": True}),
     Corner(
         "sinks.by_query_padding",
@@ -201,7 +193,7 @@ CORNERS: Final = (
         ("rotary",),
         fields={"rotary": {"base": 500.0, "interleaved": True}},
     ),
-    Corner("rotary.partial", "the first features only", ("rotary",), fields={"rotary": {"base": 500.0, "dim": 4}}),
+    Corner("rotary.partial", "the first features only", ("rotary",), changes.rotary_partial),
     Corner("rotary.tables", "cosines and sines given", ("rotary",), changes.rotary_tables),
     Corner("rotary.past", "the cache is not rotated again", ("rotary", "past")),
     Corner("clip", "query, key and value are clipped, before the rotation", ("clip_qkv", "rotary")),
@@ -282,48 +274,31 @@ CORNERS: Final = (
     Corner("bfloat16", "errors of bfloat16 only", types=("bfloat16",)),
     Corner("float16.large", "q kᵀ beyond 65504", change=changes.beyond_float16, types=("float16",)),
 )
-COMBINED: Final = Corner("combined", "many options at once", change=changes.combined)
-
-
-def make_fields(corner: Corner, dtype: str, random: np.random.Generator) -> Fields:
-    """The fields of a request of a corner, arrays as ndarrays in the type `dtype`."""
-    sizes: dict[str, Any] = {
-        "queries": int(random.choice(QUERIES)),
-        "keys": int(random.choice(KEYS)),
-        "heads": HEADS,
-        "kv_heads": HEADS,
-        "value_dim": 8,
-    }
-    options = frozenset(corner.options)
-    if corner is COMBINED:
-        options = frozenset(name for name in COMBINED_OPTIONS if random.random() < SHARE)
-        kv_heads = int(random.integers(1, 4))
-        sizes |= {"kv_heads": kv_heads, "heads": kv_heads * int(random.integers(1, 4))}
-        sizes |= {"value_dim": int(random.choice([5, 8, 16])), "head_dim": int(random.choice([4, 8, 16]))}
-        sizes |= _variants(random)
-        options -= {"sinks"} if "normalization" in sizes else set()
-    sizes |= corner.sizes
-    if sizes.pop("square", False):
-        sizes["queries"] = sizes["keys"]
-    fields = make_input(Recipe(options, dtype=dtype, **sizes), int(random.integers(2**31)))
-    fields |= deepcopy(dict(corner.fields))
-    if corner.change is not None:
-        corner.change(fields, random)
-    if fields.get("layout") == "bhld":
-        del fields["layout"]  # the default
-    return {name: _typed(value, FLOATS[dtype]) for name, value in fields.items()}
-
-
-def _variants(random: np.random.Generator) -> dict[str, Any]:
-    """Fields of the Recipe of `combined` that say which form its options have."""
-    choices = {"kind": ("rms", "layer"), "over": ("head", "all"), "position": ("before", "after")}
-    found: dict[str, Any] = {"norm": {name: str(random.choice(names)) for name, names in choices.items()}}
-    found |= {name: bool(random.random() < SHARE) for name in ("scales_heads", "has_row_sinks")}
-    return found | ({"normalization": "sigmoid"} if random.random() < SHARE / 2 else {})
-
-
-def _typed(value: Any, dtype: np.dtype) -> Any:
-    """A field whose bfloat16 and float16 arrays keep the type that a change may have widened."""
-    if isinstance(value, np.ndarray) and value.dtype == np.float64 and dtype != np.float64:
-        return value.astype(np.float32)
-    return value
+COMBINED: Final = Corner("combined", "many options at once")
+# Tiles of keys that kernels for tensor cores use, and what is wrong at their ends, in suites of long cases alone.
+LONG_TILES: Final = (*TILES, 512)
+MOST: Final = keys_of_tiles(LONG_TILES)
+TILE_CORNERS: Final = (
+    *(
+        Corner(
+            f"tiles.{tile}",
+            f"two tiles of {tile} keys, and a key",
+            change=changes.tile_ends,
+            sizes={"keys": keys_of_tiles([tile])},
+        )
+        for tile in LONG_TILES
+    ),
+    Corner(
+        "tiles.causal",
+        f"j ≤ i, in two tiles of {max(LONG_TILES)} keys and a key",
+        ("is_causal",),
+        changes.tile_ends,
+        {"queries": MOST, "keys": MOST, "heads": 1, "kv_heads": 1, "has_offset": False},
+    ),
+    Corner(
+        "tiles.key_lengths",
+        "keys that end with a tile of 512, or a key further; all later tiles are padding",
+        change=changes.lengths_of_tiles,
+        sizes={"keys": MOST},
+    ),
+)

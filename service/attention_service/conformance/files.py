@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from attention_service.codecs.named_tensors import add_dotted, dotted_tensors, plain_fields
 from attention_service.codecs.safetensors import SafetensorsCodec, file_chunks
+from attention_service.conformance.requests import Choice
 from attention_service.conformance.suite import SuiteCase, make_cases
 from attention_service.version import __version__
 
@@ -18,15 +19,26 @@ EXPECTED: Final = "expected"
 FORMAT: Final = 1
 
 
-def write(directory: str | Path, cases: int = 1000, seed: int = 0) -> int:
+def write(
+    directory: str | Path,
+    cases: int = 1000,
+    seed: int = 0,
+    *,
+    only: Collection[str] | None = None,
+    head_dims: Sequence[int] = (),
+    dtypes: Sequence[str] = (),
+) -> int:
     """Write a suite into a directory, which is made if it is missing, and return the number of its cases.
 
-    The same seed makes the same requests. Errors: OSError.
+    The same seed makes the same requests. only, head_dims, dtypes: as of `run`, of the cases that are made
+
+    Errors: OSError; ValueError for a choice that no suite has.
     """
+    choice = Choice.of(only, head_dims, dtypes)
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     entries = []
-    for case in make_cases(cases, seed):
+    for case in make_cases(cases, seed, choice):
         name = f"{case.name}.safetensors"
         arrays = dict(dotted_tensors({**case.fields, EXPECTED: case.expected}))
         (folder / name).write_bytes(b"".join(file_chunks(arrays, {})[0]))

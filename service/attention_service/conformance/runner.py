@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from attention_service.conformance.files import read
 from attention_service.conformance.judge import Diagnosis, Outcome, Status, diagnose, judge
+from attention_service.conformance.requests import Choice
 from attention_service.conformance.suite import SuiteCase, make_cases
 from attention_service.conformance.target import Target, load_target
 
@@ -60,17 +61,35 @@ class SuiteResult:
         return 0 if self.count("correct") else 2
 
 
-def run(directory: str | Path | None, target: str | Target) -> SuiteResult:
+def run(
+    directory: str | Path | None,
+    target: str | Target,
+    *,
+    only: Collection[str] | None = None,
+    head_dims: Sequence[int] = (),
+    dtypes: Sequence[str] = (),
+) -> SuiteResult:
     """The result of an implementation for a suite.
 
     directory: as `write` makes it; None for 300 cases that are made at once
     target:    a callable, or its name `module:function`. It is called with the fields of each request by name, arrays
                as ndarrays, and returns the output or a dict of arrays; it may raise Unsupported
+    only:      the fields that requests may have beside query, key and value; cases with others are left out
+    head_dims: head dimensions, multiples of 8, of cases as long as kernels for tensor cores take them; none for short
+               cases with any
+    dtypes:    the types of requests; none for all
 
-    Errors: ImportError and ValueError for a name that leads nowhere; OSError, ValueError for a directory.
+    Errors: ImportError and ValueError for a name that leads nowhere; OSError, ValueError for a directory; ValueError
+    for a choice that no suite has.
     """
+    choice = Choice.of(only, head_dims, dtypes)
+    if directory is not None and head_dims:
+        raise ValueError("head_dims: expected no directory, whose cases are made already")
     function = load_target(target) if isinstance(target, str) else target
-    return run_cases(make_cases(CASES, 0) if directory is None else read(directory), function)
+    if directory is None:
+        return run_cases(make_cases(CASES, 0, choice), function)
+    cases = (case for case in read(directory) if not dtypes or case.dtype in dtypes)
+    return run_cases((case for case in cases if choice.has(case.fields)), function)
 
 
 def run_cases(cases: Iterable[SuiteCase], target: Target, *, explain: bool = True) -> SuiteResult:

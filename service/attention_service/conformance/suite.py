@@ -15,7 +15,8 @@ from attention_service.comparison.baseline import CORRECT, Arrays, baselines
 from attention_service.comparison.case import make_case
 from attention_service.comparison.sample import everything
 from attention_service.conformance.changes import Fields
-from attention_service.conformance.corners import COMBINED, CORNERS, Corner, make_fields
+from attention_service.conformance.corners import COMBINED
+from attention_service.conformance.requests import EVERYTHING, SOURCES, Choice, make_fields
 from attention_service.library import attend
 from attention_service.pipeline.prepare import make_spec_and_plan
 
@@ -49,25 +50,26 @@ class SuiteCase:
     @property
     def options(self) -> list[str]:
         """The names of the fields other than query, key and value."""
-        return sorted(self.fields.keys() - {"query", "key", "value"})
+        return sorted(self.fields.keys() - SOURCES)
 
 
-def make_cases(count: int, seed: int) -> Iterator[SuiteCase]:
-    """So many cases: three of single corners, in turn and with their types in turn, then two of many options."""
+def make_cases(count: int, seed: int, choice: Choice = EVERYTHING) -> Iterator[SuiteCase]:
+    """So many cases: three of single corners, in turn and with their types in turn, then two of many options.
+
+    choice: of those of single corners, the ones that it has; all others have options that it allows
+    """
+    corners = choice.corners
     for number in range(count):
         block, place = divmod(number, ROUND)
         if place < SINGLE:
-            turn, which = divmod(SINGLE * block + place, len(CORNERS))
-            yield make_case_of(CORNERS[which], turn, number, seed)
+            turn, which = divmod(SINGLE * block + place, len(corners))
+            corner = corners[which]
         else:
-            yield make_case_of(COMBINED, (ROUND - SINGLE) * block + place - SINGLE, number, seed)
-
-
-def make_case_of(corner: Corner, turn: int, number: int, seed: int) -> SuiteCase:
-    """The case of a corner that comes at a turn. number: of the case in its suite"""
-    random = np.random.default_rng([seed, number])
-    dtype = corner.types[turn % len(corner.types)]
-    return finished(f"{number:04}-{corner.name}", corner.name, make_fields(corner, dtype, random))
+            turn, corner = (ROUND - SINGLE) * block + place - SINGLE, COMBINED
+        dtype, head_dim = choice.turn(corner, turn)
+        fields = make_fields(corner, dtype, np.random.default_rng([seed, number]), head_dim, choice)
+        if choice.has(fields):
+            yield finished(f"{number:04}-{corner.name}", corner.name, fields)
 
 
 def finished(name: str, corner: str, fields: Fields) -> SuiteCase:

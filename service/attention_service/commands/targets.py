@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # commands import what they need when they run
 
 SUFFIXES: Final = (".json", ".npz", ".safetensors", ".pt", ".npy")
 # Fields of a comparison that are none of a kernel.
-JUDGED: Final = frozenset({"actual", "against", "tolerance", "legal", "reference"})
+JUDGED: Final = frozenset({"actual", "against", "tolerance", "legal", "reference", "time_limit"})
 # Fields that say how arrays are returned, or are said by the arrays themselves: for functions that have a parameter.
 RETURNED: Final = {
     *("dtype", "backend", "device", "include", "select_heads", "select_queries", "average_heads", "top_k"),

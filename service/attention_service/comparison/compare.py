@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -37,12 +39,13 @@ from attention_service.comparison.floors import floors, floors_of_others
 from attention_service.comparison.inputs import Suggestion, suggest
 from attention_service.comparison.legal import LIBERTIES
 from attention_service.comparison.places import places, worst
-from attention_service.comparison.power import Known, Power, power
+from attention_service.comparison.power import Known, Power, no_power, power
 from attention_service.comparison.recipes import recipe_of
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.samples import choose_sample, most_scores
 from attention_service.comparison.search import search
 from attention_service.comparison.solve import solve
+from attention_service.comparison.time_limit import TimeIsUp, limited
 from attention_service.comparison.tolerances import Tolerance, usual_tolerances
 from attention_service.schemas.compare import ArrayErrors, Fact, Place
 
@@ -66,6 +69,7 @@ class Question:
     against: what another kernel returned for the same request; None for no other
     field: that `actual` came in
     reference: True if the report shall have the reference
+    time_limit: seconds after which the search for mistakes ends; None for no limit
     """
 
     spec: AttentionSpec
@@ -76,6 +80,7 @@ class Question:
     liberties: frozenset[str] = LIBERTIES
     reference: bool = False
     against: Mapping[str, np.ndarray] | None = None
+    time_limit: float | None = None
     field: str = "actual"
 
 
@@ -105,6 +110,7 @@ class Comparison:
     reference: what is right, float64 arrays by the names of those that were sent; the output if none was
     against: that of the other answer
     rows: how many rows of each head were judged; None for all, and for the mistakes that they can show
+    ended_early: True if the time limit ended the search
     """
 
     question: Question
@@ -121,6 +127,7 @@ class Comparison:
     facts: tuple[Fact, ...] = ()
     against: Comparison | None = None
     rows: int | None = None
+    ended_early: bool = False
 
     @property
     def differences(self) -> dict[str, float]:
@@ -203,36 +210,28 @@ def compare_question(question: Question, backend: Backend, check: Check = no_che
 
     Errors: InvalidRequest of every kind, and what `check` raises.
     """
-    found = _compared(question, backend, check)
+    end = None if question.time_limit is None else time.monotonic() + question.time_limit
+    found = _compared(question, backend, check, end)
     if question.against is None:
         return found
     other = replace(question, actual=question.against, against=None, field="against")
-    return replace(found, against=_compared(other, backend, check))
+    return replace(found, against=_compared(other, backend, check, end))
 
 
 @np.errstate(all="ignore")
-def _compared(question: Question, backend: Backend, check: Check) -> Comparison:
-    """The comparison of one answer. Arguments: as of compare_question"""
+def _compared(question: Question, backend: Backend, check: Check, end: float | None) -> Comparison:
+    """The comparison of one answer. end: of its time, see `limited`; other arguments: as of compare_question"""
     if unknown := unknown_options(question.plan):
         spec = question.spec._replace(backend="numpy", device="cpu", include=(), top_k=None, average_heads=False)
         metadata = backend.run(make_plan(spec), spec, spec.sources, check).metadata
-        nothing = Power((), (), (), dict.fromkeys((one.name for one in usual_tolerances(question.plan.dtype)), ()))
-        return Comparison(
-            question, metadata, {}, {}, usual_tolerances(question.plan.dtype), [], [], nothing, None, unknown
-        )
+        tolerances = usual_tolerances(question.plan.dtype)
+        return Comparison(question, metadata, {}, {}, tolerances, [], [], no_power(tolerances), None, unknown)
     truth = reference_and_baseline(question, backend, check)
-    case, actual, right, judged, reference = truth.case, truth.actual, truth.right, truth.judged, truth.reference
-    tolerances = usual_tolerances(case.dtype) + (() if question.tolerance is None else (question.tolerance,))
-    compared = tuple(actual.canonical) or (OUTPUT,)
-    wrong = frozenset(name for name in actual.canonical if judged[name].ratio > CORRECT)
-    sample = choose_sample(case, _wrong_rows(actual, right, wrong) if wrong else None, most_scores(compared))
-    evidence = Evidence.of(case, sample, actual.canonical or None, compared, wrong)
-    mutants = list(candidates(case, sample, evidence.right, check))
-    limits = {name: judged[name].limit for name in actual.canonical}
-    found = power(evidence, mutants, check, tolerances, Known(right, limits) if right else None)
-    hypotheses: list[Hypothesis] = []
-    if wrong:
-        hypotheses = search(evidence, mutants, actual.canonical, limits, check)
+    actual, right, judged, reference = truth.actual, truth.right, truth.judged, truth.reference
+    tolerances = usual_tolerances(truth.case.dtype) + (() if question.tolerance is None else (question.tolerance,))
+    learned = Learned(no_power(tolerances))
+    with suppress(TimeIsUp):
+        learn(learned, truth, tolerances, limited(check, end))
     return Comparison(
         question=question,
         metadata=reference.metadata,
@@ -244,12 +243,43 @@ def _compared(question: Question, backend: Backend, check: Check) -> Comparison:
         },
         tolerances=tolerances,
         where=_where(actual, reference.arrays, right, judged),
-        hypotheses=hypotheses,
-        power=found,
-        suggestion=_suggestion(case, hypotheses, found, compared, check),
+        hypotheses=learned.hypotheses,
+        power=learned.power,
+        suggestion=learned.suggestion,
         reference={name: reference[name] for name in actual.as_sent or (OUTPUT,)},
-        facts=() if any(one.is_proof for one in hypotheses) else facts_of(truth),
+        facts=learned.facts,
+        ended_early=not learned.is_complete,
     )
+
+
+@dataclass
+class Learned:
+    """What the search for mistakes has found so far."""
+
+    power: Power
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+    facts: tuple[Fact, ...] = ()
+    suggestion: Suggestion | None = None
+    is_complete: bool = False
+
+
+def learn(learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], check: Check) -> None:
+    """Search for the mistakes that explain what is wrong, then for those that the request can show, step by step."""
+    case, actual, right = replace(truth.case, check=check), truth.actual, truth.right
+    compared = tuple(actual.canonical) or (OUTPUT,)
+    wrong = frozenset(name for name in actual.canonical if truth.judged[name].ratio > CORRECT)
+    sample = choose_sample(case, _wrong_rows(actual, right, wrong) if wrong else None, most_scores(compared))
+    evidence = Evidence.of(case, sample, actual.canonical or None, compared, wrong)
+    mutants = list(candidates(case, sample, evidence.right, check))
+    limits = {name: truth.judged[name].limit for name in actual.canonical}
+    if wrong:
+        for hypotheses in search(evidence, mutants, actual.canonical, limits, check):
+            learned.hypotheses = hypotheses
+    if not any(one.is_proof for one in learned.hypotheses):
+        learned.facts = facts_of(truth)
+    learned.power = power(evidence, mutants, check, tolerances, Known(right, limits) if right else None)
+    learned.suggestion = _suggestion(case, learned.hypotheses, learned.power, compared, check)
+    learned.is_complete = True
 
 
 def facts_of(truth: Truth) -> tuple[Fact, ...]:

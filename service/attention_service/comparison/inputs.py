@@ -22,8 +22,9 @@ from attention_service.comparison.recipes import POSITIONAL, Recipe
 from attention_service.comparison.samples import MAX_SCORES, WHOLE, choose_sample
 from attention_service.pipeline.prepare import make_spec_and_plan
 
-# Seeds that are tried for a request that shows as much as possible.
+# Seeds that are tried for a request that shows as much as possible, and how many of them in a row may show no more.
 TRIES: Final = 6
+IN_VAIN: Final = 2
 # What bounds the memory of a made input (see `suggestion_bytes`): the most numbers of outputs that are kept for each
 # mutant, and bytes that a sample keeps.
 MADE_OUTPUTS: Final = 2**14
@@ -175,11 +176,12 @@ def suggest(
     names: of the arrays that are compared; seed: the first that is tried; pool: see Case
     apart: True if the wanted mistakes must also have different answers
     """
-    best: Suggestion | None = None
+    best, in_vain = None, 0
     for one in _tried(recipe, wanted, names, seed, check, pool, apart=apart):
+        in_vain += 1
         if best is None or len(one.kills) > len(best.kills):
-            best = one
-        if len(best.kills) == len(wanted):
+            best, in_vain = one, 0
+        if len(best.kills) == len(wanted) or in_vain == IN_VAIN:
             break
     return best if best is not None and best.kills else None
 

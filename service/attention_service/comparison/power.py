@@ -55,6 +55,11 @@ class Power:
         return survivors > killed
 
 
+def no_power(tolerances: Collection[Tolerance]) -> Power:
+    """The power of a request whose mistakes were not looked for."""
+    return Power((), (), (), {one.name: () for one in tolerances})
+
+
 @dataclass(frozen=True)
 class Known:
     """The right arrays of all rows, and their baselines."""

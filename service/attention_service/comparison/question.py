@@ -38,7 +38,9 @@ def make_question(decoded: Decoded, layer: Layer | None = None) -> Question:
     own = body.tolerance
     tolerance = None if own is None else Tolerance("yours", own.rtol, own.atol, own.mismatches)
     is_base2, liberties = body.logsumexp_base == "2", chosen(body.legal)
-    return Question(*planned(spec, layer), actual, is_base2, tolerance, liberties, bool(body.reference), against)
+    return Question(
+        *planned(spec, layer), actual, is_base2, tolerance, liberties, bool(body.reference), against, body.time_limit
+    )
 
 
 def _sent(sent: ActualArrays | None, given: Any, name: str, spec: AttentionSpec) -> dict[str, np.ndarray] | None:

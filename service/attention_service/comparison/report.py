@@ -68,6 +68,7 @@ def make_report(comparison: Comparison, request_id: str | None = None) -> Compar
         next_input=_next_input(comparison),
         against=None if comparison.against is None else _against(comparison, comparison.against),
         reference=_reference(comparison) if comparison.question.reference else None,
+        ended_early=comparison.ended_early or (comparison.against is not None and comparison.against.ended_early),
         metadata=metadata | {"version": __version__},
     )
 
@@ -107,6 +108,8 @@ def _verdict(comparison: Comparison) -> Verdict:
     else:
         non_finite = any(judged.errors.non_finite for judged in comparison.judged.values())
         message = _in_words(comparison, "infinite or NaN" if non_finite else shown)
+    if comparison.ended_early:
+        message += f" The search for mistakes ended after {comparison.question.time_limit:g} s, the time_limit."
     return Verdict(status=status, ratio=_number(ratio), message=message)
 
 

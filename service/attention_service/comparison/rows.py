@@ -19,7 +19,7 @@ from attention_service.comparison.baseline import CORRECT, arrays_of, baselines,
 from attention_service.comparison.case import Case, make_case, unknown_options
 from attention_service.comparison.compare import Comparison, Judged, Question, pool_of
 from attention_service.comparison.errors import distances, measure
-from attention_service.comparison.power import Power
+from attention_service.comparison.power import no_power
 from attention_service.comparison.sample import Sample
 from attention_service.comparison.solve import solve
 
@@ -78,7 +78,7 @@ def compare_rows(question: Question, backend: Backend, count: int, check: Check 
         tolerances=(),
         where=[],
         hypotheses=[],
-        power=Power((), (), (), {}),
+        power=no_power(()),
         suggestion=None,
         rows=len(rows),
     )

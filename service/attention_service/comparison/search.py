@@ -33,8 +33,8 @@ ALL_PAIR_SCORES: Final = 2**22
 
 def search(
     evidence: Evidence, found: list[Candidate], actual: Arrays, limits: Mapping[str, float], check: Check
-) -> list[Hypothesis]:
-    """The hypotheses that explain an output, best first; a proof stands alone.
+) -> Iterator[list[Hypothesis]]:
+    """The hypotheses that explain an output, best first, after each step of the search; a proof stands alone.
 
     found: the mutants' answers for the sample; actual: canonical arrays of all rows; limits: baselines of all rows
     """
@@ -43,11 +43,13 @@ def search(
     found = [one for one in found if not evidence.contradicts(one)]
     singles = _ranked([evidence.judge(one) for one in found], evidence)
     told = _confirmed(joined(singles, evidence, TOLD), evidence, actual, limits, check)
+    yield _told(told)
     if not _is_proved(told):
         guesses = [evidence.answer(names, wrong) for names, wrong in estimated(small, actual, check)]
         guesses = [one for one in guesses if not evidence.contradicts(one)]
         singles = _ranked([*singles, *map(evidence.judge, guesses)], evidence)
         told = _confirmed(joined(singles, evidence, TOLD), evidence, actual, limits, check)
+        yield _told(told)
     if not _is_proved(told):
         both = [evidence.answer(names, wrong) for names, wrong in _pairs(small, singles, check)]
         both = [one for one in both if not any(_adds_nothing(one, other, evidence) for other in found)]
@@ -58,7 +60,11 @@ def search(
         # Two mistakes explain more than one of them by chance, too.
         told += [one for one in pairs if one.is_proof or 1 - one.explained < (1 - best) / 4]
         told.sort(key=lambda one: one.rank)
-    return [one for one in told if one.is_proof] or [one for one in told if one.is_told][:TOLD]
+        yield _told(told)
+
+
+def _told(found: list[Hypothesis]) -> list[Hypothesis]:
+    return [one for one in found if one.is_proof] or [one for one in found if one.is_told][:TOLD]
 
 
 def _adds_nothing(pair: Candidate, one: Candidate, evidence: Evidence) -> bool:

@@ -360,6 +360,7 @@ def compare(
     legal: Sequence[Liberty | str] | None = None,
     against: Any = None,
     reference: bool | None = False,
+    time_limit: float | None = None,
     **unknown: Never,
 ) -> CompareReport:
     """The report on what an attention kernel returned: is it right, and if not, which mistake was made?
@@ -379,6 +380,8 @@ def compare(
             count in float16 and bfloat16, but folded_scale. Default: all.
         against: What another kernel returned for the same request, to be judged beside the first. Default: nothing.
         reference: Return what is right, too: each array that was sent, or the output if none was.
+        time_limit: Seconds after which the search for mistakes ends. The verdict is given however long it takes; names,
+            power and the next input as far as they were found. Default: no limit.
 
     Any other name is an error, which translates the names of other libraries, like attn_mask.
 
@@ -442,6 +445,7 @@ def assert_attention(
     legal: Sequence[Liberty | str] | None = None,
     against: Any = None,
     reference: bool | None = False,
+    time_limit: float | None = None,
     must_show: Literal["options"] | None = "options",
     rows: int | None = None,
     **unknown: Never,
@@ -461,11 +465,13 @@ def assert_attention(
             count in float16 and bfloat16, but folded_scale. Default: all.
         against: What another kernel returned for the same request, to be judged beside the first. Default: nothing.
         reference: Return what is right, too: each array that was sent, or the output if none was.
+        time_limit: Seconds after which the search for mistakes ends. The verdict is given however long it takes; names,
+            power and the next input as far as they were found. Default: no limit.
         must_show: What the inputs must be able to show. options: raise WeakInputs, an AssertionError, where a kernel
             could ignore an option of the request unseen. None: pass, whatever they can show.
-        rows: Judge so many rows of each head only, where mistakes sit: ends of sequences, tiles, windows and segments.
-            The whole is compared if one of them is wrong. Which mistakes the inputs can show is not looked at. Default:
-            all rows.
+        rows: Judge only so many rows of each head, where mistakes sit: ends of sequences, tiles, windows and segments.
+            All is compared if one of them is wrong. Which mistakes the inputs can show is not looked at. Default: all
+            rows.
 
     Any other name is an error, which translates the names of other libraries, like attn_mask.
 

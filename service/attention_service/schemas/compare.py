@@ -78,6 +78,9 @@ class CompareRequest(ExtendedRequest):
     """What another kernel returned for the same request, to be judged beside the first. Default: nothing."""
     reference: bool | None = False
     """Return what is right, too: each array that was sent, or the output if none was."""
+    time_limit: Annotated[float, Field(ge=0)] | None = None
+    """Seconds after which the search for mistakes ends. The verdict is given however long it takes; names, power and
+    the next input as far as they were found. Default: no limit."""
 
 
 def _as_lists(array: Any) -> Any:
@@ -302,5 +305,7 @@ class CompareReport(Reported):
     reference: dict[str, RightArray] | None = None
     """What is right, in float64, with the axes and the names of what was sent; null is infinite. null: `reference` of
     the request did not ask for it."""
+    ended_early: bool = False
+    """True if `time_limit` ended the search: hypotheses, facts, power and next_input hold what was found until then."""
     metadata: dict[str, Any]
     """How the reference was computed."""

@@ -43,6 +43,7 @@ class Attention:
         self.hidden = np.triu(np.full((KEYS, KEYS), is_causal), 1)
         self.value = value.astype(np.float64)
         self.scores = query.astype(np.float64) @ key.astype(np.float64).swapaxes(-1, -2) / 4
+        self.products = self.scores.copy()
         self.scores[..., self.hidden] = -np.inf
         self.top = self.scores.max(axis=-1)
         self.powers = np.exp(self.scores - self.top[..., None])
@@ -54,10 +55,18 @@ class Attention:
         """The output with another sum of exponentials."""
         return np.asarray(self.powers @ self.value / total[..., None])
 
+    def with_powers(self, powers: np.ndarray) -> np.ndarray:
+        """The output with other exponentials."""
+        return np.asarray(powers @ self.value / powers.sum(axis=-1, keepdims=True))
+
     def facts(self, **arrays: np.ndarray) -> list[Fact]:
         """The facts about an output in the type of the request, and a logsumexp in float32."""
         types = {"output": self.dtype}
         return facts(self.fields, {name: array.astype(types.get(name, np.float32)) for name, array in arrays.items()})
+
+
+def per_head(*numbers: float) -> np.ndarray:
+    return np.array(numbers)[:, None, None]
 
 
 def facts(fields: dict[str, Any], actual: Arrays) -> list[Fact]:
@@ -88,7 +97,7 @@ OUTPUTS: Final[dict[str, tuple[Callable[[Attention], np.ndarray], str, str, dict
         "factor", "In every wrong row the output is 1.5000 times the right one.", {"factor": 1.5},
     ),
     "a factor of each head": (
-        lambda a: a.output * np.array([1.0, 2, 3])[:, None, None],
+        lambda a: a.output * per_head(1, 2, 3),
         "head_factor",
         "In every row the output of heads 0 to 2 is 1.0000, 2.0000, 3.0000 times the right one.",
         {"numbers": [1, 2, 3]},
@@ -146,6 +155,60 @@ OUTPUTS: Final[dict[str, tuple[Callable[[Attention], np.ndarray], str, str, dict
         f"In every row the output has its right numbers in another order: number i is {list(range(16))[::-1]}[i].",
         {"order": list(range(16))[::-1]},
     ),
+    "features of which some are 0": (
+        lambda a: np.where(np.arange(16) < 12, a.output[..., ::-1], 0),
+        "permuted",
+        f"In every row the output has its right numbers in another order: number i is "
+        f"{[*range(15, 3, -1), *[-1] * 4]}[i], or is 0 where that is -1.", {"order": [*range(15, 3, -1), *[-1] * 4]},
+    ),
+    "axes in another order": (
+        lambda a: a.output.swapaxes(0, 1).reshape(a.output.shape),
+        "reordered",
+        "In every row the output has its axes in another order: memory is written as "
+        "(key/value head, batch entry, head of a group, row).", {"order": [1, 0, 2, 3]},
+    ),
+    "rows of many places, and zeros": (
+        lambda a: (a.output.reshape(-1, 16)[(np.arange(402) * 5 + 2) % 402] * (np.arange(402) > 9)[:, None]).reshape(
+            a.output.shape
+        ),
+        "elsewhere",
+        "Every wrong row of the output is the right one of another row, or 0 (10 rows): [batch entry, head, row] "
+        "[0, 0, 10] is [0, 0, 52], [0, 0, 11] is [0, 0, 57], [0, 0, 12] is [0, 0, 62], [0, 0, 13] is [0, 1, 0].",
+        {"rows": 390, "zeros": 10},  # 5 n + 2 = n for two numbers modulo 402
+    ),
+    "a scale and a factor of each head": (
+        lambda a: a.with_powers(np.exp(a.scores * per_head(2, 0.5, 1))) * per_head(3, 1, 0.5),
+        "head_numbers",
+        "In every row the output of heads 0 to 2 is right for the scale times 2.0000, 0.50000, 1.0000, and multiplied "
+        "by 3.0000, 1.0000, 0.50000.", {"by": [2, 0.5, 1], "factors": [3, 1, 0.5]},
+    ),
+    "no mask in some rows": (
+        lambda a: np.where(np.arange(KEYS)[:, None] < 40, a.output, a.with_powers(np.exp(a.products))),
+        "known_in_part",
+        "Every wrong row of the output is that of a known mistake, which other rows do not have: The causal mask is "
+        "not applied.", {},
+    ),
+    "eight keys": (
+        lambda a: a.with_powers(a.powers * (np.arange(KEYS) >= np.arange(KEYS)[:, None] - 7)),
+        "other_keys",
+        "In every row the output is right for other keys: those from i-7 in row i to i+0 in row i.", {},
+    ),
+    "keys that hidden ones follow": (
+        lambda a: a.with_powers(np.exp(a.products) * (np.arange(KEYS) < np.arange(KEYS)[:, None] + 4)),
+        "other_keys",
+        "In every row the output is right for other keys: those from 0 to i+3 in row i.", {"start": 0, "stop": 4},
+    ),
+    "a tile of half the weight": (
+        lambda a: a.powers * np.where(np.arange(KEYS) // 32 == 1, 0.5, 1) @ a.value / a.total[..., None],
+        "part_factors",
+        "In every row the output is right up to a factor of the row for each 32 keys, from 0.50000 to 1.0000.", {},
+    ),
+    "a tile that is left out": (
+        lambda a: a.powers * (np.arange(KEYS) // 16 != 2) @ a.value / a.total[..., None],
+        "part_factors",
+        "In every row the output is right up to a factor of the row for each 16 keys, from 1.0000 to 1.0000; keys 32 "
+        "to 47 add nothing.", {"keys": 16},
+    ),
     "a shift": (
         lambda a: a.output + 0.5,
         "offset", "In every row the output is too large by 0.50000.", {"mean": 0.5},
@@ -196,6 +259,10 @@ LOGSUMEXPS: Final[dict[str, tuple[Callable[[Attention], np.ndarray], str, str]]]
     "a mean": (
         lambda a: a.logsumexp - np.log(np.arange(KEYS) + 1),
         "offset", "In every row the logsumexp is that of the mean, not of the sum.",
+    ),
+    "keys without their mean": (
+        lambda a: a.logsumexp - a.products.mean(axis=-1),
+        "offset", "In every row the logsumexp is that of keys without their mean: scores are smaller by their mean.",
     ),
     "two bases": (
         lambda a: a.top + np.log2(a.total),
@@ -311,6 +378,17 @@ def test_a_proof_needs_no_facts() -> None:
     assert report.facts == []
 
 
+def test_the_key_heads_of_query_heads_are_found() -> None:
+    """Query head n reads key/value head n // 3 of 3, where it should be n // 2."""
+    random = np.random.default_rng(0)
+    query, key, value = (random.standard_normal((2, heads, 9, 4)) for heads in (6, 3, 3))
+    weights = np.exp(query @ key[:, np.arange(6) // 3].swapaxes(-1, -2) / 2)
+    output = weights / weights.sum(axis=-1, keepdims=True) @ value[:, np.arange(6) // 3]
+    best = compare(output, query, key, value, layout="bhld").hypotheses[0]
+    assert (best.name, best.certainty) == ("heads.regrouped", "proof")
+    assert best.message == "Query heads read other key/value heads. (head n reads [0, 0, 0, 1, 1, 1][n])"
+
+
 # What random kernels do to a right output, with some rows, a number, and an order of features.
 CHANGES: Final[list[Callable[[np.ndarray, int, float, np.ndarray], np.ndarray]]] = [
     lambda output, _row, number, _order: output * number,
@@ -365,11 +443,11 @@ TRUE: Final[dict[str, set[str]]] = {
     "softmax.no_max": {"constant"},  # NaN, or 0 where the sum is infinite
     "mask.finite": {"constant"},  # a logsumexp of rows that see no key
     "empty.nan": {"constant"},
-    "empty.last_key": {"constant", "offset", "moved"},  # of one row, or one feature
+    "empty.last_key": {"constant", "offset", "moved", "other_keys"},  # of one row, or one feature; the last key alone
     "logsumexp.empty_finite": {"constant"},
     "logsumexp.empty_positive": {"constant"},
     "logsumexp.base2": {"factor"},
-    "softmax.base2": {"offset"},  # where all wrong rows see as many equal scores
+    "softmax.base2": {"offset", "head_numbers"},  # offset where all wrong rows see as many equal scores
     "softmax.unnormalized": {"row_factor"},
     "softmax.denominator_last_tile": {"row_factor"},
     "sinks.absent": {"extra_sum", "row_factor"},
@@ -381,8 +459,27 @@ TRUE: Final[dict[str, set[str]]] = {
     "softmax.padded_lanes": {"extra_sum", "row_factor"},
     "merge.empty_part": {"extra_sum", "row_factor"},
     "output.scaled": {"factor", "head_factor"},
-    "heads.reversed": {"moved"},  # of two heads
+    "heads.reversed": {"moved", "elsewhere"},  # moved of two heads
     "heads.permuted": {"moved"},
+    "heads.tiled": {"known_in_part"},  # that the heads are read in reverse order, where some are right by chance
+    "output.unmoved": {"reordered"},
+    "padding.ignored": {"other_keys"},  # all of them
+    "keys.tail_dropped": {"part_factors"},
+    "softmax.no_rescale": {"part_factors"},
+    "softmax.accumulator_no_rescale": {"part_factors"},
+    "softmax.last_tile": {"part_factors"},
+    "window.missing_rows": {"known_in_part"},  # that there is no window
+    "scale.absent": {"head_numbers"},
+    "scale.twice": {"head_numbers"},
+    "scale.inverse_dim": {"head_numbers"},
+    "scale.value_dim": {"head_numbers"},
+    "scale.log2e": {"head_numbers"},
+    "scale.first_head": {"head_numbers", "known_in_part"},  # in part that of the next head, which is the first
+    "scale.shifted": {"head_numbers", "known_in_part"},
+    "softcap.not_divided": {"head_numbers"},
+    "alibi.first_head": {"head_numbers"},
+    "alibi.factor": {"head_numbers"},
+    "alibi.log2e": {"head_numbers"},
 }
 
 

@@ -117,6 +117,7 @@ def test_splits_read_the_keys_of_the_first(splits: int) -> None:
     [
         ("softcap.not_divided", lambda scores: 3 * np.tanh(scores)),
         ("softcap.times_score", lambda scores: scores * np.tanh(scores / 3)),
+        ("softcap.times_score", lambda scores: scores / 3 * np.tanh(scores / 3)),
     ],
 )
 def test_formulas_of_the_softcap(name: str, formula: Callable[[np.ndarray], np.ndarray]) -> None:

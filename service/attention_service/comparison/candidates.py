@@ -20,6 +20,7 @@ MESSAGES: Final = {name: mutant.message for name, mutant in MUTANTS.items()} | {
     "output.scaled": "The output is multiplied by a number.",
     "causal.other_offset": "The causal mask has another offset.",
     "heads.permuted": "The heads are returned in another order.",
+    "heads.regrouped": "Query heads read other key/value heads.",
 }
 # Those with a number that is estimated from the output.
 FITTED: Final = frozenset({"scale.other", "output.scaled", "causal.other_offset"})

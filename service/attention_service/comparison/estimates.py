@@ -30,6 +30,8 @@ FEATURES: Final = 4
 CLOSE: Final = 1e-6
 # Rows by which heads are told apart.
 HEAD_ROWS: Final = 8
+# Fewer numbers of a head may be near to those of another by chance.
+HEAD_NUMBERS: Final = 4
 # With more heads their order is not looked for: all are compared with all.
 MAX_HEADS: Final = 512
 
@@ -46,6 +48,12 @@ def estimated(evidence: Evidence, actual: Arrays, check: Check) -> Iterator[tupl
         if order is not None:
             case = permuted(evidence.case, order).changed(detail=f"head n is that of {order.tolist()}[n]")
             yield ("heads.permuted",), case
+        order = _key_heads(evidence, actual["output"])
+        if order is not None:
+            case = evidence.case.changed(
+                key_of_head=order, value_of_head=order, detail=f"head n reads {order.tolist()}[n]"
+            )
+            yield ("heads.regrouped",), case
 
 
 def _other_scale(evidence: Evidence, check: Check) -> Case:
@@ -145,8 +153,7 @@ def _order_of_heads(evidence: Evidence, actual: np.ndarray) -> np.ndarray | None
     case, sizes = evidence.case, evidence.case.plan.sizes
     if case.needs_all_heads or not 2 <= sizes.num_heads <= MAX_HEADS:
         return None
-    rows = evidence.sample.rows[:: -(-len(evidence.sample.rows) // HEAD_ROWS)]
-    sample = Sample(evidence.sample.batches[:1], np.arange(sizes.num_heads), rows)
+    sample = _of_all_heads(evidence)
     right, sent = (array[0].reshape(sizes.num_heads, -1) for array in (solve(case, sample).output, sample.of(actual)))
     if not np.isfinite(sent).all():
         return None
@@ -154,3 +161,26 @@ def _order_of_heads(evidence: Evidence, actual: np.ndarray) -> np.ndarray | None
     nearest = np.argmin(np.square(right).sum(axis=1) - 2 * (sent @ right.T), axis=1)
     is_order = len(set(nearest.tolist())) == sizes.num_heads
     return nearest if is_order and (nearest != np.arange(sizes.num_heads)).any() else None
+
+
+def _of_all_heads(evidence: Evidence) -> Sample:
+    """A few rows of all heads."""
+    rows = evidence.sample.rows[:: -(-len(evidence.sample.rows) // HEAD_ROWS)]
+    return Sample(evidence.sample.batches[:1], np.arange(evidence.case.plan.sizes.num_heads), rows)
+
+
+def _key_heads(evidence: Evidence, actual: np.ndarray) -> np.ndarray | None:
+    """The key/value head (h,) by which each head is closest to the output; None if there is none, or the right one."""
+    case, (heads, kv_heads, *_) = evidence.case, evidence.case.plan.sizes
+    sample = _of_all_heads(evidence)
+    sent = sample.of(actual)
+    is_tried = not case.needs_all_heads and 2 <= kv_heads <= MAX_HEADS // heads and sent[:, 0].size >= HEAD_NUMBERS
+    if not is_tried or not np.isfinite(sent).all():
+        return None
+    errors = []
+    for head in range(kv_heads):
+        all_one = np.full(heads, head)
+        found = solve(case.changed(key_of_head=all_one, value_of_head=all_one), sample).output
+        errors.append(np.square(found - sent).sum(axis=(0, 2, 3)))
+    order = np.argmin(errors, axis=0)
+    return order if (order != case.key_of_head).any() else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distances, largest, largest_number
 from attention_service.comparison.legal import LOG2E
+from attention_service.comparison.refitted import refitted
 from attention_service.comparison.wrong import Wrong
 from attention_service.schemas.compare import Fact
 
@@ -26,6 +27,9 @@ ALIKE: Final = 4
 ROWS: Final = 256
 MAX_FEATURES: Final = 1024
 TILES: Final = (128, 64, 32, 16, 8)
+# More rows are not looked for in another place; pairs of rows that are compared at a time.
+MAX_ROWS: Final = 2**13
+PAIRS: Final = 2**18
 
 
 def find_facts(case: Case, arrays: Mapping[str, tuple[np.ndarray, np.ndarray, float]], canonical: Any) -> list[Fact]:
@@ -36,7 +40,13 @@ def find_facts(case: Case, arrays: Mapping[str, tuple[np.ndarray, np.ndarray, fl
         has_rows = name in canonical and right.shape[:3] == case.query.shape[:3] and not case.needs_all_heads
         wrong.append(Wrong(name, actual.reshape(axes), right.reshape(axes), CORRECT * limit, case, has_rows))
     with np.errstate(all="ignore"):
-        return [fact for find in FACTS for one in wrong if one.rows.any() for fact in find(one)][:LISTED]
+        wrong = [one for one in wrong if one.rows.any()]
+        found = [fact for find in FACTS for one in wrong for fact in find(one)]
+        told = {fact.array for fact in found}
+        for one in wrong:
+            others = (fact for find in OTHERS for fact in find(one))
+            found += itertools.islice(others, 0 if one.name in told else 1)
+        return [*found, *(fact for one in wrong for fact in by_keys(one))][:LISTED]
 
 
 def _named(wrong: Wrong, number: float, error: float, of: Callable[[float], float] = float) -> str:
@@ -73,7 +83,7 @@ def _extra_sum(wrong: Wrong, usable: np.ndarray) -> Iterator[Fact]:
         zero, hidden = np.exp(-wrong.about["logsumexp"]), wrong.case.plan.sizes.key_length - wrong.about["seen"]
         forms = {"keys of score 0": zero, "times its largest exponential": wrong.about["weight"]} | forms
         forms["keys of score 0 for each hidden key"] = zero * hidden
-    for axes, (name, x) in product(((0, 1, 2), (0, 2)), forms.items()):
+    for axes, (name, x) in itertools.product(((0, 1, 2), (0, 2)), forms.items()):
         fits = usable & np.isfinite(x)
         extra = np.where(fits, x * (products - own), 0).sum(axes, keepdims=True)
         extra = np.nan_to_num(extra / np.where(fits, x * x * own, 0).sum(axes, keepdims=True))
@@ -131,15 +141,56 @@ def moved(wrong: Wrong) -> Iterator[Fact]:
 
 
 def permuted(wrong: Wrong) -> Iterator[Fact]:
-    """Rows have their right numbers in another order."""
+    """Rows have their right numbers in another order, or 0 in the place of some."""
     length = wrong.right.shape[3]
     if 2 <= length <= MAX_FEATURES:
         actual, right = (array[wrong.some(ROWS)].T for array in (wrong.actual, wrong.right))
         order = (np.square(right).sum(axis=1) - 2 * (actual @ right.T)).argmin(axis=1)
-        is_order = len(set(order.tolist())) == length
-        if is_order and (said := wrong.said(length * math.log2(length), wrong.right[..., order])):
-            text = f"in {said} {{}} has its right numbers in another order: number i is {order[:LISTED].tolist()}[i]"
-            yield wrong.fact("permuted", text, order=order[:LISTED])
+        kept = actual.any(axis=1)
+        is_order = 1 < kept.sum() == len(set(order[kept].tolist()))
+        lost = length * math.log2(length + 1)
+        if is_order and (said := wrong.said(lost, np.where(kept, wrong.right[..., order], 0))):
+            order, zeros = np.where(kept, order, -1), "" if kept.all() else ", or is 0 where that is -1"
+            text = f"{{}} has its right numbers in another order: number i is {order[:LISTED].tolist()}[i]{zeros}"
+            yield wrong.fact("permuted", f"in {said} {text}", order=order[:LISTED])
+
+
+def reordered(wrong: Wrong) -> Iterator[Fact]:
+    """Rows are written with their axes in one order, and read in another."""
+    sizes = wrong.case.plan.sizes
+    axes, groups = ("batch entry", "key/value head", "head of a group", "row"), sizes.num_heads // sizes.num_kv_heads
+    lengths = (sizes.batch_size, sizes.num_kv_heads, groups, sizes.query_length)
+    for order in itertools.permutations(range(4)) if wrong.has_rows else ():
+        moved = wrong.right.reshape(*lengths, -1).transpose(*order, 4)
+        back = wrong.right.reshape(moved.shape).transpose(*np.argsort(order), 4)
+        words = f"({', '.join(axes[axis] for axis in order)})"
+        for found, what in ((moved, f"is written as {words}"), (back, f"is taken for {words}")):
+            if said := wrong.said(math.log2(48), found.reshape(wrong.right.shape)):
+                text = f"in {said} {{}} has its axes in another order: memory {what}"
+                yield wrong.fact("reordered", text, order=order)
+                return
+
+
+def elsewhere(wrong: Wrong) -> Iterator[Fact]:
+    """Each wrong row is the right one of some other row, or 0."""
+    shape, places = wrong.rows.shape, np.argwhere(wrong.rows)
+    most = 2 + 2 * largest(wrong.right)
+    right = np.nan_to_num(wrong.right.reshape(wrong.rows.size, -1), posinf=most, neginf=-most)
+    sizes, sent = np.square(right).sum(axis=1), wrong.actual[wrong.rows]
+    if not 1 < wrong.rows.size <= MAX_ROWS or np.isnan(sent).any():
+        return
+    nearest = np.empty(len(sent), np.int64)
+    for start in range(0, len(sent), step := max(1, PAIRS // wrong.rows.size)):
+        numbers = np.clip(sent[start : start + step], -most, most)
+        nearest[start : start + step] = (sizes - 2 * (numbers @ right.T)).argmin(axis=1)
+    kept, predicted = sent.any(axis=1), wrong.right.copy()
+    predicted[wrong.rows] = np.where(kept[:, None], wrong.right.reshape(right.shape)[nearest], 0)
+    if kept.any() and wrong.said(len(sent) * math.log2(len(right) + 1), predicted):
+        of = np.stack(np.unravel_index(nearest, shape), axis=1)[kept][:4].tolist()
+        shown = ", ".join(f"{to} is {one}" for to, one in zip(places[kept][:4].tolist(), of, strict=True))
+        zeros = "" if kept.all() else f", or 0 ({len(sent) - kept.sum()} rows)"
+        text = f"every wrong row of {{}} is the right one of another row{zeros}: [batch entry, head, row] {shown}"
+        yield wrong.fact("elsewhere", text, rows=kept.sum(), zeros=len(sent) - kept.sum())
 
 
 def offset(wrong: Wrong) -> Iterator[Fact]:
@@ -154,6 +205,7 @@ def offset(wrong: Wrong) -> Iterator[Fact]:
         forms["the largest score, without the logarithm of the sum"] = -total
         forms["the logarithm of the sum, without the largest score"] = -top
         forms["that of the mean, not of the sum"] = -np.log(wrong.about["seen"])
+        forms["that of keys without their mean: scores are smaller by their mean"] = -wrong.about["mean"]
         forms["of base 2, but for the largest score"] = total * (LOG2E - 1)
         forms["of base e, but for the largest score, which is multiplied by log2(e)"] = top * (LOG2E - 1)
     for what, added in forms.items():
@@ -175,4 +227,6 @@ def by_keys(wrong: Wrong) -> Iterator[Fact]:
             yield wrong.fact("rows_by_keys", text, rows=wrong.rows.sum())
 
 
-FACTS: Final = (factor, overflow, constant, moved, permuted, offset, by_keys)
+FACTS: Final = (factor, overflow, constant, moved, permuted, offset)
+# Told of arrays that those say nothing of: the first that is true.
+OTHERS: Final = (reordered, elsewhere, refitted)

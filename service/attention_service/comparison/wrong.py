@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distances
-from attention_service.comparison.problem import without_values
+from attention_service.comparison.problem import scaled_scores, without_values
 from attention_service.comparison.sample import blocks, everything
 from attention_service.comparison.solve import make_problem
 from attention_service.schemas.compare import Fact
@@ -62,8 +62,9 @@ class Wrong:
 
     @cached_property
     def about(self) -> dict[str, np.ndarray]:
-        """Of each row: its logsumexp and largest weight, how many keys it sees, and the largest q·k of these."""
-        case, found = self.case, np.full((4, *self.rows.shape), np.nan)
+        """Of each row: its logsumexp and largest weight, how many keys it sees, the largest q·k of these, and the mean
+        of all scores."""
+        case, found = self.case, np.full((5, *self.rows.shape), np.nan)
         for block in blocks(case, everything(case), ()):
             case.check()
             problem = make_problem(case, block)
@@ -72,7 +73,8 @@ class Wrong:
                 found[:2, *block.index] = answer.logsumexp, answer.weights.max(axis=-1)
             found[2, *block.index] = problem.seen.sum(axis=-1)
             found[3, *block.index] = np.max(problem.scores, axis=-1, where=problem.seen, initial=-np.inf)
-        return dict(zip(("logsumexp", "weight", "seen", "product"), found, strict=True))
+            found[4, *block.index] = np.mean(scaled_scores(problem), axis=-1)
+        return dict(zip(("logsumexp", "weight", "seen", "product", "mean"), found, strict=True))
 
     def said(self, lost: float, right: np.ndarray | None = None, by: Any = 1.0, added: Any = 0.0) -> str:
         """Where right · by + added was sent: "every row" or "every wrong row"; "" if not there, or if it says little.

@@ -134,6 +134,7 @@ BUGS: Final = (
         "Query head n reads key/value head n // number of key/value heads.",
         asks(h=16, g=8, q=64, d=128, dtype=F16, is_causal=True),
         divided_by_kv_heads,
+        named("heads.regrouped"),
     ),
     Bug(
         "HazyResearch/HipKittens#22",
@@ -159,6 +160,7 @@ BUGS: Final = (
         "Devices with half of the query heads divide all key/value heads among these.",
         asks(h=16, g=4, q=64, d=128, dtype=F16),
         split_queries_of_all_kv_heads,
+        named("heads.regrouped"),
     ),
     Bug(
         "ml-explore/mlx#343",

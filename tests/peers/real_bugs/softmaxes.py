@@ -325,6 +325,7 @@ BUGS: Final = (
         "The softcap is (s/c) · tanh(s/c).",
         asks(h=4, q=128, d=128, dtype=BF16, times=4, softcap=5.0),
         softcap_times_score,
+        named("softcap.times_score"),
     ),
     Bug(
         "Dao-AILab/flash-attention#1025",

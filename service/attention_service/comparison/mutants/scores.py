@@ -115,12 +115,13 @@ def softcap_not_divided(case: Case) -> Iterator[Case]:
 @mutant("softcap.times_score", "The hyperbolic tangent is multiplied by the score, not by the softcap.")
 def softcap_times_score(case: Case) -> Iterator[Case]:
     if case.softcap is not None:
-        yield case.changed(softmax=partial(_times_score, cap=case.softcap))
+        for by, detail in {1.0: "", case.softcap: "divided by the softcap"}.items():
+            yield case.changed(softmax=partial(_times_score, cap=case.softcap, by=by), detail=detail)
 
 
-def _times_score(problem: Problem, cap: float) -> Answer:
+def _times_score(problem: Problem, cap: float, by: float) -> Answer:
     scores = problem.scores * np.asarray(problem.scale, problem.scores.dtype)
-    capped = scores * np.tanh(scores / cap)
+    capped = scores / by * np.tanh(scores / cap)
     return attention(problem.changed(scores=capped, scale=1.0, softcap=None))
 
 

@@ -1,0 +1,321 @@
+"""Facts about wrong outputs that another case explains: other keys, parts of the keys with other weights, other numbers
+of a head, or a known mistake in the wrong rows only. What is fitted to a few rows is checked on all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from attention_service.attention.terms.additions import Alibi
+from attention_service.comparison.candidates import candidates
+from attention_service.comparison.case import TILES, Case
+from attention_service.comparison.errors import distances, largest
+from attention_service.comparison.problem import Problem, attention, scaled_scores
+from attention_service.comparison.sample import Sample, blocks, everything
+from attention_service.comparison.solve import make_problem, solve
+from attention_service.comparison.wrong import PROBED, Wrong
+from attention_service.schemas.compare import Fact
+
+# From a problem, what was sent for it (b, h, r, e), and its sample: what is predicted, how many times larger its errors
+# may be than right ones (b, h, r), and how many numbers were fitted to each row.
+Prediction = tuple[np.ndarray, np.ndarray | float, np.ndarray | int]
+Predict = Callable[[Problem, np.ndarray, Sample], Prediction]
+
+LISTED: Final = 16
+# Scores below the logsumexp of a row by more than this, and above, are not told apart.
+MOST_SCORE: Final = 30.0
+# Numbers of the sums of parts that are computed at a time.
+NUMBERS: Final = 2**17
+# More keys are not cut into runs; features by which runs are told apart, and runs that are tried.
+MAX_KEYS: Final = 2**12
+FEATURES: Final = 64
+RUNS: Final = 16
+# The factor of a part is known if its sums are as long as so many tolerances.
+NOTICED: Final = 8.0
+# The share of the squared error that parts explain of which that is known.
+SHARE: Final = 0.5
+# Heads whose numbers are fitted at a time, to so many rows, or to rows of so many scores.
+HEADS: Final = 4
+ROWS: Final = 32
+SCORES: Final = 2**16
+# Powers of 2 that are tried, the nearest first, and steps of the search around the best of them.
+POWERS: Final = np.array(sorted(np.arange(-8, 8.25, 0.5), key=abs))
+STEPS: Final = 40
+# Errors that are so close are the same.
+SAME: Final = 1e-6
+# Mistakes whose answer for a few rows is not that of the rows of a larger sample, or which other facts tell.
+LEFT_OUT: Final = ("precision", "output", "empty", "logsumexp")
+
+
+def refitted(wrong: Wrong) -> Iterator[Fact]:
+    """The facts of this module, those first that tell most."""
+    case = wrong.case
+    is_plain = wrong.has_rows and wrong.name == "output" and case.plan.normalization == "softmax"
+    if is_plain and not case.steps["output"] and case.gate is None and case.bad_values is None:
+        yield from (fact for find in (_head_numbers, _known_in_part, _other_keys, _parts) for fact in find(wrong))
+
+
+def _told(wrong: Wrong, predict: Predict, lost: float) -> str:
+    """Where a prediction was sent, see `Wrong.said`; tried for the first few of the wrong rows, then for all."""
+    for place in np.argwhere(wrong.rows)[:: -(-int(wrong.rows.sum()) // PROBED)]:
+        sample = Sample(*place[:, None])
+        sent = wrong.actual[sample.index]
+        found, size, _ = predict(make_problem(wrong.case, sample), sent, sample)
+        if not np.all(distances(sent, found).max(axis=-1) <= wrong.tolerance * size):
+            return ""
+    predicted, sizes, fitted = wrong.right.copy(), np.ones(wrong.rows.shape), np.zeros(wrong.rows.shape)
+    for block in blocks(wrong.case, everything(wrong.case)):
+        wrong.case.check()
+        if (at := wrong.rows[block.index]).any():
+            sent = wrong.actual[block.index]
+            found, size, count = predict(make_problem(wrong.case, block), sent, block)
+            predicted[block.index], sizes[block.index], fitted[block.index] = found, size, count * at
+    predicted /= sizes[..., None]
+    return wrong.said(lost + (fitted * wrong.sums[3]).sum(), predicted, by=sizes)
+
+
+def _parts(wrong: Wrong) -> Iterator[Fact]:
+    """Rows are the sums of values that each tile of keys has, times a factor of the row and the tile."""
+    keys, features = wrong.case.plan.sizes.key_length, wrong.right.shape[3]
+    for tile, hidden in itertools.product(reversed(TILES), (False, True) if wrong.case.terms else (False,)):
+        count = -(-keys // tile) * (1 + hidden)
+        if tile < keys and 2 * count <= features:
+            nothing = np.zeros(count + 1)
+            about = np.array([nothing + np.inf, nothing - np.inf, nothing, nothing])
+            said = _told(wrong, partial(_of_parts, wrong, tile, hidden, about), 0.0)
+            if said and about[3, 0] >= SHARE * about[3, 1]:
+                yield _fact_of_parts(wrong, said, about, tile, hidden)
+                return
+
+
+def _of_parts(
+    wrong: Wrong, tile: int, hidden: bool, about: np.ndarray, problem: Problem, sent: np.ndarray, sample: Sample
+) -> Prediction:
+    """The sums of the parts of a problem that are closest to what was sent. Parts that add little are one, the last.
+
+    about: (4, parts + 1), in which the least and largest factor of each is kept, and the most that it adds; and the
+    squared errors that parts of a known factor explain, and all
+    """
+    total, scores = attention(problem).logsumexp, scaled_scores(problem)
+    assert total is not None
+    powers = np.exp(np.minimum(scores - np.where(np.isneginf(total), 0, total)[..., None], MOST_SCORE))
+    shown = [np.where(problem.seen, powers, 0)] + ([np.where(problem.seen, 0, powers)] if hidden else [])
+    found, counts = np.empty_like(sent), np.zeros(sent.shape[:3])
+    step = max(1, NUMBERS // (about.shape[1] * sent.shape[3]))
+    for b, h, start in np.ndindex(*sent.shape[:2], -(-sent.shape[2] // step)):
+        at = b, h, slice(start * step, start * step + step)
+        sums = np.concatenate([_sums(one[at], problem.value[b, h], tile) for one in shown], axis=1)
+        little = np.abs(sums).max(axis=2, keepdims=True) <= wrong.tolerance
+        rest = np.sum(sums, axis=1, where=little, keepdims=True)
+        sums = np.concatenate([np.where(little, 0, sums), rest], axis=1)
+        lengths = np.linalg.norm(sums, axis=2)
+        units = np.divide(sums, lengths[..., None], out=np.zeros_like(sums), where=lengths[..., None] > 0)
+        fitted = (np.nan_to_num(sent[at])[:, None] @ np.linalg.pinv(units, rcond=1e-9))[:, 0]
+        found[at], counts[at] = (fitted[:, None] @ units)[:, 0], (lengths > 0).sum(axis=1)
+        factors = np.divide(fitted, lengths, out=np.zeros_like(fitted), where=lengths > 0)
+        shows = (lengths > NOTICED * wrong.tolerance) & wrong.rows[sample.index][at][:, None]
+        shows[:, -1] = False
+        rights = np.where(np.arange(shows.shape[1]) * tile < len(problem.value[b, h]), lengths, 0)
+        explained = np.where(shows, fitted - rights, 0)[:, None] @ units
+        errors = np.where(wrong.rows[sample.index][at][:, None], sent[at] - wrong.right[sample.index][at], 0)
+        about[3, :2] += np.square(explained).sum(), np.square(errors).sum()
+        about[0] = np.minimum(about[0], np.where(shows, factors, np.inf).min(axis=0))
+        about[1] = np.maximum(about[1], np.where(shows, factors, -np.inf).max(axis=0))
+        about[2] = np.maximum(about[2], np.where(shows, np.abs(fitted) * np.abs(units).max(axis=2), 0).max(axis=0))
+    return found, np.maximum(1, np.abs(found).max(axis=-1) / largest(wrong.right)), counts
+
+
+def _sums(weights: np.ndarray, value: np.ndarray, tile: int) -> np.ndarray:
+    """The sums of values (r, parts, e) of each tile of keys. weights: (r, k), value: (k, e)"""
+    starts = range(0, len(value), tile)
+    return np.stack([weights[:, start : start + tile] @ value[start : start + tile] for start in starts], axis=1)
+
+
+def _fact_of_parts(wrong: Wrong, said: str, about: np.ndarray, tile: int, hidden: bool) -> Fact:
+    shows, keys = np.isfinite(about[0]), wrong.case.plan.sizes.key_length
+    count = -(-keys // tile)
+    nothing = np.flatnonzero(shows[:count] & (about[2, :count] <= wrong.tolerance))
+    shows[nothing] = False
+    least, most = (wrong.shown(float(one)) for one in (about[0, shows].min(), about[1, shows].max()))
+    text = f"in {said} {{}} is right up to a factor of the row for each {tile} keys, from {least} to {most}"
+    if len(nothing):
+        runs = (f"{one * tile} to {min(one * tile + tile, keys) - 1}" for one in nothing[:LISTED])
+        text += f"; keys {', '.join(runs)} add nothing"
+    text += "; hidden keys take part" if hidden else ""
+    return wrong.fact("part_factors", text, keys=tile, least=about[0, :LISTED], most=about[1, :LISTED])
+
+
+def _other_keys(wrong: Wrong) -> Iterator[Fact]:
+    """Rows are those of one run of keys each, whose ends stay, or move with the row or its visible keys."""
+    case, place = wrong.case, tuple(np.array(wrong.some(1))[:, 0])
+    if case.sinks is not None or not 2 <= case.plan.sizes.key_length <= MAX_KEYS:
+        return
+    runs = _runs(wrong, make_problem(case, Sample(*np.array(place)[:, None])), place)
+    ends = _ends(wrong) if runs else ()
+    for (low, high), (one, first), (other, last) in itertools.product(runs, ends[:3], ends[:2] + ends[3:]):
+        a, b = low - first[place], high - last[place]
+        predict = partial(_of_run, first + a, last + b)
+        if said := _told(wrong, predict, 2 * math.log2(6 * case.plan.sizes.key_length)):
+            text = f"in {said} {{}} is right for other keys: those from {one.format(a)} to {other.format(b - 1)}"
+            yield wrong.fact("other_keys", text, start=a, stop=b)
+            return
+
+
+def _ends(wrong: Wrong) -> tuple[tuple[str, np.ndarray], ...]:
+    """What the ends of runs of keys are told from, (b, h, q) each: nothing, the row, its first and last visible key."""
+    rows = np.broadcast_to(np.arange(wrong.rows.shape[2]), wrong.rows.shape)
+    first, stop = np.zeros(wrong.rows.shape, np.int64), np.zeros(wrong.rows.shape, np.int64)
+    for block in blocks(wrong.case, everything(wrong.case)):
+        seen = make_problem(wrong.case, block).seen
+        first[block.index], stop[block.index] = seen.argmax(-1), seen.shape[-1] - seen[..., ::-1].argmax(-1)
+    names = "{}", "i{:+d} in row i", "the first visible one {:+d}", "the last visible one {:+d}"
+    return tuple(zip(names, (np.zeros_like(rows), rows, first, stop - 1), strict=True))
+
+
+def _of_run(start: np.ndarray, stop: np.ndarray, problem: Problem, _: np.ndarray, sample: Sample) -> Prediction:
+    """The output of the keys from start to stop, (b, h, q) each."""
+    keys = np.arange(problem.scores.shape[-1])
+    seen = (start[sample.index][..., None] <= keys) & (keys < stop[sample.index][..., None])
+    return attention(problem.changed(visible=seen)).output, 1.0, 0
+
+
+def _runs(wrong: Wrong, problem: Problem, place: tuple[int, ...]) -> list[tuple[int, int]]:
+    """The runs of keys whose output is closest to that of a wrong row."""
+    sent = wrong.actual[place]
+    chosen = np.linspace(0, len(sent) - 1, min(FEATURES, len(sent))).astype(int)
+    if not np.isfinite(sent).all():
+        return []
+    scores = scaled_scores(problem)[0, 0, 0]
+    powers = np.exp(scores - scores.max())
+    errors = powers[:, None] * (problem.value[0, 0][:, chosen] - sent[chosen])
+    errors, totals = (np.cumsum(np.pad(one, [(1, 0)] + [(0, 0)] * (one.ndim - 1)), axis=0) for one in (errors, powers))
+    found = []
+    for start in range(len(powers)):
+        most = np.abs(errors[start + 1 :] - errors[start]).max(axis=-1) / (totals[start + 1 :] - totals[start])
+        best = int(np.nan_to_num(most, nan=np.inf).argmin())
+        if most[best] <= wrong.tolerance:
+            found.append((float(most[best]), start, start + 1 + best))
+    return [run for _, *run in sorted(found)[:RUNS]]  # type: ignore[misc]  # pairs
+
+
+def _known_in_part(wrong: Wrong) -> Iterator[Fact]:
+    """The wrong rows are those of a known mistake, and it is not in all rows."""
+    case, rows = wrong.case, np.argwhere(wrong.rows)
+    batch, head = rows[np.argmax(wrong.sums[0][tuple(rows.T)]), :2]
+    chosen = np.flatnonzero(wrong.rows[batch, head])
+    sample = Sample(np.array([batch]), np.array([head]), chosen[:: -(-len(chosen) // PROBED)])
+    sent, right = wrong.actual[sample.index], {"output": wrong.right[sample.index]}
+    tried = 0
+    for one in candidates(case, sample, right, case.check):
+        is_whole = one.case.of_whole is not None or one.case.over_queries
+        if one.names[0].startswith(LEFT_OUT) or is_whole or one.rounds:
+            continue
+        if np.all(distances(sent, one.arrays["output"]) <= wrong.tolerance) and tried < RUNS:
+            tried += 1
+            predict = partial(_of_case, one.case)
+            if _told(wrong, predict, math.log2(case.plan.sizes.key_length + 64)) == "every wrong row":
+                text = (
+                    f"every wrong row of {{}} is that of a known mistake, which other rows do not have: {one.message}"
+                )
+                yield wrong.fact("known_in_part", text.removesuffix("."), rows=wrong.rows.sum())
+                return
+
+
+def _of_case(case: Case, _: Problem, __: np.ndarray, sample: Sample) -> Prediction:
+    return solve(case, sample).output, 1.0, 0
+
+
+def _head_numbers(wrong: Wrong) -> Iterator[Fact]:
+    """Each head is right with another scale, or other slopes, and times a number."""
+    case, alibi = wrong.case, wrong.case.term(Alibi)
+    makers: dict[str, Callable[[np.ndarray], Case]] = {"scale": lambda by: case.changed(scale=case.scale * by)}
+    if alibi:
+        makers["slope"] = lambda by: case.with_term(replace(alibi, slopes=alibi.slopes * by))
+    for name, make in makers.items():
+        numbers = _numbers_of_heads(wrong, make)
+        if numbers is None:
+            continue
+        by, factors = numbers
+        predict = partial(_times_case, make(by), factors)
+        if said := _told(wrong, predict, 2 * wrong.sums[3].max(axis=(0, 2)).sum()):
+            text = f"in {said} {{}}{_of_heads(by)} is right for the {name} times {_listed(wrong, by)}"
+            is_one = np.abs(factors - 1) * np.abs(wrong.right).max() <= wrong.tolerance
+            text += "" if is_one.all() else f", and multiplied by {_listed(wrong, factors)}"
+            yield wrong.fact("head_numbers", text, by=by[:LISTED], factors=factors[:LISTED])
+            return
+
+
+def _numbers_of_heads(wrong: Wrong, make: Callable[[np.ndarray], Case]) -> tuple[np.ndarray, np.ndarray] | None:
+    """What an option and the output of each head (h,) are multiplied by; None where nothing explains some rows."""
+    case, (_, heads, rows) = wrong.case, wrong.rows.shape
+    by, factors = np.ones(heads), np.ones(heads)
+    batch = int(wrong.some(1)[0][0])
+    count = max(2, min(ROWS, SCORES // (HEADS * case.plan.sizes.key_length)))
+    for start in range(0, heads, HEADS):
+        chosen = np.arange(start, min(start + HEADS, heads))
+        sample = Sample(np.array([batch]), chosen, np.unique(np.linspace(0, rows - 1, count).astype(int)))
+        sent = wrong.actual[sample.index]
+
+        def fitted(powers: np.ndarray, chosen: np.ndarray = chosen, sample: Sample = sample) -> np.ndarray:
+            by[chosen] = 2.0**powers
+            return solve(make(by), sample).output
+
+        if not np.isfinite(sent).all():
+            return None
+        found = fitted(_minima(fitted, sent))
+        factors[chosen] = _left(found, sent)[0]
+        slack = np.maximum(1, np.abs(factors[chosen]))[:, None, None]
+        if not np.all(np.abs(sent - found * factors[chosen, None, None]) <= wrong.tolerance * slack):
+            return None
+    return by, factors
+
+
+def _left(found: np.ndarray, sent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The best factor of each head (h,) of outputs (1, h, r, e), and the squared error that it leaves."""
+    size = np.square(found).sum(axis=(0, 2, 3))
+    factor = np.divide((found * sent).sum(axis=(0, 2, 3)), size, out=np.zeros_like(size), where=size > 0)
+    return factor, np.square(sent - found * factor[:, None, None]).sum(axis=(0, 2, 3))
+
+
+def _minima(fitted: Callable[[np.ndarray], np.ndarray], sent: np.ndarray) -> np.ndarray:
+    """The powers of 2 of each head (h,) that leave the least errors, the best of some, then by golden-section search.
+
+    fitted: from powers to outputs (1, h, r, e)
+    """
+
+    def errors(powers: np.ndarray) -> np.ndarray:
+        return _left(fitted(powers), sent)[1]
+
+    tried = np.stack([errors(np.full(sent.shape[1], power)) for power in POWERS])
+    middle = POWERS[np.nan_to_num(tried, nan=np.inf).argmin(axis=0)]
+    low, high = middle - 0.5, middle + 0.5
+    golden = (math.sqrt(5) - 1) / 2
+    for _ in range(STEPS):
+        a, b = high - golden * (high - low), low + golden * (high - low)
+        is_first = errors(a) < errors(b)
+        low, high = np.where(is_first, low, a), np.where(is_first, b, high)
+    found = (low + high) / 2
+    return np.where(errors(middle) <= errors(found) * (1 + SAME), middle, found)
+
+
+def _times_case(case: Case, factors: np.ndarray, _: Problem, __: np.ndarray, sample: Sample) -> Prediction:
+    own = factors[sample.heads, None]
+    return solve(case, sample).output * own[..., None], np.maximum(1, np.abs(own)), 0
+
+
+def _is_same(numbers: np.ndarray) -> bool:
+    return bool(np.allclose(numbers, numbers[0], rtol=1e-3))
+
+
+def _of_heads(numbers: np.ndarray) -> str:
+    return "" if _is_same(numbers) else f" of heads 0 to {len(numbers[:LISTED]) - 1}"
+
+
+def _listed(wrong: Wrong, numbers: np.ndarray) -> str:
+    return ", ".join(map(wrong.shown, numbers[:1] if _is_same(numbers) else numbers[:LISTED]))

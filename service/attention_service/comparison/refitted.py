@@ -13,9 +13,10 @@ from typing import Final
 import numpy as np
 
 from attention_service.attention.terms.additions import Alibi
-from attention_service.comparison.candidates import candidates
+from attention_service.comparison.candidates import Candidate
 from attention_service.comparison.case import TILES, Case
 from attention_service.comparison.errors import distances, largest
+from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.problem import Problem, attention, scaled_scores
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import make_problem, solve
@@ -49,7 +50,7 @@ POWERS: Final = np.array(sorted(np.arange(-8, 8.25, 0.5), key=abs))
 STEPS: Final = 40
 # Errors that are so close are the same.
 SAME: Final = 1e-6
-# Mistakes whose answer for a few rows is not that of the rows of a larger sample, or which other facts tell.
+# Groups of mistakes of rounding, or that other facts tell.
 LEFT_OUT: Final = ("precision", "output", "empty", "logsumexp")
 
 
@@ -210,16 +211,14 @@ def _known_in_part(wrong: Wrong) -> Iterator[Fact]:
     batch, head = rows[np.argmax(wrong.sums[0][tuple(rows.T)]), :2]
     chosen = np.flatnonzero(wrong.rows[batch, head])
     sample = Sample(np.array([batch]), np.array([head]), chosen[:: -(-len(chosen) // PROBED)])
-    sent, right = wrong.actual[sample.index], {"output": wrong.right[sample.index]}
-    tried = 0
-    for one in candidates(case, sample, right, case.check):
-        is_whole = one.case.of_whole is not None or one.case.over_queries
-        if one.names[0].startswith(LEFT_OUT) or is_whole or one.rounds:
+    sent, tried = wrong.actual[sample.index], 0
+    names = [name for name, row in MUTANTS.items() if row.group not in LEFT_OUT and row.needs is None]
+    for one in (Candidate((name,), edited, {}) for name in names for edited in MUTANTS[name].edit(case)):
+        if one.case.of_whole is not None or one.case.over_queries or tried >= RUNS:
             continue
-        if np.all(distances(sent, one.arrays["output"]) <= wrong.tolerance) and tried < RUNS:
+        if np.all(distances(sent, solve(one.case, sample).output) <= wrong.tolerance):
             tried += 1
-            predict = partial(_of_case, one.case)
-            if _told(wrong, predict, math.log2(case.plan.sizes.key_length + 64)) == "every wrong row":
+            if _told(wrong, partial(_of_case, one.case), math.log2(len(MUTANTS))) == "every wrong row":
                 text = (
                     f"every wrong row of {{}} is that of a known mistake, which other rows do not have: {one.message}"
                 )

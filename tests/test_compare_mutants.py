@@ -125,6 +125,24 @@ def test_formulas_of_the_softcap(name: str, formula: Callable[[np.ndarray], np.n
     check(softmax(formula(scores_of(query, key)), value), name, query, key, value, softcap=3.0)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("hides", [False, True])
+def test_heads_attend_to_each_other(is_causal: bool, hides: bool) -> None:
+    query, key, value = (array.swapaxes(0, 1) for array in operands(KEYS))
+    visible = np.tri(HEADS, dtype=bool) if is_causal and hides else True
+    output = softmax(scores_of(query, key), value, visible).swapaxes(0, 1)
+    check(output, "heads.as_tokens", *operands(KEYS), is_causal=is_causal)
+
+
+def test_scores_of_a_part_of_the_features() -> None:
+    query, key, value = operands(kv_heads=2)
+    values = np.repeat(value, 2, axis=0)
+    half = DIM // 2
+    check(softmax(scores_of(query[..., :half], key[..., :half]), values), "features.first_part", query, key, value)
+    again = scores_of(query[..., :half] + query[..., half:], key[..., :half])
+    check(softmax(again, values), "features.read_again", query, key, value)
+
+
 @pytest.mark.parametrize("size", [19, 10, 16])
 @pytest.mark.parametrize("base", [2.0, math.exp(LOG2E)])
 def test_parts_are_merged_in_another_base(size: int, base: float) -> None:

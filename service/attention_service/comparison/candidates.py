@@ -29,8 +29,18 @@ ONLY_OUTPUT: Final = ("output", "value", "values", "empty", "gate", "merge")
 # Mutants whose answer depends on the order of rounding, or on all rows, and those of tiles and parts, which are many:
 # neither combined with others nor estimated.
 NOT_COMBINED: Final = frozenset(
-    {"precision", "output", "empty", "logsumexp", "softmax.no_max", "mask.finite", "heads.layout"}
-    | {"query", "keys.layout", "values", "kv", "merge", "keys.last_split", "keys.share_read", "scale.by_tile"}
+    {"precision", "output", "empty", "logsumexp", "softmax.no_max", "mask.finite", "heads.layout", "heads.as_tokens"}
+    | {
+        "query",
+        "keys.layout",
+        "values",
+        "kv",
+        "merge",
+        "keys.last_split",
+        "keys.share_read",
+        "scale.by_tile",
+        "features",
+    }
     | {"causal.by_tile", "window.missing_rows", "softmax.padded_lanes"}
 )
 

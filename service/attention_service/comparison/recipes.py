@@ -123,6 +123,7 @@ FIELDS: Final[dict[str, dict[str, Any]]] = {
     "scale.first_head": {"scales_heads": True},
     "scale.shifted": {"scales_heads": True},
     "mask.transposed": {"queries": KEYS},
+    "heads.as_tokens": {"kv_heads": 4, "queries": KEYS},
     "window.missing_rows": {"queries": TILED_QUERIES},
     "rotary.other_dim": {"rotary": {"base": 500.0, "dim": HEAD_DIM // 2}},
     "precision.overflow16": {"dtype": "float16", "size": OVERFLOWING},

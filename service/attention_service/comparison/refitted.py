@@ -29,7 +29,7 @@ Prediction = tuple[np.ndarray, np.ndarray | float, np.ndarray | int]
 Predict = Callable[[Problem, np.ndarray, Sample], Prediction]
 
 LISTED: Final = 16
-# Scores below the logsumexp of a row by more than this, and above, are not told apart.
+# No score counts for more than this above the logsumexp of its row, as hidden ones may.
 MOST_SCORE: Final = 30.0
 # Numbers of the sums of parts that are computed at a time.
 NUMBERS: Final = 2**17

@@ -302,12 +302,14 @@ BUGS: Final = (
         "128 features are hard-coded: scores are those of the first half of 256.",
         asks(h=16, g=2, q=1, k=512, d=256, dtype=BF16),
         first_128_features,
+        named("features.first_part"),
     ),
     Bug(
         "AMD-Ecosystem/flashinfer#83",
         "The offset of keys does not move on to the second 64 features.",
         asks(h=8, g=4, q=15, k=127, d=128, dtype=F16, softcap=8.0),
         second_half_of_keys_not_reached,
+        named("features.read_again"),
     ),
     Bug(
         "fla-org/flash-linear-attention#1028",
@@ -368,6 +370,7 @@ BUGS: Final = (
         "Heads and tokens are confused: the heads of a token attend to each other.",
         asks(h=16, g=16, q=256, layout="blhd"),
         heads_beside_tokens,
+        named("heads.as_tokens"),
     ),
     Bug(
         "jsbaan/transformer-from-scratch#4",

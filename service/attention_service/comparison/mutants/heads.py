@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attention_service.attention.terms.positions import Causal
 from attention_service.comparison.case import Case
 from attention_service.comparison.mutants.table import mutant
 from attention_service.comparison.problem import Answer, Problem, sigmoid
@@ -86,6 +87,31 @@ def _unmoved(outputs: np.ndarray) -> np.ndarray:
     """Outputs (b, h, q, e) whose memory is taken for (b, q, h, e)."""
     b, h, q, e = outputs.shape
     return outputs.reshape(b, q, h, e).swapaxes(1, 2)
+
+
+@mutant("heads.as_tokens", "The heads of a token attend to each other: tokens are taken for heads, heads for tokens.")
+def heads_as_tokens(case: Case) -> Iterator[Case]:
+    sizes = case.plan.sizes
+    is_square = sizes.num_heads == sizes.num_kv_heads > 1 and 1 < sizes.query_length == sizes.key_length
+    is_small = sizes.batch_size * sizes.query_length * sizes.num_heads**2 <= BLOCK
+    is_plain = not (case.past_length or any(case.steps.values()) or case.sinks is not None or case.softcap)
+    is_plain = is_plain and case.bad_values is None and not isinstance(case.scale, np.ndarray)
+    if is_square and is_small and is_plain and case.plan.normalization == "softmax":
+        for is_causal in (False, True) if case.term(Causal) else (False,):
+            if all(isinstance(term, Causal) for term in case.terms):
+                detail = "which are causal" if is_causal else ""
+                yield case.changed(of_whole=partial(_across_heads, case, is_causal), detail=detail)
+
+
+def _across_heads(case: Case, is_causal: bool, _: np.ndarray) -> np.ndarray:
+    """Attention of the heads of each token to each other, (b, h, q, e)."""
+    query, key, value = (getattr(case, role).swapaxes(1, 2) for role in ("query", "key", "value"))
+    scores = query @ key.swapaxes(-1, -2) * case.scale  # b q h h
+    if is_causal:
+        scores = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    found: np.ndarray = weights / weights.sum(axis=-1, keepdims=True) @ value
+    return found.swapaxes(1, 2)
 
 
 def permuted(case: Case, order: np.ndarray) -> Case:

@@ -1,15 +1,16 @@
-"""Mistakes of rotary embedding, clipping and norms."""
+"""Mistakes of rotary embedding, clipping, norms, and of the features that scores are made of."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from attention_service.attention.score_term import Frame
+from attention_service.attention.array_functions import Array, ArrayFunctions
+from attention_service.attention.score_term import Bound, Frame
 from attention_service.attention.spec import ROLES, Rotary
 from attention_service.attention.steps import STEPPED, Steps, in_order
 from attention_service.attention.steps.clip import ClipStep
@@ -19,6 +20,8 @@ from attention_service.attention.steps.step import OperandStep
 from attention_service.comparison.case import Case, Step
 from attention_service.comparison.mutants.table import mutant
 
+# Features that kernels are made for, besides half of those that there are.
+WIDTHS = (64, 128)
 # The base of an implementation that ignores that of the request.
 USUAL_BASE = 10000.0
 F64 = np.dtype(np.float64)
@@ -194,3 +197,41 @@ def norm_no_mean(case: Case) -> Iterator[Case]:
 def norm_per_head(case: Case) -> Iterator[Case]:
     for wrong in _norms(case, STEPPED, lambda norm: norm.over == "all", over="head"):
         yield replace(wrong, change=None)  # whose weights differ from head to head
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Read(OperandStep):
+    """The features that are read after all steps, (d,); those of -1 are 0."""
+
+    places: np.ndarray
+
+    def apply(self, array: Array, functions: ArrayFunctions, bound: Bound) -> Array:
+        read: Array = array[..., self.places] * (self.places >= 0)
+        return read
+
+    def error(self, array: np.ndarray, errors: np.ndarray, epsilon: float) -> np.ndarray:
+        return errors
+
+
+def _widths(case: Case) -> Iterator[tuple[int, np.ndarray]]:
+    """Widths of a part of the features, and all features."""
+    features = case.plan.sizes.head_dim
+    if not any(term.reads_query for term in case.terms):
+        for width in dict.fromkeys((features // 2, *(one for one in WIDTHS if one < features))):
+            if width:
+                yield width, np.arange(features)
+
+
+@mutant("features.first_part", "Scores are the products of the first features only.")
+def features_first_part(case: Case) -> Iterator[Case]:
+    for width, places in _widths(case):
+        read = _Read(np.where(places < width, places, -1))
+        yield case.changed(steps={**case.steps, "query": (*case.steps["query"], read)}, detail=f"of {width} features")
+
+
+@mutant("features.read_again", "All parts of the features of a query meet the first features of a key.")
+def features_read_again(case: Case) -> Iterator[Case]:
+    for width, places in _widths(case):
+        read = _Read(places % width)
+        steps, past = {**case.steps, "key": (*case.steps["key"], read)}, (*case.past_steps, read)
+        yield case.changed(steps=steps, past_steps=past, detail=f"of {width} features")

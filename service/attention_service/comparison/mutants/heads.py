@@ -94,6 +94,7 @@ def heads_as_tokens(case: Case) -> Iterator[Case]:
     sizes = case.plan.sizes
     is_square = sizes.num_heads == sizes.num_kv_heads > 1 and 1 < sizes.query_length == sizes.key_length
     is_small = sizes.batch_size * sizes.query_length * sizes.num_heads**2 <= BLOCK
+    is_small = is_small and sizes.num_heads <= 2 * sizes.key_length  # takes no more than the scores of the case
     is_plain = not (case.past_length or any(case.steps.values()) or case.sinks is not None or case.softcap)
     is_plain = is_plain and case.bad_values is None and not isinstance(case.scale, np.ndarray)
     if is_square and is_small and is_plain and case.plan.normalization == "softmax":

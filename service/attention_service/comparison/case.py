@@ -220,15 +220,11 @@ def _is_known(term: ScoreTerm) -> bool:
 
 
 def make_case(
-    spec: AttentionSpec,
-    dtype: np.dtype,
-    check: Check = no_check,
-    liberties: frozenset[str] = LIBERTIES,
-    pool: TilePool | None = None,
+    spec: AttentionSpec, dtype: np.dtype, check: Check = no_check, liberties: frozenset[str] = LIBERTIES
 ) -> Case:
     """The case of a request. spec: may have any dtype; numbers are taken as they are given. dtype: the caller's
 
-    liberties, pool: see Case
+    liberties: see Case
 
     Errors: InvalidRequest of every kind, FieldConflict for options that no case computes.
     """
@@ -267,7 +263,6 @@ def make_case(
         map_steps=_map_steps(plan, operands),
         liberties=liberties,
         check=check,
-        pool=pool,
     )
 
 

@@ -190,7 +190,7 @@ def reference_and_baseline(question: Question, backend: Backend, check: Check = 
     if question.actual is not None:
         actual = read_actual(question.actual, plan, base2=question.base2, field=question.field)
     reference = backend.run(plan, exact, exact.sources, check)
-    case = make_case(spec, dtype, check, question.liberties, pool_of(backend))
+    case = replace(make_case(spec, dtype, check, question.liberties), pool=pool_of(backend))
     if HEAD_OUTPUTS in reference.arrays:
         case = replace(case, head_outputs=canonical(reference[HEAD_OUTPUTS], HEAD_OUTPUTS, plan))
     right = {name: canonical(reference[name], name, plan) for name in actual.canonical}

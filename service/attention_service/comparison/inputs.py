@@ -146,7 +146,7 @@ def power_of(
     tiles, pool: see Case; wanted: the names of the mutants that are looked at
     """
     spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
-    case = replace(make_case(spec, plan.dtype, check, pool=pool), room=MADE_ROOM, tiles=tiles)
+    case = replace(make_case(spec, plan.dtype, check), room=MADE_ROOM, tiles=tiles, pool=pool)
     sample = choose_sample(case, None, made_scores(names), MADE_OUTPUTS)
     evidence = Evidence.of(case, sample, None, names)
     return power(evidence, list(candidates(case, evidence.sample, evidence.right, check, wanted)), check)

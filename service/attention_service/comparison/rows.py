@@ -48,26 +48,8 @@ def compare_rows(question: Question, backend: Backend, count: int, check: Check 
     actual = read_actual(question.actual, exact, base2=question.base2, field=question.field, rows=rows)
     if actual.as_sent.keys() != actual.canonical.keys():
         return None
-    case = make_case(spec, plan.dtype, check, question.liberties, pool_of(backend))
-    sent = actual.canonical
-    right = {name: np.full(array.shape, np.nan) for name, array in sent.items()}
-
-    def solve_part(part: Sample) -> None:
-        here = Sample(part.batches, part.heads, rows[part.rows])
-        for name, array in arrays_of(solve(case, here), right).items():
-            part.put(right[name], array)
-
-    list(case.each(solve_part, _parts(case, len(rows))))
-    errors = {
-        name: partial(measure, array, right[name], stored_dtype(name, case.dtype)) for name, array in sent.items()
-    }
-    limits = {name: partial(_limit_at_worst, case, rows, name, array, right) for name, array in sent.items()}
-    tasks: list[Callable[[], Any]] = [*errors.values(), *limits.values()]
-    made = list(case.each(lambda task: task(), tasks))
-    judged = {
-        name: Judged(one, one, limit)
-        for name, one, limit in zip(sent, made[: len(sent)], made[len(sent) :], strict=True)
-    }
+    case = replace(make_case(spec, plan.dtype, check, question.liberties), pool=pool_of(backend))
+    judged = _judged(case, rows, actual.canonical)
     if any(one.ratio > CORRECT for one in judged.values()):
         return None
     return Comparison(
@@ -82,6 +64,24 @@ def compare_rows(question: Question, backend: Backend, count: int, check: Check 
         suggestion=None,
         rows=len(rows),
     )
+
+
+def _judged(case: Case, rows: np.ndarray, sent: Mapping[str, np.ndarray]) -> dict[str, Judged]:
+    """The errors and limits of arrays (b, h, r, …) of these rows, by name. sent: as a kernel returned them"""
+    right = {name: np.full(array.shape, np.nan) for name, array in sent.items()}
+
+    def solve_part(part: Sample) -> None:
+        here = Sample(part.batches, part.heads, rows[part.rows])
+        for name, array in arrays_of(solve(case, here), right).items():
+            part.put(right[name], array)
+
+    list(case.each(solve_part, _parts(case, len(rows))))
+    errors = [partial(measure, array, right[name], stored_dtype(name, case.dtype)) for name, array in sent.items()]
+    limits = [partial(_limit_at_worst, case, rows, name, array, right) for name, array in sent.items()]
+    tasks: list[Callable[[], Any]] = [*errors, *limits]
+    made = list(case.each(lambda task: task(), tasks))
+    count = len(sent)
+    return {name: Judged(one, one, most) for name, one, most in zip(sent, made[:count], made[count:], strict=True)}
 
 
 def _parts(case: Case, count: int) -> Iterator[Sample]:

@@ -18,6 +18,9 @@ OWN_PAGES: Final = 8 * MB
 KEPT: Final = 64 * MB
 # Seconds between the end of a request and the check: what it used is freed by then, and requests are checked together.
 INTERVAL: Final = 0.1
+# Seconds without a request after which all free memory is returned, and how much of it is not worth the effort.
+IDLE: Final = 10.0
+SPARED: Final = 16 * MB
 # The names of these in malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -34,7 +37,7 @@ def reuse_memory() -> None:
 
 
 class FreeMemory:
-    """Returns free memory to the system once there is more than `allowed` bytes of it.
+    """Returns free memory to the system once there is more than `allowed` bytes of it, and all of it when idle.
 
     Blocks of many sizes that are freed in another order leave holes: resident memory would grow far beyond what the
     requests hold, and stay. Does nothing where the system does not tell what is resident, or without glibc.
@@ -47,6 +50,7 @@ class FreeMemory:
         self._held = held
         self._idle = self._used = resident() or 0  # bytes besides those that requests hold; as they were last
         self._check: asyncio.TimerHandle | None = None
+        self._idle_check: asyncio.TimerHandle | None = None
 
     def check_soon(self) -> None:
         """Check in `INTERVAL` seconds. Must be called in the event loop."""
@@ -54,10 +58,22 @@ class FreeMemory:
             self._check = asyncio.get_running_loop().call_later(INTERVAL, self.check)
 
     def check(self) -> None:
-        """Return free memory if there is too much."""
+        """Return free memory if there is too much, and look again when no request came for a while."""
         self._check = None
+        self._return_above(self._allowed)
+        if self._idle_check is not None:
+            self._idle_check.cancel()
+        self._idle_check = asyncio.get_running_loop().call_later(IDLE, self._check_when_idle)
+
+    def _check_when_idle(self) -> None:
+        self._idle_check = None
+        if not self._held():  # otherwise the request that holds memory leads to the next check
+            self._return_above(SPARED)
+
+    def _return_above(self, allowed: int) -> None:
+        """Return free memory if there are more than so many bytes of it."""
         used = resident()
-        if used is None or used - self._held() - self._used <= self._allowed:
+        if used is None or used - self._held() - self._used <= allowed:
             return
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)

@@ -72,6 +72,8 @@ BAD = [
     Bad("1e400", raw("[[1, 1e400], [0, 1]]"), 422, "overflow", "/query/0/1", "float64", "'1e400'"),
     Bad("beyond 64 bits", raw("[[1, 18446744073709551616]]"), 422, "overflow", "/query/0/1", "64 bits", "'1844674"),
     Bad("beyond 64 bits, negative", raw("[[-9223372036854775809]]"), 422, "overflow", "/query/0/0", "64 bits", "'-92"),
+    Bad("beside the largest of 64 bits", raw("[[18446744073709551615, 18446744073709551616]]"), 422, "overflow",
+        "/query/0/1", "64 bits", "'1844674"),
     Bad("5,000 digits", raw(f"[[{'9' * 5000}]]"), 422, "overflow", "/query/0/0", "64 bits", "'9999"),
     Bad("softcap beyond float32", good(softcap=1e39, dtype="float32"), 422, "overflow", "/softcap",
         "a number that float32 can hold", "1e+39"),

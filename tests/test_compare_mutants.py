@@ -161,6 +161,16 @@ def test_the_logsumexp_of_parts_that_are_merged_in_another_base() -> None:
     assert (report.hypotheses[0].name, report.hypotheses[0].certainty) == ("merge.base2", "proof")
 
 
+def test_parts_with_a_sink_in_the_first_are_merged_in_another_base() -> None:
+    query, key, value = operands()
+    sinks = np.linspace(-1, 4, len(query))
+    outputs, sums = parts_of(scores_of(query, key), value, 19)
+    with_sink = np.logaddexp(sums[0], sinks[:, None])
+    outputs[0] *= np.exp(sums[0] - with_sink)[..., None]
+    sums[0] = with_sink
+    check(merged(outputs, 2**sums), "merge.base2", query, key, value, sinks=sinks)
+
+
 @pytest.mark.parametrize("name", ["merge.unweighted", "merge.empty_part"])
 def test_parts_are_merged_without_their_logsumexps(name: str) -> None:
     query, key, value = operands()

@@ -31,6 +31,10 @@ FIELDS: dict[str, tuple[type[ScoreTerm], dict[str, Any]]] = {
 }
 
 
+def test_a_mask_of_a_term_has_a_byte_for_each_query_and_key_of_each_entry() -> None:
+    assert term_of("is_causal", [0]).visible_bytes((2, 3, 5, 7)) == (2 * 5 * 7, 0)
+
+
 def term_of(name: str, offset: list[int]) -> ScoreTerm:
     kind, fields = FIELDS[name]
     term = kind.of(AttentionSpec(query_offset=np.array(offset if len(offset) > 1 else offset[0]), **fields), FRAME)

@@ -56,12 +56,15 @@ def test_arrays_set_the_dtype_and_lists_do_not() -> None:
     assert attend([[1, 0]], [[1, 0]], [[1, 0]]).output.dtype == np.float64
 
 
+COMPARED: Final = ["actual", "logsumexp_base", "tolerance", "legal", "against", "reference", "time_limit"]
+
+
 @pytest.mark.parametrize(
     ("function", "own"),
     [
         (attend, []),
-        (compare, ["actual", "logsumexp_base", "tolerance", "legal", "against", "reference"]),
-        (assert_attention, ["actual", "logsumexp_base", "tolerance", "legal", "against", "reference", "must_show"]),
+        (compare, COMPARED),
+        (assert_attention, [*COMPARED, "must_show", "rows"]),
     ],
 )
 def test_signatures_name_exactly_the_fields_of_a_request(function: Callable[..., Any], own: list[str]) -> None:

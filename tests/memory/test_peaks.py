@@ -62,7 +62,7 @@ CASES: Final[dict[str, tuple[float, Callable[[], Fields]]]] = {
     "keys of halves": (1.0, lambda: single(4, 60_000, 16, F2)),
     "keys of two types": (1.0, lambda: single(4, 60_000, 16, F8, dtype="float32")),
     "outputs of wide values": (1.0, lambda: single(6000, 8, 2) | {"value": normal(1, 1, 8, 256)}),
-    "an output map": (1.9, lambda: mapped("output", 512, 16, query=3000)),
+    "an output map": (1.95, lambda: mapped("output", 512, 16, query=3000)),
     "an output map of halves": (1.3, lambda: mapped("output", 512, 16, F2, query=3000)),
     "a map of halves": (1.1, lambda: mapped("key", 16, 256, F2, key=3000)),
     "a map of many halves": (1.1, lambda: mapped("key", 16, 9000, F2)),
@@ -71,7 +71,7 @@ CASES: Final[dict[str, tuple[float, Callable[[], Fields]]]] = {
         lambda: heads(4, 4, 6000, 8, 64) | NONE | {"gate": normal(1, 4, 6000, 64), "query_offset": np.array(0)},
     ),
     "a gate beside outputs of heads": (
-        1.5,
+        1.7,
         lambda: (
             heads(4, 4, 6000, 8, 64)
             | {"include": ["head_outputs"], "gate": normal(1, 4, 6000, 64), "query_offset": np.array(0)}

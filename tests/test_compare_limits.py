@@ -18,6 +18,7 @@ from attention_service.comparison.case import make_case
 from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, OPTIONS, made_scores, make_input, suggest
 from attention_service.comparison.memory import (
     ARRAY_BYTES,
+    HEAD_BYTES,
     OBJECTS,
     Work,
     comparison_bytes,
@@ -193,7 +194,7 @@ def test_the_operands_of_a_comparison_are_estimated_by_hand() -> None:
     question = make_question(Decoded({**heads(1, 2, 2, 3, 4, 8, 5), "query_offset": 1}, frozenset()))
     work = Work(Sizes(2, 2, 1, 3, 4, 8, 5), ("output",), 5, scores=most_scores(("output",)))
     made = max(suggestion_bytes(one, ("output",)) for one in recipes(question))
-    rest = OBJECTS + ARRAY_BYTES * 2 * 3 * 5 + work.bytes + made
+    rest = OBJECTS + HEAD_BYTES * 2 * 3 * 5 + work.bytes + made
     assert comparison_bytes(question) - rest == 5 * 12 * (48 + 104)
 
 
@@ -363,3 +364,26 @@ def test_a_finite_error_that_is_too_large_for_a_ratio_is_not_called_infinite() -
 
 def test_recipes_know_the_options_that_inputs_make() -> None:
     assert OPTIONS.keys() == MADE
+
+
+@pytest.mark.parametrize(("offset", "expected"), [(6, "last"), (0, 0), (2, 3)])
+def test_made_inputs_keep_the_alignment_of_one_offset(offset: int, expected: Any) -> None:
+    """A kernel that takes one number, or that aligns the last query with the last key, can run them."""
+    fields = heads(2, 2, 2, 3, 9, 4, 4, is_causal=True, query_offset=offset)
+    spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
+    made = make_input(recipe_of(make_case(spec, plan.dtype), []), 0)
+    last = made["key"].shape[2] - made["query"].shape[2]
+    assert made["query_offset"] == (last if expected == "last" else expected)
+    spec = spec._replace(query_offset=np.array([offset, offset]))
+    assert make_input(recipe_of(make_case(spec, plan.dtype), []), 0)["query_offset"].shape == (2,)
+
+
+def test_a_causal_mask_of_one_query_need_not_show() -> None:
+    """The last query sees every key: no numbers could show the mask. In another place they could."""
+    fields = heads(1, 2, 2, 1, 9, 4, 4, is_causal=True)
+    for offset in (8, 7):
+        actual = attend(**fields, query_offset=offset, include=[]).output
+        assert compare(actual, **fields, query_offset=offset).power.options == []
+    key, value = np.ones((2, 1, 2, 9, 4), np.float16)
+    report = compare(**fields | {"key": key, "value": value}, query_offset=7)
+    assert report.power.options == ["is_causal"]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import httpx
 import numpy as np

@@ -143,7 +143,7 @@ class Case:
     detail: str = ""
     check: Check = no_check
     pool: TilePool | None = None
-    room: int = 2**27
+    room: int = 2**25
     memo: dict[str, Any] = field(default_factory=dict, init=False)
 
     def each(self, function: Callable[[S], T], parts: Iterable[S]) -> Iterator[T]:

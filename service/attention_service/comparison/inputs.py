@@ -52,8 +52,10 @@ def make_input(recipe: Recipe, seed: int) -> dict[str, Any]:
     for name in sorted(options - {"past"}):
         found[name] = OPTIONS[name](random, recipe)
     if POSITIONAL & options and recipe.has_offset:
+        last = recipe.keys - recipe.queries
         # One batch entry at the beginning of the keys, the others towards their end.
-        found["query_offset"] = np.linspace(3, recipe.keys - recipe.queries, b).round().astype(np.int64)
+        of_entries = np.linspace(3, last, b).round().astype(np.int64)
+        found["query_offset"] = {"last": last, "first": 0, "one": 3}.get(recipe.alignment, of_entries)
     if recipe.scales_heads:
         found["scale"] = _floats(random.uniform(0.2, 0.8, recipe.heads), recipe)
     elif recipe.scale is not None:

@@ -24,6 +24,8 @@ KEPT_SCORES: Final = (24, 48)
 KEPT_VALUES: Final = 8
 # Copies of an array that was sent, in bytes for each element: as sent, as reference, and once for each legal rounding.
 ARRAY_BYTES: Final = 64
+# The same for the outputs of heads, of which there is the reference, a copy in other axes and one of an edge.
+HEAD_BYTES: Final = 24
 # The same for a reference in the report: a list of numbers and its text, which is held twice.
 REFERENCE_BYTES: Final = 128
 # Answers of mutants that are kept for a sample, likewise.
@@ -49,7 +51,7 @@ def comparison_bytes(question: Question, workers: int = 1) -> int:
     width = compute_dtype(plan.dtype).itemsize + 8
     tables = sum(array.size for array in arrays_of(plan))
     tables += 2 * sum(term.keys.size for term in plan.terms if isinstance(term, RelativeKeys))  # with padding, too
-    arrays = work.operand_bytes(width) + ARRAY_BYTES * (sent + others) + 16 * tables
+    arrays = work.operand_bytes(width) + ARRAY_BYTES * sent + HEAD_BYTES * others + 16 * tables
     arrays += copied_bytes(plan, question.spec) + question.reference * REFERENCE_BYTES * (sent or others)
     return OBJECTS + arrays + work.bytes + max(suggestion_bytes(one, names, workers) for one in made)
 

@@ -47,6 +47,8 @@ class Recipe:
     options: fields of the API that it has, and `past`; keys: with the past; norm: options of all norms;
     scales_heads: True for a scale per head; has_row_sinks: True for a sink per query of each head
     size: a factor of queries and keys; tiles: see Case
+    alignment: of queries and keys, if there is an offset: `last` with last, `first` with first, by `one` number, or by
+    a number for `each` batch entry
     """
 
     options: frozenset[str]
@@ -64,6 +66,7 @@ class Recipe:
     rotary: Mapping[str, Any] = field(default_factory=lambda: {"base": 500.0})
     norm: Mapping[str, str] = field(default_factory=dict)
     has_offset: bool = True
+    alignment: str = "each"
     softcap: float | None = None
     clip: float | None = None
     scale: float | None = None
@@ -199,6 +202,7 @@ def recipe_for_sizes(spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, tiles: 
         # Without an offset, a request with masks by position has as many queries as keys.
         queries=(QUERIES if spec.window is None else TILED_QUERIES) if has_offset or not POSITIONAL & options else keys,
         has_offset=has_offset,
+        alignment=_alignment(spec, sizes),
         chunk_size=chunk,
         rotary=_rotary(spec.rotary, head_dim),
         norm=_options_of_norms(spec),
@@ -210,6 +214,14 @@ def recipe_for_sizes(spec: AttentionSpec, sizes: Sizes, dtype: np.dtype, tiles: 
         scales_heads=isinstance(spec.scale, np.ndarray),
         normalization=spec.normalization,
     )
+
+
+def _alignment(spec: AttentionSpec, sizes: Sizes) -> str:
+    """How the offset of a request places queries among keys: kernels that take one number know no other."""
+    if spec.query_offset is None or spec.query_offset.size > 1:
+        return "each"
+    offset = int(spec.query_offset.reshape(()))
+    return "last" if offset == sizes.key_length - sizes.query_length else "one" if offset else "first"
 
 
 def resized(recipe: Recipe, *, keys: int | None, heads: int | None, head_dim: int | None) -> Recipe:

@@ -114,8 +114,12 @@ def _verdict(comparison: Comparison) -> Verdict:
 
 
 def _unseen_options(comparison: Comparison) -> tuple[str, ...]:
-    """The options of the request that a kernel could ignore unseen."""
-    return options_of(comparison.power.ignored, comparison.question.spec)
+    """The options of the request that a kernel could ignore unseen, but a causal mask of one query, which hides none
+    of the keys before it: no other numbers would show it."""
+    found = options_of(comparison.power.ignored, comparison.question.spec)
+    sizes, offset = comparison.question.plan.sizes, comparison.question.spec.query_offset
+    is_step = sizes.query_length == 1 and (offset is None or int(np.min(offset)) >= sizes.key_length - 1)
+    return tuple(name for name in found if not (is_step and name == "is_causal"))
 
 
 def _power_in_words(comparison: Comparison) -> str:
@@ -130,7 +134,8 @@ def _in_words(comparison: Comparison, shown: str) -> str:
     start = "Wrong" if comparison.ratio > IMPRECISE else "Imprecise"
     best = comparison.hypotheses[0] if comparison.hypotheses else None
     if best is not None and best.is_proof:
-        return f"{start}: {_lowered(best.candidate.message)}"
+        same = f" The same here: {', '.join(best.also)}." if best.also else ""
+        return f"{start}: {_lowered(best.candidate.message)}{same}"
     right = [NOUNS.get(name, name) for name, one in comparison.judged.items() if one.ratio <= CORRECT]
     wrong = " and ".join(NOUNS.get(name, name) for name, one in comparison.judged.items() if one.ratio > CORRECT)
     of = f" of {wrong}" if right else ""

@@ -136,6 +136,13 @@ CORNERS: Final = (
         changes.offset_last,
         fields={"window": {"left": 5, "right": 0}},
     ),
+    Corner(
+        "window.causal_offset",
+        "the last four keys, last query with last key, q < k",
+        ("window", "is_causal"),
+        changes.offset_last,
+        fields={"window": {"left": 3}},
+    ),
     Corner("window.empty_rows", "a window beyond the last key: output 0", ("window",), changes.window_beyond),
     Corner("chunk", "⌊i / 5⌋ = ⌊j / 5⌋", ("chunk_size", "is_causal"), sizes=SQUARE, fields={"chunk_size": 5}),
     Corner("chunk.offset", "⌊(i + 3) / 5⌋ = ⌊j / 5⌋", ("chunk_size",), fields={"chunk_size": 5, "query_offset": 3}),

@@ -41,16 +41,23 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The mistake that a wrong answer shows: the name of a hypothesis, None if no known mistake explains it."""
+    """The mistake that a wrong answer shows: the name of a hypothesis, None if no known mistake explains it.
+
+    also: the names of other mistakes that have the same answer to the case
+    """
 
     hypothesis: str | None
     certainty: str | None
     message: str
+    also: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
         """The mistake and how sure it is, as text."""
-        return self.message if self.hypothesis is None else f"{self.certainty}: {self.hypothesis}: {self.message}"
+        if self.hypothesis is None:
+            return self.message
+        same = f" (the same here: {', '.join(self.also)})" if self.also else ""
+        return f"{self.certainty}: {self.hypothesis}: {self.message}{same}"
 
 
 def judge(case: SuiteCase, target: Target) -> Outcome:
@@ -99,7 +106,7 @@ def diagnose(case: SuiteCase, target: Target) -> Diagnosis | None:
     if not report.hypotheses:
         return Diagnosis(None, None, "no known mistake")
     best = report.hypotheses[0]
-    return Diagnosis(best.name, best.certainty, best.message)
+    return Diagnosis(best.name, best.certainty, best.message, tuple(best.also))
 
 
 def _non_finite(name: str, actual: np.ndarray, expected: np.ndarray) -> str:

@@ -68,5 +68,6 @@ def _corner(corner: CornerResult) -> dict[str, Any]:
             "message": failure.message,
             "hypothesis": None if found is None else found.hypothesis,
             "certainty": None if found is None else found.certainty,
+            "also": [] if found is None else list(found.also),
         }
     return answer

@@ -57,7 +57,7 @@ def assert_attention(arguments: Arguments) -> CompareReport:
 
     must_show, rows = arguments["must_show"], arguments["rows"]
     if must_show not in ("options", None):
-        raise InvalidValue.of("/must_show", "options, or None", must_show)
+        raise InvalidValue.of("/must_show", 'the text "options", or None', must_show)
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
         raise InvalidValue.of("/rows", "a positive integer, or None", rows)
     compared = {name: value for name, value in arguments.items() if name not in ("must_show", "rows")}

@@ -461,6 +461,7 @@ TRUE: Final[dict[str, set[str]]] = {
     "output.scaled": {"factor", "head_factor"},
     "heads.reversed": {"moved", "elsewhere"},  # moved of two heads
     "heads.permuted": {"moved"},
+    "heads.keys_only": {"other_values"},  # with two heads, those of the next one
     "heads.tiled": {"known_in_part"},  # that the heads are read in reverse order, where some are right by chance
     "output.unmoved": {"reordered"},
     "padding.ignored": {"other_keys"},  # all of them

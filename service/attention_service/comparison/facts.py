@@ -13,6 +13,7 @@ from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distances, largest, largest_number
 from attention_service.comparison.legal import LOG2E
+from attention_service.comparison.other_values import other_values
 from attention_service.comparison.refitted import refitted
 from attention_service.comparison.wrong import Wrong
 from attention_service.schemas.compare import Fact
@@ -229,4 +230,4 @@ def by_keys(wrong: Wrong) -> Iterator[Fact]:
 
 FACTS: Final = (factor, overflow, constant, moved, permuted, offset)
 # Told of arrays that those say nothing of: the first that is true.
-OTHERS: Final = (reordered, elsewhere, refitted)
+OTHERS: Final = (reordered, elsewhere, refitted, other_values)

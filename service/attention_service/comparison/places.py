@@ -41,13 +41,13 @@ def _place(what: str, indices: np.ndarray, length: int) -> Place:
     """The wrong indices of an axis in the shortest way that is exact; else the first and the last, and how many."""
     first, last, count = int(indices[0]), int(indices[-1]), len(indices)
     plural = {"batch entry": "batch entries"}.get(what, f"{what}s")
-    runs = _runs(indices)
+    runs = runs_of(indices)
     listed = indices[:LISTED].tolist()
     if count == 1:
         return Place(what=plural, indices=[first], message=f"{what} {first} only")
-    if len(runs) > 1 and (found := _residues(indices, length)):
+    if len(runs) > 1 and (found := residues_of(indices, length)):
         modulus, residues = found
-        text = f"{plural} whose index mod {modulus} is {_in_words(_runs(residues), 'or')} only"
+        text = f"{plural} whose index mod {modulus} is {in_words(runs_of(residues), 'or')} only"
         return Place(what=plural, modulus=modulus, residues=residues[:LISTED].tolist(), message=text)
     steps = np.diff(indices)
     if (steps == steps[0]).all():
@@ -56,26 +56,27 @@ def _place(what: str, indices: np.ndarray, length: int) -> Place:
         text = f"{plural} {first} to {last} only{every}"
         return Place(what=plural, start=first, stop=last + 1, stride=stride, message=text)
     if len(runs) <= RUNS or count <= LISTED:
-        return Place(what=plural, indices=listed, message=f"{plural} {_in_words(runs, 'and')} only")
+        return Place(what=plural, indices=listed, message=f"{plural} {in_words(runs, 'and')} only")
     share = count / (last + 1 - first)
     text = f"{plural} {first} to {last} only, {count} of these {last + 1 - first} ({math.floor(100 * share)}%)"
     return Place(what=plural, indices=listed, start=first, stop=last + 1, share=share, message=text)
 
 
-def _residues(indices: np.ndarray, length: int) -> tuple[int, np.ndarray] | None:
+def residues_of(indices: np.ndarray, length: int) -> tuple[int, np.ndarray] | None:
     """A power of two, and what indices leave when they are divided by it, if all that leave this are there."""
     for modulus in (2**power for power in range(1, length.bit_length() - 1)):
         residues = np.unique(indices % modulus)
         if np.isin(np.arange(length) % modulus, residues).sum() == len(indices):
-            return (modulus, residues) if len(_runs(residues)) <= RUNS else None
+            return (modulus, residues) if len(runs_of(residues)) <= RUNS else None
     return None
 
 
-def _runs(indices: np.ndarray) -> list[np.ndarray]:
+def runs_of(indices: np.ndarray) -> list[np.ndarray]:
+    """Ascending indices as runs of consecutive ones."""
     return np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
 
 
-def _in_words(runs: list[np.ndarray], word: str) -> str:
+def in_words(runs: list[np.ndarray], word: str) -> str:
     """Runs as in "0 to 15, 20 and 30"."""
     words = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
     return f" {word} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

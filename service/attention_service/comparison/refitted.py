@@ -56,9 +56,7 @@ LEFT_OUT: Final = ("precision", "output", "empty", "logsumexp")
 
 def refitted(wrong: Wrong) -> Iterator[Fact]:
     """The facts of this module, those first that tell most."""
-    case = wrong.case
-    is_plain = wrong.has_rows and wrong.name == "output" and case.plan.normalization == "softmax"
-    if is_plain and not case.steps["output"] and case.gate is None and case.bad_values is None:
+    if wrong.is_plain_output:
         yield from (fact for find in (_head_numbers, _known_in_part, _other_keys, _parts) for fact in find(wrong))
 
 

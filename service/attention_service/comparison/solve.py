@@ -134,6 +134,11 @@ def _only(index: int) -> slice:
     return slice(int(index), int(index) + 1)
 
 
+def values_of(case: Case, batches: np.ndarray, heads: np.ndarray) -> np.ndarray:
+    """The values (b, g, k, e) of some batch entries and key/value heads, those of the past first."""
+    return _with_past(case, "value", batches, heads)
+
+
 def spread_of_scores(case: Case, sample: Sample) -> np.ndarray:
     """√Σ(q·k)² of the products that each unscaled score (b, h, r, k) is the sum of."""
     query = _prepared(case, "query", sample.batches, sample.heads, sample.rows)

@@ -55,6 +55,13 @@ class Wrong:
         found: np.ndarray = self.sums[0] > self.tolerance
         return found
 
+    @property
+    def is_plain_output(self) -> bool:
+        """True for an output of the softmax that nothing is done to after the sums over values."""
+        case = self.case
+        is_softmax = self.has_rows and self.name == "output" and case.plan.normalization == "softmax"
+        return is_softmax and not case.steps["output"] and case.gate is None and case.bad_values is None
+
     def some(self, count: int) -> tuple[np.ndarray, ...]:
         """The index of about so many wrong rows."""
         places = np.argwhere(self.rows)

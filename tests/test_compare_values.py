@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.compare import facts_of, reference_and_baseline
+from attention_service.comparison.compare import compare_question, facts_of, reference_and_baseline
+from attention_service.comparison.memory import comparison_bytes
 from attention_service.comparison.question import make_question
 from attention_service.library.calls import backends
 from attention_service.schemas.compare import Fact
@@ -167,6 +169,43 @@ def test_too_many_rows_with_a_second_mistake_say_nothing() -> None:
     output = own.output(of_keys(own.value, np.where(MOD_32 >= 24, NOW ^ 2, NOW)))
     output[:, :, : KEYS // 2] += np.random.default_rng(0).standard_normal((2, 4, KEYS // 2, 24))
     assert "other_values" not in [one.name for one in own.facts(output)]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("others", [0, 3])
+def test_an_order_that_nobody_uses_is_solved_for(is_causal: bool, others: int) -> None:
+    """Keys 8 n + (0, …, 7) have the values of 8 n + (3, 0, 1, 2, 5, 7, 4, 6); the last six keep theirs."""
+    steps = np.array([3, -1, -1, -1, 1, 2, -2, -1])
+    own = Kernel(is_causal=is_causal)
+    output = own.output(of_keys(own.value, np.where(NOW < 144, NOW + steps[NOW % 8], NOW)))
+    output[0, 0, 60 : 60 + others] += 1
+    [found] = [one for one in own.facts(output) if one.name == "other_values"]
+    said = f"In {1200 - others} of 1200 wrong rows" if others else "In every row"
+    rest = f" The other {others} are wrong even so, for rows i = 60 to 62." if others else ""
+    assert found.message == (
+        f"{said} of the output {OTHER}the value of key j + [3, -1, -1, -1, 1, 2, -2, -1][j mod 8], for keys j = 0 to "
+        f"143.{rest}"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [np.arange(512) ^ 2, np.arange(512) + np.tile([3, -1, -1, -1, 1, 2, -2, -1], 64)])
+def test_memory_is_within_the_estimate(order: np.ndarray) -> None:
+    query, key, value = list[np.ndarray](np.random.default_rng(0).standard_normal((3, 1, 2, 512, 16), np.float32))
+    scores = query @ key.swapaxes(-1, -2) / 4
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    output = powers / powers.sum(axis=-1, keepdims=True) @ value[:, :, order]
+    fields = {"query": query, "key": key, "value": value, "layout": "bhld", "actual": {"output": output}}
+    question = make_question(Decoded(fields, frozenset()))
+    backend = backends().choose("numpy", "cpu")
+    tracemalloc.start()
+    try:
+        found = compare_question(question, backend)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [fact.name for fact in found.facts] == ["other_values"]
+    assert peak <= comparison_bytes(question)
 
 
 # Other mistakes: from a kernel to its output.

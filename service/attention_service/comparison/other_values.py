@@ -4,8 +4,9 @@ or their own times a factor. Which keys is fitted to a few rows; the sentence is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Final
 
@@ -16,6 +17,7 @@ from attention_service.comparison.places import LISTED, RUNS, in_words, residues
 from attention_service.comparison.problem import attention
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import make_problem, values_of
+from attention_service.comparison.solved_values import solved_sources
 from attention_service.comparison.sources import ENDS, Source, sources
 from attention_service.comparison.wrong import BITS, Wrong
 from attention_service.schemas.compare import Fact
@@ -80,17 +82,25 @@ def other_values(wrong: Wrong) -> Iterator[Fact]:
     """Each key has the value of another one, if it is of some keys, and all wrong rows but a few are right so."""
     if not wrong.is_plain_output or wrong.case.plan.sizes.key_length < 2 or (probe := _probe(wrong)) is None:
         return
-    found: list[tuple[int, Fact]] = []
-    for by_blocks in (False, True):
-        found += _explained(wrong, probe, by_blocks=by_blocks)
-        if any(not fact.numbers["others"][0] for _, fact in found):
-            break
-    yield from (fact for _, fact in sorted(found, key=lambda one: -one[0])[:1])
+    best = _best(wrong, probe, partial(sources, wrong.case))
+    if best is None:
+        solved = list(solved_sources(wrong, probe.batch, probe.head))
+        best = _best(wrong, probe, lambda: solved)
+    if best is not None:
+        yield best
 
 
-def _explained(wrong: Wrong, probe: Probe, *, by_blocks: bool) -> Iterator[tuple[int, Fact]]:
-    """What explains most rows of the fits to groups of keys: how many, and the fact. by_blocks: see `_sums`"""
-    fits = [fit for source in sources(wrong.case) if (fit := _fit(wrong, probe, source, by_blocks=by_blocks))]
+def _best(wrong: Wrong, probe: Probe, make: Callable[[], Iterable[Source]]) -> Fact | None:
+    """The fact of the source that explains most rows, of keys by what their index leaves, or else by blocks of them."""
+    found = list(_explained(wrong, probe, make(), by_blocks=False))
+    if all(fact.numbers["others"] != [0] for _, fact in found):
+        found += _explained(wrong, probe, make(), by_blocks=True)
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _explained(wrong: Wrong, probe: Probe, tried: Iterable[Source], *, by_blocks: bool) -> Iterator[tuple[int, Fact]]:
+    """What explains most rows of the fits of sources to groups of keys: how many, and the fact."""
+    fits = [fit for source in tried if (fit := _fit(wrong, probe, source, by_blocks=by_blocks))]
     texts = [list(same) for _, same in groupby(fits, lambda fit: fit.source.text)]
     for same in sorted(texts, key=lambda same: -max(fit.share for fit in same))[:TRIED]:
         checked = [(int(close.sum()), fit, close) for fit in same if (close := _checked(wrong, fit)) is not None]
@@ -156,7 +166,8 @@ def _fit(wrong: Wrong, probe: Probe, source: Source, *, by_blocks: bool) -> Fit 
         return None
     known = np.max(np.abs(sums) / probe.tolerance, axis=(1, 2)) > NOTICED
     keys = _keys(explained, known, len(changed), by_blocks=by_blocks)
-    return None if source.is_own and keys.all() else Fit(source, keys, by, share)
+    is_factor_of_all = source.is_own and keys.all()
+    return Fit(source, keys, by, share) if not is_factor_of_all and _is_short(np.flatnonzero(keys), len(keys)) else None
 
 
 def _factor(each: np.ndarray, flat: np.ndarray, errors: np.ndarray) -> float:
@@ -210,7 +221,7 @@ def _checked(wrong: Wrong, fit: Fit) -> np.ndarray | None:
         if (wrong.rows & ~close)[block.index].sum() > most:
             return None
     rest = int((wrong.rows & ~close).sum())
-    lost = GROUPS + BITS + rest * math.log2(wrong.rows.size + 1)
+    lost = GROUPS + BITS + fit.source.lost + rest * math.log2(wrong.rows.size + 1)
     gained = wrong.sums[2][wrong.rows & close].sum() - (wrong.rows.sum() - rest) * math.log2(slack)
     return close if rest <= most and gained - lost >= BITS else None
 
@@ -231,6 +242,12 @@ def _fact(wrong: Wrong, fit: Fit, close: np.ndarray, end: str) -> Fact:
         places = _in_words(np.flatnonzero(rest.any(axis=(0, 1))), rest.shape[2], "i", "rows i =")
         message += f". The other {others} are wrong even so, {places}"
     return wrong.fact("other_values", message, keys=np.flatnonzero(fit.keys)[:LISTED], others=others)
+
+
+def _is_short(indices: np.ndarray, length: int) -> bool:
+    """True if few words say which indices: what is fitted to noise has no order."""
+    runs = runs_of(indices)
+    return len(runs) <= RUNS or residues_of(indices, length) is not None
 
 
 def _in_words(indices: np.ndarray, length: int, name: str, plural: str) -> str:

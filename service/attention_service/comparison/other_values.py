@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Final
@@ -39,6 +39,10 @@ ROUNDS: Final = 3
 # The share of the squared errors that the first fit must explain.
 FIRST: Final = 0.4
 RIDGE: Final = 1e-9
+# Of so many wrong rows some may have another mistake. In half types, which fit less well, all must be explained.
+MANY: Final = 64
+# Bits of the choice of a source and its factor.
+SOURCES: Final = 20
 # A group is known if it adds so many tolerances to a row; a factor is called 0 if it is as small.
 NOTICED: Final = 4.0
 ALMOST_0: Final = 0.01
@@ -78,6 +82,10 @@ class Fit:
         return found
 
 
+# How many rows a fit explains, it, and these rows (b, h, q).
+Explained = tuple[int, Fit, np.ndarray]
+
+
 def other_values(wrong: Wrong) -> Iterator[Fact]:
     """Each key has the value of another one, if it is of some keys, and all wrong rows but a few are right so."""
     if not wrong.is_plain_output or wrong.case.plan.sizes.key_length < 2 or (probe := _probe(wrong)) is None:
@@ -103,7 +111,7 @@ def _explained(wrong: Wrong, probe: Probe, tried: Iterable[Source], *, by_blocks
     fits = [fit for source in tried if (fit := _fit(wrong, probe, source, by_blocks=by_blocks))]
     texts = [list(same) for _, same in groupby(fits, lambda fit: fit.source.text)]
     for same in sorted(texts, key=lambda same: -max(fit.share for fit in same))[:TRIED]:
-        checked = [(int(close.sum()), fit, close) for fit in same if (close := _checked(wrong, fit)) is not None]
+        checked = [one for fit in same if (one := _best_keys(wrong, fit)) is not None]
         most = max((count for count, *_ in checked), default=0)
         best = [(fit, close) for count, fit, close in checked if count == most]
         if best:
@@ -111,6 +119,22 @@ def _explained(wrong: Wrong, probe: Probe, tried: Iterable[Source], *, by_blocks
             fit, close = best[0]
             yield most, _fact(wrong, fit, close, ENDS[fit.source.end] if fit.source.end and len(best) == 1 else "")
             return
+
+
+def _best_keys(wrong: Wrong, fit: Fit) -> Explained | None:
+    """What a fit explains; with the gaps in its keys filled if that explains as much. None if it says little."""
+    keys = np.flatnonzero(fit.keys)
+    modulus, residues = residues_of(keys, len(fit.keys)) or (len(fit.keys), keys)
+    left = np.arange(len(fit.keys)) % modulus
+    filled = replace(fit, keys=(residues[0] <= left) & (left <= residues[-1]))
+    is_run = bool((filled.keys == fit.keys).all())
+    checked = []
+    for one in (filled,) if is_run else (filled, fit):
+        close = _checked(wrong, one)
+        # Gaps may be fitted to noise, which leaves rows that have no other mistake.
+        if close is not None and (one is filled or not (wrong.rows & ~close).any()):
+            checked.append((int(close.sum()), one, close))
+    return max(checked, key=lambda one: one[0], default=None)
 
 
 def _probe(wrong: Wrong) -> Probe | None:
@@ -161,13 +185,13 @@ def _fit(wrong: Wrong, probe: Probe, source: Source, *, by_blocks: bool) -> Fit 
         apart = np.abs(probe.errors - by * np.tensordot(explained, sums, 1))
         size = np.max(apart / probe.tolerance, axis=1)
         kept = size <= max(1.0, float(np.quantile(size, SHARE)))
-    share = float(np.mean(size <= max(1.0, abs(1 + by) if source.is_own else 1.0)))
+    share = float(np.mean(size <= 1))
     if share < SHARE or not explained.any():
         return None
     known = np.max(np.abs(sums) / probe.tolerance, axis=(1, 2)) > NOTICED
     keys = _keys(explained, known, len(changed), by_blocks=by_blocks)
-    is_factor_of_all = source.is_own and keys.all()
-    return Fit(source, keys, by, share) if not is_factor_of_all and _is_short(np.flatnonzero(keys), len(keys)) else None
+    says_little = source.is_own and keys.all()
+    return None if says_little or not _is_short(np.flatnonzero(keys), len(keys)) else Fit(source, keys, by, share)
 
 
 def _factor(each: np.ndarray, flat: np.ndarray, errors: np.ndarray) -> float:
@@ -210,20 +234,19 @@ def _keys(explained: np.ndarray, known: np.ndarray, count: int, *, by_blocks: bo
 
 def _checked(wrong: Wrong, fit: Fit) -> np.ndarray | None:
     """The rows (b, h, q) that are right with the values of a fit; None if it leaves too many wrong, or says little."""
-    slack = max(1.0, abs(1 + fit.by)) if fit.source.is_own else 1.0
-    close, most = np.zeros(wrong.rows.shape, bool), wrong.rows.sum() * (1 - SHARE)
+    close, count = np.zeros(wrong.rows.shape, bool), int(wrong.rows.sum())
+    most = count * (1 - SHARE) if count >= MANY and wrong.case.dtype.itemsize >= 4 else 0
     for block in blocks(wrong.case, everything(wrong.case)):
         wrong.case.check()
         problem = make_problem(wrong.case, block)
         value = fit.values(wrong, block.batches, wrong.case.value_of_head[block.heads])
         found = attention(problem.changed(value=value)).output
-        close[block.index] = distances(wrong.actual[block.index], found).max(axis=-1) <= wrong.tolerance * slack
+        close[block.index] = distances(wrong.actual[block.index], found).max(axis=-1) <= wrong.tolerance
         if (wrong.rows & ~close)[block.index].sum() > most:
             return None
     rest = int((wrong.rows & ~close).sum())
-    lost = GROUPS + BITS + fit.source.lost + rest * math.log2(wrong.rows.size + 1)
-    gained = wrong.sums[2][wrong.rows & close].sum() - (wrong.rows.sum() - rest) * math.log2(slack)
-    return close if rest <= most and gained - lost >= BITS else None
+    lost = GROUPS + SOURCES + fit.source.lost + rest * math.log2(wrong.rows.size + 1)
+    return close if rest <= most and wrong.sums[2][wrong.rows & close].sum() - lost >= BITS else None
 
 
 def _fact(wrong: Wrong, fit: Fit, close: np.ndarray, end: str) -> Fact:
@@ -240,14 +263,15 @@ def _fact(wrong: Wrong, fit: Fit, close: np.ndarray, end: str) -> Fact:
     message += f"; {end}" if end else ""
     if others:
         places = _in_words(np.flatnonzero(rest.any(axis=(0, 1))), rest.shape[2], "i", "rows i =")
-        message += f". The other {others} are wrong even so, {places}"
+        message += f". The other {'one is' if others == 1 else f'{others} are'} wrong even so, {places}"
     return wrong.fact("other_values", message, keys=np.flatnonzero(fit.keys)[:LISTED], others=others)
 
 
 def _is_short(indices: np.ndarray, length: int) -> bool:
-    """True if few words say which indices: what is fitted to noise has no order."""
-    runs = runs_of(indices)
-    return len(runs) <= RUNS or residues_of(indices, length) is not None
+    """True if there are some, and few words say which: what is fitted to noise has no order."""
+    if not len(indices):
+        return False
+    return len(runs_of(indices)) <= RUNS or residues_of(indices, length) is not None
 
 
 def _in_words(indices: np.ndarray, length: int, name: str, plural: str) -> str:

@@ -22,7 +22,7 @@ FEATURES: Final = 32
 CLOSE: Final = 4.0
 APART: Final = 4.0
 # Orders repeat after so many keys, each seen at least so often; the share of keys of which it must be true.
-PERIODS: Final = (2, 4, 8, 16, 32, 64)
+PERIODS: Final = (1, 2, 4, 8, 16, 32, 64)
 SEEN: Final = 2
 SHARE: Final = 0.9
 # How often rows are solved again without those that fit least.
@@ -42,7 +42,8 @@ def solved_sources(wrong: Wrong, batch: np.ndarray, head: np.ndarray) -> Iterato
         table = [int(_most_often(steps[left == one])) for one in range(period) if (left == one).any()]
         if len(table) == period and (np.array(table)[left] == steps).mean() >= SHARE:
             everything = np.arange(count)
-            text = f"the value of key j + {table}[j mod {period}]"
+            step = f" + {table}[j mod {period}]" if period > 1 else f"{table[0]:+d}"
+            text = f"the value of key j{step}"
             lost = period * math.log2(2 * count)
             yield from with_ends(text, everything + np.array(table)[everything % period], ("own", "zero"), lost)
             return

@@ -90,12 +90,15 @@ def _within(tile: int, keys: np.ndarray) -> Iterator[Source]:
 
 
 def with_ends(text: str, keys: np.ndarray, ends: tuple[str, ...], lost: float = 0.0) -> Iterator[Source]:
-    """A source for each way to treat keys outside; one if all are inside. text, keys, lost: see Source"""
+    """A source for each way to treat keys outside; one if all are inside, none if most are not.
+
+    text, keys, lost: see Source
+    """
     count, own = len(keys), np.arange(len(keys))
     outside = (keys < 0) | (keys >= count)
     if not outside.any():
         yield Source(text, keys, lost=lost)
-    elif not outside.all():
+    elif 2 * outside.sum() <= count:
         read = {"own": own, "zero": np.full(count, -1), "wrap": keys % count, "edge": np.clip(keys, 0, count - 1)}
         for end in ends:
             yield Source(text, np.where(outside, read[end], keys), end, lost=lost)

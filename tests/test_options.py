@@ -276,7 +276,6 @@ READERS = {
     "comparison/memory.py": "tests/memory measures comparisons",
     "comparison/mutants/heads.py": "of a case",
     "comparison/mutants/softmax.py": "of a case",
-    "comparison/refitted.py": "of a case",
     "comparison/solve.py": "of a case",
     "conformance/suite.py": "of a case",
     "render/picture.py": "draws what the general path computes",

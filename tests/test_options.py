@@ -277,6 +277,7 @@ READERS = {
     "comparison/mutants/heads.py": "of a case",
     "comparison/mutants/softmax.py": "of a case",
     "comparison/solve.py": "of a case",
+    "comparison/wrong.py": "of a case",
     "conformance/suite.py": "of a case",
     "render/picture.py": "draws what the general path computes",
 }

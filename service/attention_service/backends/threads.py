@@ -28,6 +28,7 @@ _limits: list[Any] = []  # what ends the limit of BLAS, once for each who needs 
 def single_threaded_blas() -> Iterator[None]:
     """Hold BLAS to one thread for each thread that calls it, in the whole process, until the last context ends."""
     with _limiting:
+        _take_control()
         _limits.append(_limits[0] if _limits else _blas().limit(limits=1, user_api="blas"))
     try:
         yield
@@ -35,7 +36,15 @@ def single_threaded_blas() -> Iterator[None]:
         with _limiting:
             limit = _limits.pop()
             if not _limits:
+                _take_control()
                 limit.restore_original_limits()
+
+
+def _take_control() -> None:
+    """Let this thread set the number of threads: threadpoolctl ignores all threads but the first that did."""
+    for library in _blas().lib_controllers:
+        if hasattr(library, "clear_controlling_thread"):
+            library.clear_controlling_thread(force=True)
 
 
 @cache

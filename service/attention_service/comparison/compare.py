@@ -151,7 +151,7 @@ class Comparison:
         if self.question.actual is None or self.unknown:
             return "inconclusive"
         shows = any(name in FIELDS for name in self.judged)
-        return status_of(self.ratio, is_weak=self.power.is_weak or not shows)
+        return status_of(self.ratio, is_weak=self.power.is_weak or self.ended_early or not shows)
 
 
 def status_of(ratio: float, *, is_weak: bool) -> str:

@@ -71,10 +71,10 @@ def _told(wrong: Wrong, predict: Predict, lost: float) -> str:
     predicted, sizes, fitted = wrong.right.copy(), np.ones(wrong.rows.shape), np.zeros(wrong.rows.shape)
     for block in blocks(wrong.case, everything(wrong.case)):
         wrong.case.check()
-        if (at := wrong.rows[block.index]).any():
-            sent = wrong.actual[block.index]
-            found, size, count = predict(make_problem(wrong.case, block), sent, block)
-            predicted[block.index], sizes[block.index], fitted[block.index] = found, size, count * at
+        sent = wrong.actual[block.index]
+        found, size, count = predict(make_problem(wrong.case, block), sent, block)
+        predicted[block.index], sizes[block.index] = found, size
+        fitted[block.index] = count * wrong.rows[block.index]
     predicted /= sizes[..., None]
     return wrong.said(lost + (fitted * wrong.sums[3]).sum(), predicted, by=sizes)
 
@@ -88,7 +88,8 @@ def _parts(wrong: Wrong) -> Iterator[Fact]:
             nothing = np.zeros(count + 1)
             about = np.array([nothing + np.inf, nothing - np.inf, nothing, nothing])
             said = _told(wrong, partial(_of_parts, wrong, tile, hidden, about), 0.0)
-            if said and about[3, 0] >= SHARE * about[3, 1]:
+            if said and about[3, 0] >= SHARE * about[3, 1] and _shown_parts(wrong, about, count).any():
+                said = "every row" if wrong.rows.all() else "every wrong row"  # factors are those of wrong rows
                 yield _fact_of_parts(wrong, said, about, tile, hidden)
                 return
 
@@ -118,14 +119,15 @@ def _of_parts(
         fitted = (np.nan_to_num(sent[at])[:, None] @ np.linalg.pinv(units, rcond=1e-9))[:, 0]
         found[at], counts[at] = (fitted[:, None] @ units)[:, 0], (lengths > 0).sum(axis=1)
         factors = np.divide(fitted, lengths, out=np.zeros_like(fitted), where=lengths > 0)
-        shows = (lengths > NOTICED * wrong.tolerance) & wrong.rows[sample.index][at][:, None]
+        counted = (lengths > NOTICED * wrong.tolerance) & wrong.rows[sample.index][at][:, None]
+        shows = counted.copy()
         shows[:, -1] = False
         rights = np.where(np.arange(shows.shape[1]) * tile < len(problem.value[b, h]), lengths, 0)
         explained = np.where(shows, fitted - rights, 0)[:, None] @ units
         errors = np.where(wrong.rows[sample.index][at][:, None], sent[at] - wrong.right[sample.index][at], 0)
         about[3, :2] += np.square(explained).sum(), np.square(errors).sum()
-        about[0] = np.minimum(about[0], np.where(shows, factors, np.inf).min(axis=0))
-        about[1] = np.maximum(about[1], np.where(shows, factors, -np.inf).max(axis=0))
+        about[0] = np.minimum(about[0], np.where(counted, factors, np.inf).min(axis=0))
+        about[1] = np.maximum(about[1], np.where(counted, factors, -np.inf).max(axis=0))
         about[2] = np.maximum(about[2], np.where(shows, np.abs(fitted) * np.abs(units).max(axis=2), 0).max(axis=0))
     return found, np.maximum(1, np.abs(found).max(axis=-1) / largest(wrong.right)), counts
 
@@ -136,18 +138,25 @@ def _sums(weights: np.ndarray, value: np.ndarray, tile: int) -> np.ndarray:
     return np.stack([weights[:, start : start + tile] @ value[start : start + tile] for start in starts], axis=1)
 
 
+def _shown_parts(wrong: Wrong, about: np.ndarray, count: int) -> np.ndarray:
+    """True for the parts that have a factor, not for those that are not seen or add nothing."""
+    shows = np.isfinite(about[0])
+    shows[:count] &= about[2, :count] > wrong.tolerance
+    return shows
+
+
 def _fact_of_parts(wrong: Wrong, said: str, about: np.ndarray, tile: int, hidden: bool) -> Fact:
-    shows, keys = np.isfinite(about[0]), wrong.case.plan.sizes.key_length
+    keys = wrong.case.plan.sizes.key_length
     count = -(-keys // tile)
-    nothing = np.flatnonzero(shows[:count] & (about[2, :count] <= wrong.tolerance))
-    shows[nothing] = False
+    nothing = np.flatnonzero(np.isfinite(about[0, :count]) & (about[2, :count] <= wrong.tolerance))
+    shows = _shown_parts(wrong, about, count)
     least, most = (wrong.shown(float(one)) for one in (about[0, shows].min(), about[1, shows].max()))
     text = f"in {said} {{}} is right up to a factor of the row for each {tile} keys, from {least} to {most}"
     if len(nothing):
         runs = (f"{one * tile} to {min(one * tile + tile, keys) - 1}" for one in nothing[:LISTED])
         text += f"; keys {', '.join(runs)} add nothing"
     text += "; hidden keys take part" if hidden else ""
-    return wrong.fact("part_factors", text, keys=tile, least=about[0, :LISTED], most=about[1, :LISTED])
+    return wrong.fact("part_factors", text, keys=tile, least=about[0, shows][:LISTED], most=about[1, shows][:LISTED])
 
 
 def _other_keys(wrong: Wrong) -> Iterator[Fact]:

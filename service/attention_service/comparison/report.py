@@ -96,7 +96,10 @@ def _verdict(comparison: Comparison) -> Verdict:
         message = f"Not judged: the comparison does not know {', '.join(comparison.unknown)} of the request's plan."
         return Verdict(status="inconclusive", ratio=None, message=message)
     if comparison.question.actual is None:
-        return Verdict(status="inconclusive", ratio=None, message=_power_in_words(comparison))
+        words = _power_in_words(comparison)
+        return Verdict(
+            status="inconclusive", ratio=None, message=words[0].upper() + words[1:] if comparison.ended_early else words
+        )
     shown = f"{min(ratio, sys.float_info.max):.2g} times what legal rounding explains"
     if status == "correct":
         unseen = ", ".join(_unseen_options(comparison))
@@ -124,6 +127,8 @@ def _unseen_options(comparison: Comparison) -> tuple[str, ...]:
 
 def _power_in_words(comparison: Comparison) -> str:
     found = comparison.power
+    if comparison.ended_early:
+        return "what this request can show was not looked at to the end."
     if comparison.judged and not any(name in FIELDS for name in comparison.judged):
         return f"only {', '.join(FIELDS)} show mistakes."
     return f"this request can show {len(found.killed)} of {len(found.killed) + len(found.survivors)} known mistakes."
@@ -145,7 +150,8 @@ def _in_words(comparison: Comparison, shown: str) -> str:
         error = _lowered(comparison.facts[0].message).removesuffix(".")
     if best is not None:
         return f"{start} {error}. It resembles this: {_lowered(best.candidate.message)}"
-    return f"{start} {error}{'.' if comparison.facts else ', and no known mistake explains it.'}"
+    is_open = bool(comparison.facts) or comparison.ended_early
+    return f"{start} {error}{'.' if is_open else ', and no known mistake explains it.'}"
 
 
 def _lowered(sentence: str) -> str:

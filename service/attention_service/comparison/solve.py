@@ -104,10 +104,10 @@ def _scores(case: Case, sample: Sample, key_heads: np.ndarray) -> np.ndarray:
     key = _with_past(case, "key", sample.batches, key_heads)
     if sample.columns is not None:
         key = key[:, :, sample.columns]
-    if rounding.scaled_query is not None and np.all(case.scale):
+    if rounding.scaled_query is not None:
         # Divided again, so that all that follows finds unscaled scores.
         scale = np.asarray(_scale(case, sample.heads) * rounding.folded, query.dtype)
-        query = rounded(query * scale, rounding.scaled_query) / scale
+        query = rounded(query * scale, rounding.scaled_query) / np.where(scale == 0, 1, scale)  # which is 0 then
     scores: np.ndarray = query @ key.swapaxes(-1, -2)
     for term in case.terms:
         if term.reads_query:

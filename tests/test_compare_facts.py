@@ -201,13 +201,14 @@ OUTPUTS: Final[dict[str, tuple[Callable[[Attention], np.ndarray], str, str, dict
     "a tile of half the weight": (
         lambda a: a.powers * np.where(np.arange(KEYS) // 32 == 1, 0.5, 1) @ a.value / a.total[..., None],
         "part_factors",
-        "In every row the output is right up to a factor of the row for each 32 keys, from 0.50000 to 1.0000.", {},
+        "In every wrong row the output is right up to a factor of the row for each 32 keys, from 0.50000 to 1.0000.",
+        {},
     ),
     "a tile that is left out": (
         lambda a: a.powers * (np.arange(KEYS) // 16 != 2) @ a.value / a.total[..., None],
         "part_factors",
-        "In every row the output is right up to a factor of the row for each 16 keys, from 1.0000 to 1.0000; keys 32 "
-        "to 47 add nothing.", {"keys": 16},
+        "In every wrong row the output is right up to a factor of the row for each 16 keys, from 1.0000 to 1.0000; "
+        "keys 32 to 47 add nothing.", {"keys": 16},
     ),
     "a shift": (
         lambda a: a.output + 0.5,
@@ -493,3 +494,19 @@ def test_facts_are_true_of_planted_mistakes(name: str) -> None:
         sent = returned(drawn, ("output",) if "normalization" in drawn.fields else ("output", "logsumexp"))
         found = facts(drawn.fields, sent)
         assert {one.name for one in found} <= TRUE.get(name, set()) | {"rows_by_keys"}, [one.message for one in found]
+
+
+def test_rows_that_are_nearly_nothing_are_reported() -> None:
+    """No part of them is seen: there is no factor to tell, and a report all the same."""
+    query, key, value = np.random.default_rng(0).standard_normal((3, 32, 16)).astype(np.float32)
+    output = attend(query, key, value).output.copy()
+    output[1::2] *= 1e-9
+    assert compare(output, query, key, value).verdict.status == "wrong"
+
+
+def test_a_fact_of_all_rows_holds_for_entries_that_are_right() -> None:
+    """Batch entry 1 has another scale, entry 0 is right: not every row has it."""
+    query, key, value = np.random.default_rng(0).standard_normal((3, 2, 2, 64, 32)).astype(np.float32)
+    output = attend(query, key, value).output.copy()
+    output[1] = attend(query, key, value, scale=1.37 / np.sqrt(32)).output[1]
+    assert not [fact.message for fact in compare(output, query, key, value).facts if "In every row" in fact.message]

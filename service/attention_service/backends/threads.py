@@ -54,26 +54,21 @@ def _blas() -> ThreadpoolController:
 
 
 class TilePool:
-    """Computes tiles by a number of threads, the calling thread counted.
+    """Computes tiles by a number of threads, the calling thread counted: `threads`.
 
     BLAS is held to one thread for each of these, in the whole process.
     """
 
     def __init__(self, threads: int) -> None:
         threadpool_limits(1, user_api="blas")
-        self._threads = threads
+        self.threads = threads
         self._executor = ThreadPoolExecutor(threads - 1, "attention") if threads > 1 else None
         self._processors = itertools.count()
-
-    @property
-    def threads(self) -> int:
-        """The number of threads, the calling one counted."""
-        return self._threads
 
     def at_most(self, threads: int) -> TilePool:
         """A pool of the same threads that uses at most so many of them."""
         fewer = copy(self)
-        fewer._threads = min(threads, self._threads)
+        fewer.threads = min(threads, self.threads)
         return fewer
 
     def run(self, function: Callable[[S], T], tiles: Iterable[S]) -> Iterator[T]:
@@ -83,7 +78,7 @@ class TilePool:
             yield from self._run(function, some)
 
     def _run(self, function: Callable[[S], T], tiles: list[S]) -> Iterable[T]:
-        helpers = min(self._threads, len(tiles)) - 1
+        helpers = min(self.threads, len(tiles)) - 1
         if helpers < 1 or self._executor is None:
             return map(function, tiles)
         results: dict[int, T] = {}

@@ -78,12 +78,12 @@ def run_compare(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> CompareReport:
     """The report that the command asks for. Errors: CommandError."""
-    from attention_service.backends.registry import Backends
     from attention_service.commands.files import read_arrays, read_request
     from attention_service.comparison.actual import NAMES
     from attention_service.comparison.compare import compare_question
     from attention_service.comparison.question import make_question
     from attention_service.comparison.report import make_report
+    from attention_service.library.calls import judge
 
     given = {"actual": options.actual, "against": options.against}
     functions = {field for field, name in given.items() if name is not None and targets.is_target(name)}
@@ -99,8 +99,9 @@ def _report(options: argparse.Namespace) -> CompareReport:
                 decoded.fields[field] = targets.answer_of(name, options, decoded, field)
             elif name is not None:
                 decoded.fields[field] = read_arrays(Path(name), NAMES)
-        question, backend = make_question(decoded), Backends().choose("numpy", "cpu")
-        return make_report(compare_question(question, backend, counted(progress)))
+        question = make_question(decoded)
+        with judge() as backend:
+            return make_report(compare_question(question, backend, counted(progress)))
 
 
 def run_inputs(options: argparse.Namespace) -> int:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:  # commands import what they need when they run
     from attention_service.conformance.target import Target
 
 SUFFIXES: Final = (".json", ".npz", ".safetensors", ".pt", ".npy")
-# Fields of a comparison that are none of a kernel.
-JUDGED: Final = frozenset({"actual", "against", "tolerance", "legal", "reference", "time_limit"})
 # Fields that say how arrays are returned, or are said by the arrays themselves: for functions that have a parameter.
 RETURNED: Final = {
     *("dtype", "backend", "device", "include", "select_heads", "select_queries", "average_heads", "top_k"),
@@ -103,16 +101,18 @@ def _arguments(decoded: Decoded, asked: Collection[str]) -> dict[str, Any]:
     from attention_service.attention.roles import DEFAULT_LAYOUTS
     from attention_service.comparison.question import make_question
     from attention_service.schemas.compare import CompareRequest
+    from attention_service.schemas.request import AttentionRequest
 
     question = make_question(decoded)
     spec = as_cast(question.spec, question.plan.dtype)
     defaults = {name: field.default for name, field in CompareRequest.model_fields.items()}
     defaults["layout"] = DEFAULT_LAYOUTS.get(max(array.ndim for array in spec.sources.values()))
+    of_judge = CompareRequest.model_fields.keys() - AttentionRequest.model_fields.keys() - RETURNED
     found = {}
     for name in (name for name in defaults if name in decoded.fields):
         value = decoded.fields[name]
         is_default = value is None or (isinstance(value, str | bool) and value == defaults[name])
-        if name not in JUDGED and (name in asked or not (is_default or name in RETURNED)):
+        if name not in of_judge and (name in asked or not (is_default or name in RETURNED)):
             keeps_type = name not in decoded.untyped | OPERANDS
             found[name] = _typed(value, getattr(spec, name, None), keeps_type=keeps_type)
     return found

@@ -220,7 +220,7 @@ def _block(keys: int) -> int:
 
 
 def _keys(explained: np.ndarray, known: np.ndarray, count: int, *, by_blocks: bool) -> np.ndarray:
-    """The keys (k,) of these groups, of the fewest by what an index leaves that say the same of known groups."""
+    """The keys (k,) of these groups; by the smallest modulus of the index that says the same of the known groups."""
     keys = np.arange(count)
     if by_blocks:
         return np.asarray(explained[keys // _block(count)])

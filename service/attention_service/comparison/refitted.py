@@ -68,7 +68,7 @@ def _told(wrong: Wrong, predict: Predict, lost: float) -> str:
         found, size, _ = predict(make_problem(wrong.case, sample), sent, sample)
         if not np.all(distances(sent, found).max(axis=-1) <= wrong.tolerance * size):
             return ""
-    predicted, sizes, fitted = wrong.right.copy(), np.ones(wrong.rows.shape), np.zeros(wrong.rows.shape)
+    predicted, sizes, fitted = np.empty_like(wrong.right), np.empty(wrong.rows.shape), np.empty(wrong.rows.shape)
     for block in blocks(wrong.case, everything(wrong.case)):
         wrong.case.check()
         sent = wrong.actual[block.index]

@@ -30,7 +30,7 @@ ENDS: Final = {
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The value that a key is multiplied by.
+    """Where a kernel takes the values from that it multiplies by the weights of the keys.
 
     text: in a sentence about key j; keys: (k,), which key's, -1 for none; end: a key of ENDS, "" if all are inside
     heads, batches: what is added to the index of the key/value head and the batch entry

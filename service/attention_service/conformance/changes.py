@@ -89,7 +89,7 @@ def no_keys(fields: Fields, random: np.random.Generator) -> None:
 
 
 def tile_ends(fields: Fields, random: np.random.Generator) -> None:
-    """Let the last query look for the last key that is seen, and the first ones have small scores.
+    """Give the last query a large score with the last visible key, and the first queries small scores.
 
     Without the former few rows would need the last tile, if that has one key; beside the latter a score of 0 that
     nobody hides has weight.

@@ -5,7 +5,8 @@ Comparisons are imported when they are asked for: `attend` does not need them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +47,8 @@ def compare(arguments: Arguments) -> CompareReport:
     from attention_service.library.report import Report
 
     question = _question(arguments)
-    with single_threaded_blas():
-        return Report.of(compare_question(question, _judge()))
+    with judge() as backend:
+        return Report.of(compare_question(question, backend))
 
 
 def assert_attention(arguments: Arguments) -> CompareReport:
@@ -72,8 +73,8 @@ def _right_rows(arguments: Arguments, rows: int) -> CompareReport | None:
     from attention_service.library.report import Report
 
     question = _question(arguments)
-    with single_threaded_blas():
-        found = compare_rows(question, _judge(), rows)
+    with judge() as backend:
+        found = compare_rows(question, backend, rows)
     return None if found is None else Report.of(found)
 
 
@@ -88,9 +89,15 @@ def _question(arguments: Arguments) -> Question:
     return make_question(_decoded(given))
 
 
+@contextmanager
+def judge() -> Iterator[Backend]:
+    """The backend of comparisons, which takes all processors, each with a single-threaded BLAS."""
+    with single_threaded_blas():
+        yield _judge()
+
+
 @cache
 def _judge() -> Backend:
-    """What comparisons compute with: all processors. Only within `single_threaded_blas`, as its pool needs that."""
     return Backends(threads=cpu_count()).choose("numpy", "cpu")
 
 

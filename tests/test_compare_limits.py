@@ -15,6 +15,7 @@ from attention_service.attention.shapes import Sizes
 from attention_service.backends.base import no_check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.case import make_case
+from attention_service.comparison.compare import MAX_THREADS
 from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, OPTIONS, made_scores, make_input, suggest
 from attention_service.comparison.memory import (
     ARRAY_BYTES,
@@ -22,15 +23,16 @@ from attention_service.comparison.memory import (
     OBJECTS,
     Work,
     comparison_bytes,
+    parts_of,
     recipes,
     suggestion_bytes,
 )
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.question import make_question
 from attention_service.comparison.recipes import MADE, MAX_DIM, Recipe, recipe_for, recipe_of
-from attention_service.comparison.samples import most_scores
 from attention_service.library import compare
 from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.runtime.machine import cpu_count
 from attention_service.settings.model import LEAST_MEMORY
 from tests.conftest import app, serving
 
@@ -70,6 +72,7 @@ SHAPES: Final[dict[str, Callable[[], dict[str, Any]]]] = {
 
 # The estimate is at most so many times the peak with a made input, beyond the bytes of objects of both parts.
 SLACK: Final = 6
+WORKERS: Final = min(cpu_count(), MAX_THREADS)
 
 
 def peak_of(function: Callable[[], object]) -> int:
@@ -95,13 +98,13 @@ def test_memory_is_estimated_for_every_shape(name: str, is_all: bool) -> None:
     if is_all:
         actual |= {"logsumexp": np.zeros(shape, np.float32), "attention_weights": np.zeros((*shape, keys), np.float16)}
     question = make_question(Decoded({**fields, "actual": actual}, frozenset()))
-    peak, estimate = peak_of(lambda: compare(actual, **fields)), comparison_bytes(question)
-    made = max(suggestion_bytes(recipe, tuple(actual)) for recipe in recipes(question))
+    peak, estimate = peak_of(lambda: compare(actual, **fields)), comparison_bytes(question, WORKERS)
+    arrays, work = parts_of(question, WORKERS)
     assert peak <= estimate
     if is_all:
-        assert estimate - 2 * OBJECTS <= SLACK * peak
+        assert estimate - OBJECTS <= SLACK * peak
     else:  # nothing is made, as the mistake is known: the rest alone is enough
-        assert peak <= estimate - made <= SLACK * peak + 2 * OBJECTS
+        assert peak <= OBJECTS + arrays + work.bytes <= SLACK * peak + 2 * OBJECTS
 
 
 RECIPES: Final = {
@@ -181,21 +184,21 @@ def test_a_made_input_rotates_as_the_request_does() -> None:
 
 
 def test_the_operands_of_a_made_input_are_estimated_by_hand() -> None:
-    """Five copies of 2 · (4 · 13 · 8 + 2 · 67 · 13) numbers, of 12 bytes in float32 and float64, beside outputs."""
+    """2 · (4 · 13 · 8 + 2 · 67 · 13) numbers, once in float32 and three times in float64, beside outputs."""
     recipe = Recipe(frozenset(), dtype="float32", heads=4, kv_heads=2, keys=67, head_dim=8, value_dim=5, queries=13)
     sizes = Sizes(4, 2, 2, 13, 67, 8, 5)
     work = Work(sizes, ("output",), 5, scores=made_scores(("output",)), outputs=MADE_OUTPUTS, room=MADE_ROOM)
     rest = OBJECTS + ARRAY_BYTES * 2 * 4 * 13 * 5 + work.bytes
-    assert suggestion_bytes(recipe, ("output",)) - rest == 5 * 12 * 2 * (416 + 1742)
+    assert suggestion_bytes(recipe, ("output",)) - rest == (4 + 3 * 8) * 2 * (416 + 1742)
 
 
 def test_the_operands_of_a_comparison_are_estimated_by_hand() -> None:
-    """Five copies of 2 · 3 · 8 + 2 · 4 · (8 + 5) numbers, of 12 bytes in float32 and float64, beside outputs."""
+    """2 · 3 · 8 + 2 · 4 · (8 + 5) numbers, once in float32 and three times in float64, beside outputs."""
     question = make_question(Decoded({**heads(1, 2, 2, 3, 4, 8, 5), "query_offset": 1}, frozenset()))
-    work = Work(Sizes(2, 2, 1, 3, 4, 8, 5), ("output",), 5, scores=most_scores(("output",)))
+    arrays, work = parts_of(question, 1)
+    assert arrays - HEAD_BYTES * 2 * 3 * 5 == (4 + 3 * 8) * (48 + 104)
     made = max(suggestion_bytes(one, ("output",)) for one in recipes(question))
-    rest = OBJECTS + HEAD_BYTES * 2 * 3 * 5 + work.bytes + made
-    assert comparison_bytes(question) - rest == 5 * 12 * (48 + 104)
+    assert comparison_bytes(question) == OBJECTS + arrays + max(made, work.bytes)
 
 
 def test_the_report_says_that_a_made_input_is_narrower() -> None:

@@ -265,7 +265,8 @@ class Learned:
 
 def learn(learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], check: Check) -> None:
     """Search for the mistakes that explain what is wrong, then for those that the request can show, step by step."""
-    case, actual, right = replace(truth.case, check=check), truth.actual, truth.right
+    truth = replace(truth, case=replace(truth.case, check=check))
+    case, actual, right = truth.case, truth.actual, truth.right
     compared = tuple(actual.canonical) or (OUTPUT,)
     wrong = frozenset(name for name in actual.canonical if truth.judged[name].ratio > CORRECT)
     sample = choose_sample(case, _wrong_rows(actual, right, wrong) if wrong else None, most_scores(compared))
@@ -278,6 +279,8 @@ def learn(learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], che
     if not any(one.is_proof for one in learned.hypotheses):
         learned.facts = facts_of(truth)
     learned.power = power(evidence, mutants, check, tolerances, Known(right, limits) if right else None)
+    mutants.clear()  # the next input takes as much memory as they do
+    sample.forget()
     learned.suggestion = _suggestion(case, learned.hypotheses, learned.power, compared, check)
     learned.is_complete = True
 

@@ -16,28 +16,45 @@ from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, made_sc
 from attention_service.comparison.recipes import Recipe, recipe_for_sizes
 from attention_service.comparison.sample import block_counts
 from attention_service.comparison.samples import MAX_OUTPUTS, most_scores, sample_counts
+from attention_service.comparison.search import PAIR_SCORES
 
-# Copies of the scores of a block or sample that live at the same time, of 8 bytes each.
-COPIES: Final = 12
-# Scores of a block or sample that are kept for mutants with other operands, without options and with them; values.
+# Copies of the scores of a block or sample, and of its keys and values, that a thread has at the same time.
+COPIES: Final = 8
+VALUE_COPIES: Final = 2
+# Scores of a sample that are kept for mutants with other operands, without options and with them; those of a block, of
+# which fewer mutants are computed; values.
 KEPT_SCORES: Final = (24, 48)
+KEPT_BLOCKS: Final = 8
 KEPT_VALUES: Final = 8
+# Scores that pairs of mistakes keep, for each score of their sample, likewise.
+PAIRS: Final = (300, 2000)
+# Copies of query, key and value in float64: as given, and as if their memory had other axes, in part for one role.
+OPERAND_COPIES: Final = 3
 # Copies of an array that was sent, in bytes for each element: as sent, as reference, and once for each legal rounding.
 ARRAY_BYTES: Final = 64
 # The same for the outputs of heads, of which there is the reference, a copy in other axes and one of an edge.
 HEAD_BYTES: Final = 24
 # The same for a reference in the report: a list of numbers and its text, which is held twice.
 REFERENCE_BYTES: Final = 128
-# Answers of mutants that are kept for a sample, likewise.
-ANSWERS: Final = (112, 240)
+# Answers of mutants that are kept for a sample: of a request without options, for each of them, and for all.
+ANSWERS: Final = 96
+OPTION_ANSWERS: Final = 24
+MAX_ANSWERS: Final = 240
 # The objects of a comparison: cases, candidates, hypotheses and the report.
-OBJECTS: Final = 2**21 + 2**19
+OBJECTS: Final = 3 * 2**20
 # The arrays of a made input with a number for each score.
 TABLES: Final = frozenset({"mask", "bias", "selected_keys"})
 
 
 def comparison_bytes(question: Question, workers: int = 1) -> int:
     """Upper bound of the memory of a comparison, beyond the arrays of the request, in bytes. workers: see Case"""
+    arrays, work = parts_of(question, workers)
+    made = max(suggestion_bytes(recipe, work.names, workers) for recipe in recipes(question))
+    return OBJECTS + arrays + max(work.bytes, made)
+
+
+def parts_of(question: Question, workers: int) -> tuple[int, Work]:
+    """The bytes of the arrays that a comparison has throughout, and what its mutants are computed from."""
     plan, names = question.plan, tuple({*(question.actual or ("output",)), *(question.against or ())})
     sizes, linear = plan.sizes, plan.roles.output_map
     features = sizes.value_dim if linear is None else max(sizes.value_dim, -(-len(linear.weight) // sizes.num_heads))
@@ -46,14 +63,13 @@ def comparison_bytes(question: Question, workers: int = 1) -> int:
     others = sizes.batch_size * sizes.num_heads * sizes.query_length * features
     needs_all_heads = linear is not None or any(step.needs_all_heads for step in plan.output_steps)
     work = Work(sizes, names, features, needs_all_heads=needs_all_heads, scores=most_scores(names))
-    made = recipes(question)
-    work = replace(work, has_options=bool(made[0].options), workers=workers)
-    width = compute_dtype(plan.dtype).itemsize + 8
+    work = replace(work, options=len(recipes(question)[0].options), workers=workers, has_pairs=True)
+    width = compute_dtype(plan.dtype).itemsize
     tables = sum(array.size for array in arrays_of(plan))
     tables += 2 * sum(term.keys.size for term in plan.terms if isinstance(term, RelativeKeys))  # with padding, too
     arrays = work.operand_bytes(width) + ARRAY_BYTES * sent + HEAD_BYTES * others + 16 * tables
     arrays += copied_bytes(plan, question.spec) + question.reference * REFERENCE_BYTES * (sent or others)
-    return OBJECTS + arrays + work.bytes + max(suggestion_bytes(one, names, workers) for one in made)
+    return arrays, work
 
 
 def recipes(question: Question) -> tuple[Recipe, Recipe]:
@@ -75,8 +91,8 @@ def suggestion_bytes(recipe: Recipe, names: tuple[str, ...], workers: int = 1) -
         value_dim=recipe.value_dim,
     )
     work = Work(sizes, names, recipe.value_dim, scores=made_scores(names), outputs=MADE_OUTPUTS, room=MADE_ROOM)
-    work = replace(work, has_options=bool(recipe.options), workers=workers)
-    width = compute_dtype(FLOATS[recipe.dtype]).itemsize + 8
+    work = replace(work, options=len(recipe.options), workers=workers)
+    width = compute_dtype(FLOATS[recipe.dtype]).itemsize
     tables = len(TABLES & recipe.options) * prod((recipe.batch, recipe.heads, recipe.queries, recipe.keys))
     if "relative_keys" in recipe.options:
         tables += 2 * recipe.heads * (recipe.queries + recipe.keys) * recipe.head_dim  # with padding, too
@@ -89,43 +105,52 @@ def suggestion_bytes(recipe: Recipe, names: tuple[str, ...], workers: int = 1) -
 class Work:
     """What the mutants of a case are computed from.
 
-    names: of the arrays that are compared; features: of an output of a head; scores, outputs: about how many of them
-    a sample has; room, workers: see Case
+    names: of the arrays that are compared; features: of an output of a head; options: how many; scores, outputs: about
+    how many of them a sample has; has_pairs: True if pairs of mistakes are tried; room, workers: see Case
     """
 
     sizes: Sizes
     names: tuple[str, ...]
     features: int
     needs_all_heads: bool = False
-    has_options: bool = False
+    options: int = 0
     scores: int = 0
     outputs: int = MAX_OUTPUTS
     room: int = Case.room
+    has_pairs: bool = False
     workers: int = 1
 
     def operand_bytes(self, width: int) -> int:
-        """The bytes of the copies of query, key and value. width: bytes of a number in both of its types"""
+        """The bytes of the copies of query, key and value. width: bytes of a number in the type of the request"""
         h, g, b, q, k, d, e = self.sizes
-        return 5 * width * b * (h * q * d + g * k * (d + e))
+        return (width + 8 * OPERAND_COPIES) * b * (h * q * d + g * k * (d + e))
 
     @property
     def bytes(self) -> int:
         """The bytes of the scores, keys and values of a block and a sample, and of the answers that are kept."""
-        keys, head_dim, value_dim = self.sizes.key_length, self.sizes.head_dim, self.sizes.value_dim
+        keys, width = self.sizes.key_length, self.sizes.head_dim + self.sizes.value_dim
         heads, rows = block_counts(self.sizes, self.workers, needs_all_heads=self.needs_all_heads)
         counts = sample_counts(self.sizes, self.scores, self.outputs, needs_all_heads=self.needs_all_heads)
         sampled = counts[0] * counts[1]
         block, sample = heads * rows * keys, sampled * counts[2] * keys
         answer = self.features + 1 + (keys if "attention_weights" in self.names else 0)
-        working = COPIES * max(block, sample) + 4 * max(heads, sampled) * keys * (head_dim + value_dim)
-        working *= self.workers
-        kept = self._kept(sample, sampled * keys * value_dim)
-        if counts != (self.sizes.batch_size, self.sizes.num_heads, self.sizes.query_length):
-            # What the sample does not show is looked for in blocks.
-            kept += self.workers * self._kept(block, heads * keys * value_dim)
-        return kept + 8 * (working + ANSWERS[self.has_options] * sampled * counts[2] * answer)
+        answers = min(ANSWERS + OPTION_ANSWERS * self.options, MAX_ANSWERS) * sampled * counts[2] * answer
+        in_sample = self._working(sample, sampled * keys * width)
+        if self.has_pairs:
+            pairs = PAIRS[self.options > 0] * min(sample, PAIR_SCORES)
+            in_sample += 2 * self._kept(pairs)  # the operands that they are made from are kept, too
+        operands = heads * keys * width
+        in_blocks = self._working(block, operands)
+        in_blocks += self.workers * self._kept(KEPT_BLOCKS * block + operands, largest=max(block, operands))
+        operands = sampled * keys * width
+        scores = KEPT_SCORES[self.options > 0] * sample
+        kept = self._kept(scores + KEPT_VALUES * operands, largest=max(sample, operands))
+        return 8 * answers + kept + max(in_sample, in_blocks)
 
-    def _kept(self, scores: int, values: int) -> int:
-        """The bytes that are kept beside so many scores and values, see `Sample.once`: one entry may be larger."""
-        most = 8 * (KEPT_SCORES[self.has_options] * scores + KEPT_VALUES * values)
-        return min(max(self.room, 8 * max(scores, values)), most)
+    def _working(self, scores: int, values: int) -> int:
+        """The bytes that all threads compute with at a time."""
+        return 8 * self.workers * (COPIES * scores + VALUE_COPIES * values)
+
+    def _kept(self, numbers: int, largest: int = 0) -> int:
+        """The bytes of so many numbers, as far as `Sample.once` keeps them. largest: numbers of the largest entry"""
+        return min(max(self.room, 8 * largest), 8 * numbers)

@@ -19,8 +19,10 @@ from attention_service.comparison.samples import is_whole
 from attention_service.comparison.solve import solve
 from attention_service.comparison.tolerances import Tolerance
 
-# Requests of at most so many scores are looked at whole before a mistake is called invisible.
+# Requests of at most so many scores, and products for them and for the outputs, are looked at whole before a mistake is
+# called invisible.
 CONFIRMED_SCORES: Final = 2**23
+CONFIRMED_PRODUCTS: Final = 2**31
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def power(
     """
     case, right, limits = evidence.case, evidence.right, evidence.baselines
     alive = [one for one in found if not ratio(one.arrays, right, limits) > CORRECT]
-    if alive and not is_whole(case, evidence.sample) and case.plan.score_count <= CONFIRMED_SCORES:
+    if alive and not is_whole(case, evidence.sample) and _can_confirm(case):
         alive = _alive(case, alive, right, check, known)
     shown = _shown_tiles(case, found, alive)
     survive = {one.names[0] for one in alive if one.case.tile is None or one.case.tile in case.tiles}
@@ -94,6 +96,12 @@ def power(
     }
     names = tuple(dict.fromkeys(one.names[0] for one in killed))
     return Power(names, survivors, _groups(killed, limits), missed, shown)
+
+
+def _can_confirm(case: Case) -> bool:
+    """True if all rows of a request are few enough to be computed for each mistake that the sample does not show."""
+    sizes, scores = case.plan.sizes, case.plan.score_count
+    return scores <= CONFIRMED_SCORES and scores * (sizes.head_dim + sizes.value_dim) <= CONFIRMED_PRODUCTS
 
 
 def _shown_tiles(case: Case, found: list[Candidate], alive: list[Candidate]) -> dict[str, tuple[int, ...]]:

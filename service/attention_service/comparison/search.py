@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -112,16 +113,22 @@ def _pairs(small: Evidence, singles: list[Hypothesis], check: Check) -> Iterator
     # Two mistakes of one group may change the same part of a case, so that their order matters.
     groups = {name: MUTANTS[name].group for name in names}
     pairs = [(one, two) for one, two in pairs if places[one] < places[two] or groups[one] == groups[two]]
+    best_pairs = heapq.nsmallest(4 * TOLD, _tried(small, pairs[:MAX_PAIRS], check), key=lambda one: one[0])
+    return ((pair, case) for _, pair, case in best_pairs)
+
+
+def _tried(
+    small: Evidence, pairs: list[tuple[str, str]], check: Check
+) -> Iterator[tuple[float, tuple[str, ...], Case]]:
+    """What pairs of mutants leave unexplained of a small sample, with the pairs and their cases."""
     sample = small.sample
     scores = len(sample.batches) * len(sample.heads) * len(sample.rows) * small.case.plan.sizes.key_length
-    found: list[tuple[float, tuple[str, ...], Case]] = []
-    for pair in pairs[:MAX_PAIRS]:
-        if len(found) * scores > ALL_PAIR_SCORES:
-            break
+    tried = 0
+    for pair in pairs:
+        if tried * scores > ALL_PAIR_SCORES:
+            return
         check()
         for once in MUTANTS[pair[0]].edit(small.case):
             for case in MUTANTS[pair[1]].edit(once):
-                left = small.unexplained(arrays_of(solve(case, small.sample), small.right))
-                found.append((left, pair, case))
-    found.sort(key=lambda one: one[0])
-    return ((pair, case) for _, pair, case in found[: 4 * TOLD])
+                yield small.unexplained(arrays_of(solve(case, sample), small.right)), pair, case
+                tried += 1

@@ -362,12 +362,29 @@ def test_other_arrays_have_facts() -> None:
     assert found.message == "In every row scaled_scores is 4.0000 times the right one (√d)."
 
 
+def test_facts_about_arrays_of_keys_count_keys() -> None:
+    """Keys are in the place of rows: of what they received, and of their own features."""
+    own = Attention(np.float64)
+    weights = own.powers / own.total[..., None]
+    [found] = facts(own.fields, {"received": weights.sum(axis=2) * np.where(np.arange(KEYS) < 40, 1, 3)})
+    assert found.message == "For every wrong key received is 3.0000 times the right one."
+    [found] = facts(own.fields, {"key": np.roll(own.fields["key"], 2, axis=2)})
+    assert found.message == "For every key key is right for another place: key i is that of i-2."
+    entropy = np.log(own.total) - (weights * np.where(own.hidden, 0, own.scores - own.top[..., None])).sum(axis=-1)
+    [found] = facts(own.fields, {"entropy": np.roll(entropy, 1, axis=1)})
+    assert found.message.startswith(
+        "Every wrong row of entropy is the right one of another row: [batch entry, head, row] [0, 0, 1] is [0, 2, 1], "
+    )
+
+
 def test_the_verdict_tells_the_best_fact_and_what_is_right() -> None:
     query, key, value = np.random.default_rng(0).standard_normal((3, 5, 4), np.float32)
     fields: dict[str, Any] = {"query": query, "key": key, "value": value}
     right = attend(**fields, include=["logsumexp"])
     report = compare({"output": right.output, "logsumexp": right["logsumexp"] + np.float32(1.7)}, **fields)
-    assert report.verdict.message.startswith("Wrong: the output is right; in every row the logsumexp is too large by 1")
+    assert report.verdict.message.startswith(
+        "Wrong: the output is right; the logsumexp is wrong: in every row the logsumexp is too large by 1"
+    )
     assert [one.name for one in report.facts] == ["offset"]
     assert "\nfacts:\n  In every row the logsumexp is too large by 1.7000.\n" in as_text(report)
 

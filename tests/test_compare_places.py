@@ -17,7 +17,7 @@ def messages(rows: list[int], length: int) -> list[str]:
     expected = np.zeros((length, 2))
     actual = expected.copy()
     actual[rows] = 2
-    return [place.message for place in places(actual, expected, 1, ("row", "feature"))]
+    return [place.message for place in places("output", actual, expected, 1, ("row", "feature"))]
 
 
 @pytest.mark.parametrize("tile", [16, 32, 64, 128, 256])
@@ -31,13 +31,13 @@ def test_the_tail_of_the_largest_tile_is_named(tile: int) -> None:
 
 
 def test_wrong_indices_are_said_in_the_shortest_way() -> None:
-    assert messages([3], 8) == ["2 of 16 elements (12.5%) are wrong", "row 3 only"]
+    assert messages([3], 8) == ["2 of 16 elements of the output (12.5%) are wrong", "row 3 only"]
     assert messages([1, 3, 5], 8)[1:] == ["rows 1 to 5 only in steps of 2"]
     assert messages([0, 1, 5], 8)[1:] == ["rows 0 to 1 and 5 only"]
-    assert messages(list(range(8)), 8) == ["16 of 16 elements (100.0%) are wrong"]
+    assert messages(list(range(8)), 8) == ["16 of 16 elements of the output (100.0%) are wrong"]
     assert messages([*range(16), 20, 30], 40)[1:] == ["rows 0 to 15, 20 and 30 only"]
     assert messages([1, 4, 6, 9, 13], 40)[1:] == ["rows 1, 4, 6, 9 and 13 only"]
-    assert places(np.ones((2, 2)), np.zeros((2, 2)), 1, ("row", "feature")) == []
+    assert places("output", np.ones((2, 2)), np.zeros((2, 2)), 1, ("row", "feature")) == []
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_many_wrong_indices_without_order_are_said_by_their_share() -> None:
     expected, actual = np.zeros((300, 1)), np.zeros((300, 1))
     actual[[128, 255, *rows]] = 2
     count = int(actual.sum()) // 2
-    [place] = places(actual, expected, 1, ("row", "feature"))[1:]
+    [place] = places("output", actual, expected, 1, ("row", "feature"))[1:]
     assert place.message == f"rows 128 to 255 only, {count} of these 128 ({count * 100 // 128}%)"
     assert (place.start, place.stop, place.share) == (128, 256, count / 128)
     assert place.indices == np.flatnonzero(actual)[:16].tolist()

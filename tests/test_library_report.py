@@ -19,7 +19,7 @@ from attention_service.comparison.memory import REFERENCE_BYTES, comparison_byte
 from attention_service.comparison.question import make_question
 from attention_service.comparison.text import as_text
 from attention_service.library.report import MOST, Report
-from attention_service.schemas.compare import CompareReport
+from attention_service.schemas.compare import CompareReport, ReportedPower
 
 # Queries of zeros: each output is the mean of the values that are seen, each logsumexp the logarithm of their number.
 QUERY: Final = np.zeros((2, 3, 4))
@@ -40,7 +40,7 @@ def test_a_report_is_printed_as_text_and_named_in_a_line() -> None:
     acausal = np.broadcast_to(VALUE.mean(axis=1, keepdims=True), OUTPUT.shape)
     report = compared(acausal, **REQUEST)
     assert str(report) == as_text(report)
-    assert re.fullmatch(r"CompareReport\(wrong, ratio \S+, proof: output\.mean_value\)", repr(report))
+    assert re.fullmatch(r"CompareReport\(wrong in output, ratio \S+, proof: output\.mean_value\)", repr(report))
     assert repr(compare(**REQUEST)) == "CompareReport(inconclusive)"
     assert re.fullmatch(r"CompareReport\(\w+, ratio \S+\)", repr(compare(OUTPUT, **REQUEST)))
     for other in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
@@ -72,6 +72,92 @@ def test_notebooks_show_where_an_array_is_wrong() -> None:
     assert right._repr_html_().startswith("<pre>")
     second = compared({"output": OUTPUT, "logsumexp": LOGSUMEXP}, logsumexp_base="2", **REQUEST)
     assert (picture(second._repr_html_()).findtext("{*}title") or "").startswith("logsumexp: heads down, rows across")
+
+
+def test_places_and_worst_elements_name_their_array_and_its_axes() -> None:
+    """In the layout blhd rows come before heads; wrong are head 1, row 2, feature 0."""
+    wrong = OUTPUT.copy()
+    wrong[1, 2, 0] += 1
+    query, key, value, output = (array.swapaxes(0, 1)[None] for array in (QUERY, KEY, VALUE, wrong))
+    report = compared(output, query=query, key=key, value=value, layout="blhd", is_causal=True)
+    assert [(place.array, place.message) for place in report.where] == [
+        ("output", "1 of 24 elements of the output (4.2%) are wrong"),
+        ("output", "head 1 only"),
+        ("output", "row 2 only"),
+        ("output", "feature 0 only"),
+    ]
+    assert report.where[0].axes == ["batch entry", "row", "head", "feature"]
+    worst = (
+        f"output at batch entry 0, row 2, head 1, feature 0: {wrong[1, 2, 0]:.8g} where {OUTPUT[1, 2, 0]:.8g} is right"
+    )
+    assert f"\nworst:\n  {worst}\n" in str(report)
+    assert repr(report).startswith("CompareReport(wrong in output, ")
+
+
+def test_places_of_an_array_of_keys_count_keys() -> None:
+    """Rows see 1, 2 and 3 keys with equal weights: what keys receive is 1 + 1/2 + 1/3, 1/2 + 1/3 and 1/3."""
+    received = np.broadcast_to([11 / 6, 5 / 6, 1 / 3], (2, 3)).copy()
+    received[1, 2] *= 2
+    report = compared({"received": received}, **REQUEST)
+    assert [place.message for place in report.where] == [
+        "1 of 6 elements of received (16.7%) are wrong",
+        "head 1 only",
+        "key 2 only",
+    ]
+    assert "\n  received at head 1, key 2: 0.66666667 where 0.33333333 is right\n" in str(report)
+    assert (picture(report._repr_html_()).findtext("{*}title") or "").startswith("received: heads down, keys across")
+    some = {**REQUEST, "select_heads": [1]}
+    assert compared({"received": received[1:]}, **some).where[1].message == "key 2 only"
+
+
+def test_the_verdict_says_which_array_is_right_and_which_is_wrong() -> None:
+    report = compared({"output": OUTPUT, "logsumexp": LOGSUMEXP / np.log(2)}, **REQUEST)
+    assert report.hypotheses[0].certainty == "proof"
+    assert report.verdict.message.startswith("Wrong: the output is right; the logsumexp is wrong: ")
+    report = compared({"output": OUTPUT * 1.01, "logsumexp": LOGSUMEXP}, **REQUEST)
+    assert report.verdict.message.startswith("Wrong: the logsumexp is right; the output is wrong: ")
+    noise = np.array([[0, 0, 0.3], [0.1, 0, 0]])
+    report = compared({"output": OUTPUT, "logsumexp": LOGSUMEXP + noise}, **REQUEST)
+    assert re.fullmatch(
+        r"Wrong: the output is right; the logsumexp is wrong: the largest error is \S+ times what legal rounding "
+        r"explains, and no known mistake explains it\.",
+        report.verdict.message,
+    )
+
+
+def test_what_explains_half_of_the_error_is_not_in_the_verdict() -> None:
+    """Beside a factor of 2, noise as large as the error leaves half of it; noise of a tenth leaves a hundredth."""
+    random = np.random.default_rng(2)
+    query, key, value = random.standard_normal((3, 8, 16))
+    weights = np.exp(query @ key.T / 4)
+    right = weights @ value / weights.sum(axis=1, keepdims=True)
+    noise = random.standard_normal(right.shape)
+    noise *= np.linalg.norm(right) / np.linalg.norm(noise)
+    half, most = (compared(2 * right + by * noise, query=query, key=key, value=value) for by in (0.8, 0.1))
+    assert (half.hypotheses[0].name, most.hypotheses[0].name) == ("output.scaled", "output.scaled")
+    assert half.verdict.message.endswith(" rounding explains, and no known mistake explains it.")
+    assert " It resembles this, which explains 99% of the error: the output is multiplied" in most.verdict.message
+    assert "\n  resembles: output.scaled, which explains 99." in str(most)
+    assert "% of the error, but is not proved\n" in str(most)
+
+
+def test_what_the_inputs_show_is_said_once_of_each_mistake() -> None:
+    report = compared(OUTPUT, **REQUEST)
+    report.power = ReportedPower(
+        mutants=5,
+        killed=1,
+        survivors=["mask.finite", "softmax.last_tile", "keys.tail_dropped", "scale.by_tile"],
+        indistinguishable=[],
+        tiles={"softmax.last_tile": [16, 32], "keys.tail_dropped": [], "scale.by_tile": [16, 32]},
+        options=[],
+    )
+    report.next_input = None
+    assert str(report).endswith(
+        "\npower:\n"
+        "  this request shows 1 of 5 known mistakes\n"
+        "  not shown: mask.finite, keys.tail_dropped\n"
+        "  shown only if the kernel's tiles have 16 or 32 keys: softmax.last_tile, scale.by_tile"
+    )
 
 
 def test_the_text_in_notebooks_is_escaped() -> None:

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from attention_service.attention.arrays import is_float
-from attention_service.attention.outputs import OUTPUT, OUTPUTS
+from attention_service.attention.outputs import OUTPUT, OUTPUTS, row_of
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import request_axes
 from attention_service.comparison.baseline import FIELDS
@@ -18,6 +18,18 @@ from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, 
 
 # Bits are no numbers that a kernel rounds.
 NAMES: Final = (OUTPUT, *(name for name, row in OUTPUTS.items() if not row.is_integer))
+# What an axis counts, by its letter in the table of outputs and in layouts.
+AXES: Final = {
+    "b": "batch entry",
+    "h": "head",
+    "g": "key/value head",
+    "q": "row",
+    "l": "row",
+    "k": "key",
+    "n": "key",
+    "d": "feature",
+    "e": "feature",
+}
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,16 @@ def canonical(array: np.ndarray, name: str, plan: Plan) -> np.ndarray:
     b, q, features = found.shape
     heads = 1 if plan.roles.output_map else plan.sizes.num_heads
     return found.reshape(b, q, heads, features // heads).transpose(0, 2, 1, 3)
+
+
+def axes_of(name: str, plan: Plan, *, as_sent: bool = False) -> tuple[str, ...]:
+    """What each axis of an array counts, in canonical order, or as the request has them."""
+    canonical_axes = "bhqe" if name == OUTPUT else row_of(name).axes
+    letters = request_axes(name, plan)[1] if as_sent else canonical_axes
+    chosen = plan.selection
+    is_part = {"h": chosen.heads is not None, "q": chosen.queries is not None}
+    selects = name != OUTPUT and row_of(name).is_selected
+    return tuple(f"selected {AXES[one]}" if selects and is_part.get(one) else AXES[one] for one in letters)
 
 
 def _shown_shape(name: str, plan: Plan) -> tuple[int, ...]:

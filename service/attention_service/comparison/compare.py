@@ -20,7 +20,7 @@ from attention_service.attention.result import Metadata, Result
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.backends.threads import TilePool
-from attention_service.comparison.actual import Actual, canonical, read_actual
+from attention_service.comparison.actual import Actual, axes_of, canonical, read_actual
 from attention_service.comparison.baseline import (
     CORRECT,
     FIELDS,
@@ -47,16 +47,11 @@ from attention_service.comparison.search import search
 from attention_service.comparison.solve import solve
 from attention_service.comparison.time_limit import TimeIsUp, limited
 from attention_service.comparison.tolerances import Tolerance, usual_tolerances
+from attention_service.comparison.wrong import Wrong
 from attention_service.schemas.compare import ArrayErrors, Fact, Place
 
 HEAD_OUTPUTS: Final = "head_outputs"
 MAX_THREADS: Final = 4
-# The axes of arrays in canonical order, as places name them.
-AXES: Final = {
-    "output": ("batch entry", "head", "row", "feature"),
-    "logsumexp": ("batch entry", "head", "row"),
-    "attention_weights": ("batch entry", "head", "row", "key"),
-}
 
 
 @dataclass(frozen=True)
@@ -167,9 +162,11 @@ def status_of(ratio: float, *, is_weak: bool) -> str:
 class Truth:
     """What is right for a question: the reference, and what was sent beside it.
 
-    right: the arrays that mutants change, canonical; judged: each array that was sent, by its name
+    plan: of the reference; right: the arrays that mutants change, canonical; judged: each array that was sent, by its
+    name
     """
 
+    plan: Plan
     reference: Result
     case: Case
     actual: Actual
@@ -197,7 +194,7 @@ def reference_and_baseline(question: Question, backend: Backend, check: Check = 
     judged = _judged_by_rounding(case, actual, right, check)
     others = [name for name in actual.as_sent if name not in actual.canonical]
     judged |= _judged_by_service(case, exact, others, actual, reference.arrays, backend, check)
-    return Truth(reference, case, actual, right, {name: judged[name] for name in actual.as_sent})
+    return Truth(plan, reference, case, actual, right, {name: judged[name] for name in actual.as_sent})
 
 
 def pool_of(backend: Backend) -> TilePool | None:
@@ -227,7 +224,7 @@ def _compared(question: Question, backend: Backend, check: Check, end: float | N
         tolerances = usual_tolerances(question.plan.dtype)
         return Comparison(question, metadata, {}, {}, tolerances, [], [], no_power(tolerances), None, unknown)
     truth = reference_and_baseline(question, backend, check)
-    actual, right, judged, reference = truth.actual, truth.right, truth.judged, truth.reference
+    actual, judged, reference = truth.actual, truth.judged, truth.reference
     tolerances = usual_tolerances(truth.case.dtype) + (() if question.tolerance is None else (question.tolerance,))
     learned = Learned(no_power(tolerances))
     with suppress(TimeIsUp):
@@ -242,7 +239,7 @@ def _compared(question: Question, backend: Backend, check: Check, end: float | N
             if actual.as_sent
         },
         tolerances=tolerances,
-        where=_where(actual, reference.arrays, right, judged),
+        where=_where(truth),
         hypotheses=learned.hypotheses,
         power=learned.power,
         suggestion=learned.suggestion,
@@ -287,10 +284,22 @@ def learn(learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], che
 
 def facts_of(truth: Truth) -> tuple[Fact, ...]:
     """The facts about all arrays that are wrong."""
-    sent, right = {**truth.actual.as_sent, **truth.actual.canonical}, {**truth.reference.arrays, **truth.right}
-    wrong = {name: one.limit for name, one in truth.judged.items() if one.ratio > CORRECT}
-    arrays = {name: (sent[name], right[name], limit) for name, limit in wrong.items()}
-    return tuple(find_facts(truth.case, arrays, truth.right))
+    return tuple(find_facts([_wrong(truth, name) for name in _names_of_wrong(truth)]))
+
+
+def _wrong(truth: Truth, name: str) -> Wrong:
+    """A wrong array; its rows are those of the case if mutants change it."""
+    sent, right = (canonical(of[name], name, truth.plan) for of in (truth.actual.as_sent, truth.reference.arrays))
+    case = truth.case
+    has_rows = name in truth.right and right.shape[:3] == case.query.shape[:3] and not case.needs_all_heads
+    shape = (*right.shape[:3], -1)
+    limit = CORRECT * truth.judged[name].limit
+    return Wrong(name, axes_of(name, truth.plan), sent.reshape(shape), right.reshape(shape), limit, case, has_rows)
+
+
+def _names_of_wrong(truth: Truth) -> list[str]:
+    """The names of the arrays that are wrong, those first that mutants change."""
+    return [name for name in {**truth.right, **truth.judged} if truth.judged[name].ratio > CORRECT]
 
 
 def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarray], check: Check) -> dict[str, Judged]:
@@ -367,15 +376,15 @@ def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray], names: frozense
     return wrong
 
 
-def _where(
-    actual: Actual, reference: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray], judged: Mapping[str, Judged]
-) -> list[Place]:
+def _where(truth: Truth) -> list[Place]:
     """The places of the first array that is wrong."""
-    for name, array in right.items():
-        if judged[name].ratio > CORRECT:
-            found = places(actual.canonical[name], array, CORRECT * judged[name].limit, AXES[name])
-            found[0].worst = worst(actual.as_sent[name], reference[name])
-            return found
+    for name in _names_of_wrong(truth):
+        both = truth.actual.as_sent[name], truth.reference[name]
+        sent, right = (canonical(array, name, truth.plan) for array in both)
+        found = places(name, sent, right, CORRECT * truth.judged[name].limit, axes_of(name, truth.plan))
+        found[0].axes = list(axes_of(name, truth.plan, as_sent=True))
+        found[0].worst = worst(*both)
+        return found
     return []
 
 

@@ -55,13 +55,17 @@ class Hypothesis:
         return self.explained >= LEAST or (self.ratio <= CORRECT and self.explained > 0)
 
     @property
+    def is_close(self) -> bool:
+        """True if it explains almost all: if it explains less, there is likely another mistake."""
+        return self.explained >= ALMOST or self.ratio <= CORRECT
+
+    @property
     def rank(self) -> tuple[bool, bool, int, int, float]:
         """The order of hypotheses: proofs, then what explains enough to be told, with fewer mistakes first.
 
         Rounding explains by chance what is nearly right: it comes after what explains almost all.
         """
-        is_close = self.explained >= ALMOST or self.ratio <= CORRECT
-        place = 1 if self.candidate.rounds else 0 if is_close else 2
+        place = 1 if self.candidate.rounds else 0 if self.is_close else 2
         return not self.is_proof, not self.is_told, len(self.candidate.names), place, -self.explained
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import numpy as np
 
-from attention_service.comparison.baseline import CORRECT
-from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distances, largest, largest_number
 from attention_service.comparison.legal import LOG2E
 from attention_service.comparison.other_values import other_values
+from attention_service.comparison.places import plural_of
 from attention_service.comparison.refitted import refitted
 from attention_service.comparison.wrong import Wrong
 from attention_service.schemas.compare import Fact
@@ -33,15 +32,10 @@ MAX_ROWS: Final = 2**13
 PAIRS: Final = 2**18
 
 
-def find_facts(case: Case, arrays: Mapping[str, tuple[np.ndarray, np.ndarray, float]], canonical: Any) -> list[Fact]:
-    """The facts about arrays: sent, right, and the baseline. canonical: the names of those with axes (b, h, q, …)"""
-    wrong: list[Wrong] = []
-    for name, (actual, right, limit) in arrays.items():
-        axes = (*right.shape[:3], -1) if name in canonical else (1, 1, -1, right.shape[-1])
-        has_rows = name in canonical and right.shape[:3] == case.query.shape[:3] and not case.needs_all_heads
-        wrong.append(Wrong(name, actual.reshape(axes), right.reshape(axes), CORRECT * limit, case, has_rows))
+def find_facts(arrays: list[Wrong]) -> list[Fact]:
+    """The facts about arrays."""
     with np.errstate(all="ignore"):
-        wrong = [one for one in wrong if one.rows.any()]
+        wrong = [one for one in arrays if one.rows.any()]
         found = [fact for find in FACTS for one in wrong for fact in find(one)]
         told = {fact.array for fact in found}
         for one in wrong:
@@ -66,13 +60,14 @@ def factor(wrong: Wrong) -> Iterator[Fact]:
     whole = float(products[usable].sum() / rights[usable].sum())
     error = float(np.divide(wrong.tolerance, largest(wrong.right)))
     if abs(whole) > error and (said := wrong.said(wrong.sums[3].max(), by=whole)):
-        text = f"in {said} {{}} is {wrong.shown(whole)} times the right one{_named(wrong, whole, error)}"
+        text = f"{said} {{}} is {wrong.shown(whole)} times the right one{_named(wrong, whole, error)}"
         yield wrong.fact("factor", text, factor=whole)
         return
     each = np.where(usable, products / rights, 1.0)
     least, most = float(each[wrong.rows].min()), float(each[wrong.rows].max())
     if max(-least, most) > error and wrong.said(wrong.sums[3].sum(), by=each):
-        text = f"in every wrong row {{}} is right up to a factor of the row, from {least:.4g} to {most:.4g}"
+        row = wrong.axes[2]
+        text = f"{wrong.every(is_wrong=True)} {{}} is right up to a factor of the {row}, from {least:.4g} to {most:.4g}"
         yield next(_extra_sum(wrong, usable), wrong.fact("row_factor", text, least=least, most=most))
 
 
@@ -92,11 +87,11 @@ def _extra_sum(wrong: Wrong, usable: np.ndarray) -> Iterator[Fact]:
         if usable.sum() >= 2 * extra.size and (said := wrong.said(wrong.sums[3].max(axes).sum(), by=by)):
             numbers = (extra.ravel() if name else by[0, :, 0])[:LISTED]
             text = ", ".join(map(wrong.shown, numbers))
-            heads = f" of heads 0 to {len(numbers) - 1}" if len(numbers) > 1 else ""
+            heads = f" of {plural_of(wrong.axes[1])} 0 to {len(numbers) - 1}" if len(numbers) > 1 else ""
             what = f"is right up to a factor: the sum of its softmax differs by {text} {name}"
             what += ": padded keys?" if name == "keys of score 0" and not heads and numbers[0] > 0.5 else ""
             what = what if name else f"is {text} times the right one"
-            yield wrong.fact("extra_sum" if name else "head_factor", f"in {said} {{}}{heads} {what}", numbers=numbers)
+            yield wrong.fact("extra_sum" if name else "head_factor", f"{said} {{}}{heads} {what}", numbers=numbers)
 
 
 def overflow(wrong: Wrong) -> Iterator[Fact]:
@@ -135,9 +130,9 @@ def moved(wrong: Wrong) -> Iterator[Fact]:
         rolled = np.roll(wrong.right, [-by for by in step], axis=(0, 1, 2))
         if said := wrong.said(math.log2(wrong.rows.size), rolled):
             step = [(by + length // 2) % length - length // 2 for by, length in zip(step, shape, strict=True)]
-            axes = zip(("batch entry", "head", "row"), step, strict=True)
+            axes = zip(wrong.axes, step, strict=False)  # an array may have one more
             words = [f"{name} i is that of i{by:+d}" for name, by in axes if by]
-            yield wrong.fact("moved", f"in {said} {{}} is right for another place: {', '.join(words)}", steps=step)
+            yield wrong.fact("moved", f"{said} {{}} is right for another place: {', '.join(words)}", steps=step)
             return
 
 
@@ -153,7 +148,7 @@ def permuted(wrong: Wrong) -> Iterator[Fact]:
         if is_order and (said := wrong.said(lost, np.where(kept, wrong.right[..., order], 0))):
             order, zeros = np.where(kept, order, -1), "" if kept.all() else ", or is 0 where that is -1"
             text = f"{{}} has its right numbers in another order: number i is {order[:LISTED].tolist()}[i]{zeros}"
-            yield wrong.fact("permuted", f"in {said} {text}", order=order[:LISTED])
+            yield wrong.fact("permuted", f"{said} {text}", order=order[:LISTED])
 
 
 def reordered(wrong: Wrong) -> Iterator[Fact]:
@@ -167,7 +162,7 @@ def reordered(wrong: Wrong) -> Iterator[Fact]:
         words = f"({', '.join(axes[axis] for axis in order)})"
         for found, what in ((moved, f"is written as {words}"), (back, f"is taken for {words}")):
             if said := wrong.said(math.log2(48), found.reshape(wrong.right.shape)):
-                text = f"in {said} {{}} has its axes in another order: memory {what}"
+                text = f"{said} {{}} has its axes in another order: memory {what}"
                 yield wrong.fact("reordered", text, order=order)
                 return
 
@@ -189,8 +184,9 @@ def elsewhere(wrong: Wrong) -> Iterator[Fact]:
     if kept.any() and wrong.said(len(sent) * math.log2(len(right) + 1), predicted):
         of = np.stack(np.unravel_index(nearest, shape), axis=1)[kept][:4].tolist()
         shown = ", ".join(f"{to} is {one}" for to, one in zip(places[kept][:4].tolist(), of, strict=True))
-        zeros = "" if kept.all() else f", or 0 ({len(sent) - kept.sum()} rows)"
-        text = f"every wrong row of {{}} is the right one of another row{zeros}: [batch entry, head, row] {shown}"
+        zeros = "" if kept.all() else f", or 0 ({len(sent) - kept.sum()} {wrong.axes[2]}s)"
+        row, axes = wrong.axes[2], ", ".join(wrong.axes[:3])
+        text = f"every wrong {row} of {{}} is the right one of another {row}{zeros}: [{axes}] {shown}"
         yield wrong.fact("elsewhere", text, rows=kept.sum(), zeros=len(sent) - kept.sum())
 
 
@@ -211,7 +207,7 @@ def offset(wrong: Wrong) -> Iterator[Fact]:
         forms["of base e, but for the largest score, which is multiplied by log2(e)"] = top * (LOG2E - 1)
     for what, added in forms.items():
         if said := wrong.said(wrong.sums[3].max(), added=np.where(np.isfinite(added), added, 0.0)):
-            yield wrong.fact("offset", f"in {said} {{}} is {what}", mean=by)
+            yield wrong.fact("offset", f"{said} {{}} is {what}", mean=by)
             return
 
 

@@ -252,14 +252,14 @@ def _checked(wrong: Wrong, fit: Fit) -> np.ndarray | None:
 def _fact(wrong: Wrong, fit: Fit, close: np.ndarray, end: str) -> Fact:
     rest = wrong.rows & ~close
     rows, others = int(wrong.rows.sum()), int(rest.sum())
-    said = "every row" if close.all() else "every wrong row"
-    said = f"{rows - others} of {rows} wrong rows" if others else said
+    said = wrong.every(is_wrong=not close.all())
+    said = f"in {rows - others} of {rows} wrong rows" if others else said
     where = "" if fit.keys.all() else f", {_in_words(np.flatnonzero(fit.keys), len(fit.keys), 'j', 'keys j =')}"
     text = f"the weights are right, the values are not: key j is multiplied by {fit.source.text}"
     if fit.source.is_own:
         adds = f"adds {wrong.shown(1 + fit.by)} times what is right"
         text = f"key j {'adds nothing, but its weight is in the sum of all' if fit.by == -1 else adds}"
-    message = f"in {said} of {{}} {text}{where}"
+    message = f"{said} of {{}} {text}{where}"
     message += f"; {end}" if end else ""
     if others:
         places = _in_words(np.flatnonzero(rest.any(axis=(0, 1))), rest.shape[2], "i", "rows i =")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from attention_service.comparison.errors import distances
+from attention_service.comparison.wrong import NOUNS
 from attention_service.schemas.compare import Place, WorstElement
 
 # Indices that are listed, runs of indices that are said one by one, and elements that are shown.
@@ -18,10 +20,10 @@ SHOWN: Final = 3
 TILES: Final = (256, 128, 64, 32, 16)
 
 
-def places(actual: np.ndarray, expected: np.ndarray, limit: float, axes: tuple[str, ...]) -> list[Place]:
+def places(name: str, actual: np.ndarray, expected: np.ndarray, limit: float, axes: tuple[str, ...]) -> list[Place]:
     """Where an array is wrong by more than a limit, one place for each axis that is wrong in parts only.
 
-    axes: the names of the axes of both arrays, like ("batch entry", "head", "row", "feature")
+    name: of the array; axes: the names of the axes of both arrays, like ("batch entry", "head", "row", "feature")
     """
     wrong = distances(actual, expected) > limit
     if not wrong.any():
@@ -31,35 +33,41 @@ def places(actual: np.ndarray, expected: np.ndarray, limit: float, axes: tuple[s
         others = tuple(i for i in range(wrong.ndim) if i != axis)
         indices = np.flatnonzero(wrong.any(axis=others))
         if len(indices) < wrong.shape[axis]:
-            found.append(_place(what, indices, wrong.shape[axis]))
+            found.append(_place(name, what, indices, wrong.shape[axis]))
     share = np.count_nonzero(wrong) / wrong.size
-    message = f"{np.count_nonzero(wrong)} of {wrong.size} elements ({share:.1%}) are wrong"
-    return [Place(what="elements", message=message), *found]
+    message = f"{np.count_nonzero(wrong)} of {wrong.size} elements of {NOUNS.get(name, name)} ({share:.1%}) are wrong"
+    return [Place(array=name, what="elements", message=message), *found]
 
 
-def _place(what: str, indices: np.ndarray, length: int) -> Place:
+def _place(name: str, what: str, indices: np.ndarray, length: int) -> Place:
     """The wrong indices of an axis in the shortest way that is exact; else the first and the last, and how many."""
     first, last, count = int(indices[0]), int(indices[-1]), len(indices)
-    plural = {"batch entry": "batch entries"}.get(what, f"{what}s")
+    plural = plural_of(what)
+    place = partial(Place, array=name, what=plural)
     runs = runs_of(indices)
     listed = indices[:LISTED].tolist()
     if count == 1:
-        return Place(what=plural, indices=[first], message=f"{what} {first} only")
+        return place(indices=[first], message=f"{what} {first} only")
     if len(runs) > 1 and (found := residues_of(indices, length)):
         modulus, residues = found
         text = f"{plural} whose index mod {modulus} is {in_words(runs_of(residues), 'or')} only"
-        return Place(what=plural, modulus=modulus, residues=residues[:LISTED].tolist(), message=text)
+        return place(modulus=modulus, residues=residues[:LISTED].tolist(), message=text)
     steps = np.diff(indices)
     if (steps == steps[0]).all():
         stride = int(steps[0])
         every = _tail(first, last, length) if stride == 1 else f" in steps of {stride}"
         text = f"{plural} {first} to {last} only{every}"
-        return Place(what=plural, start=first, stop=last + 1, stride=stride, message=text)
+        return place(start=first, stop=last + 1, stride=stride, message=text)
     if len(runs) <= RUNS or count <= LISTED:
-        return Place(what=plural, indices=listed, message=f"{plural} {in_words(runs, 'and')} only")
+        return place(indices=listed, message=f"{plural} {in_words(runs, 'and')} only")
     share = count / (last + 1 - first)
     text = f"{plural} {first} to {last} only, {count} of these {last + 1 - first} ({math.floor(100 * share)}%)"
-    return Place(what=plural, indices=listed, start=first, stop=last + 1, share=share, message=text)
+    return place(indices=listed, start=first, stop=last + 1, share=share, message=text)
+
+
+def plural_of(what: str) -> str:
+    """The plural of what an axis counts."""
+    return f"{what[:-1]}ies" if what.endswith("y") and not what.endswith("ey") else f"{what}s"
 
 
 def residues_of(indices: np.ndarray, length: int) -> tuple[int, np.ndarray] | None:

@@ -89,7 +89,7 @@ def _parts(wrong: Wrong) -> Iterator[Fact]:
             about = np.array([nothing + np.inf, nothing - np.inf, nothing, nothing])
             said = _told(wrong, partial(_of_parts, wrong, tile, hidden, about), 0.0)
             if said and about[3, 0] >= SHARE * about[3, 1] and _shown_parts(wrong, about, count).any():
-                said = "every row" if wrong.rows.all() else "every wrong row"  # factors are those of wrong rows
+                said = wrong.every(is_wrong=not wrong.rows.all())  # factors are those of wrong rows
                 yield _fact_of_parts(wrong, said, about, tile, hidden)
                 return
 
@@ -151,7 +151,7 @@ def _fact_of_parts(wrong: Wrong, said: str, about: np.ndarray, tile: int, hidden
     nothing = np.flatnonzero(np.isfinite(about[0, :count]) & (about[2, :count] <= wrong.tolerance))
     shows = _shown_parts(wrong, about, count)
     least, most = (wrong.shown(float(one)) for one in (about[0, shows].min(), about[1, shows].max()))
-    text = f"in {said} {{}} is right up to a factor of the row for each {tile} keys, from {least} to {most}"
+    text = f"{said} {{}} is right up to a factor of the row for each {tile} keys, from {least} to {most}"
     if len(nothing):
         runs = (f"{one * tile} to {min(one * tile + tile, keys) - 1}" for one in nothing[:LISTED])
         text += f"; keys {', '.join(runs)} add nothing"
@@ -170,7 +170,7 @@ def _other_keys(wrong: Wrong) -> Iterator[Fact]:
         a, b = low - first[place], high - last[place]
         predict = partial(_of_run, first + a, last + b)
         if said := _told(wrong, predict, 2 * math.log2(6 * case.plan.sizes.key_length)):
-            text = f"in {said} {{}} is right for other keys: those from {one.format(a)} to {other.format(b - 1)}"
+            text = f"{said} {{}} is right for other keys: those from {one.format(a)} to {other.format(b - 1)}"
             yield wrong.fact("other_keys", text, start=a, stop=b)
             return
 
@@ -225,7 +225,7 @@ def _known_in_part(wrong: Wrong) -> Iterator[Fact]:
             continue
         if np.all(distances(sent, solve(one.case, sample).output) <= wrong.tolerance):
             tried += 1
-            if _told(wrong, partial(_of_case, one.case), math.log2(len(MUTANTS))) == "every wrong row":
+            if _told(wrong, partial(_of_case, one.case), math.log2(len(MUTANTS))) == wrong.every(is_wrong=True):
                 text = (
                     f"every wrong row of {{}} is that of a known mistake, which other rows do not have: {one.message}"
                 )
@@ -250,7 +250,7 @@ def _head_numbers(wrong: Wrong) -> Iterator[Fact]:
         by, factors = numbers
         predict = partial(_times_case, make(by), factors)
         if said := _told(wrong, predict, 2 * wrong.sums[3].max(axis=(0, 2)).sum()):
-            text = f"in {said} {{}}{_of_heads(by)} is right for the {name} times {_listed(wrong, by)}"
+            text = f"{said} {{}}{_of_heads(by)} is right for the {name} times {_listed(wrong, by)}"
             is_one = np.abs(factors - 1) * np.abs(wrong.right).max() <= wrong.tolerance
             text += "" if is_one.all() else f", and multiplied by {_listed(wrong, factors)}"
             yield wrong.fact("head_numbers", text, by=by[:LISTED], factors=factors[:LISTED])

@@ -137,21 +137,28 @@ def _power_in_words(comparison: Comparison) -> str:
 def _in_words(comparison: Comparison, shown: str) -> str:
     """The verdict on an output that is imprecise or wrong."""
     start = "Wrong" if comparison.ratio > IMPRECISE else "Imprecise"
+    right = [NOUNS.get(name, name) for name, one in comparison.judged.items() if one.ratio <= CORRECT]
+    wrong = [NOUNS.get(name, name) for name, one in comparison.judged.items() if one.ratio > CORRECT]
+    start += f": {_are(right)} right; {_are(wrong)} {start.lower()}:" if right else ":"
     best = comparison.hypotheses[0] if comparison.hypotheses else None
     if best is not None and best.is_proof:
         same = f" The same here: {', '.join(best.also)}." if best.also else ""
-        return f"{start}: {_lowered(best.candidate.message)}{same}"
-    right = [NOUNS.get(name, name) for name, one in comparison.judged.items() if one.ratio <= CORRECT]
-    wrong = " and ".join(NOUNS.get(name, name) for name, one in comparison.judged.items() if one.ratio > CORRECT)
-    of = f" of {wrong}" if right else ""
-    start += f": {', '.join(right)} {'is' if len(right) == 1 else 'are'} right;" if right else ":"
-    error = f"the largest error{of} is {shown}" if shown[0].isdigit() else f"some elements{of} are {shown}"
+        return f"{start} {_lowered(best.candidate.message)}{same}"
+    error = f"the largest error is {shown}" if shown[0].isdigit() else f"some elements are {shown}"
     if comparison.facts:
         error = _lowered(comparison.facts[0].message).removesuffix(".")
-    if best is not None:
-        return f"{start} {error}. It resembles this: {_lowered(best.candidate.message)}"
-    is_open = bool(comparison.facts) or comparison.ended_early
-    return f"{start} {error}{'.' if is_open else ', and no known mistake explains it.'}"
+    # A mistake that leaves much of the error, or stands beside a fact that says what was sent, was likely not made.
+    is_open = not comparison.facts or comparison.facts[0].name == "rows_by_keys"
+    if best is not None and best.is_close and is_open:
+        share = f"{math.floor(100 * best.explained)}% of the error"
+        return f"{start} {error}. It resembles this, which explains {share}: {_lowered(best.candidate.message)}"
+    is_said = bool(comparison.facts) or comparison.ended_early
+    return f"{start} {error}{'.' if is_said else ', and no known mistake explains it.'}"
+
+
+def _are(names: list[str]) -> str:
+    """Names of arrays and the verb that follows: "the output is", "key and value are"."""
+    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def _lowered(sentence: str) -> str:

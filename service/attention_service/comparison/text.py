@@ -49,7 +49,8 @@ def _number(number: float | None) -> str:
 def _worst(report: CompareReport) -> Iterator[str]:
     for place in report.where:
         for one in place.worst or ():
-            yield f"{one.index}: {_value(one.actual)} where {_value(one.reference)} is right"
+            at = ", ".join(f"{axis} {index}" for axis, index in zip(place.axes or (), one.index, strict=True))
+            yield f"{place.array} at {at}: {_value(one.actual)} where {_value(one.reference)} is right"
 
 
 def _value(number: float | None) -> str:
@@ -58,7 +59,8 @@ def _value(number: float | None) -> str:
 
 def _hypotheses(report: CompareReport | AgainstReport) -> Iterator[str]:
     for one in report.hypotheses:
-        yield f"{one.certainty}: {one.name}, which explains {one.explained:.2%} of the error"
+        but = "" if one.certainty == "proof" else ", but is not proved"
+        yield f"{one.certainty}: {one.name}, which explains {one.explained:.2%} of the error{but}"
         yield f"  {one.message}"
         if one.also:
             yield f"  the same here: {', '.join(one.also)}"
@@ -78,11 +80,11 @@ def _power(report: CompareReport) -> Iterator[str]:
     if not found.mutants:
         return
     yield f"this request shows {found.killed} of {found.mutants} known mistakes"
-    if found.survivors:
-        yield f"not these: {', '.join(found.survivors)}"
-    for shown in dict.fromkeys(map(tuple, found.tiles.values())):
-        names = [name for name, of_name in found.tiles.items() if tuple(of_name) == shown]
-        yield f"{', '.join(names)}: shown for tiles of {', '.join(map(str, shown)) or 'no size'}"
+    partly = {name: tuple(found.tiles.get(name, ())) for name in found.survivors}
+    for shown in sorted({*partly.values()}):
+        names = ", ".join(name for name, tiles in partly.items() if tiles == shown)
+        sizes = f"shown only if the kernel's tiles have {' or '.join(map(str, shown))} keys" if shown else "not shown"
+        yield f"{sizes}: {names}"
     if report.next_input is not None:
         yield f"next input: seed {report.next_input.seed} shows {', '.join(report.next_input.kills)}"
         if report.next_input.note:

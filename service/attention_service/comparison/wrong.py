@@ -1,4 +1,5 @@
-"""An array that is wrong, (b, h, q, n), with a row for each batch entry, head and query; what is true of all rows."""
+"""An array that is wrong, (b, h, q, n), with a row for each batch entry, head and query, or keys in the place of
+queries; what is true of all rows."""
 
 from __future__ import annotations
 
@@ -26,12 +27,14 @@ NOUNS: Final = {"output": "the output", "logsumexp": "the logsumexp"}
 
 @dataclass(frozen=True, eq=False)
 class Wrong:
-    """A wrong array, (1, 1, q, n) if its axes are others.
+    """A wrong array, of which the first three axes say the row.
 
-    tolerance: the largest error that legal rounding explains; has_rows: True if its rows are those of the case
+    axes: what each axis counts; tolerance: the largest error that legal rounding explains; has_rows: True if its rows
+    are those of the case
     """
 
     name: str
+    axes: tuple[str, ...]
     actual: np.ndarray
     right: np.ndarray
     tolerance: float
@@ -84,7 +87,7 @@ class Wrong:
         return dict(zip(("logsumexp", "weight", "seen", "product", "mean"), found, strict=True))
 
     def said(self, lost: float, right: np.ndarray | None = None, by: Any = 1.0, added: Any = 0.0) -> str:
-        """Where right · by + added was sent: "every row" or "every wrong row"; "" if not there, or if it says little.
+        """Where right · by + added was sent, as `every` says it; "" if not there, or if it says little.
 
         lost: bits that are fitted; right: (b, h, q, n) in the place of the right numbers; by, added: of each row
         """
@@ -98,7 +101,11 @@ class Wrong:
             close = distances(self.actual[at], right[at] * by[at] + added[at]).max(-1) <= self.tolerance * slack[at]
             if not close[self.rows[at]].all():
                 return ""
-        return "every row" if close.all() else "every wrong row"
+        return self.every(is_wrong=not close.all())
+
+    def every(self, *, is_wrong: bool) -> str:
+        """All rows, or all that are wrong, in a sentence: "in every wrong row", "for every key"."""
+        return f"{'for' if self.axes[2] == 'key' else 'in'} every {'wrong ' * is_wrong}{self.axes[2]}"
 
     def shown(self, number: float) -> str:
         """A fitted number with as many digits as are known of it."""

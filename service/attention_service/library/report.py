@@ -8,10 +8,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from pydantic import PrivateAttr
 
-from attention_service.comparison.actual import read_actual
+from attention_service.comparison.actual import axes_of, canonical, read_actual
 from attention_service.comparison.baseline import CORRECT, IMPRECISE
-from attention_service.comparison.compare import AXES, Comparison
+from attention_service.comparison.compare import Comparison
 from attention_service.comparison.errors import distances
+from attention_service.comparison.places import plural_of
 from attention_service.comparison.report import make_report
 from attention_service.comparison.text import as_text
 from attention_service.schemas.compare import CompareReport
@@ -48,8 +49,9 @@ class Report(CompareReport):
 
     def __repr__(self) -> str:
         ratio = "" if self.verdict.ratio is None else f", ratio {self.verdict.ratio:.3g}"
+        array = f" in {self.where[0].array}" if self.where else ""
         best = f", {self.hypotheses[0].certainty}: {self.hypotheses[0].name}" if self.hypotheses else ""
-        return f"CompareReport({self.verdict.status}{ratio}{best})"
+        return f"CompareReport({self.verdict.status}{array}{ratio}{best})"
 
     def _repr_html_(self) -> str:
         """What Jupyter, VS Code and Colab show."""
@@ -61,24 +63,18 @@ class Report(CompareReport):
 def _wrong(comparison: Comparison) -> Wrong | None:
     """Where the first array is wrong that is; None if none is."""
     plan, sent = comparison.question.plan, comparison.question.actual or {}
-    for name in AXES:
-        if name not in comparison.judged or comparison.judged[name].ratio <= CORRECT:
-            continue
-        actual, right = (
-            read_actual({name: array}, plan, base2=base2).canonical.get(name)
-            for array, base2 in ((sent[name], comparison.question.base2), (comparison.reference[name], False))
-        )
-        if actual is None or right is None:  # of some heads or rows only
-            continue
-        errors = distances(actual, right) / comparison.judged[name].limit
-        grid = errors.reshape(-1, *errors.shape[-2:]).max(axis=0)
-        *others, down, across = AXES[name]
-        title = f"{name}: {down}s down, {across}s across, {grid.shape[0]} × {grid.shape[1]}"
-        for axis, length in enumerate(grid.shape):
-            if length > MOST:
-                grid = np.maximum.reduceat(grid, np.arange(MOST) * length // MOST, axis=axis)
-        return Wrong(f"{title}. Red: wrong in any {' or '.join(others)}", grid)
-    return None
+    if not comparison.where:
+        return None
+    name = comparison.where[0].array
+    actual = read_actual({name: sent[name]}, plan, base2=comparison.question.base2).as_sent[name]
+    errors = canonical(distances(actual, comparison.reference[name]), name, plan) / comparison.judged[name].limit
+    grid = errors.reshape(-1, *errors.shape[-2:]).max(axis=0)
+    *others, down, across = axes_of(name, plan)
+    title = f"{name}: {plural_of(down)} down, {plural_of(across)} across, {grid.shape[0]} × {grid.shape[1]}"
+    for axis, length in enumerate(grid.shape):
+        if length > MOST:
+            grid = np.maximum.reduceat(grid, np.arange(MOST) * length // MOST, axis=axis)
+    return Wrong(f"{title}. Red: wrong in any {' or '.join(others)}", grid)
 
 
 def _picture(wrong: Wrong) -> str:

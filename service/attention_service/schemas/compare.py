@@ -178,8 +178,10 @@ class WorstElement(Reported):
 class Place(Reported):
     """Where an array is wrong: by `indices`, from `start` to before `stop` by `stride`, or by `residues`."""
 
+    array: str
+    """The name of the array."""
     what: str
-    """elements, batch entries, heads, rows, features or keys."""
+    """elements, or the axis that is wrong in parts: batch entries, heads, key/value heads, rows, features or keys."""
     message: str
     """The place in words."""
     indices: list[int] | None = None
@@ -196,6 +198,8 @@ class Place(Reported):
     """What the indices are divided by for `residues`: a power of two."""
     residues: list[int] | None = None
     """The first of the remainders of all indices that are wrong, and of no others."""
+    axes: list[str] | None = None
+    """What the indices of `worst` count, in the order of the array as sent."""
     worst: list[WorstElement] | None = None
     """The elements with the largest errors."""
 

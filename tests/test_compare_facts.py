@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,6 +17,7 @@ from attention_service.comparison.compare import facts_of, reference_and_baselin
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.question import make_question
 from attention_service.comparison.text import as_text
+from attention_service.comparison.wrong import shown
 from attention_service.library import compare
 from attention_service.library.calls import backends
 from attention_service.schemas.compare import Fact
@@ -99,12 +102,12 @@ OUTPUTS: Final[dict[str, tuple[Callable[[Attention], np.ndarray], str, str, dict
     "a factor of each head": (
         lambda a: a.output * per_head(1, 2, 3),
         "head_factor",
-        "In every row the output of heads 0 to 2 is 1.0000, 2.0000, 3.0000 times the right one.",
+        "In every row the output of heads 0 to 2 is 1, 2.0000, 3.0000 times the right one.",
         {"numbers": [1, 2, 3]},
     ),
     "a factor of each row": (
         lambda a: a.output * np.linspace(0.5, 2, KEYS)[:, None],
-        "row_factor", "In every wrong row the output is right up to a factor of the row, from 0.5 to 2.", {},
+        "row_factor", "In every wrong row the output is right up to a factor of the row, from 0.50000 to 2.0000.", {},
     ),
     "padded keys": (
         lambda a: a.with_sum(a.total + 61 * np.exp(-a.top)),
@@ -121,7 +124,7 @@ OUTPUTS: Final[dict[str, tuple[Callable[[Attention], np.ndarray], str, str, dict
     "hidden keys in the sum": (
         lambda a: a.with_sum(a.total + a.hidden.sum(axis=-1) * np.exp(-a.top)),
         "extra_sum",
-        "In every row the output is right up to a factor: the sum of its softmax differs by 1.0000 keys of score 0 for "
+        "In every row the output is right up to a factor: the sum of its softmax differs by 1.000 keys of score 0 for "
         "each hidden key.", {"numbers": [1]},
     ),
     "zeros": (
@@ -350,9 +353,69 @@ def test_rows_without_keys() -> None:
     wrong = np.where(np.isneginf(result["logsumexp"]), np.float32(-1e30), result["logsumexp"])
     found = facts(fields, {"output": result.output, "logsumexp": wrong})
     assert [one.message for one in found] == [
-        "All 201 wrong elements of the logsumexp are exactly -1e+30, where minus infinity is right.",
+        "All 201 wrong elements of the logsumexp are one number, -1e+30, where minus infinity is right.",
         "The logsumexp is wrong in just the rows that see no key.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "text"),
+    [
+        (1.00003, 1e-6, "1.00003"),  # five digits would not tell it from 1
+        (0.99997, 1e-6, "0.99997"),
+        (1.000004, 4.5e-6, "1.0000"),  # which is 1, for all that is known
+        (1.0000042, 4e-6, "1.000004 ± 4e-06"),
+        (1.30104, 0.004, "1.30"),  # the next digit may be any
+        (1.3, 0.03, "1.30 ± 0.03"),
+        (61.4, 1.2, "61 ± 2"),
+        (1 / 3, 1e-7, "0.33333"),
+        (0.0220971, 1e-6, "0.02210"),
+        (-1.0, 1e-9, "-1.0000"),
+        (math.inf, 1.0, "inf"),
+        (0.0, 1.0, "0"),
+    ],
+)
+def test_numbers_have_the_digits_that_are_known(number: float, error: float, text: str) -> None:
+    assert shown(number, error) == text
+
+
+def test_a_factor_near_1_is_not_said_to_be_1() -> None:
+    own = Attention(np.float64)
+    [found] = own.facts(output=own.output * 1.00003)
+    assert found.message == "In every row the output is 1.00003 times the right one."
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("by", [(1.3, 1.3, 1.3), (1.3, 1.3005, 1.3), (1.7, 0.8, 1.1)])
+def test_the_scales_of_heads_are_told_as_they_are(dtype: type, by: tuple[float, ...]) -> None:
+    """Each printed number is the planted one to the digits that are printed, or up to the error that is."""
+    own = Attention(dtype)
+    [found] = own.facts(output=own.with_powers(np.exp(own.scores * per_head(*by))))
+    told = re.findall(r"(\d+\.(\d+))(?: ± ([\d.e-]*\d))?", found.message)
+    if dtype is np.float32:
+        assert len(told) == len({*by}) or len(told) == 3
+    for (number, decimals, error), planted in zip(told, by, strict=False):
+        assert abs(float(number) - planted) <= float(error or 0.51 * 10.0 ** -len(decimals)), found.message
+
+
+def test_a_rounded_number_is_not_said_to_be_exact() -> None:
+    own = Attention(np.float32)
+    third = part(own.output, slice(5, 9), lambda one: np.full_like(one, 1 / 3))
+    assert own.facts(output=third)[0].message.endswith(" wrong elements of the output are one number, 0.333333.")
+
+
+def test_one_number_or_one_row_says_nothing() -> None:
+    """One element that is 0, or NaN, or the last row, which sees most keys: any of them could be wrong."""
+    own = Attention(np.float32)
+    for number in (0.0, np.nan, np.inf):
+        output = own.output.copy()
+        output[1, 2, 30, 4] = number
+        assert own.facts(output=output) == []
+    output = own.output.copy()
+    output[..., -1, :] += np.sin(np.arange(16))
+    assert own.facts(output=output) == []
+    output[..., -4:, :] += np.sin(np.arange(16))
+    assert [one.name for one in own.facts(output=output)] == ["rows_by_keys"]
 
 
 def test_other_arrays_have_facts() -> None:

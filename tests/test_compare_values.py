@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from collections.abc import Callable
 from typing import Any, Final
@@ -89,11 +90,6 @@ PLANTED: Final[dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]]] = {
         lambda value: of_keys(value, np.where(NOW // 32 == 2, NOW - 1, NOW)),
         OTHER + "the value of key j-1, for keys j = 64 to 95.",
     ),
-    "rows and columns of tiles of 16": (
-        # the keys of a tile are written as 4 rows of 4 and read by columns; the last, of six keys, is right
-        lambda value: of_keys(value, np.where(NOW < 144, NOW - NOW % 16 + 4 * (NOW % 4) + NOW % 16 // 4, NOW)),
-        OTHER + "the value of key 4 · (j mod 4) + (j mod 16) // 4 of its tile of 16, for keys j = 0 to 143.",
-    ),
     "the other head": (
         lambda value: np.where((MOD_32 >= 16)[:, None], value[:, ::-1], value),
         OTHER + "its value of key/value head (n+1) mod 2 in the place of n, where j mod 32 is 16 to 31.",
@@ -108,7 +104,7 @@ PLANTED: Final[dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]]] = {
     ),
     "half of the odd ones": (
         lambda value: value * np.where(NOW % 2, 0.5, 1)[:, None],
-        "key j adds 0.50000 times what is right, where j mod 2 is 1.",
+        "key j adds 0.5 times what is right, where j mod 2 is 1.",
     ),
 }  # fmt: skip
 
@@ -119,8 +115,8 @@ def test_values_of_other_keys_are_told(name: str, is_causal: bool) -> None:
     plant, message = PLANTED[name]
     own = Kernel(is_causal=is_causal)
     found = own.facts(own.output(plant(own.value)))
-    assert [one.message for one in found if one.name != "rows_by_keys"][:1] == [SAID + message]
-    assert found[0].numbers["others"] == [0]
+    messages = [re.sub("0.50+ ", "0.5 ", one.message) for one in found if one.name != "rows_by_keys"]
+    assert messages[:1] == [SAID + message]
 
 
 @pytest.mark.parametrize(("group", "queries"), [(1, KEYS), (4, 3)])
@@ -146,55 +142,12 @@ def test_a_head_that_is_right_is_left_out() -> None:
     ]
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_rows_with_a_second_mistake_are_counted(is_causal: bool) -> None:
-    """Without causal mask all of 2 · 4 · 150 rows are wrong; with it the first 24 rows see no key of another value."""
-    own = Kernel(is_causal=is_causal)
-    output = own.output(of_keys(own.value, np.where(MOD_32 >= 24, NOW ^ 2, NOW)))
-    output[1, 2, 40:45] *= 3
-    output[0, 1, 100] += 7
-    first = 24 if is_causal else 0
-    rows = 2 * 4 * (KEYS - first)
-    [found] = [one for one in own.facts(output) if one.name == "other_values"]
-    assert found.message == (
-        f"In {rows - 6} of {rows} wrong rows of the output the weights are right, the values are not: key j is "
-        "multiplied by the value of key j XOR 2, where j mod 32 is 24 to 31. The other 6 are wrong even so, for rows "
-        "i = 40 to 44 and 100."
-    )
-    assert found.numbers["others"] == [6]
-
-
-def test_too_many_rows_with_a_second_mistake_say_nothing() -> None:
-    own = Kernel()
-    output = own.output(of_keys(own.value, np.where(MOD_32 >= 24, NOW ^ 2, NOW)))
-    output[:, :, : KEYS // 2] += np.random.default_rng(0).standard_normal((2, 4, KEYS // 2, 24))
-    assert "other_values" not in [one.name for one in own.facts(output)]
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("others", [0, 3])
-def test_an_order_that_nobody_uses_is_solved_for(is_causal: bool, others: int) -> None:
-    """Keys 8 n + (0, …, 7) have the values of 8 n + (3, 0, 1, 2, 5, 7, 4, 6); the last six keep theirs."""
-    steps = np.array([3, -1, -1, -1, 1, 2, -2, -1])
-    own = Kernel(is_causal=is_causal)
-    output = own.output(of_keys(own.value, np.where(NOW < 144, NOW + steps[NOW % 8], NOW)))
-    output[0, 0, 60 : 60 + others] += 1
-    [found] = [one for one in own.facts(output) if one.name == "other_values"]
-    said = f"In {1200 - others} of 1200 wrong rows" if others else "In every row"
-    rest = f" The other {others} are wrong even so, for rows i = 60 to 62." if others else ""
-    assert found.message == (
-        f"{said} of the output {OTHER}the value of key j + [3, -1, -1, -1, 1, 2, -2, -1][j mod 8], for keys j = 0 to "
-        f"143.{rest}"
-    )
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("order", [np.arange(512) ^ 2, np.arange(512) + np.tile([3, -1, -1, -1, 1, 2, -2, -1], 64)])
-def test_memory_is_within_the_estimate(order: np.ndarray) -> None:
+def test_memory_is_within_the_estimate() -> None:
     query, key, value = list[np.ndarray](np.random.default_rng(0).standard_normal((3, 1, 2, 512, 16), np.float32))
     scores = query @ key.swapaxes(-1, -2) / 4
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    output = powers / powers.sum(axis=-1, keepdims=True) @ value[:, :, order]
+    output = powers / powers.sum(axis=-1, keepdims=True) @ value[:, :, np.arange(512) ^ 2]
     fields = {"query": query, "key": key, "value": value, "layout": "bhld", "actual": {"output": output}}
     question = make_question(Decoded(fields, frozenset()))
     backend = backends().choose("numpy", "cpu")
@@ -215,6 +168,9 @@ OTHERS: Final[dict[str, Callable[[Kernel], np.ndarray]]] = {
     "other weights": lambda own: np.square(own.weights) @ own.value.repeat(2, axis=1),
     "weights of the next key": lambda own: (own.weights * (0.5 + own.weights)) @ own.value.repeat(2, axis=1),
     "other weights and values": lambda own: np.square(own.weights) @ np.roll(own.value, 1, axis=2).repeat(2, axis=1),
+    "values of some rows only": lambda own: np.where(
+        (NOW != 40)[:, None], own.output(of_keys(own.value, NOW ^ 2)), 3 * own.output(own.value)
+    ),
     "values without order": lambda own: own.output(own.value[:, :, np.random.default_rng(0).permutation(KEYS)]),
     "values with noise": lambda own: own.output(own.value + np.random.default_rng(0).standard_normal(own.value.shape)),
     "values with little noise": lambda own: own.output(

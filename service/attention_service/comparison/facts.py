@@ -14,7 +14,7 @@ from attention_service.comparison.legal import LOG2E
 from attention_service.comparison.other_values import other_values
 from attention_service.comparison.places import plural_of
 from attention_service.comparison.refitted import refitted
-from attention_service.comparison.wrong import Wrong
+from attention_service.comparison.wrong import Wrong, shown
 from attention_service.schemas.compare import Fact
 
 LISTED: Final = 16
@@ -23,6 +23,8 @@ LARGEST_HALF: Final = largest_number(np.dtype(np.float16))
 ROUGHLY: Final = 1e-3
 # Wrong elements that are all one number, other than 0, are no chance if they are so many.
 ALIKE: Final = 4
+# Rows are wrong in order, by the keys that they see, if so many other rows could have been wrong in their place.
+CHOICES: Final = 1000
 # Rows by which features are told apart, and the most features that are.
 ROWS: Final = 256
 MAX_FEATURES: Final = 1024
@@ -58,16 +60,17 @@ def factor(wrong: Wrong) -> Iterator[Fact]:
     own, products, rights = wrong.sums[4:]
     usable = wrong.rows & np.isfinite(own + products + rights) & (rights > 0)
     whole = float(products[usable].sum() / rights[usable].sum())
-    error = float(np.divide(wrong.tolerance, largest(wrong.right)))
+    error = float(wrong.errors(whole).min())
     if abs(whole) > error and (said := wrong.said(wrong.sums[3].max(), by=whole)):
-        text = f"{said} {{}} is {wrong.shown(whole)} times the right one{_named(wrong, whole, error)}"
+        text = f"{said} {{}} is {shown(whole, error)} times the right one{_named(wrong, whole, error)}"
         yield wrong.fact("factor", text, factor=whole)
         return
     each = np.where(usable, products / rights, 1.0)
     least, most = float(each[wrong.rows].min()), float(each[wrong.rows].max())
     if max(-least, most) > error and wrong.said(wrong.sums[3].sum(), by=each):
-        row = wrong.axes[2]
-        text = f"{wrong.every(is_wrong=True)} {{}} is right up to a factor of the {row}, from {least:.4g} to {most:.4g}"
+        ends = (shown(one, float(wrong.errors(each)[wrong.rows & (each == one)].min())) for one in (least, most))
+        said = f"{wrong.every(is_wrong=True)} {{}} is right up to a factor of the {wrong.axes[2]}"
+        text = f"{said}, from {' to '.join(ends)}"
         yield next(_extra_sum(wrong, usable), wrong.fact("row_factor", text, least=least, most=most))
 
 
@@ -86,7 +89,8 @@ def _extra_sum(wrong: Wrong, usable: np.ndarray) -> Iterator[Fact]:
         by = 1 / (1 + extra * x)
         if usable.sum() >= 2 * extra.size and (said := wrong.said(wrong.sums[3].max(axes).sum(), by=by)):
             numbers = (extra.ravel() if name else by[0, :, 0])[:LISTED]
-            text = ", ".join(map(wrong.shown, numbers))
+            errors = wrong.errors(by) / np.where(fits, np.abs(x) * by**2 if name else 1, 0)
+            text = ", ".join(map(shown, numbers, errors.min(axes).ravel()))
             heads = f" of {plural_of(wrong.axes[1])} 0 to {len(numbers) - 1}" if len(numbers) > 1 else ""
             what = f"is right up to a factor: the sum of its softmax differs by {text} {name}"
             what += ": padded keys?" if name == "keys of score 0" and not heads and numbers[0] > 0.5 else ""
@@ -111,9 +115,15 @@ def constant(wrong: Wrong) -> Iterator[Fact]:
     """All wrong elements are one number, or none is a number."""
     apart = distances(wrong.actual, wrong.right) > wrong.tolerance
     values, right = wrong.actual[apart], wrong.right[apart]
+    if values.size < 2:
+        return
     first = float(values[0])
     is_one = (values == first).all() and (values.size >= ALIKE or first in (0, math.inf, -math.inf))
-    tests = {"NaN": np.isnan(values).all(), f"exactly {first:.6g}": is_one}
+    number = f"{first:.6g}"
+    tests = {
+        "NaN": np.isnan(values).all(),
+        f"exactly {number}" if float(number) == first else f"one number, {number}": is_one,
+    }
     place = ", where minus infinity is right" if np.isneginf(right).all() else ""
     tests |= {"infinite or NaN": not np.isfinite(values).any(), "finite": place and np.isfinite(values).all()}
     for what in [what for what, holds in tests.items() if holds][:1]:
@@ -195,7 +205,7 @@ def offset(wrong: Wrong) -> Iterator[Fact]:
     differences = wrong.sums[1][wrong.rows & np.isfinite(wrong.sums[1])]
     by, error = float(differences.sum() / max(1, differences.size)), wrong.tolerance
     name = _named(wrong, by, error, np.log).replace("(", "(ln ")
-    forms = {f"too {'small' if by < 0 else 'large'} by {wrong.shown(abs(by))}{name}": np.full(wrong.rows.shape, by)}
+    forms = {f"too {'small' if by < 0 else 'large'} by {shown(abs(by), error)}{name}": np.full(wrong.rows.shape, by)}
     if wrong.has_rows and wrong.name == "logsumexp":
         total = -np.log(wrong.about["weight"])
         top = wrong.about["logsumexp"] - total
@@ -219,7 +229,13 @@ def by_keys(wrong: Wrong) -> Iterator[Fact]:
         tests = {"no key": seen == 0, f"fewer than {least} keys": seen < least, f"more than {most} keys": seen > most}
         tests = tests if most > 1 else {"no key": seen == 0}  # mistakes do not show in rows of one key
         tests |= {f"a number of keys that is no multiple of {tile}": seen % tile != 0 for tile in TILES if most >= tile}
+        numbers, count = np.unique(seen), len(np.unique(seen[wrong.rows]))
         for what in [what for what, rows in tests.items() if (rows == wrong.rows).all()][:1]:
+            # Rows that see as many keys count as one: a number of keys may be wrong for another reason.
+            is_empty = what == "no key"
+            chosen = (wrong.rows.size, int(wrong.rows.sum())) if is_empty else (len(numbers), count)
+            if chosen[1] < 2 or math.comb(*chosen) < CHOICES:
+                return
             text = f"{{}} is wrong in just the rows that see {what}"
             yield wrong.fact("rows_by_keys", text, rows=wrong.rows.sum())
 

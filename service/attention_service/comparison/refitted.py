@@ -20,7 +20,7 @@ from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.problem import Problem, attention, scaled_scores
 from attention_service.comparison.sample import Sample, blocks, everything
 from attention_service.comparison.solve import make_problem, solve
-from attention_service.comparison.wrong import PROBED, Wrong
+from attention_service.comparison.wrong import PROBED, Wrong, shown
 from attention_service.schemas.compare import Fact
 
 # From a problem, what was sent for it (b, h, r, e), and its sample: what is predicted, how many times larger its errors
@@ -48,6 +48,8 @@ SCORES: Final = 2**16
 # Powers of 2 that are tried, the nearest first, and steps of the search around the best of them.
 POWERS: Final = np.array(sorted(np.arange(-8, 8.25, 0.5), key=abs))
 STEPS: Final = 40
+# A power of 2 that is a small step from a number.
+NEAR: Final = 2.0**-8
 # Errors that are so close are the same.
 SAME: Final = 1e-6
 # Groups of mistakes of rounding, or that other facts tell.
@@ -86,7 +88,7 @@ def _parts(wrong: Wrong) -> Iterator[Fact]:
         count = -(-keys // tile) * (1 + hidden)
         if tile < keys and 2 * count <= features:
             nothing = np.zeros(count + 1)
-            about = np.array([nothing + np.inf, nothing - np.inf, nothing, nothing])
+            about = np.array([nothing + np.inf, nothing - np.inf, nothing, nothing, nothing + np.inf])
             said = _told(wrong, partial(_of_parts, wrong, tile, hidden, about), 0.0)
             if said and about[3, 0] >= SHARE * about[3, 1] and _shown_parts(wrong, about, count).any():
                 said = wrong.every(is_wrong=not wrong.rows.all())  # factors are those of wrong rows
@@ -99,8 +101,8 @@ def _of_parts(
 ) -> Prediction:
     """The sums of the parts of a problem that are closest to what was sent. Parts that add little are one, the last.
 
-    about: (4, parts + 1), in which the least and largest factor of each is kept, and the most that it adds; and the
-    squared errors that parts of a known factor explain, and all
+    about: (5, parts + 1), in which the least and largest factor of each is kept, as far as they are known, and the most
+    that it adds; the squared errors that parts of a known factor explain, and all; and the least error of a factor
     """
     total, scores = attention(problem).logsumexp, scaled_scores(problem)
     assert total is not None
@@ -126,8 +128,10 @@ def _of_parts(
         explained = np.where(shows, fitted - rights, 0)[:, None] @ units
         errors = np.where(wrong.rows[sample.index][at][:, None], sent[at] - wrong.right[sample.index][at], 0)
         about[3, :2] += np.square(explained).sum(), np.square(errors).sum()
-        about[0] = np.minimum(about[0], np.where(counted, factors, np.inf).min(axis=0))
-        about[1] = np.maximum(about[1], np.where(counted, factors, -np.inf).max(axis=0))
+        unsure = np.where(counted, np.divide(wrong.tolerance, lengths), np.inf)
+        about[0] = np.minimum(about[0], (np.where(counted, factors, 0) + unsure).min(axis=0))
+        about[1] = np.maximum(about[1], (np.where(counted, factors, 0) - unsure).max(axis=0))
+        about[4] = np.minimum(about[4], unsure.min(axis=0))
         about[2] = np.maximum(about[2], np.where(shows, np.abs(fitted) * np.abs(units).max(axis=2), 0).max(axis=0))
     return found, np.maximum(1, np.abs(found).max(axis=-1) / largest(wrong.right)), counts
 
@@ -150,7 +154,8 @@ def _fact_of_parts(wrong: Wrong, said: str, about: np.ndarray, tile: int, hidden
     count = -(-keys // tile)
     nothing = np.flatnonzero(np.isfinite(about[0, :count]) & (about[2, :count] <= wrong.tolerance))
     shows = _shown_parts(wrong, about, count)
-    least, most = (wrong.shown(float(one)) for one in (about[0, shows].min(), about[1, shows].max()))
+    ends = sorted((float(about[0, shows].min()), float(about[1, shows].max())))
+    least, most = (shown(end, 2 * float(about[4, shows].min())) for end in ends)
     text = f"{said} {{}} is right up to a factor of the row for each {tile} keys, from {least} to {most}"
     if len(nothing):
         runs = (f"{one * tile} to {min(one * tile + tile, keys) - 1}" for one in nothing[:LISTED])
@@ -247,20 +252,25 @@ def _head_numbers(wrong: Wrong) -> Iterator[Fact]:
         numbers = _numbers_of_heads(wrong, make)
         if numbers is None:
             continue
-        by, factors = numbers
-        predict = partial(_times_case, make(by), factors)
-        if said := _told(wrong, predict, 2 * wrong.sums[3].max(axis=(0, 2)).sum()):
-            text = f"{said} {{}}{_of_heads(by)} is right for the {name} times {_listed(wrong, by)}"
-            is_one = np.abs(factors - 1) * np.abs(wrong.right).max() <= wrong.tolerance
-            text += "" if is_one.all() else f", and multiplied by {_listed(wrong, factors)}"
-            yield wrong.fact("head_numbers", text, by=by[:LISTED], factors=factors[:LISTED])
-            return
+        by, factors, *errors = numbers
+        for a, b in ((_simplest(by, errors[0]), _simplest(factors, errors[1])), (by, factors)):
+            predict = partial(_times_case, make(a), b)
+            if said := _told(wrong, predict, 2 * wrong.sums[3].max(axis=(0, 2)).sum()):
+                of = f" of heads 0 to {len(a[:LISTED]) - 1}" if np.ptp(a) or np.ptp(b) else ""
+                text = f"{said} {{}}{of} is right for the {name} times {_listed(a, errors[0])}"
+                text += f", and multiplied by {_listed(b, errors[1])}" if (b != 1).any() else ""
+                yield wrong.fact("head_numbers", text, by=a[:LISTED], factors=b[:LISTED])
+                return
 
 
-def _numbers_of_heads(wrong: Wrong, make: Callable[[np.ndarray], Case]) -> tuple[np.ndarray, np.ndarray] | None:
-    """What an option and the output of each head (h,) are multiplied by; None where nothing explains some rows."""
+def _numbers_of_heads(wrong: Wrong, make: Callable[[np.ndarray], Case]) -> np.ndarray | None:
+    """What an option and the output of each head are multiplied by, and the errors of both, (4, h) together.
+
+    None where nothing explains some rows.
+    """
     case, (_, heads, rows) = wrong.case, wrong.rows.shape
-    by, factors = np.ones(heads), np.ones(heads)
+    numbers = np.ones((4, heads))
+    by, factors = numbers[:2]
     batch = int(wrong.some(1)[0][0])
     count = max(2, min(ROWS, SCORES // (HEADS * case.plan.sizes.key_length)))
     for start in range(0, heads, HEADS):
@@ -274,12 +284,19 @@ def _numbers_of_heads(wrong: Wrong, make: Callable[[np.ndarray], Case]) -> tuple
 
         if not np.isfinite(sent).all():
             return None
-        found = fitted(_minima(fitted, sent))
-        factors[chosen] = _left(found, sent)[0]
-        slack = np.maximum(1, np.abs(factors[chosen]))[:, None, None]
-        if not np.all(np.abs(sent - found * factors[chosen, None, None]) <= wrong.tolerance * slack):
+        powers = _minima(fitted, sent)
+        moved, found = fitted(powers + NEAR), fitted(powers)
+        factors[chosen] = own = _left(found, sent)[0]
+        slack = wrong.tolerance * np.maximum(1, np.abs(own))
+        if not np.all(np.abs(sent - found * own[:, None, None]) <= slack[:, None, None]):
             return None
-    return by, factors
+        # What is left of a small step if the factor makes up for it says how well the step is known.
+        back = _left(moved, found)[0]
+        left = np.abs(own) * np.abs(found - moved * back[:, None, None]).max(axis=(0, 2, 3))
+        steps = np.divide(slack, left)
+        numbers[2, chosen] = by[chosen] * (2**NEAR - 1) * steps
+        numbers[3, chosen] = slack / np.abs(found).max(axis=(0, 2, 3)) + np.abs(own * (back - 1)) * steps
+    return numbers
 
 
 def _left(found: np.ndarray, sent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -315,13 +332,14 @@ def _times_case(case: Case, factors: np.ndarray, _: Problem, __: np.ndarray, sam
     return solve(case, sample).output * own[..., None], np.maximum(1, np.abs(own)), 0
 
 
-def _is_same(numbers: np.ndarray) -> bool:
-    return bool(np.allclose(numbers, numbers[0], rtol=1e-3))
+def _simplest(numbers: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """One number in the place of those of all heads (h,) if their errors allow it: 1, or the one that is known best."""
+    best = 1.0 if (np.abs(numbers - 1) <= errors).all() else numbers[errors.argmin()]
+    is_same = (np.abs(numbers - best) <= errors + errors.min()).all()
+    return np.full_like(numbers, best) if is_same else numbers
 
 
-def _of_heads(numbers: np.ndarray) -> str:
-    return "" if _is_same(numbers) else f" of heads 0 to {len(numbers[:LISTED]) - 1}"
-
-
-def _listed(wrong: Wrong, numbers: np.ndarray) -> str:
-    return ", ".join(map(wrong.shown, numbers[:1] if _is_same(numbers) else numbers[:LISTED]))
+def _listed(numbers: np.ndarray, errors: np.ndarray) -> str:
+    if not np.ptp(numbers):
+        return shown(float(numbers[0]), float(errors.min()))
+    return ", ".join(map(shown, numbers[:LISTED], errors))

@@ -14,10 +14,9 @@ import numpy as np
 from attention_service.comparison.case import Case
 from attention_service.comparison.solve import values_of
 
-# Keys and the bits of their index by which a value is moved; tiles within which values change places.
+# Keys and the bits of their index by which a value is moved.
 MOST_XOR: Final = 64
 STEPS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
-TILES: Final = (4, 8, 16, 32, 64, 128)
 MOST_HEADS: Final = 8
 # What is read in the place of a key outside: its name, in a sentence.
 ENDS: Final = {
@@ -35,7 +34,6 @@ class Source:
     text: in a sentence about key j; keys: (k,), which key's, -1 for none; end: a key of ENDS, "" if all are inside
     heads, batches: what is added to the index of the key/value head and the batch entry
     head: the key/value head, the same for all; None for their own
-    lost: bits that were fitted to find it
     is_own: True for the own value times a factor that is fitted
     """
 
@@ -46,7 +44,6 @@ class Source:
     batches: int = 0
     head: int | None = None
     is_own: bool = False
-    lost: float = 0.0
 
     def values(self, case: Case, batches: np.ndarray, heads: np.ndarray) -> np.ndarray:
         """The values (b, g, k, e) that are read in the place of those of these batch entries and key/value heads."""
@@ -66,42 +63,25 @@ def sources(case: Case) -> Iterator[Source]:
     keys = np.arange(sizes.key_length)
     yield Source("its own value", keys, is_own=True)
     for by in range(1, min(MOST_XOR, sizes.key_length - 1) + 1):
-        yield from with_ends(f"the value of key j XOR {by}", keys ^ by, ("own", "zero"))
+        yield from _with_ends(f"the value of key j XOR {by}", keys ^ by, ("own", "zero"))
     for by in (by * sign for by in STEPS if by < sizes.key_length for sign in (1, -1)):
-        yield from with_ends(f"the value of key j{by:+d}", keys + by, tuple(ENDS))
-    for tile in (tile for tile in TILES if tile <= sizes.key_length):
-        yield from _within(tile, keys)
-    yield Source("the value of the key as far from the other end", keys[::-1].copy())
+        yield from _with_ends(f"the value of key j{by:+d}", keys + by, tuple(ENDS))
     yield from _elsewhere(case, keys)
 
 
-def _within(tile: int, keys: np.ndarray) -> Iterator[Source]:
-    """Other orders of the keys of a tile: turned, reversed, or read by columns where they are written by rows."""
-    inner, start = keys % tile, keys - keys % tile
-    for by in (1, -1):
-        text = f"the value of key j{by:+d} within its tile of {tile}, whose last key comes before its first"
-        yield from with_ends(text, start + (inner + by) % tile, ("own", "zero"))
-    if tile > 2 * MOST_XOR - 1:  # smaller tiles are reversed by XOR
-        yield from with_ends(f"the value of key j XOR {tile - 1}", start + tile - 1 - inner, ("own", "zero"))
-    for rows in (2**power for power in range(1, tile.bit_length() - 1)):
-        columns = tile // rows
-        text = f"the value of key {columns} · (j mod {rows}) + (j mod {tile}) // {rows} of its tile of {tile}"
-        yield from with_ends(text, start + columns * (inner % rows) + inner // rows, ("own", "zero"))
-
-
-def with_ends(text: str, keys: np.ndarray, ends: tuple[str, ...], lost: float = 0.0) -> Iterator[Source]:
+def _with_ends(text: str, keys: np.ndarray, ends: tuple[str, ...]) -> Iterator[Source]:
     """A source for each way to treat keys outside; one if all are inside, none if most are not.
 
-    text, keys, lost: see Source
+    text, keys: see Source
     """
     count, own = len(keys), np.arange(len(keys))
     outside = (keys < 0) | (keys >= count)
     if not outside.any():
-        yield Source(text, keys, lost=lost)
+        yield Source(text, keys)
     elif 2 * outside.sum() <= count:
         read = {"own": own, "zero": np.full(count, -1), "wrap": keys % count, "edge": np.clip(keys, 0, count - 1)}
         for end in ends:
-            yield Source(text, np.where(outside, read[end], keys), end, lost=lost)
+            yield Source(text, np.where(outside, read[end], keys), end)
 
 
 def _elsewhere(case: Case, keys: np.ndarray) -> Iterator[Source]:

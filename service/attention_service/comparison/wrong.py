@@ -3,6 +3,7 @@ queries; what is true of all rows."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -21,6 +22,9 @@ BITS: Final = 20.0
 # No error counts for more bits; rows that are looked at first.
 MOST_BITS: Final = 50.0
 PROBED: Final = 8
+# Digits that are shown of a number, at most, and at least without its error.
+DIGITS: Final = 5
+FEWEST: Final = 3
 # Names of arrays in a sentence, where they differ.
 NOUNS: Final = {"output": "the output", "logsumexp": "the logsumexp"}
 
@@ -107,12 +111,37 @@ class Wrong:
         """All rows, or all that are wrong, in a sentence: "in every wrong row", "for every key"."""
         return f"{'for' if self.axes[2] == 'key' else 'in'} every {'wrong ' * is_wrong}{self.axes[2]}"
 
-    def shown(self, number: float) -> str:
-        """A fitted number with as many digits as are known of it."""
-        return f"{number:#.{3 if self.case.dtype.itemsize < 4 else 5}g}".removesuffix(".")
+    @cached_property
+    def longest(self) -> np.ndarray:
+        """(b, h, q), the largest right number of each row."""
+        found: np.ndarray = np.abs(self.right).max(axis=-1)
+        return found
+
+    def errors(self, by: Any) -> np.ndarray:
+        """(b, h, q): how far a factor of each row may be from the true one, as the row is known up to the tolerance."""
+        slack = np.maximum(1, np.abs(np.broadcast_to(by, self.rows.shape)))
+        found = np.divide(self.tolerance * slack, self.longest)
+        return np.where(self.rows & np.isfinite(found), found, np.inf)
 
     def fact(self, name: str, message: str, **numbers: Any) -> Fact:
         """A fact of this array, whose name is {} in the message."""
         text = message.replace("{}", NOUNS.get(self.name, self.name))
         lists = {key: np.atleast_1d(value).tolist() for key, value in numbers.items()}
         return Fact(name=name, array=self.name, message=f"{text[0].upper()}{text[1:]}.", numbers=lists)
+
+
+def shown(number: float, error: float) -> str:
+    """A fitted number with the digits that its error leaves, but no more than needed: five, or what tells it from 1.
+
+    Its error is shown, too, if few are left.
+    """
+    if not (number and math.isfinite(number) and 0 < error < math.inf):
+        return f"{number:.{DIGITS}g}"
+    decimals = math.floor(-math.log10(2 * error))  # the last digit is wrong by half of itself at most
+    known = math.floor(math.log10(abs(number))) + 1 + decimals
+    for digits in range(min(known, DIGITS), known + 1) if known >= FEWEST else ():
+        text = f"{number:#.{digits}g}".removesuffix(".")
+        if float(text) != 1 or abs(number - 1) <= error:
+            return text
+    unit = 10.0 ** math.floor(math.log10(error))
+    return f"{round(number, decimals + 1):.{max(0, decimals + 1)}f} ± {math.ceil(error / unit) * unit:.1g}"

@@ -372,3 +372,29 @@ def test_a_formula_of_the_softcap_beside_a_missing_one() -> None:
     report = compare(output, query=query, key=key, value=value, layout="hld", is_causal=True, query_offset=4, **options)
     best = report.hypotheses[0]
     assert ({*best.name.split(" and ")}, best.certainty) == ({"mask.absent", "softcap.absent"}, "proof")
+
+
+# What a kernel does to the output, and to the logsumexp in base e of what it computes.
+WITH_LOGSUMEXPS: Final[dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], int, float]]] = {
+    "window.left_plus_one": (lambda weights, value: weights @ value, 6, np.log(2)),
+    "value.is_key": (lambda weights, value: weights @ np.random.default_rng(4).standard_normal((40, 8)), 5, np.log(2)),
+    "output.zeros": (lambda weights, value: 0 * weights @ value, 5, 1 / np.log(2)),
+}
+
+
+@pytest.mark.parametrize("name", WITH_LOGSUMEXPS)
+def test_a_mistake_of_the_logsumexp_is_named_beside_one_of_the_output(name: str) -> None:
+    """The window should reach 5 keys back; the logsumexp is that of the kernel's own keys, in another base."""
+    make, left, base = WITH_LOGSUMEXPS[name]
+    query, value = np.random.default_rng(3).standard_normal((2, 40, 8))
+    key = np.random.default_rng(4).standard_normal((40, 8))
+    back = np.arange(40)[:, None] - np.arange(40)
+    powers = np.exp(query @ key.T / np.sqrt(8)) * ((back >= 0) & (back <= left))
+    total = powers.sum(axis=1)
+    arrays = {"output": make(powers / total[:, None], value), "logsumexp": np.log(total) / base}
+    fields: dict[str, Any] = {"query": query, "key": key, "value": value, "is_causal": True, "window": {"left": 5}}
+    best = compare(arrays, **fields).hypotheses[0]
+    assert (best.name, best.certainty) == (f"{name} and logsumexp.base2", "proof")
+    # A logsumexp that no mistake explains proves nothing of the output, either.
+    arrays["logsumexp"] = arrays["logsumexp"] + np.sin(np.arange(40))
+    assert all(one.certainty != "proof" for one in compare(arrays, **fields).hypotheses)

@@ -28,6 +28,8 @@ REFINED: Final = 8
 # Scores of the sample for pairs and estimates, and pairs that are tried.
 PAIR_SCORES: Final = 2**12
 MAX_PAIRS: Final = 1200
+# Pairs of each kind whose answers for the whole sample are judged.
+MAX_ANSWERS: Final = 20
 # Scores of all cases of pairs that are tried.
 ALL_PAIR_SCORES: Final = 2**22
 
@@ -52,14 +54,15 @@ def search(
         told = _confirmed(joined(singles, evidence, TOLD), evidence, actual, limits, check)
         yield _told(told)
     if not _is_proved(told):
-        both = [evidence.answer(names, wrong) for names, wrong in _pairs(small, singles, check)]
+        pairs = [*itertools.islice(_with_logsumexps(evidence, singles), MAX_ANSWERS), *_pairs(small, singles, check)]
+        both = [evidence.answer(names, wrong) for names, wrong in pairs]
         both = [one for one in both if not any(_adds_nothing(one, other, evidence) for other in found)]
         both = [one for one in both if not evidence.contradicts(one)]
-        pairs = joined(_ranked(list(map(evidence.judge, both)), evidence), evidence, TOLD)
-        pairs = _confirmed(pairs, evidence, actual, limits, check)
+        judged = joined(_ranked(list(map(evidence.judge, both)), evidence), evidence, TOLD)
+        judged = _confirmed(judged, evidence, actual, limits, check)
         best = max((one.explained for one in told), default=0.0)
         # Two mistakes explain more than one of them by chance, too.
-        told += [one for one in pairs if one.is_proof or 1 - one.explained < (1 - best) / 4]
+        told += [one for one in judged if one.is_proof or 1 - one.explained < (1 - best) / 4]
         told.sort(key=lambda one: one.rank)
         yield _told(told)
 
@@ -100,6 +103,17 @@ def _confirmed(
     return sorted(checked, key=lambda one: one.rank)
 
 
+def _with_logsumexps(evidence: Evidence, singles: list[Hypothesis]) -> Iterator[tuple[tuple[str, ...], Case]]:
+    """Mistakes that explain all wrong arrays but the logsumexp, each with one more that changes nothing else."""
+    others = {name: evidence.actual[name] for name in evidence.wrong - {"logsumexp"}}
+    if not others or "logsumexp" not in evidence.wrong:
+        return
+    for one in (one.candidate for one in singles):
+        if not one.rounds and ratio(others, one.arrays, evidence.baselines) <= CORRECT:
+            for row in (row for row in MUTANTS.values() if row.needs == "logsumexp" and row.name not in one.names):
+                yield from (((*one.names, row.name), case) for case in row.edit(one.case))
+
+
 def _pairs(small: Evidence, singles: list[Hypothesis], check: Check) -> Iterator[tuple[tuple[str, ...], Case]]:
     """The pairs of mutants that explain the output of a small sample best, with their cases. singles: ranked"""
     best: dict[str, float] = {}
@@ -113,7 +127,7 @@ def _pairs(small: Evidence, singles: list[Hypothesis], check: Check) -> Iterator
     # Two mistakes of one group may change the same part of a case, so that their order matters.
     groups = {name: MUTANTS[name].group for name in names}
     pairs = [(one, two) for one, two in pairs if places[one] < places[two] or groups[one] == groups[two]]
-    best_pairs = heapq.nsmallest(4 * TOLD, _tried(small, pairs[:MAX_PAIRS], check), key=lambda one: one[0])
+    best_pairs = heapq.nsmallest(MAX_ANSWERS, _tried(small, pairs[:MAX_PAIRS], check), key=lambda one: one[0])
     return ((pair, case) for _, pair, case in best_pairs)
 
 

@@ -143,5 +143,6 @@ def shown(number: float, error: float) -> str:
         text = f"{number:#.{digits}g}".removesuffix(".")
         if float(text) != 1 or abs(number - 1) <= error:
             return text
-    unit = 10.0 ** math.floor(math.log10(error))
-    return f"{round(number, decimals + 1):.{max(0, decimals + 1)}f} ± {math.ceil(error / unit) * unit:.1g}"
+    places = -math.floor(math.log10(error))
+    unit = 10.0**-places
+    return f"{round(number, places):.{max(0, places)}f} ± {math.ceil(error / unit) * unit:g}"

@@ -90,7 +90,8 @@ def _extra_sum(wrong: Wrong, usable: np.ndarray) -> Iterator[Fact]:
         if usable.sum() >= 2 * extra.size and (said := wrong.said(wrong.sums[3].max(axes).sum(), by=by)):
             numbers = (extra.ravel() if name else by[0, :, 0])[:LISTED]
             errors = wrong.errors(by) / np.where(fits, np.abs(x) * by**2 if name else 1, 0)
-            text = ", ".join(map(shown, numbers, errors.min(axes).ravel()))
+            errors = np.where(usable.any(axes), errors.min(axes), 0).ravel()  # 1, or 0, in heads that are right
+            text = ", ".join(map(shown, numbers, errors))
             heads = f" of {plural_of(wrong.axes[1])} 0 to {len(numbers) - 1}" if len(numbers) > 1 else ""
             what = f"is right up to a factor: the sum of its softmax differs by {text} {name}"
             what += ": padded keys?" if name == "keys of score 0" and not heads and numbers[0] > 0.5 else ""

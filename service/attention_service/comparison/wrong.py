@@ -133,9 +133,11 @@ class Wrong:
 def shown(number: float, error: float) -> str:
     """A fitted number with the digits that its error leaves, but no more than needed: five, or what tells it from 1.
 
-    Its error is shown, too, if few are left.
+    Its error is shown, too, if few are left. error: 0 for a number that is exact
     """
-    if not (number and math.isfinite(number) and 0 < error < math.inf):
+    if not error < math.inf:
+        return "any number"
+    if not (number and error and math.isfinite(number)):
         return f"{number:.{DIGITS}g}"
     decimals = math.floor(-math.log10(2 * error))  # the last digit is wrong by half of itself at most
     known = math.floor(math.log10(abs(number))) + 1 + decimals

@@ -98,7 +98,7 @@ def test_a_nan_is_seen() -> None:
     fields = inputs("float32")
     output = by_hand(fields, left=300)
     output[0, 3, 64, 5] = np.nan
-    with pytest.raises(AssertionError, match="all 1 wrong elements of the output are NaN"):
+    with pytest.raises(AssertionError, match="some elements are infinite or NaN"):
         assert_attention(output, **fields, is_causal=True, rows=16)
 
 

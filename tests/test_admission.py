@@ -241,6 +241,30 @@ async def test_steady_senders_are_never_slow() -> None:
 
 
 @in_virtual_time
+async def test_a_body_that_waited_a_moment_ago_is_not_slow() -> None:
+    """It could send no more meanwhile."""
+    admission = controller(memory=1000)
+    silent, waited, first, second, waiting = (Sender(admission) for _ in range(5))
+    for sender, size in ((silent, 10), (waited, 300), (first, 185), (waited, 306)):
+        await sender.send(size)
+    await asyncio.sleep(PATIENCE / 4)
+    await waiting.send(200)
+    assert waited.lease.waits
+    await asyncio.sleep(PATIENCE / 4)
+    first.task.cancel()
+    await turns()
+    assert (waited.lease.memory, waiting.lease.waits) == (306, True)
+    await asyncio.sleep(0.8 * PATIENCE)  # `waiting` is the oldest that waits, from three quarters on
+    await second.send(180)
+    await waited.send(311)
+    assert waited.lease.waits
+    await asyncio.sleep(PATIENCE / 2)
+    second.task.cancel()
+    await asyncio.sleep(PATIENCE / 2)
+    assert (silent.ended, waited.ended, waited.lease.memory) == (True, False, 311)
+
+
+@in_virtual_time
 async def test_bodies_that_wait_for_requests_that_compute_end_no_other_body() -> None:
     admission = controller()
     (computing,) = await in_line(admission, 80)
@@ -298,6 +322,24 @@ async def test_a_full_queue_refuses_requests() -> None:
     with pytest.raises(Busy) as refusal:
         await refused.grow(1, Deadline(9), slot=True)
     assert int(refusal.value.headers["Retry-After"]) >= 1
+    holder.release()
+    await task
+
+
+@in_virtual_time
+async def test_retry_after_is_when_all_that_are_here_will_be_done() -> None:
+    """A slot was held for 8 s: 0.1 + (8 - 0.1) / 8 = 1.0875 s on average, three times: one computes, one waits."""
+    admission = controller(queue=1)
+    before, holder, waiting, refused = await in_line(admission, 1, 1, 1, 1)
+    await before.grow(1, Deadline(9), slot=True)
+    await asyncio.sleep(8)
+    before.release()
+    await holder.grow(1, Deadline(9), slot=True)
+    task = grow(waiting, 1, slot=True)
+    await turns()
+    with pytest.raises(Busy) as refusal:
+        await refused.grow(1, Deadline(9), slot=True)
+    assert refusal.value.headers["Retry-After"] == "4"  # of 3.26, with the one that is refused
     holder.release()
     await task
 

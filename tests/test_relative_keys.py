@@ -72,3 +72,11 @@ def test_squares_that_underflow_do_not_hide_what_is_added() -> None:
         },
     )
     assert result.output.tolist() == [[2]]
+
+
+def test_products_with_relative_keys_count_twice() -> None:
+    """2 · 3 scores of 4 + 5 products, of 4 + 4 + 5 with relative keys; each a multiplication and an addition."""
+    numbers = np.zeros((1, 1, 3, 5))
+    plain = AttentionSpec(query=numbers[..., :2, :4], key=numbers[..., :4], value=numbers, query_offset=np.array(0))
+    relative = plain._replace(relative_keys=RelativeKeys(key=np.zeros((4, 4)), first=-2))
+    assert [make_plan(spec).flops for spec in (plain, relative)] == [6 * (2 * 9 + 8), 6 * (2 * 13 + 8)]

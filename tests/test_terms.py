@@ -80,6 +80,8 @@ def test_no_more_and_no_fewer_keys_than_queries_see(name: str, offset: list[int]
 def test_the_largest_number_that_a_bias_adds() -> None:
     for numbers, expected in (([-3, 2], 3), ([-3, 4], 4), ([-np.inf, 2], 2), ([-np.inf, -5], 5), ([-np.inf] * 2, 0)):
         assert Bias(np.array(numbers, float).reshape(1, 1, 1, 2)).largest_added(SIZES) == expected
+    two = np.array([[-np.inf, 2], [-3, 1]]).reshape(2, 1, 1, 2)
+    np.testing.assert_array_equal(Bias(two).largest_added(SIZES), [2, 3])
 
 
 def test_the_largest_number_that_linear_biases_add() -> None:

@@ -6,8 +6,8 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import cache
 from threading import Lock
@@ -21,23 +21,62 @@ AT_A_TIME: Final = 4096
 S = TypeVar("S")
 T = TypeVar("T")
 _limiting = Lock()
-_limits: list[Any] = []  # what ends the limit of BLAS, once for each who needs it
+_holders: set[object] = set()  # one for each context that needs BLAS held to one thread
+_held: list[tuple[Any, int]] = []  # the libraries that are held, and the threads that each had before
 
 
 @contextmanager
 def single_threaded_blas() -> Iterator[None]:
     """Hold BLAS to one thread for each thread that calls it, in the whole process, until the last context ends."""
-    with _limiting:
-        _take_control()
-        _limits.append(_limits[0] if _limits else _blas().limit(limits=1, user_api="blas"))
+    holder = object()
     try:
+        with _limiting:
+            _holders.add(holder)
+            _hold()
         yield
     finally:
-        with _limiting:
-            limit = _limits.pop()
-            if not _limits:
-                _take_control()
-                limit.restore_original_limits()
+        try:
+            _release(holder)
+        except KeyboardInterrupt:
+            _release(holder)
+            raise
+
+
+def _hold() -> None:
+    """Set BLAS to one thread. How many it had is noted before, so that it can be given back from any state."""
+    _take_control()
+    if not _held:
+        _held.extend([(one, one.num_threads) for one in _blas().lib_controllers if one.user_api == "blas"])
+    for library, _ in _held:
+        library.set_num_threads(1)
+
+
+def _release(holder: object) -> None:
+    """Give its threads back to BLAS, unless another context needs it held."""
+    with _limiting:
+        _holders.discard(holder)
+        if not _holders:
+            _give_back()
+
+
+def _give_back() -> None:
+    _take_control()
+    for library, threads in _held:
+        library.set_num_threads(threads)
+    _held.clear()
+
+
+def _start_anew() -> None:
+    """Forget the contexts of threads that a forked process does not have, and the lock that they may have held."""
+    global _limiting
+    _limiting = Lock()
+    _holders.clear()
+    if _held:
+        _give_back()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew)
 
 
 def _take_control() -> None:
@@ -62,7 +101,7 @@ class TilePool:
     def __init__(self, threads: int) -> None:
         threadpool_limits(1, user_api="blas")
         self.threads = threads
-        self._executor = ThreadPoolExecutor(threads - 1, "attention") if threads > 1 else None
+        self._executor = _executor(threads - 1) if threads > 1 else None
         self._processors = itertools.count()
 
     def at_most(self, threads: int) -> TilePool:
@@ -87,31 +126,44 @@ class TilePool:
         # The caller's errstate holds for its own thread only.
         @np.errstate(all="ignore")
         def work() -> None:
-            _move_to_processor(next(self._processors))
             try:
+                _move_to_processor(next(self._processors))
                 for i, tile in left:
                     results[i] = function(tile)
-            except BaseException:
-                deque(left, maxlen=0)  # the other threads end after their tile
-                raise
+            finally:
+                deque(left, maxlen=0)  # after an error the other threads end after their tile
 
-        waiting = [self._executor.submit(work) for _ in range(helpers)]
+        waiting: list[Future[None]] = []
         try:
+            with suppress(RuntimeError):  # Python is ending, and starts no thread: this one computes all tiles
+                waiting.extend(self._executor.submit(work) for _ in range(helpers))
             work()
         finally:
+            deque(left, maxlen=0)
             for future in waiting:
                 if not future.cancel():  # a helper that has not begun has nothing left to do
                     future.result()
         return [results[i] for i in range(len(tiles))]
 
 
+def _executor(threads: int) -> Executor | None:
+    """So many threads, which start when they are needed; None while Python ends, when no thread can start."""
+    try:
+        from concurrent.futures import ThreadPoolExecutor  # loads a module that registers itself for the end of Python
+    except RuntimeError:
+        return None
+    return ThreadPoolExecutor(threads, "attention")
+
+
 def _move_to_processor(number: int) -> None:
-    """Move the calling thread to a processor, and leave it free to move on.
+    """Move the calling thread to a processor, and leave it free to move on, whatever is raised meanwhile.
 
     Linux starts a woken thread on the processor of the thread that wakes it, and may leave all of them there for as
     long as a computation takes.
     """
     if hasattr(os, "sched_getaffinity"):
         allowed = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {sorted(allowed)[number % len(allowed)]})
-        os.sched_setaffinity(0, allowed)
+        try:
+            os.sched_setaffinity(0, {sorted(allowed)[number % len(allowed)]})
+        finally:
+            os.sched_setaffinity(0, allowed)

@@ -22,7 +22,6 @@ BLOCK: Final = 2**20
 # of keys and values of a block of several heads, which may share them.
 PRODUCTS: Final = 2**28
 OPERANDS: Final = 2**21
-_keeping = Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +29,7 @@ class Sample:
     """Batch entries, heads and queries (rows) of which answers are compared; every combination of them.
 
     columns: the keys that are computed, None for all
-    kept: what cases that share operands need in common, by the identities of these
+    kept: what cases that share operands need in common, by the identities of these; keeping: locks it
     """
 
     batches: np.ndarray
@@ -38,6 +37,7 @@ class Sample:
     rows: np.ndarray
     columns: slice | None = None
     kept: dict[tuple[Any, ...], tuple[tuple[Any, ...], Any]] = field(default_factory=dict)
+    keeping: Lock = field(default_factory=Lock)
 
     def once(self, room: int, name: str, make: Callable[[], T], *operands: Any) -> T:
         """What `make` returns, an array or several, made once for these operands as long as there is room for it.
@@ -46,13 +46,13 @@ class Sample:
         room: bytes that are kept; one entry may have more
         """
         key = (name, *map(id, operands))
-        with _keeping:
+        with self.keeping:
             if key in self.kept:
                 self.kept[key] = self.kept.pop(key)
                 found: T = self.kept[key][1]
                 return found
         made = make()  # by two threads at once, rather than one after the other
-        with _keeping:
+        with self.keeping:
             while self.kept and sum(_bytes(one) for _, one in self.kept.values()) + _bytes(made) > room:
                 del self.kept[next(iter(self.kept))]
             self.kept[key] = operands, made
@@ -60,7 +60,7 @@ class Sample:
 
     def forget(self) -> None:
         """Drop what was kept: blocks wait in a list until all of them are computed."""
-        with _keeping:
+        with self.keeping:
             self.kept.clear()
 
     @property

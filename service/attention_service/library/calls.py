@@ -5,6 +5,7 @@ Comparisons are imported when they are asked for: `attend` does not need them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -93,11 +94,12 @@ def _question(arguments: Arguments) -> Question:
 def judge() -> Iterator[Backend]:
     """The backend of comparisons, which takes all processors, each with a single-threaded BLAS."""
     with single_threaded_blas():
-        yield _judge()
+        yield _judge(os.getpid())
 
 
 @cache
-def _judge() -> Backend:
+def _judge(process: int) -> Backend:
+    """The backend of a process: a fork of it has none of its threads, and locks that nobody opens."""
     return Backends(threads=cpu_count()).choose("numpy", "cpu")
 
 

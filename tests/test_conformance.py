@@ -276,7 +276,27 @@ def test_a_function_in_this_directory_is_found(kernels: Path) -> None:
     line = [sys.executable, "-m", "attention_service", "conformance", "run", "kernels:nothing"]
     done = subprocess.run(line, capture_output=True, text=True, cwd=kernels, timeout=60, check=False)
     assert done.returncode == 2, done.stderr
-    assert done.stdout.splitlines()[-1].split() == ["all", "0", "0", "0", "0", str(CASES)]
+    _, counts, reason = done.stdout.splitlines()
+    assert counts.split() == ["all", "0", "0", "0", "0", str(CASES)]
+    assert reason == f"{len(CORNERS) + 1} of {len(CORNERS) + 1} corners not supported: NotImplemented"
+
+
+def test_corners_that_are_not_supported_are_told_by_reason() -> None:
+    def plain(query: np.ndarray, key: np.ndarray, value: np.ndarray, scale: float | None = None) -> np.ndarray:
+        if scale is not None:
+            raise Unsupported("it doesn't scale, and isn't about to")
+        return service(query=query, key=key, value=value)["output"]
+
+    names = ("plain", "mask", "mask.empty_row", "key_mask", "scale.own")
+    result = run_cases([case for name in names for case in make_corner_cases(name, 1, 0, ("float32",))], plain)
+    assert [line.split()[0] for line in as_text(result).splitlines()[:3]] == ["corner", "plain", "all"]
+    assert as_text(result).splitlines()[3:] == [
+        "3 of 5 corners not supported: got an unexpected keyword argument key_mask, mask",
+        "1 of 5 corners not supported: it doesn't scale, and isn't about to",
+    ]
+    reasons = {corner["corner"]: corner["reason"] for corner in as_json(result)["corners"]}
+    assert reasons["plain"] is None
+    assert reasons["mask"] == "got an unexpected keyword argument 'mask'"
 
 
 def test_the_page_has_every_deviation_as_the_table_has_it() -> None:

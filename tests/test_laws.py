@@ -138,13 +138,13 @@ def test_what_is_left_unwritten() -> None:
     assert result["writes_everything"].status == "broken"
     assert result["writes_everything"].message == "output[0, 0, 64, 0] is nan after memory was filled with NaN"
     assert result["writes_everything"].input == (
-        "batch 5, num_heads 2, num_kv_heads 1, query_length 65, key_length 200, head_dim 64"
+        "batch 5, num_heads 2, num_kv_heads 1, query_length 65, key_length 200, head_dim 64, dtype float32"
     )
 
 
 def test_the_smallest_input_is_named() -> None:
     [law] = [law for law in laws(BROKEN["batch_invariant"]).laws if law.status == "broken"]
-    assert law.input == "batch 2, num_heads 2, num_kv_heads 2, query_length 3, key_length 3, head_dim 16"
+    assert law.input == "batch 2, num_heads 2, num_kv_heads 2, query_length 3, key_length 3, head_dim 16, dtype float32"
     assert law.message is not None
     assert law.message.startswith("output[0, 0, 0, 0] is ")
     assert "where sequence 0 is alone" in law.message
@@ -176,7 +176,7 @@ def test_nothing_to_check_and_errors() -> None:
     assert len(errors) == len(LAWS) - 1, "it has no argument that hides keys"
     assert {law.message for law in errors} == {message}
     assert {law.input for law in errors} == {
-        "batch 1, num_heads 1, num_kv_heads 1, query_length 2, key_length 2, head_dim 16"
+        "batch 1, num_heads 1, num_kv_heads 1, query_length 2, key_length 2, head_dim 16, dtype float32"
     }
     assert result.exit_status == 1
     assert f"writes_everything: the smallest input that shows it: {result.laws[0].input}" in laws_as_text(result)
@@ -191,6 +191,67 @@ def test_the_place_of_what_a_function_with_out_raises() -> None:
     assert message is not None
     assert message.startswith("ValueError: ")
     assert f"(tests/test_laws.py, line {failing.__code__.co_firstlineno + 1}, in failing: np.copyto(" in message
+
+
+def vectorised(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The output, rounded to the type of the query as kernels of half types do, and the logsumexp."""
+    key, value = (np.repeat(array.astype("f8"), query.shape[1] // array.shape[1], axis=1) for array in (key, value))
+    scores = query.astype("f8") @ key.swapaxes(-1, -2) / query.shape[-1] ** 0.5
+    largest = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - largest)
+    total = weights.sum(axis=-1, keepdims=True)
+    return (weights / total @ value).astype(query.dtype), (largest + np.log(total))[..., 0]
+
+
+@pytest.mark.parametrize("raises", [None, NotImplementedError("no"), Unsupported("no")])
+def test_a_function_with_out_may_refuse(raises: Exception | None) -> None:
+    def refusing(query: np.ndarray, key: np.ndarray, value: np.ndarray, out: np.ndarray) -> Any:
+        if raises is not None:
+            raise raises
+        return NotImplemented
+
+    result = laws(refusing)
+    assert {law.status for law in result.laws} == {"unsupported"}
+    assert result.exit_status == 2
+
+
+@pytest.mark.parametrize("as_pair", [True, False])
+def test_what_a_function_with_out_returns_beside_is_judged(as_pair: bool) -> None:
+    """A logsumexp in bits is broken, and one in nats is right, whether it is returned in a pair or by its name."""
+
+    def function(factor: float) -> Function:
+        def writing(query: np.ndarray, key: np.ndarray, value: np.ndarray, out: np.ndarray) -> Any:
+            out[...], logsumexp = vectorised(query, key, value)
+            return (out, logsumexp * factor) if as_pair else {"logsumexp": logsumexp * factor}
+
+        return writing
+
+    assert {law.name: law.status for law in laws(function(1.0)).laws}["mergeable"] == "holds"
+    assert broken(function(1 / np.log(2))) == {"mergeable"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_laws_hold_for_other_types(dtype: str) -> None:
+    types: set[str] = set()
+
+    def function(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        types.update(array.dtype.name for array in (query, key, value))
+        return vectorised(query, key, value)
+
+    assert {law.status for law in laws(function, dtypes=[dtype]).laws} == {"holds", "unsupported"}
+    assert types == {dtype}
+
+
+def test_a_law_that_one_type_breaks_names_it() -> None:
+    def function(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        output, _ = vectorised(query, key, value)
+        return output * output.dtype.type(0.5) if query.dtype.name == "bfloat16" else output
+
+    result = {law.name: law for law in laws(function, dtypes=["float32", "bfloat16"]).laws}
+    assert {name for name, law in result.items() if law.status == "broken"} == {"constant_values"}
+    assert (result["constant_values"].input or "").endswith("head_dim 16, dtype bfloat16")
+    with pytest.raises(ValueError, match="dtypes: expected names of float32, bfloat16, float64, float16, got int8"):
+        laws(function, dtypes=["int8"])
 
 
 def service(backend: str) -> Function:
@@ -234,6 +295,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["conformance", "laws", "lawful:mean", "--format", "junit"]) == 1
     suite = ElementTree.fromstring(capsys.readouterr().out)[0]
     assert (suite.attrib["failures"], suite.attrib["skipped"], suite.attrib["tests"]) == ("1", "2", "8")
+    assert main(["conformance", "laws", "lawful:mean", "--dtypes", "float16", "bfloat16"]) == 1
+    assert "head_dim 16, dtype float16" in capsys.readouterr().out
     assert main(["conformance", "laws", "lawful:absent"]) == 3
     assert capsys.readouterr().err == "lawful:absent: lawful has no absent\n"
 
@@ -249,6 +312,8 @@ def test_the_command_with_tensors(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["conformance", "laws", "tensors:attention", "--torch", "--dtypes", "bfloat16"]) == 1
+    assert "writes_everything       holds" in capsys.readouterr().out
     status = main(["conformance", "laws", "tensors:attention", "--torch", "--format", "json"])
     found = {law["name"]: law["status"] for law in json.loads(capsys.readouterr().out)["laws"]}
     # torch multiplies hidden values by weights of 0, and its sums may depend on the batch

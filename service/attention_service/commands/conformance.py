@@ -10,13 +10,16 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attention_service.commands import formats, targets
+from attention_service.commands.formats import Check
 from attention_service.commands.terminal import FAILED, CommandError, natural, reported
 from attention_service.printable import printable
 
 if TYPE_CHECKING:  # commands import what they need when they run
+    from attention_service.conformance.law_checks import LawsResult
+    from attention_service.conformance.runner import SuiteResult
     from attention_service.conformance.target import Target
 
-T = TypeVar("T")
+Result = TypeVar("Result", "SuiteResult", "LawsResult")
 
 
 def add_commands(commands: Any) -> None:
@@ -48,6 +51,7 @@ def add_commands(commands: Any) -> None:
     )
     lawyer.usage_status = FAILED
     lawyer.set_defaults(run=_laws)
+    _add_dtypes(lawyer, "float32")
     for parser in (runner, lawyer):
         parser.add_argument(
             "target", metavar="TARGET", help="module:function; modules of this directory are found, too"
@@ -62,7 +66,13 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="*", metavar="NAME", help=text)
     text = "head dimensions, such as 64 128, of cases as long as kernels for tensor cores take them"
     parser.add_argument("--head-dims", nargs="+", type=natural, default=(), metavar="N", help=text)
-    parser.add_argument("--dtypes", nargs="+", default=(), metavar="NAME", help="types of requests (default: all)")
+    _add_dtypes(parser, "all")
+
+
+def _add_dtypes(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the option that says which types the arrays of requests have."""
+    text = f"types of requests (default: {default})"
+    parser.add_argument("--dtypes", nargs="+", default=(), metavar="NAME", help=text)
 
 
 def _choice(options: argparse.Namespace) -> dict[str, Any]:
@@ -85,31 +95,53 @@ def _run(options: argparse.Namespace) -> int:
     from attention_service.conformance.report import as_json, as_text
     from attention_service.conformance.runner import run
 
-    suite = f"conformance {options.target}"
-    with formats.errors_as_checks(suite, options.format):
-        result = _judged(options, lambda target: run(options.dir, target, **_choice(options)))
-    if options.format in formats.FORMATS:
-        print(formats.FORMATS[options.format](suite, formats.checks_of_suite(result)))
-    else:
-        print(json.dumps(as_json(result), indent=2) if options.format == "json" else as_text(result))
-    return result.exit_status
+    return _printed(
+        options,
+        "conformance",
+        lambda target: run(options.dir, target, **_choice(options)),
+        formats.checks_of_suite,
+        as_json,
+        as_text,
+    )
 
 
 def _laws(options: argparse.Namespace) -> int:
     from attention_service.conformance.law_checks import laws
     from attention_service.conformance.report import laws_as_json, laws_as_text
 
-    suite = f"laws {options.target}"
+    return _printed(
+        options,
+        "laws",
+        lambda target: laws(target, dtypes=options.dtypes),
+        formats.checks_of_laws,
+        laws_as_json,
+        laws_as_text,
+    )
+
+
+def _printed(
+    options: argparse.Namespace,
+    command: str,
+    judge: Callable[[Target], Result],
+    checks: Callable[[Result], list[Check]],
+    as_json: Callable[[Result], Any],
+    as_text: Callable[[Result], str],
+) -> int:
+    """Print what a judge finds of the function that the command names, and return the exit status.
+
+    Errors: CommandError.
+    """
+    suite = f"{command} {options.target}"
     with formats.errors_as_checks(suite, options.format):
-        result = _judged(options, laws)
+        result = _judged(options, judge)
     if options.format in formats.FORMATS:
-        print(formats.FORMATS[options.format](suite, formats.checks_of_laws(result)))
+        print(formats.FORMATS[options.format](suite, checks(result)))
     else:
-        print(json.dumps(laws_as_json(result), indent=2) if options.format == "json" else laws_as_text(result))
+        print(json.dumps(as_json(result), indent=2) if options.format == "json" else as_text(result))
     return result.exit_status
 
 
-def _judged(options: argparse.Namespace, judge: Callable[[Target], T]) -> T:
+def _judged(options: argparse.Namespace, judge: Callable[[Target], Result]) -> Result:
     """What a judge finds of the function that the command names. Errors: CommandError."""
     target = targets.load(options.target, options)
     try:

@@ -7,19 +7,25 @@ the same, and returns what is wrong, or None. It raises Unsupported for what the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
+from attention_service.attention.arrays import FLOATS
+from attention_service.comparison.errors import epsilon, largest_number
+from attention_service.conformance.requests import Choice
 from attention_service.conformance.target import Target, Unsupported, call, described, load_target
+from attention_service.library.calls import named
 
 LawStatus = Literal["holds", "broken", "error", "unsupported"]
 LAW_STATUSES: Final[tuple[LawStatus, ...]] = ("holds", "broken", "error", "unsupported")
-# What rounding may change, as a part of the largest number of the answer, where a law is not about bits: float32
-# products of tensor cores have 11 bits.
+# The types that are checked unless others are asked for.
+DTYPES: Final = ("float32",)
+# What rounding may change at least, as a part of the largest number of the answer, where a law is not about bits:
+# float32 products of tensor cores have 11 bits.
 TOLERANCE: Final = 2.0**-9
 # Keys that an implementation takes at a time, as far as lengths are tried: from 1 to two of these tiles and one.
 TILE: Final = 64
@@ -27,7 +33,7 @@ HUGE: Final = 1e30
 
 
 class Size(NamedTuple):
-    """The sizes of an input: batch, heads, key/value heads, queries, keys, features of a head."""
+    """The sizes of an input: batch, heads, key/value heads, queries, keys, features of a head; and its type."""
 
     b: int
     h: int
@@ -35,9 +41,15 @@ class Size(NamedTuple):
     q: int
     k: int
     d: int
+    dtype: str = DTYPES[0]
+
+    @property
+    def tolerance(self) -> float:
+        """What rounding may change: weights and outputs of half types are rounded, too, in both of two answers."""
+        return max(TOLERANCE, 2 * epsilon(FLOATS[self.dtype]))
 
     def __str__(self) -> str:
-        names = ("batch", "num_heads", "num_kv_heads", "query_length", "key_length", "head_dim")
+        names = ("batch", "num_heads", "num_kv_heads", "query_length", "key_length", "head_dim", "dtype")
         return ", ".join(f"{name} {number}" for name, number in zip(names, self, strict=True))
 
 
@@ -84,18 +96,23 @@ class LawsResult:
         return 1 if self.count("broken") or self.count("error") else 0 if self.count("holds") else 2
 
 
-def laws(target: str | Target) -> LawsResult:
-    """Which laws an implementation breaks. target: as of `run`; with a parameter `out` it writes its output there
+def laws(target: str | Target, *, dtypes: Sequence[str] = ()) -> LawsResult:
+    """Which laws an implementation breaks.
 
-    Errors: ImportError and ValueError for a name that leads nowhere.
+    target: as of `run`; with a parameter `out` it writes its output there
+    dtypes: the types of the inputs, for all of which a law must hold; none for float32
+
+    Errors: ImportError and ValueError for a name that leads nowhere; ValueError for types that there are not.
     """
+    types = Choice.of(None, (), dtypes).dtypes or DTYPES
     function = with_out(load_target(target) if isinstance(target, str) else target)
-    return LawsResult(tuple(_checked(name, law, function) for name, law in LAWS.items()))
+    sizes = [size._replace(dtype=dtype) for dtype in types for size in SIZES]
+    return LawsResult(tuple(_checked(name, law, function, sizes) for name, law in LAWS.items()))
 
 
-def _checked(name: str, law: Callable[[Target, Size], str | None], target: Target) -> LawResult:
+def _checked(name: str, law: Callable[[Target, Size], str | None], target: Target, sizes: Iterable[Size]) -> LawResult:
     reasons, held = [], False
-    for size in SIZES:
+    for size in sizes:
         try:
             message = law(target, size)
         except Unsupported as reason:
@@ -123,7 +140,9 @@ def with_out(target: Target) -> Target:
         query, value = fields["query"], fields["value"]
         out = np.full((*query.shape[:3], value.shape[3]), np.nan, query.dtype)
         found = target(**fields, out=out)
-        return {**found, "output": out} if isinstance(found, Mapping) else out
+        if found is NotImplemented:
+            return found
+        return {**({} if found is None else named(found)), "output": out}
 
     left = [parameter for name, parameter in signature.parameters.items() if name != "out"]
     returning.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]  # read by inspect
@@ -131,10 +150,11 @@ def with_out(target: Target) -> Target:
 
 
 def make_input(size: Size) -> dict[str, Any]:
-    """Query, key and value of a size, in float32."""
-    random, (b, h, g, q, k, d) = np.random.default_rng(size), size
+    """Query, key and value of a size, in its type."""
+    *lengths, dtype = size
+    random, (b, h, g, q, k, d) = np.random.default_rng(lengths), lengths
     shapes = {"query": (b, h, q, d), "key": (b, g, k, d), "value": (b, g, k, d)}
-    return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    return {name: random.normal(size=shape).astype(FLOATS[dtype]) for name, shape in shapes.items()}
 
 
 def deterministic(target: Target, size: Size) -> str | None:
@@ -163,7 +183,8 @@ def heads_permuted(target: Target, size: Size) -> str | None:
     heads[::2] = heads[::2, ::-1]  # in some groups only, as a head that reads key n % g may else be where it was
     heads = heads.ravel()
     moved = {name: array[:, heads if name == "query" else kv_heads] for name, array in fields.items()}
-    return _apart(call(target, moved)["output"], call(target, fields)["output"][:, heads], "with its heads permuted")
+    found, expected = call(target, moved)["output"], call(target, fields)["output"][:, heads]
+    return _apart(found, expected, "with its heads permuted", size.tolerance)
 
 
 def writes_everything(target: Target, size: Size) -> str | None:
@@ -178,6 +199,7 @@ def writes_everything(target: Target, size: Size) -> str | None:
 def ignores_hidden(target: Target, size: Size) -> str | None:
     """NaN and huge numbers in hidden keys and values change nothing."""
     fields, seen = make_input(size), max(1, size.k - 2)
+    huge = min(HUGE, largest_number(FLOATS[size.dtype]) / 2)
     hiding: dict[str, tuple[Any, int, int]] = {  # the field, the first key that is hidden, and from how many queries
         "key_lengths": (np.full(size.b, seen), seen, size.q),
         "key_mask": (np.arange(size.k) < seen, seen, size.q),
@@ -189,16 +211,16 @@ def ignores_hidden(target: Target, size: Size) -> str | None:
     for name, (option, first, rows) in hiding.items():
         try:
             clean = call(target, fields | {name: option})["output"][:, :, :rows]
-            for number in (np.nan, np.inf, HUGE):
+            for number in (np.nan, np.inf, huge):
                 spoilt = {field: array.copy() for field, array in fields.items()}
                 spoilt["key"][:, :, first:] = spoilt["value"][:, :, first:] = number
                 try:
                     found = call(target, spoilt | {name: option})["output"][:, :, :rows]
                 except Exception:
-                    if rows == size.q or number == HUGE:
+                    if rows == size.q or number == huge:
                         raise
                     continue  # it may be refused, as the last query sees it
-                if message := _apart(found, clean, f"with {number} in what {name} hides"):
+                if message := _apart(found, clean, f"with {number} in what {name} hides", size.tolerance):
                     return message
         except Unsupported as reason:
             reasons.append(str(reason))
@@ -212,7 +234,7 @@ def constant_values(target: Target, size: Size) -> str | None:
     fields = make_input(size)
     fields["value"] = np.ones_like(fields["value"])
     output = call(target, fields)["output"]
-    return _apart(output, np.ones(output.shape), "where all values are 1")
+    return _apart(output, np.ones(output.shape), "where all values are 1", size.tolerance)
 
 
 def mergeable(target: Target, size: Size) -> str | None:
@@ -226,14 +248,14 @@ def mergeable(target: Target, size: Size) -> str | None:
         total = np.logaddexp(*(part["logsumexp"].astype(np.float64) for part in parts))
         merged = sum(np.exp(part["logsumexp"] - total)[..., None] * part["output"] for part in parts)
         for name, found in (("output", merged), ("logsumexp", total)):
-            if message := _apart(whole[name], found, f"cut before key {cut} and merged", name):
+            if message := _apart(whole[name], found, f"cut before key {cut} and merged", size.tolerance, name):
                 return message
     return None
 
 
 def lengths(target: Target, size: Size) -> str | None:
     """Sequences of every length have finite outputs; with a causal mask those that they have in a longer sequence."""
-    if size != SIZES[0]:  # which stands for all lengths
+    if size != SIZES[0]._replace(dtype=size.dtype):  # which stands for all lengths
         raise Unsupported("is checked once")
     most = 2 * TILE + 1
     fields = make_input(size._replace(q=most, k=most))
@@ -247,7 +269,7 @@ def lengths(target: Target, size: Size) -> str | None:
             message = _not_finite(call(target, cut)["output"], f"of length {length}")
         else:
             found, where = call(target, cut | {"is_causal": True})["output"], f"of length {length}, causal"
-            message = _not_finite(found, where) or _apart(found, longest[:, :, :length], where)
+            message = _not_finite(found, where) or _apart(found, longest[:, :, :length], where, size.tolerance)
         if message:
             return message
     return None
@@ -272,14 +294,12 @@ def _differ(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], when
     """What to say if any array has other bits."""
     for name, array in one.items():
         if name not in other or not np.array_equal(array, other[name], equal_nan=True):
-            apart = _apart(array, other[name], when, name, 0.0) if name in other else None
+            apart = _apart(array, other[name], when, 0.0, name) if name in other else None
             return apart or f"{name} has other bits {when}"
     return None
 
 
-def _apart(
-    found: np.ndarray, expected: np.ndarray, when: str, name: str = "output", tolerance: float = TOLERANCE
-) -> str | None:
+def _apart(found: np.ndarray, expected: np.ndarray, when: str, tolerance: float, name: str = "output") -> str | None:
     """What to say of the first number that is further from the expected one than rounding explains."""
     if found.shape != expected.shape:
         return f"{name} has shape {found.shape} {when}, expected {expected.shape}"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from attention_service.conformance.judge import STATUSES
 from attention_service.conformance.law_checks import LAW_STATUSES, LawsResult
 from attention_service.conformance.runner import CornerResult, SuiteResult
 
+# A name in quotes, as in "got an unexpected keyword argument 'mask'".
+QUOTED: Final = re.compile(r"'(\w+)'")
+
 
 def as_text(result: SuiteResult) -> str:
-    """A table by corner, then the first failure of each corner."""
+    """A table by corner, a line for each reason why others are not supported, then the first failure of each corner."""
     return "\n".join(_lines(result))
 
 
@@ -43,9 +48,11 @@ def laws_as_json(result: LawsResult) -> dict[str, Any]:
 
 def _lines(result: SuiteResult) -> Iterator[str]:
     yield f"{'corner':24} {''.join(f'{status:>12}' for status in STATUSES)}"
-    for corner in sorted(result.corners, key=lambda corner: corner.name == "combined"):
+    supported = [corner for corner in result.corners if corner.status != "unsupported"]
+    for corner in sorted(supported, key=lambda corner: corner.name == "combined"):
         yield f"{corner.name:24} {''.join(f'{corner.count(status) or chr(45):>12}' for status in STATUSES)}"
     yield f"{'all':24} {''.join(f'{result.count(status):>12}' for status in STATUSES)}"
+    yield from _unsupported(result)
     for corner in result.corners:
         if (failure := corner.first_failure) is not None:
             yield ""
@@ -54,9 +61,21 @@ def _lines(result: SuiteResult) -> Iterator[str]:
                 yield f"  {corner.diagnosis.sentence}"
 
 
+def _unsupported(result: SuiteResult) -> Iterator[str]:
+    """Why corners are not supported, in a line for each reason; reasons that differ in what they quote are one."""
+    quoted = defaultdict[str, list[str]](list)
+    for corner in result.corners:
+        if corner.status == "unsupported":
+            quoted[QUOTED.sub("", corner.reason or "").strip()].extend(QUOTED.findall(corner.reason or "") or [""])
+    for reason, names in quoted.items():
+        of = f"{len(names)} of {len(result.corners)} corners not supported: {reason}"
+        yield " ".join([of, ", ".join(sorted({*names}))]).rstrip()
+
+
 def _corner(corner: CornerResult) -> dict[str, Any]:
     failure, found = corner.first_failure, corner.diagnosis
     answer: dict[str, Any] = {"corner": corner.name} | {status: corner.count(status) for status in STATUSES}
+    answer["reason"] = corner.reason
     answer["first_failure"] = None
     if failure is not None:
         answer["first_failure"] = {

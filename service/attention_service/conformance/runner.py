@@ -38,6 +38,11 @@ class CornerResult:
         return failed[0] if self.status in FAILURES else None
 
     @property
+    def reason(self) -> str | None:
+        """Why the first case that is not supported is not; None if all are supported."""
+        return next((outcome.message for outcome in self.outcomes if outcome.status == "unsupported"), None)
+
+    @property
     def status(self) -> Status:
         """The worst outcome; unsupported only if no case is supported."""
         return next(status for status in (*FAILURES, "correct", "unsupported") if self.count(status))

@@ -62,7 +62,7 @@ def with_tensors(target: Target, device: str) -> Target:
     """
     import torch
 
-    from attention_service.torch_arrays import as_tensor
+    from attention_service.torch_arrays import as_array, as_tensor
 
     torch.empty(0, device=device)
 
@@ -76,7 +76,7 @@ def with_tensors(target: Target, device: str) -> Target:
         tensors = converted(fields)
         found = target(**tensors)
         if "out" in fields:  # which the callable writes to: a tensor may have memory of its own
-            fields["out"][...] = tensors["out"].cpu()
+            fields["out"][...] = as_array(tensors["out"])
         return found
 
     return call_with_tensors

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 import httpx
+import ml_dtypes
 import numpy as np
 import pytest
 
 from attention_service import attend
+from attention_service.backends.numpy.backend import NumpyBackend
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.compare import reference_and_baseline
+from attention_service.comparison.question import make_question
 from attention_service.errors import Overflow
 from attention_service.library import compare
 from attention_service.schemas.compare import CompareReport
@@ -186,3 +191,22 @@ def test_scales_of_other_heads_are_named(name: str, used: list[float]) -> None:
     output = attend(query, key, value, layout="hld", scale=used).output
     report = compare(output, query=query, key=key, value=value, layout="hld", scale=[0.2, 0.6, 0.4])
     assert (report.hypotheses[0].name, report.hypotheses[0].certainty) == (name, "proof")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_limits_do_not_depend_on_the_number_of_threads(dtype: str) -> None:
+    """900 tokens are cut into several blocks; entropy is one of the arrays that the service computes itself."""
+    random = np.random.default_rng(0)
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    fields = {name: random.standard_normal((1, 1, 900, 64)).astype(kind) for name in SOURCES}
+    result = attend(**fields, is_causal=True, include=["logsumexp", "entropy"])
+    actual = {name: result[name] for name in ("output", "logsumexp", "entropy")}
+    question = make_question(Decoded({**fields, "is_causal": True, "actual": actual}, frozenset()))
+
+    def judged(threads: int) -> tuple[bytes, dict[str, tuple[float, float | None]]]:
+        truth = reference_and_baseline(question, NumpyBackend(threads))
+        return truth.reference["output"].tobytes(), {
+            name: (one.limit, one.errors.max_abs) for name, one in truth.judged.items()
+        }
+
+    assert [judged(threads) == judged(1) for threads in (2, 3, 4, 8)] == [True] * 4

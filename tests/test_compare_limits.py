@@ -15,7 +15,7 @@ from attention_service.attention.shapes import Sizes
 from attention_service.backends.base import no_check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.case import make_case
-from attention_service.comparison.compare import MAX_THREADS
+from attention_service.comparison.sample import MAX_THREADS
 from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, OPTIONS, made_scores, make_input, suggest
 from attention_service.comparison.memory import (
     ARRAY_BYTES,

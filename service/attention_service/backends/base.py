@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -65,6 +65,10 @@ class Backend(ABC):
         """
         operands = make_operands(spec, plan, sources)
         return make_result(plan, self.execute(plan, operands, spec.device, check or no_check))
+
+    def cut_for(self, workers: int) -> Self:
+        """This backend with plans cut as for so many threads, so that no bits depend on how many it has."""
+        return self
 
     def program(self, plan: Plan, spec: AttentionSpec) -> Program:
         """`run` for one plan, as a function of sources and check, which may do once what depends on the plan alone.

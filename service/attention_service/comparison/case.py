@@ -150,11 +150,6 @@ class Case:
         """The results of a function for each part, in order, by the threads of the pool."""
         return map(function, parts) if self.pool is None else self.pool.run(function, parts)
 
-    @property
-    def workers(self) -> int:
-        """How many parts are computed at the same time."""
-        return 1 if self.pool is None else self.pool.threads
-
     def once(self, name: str, make: Callable[[], T]) -> T:
         """What `make` returns, made once for this case."""
         if name not in self.memo:

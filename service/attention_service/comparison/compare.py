@@ -41,7 +41,7 @@ from attention_service.comparison.legal import LIBERTIES
 from attention_service.comparison.places import places, worst
 from attention_service.comparison.power import Known, Power, no_power, power
 from attention_service.comparison.recipes import recipe_of
-from attention_service.comparison.sample import Sample, blocks, everything
+from attention_service.comparison.sample import MAX_THREADS, Sample, blocks, everything
 from attention_service.comparison.samples import choose_sample, most_scores
 from attention_service.comparison.search import search
 from attention_service.comparison.solve import solve
@@ -51,7 +51,6 @@ from attention_service.comparison.wrong import Wrong
 from attention_service.schemas.compare import ArrayErrors, Fact, Place
 
 HEAD_OUTPUTS: Final = "head_outputs"
-MAX_THREADS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ class Truth:
 @np.errstate(all="ignore")
 def reference_and_baseline(question: Question, backend: Backend, check: Check = no_check) -> Truth:
     """The reference of a question, and the baselines of all that was sent. Arguments: as of compare_question"""
-    dtype = question.plan.dtype
+    dtype, backend = question.plan.dtype, backend.cut_for(MAX_THREADS)
     spec = as_cast(question.spec, dtype)
     include = tuple({name: None for name in question.actual or () if name != OUTPUT} | {HEAD_OUTPUTS: None})
     exact = spec._replace(dtype="float64", backend="numpy", device="cpu", include=include, top_k=None)  # type: ignore[arg-type]  # names of arrays

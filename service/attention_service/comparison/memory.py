@@ -47,7 +47,7 @@ TABLES: Final = frozenset({"mask", "bias", "selected_keys"})
 
 
 def comparison_bytes(question: Question, workers: int = 1) -> int:
-    """Upper bound of the memory of a comparison, beyond the arrays of the request, in bytes. workers: see Case"""
+    """Upper bound of the memory of a comparison, beyond the arrays of the request, in bytes. workers: see Work"""
     arrays, work = parts_of(question, workers)
     made = max(suggestion_bytes(recipe, work.names, workers) for recipe in recipes(question))
     return OBJECTS + arrays + max(work.bytes, made)
@@ -80,7 +80,7 @@ def recipes(question: Question) -> tuple[Recipe, Recipe]:
 
 
 def suggestion_bytes(recipe: Recipe, names: tuple[str, ...], workers: int = 1) -> int:
-    """Upper bound of the memory of `suggest`, in bytes. names: of the arrays that are compared; workers: see Case"""
+    """Upper bound of the memory of `suggest`, in bytes. names, workers: see Work"""
     sizes = Sizes(
         num_heads=recipe.heads,
         num_kv_heads=recipe.kv_heads,
@@ -106,7 +106,8 @@ class Work:
     """What the mutants of a case are computed from.
 
     names: of the arrays that are compared; features: of an output of a head; options: how many; scores, outputs: about
-    how many of them a sample has; has_pairs: True if pairs of mistakes are tried; room, workers: see Case
+    how many of them a sample has; has_pairs: True if pairs of mistakes are tried; room: see Case; workers: threads that
+    compute them
     """
 
     sizes: Sizes

@@ -16,7 +16,10 @@ from attention_service.comparison.problem import attention
 
 T = TypeVar("T")
 
-# Scores that are computed at a time, by all threads together.
+# Threads that compute a comparison, at most: what each computes takes memory.
+MAX_THREADS: Final = 4
+# Scores that are computed at a time, by so many threads together. Fewer threads have the same blocks, as the bits of
+# products depend on how many rows are multiplied at once, and a verdict must not depend on the number of threads.
 BLOCK: Final = 2**20
 # Products of query and key, and of weights and values, that are summed up between two checks of the deadline; numbers
 # of keys and values of a block of several heads, which may share them.
@@ -99,7 +102,7 @@ def blocks(case: Case, sample: Sample, names: Collection[str] = ("attention_weig
     """
     row = case.plan.sizes.key_length
     needed = case.plan.sizes._replace(num_heads=len(sample.heads), query_length=len(sample.rows))
-    heads, rows = block_counts(needed, case.workers, needs_all_heads=case.needs_all_heads)
+    heads, rows = block_counts(needed, needs_all_heads=case.needs_all_heads)
     narrows = "attention_weights" not in names and case.softmax is attention and bool(np.isneginf(case.hidden_score))
     narrows = narrows and not (case.over_queries or case.edits)
     for batch in sample.batches:
@@ -113,11 +116,11 @@ def blocks(case: Case, sample: Sample, names: Collection[str] = ("attention_weig
                 yield Sample(np.array([batch]), sample.heads[head : head + heads], part, columns)
 
 
-def block_counts(sizes: Sizes, workers: int, *, needs_all_heads: bool) -> tuple[int, int]:
-    """How many heads and queries a block has. workers, needs_all_heads: see Case"""
+def block_counts(sizes: Sizes, *, needs_all_heads: bool) -> tuple[int, int]:
+    """How many heads and queries a block has. needs_all_heads: see Case"""
     row, heads, rows = sizes.key_length, sizes.num_heads, sizes.query_length
     width = sizes.head_dim + sizes.value_dim
-    most = min(BLOCK // workers, PRODUCTS // width)
+    most = min(BLOCK // MAX_THREADS, PRODUCTS // width)
     if needs_all_heads:
         return heads, min(rows, max(1, most // (row * heads)))
     rows = min(rows, max(1, most // row))

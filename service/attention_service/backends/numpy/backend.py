@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import replace
 from itertools import pairwise
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final, Self, TypeVar
 
 import numpy as np
 
@@ -54,6 +55,12 @@ class NumpyBackend(Backend):
         self.tiling = Tiling(scores=TILE_BYTES // 4, workers=threads or 1)
         self.small_scores = SMALL_SCORES
         self.pool = TilePool(threads) if threads else None
+
+    def cut_for(self, workers: int) -> Self:
+        """This backend with plans cut as for so many threads, see Backend.cut_for."""
+        found = copy(self)
+        found.tiling = replace(self.tiling, workers=workers)
+        return found
 
     def program(self, plan: Plan, spec: AttentionSpec) -> Program:
         """The small path if the plan takes it, with the general path for numbers that it does not take."""

@@ -114,7 +114,8 @@ MUST_SHOW: Final = (
 )
 ROWS: Final = (
     "Judge only so many rows of each head, where mistakes sit: ends of sequences, tiles, windows and segments. All is "
-    "compared if one of them is wrong. Which mistakes the inputs can show is not looked at. Default: all rows."
+    "compared if one of them is wrong, or for reference, tolerance or against. Which mistakes the inputs can show is "
+    "not looked at. Default: all rows."
 )
 UNKNOWN: Final = "Any other name is an error, which translates the names of other libraries, like attn_mask."
 RETURNS: Final = "Returns: the results by name, and the metadata; see its class."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import ml_dtypes
@@ -12,12 +13,17 @@ from attention_service import assert_attention, attend
 from attention_service.attention.outputs import OUTPUT
 from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec, SegmentIds, Window
+from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.comparison.rows import chosen_rows
 from attention_service.errors import InvalidValue
+from attention_service.library import calls
 from tests.helpers.options import as_fields, plain
 from tests.helpers.right_kernels import Kernel, flash
 from tests.test_compare_options import NAMES, joined
 from tests.test_options import general
+
+# 50 tokens of a cache.
+PAST = np.ones((1, 2, 50, 4))
 
 
 def inputs(dtype: str, b: int = 2, h: int = 4, q: int = 300, k: int = 300, d: int = 32) -> dict[str, Any]:
@@ -127,10 +133,15 @@ def test_every_option_is_judged_by_rows(name: str) -> None:
         ({"segment_ids": SegmentIds(query=np.repeat([0, 1], [37, 63]), key=np.repeat([0, 1], [37, 63]))}, {36, 37}),
         ({"key_lengths": np.array([41]), "is_causal": True}, {40, 41}),
         ({"chunk_size": 30}, {29, 30, 89, 90}),
+        ({"chunk_size": 64, "query_offset": np.array([0, 37])}, {63, 64, 26, 27}),
+        ({"key_lengths": np.array([41]), "is_causal": True, "query_offset": np.array(10)}, {30, 31}),
+        ({"key_lengths": np.array([41, 80]), "is_causal": True, "query_offset": np.array([10, 30])}, {30, 31, 49, 50}),
+        ({"key_lengths": np.array([71]), "is_causal": True, "past_key": PAST, "past_value": PAST}, {20, 21}),
     ],
 )
 def test_the_rows_around_what_hides_keys_are_chosen(fields: dict[str, Any], rows: set[int]) -> None:
-    spec = plain(1, 2, 100, 4)._replace(**fields)
+    entries = max(np.size(fields.get("query_offset", 0)), np.size(fields.get("key_lengths", 0)))
+    spec = plain(entries, 2, 100, 4)._replace(**fields)
     chosen = chosen_rows(spec, make_plan(spec), 16)
     assert len(chosen) == 16
     assert (np.diff(chosen) > 0).all()
@@ -143,7 +154,37 @@ def test_all_rows_are_chosen_where_there_are_fewer() -> None:
     assert chosen_rows(spec, make_plan(spec), 1).tolist() == [0]
 
 
-@pytest.mark.parametrize("rows", [0, -1, 2.5, True, "8"])
+@pytest.mark.parametrize("asked", [{"reference": True}, {"tolerance": {"rtol": 0.1}}])
+def test_what_rows_cannot_answer_is_compared_whole(asked: dict[str, Any]) -> None:
+    fields = inputs("float32", q=20, k=20)
+    output = attend(**fields).output
+    report = assert_attention(output, **fields, **asked, rows=4)
+    assert "rows" not in report.metadata
+    assert ("yours" in [test.name for test in report.tests]) == ("tolerance" in asked)
+    assert report.reference is None or np.allclose(report.reference["output"], output, atol=1e-5)
+    assert (report.reference is None) == ("reference" not in asked)
+
+
+@pytest.mark.parametrize("rows", [np.int64(4), np.array(4), np.uint8(4)])
+def test_integers_of_any_type_are_numbers_of_rows(rows: Any) -> None:
+    fields = inputs("float32", q=20, k=20)
+    assert assert_attention(attend(**fields).output, **fields, rows=rows).metadata["rows"] == 4
+
+
+def test_very_long_keys_take_little_more_memory_than_their_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_judge", lambda *_: NumpyBackend(threads=1))
+    fields = inputs("float32", b=1, h=2, q=64, k=2**17, d=8)
+    output = attend(**fields).output
+    tracemalloc.start()
+    try:
+        assert_attention(output, **fields, rows=64)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**28, "64 rows at once would take 64 MiB for each copy of their scores"
+
+
+@pytest.mark.parametrize("rows", [0, -1, 2.5, True, np.True_, "8"])
 def test_other_numbers_of_rows_are_refused(rows: Any) -> None:
     spec: AttentionSpec = plain(1, 1, 2, 2)
     fields = {name: getattr(spec, name) for name in ("query", "key", "value")}

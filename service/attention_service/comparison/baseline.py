@@ -44,9 +44,14 @@ def arrays_of(answer: Answer, names: Collection[str]) -> dict[str, np.ndarray]:
 def baselines(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dict[str, float]:
     """The largest error that legal rounding explains, of each array of a sample.
 
-    right: the arrays of the case in float64. The baseline is at least the floor (see `floors`), and a fourth of the
-    unit in the last place is added.
+    right: the arrays of the case in float64. A fourth of the unit in the last place is added to `legal_errors`.
     """
+    errors = legal_errors(case, sample, right, dtype)
+    return {name: limit(error, 0.0, right[name], stored_dtype(name, dtype)) for name, error in errors.items()}
+
+
+def legal_errors(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dict[str, float]:
+    """The largest error of legal rounding, of each array of a sample; at least the floor (see `floors`)."""
     cases = rounded_cases(case, dtype)
     found = floors(case, cases[0], sample, right)
     for answer in case.each(lambda variant: arrays_of(solve(variant, sample), right), cases):
@@ -54,7 +59,7 @@ def baselines(case: Case, sample: Sample, right: Arrays, dtype: np.dtype) -> dic
             apart = distance(rounded(array, stored_dtype(name, dtype)), right[name])
             if np.isfinite(apart):
                 found[name] = max(found[name], apart)
-    return {name: limit(error, 0.0, right[name], stored_dtype(name, dtype)) for name, error in found.items()}
+    return found
 
 
 def limit(error: float, floor: float, array: np.ndarray, dtype: np.dtype) -> float:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -15,31 +14,35 @@ from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.actual import read_actual
-from attention_service.comparison.baseline import CORRECT, arrays_of, baselines, stored_dtype
+from attention_service.comparison.baseline import CORRECT, arrays_of, legal_errors, limit, stored_dtype
 from attention_service.comparison.case import Case, make_case, unknown_options
 from attention_service.comparison.compare import Comparison, Judged, Question, pool_of
 from attention_service.comparison.errors import distances, measure
 from attention_service.comparison.power import no_power
-from attention_service.comparison.sample import Sample
+from attention_service.comparison.sample import Sample, everything
 from attention_service.comparison.solve import solve
 
 # The order in which ends of tiles of queries are looked at.
 TILES: Final = (64, 128, 32, 16, 256, 512)
 # Scores that are computed at a time: they stay in the cache of a core.
 PART: Final = 2**17
+# Copies of scores that live at the same time, for which there is as much memory as for keys and values.
+COPIES: Final = 8
 
 
 @np.errstate(all="ignore")
 def compare_rows(question: Question, backend: Backend, count: int, check: Check = no_check) -> Comparison | None:
     """The comparison of so many rows of each head, if all of them are right.
 
-    None if one is not, or if something was sent that rows alone do not show: then the whole is to be compared. The
-    baseline is that of the head with the largest error, which is at most that of all heads.
+    None if one is not, or if something was sent or asked for that rows alone do not show, such as the reference: then
+    the whole is to be compared. The baseline is that of the head with the largest error, which is at most that of all
+    heads.
 
     Errors: as of compare_question.
     """
     plan = question.plan
-    if question.actual is None or question.against is not None or unknown_options(plan):
+    wants_all = question.reference or question.tolerance is not None or question.against is not None
+    if question.actual is None or wants_all or unknown_options(plan):
         return None
     spec = as_cast(question.spec, plan.dtype)
     names = tuple(name for name in question.actual if name != "output")
@@ -75,37 +78,56 @@ def _judged(case: Case, rows: np.ndarray, sent: Mapping[str, np.ndarray]) -> dic
         for name, array in arrays_of(solve(case, here), right).items():
             part.put(right[name], array)
 
-    list(case.each(solve_part, _parts(case, len(rows))))
-    errors = [partial(measure, array, right[name], stored_dtype(name, case.dtype)) for name, array in sent.items()]
-    limits = [partial(_limit_at_worst, case, rows, name, array, right) for name, array in sent.items()]
-    tasks: list[Callable[[], Any]] = [*errors, *limits]
-    made = list(case.each(lambda task: task(), tasks))
-    count = len(sent)
-    return {name: Judged(one, one, most) for name, one, most in zip(sent, made[:count], made[count:], strict=True)}
+    list(case.each(solve_part, _parts(case, everything(case).batches, everything(case).heads, len(rows))))
+    names = list(sent)
+    errors = case.each(lambda name: measure(sent[name], right[name], stored_dtype(name, case.dtype)), names)
+    limits = _limits(case, rows, sent, right)
+    return {name: Judged(one, one, limits[name]) for name, one in zip(names, errors, strict=True)}
 
 
-def _parts(case: Case, count: int) -> Iterator[Sample]:
-    """A sample of so many rows in parts of about PART scores, by batch entry and heads."""
+def _limits(
+    case: Case, rows: np.ndarray, sent: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    """The baselines of arrays (b, h, r, …), each on the rows of the batch entry and head where its error is largest."""
+    alone = replace(case, pool=None)  # threads share the parts, so that none of them waits for another within its part
+    worst = {name: _worst(case, array, right[name]) for name, array in sent.items()}
+    parts = [(name, part) for name in sent for part in _parts(case, *worst[name], len(rows))]
+
+    def legal_error(named: tuple[str, Sample]) -> float:
+        name, part = named
+        here = {each: part.of(array) for each, array in right.items()}
+        return legal_errors(alone, Sample(part.batches, part.heads, rows[part.rows]), here, case.dtype)[name]
+
+    most = dict.fromkeys(sent, 0.0)
+    for (name, _), error in zip(parts, case.each(legal_error, parts), strict=True):
+        most[name] = max(most[name], error)
+    every = np.arange(len(rows))
+    return {
+        name: limit(most[name], 0.0, Sample(*worst[name], every).of(right[name]), stored_dtype(name, case.dtype))
+        for name in sent
+    }
+
+
+def _worst(case: Case, sent: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The batch entry and the head where the error of an array is largest; all heads if they are joined."""
+    apart = distances(sent, right).reshape(*sent.shape[:2], -1).max(axis=-1)
+    batch, head = np.unravel_index(int(apart.argmax()), apart.shape)
+    return np.array([batch]), np.arange(case.plan.sizes.num_heads) if case.needs_all_heads else np.array([head])
+
+
+def _parts(case: Case, batches: np.ndarray, heads: np.ndarray, count: int) -> Iterator[Sample]:
+    """So many rows in parts of about PART scores, by batch entry and heads.
+
+    Very long keys take more scores at a time, as many as their numbers, which are read again for each part.
+    """
     sizes = case.plan.sizes
-    step = sizes.num_heads if case.needs_all_heads else max(1, PART // (count * sizes.key_length))
-    length = max(1, PART // (step * sizes.key_length))
-    for batch in range(sizes.batch_size):
-        for head in range(0, sizes.num_heads, step):
-            heads = np.arange(head, min(head + step, sizes.num_heads))
+    step = len(heads) if case.needs_all_heads else max(1, PART // (count * sizes.key_length))
+    length = max(1, PART // (step * sizes.key_length), (sizes.head_dim + sizes.value_dim) // COPIES)
+    for batch in batches:
+        for head in range(0, len(heads), step):
             for start in range(0, count, length):
-                yield Sample(np.array([batch]), heads, np.arange(start, min(start + length, count)))
-
-
-def _limit_at_worst(
-    case: Case, rows: np.ndarray, name: str, sent: np.ndarray, right: Mapping[str, np.ndarray]
-) -> float:
-    """The baseline of an array (b, h, r, …) on the rows of the batch entry and head where its error is largest."""
-    apart = distances(sent, right[name]).reshape(*sent.shape[:2], -1).max(axis=-1)
-    batch, head = (int(index) for index in np.unravel_index(int(apart.argmax()), apart.shape))
-    heads = np.arange(case.plan.sizes.num_heads) if case.needs_all_heads else np.array([head])
-    sample = Sample(np.array([batch]), heads, rows)
-    here = replace(sample, rows=np.arange(len(rows)))
-    return baselines(case, sample, {each: here.of(array) for each, array in right.items()}, case.dtype)[name]
+                rows = np.arange(start, min(start + length, count))
+                yield Sample(np.array([batch]), heads[head : head + step], rows)
 
 
 def chosen_rows(spec: AttentionSpec, plan: Plan, count: int) -> np.ndarray:
@@ -113,8 +135,8 @@ def chosen_rows(spec: AttentionSpec, plan: Plan, count: int) -> np.ndarray:
     queries = plan.sizes.query_length
     if count >= queries:
         return np.arange(queries)
-    edges = np.unique([edge + side for edge in _edges(spec, plan) for side in (-1, 0)])
-    edges = edges[(edges > 0) & (edges < queries - 1)]
+    near = {edge + side for edge in _edges(spec, plan) for side in (-1, 0)}
+    edges = np.array(sorted(row for row in near if 0 < row < queries - 1), np.int64)
     if len(edges) > count // 2:
         edges = edges[np.linspace(0, len(edges) - 1, count // 2).round().astype(np.int64)]
     ends = [0, queries - 1, 1, queries - 2, *edges.tolist()]
@@ -126,7 +148,8 @@ def chosen_rows(spec: AttentionSpec, plan: Plan, count: int) -> np.ndarray:
 
 def _edges(spec: AttentionSpec, plan: Plan) -> Iterator[int]:
     """Rows before which the keys that are visible change by more than one."""
-    offset = plan.roles.past_length if spec.query_offset is None else int(np.min(spec.query_offset))
+    # Python's integers, as those of a request may be of any size.
+    offsets = np.asarray(plan.roles.past_length if spec.query_offset is None else spec.query_offset, object)
     keys = plan.sizes.key_length
     positions = [0, keys]
     if spec.window is not None:
@@ -134,10 +157,11 @@ def _edges(spec: AttentionSpec, plan: Plan) -> Iterator[int]:
         positions += [edge for side in sides if side is not None for edge in (side + 1, keys - side)]
     if spec.chunk_size is not None:
         positions += [spec.chunk_size, (keys - 1) // spec.chunk_size * spec.chunk_size]
-    yield from (position - offset for position in positions)
-    for lengths in (spec.query_lengths, spec.key_lengths):
-        if lengths is not None:
-            yield from np.unique(lengths).tolist()
+    yield from (position - offset for position in positions for offset in {*offsets.flat})
+    if spec.key_lengths is not None:
+        yield from np.unique(np.asarray(spec.key_lengths, object) - offsets).tolist()
+    if spec.query_lengths is not None:
+        yield from np.unique(spec.query_lengths).tolist()
     ids = None if spec.segment_ids is None else spec.segment_ids.query
     if ids is not None:
         yield from np.unique(np.nonzero(np.diff(np.atleast_2d(ids), axis=-1))[1] + 1).tolist()

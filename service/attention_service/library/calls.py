@@ -5,9 +5,10 @@ Comparisons are imported when they are asked for: `attend` does not need them.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -57,15 +58,26 @@ def assert_attention(arguments: Arguments) -> CompareReport:
     __tracebackhide__ = True
     from attention_service.library.assertion import checked
 
-    must_show, rows = arguments["must_show"], arguments["rows"]
+    must_show, rows = arguments["must_show"], _count(arguments["rows"], "/rows")
     if must_show not in ("options", None):
         raise InvalidValue.of("/must_show", 'the text "options", or None', must_show)
-    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-        raise InvalidValue.of("/rows", "a positive integer, or None", rows)
     compared = {name: value for name, value in arguments.items() if name not in ("must_show", "rows")}
     if rows is None:
         return checked(compare(compared), must_show)
     return _right_rows(compared, rows) or checked(compare(compared), None)
+
+
+def _count(given: Any, pointer: str) -> int | None:
+    """A positive integer of any type, or None. Errors: InvalidValue."""
+    if given is None:
+        return None
+    count = 0
+    if not isinstance(given, bool):
+        with suppress(TypeError):
+            count = operator.index(given)
+    if count < 1:
+        raise InvalidValue.of(pointer, "a positive integer, or None", given)
+    return count
 
 
 def _right_rows(arguments: Arguments, rows: int) -> CompareReport | None:

@@ -470,8 +470,8 @@ def assert_attention(
         must_show: What the inputs must be able to show. options: raise WeakInputs, an AssertionError, where a kernel
             could ignore an option of the request unseen. None: pass, whatever they can show.
         rows: Judge only so many rows of each head, where mistakes sit: ends of sequences, tiles, windows and segments.
-            All is compared if one of them is wrong. Which mistakes the inputs can show is not looked at. Default: all
-            rows.
+            All is compared if one of them is wrong, or for reference, tolerance or against. Which mistakes the inputs
+            can show is not looked at. Default: all rows.
 
     Any other name is an error, which translates the names of other libraries, like attn_mask.
 

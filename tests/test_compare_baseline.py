@@ -198,7 +198,7 @@ def test_limits_do_not_depend_on_the_number_of_threads(dtype: str) -> None:
     """900 tokens are cut into several blocks; entropy is one of the arrays that the service computes itself."""
     random = np.random.default_rng(0)
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    fields = {name: random.standard_normal((1, 1, 900, 64)).astype(kind) for name in SOURCES}
+    fields: dict[str, Any] = {name: random.standard_normal((1, 1, 900, 64)).astype(kind) for name in SOURCES}
     result = attend(**fields, is_causal=True, include=["logsumexp", "entropy"])
     actual = {name: result[name] for name in ("output", "logsumexp", "entropy")}
     question = make_question(Decoded({**fields, "is_causal": True, "actual": actual}, frozenset()))

@@ -15,7 +15,6 @@ from attention_service.attention.shapes import Sizes
 from attention_service.backends.base import no_check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.case import make_case
-from attention_service.comparison.sample import MAX_THREADS
 from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, OPTIONS, made_scores, make_input, suggest
 from attention_service.comparison.memory import (
     ARRAY_BYTES,
@@ -30,6 +29,7 @@ from attention_service.comparison.memory import (
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.question import make_question
 from attention_service.comparison.recipes import MADE, MAX_DIM, Recipe, recipe_for, recipe_of
+from attention_service.comparison.sample import MAX_THREADS
 from attention_service.library import compare
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.runtime.machine import cpu_count

@@ -130,7 +130,7 @@ class Work:
     def bytes(self) -> int:
         """The bytes of the scores, keys and values of a block and a sample, and of the answers that are kept."""
         keys, width = self.sizes.key_length, self.sizes.head_dim + self.sizes.value_dim
-        heads, rows = block_counts(self.sizes, self.workers, needs_all_heads=self.needs_all_heads)
+        heads, rows = block_counts(self.sizes, needs_all_heads=self.needs_all_heads)
         counts = sample_counts(self.sizes, self.scores, self.outputs, needs_all_heads=self.needs_all_heads)
         sampled = counts[0] * counts[1]
         block, sample = heads * rows * keys, sampled * counts[2] * keys

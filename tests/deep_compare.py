@@ -1,6 +1,6 @@
 """`make test-deep`: how good comparisons are, by thousands of random requests with planted mistakes.
 
-    python -m tests.deep_compare [mistakes pairs power apart right] [--draws N] [--seed N]
+    python -m tests.deep_compare [mistakes pairs power apart right kernels] [--draws N] [--seed N]
 
 Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
 """
@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from attention_service.attention.arrays import BFLOAT16
 from attention_service.comparison.errors import distance
 from attention_service.comparison.inputs import make_input
 from attention_service.comparison.mutants import MUTANTS
@@ -25,6 +26,7 @@ from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.library import attend, compare
 from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, random_recipe, returned, shown, tells_apart
+from tests.helpers.right_kernels import FOLDS, Kernel, flash
 from tests.peers.conformance.adapters import ADAPTERS
 
 # What the mistakes of each part must reach: the share of those that can be told which are named first.
@@ -171,6 +173,45 @@ def right(count: int, seed: int) -> bool:
     return is_good
 
 
+def kernels(count: int, seed: int) -> bool:
+    """Judge right kernels as production writes them, output and logsumexp, by their verdicts alone: none is wrong."""
+    counts = Counter[str]()
+    for n in range(count):
+        request, kernel = kernel_and_request(np.random.default_rng(seed + n))
+        options = {name: request[name] for name in ("softcap", "is_causal") if name in request}
+        answer = flash(request["query"], request["key"], request["value"], kernel, **options)
+        report = compare(answer, **request, time_limit=1e-3)
+        dtype, status = request["query"].dtype.name, report.verdict.status
+        counts[f"{status if status in ('wrong', 'imprecise') else 'right'} {dtype}"] += 1
+        if status in ("wrong", "imprecise"):
+            print(f"  {dtype}, {request['query'].shape}, {kernel}, {options}: {report.verdict.message}", flush=True)
+    print(f"kernels: {dict(counts)}", flush=True)
+    return not any(name.startswith(("wrong", "imprecise")) for name in counts)
+
+
+def kernel_and_request(random: np.random.Generator) -> tuple[dict[str, Any], Kernel]:
+    """A random request, and a kernel that does what its type allows: float32 is rounded nowhere on the way."""
+    dtype = [np.dtype(np.float32), BFLOAT16, np.dtype(np.float16)][random.integers(3)]
+    is_half, queries = dtype.itemsize == 2, int(random.integers(1, 200))
+    d, keys, heads = int(random.integers(16, 257)), queries + int(random.integers(0, 300)), int(random.integers(1, 4))
+    shapes = {"query": (1, heads, queries, d), "key": (1, 1, keys, d), "value": (1, 1, keys, d)}
+    fields: dict[str, Any] = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    fields["query"] *= random.choice([0.01, 0.3, 1.0, 4.0])
+    request = {name: array.astype(dtype) for name, array in fields.items()} | {"layout": "bhld"}
+    if random.random() < 0.5:
+        request |= {"is_causal": True, "query_offset": keys - queries}
+    if random.random() < 0.3:
+        request["softcap"] = float(random.choice([1.0, 5.0, 20.0, 50.0]))
+    flags = {name: is_half and bool(random.random() < 0.5) for name in ("rounds_weights", "cubic", "fast_tanh")}
+    kernel = Kernel(
+        tile=int(random.choice([16, 32, 64, 128])),
+        folds=str(random.choice(FOLDS)) if is_half else "nothing",
+        rounds_sum=flags["rounds_weights"] and bool(random.random() < 0.5),
+        **flags,
+    )
+    return request, kernel
+
+
 def request_of_few_options(seed: int) -> dict[str, Any]:
     """A random request with at most two options that other libraries have."""
     random = np.random.default_rng(seed)
@@ -199,6 +240,7 @@ PARTS: Final = {
     "power": (power, 1_000),
     "apart": (apart, 100),
     "right": (right, 10_000),
+    "kernels": (kernels, 2_000),
 }
 
 

@@ -19,12 +19,16 @@ CUBIC: Final = (1.0, 0.695146143436431884765625, 0.227564394474029541015625, 0.0
 TANH_ERROR: Final = 2.0**-11
 
 
+# What a kernel multiplies the query by before it rounds it.
+FOLDS: Final = ("nothing", "scale", "scale and log2(e)")
+
+
 @dataclass(frozen=True)
 class Kernel:
     """What a right kernel does.
 
     tile: keys that are computed at a time
-    folds: what the query is multiplied by before it is rounded: nothing, the scale, or the scale and log2(e)
+    folds: one of FOLDS
     rounds_weights: weights are rounded before the product with values; rounds_sum: and before they are summed up
     cubic: exp2 is a polynomial; fast_tanh: the tanh of a softcap has an error
     """

@@ -38,6 +38,13 @@ def test_a_tile_has_about_so_many_scores(
     assert size(*sizes, Tiling(scores, max_scores=1)) == (expected if scores > 1 else (1, 1, 1))
 
 
+@pytest.mark.parametrize(("most", "rows"), [(2**22, 64), (30, 10), (29, 9)])
+def test_gathered_keys_and_values_count_as_scores(most: int, rows: int) -> None:
+    """Each query has one score, one number of a key and one of a value."""
+    selected = np.arange(100)[:, None]
+    assert size(1, 1, 1, 100, Tiling(1, max_scores=most), selected_keys=selected, include=()) == (1, 1, rows)
+
+
 def test_all_heads_of_a_query_are_averaged_in_its_tile() -> None:
     assert size(3, 4, 2, 100, Tiling(4 * 100 * 7), average_heads=True) == (1, 2, 7)
 

@@ -20,6 +20,7 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attention_service.codecs.named_tensors import plain_fields
 from attention_service.codecs.table import CODECS
 from attention_service.errors import InvalidRequest, ServiceError, TooLarge
 from tests.cases import CASES, Case
@@ -447,3 +448,11 @@ def test_the_directory_of_an_archive_has_a_limit(files: int, is_read: bool) -> N
             archive.writestr(entry, array.getvalue())
     with nullcontext() if is_read else pytest.raises(InvalidRequest, match="tensors"):
         assert len(CODECS[NPZ].decode(stream.getvalue(), 2**20).fields) == files
+
+
+def test_fields_that_are_no_arrays_are_kept_beside_those_that_are() -> None:
+    array = np.zeros(2)
+    rotary = {"base": 500.0, "cos": array, "scaling": {"kind": "linear", "factors": array}}
+    fields = {"query": array, "rotary": rotary, "relative_keys": {"key": array}, "query_norm": {}, "layout": "ld"}
+    kept = {"rotary": {"base": 500.0, "scaling": {"kind": "linear"}}, "query_norm": {}, "layout": "ld"}
+    assert plain_fields(fields) == kept

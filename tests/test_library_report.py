@@ -20,6 +20,7 @@ from attention_service.comparison.question import make_question
 from attention_service.comparison.text import as_text
 from attention_service.library.report import MOST, Report
 from attention_service.schemas.compare import CompareReport, ReportedPower
+from tests.helpers.documents import BLOCKS
 
 # Queries of zeros: each output is the mean of the values that are seen, each logsumexp the logarithm of their number.
 QUERY: Final = np.zeros((2, 3, 4))
@@ -148,7 +149,7 @@ def test_what_the_inputs_show_is_said_once_of_each_mistake() -> None:
         killed=1,
         survivors=["mask.finite", "softmax.last_tile", "keys.tail_dropped", "scale.by_tile"],
         indistinguishable=[],
-        tiles={"softmax.last_tile": [16, 32], "keys.tail_dropped": [], "scale.by_tile": [16, 32]},
+        tiles={"softmax.last_tile": [16, 32], "keys.tail_dropped": [], "scale.by_tile": [16, 32, 64]},
         options=[],
     )
     report.next_input = None
@@ -156,8 +157,16 @@ def test_what_the_inputs_show_is_said_once_of_each_mistake() -> None:
         "\npower:\n"
         "  this request shows 1 of 5 known mistakes\n"
         "  not shown: mask.finite, keys.tail_dropped\n"
-        "  shown only if the kernel's tiles have 16 or 32 keys: softmax.last_tile, scale.by_tile"
+        "  shown only if the kernel's tiles have 16 or 32 keys: softmax.last_tile\n"
+        "  shown only if the kernel's tiles have 16, 32 or 64 keys: scale.by_tile"
     )
+
+
+@pytest.mark.torch
+def test_the_mistake_of_the_kernel_in_torch_is_named_as_the_page_says() -> None:
+    (block,) = (one for one in BLOCKS if one.page == "docs/compare.md" and one.text.startswith("import torch"))
+    ((expression, value, said),) = block.execute("")
+    assert value == said, expression
 
 
 def test_the_text_in_notebooks_is_escaped() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from attention_service.schemas.compare import AgainstReport, CompareReport
 
@@ -75,6 +75,12 @@ def _tests(report: CompareReport) -> Iterator[str]:
         yield f"{test.name}: {said}{missed}"
 
 
+def _either(numbers: Sequence[int]) -> str:
+    """16; 16 or 32; 16, 32 or 64."""
+    *before, last = map(str, numbers)
+    return " or ".join([*filter(None, [", ".join(before)]), last])
+
+
 def _power(report: CompareReport) -> Iterator[str]:
     found = report.power
     if not found.mutants:
@@ -83,7 +89,7 @@ def _power(report: CompareReport) -> Iterator[str]:
     partly = {name: tuple(found.tiles.get(name, ())) for name in found.survivors}
     for shown in sorted({*partly.values()}):
         names = ", ".join(name for name, tiles in partly.items() if tiles == shown)
-        sizes = f"shown only if the kernel's tiles have {' or '.join(map(str, shown))} keys" if shown else "not shown"
+        sizes = f"shown only if the kernel's tiles have {_either(shown)} keys" if shown else "not shown"
         yield f"{sizes}: {names}"
     if report.next_input is not None:
         yield f"next input: seed {report.next_input.seed} shows {', '.join(report.next_input.kills)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +16,19 @@ from attention_service.attention.result import Result
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.errors import InvalidRequest
 from attention_service.library import backends
+from tests.conftest import app, serving
 from tests.helpers.backends import compute_as_if_large
 from tests.helpers.batches import aligned, alone, draw, whole
+from tests.helpers.wire import SAFETENSORS, read, write
 from tests.test_batching import attend_alone, attend_one, decoded, engine, new_execution
 
 # Three times as many requests as hypothesis tries for a property: 2,000 of those by `make test-deep`. A fifth of them
 # differed before the decisions about a batch entry were left to its own numbers.
 EXAMPLES = min(3 * settings().max_examples, 2000)
+
+
+# Answers a request.
+Ask = Callable[..., Mapping[str, Any]]
 
 
 def flat(result: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -34,22 +40,22 @@ def flat(result: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return found
 
 
-def differing(fields: dict[str, Any], entries: int, backend: str) -> list[str]:
+def differing(fields: dict[str, Any], entries: int, backend: str, ask: Ask) -> list[str]:
     """What differs between entries in their batch and alone."""
-    batch = flat(attend(**whole(fields), backend=backend))
+    batch = flat(ask(**whole(fields), backend=backend))
     found: list[str] = []
     for entry in range(entries):
         one = alone(fields, entry)
         if backend == "torch":
             one = aligned(one, np.dtype(fields["dtype"]))
-        for name, array in flat(attend(**one, backend=backend)).items():
+        for name, array in flat(ask(**one, backend=backend)).items():
             axis = fields["layout"].index("b") if name == "output" else 0
             if not np.array_equal(np.take(batch[name], [entry], axis), array):
                 found.append(f"{name} of entry {entry}")
     return found
 
 
-def check(seed: int, count: int, backend: str = "numpy") -> None:
+def check(seed: int, count: int, backend: str = "numpy", ask: Ask = attend) -> None:
     """Compare random batches with their entries alone."""
     compared = 0
     for number in range(count):
@@ -57,7 +63,7 @@ def check(seed: int, count: int, backend: str = "numpy") -> None:
         if backend == "torch":
             fields = aligned(fields, np.dtype(fields["dtype"]))
         try:
-            found = differing(fields, entries, backend)
+            found = differing(fields, entries, backend, ask)
         except InvalidRequest:  # a number that the type cannot hold
             continue
         assert not found, (seed, number, found, {name: str(value)[:60] for name, value in fields.items()})
@@ -67,6 +73,21 @@ def check(seed: int, count: int, backend: str = "numpy") -> None:
 
 def test_random_requests() -> None:
     check(1, EXAMPLES)
+
+
+def test_random_requests_over_http() -> None:
+    with serving(app()) as client:
+
+        def ask(**fields: Any) -> dict[str, Any]:
+            headers = {"Content-Type": SAFETENSORS, "Accept": SAFETENSORS}
+            response = client.post("/attention", content=write(fields, SAFETENSORS), headers=headers)
+            if response.status_code == 422:
+                raise InvalidRequest
+            assert response.status_code == 200, response.text
+            found = read(response.content, SAFETENSORS)
+            return {name: array for name, array in found.items() if isinstance(array, np.ndarray)}
+
+        check(5, EXAMPLES if EXAMPLES == 2000 else EXAMPLES // 5, ask=ask)
 
 
 @pytest.mark.parametrize("tile", [16, 1000])

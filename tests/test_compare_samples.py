@@ -1,11 +1,18 @@
-"""How many rows of a request a comparison computes: numbers by hand, from the limits of `samples.py`."""
+"""Which rows of a request a comparison computes: numbers by hand, from the limits of `samples.py`."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
+from attention_service import attend, compare
 from attention_service.attention.shapes import Sizes
-from attention_service.comparison.samples import MAX_OUTPUTS, MAX_SCORES, sample_counts
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.case import make_case
+from attention_service.comparison.samples import MAX_OUTPUTS, MAX_SCORES, choose_sample, sample_counts
+from attention_service.pipeline.prepare import make_spec_and_plan
 
 # h, g, b, q, k, d, e of a request; batch entries, heads and queries of its sample, and of one whose output map joins
 # heads.
@@ -28,3 +35,16 @@ def test_the_sample_is_as_large_as_its_limits_allow(name: str) -> None:
     sizes, *expected = COUNTS[name]
     for joins_heads, counts in zip((False, True), expected, strict=True):
         assert sample_counts(Sizes(*sizes), MAX_SCORES, MAX_OUTPUTS, needs_all_heads=joins_heads) == counts
+
+
+def test_a_row_outside_the_sample_shows_a_mistake() -> None:
+    """A mask that hides one key from one row, which no sample of the request has unless something is wrong there."""
+    query, key, value = np.random.default_rng(0).standard_normal((3, 600, 8))
+    mask = np.ones((600, 600), bool)
+    request: dict[str, Any] = {"query": query, "key": key, "value": value, "mask": mask}
+    spec, plan = make_spec_and_plan(Decoded(request, frozenset()))
+    sampled = choose_sample(make_case(spec, plan.dtype), None).rows
+    row = np.setdiff1d(np.arange(600), sampled)[100]
+    mask[row, 5] = False
+    report = compare(attend(**request, include=[]).output, **request)
+    assert (report.verdict.status, "mask.absent" in report.power.survivors) == ("correct", False)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attention_service.comparison.legal import CUBIC, EXP2_ERROR, TANH_ERROR, cubic_exp, uneven_tanh
-from attention_service.library import compare
+from attention_service.library import attend, compare
 from tests.helpers.right_kernels import Kernel, flash
 
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
@@ -69,6 +69,19 @@ def test_a_request_says_which_liberties_are_legal() -> None:
     assert judged(request, kernel, legal=["exact"])["logsumexp"] > 100
     assert judged(request, kernel, legal=["rounded_weights"])["logsumexp"] > 100
     assert max(judged(request, Kernel(), legal=["exact"]).values()) <= 2
+
+
+def test_rotated_operands_may_be_rounded() -> None:
+    request = request_of(BFLOAT16, 64, 1.0, rotary={}, query_offset=30)
+    rotated = attend(**request, dtype="float64", include=["query", "key"])
+    stored = {name: rotated[name].astype(BFLOAT16).astype(np.float64) for name in ("query", "key")}
+    found = attend(**stored, value=request["value"].astype(np.float64), layout="bhld", include=["logsumexp"])
+    answer = {"output": found.output.astype(BFLOAT16), "logsumexp": found["logsumexp"].astype(np.float32)}
+    for legal, is_right in ((None, True), (["rounded_operands"], True), (["exact"], False)):
+        report = compare(answer, **request, legal=legal)
+        error, limit = report.errors["logsumexp"].max_abs, report.baseline["logsumexp"].limit
+        assert error is not None
+        assert (error <= 2 * limit) == is_right, legal
 
 
 def test_a_cap_of_the_hardware_is_legal_if_the_request_says_so() -> None:

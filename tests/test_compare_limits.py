@@ -324,6 +324,14 @@ def test_a_mistake_of_tiles_is_shown_by_keys_of_two_tiles(keys: int) -> None:
     assert keys <= 128 or report.hypotheses[0].name == "softmax.no_rescale"
 
 
+@pytest.mark.parametrize("tile", [16, 64, 512])
+def test_a_kernel_of_any_usual_tile_is_proved_not_to_rescale(tile: int) -> None:
+    """The truth of `power.tiles` ends at 256, but kernels with tiles of 512 keys are known, too."""
+    query, key, value = np.random.default_rng(2).standard_normal((3, 1100, 4)) * 2
+    best = compare(without_rescale(query[:40], key, value, tile), query=query[:40], key=key, value=value).hypotheses[0]
+    assert (best.name, best.certainty, f"of {tile} keys" in best.message) == ("softmax.no_rescale", "proof", True)
+
+
 def test_a_tail_is_not_shown_by_keys_without_one() -> None:
     """96 keys are whole tiles of 16 and 32: a kernel that drops what is left over is right."""
     query, key, value = np.random.default_rng(2).standard_normal((3, 96, 4)) * 2

@@ -188,6 +188,21 @@ def test_a_sink_is_counted_in_each_of_four_splits() -> None:
     assert "4 times" in best.message
 
 
+def test_sinks_of_other_heads_are_told_as_the_request_would_say_them() -> None:
+    query, key, value = operands()
+    for sinks in (np.array([0.5, 1.0, -0.5, 2.0]), np.random.default_rng(1).normal(size=(HEADS, QUERIES))):
+        used = np.roll(sinks, -1, axis=0)
+        output = softmax(scores_of(query, key), value, sink=np.exp(used).reshape(HEADS, -1, 1))
+        best = check(output, "sinks.shifted", query, key, value, sinks=sinks)
+        np.testing.assert_array_equal(best.change["sinks"], used)
+
+
+def test_without_a_cache_no_token_can_be_rotated_as_if_it_were_the_first() -> None:
+    query, key, value = operands(KEYS)
+    found = compare(query=query, key=key, value=value, layout="hld", rotary={}).power
+    assert "rotary.no_offset" not in found.survivors
+
+
 @pytest.mark.parametrize("factor", [LOG2E, 1 / LOG2E])
 def test_what_is_added_in_another_base(factor: float) -> None:
     query, key, value = operands()

@@ -197,6 +197,12 @@ def test_sinks_of_other_heads_are_told_as_the_request_would_say_them() -> None:
         np.testing.assert_array_equal(best.change["sinks"], used)
 
 
+def test_float32_is_not_rounded_to_itself() -> None:
+    query, key, value = (array.astype(np.float32) for array in operands())
+    found = compare(query=query, key=key, value=value, layout="hld").power
+    assert {"precision.scores", "precision.accumulate"}.isdisjoint(found.survivors)
+
+
 def test_without_a_cache_no_token_can_be_rotated_as_if_it_were_the_first() -> None:
     query, key, value = operands(KEYS)
     found = compare(query=query, key=key, value=value, layout="hld", rotary={}).power

@@ -594,3 +594,13 @@ def test_a_fact_of_all_rows_holds_for_entries_that_are_right() -> None:
     output = attend(query, key, value).output.copy()
     output[1] = attend(query, key, value, scale=1.37 / np.sqrt(32)).output[1]
     assert not [fact.message for fact in compare(output, query, key, value).facts if "In every row" in fact.message]
+
+
+@pytest.mark.parametrize(("features", "names"), [(2, set()), (8, {"other_keys"})])
+def test_two_numbers_of_float32_tell_no_run_of_keys(features: int, names: set[str]) -> None:
+    """One of 5,000 runs of 100 keys is fitted to them: a run that is found in eight numbers is no chance."""
+    random = np.random.default_rng(0)
+    query, key, value = (random.normal(size=shape).astype(np.float32) for shape in ((5, 4), (100, 4), (100, features)))
+    output = attend(query, key, value, include=[]).output.copy()
+    output[2] = attend(query[2], key[3:50], value[3:50], include=[]).output
+    assert {one.name for one in compare(output, query, key, value).facts} == names

@@ -69,6 +69,8 @@ def test_a_request_says_which_liberties_are_legal() -> None:
     assert judged(request, kernel, legal=["exact"])["logsumexp"] > 100
     assert judged(request, kernel, legal=["rounded_weights"])["logsumexp"] > 100
     assert max(judged(request, Kernel(), legal=["exact"]).values()) <= 2
+    # Where the sum makes the largest error, the limit is that error.
+    assert judged(request_of(BFLOAT16, 128, 0.3), kernel, legal=["rounded_weights", "rounded_sum"])["logsumexp"] <= 1.2
 
 
 def test_rotated_operands_may_be_rounded() -> None:

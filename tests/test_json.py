@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from attention_service.codecs.json import JSONCodec
 from attention_service.codecs.json import reader as json_reader
 from attention_service.codecs.json.limits import MAX_DEPTH, MAX_KEYS, MAX_LENGTH, MAX_LISTS, MAX_SEARCHED
+from attention_service.codecs.json.long_numbers import may_have_many
 from attention_service.codecs.json.reader import decode as decode_with_types
 from attention_service.errors import InvalidArray, InvalidJSON, Overflow, ServiceError, TooLarge
 from attention_service.pipeline.prepare import make_spec_and_plan
@@ -312,3 +313,8 @@ def test_bodies_in_any_buffer_are_decoded_the_same(name: str) -> None:
 
     body = BUFFERS[name]
     assert read(body) == read(bytearray(body)) == read(np.frombuffer(body, np.uint8).data)
+
+
+def test_a_body_has_many_long_numbers_from_1_025_on() -> None:
+    number = b"1." + b"0" * 40 + b"e0"
+    assert [may_have_many(b",".join([number] * count)) for count in (1024, 1025)] == [False, True]

@@ -40,8 +40,10 @@ REFERENCE_BYTES: Final = 128
 ANSWERS: Final = 96
 OPTION_ANSWERS: Final = 24
 MAX_ANSWERS: Final = 240
+# The same for masks, biases and selected keys, which mistakes change as a whole.
+TABLE_BYTES: Final = 24
 # The objects of a comparison: cases, candidates, hypotheses and the report.
-OBJECTS: Final = 3 * 2**20
+OBJECTS: Final = 2**22
 # The arrays of a made input with a number for each score.
 TABLES: Final = frozenset({"mask", "bias", "selected_keys"})
 
@@ -67,7 +69,7 @@ def parts_of(question: Question, workers: int) -> tuple[int, Work]:
     width = compute_dtype(plan.dtype).itemsize
     tables = sum(array.size for array in arrays_of(plan))
     tables += 2 * sum(term.keys.size for term in plan.terms if isinstance(term, RelativeKeys))  # with padding, too
-    arrays = work.operand_bytes(width) + ARRAY_BYTES * sent + HEAD_BYTES * others + 16 * tables
+    arrays = work.operand_bytes(width) + ARRAY_BYTES * sent + HEAD_BYTES * others + TABLE_BYTES * tables
     arrays += copied_bytes(plan, question.spec) + question.reference * REFERENCE_BYTES * (sent or others)
     return arrays, work
 
@@ -97,7 +99,7 @@ def suggestion_bytes(recipe: Recipe, names: tuple[str, ...], workers: int = 1) -
     if "relative_keys" in recipe.options:
         tables += 2 * recipe.heads * (recipe.queries + recipe.keys) * recipe.head_dim  # with padding, too
     others = prod((recipe.batch, recipe.heads, recipe.queries, recipe.value_dim))
-    arrays = work.operand_bytes(width) + ARRAY_BYTES * others + 16 * tables
+    arrays = work.operand_bytes(width) + ARRAY_BYTES * others + TABLE_BYTES * tables
     return OBJECTS + arrays + work.bytes
 
 

@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 # Threads that compute a comparison, at most: what each computes takes memory.
 MAX_THREADS: Final = 4
-# Scores that are computed at a time, by so many threads together. Fewer threads have the same blocks, as the bits of
-# products depend on how many rows are multiplied at once, and a verdict must not depend on the number of threads.
-BLOCK: Final = 2**20
+# Scores that a thread computes at a time: as many for any number of threads, as the bits of products depend on how many
+# rows are multiplied at once, and a verdict must not depend on the number of threads.
+BLOCK: Final = 2**19
 # Products of query and key, and of weights and values, that are summed up between two checks of the deadline; numbers
 # of keys and values of a block of several heads, which may share them.
 PRODUCTS: Final = 2**28
@@ -120,7 +120,7 @@ def block_counts(sizes: Sizes, *, needs_all_heads: bool) -> tuple[int, int]:
     """How many heads and queries a block has. needs_all_heads: see Case"""
     row, heads, rows = sizes.key_length, sizes.num_heads, sizes.query_length
     width = sizes.head_dim + sizes.value_dim
-    most = min(BLOCK // MAX_THREADS, PRODUCTS // width)
+    most = min(BLOCK, PRODUCTS // width)
     if needs_all_heads:
         return heads, min(rows, max(1, most // (row * heads)))
     rows = min(rows, max(1, most // row))

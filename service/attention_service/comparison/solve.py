@@ -321,7 +321,7 @@ def _whole(case: Case) -> np.ndarray:
 
 def can_solve_all_queries(case: Case) -> bool:
     """True if the scores of all queries of a head fit into a block."""
-    return case.plan.sizes.query_length > 1 and case.plan.sizes.query_length * case.plan.sizes.key_length <= 16 * BLOCK
+    return case.plan.sizes.query_length > 1 and case.plan.sizes.query_length * case.plan.sizes.key_length <= 32 * BLOCK
 
 
 def _over_queries(case: Case, sample: Sample, problem: Problem) -> Answer:

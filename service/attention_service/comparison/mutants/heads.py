@@ -56,7 +56,7 @@ def heads_layout(case: Case) -> Iterator[Case]:
     sizes = case.plan.sizes
     for moved in _misread(case, ("query", "key", "value")):
         yield moved
-        if case.plan.score_count <= BLOCK and sizes.num_heads > 1 and sizes.query_length > 1:  # all rows are needed
+        if case.plan.score_count <= 2 * BLOCK and sizes.num_heads > 1 and sizes.query_length > 1:  # all rows are needed
             detail = "and the output is written in the same way"
             yield moved.changed(of_whole=_unmoved, head_outputs=None, detail=detail)
 
@@ -93,7 +93,7 @@ def _unmoved(outputs: np.ndarray) -> np.ndarray:
 def heads_as_tokens(case: Case) -> Iterator[Case]:
     sizes = case.plan.sizes
     is_square = sizes.num_heads == sizes.num_kv_heads > 1 and 1 < sizes.query_length == sizes.key_length
-    is_small = sizes.batch_size * sizes.query_length * sizes.num_heads**2 <= BLOCK
+    is_small = sizes.batch_size * sizes.query_length * sizes.num_heads**2 <= 2 * BLOCK
     is_small = is_small and sizes.num_heads <= 2 * sizes.key_length  # takes no more than the scores of the case
     is_plain = not (case.past_length or any(case.steps.values()) or case.sinks is not None or case.softcap)
     is_plain = is_plain and case.bad_values is None and not isinstance(case.scale, np.ndarray)

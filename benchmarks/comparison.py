@@ -11,7 +11,6 @@ With --rows: what `assert_attention(..., rows=64)` costs for 4 batch entries × 
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import statistics
 import time
@@ -28,6 +27,7 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.compare import compare_question, reference_and_baseline
 from attention_service.comparison.question import make_question
 from attention_service.runtime.machine import cpu_count
+from benchmarks.serving import blas_variables
 
 HEADS, KV_HEADS, DIM, WINDOW = 16, 4, 128, 512
 ROUNDS: Final = 3
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--rows", action="store_true", help="measure assertions by rows instead")
     options = parser.parse_args()
-    print({name: value for name, value in os.environ.items() if "BLAS" in name}, f"{cpu_count()} processors")
+    print(blas_variables(), f"{cpu_count()} processors")
     if options.rows:
         measure_rows()
         return

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.client import latency, throughput
 from benchmarks.http import checked_request, failures_named
-from benchmarks.serving import Others, Running
+from benchmarks.serving import Others, Running, blas_variables
 from benchmarks.table import OURS_BY_PARSER, PARSERS, Server
 from benchmarks.workloads import Workload, workloads
 
@@ -28,7 +28,6 @@ ROUNDS = 8
 BURSTS = 3  # measurements of latency per round and tree
 SECONDS = 1
 BUSY = ("W1", "W2")
-THREADING = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 def of_tree(server: Server, tree: Path, name: str) -> Server:
@@ -88,7 +87,7 @@ def main() -> None:
         )
         for name in PARSERS
     }
-    print(" ".join(f"{name}={os.environ.get(name, '')}" for name in THREADING))
+    print(blas_variables())
     print(f"\nnow / before (rps: before / now), {options.rounds} rounds: median (least to greatest)\n")
     print("| | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
     for row in columns[PARSERS[0]]:

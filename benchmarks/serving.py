@@ -63,6 +63,11 @@ class Running:
             (PROC / str(pid) / "clear_refs").write_text("5")
 
 
+def blas_variables() -> dict[str, str]:
+    """Return the environment variables that say how BLAS computes: some make NumPy slower, and torch not."""
+    return {name: value for name, value in os.environ.items() if "BLAS" in name}
+
+
 class Others:
     """The load that other processes put on the machine during a run, which distorts its numbers."""
 

@@ -12,6 +12,8 @@ import pytest
 from attention_service.backends import threads
 from attention_service.backends.threads import TilePool, single_threaded_blas
 
+# For tests of children.
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 # Of two libraries, each of which is set twice.
 SETS = 4
 
@@ -112,14 +114,14 @@ def run(program: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@forks
 @pytest.mark.parametrize(("owner", "name"), [("threads", "_take_control"), ("sample", "_bytes")])
 def test_a_child_compares_though_it_was_forked_beside_a_comparison(owner: str, name: str) -> None:
     assert run(START + FORK.format(owner=owner, name=name)) == "wrong\n"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@forks
 def test_a_child_has_threads_of_its_own() -> None:
     program = """
 with calls.judge() as backend:
@@ -134,7 +136,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@forks
 def test_blas_has_its_threads_in_a_child_that_was_forked_beside_a_comparison() -> None:
     program = """
 before = [one.num_threads for one in threads._blas().lib_controllers]

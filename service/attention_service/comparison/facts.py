@@ -194,10 +194,10 @@ def elsewhere(wrong: Wrong) -> Iterator[Fact]:
     predicted[wrong.rows] = np.where(kept[:, None], wrong.right.reshape(right.shape)[nearest], 0)
     if kept.any() and wrong.said(len(sent) * math.log2(len(right) + 1), predicted):
         of = np.stack(np.unravel_index(nearest, shape), axis=1)[kept][:4].tolist()
-        shown = ", ".join(f"{to} is {one}" for to, one in zip(places[kept][:4].tolist(), of, strict=True))
-        zeros = "" if kept.all() else f", or 0 ({len(sent) - kept.sum()} {wrong.axes[2]}s)"
+        listed = ", ".join(f"{to} is {one}" for to, one in zip(places[kept][:4].tolist(), of, strict=True))
+        zeros = "" if kept.all() else f", or 0 ({len(sent) - kept.sum()} {plural_of(wrong.axes[2])})"
         row, axes = wrong.axes[2], ", ".join(wrong.axes[:3])
-        text = f"every wrong {row} of {{}} is the right one of another {row}{zeros}: [{axes}] {shown}"
+        text = f"every wrong {row} of {{}} is the right one of another {row}{zeros}: [{axes}] {listed}"
         yield wrong.fact("elsewhere", text, rows=kept.sum(), zeros=len(sent) - kept.sum())
 
 

@@ -178,7 +178,11 @@ def _block(keys: int) -> int:
 
 
 def _keys(explained: np.ndarray, known: np.ndarray, count: int, *, by_blocks: bool) -> np.ndarray:
-    """The keys (k,) of these groups; by the smallest modulus of the index that says the same of the known groups."""
+    """The keys (k,) whose values a source explains: those of blocks, or of residues of the index.
+
+    explained, known: (groups,), of which groups it is true, and of which that is known. Of the powers of 2 the smallest
+    modulus is taken that agrees with all known groups.
+    """
     keys = np.arange(count)
     if by_blocks:
         return np.asarray(explained[keys // _block(count)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -84,7 +85,7 @@ def runs_of(indices: np.ndarray) -> list[np.ndarray]:
     return np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
 
 
-def in_words(runs: list[np.ndarray], word: str) -> str:
+def in_words(runs: Sequence[Sequence[int] | np.ndarray], word: str) -> str:
     """Runs as in "0 to 15, 20 and 30"."""
     words = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
     return f" {word} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

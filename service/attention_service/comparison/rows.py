@@ -78,7 +78,8 @@ def _judged(case: Case, rows: np.ndarray, sent: Mapping[str, np.ndarray]) -> dic
         for name, array in arrays_of(solve(case, here), right).items():
             part.put(right[name], array)
 
-    list(case.each(solve_part, _parts(case, everything(case).batches, everything(case).heads, len(rows))))
+    whole = everything(case)
+    list(case.each(solve_part, _parts(case, whole.batches, whole.heads, len(rows))))
     names = list(sent)
     errors = case.each(lambda name: measure(sent[name], right[name], stored_dtype(name, case.dtype)), names)
     limits = _limits(case, rows, sent, right)

@@ -29,7 +29,7 @@ REFINED: Final = 8
 PAIR_SCORES: Final = 2**12
 MAX_PAIRS: Final = 1200
 # Pairs of each kind whose answers for the whole sample are judged.
-MAX_ANSWERS: Final = 20
+JUDGED_PAIRS: Final = 20
 # Scores of all cases of pairs that are tried.
 ALL_PAIR_SCORES: Final = 2**22
 
@@ -54,7 +54,7 @@ def search(
         told = _confirmed(joined(singles, evidence, TOLD), evidence, actual, limits, check)
         yield _told(told)
     if not _is_proved(told):
-        pairs = [*itertools.islice(_with_logsumexps(evidence, singles), MAX_ANSWERS), *_pairs(small, singles, check)]
+        pairs = [*itertools.islice(_with_logsumexps(evidence, singles), JUDGED_PAIRS), *_pairs(small, singles, check)]
         both = [evidence.answer(names, wrong) for names, wrong in pairs]
         both = [one for one in both if not any(_adds_nothing(one, other, evidence) for other in found)]
         both = [one for one in both if not evidence.contradicts(one)]
@@ -127,7 +127,7 @@ def _pairs(small: Evidence, singles: list[Hypothesis], check: Check) -> Iterator
     # Two mistakes of one group may change the same part of a case, so that their order matters.
     groups = {name: MUTANTS[name].group for name in names}
     pairs = [(one, two) for one, two in pairs if places[one] < places[two] or groups[one] == groups[two]]
-    best_pairs = heapq.nsmallest(MAX_ANSWERS, _tried(small, pairs[:MAX_PAIRS], check), key=lambda one: one[0])
+    best_pairs = heapq.nsmallest(JUDGED_PAIRS, _tried(small, pairs[:MAX_PAIRS], check), key=lambda one: one[0])
     return ((pair, case) for _, pair, case in best_pairs)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from attention_service.comparison.places import in_words
 from attention_service.schemas.compare import AgainstReport, CompareReport
 
 
@@ -75,12 +76,6 @@ def _tests(report: CompareReport) -> Iterator[str]:
         yield f"{test.name}: {said}{missed}"
 
 
-def _either(numbers: Sequence[int]) -> str:
-    """16; 16 or 32; 16, 32 or 64."""
-    *before, last = map(str, numbers)
-    return " or ".join([*filter(None, [", ".join(before)]), last])
-
-
 def _power(report: CompareReport) -> Iterator[str]:
     found = report.power
     if not found.mutants:
@@ -89,8 +84,9 @@ def _power(report: CompareReport) -> Iterator[str]:
     partly = {name: tuple(found.tiles.get(name, ())) for name in found.survivors}
     for shown in sorted({*partly.values()}):
         names = ", ".join(name for name, tiles in partly.items() if tiles == shown)
-        sizes = f"shown only if the kernel's tiles have {_either(shown)} keys" if shown else "not shown"
-        yield f"{sizes}: {names}"
+        runs = [[tile] for tile in shown]
+        said = f"shown only if the kernel's tiles have {in_words(runs, 'or')} keys" if runs else "not shown"
+        yield f"{said}: {names}"
     if report.next_input is not None:
         yield f"next input: seed {report.next_input.seed} shows {', '.join(report.next_input.kills)}"
         if report.next_input.note:

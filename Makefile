@@ -7,6 +7,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
+# Where it is set, each service and command that a test starts would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## show what can be made
@@ -117,9 +119,12 @@ check: $(VENV)/.test ## format, lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# As many processes as processors, at most four, since each takes up to a gigabyte. The tests of a module share a process,
-# and so what the module sets up. `make test PARALLEL=` runs all tests in one process.
-PARALLEL ?= --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Four processes, each of up to a gigabyte, also on two processors, as tests of servers wait half of their time. The tests
+# of a module share a process, and so what the module sets up. `make test PARALLEL=` runs all tests in one process.
+PARALLEL ?= --numprocesses 4 --dist loadfile --no-loadscope-reorder
+# BLAS and torch compute on the thread that calls them: threads of their own, in each process, would spin.
+test test-fast test-torch test-peers: export OPENBLAS_NUM_THREADS ?= 1
+test-torch test-peers: export OMP_NUM_THREADS ?= 1
 
 .PHONY: test
 test: check ## all gates and tests, with coverage
@@ -146,8 +151,8 @@ test-pythons: $(VENV)/.test ## `make test-fast` with each further Python of pyen
 	done
 
 .PHONY: test-torch
-test-torch: $(TORCH_VENV)/.torch ## the tests again, with torch installed
-	$(TORCH_BIN)/python -m pytest $(PARALLEL)
+test-torch: $(TORCH_VENV)/.torch ## the tests of torch, and again those that are not marked slow, with torch installed
+	$(TORCH_BIN)/python -m pytest $(PARALLEL) -m "torch or not slow"
 
 .PHONY: test-peers
 test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody here wrote

@@ -145,6 +145,7 @@ def in_another_order(fields: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [2, 7, 60])
 def test_another_order_of_sums_is_right(tokens: int) -> None:
     """In float64, where the reference has errors of its own."""

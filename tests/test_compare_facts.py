@@ -486,6 +486,7 @@ CHANGES: Final[list[Callable[[np.ndarray, int, float, np.ndarray], np.ndarray]]]
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
 def test_facts_about_random_changes_are_true(dtype: type) -> None:
     """Each is held against the numbers that were sent, as its own sentence says it."""
@@ -569,6 +570,7 @@ TRUE: Final[dict[str, set[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_facts_are_true_of_planted_mistakes(name: str) -> None:
     for seed in range(3):

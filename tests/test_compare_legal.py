@@ -44,6 +44,7 @@ def judged(request: dict[str, Any], kernel: Kernel, **more: Any) -> dict[str, fl
     return {name: (errors.max_abs or 0) / report.baseline[name].limit for name, errors in report.errors.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16])

@@ -58,7 +58,7 @@ SHAPES: Final[dict[str, Callable[[], dict[str, Any]]]] = {
     "wide": lambda: heads(1, 1, 1, 2, 2, 50_000, 4),
     "wide values": lambda: heads(1, 1, 1, 2, 2, 4, 50_000),
     "many heads on one": lambda: heads(1, 800, 1, 1, 300, 32, 32),
-    MANY: lambda: heads(3000, 1, 1, 2, 2, 8, 8),
+    MANY: lambda: heads(1000, 1, 1, 2, 2, 8, 8),
     "many keys": lambda: heads(1, 4, 1, 1, 20_000, 16, 16),
     "many queries": lambda: heads(1, 1, 1, 20_000, 1, 16, 16),
     "a mask": lambda: heads(1, 2, 2, 300, 300, 8, 8, mask=RANDOM.random((1, 2, 300, 300)) < 0.9),
@@ -111,7 +111,7 @@ RECIPES: Final = {
     "tiny": {"heads": 1, "kv_heads": 1, "head_dim": 2, "value_dim": 2},
     "of usual heads": {"head_dim": 128, "value_dim": 128},
     "of many heads": {"heads": 12, "kv_heads": 4, "head_dim": 16, "value_dim": 16},
-    "of many queries": {"heads": 12, "kv_heads": 4, "head_dim": 2, "value_dim": 2, "queries": 257},
+    "of many queries": {"heads": 4, "kv_heads": 2, "head_dim": 2, "value_dim": 2, "queries": 257},
 }
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
     **{name: (name,) for name in (*OPTIONS, "past")},

@@ -60,6 +60,7 @@ def test_right_kernels_pass_by_their_rows(dtype: str, folds: str) -> None:
     assert "power" not in str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [0, 127, 128, 299])
 def test_one_wrong_row_where_mistakes_sit_is_seen(row: int) -> None:
     fields = inputs("float32")

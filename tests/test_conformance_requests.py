@@ -141,6 +141,7 @@ def head_dim(fields: Fields) -> int:
     return features // int(fields.get("num_heads", 1))
 
 
+@pytest.mark.slow
 def test_long_cases_have_the_dimensions_and_types_that_were_named() -> None:
     made = requests(2 * COUNT, 2, Choice.of(None, DIMS, ()))
     assert len(made) == 2 * COUNT
@@ -176,6 +177,7 @@ def test_the_names_are_those_that_cases_have() -> None:
     assert options_of(requests(1500, 0, Choice())) == {*NAMES}
 
 
+@pytest.mark.slow
 def test_only_cases_with_options_that_are_named() -> None:
     for only in ((), KNOWN, ("is_causal", "past_key", "past_value"), ("layout", "scale"), ("include", "sinks")):
         made = requests(600, 5, Choice.of(only, (), ()))

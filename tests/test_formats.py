@@ -128,6 +128,7 @@ def test_each_array_is_a_check() -> None:
     assert (weak.name, weak.outcome) == ("output", "skipped")
 
 
+@pytest.mark.slow
 def test_the_commands_print_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

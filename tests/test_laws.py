@@ -113,12 +113,14 @@ def broken(function: Function) -> set[str]:
     return {law.name for law in laws(function).laws if law.status == "broken"}
 
 
+@pytest.mark.slow
 def test_a_right_function_keeps_all_laws() -> None:
     result = laws(right)
     assert [(law.name, law.status, law.message) for law in result.laws] == [(name, "holds", None) for name in LAWS]
     assert result.exit_status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_each_broken_function_breaks_its_law(name: str) -> None:
     found = broken(BROKEN[name])
@@ -142,6 +144,7 @@ def test_what_is_left_unwritten() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_smallest_input_is_named() -> None:
     [law] = [law for law in laws(BROKEN["batch_invariant"]).laws if law.status == "broken"]
     assert law.input == "batch 2, num_heads 2, num_kv_heads 2, query_length 3, key_length 3, head_dim 16, dtype float32"

@@ -216,6 +216,7 @@ SURROGATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [*SURROGATES.values(), None], ids=[*SURROGATES, "in the name of a tensor"])
 def test_text_that_no_answer_can_hold_makes_one_layer_unusable(text: bytes | None, folder: Path) -> None:
     """In the list, by itself, as a model over HTTP and gRPC, in a request, and on the command line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,12 @@ from attention_service.attention.spec import (
 )
 
 
+@cache
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape)
+    """Random numbers, which many options share: they cannot be changed."""
+    made = np.random.default_rng(seed).normal(size=shape)
+    made.flags.writeable = False
+    return made
 
 
 def plain(b: int, h: int, l: int, d: int) -> AttentionSpec:  # noqa: E741

@@ -134,14 +134,16 @@ test: check ## all gates and tests, with coverage
 	$(BIN)/coverage report
 
 .PHONY: test-fast
-test-fast: $(VENV)/.test ## the tests that are not marked slow, in less than a minute, without coverage
+test-fast: $(VENV)/.test ## the tests that are not marked slow, without coverage
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 # Versions of Python besides that of .venv, each with an environment of its own, .venv-3.12 for example.
-OTHER_PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python)
+# What the oldest and the newest run, those between run.
+PYENV_PYTHONS := $(sort $(wildcard $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python))
+OTHER_PYTHONS ?= $(firstword $(PYENV_PYTHONS)) $(lastword $(PYENV_PYTHONS))
 
 .PHONY: test-pythons
-test-pythons: $(VENV)/.test ## `make test-fast` with each further Python of pyenv (OTHER_PYTHONS=... for others)
+test-pythons: $(VENV)/.test ## `make test-fast` with the oldest and the newest Python of pyenv (OTHER_PYTHONS=... for others)
 	@for python in $(OTHER_PYTHONS); do \
 		version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])') && \
 		test "$$version" != "$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" || continue; \
@@ -151,8 +153,8 @@ test-pythons: $(VENV)/.test ## `make test-fast` with each further Python of pyen
 	done
 
 .PHONY: test-torch
-test-torch: $(TORCH_VENV)/.torch ## the tests of torch, and again those that are not marked slow, with torch installed
-	$(TORCH_BIN)/python -m pytest $(PARALLEL) -m "torch or not slow"
+test-torch: $(TORCH_VENV)/.torch ## the tests that need torch
+	$(TORCH_BIN)/python -m pytest $(PARALLEL) -m torch
 
 .PHONY: test-peers
 test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody here wrote

@@ -201,10 +201,14 @@ def test_a_visible_value_that_is_not_finite_is_an_error_even_at_weight_zero(back
         attend([[1.0]], [[0.0], [-1e6]], [[1.0], [np.inf]], scale=1, backend=backend)
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_importing_the_service_does_not_import_torch() -> None:
     code = "import attention_service.app, attention_service.library, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_package_has_four_names() -> None:
     assert attention_service.__all__ == ["__version__", "assert_attention", "attend", "compare"]
 
 

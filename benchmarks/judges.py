@@ -362,8 +362,10 @@ class Findings:
 
     @property
     def invisible(self) -> dict[str, float]:
-        """The same of those whose mistake these inputs cannot show."""
-        return self._shown(name for name, found in self.ratios.items() if found <= CORRECT)
+        """The same of those whose mistake these inputs cannot show, whatever its detail."""
+        visible = self.visible
+        hidden = self._shown(name for name, found in self.ratios.items() if found <= CORRECT)
+        return {name: found for name, found in hidden.items() if name not in visible}
 
     @property
     def visible(self) -> dict[str, float]:

@@ -78,7 +78,7 @@ def test_a_mistake_that_is_only_like_it_is_no_proof(open_page: Open) -> None:
 
     page.route("**/attention/compare", answer)
     page.locator("#compare button").click()
-    expect(page.locator("#report h3")).to_have_text(["Mistakes that it resembles"])
+    expect(page.locator("#report h3")).to_have_text(["Similar known mistakes"])
     expect(page.locator("#report li")).to_have_text(["Like it. (a.b, resembles)"])
 
 

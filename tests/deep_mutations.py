@@ -27,6 +27,7 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 KILLED: Final = 0.9  # the share of changes that tests must notice
+TIME_LIMIT: Final = "the time limit of"  # a change that hangs; or a machine that is busy with something else
 ROOT: Final = Path(__file__).resolve().parent.parent
 PROGRESS: Final = ROOT / ".mutations-progress.json"
 PACKAGE: Final = "service/attention_service"
@@ -170,7 +171,7 @@ class Copy:
             try:
                 output, _ = process.communicate(timeout=limit)
             except subprocess.TimeoutExpired:
-                return f"the time limit of {limit:.0f} s"
+                return f"{TIME_LIMIT} {limit:.0f} s"
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
@@ -212,7 +213,7 @@ def main() -> None:
     parser.add_argument("paths", nargs="*", default=list(PATHS))
     parser.add_argument("--draws", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--again", action="store_true", help="try survivors once more")
+    parser.add_argument("--again", action="store_true", help="try survivors, and what ended at a time limit, once more")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the copy is removed
     progress: dict[str, Any] = {"seed": options.seed, "seconds": {}, "killed": {}, "survived": {}}
@@ -222,6 +223,7 @@ def main() -> None:
         sys.exit(f"{PROGRESS} holds the progress of seed {progress['seed']}: delete it to start anew")
     if options.again:
         progress["survived"] = {}
+        progress["killed"] = {text: test for text, test in progress["killed"].items() if TIME_LIMIT not in test}
     with tempfile.TemporaryDirectory() as folder:
         copy, random = Copy(Path(folder)), Random(options.seed)
         found = copy.changes(options.paths, random)
@@ -232,7 +234,8 @@ def main() -> None:
     survivors = [change.text for change in changes if change.text not in progress["killed"]]
     for text in survivors:
         print(f"SURVIVED: {text}")
-    print(f"{len(changes) - len(survivors)} of {len(changes)} changes are killed")
+    ended = sum(TIME_LIMIT in progress["killed"].get(change.text, "") for change in changes)
+    print(f"{len(changes) - len(survivors)} of {len(changes)} changes are killed, {ended} of these at a time limit")
     sys.exit(len(survivors) > (1 - KILLED) * len(changes))
 
 

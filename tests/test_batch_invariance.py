@@ -183,3 +183,18 @@ def test_requests_that_are_joined() -> None:
         for name in ("output", "attention_weights", "scores"):
             assert np.array_equal(found[name], expected[name]), name
     assert sizes == [6]
+
+
+@pytest.mark.torch
+def test_a_norm_of_outputs_with_torch() -> None:
+    """Of which a kernel computes one entry, as the scores of the other are too large for it."""
+    random = np.random.default_rng(0)
+    dtype = np.dtype(np.float32)
+    query, key, value = (aligned(random.normal(size=(2, 48, 288)), dtype) for _ in range(3))
+    key[1] *= 1e30
+    asked: dict[str, Any] = {"num_heads": 6, "output_norm": {"over": "all"}, "include": [], "backend": "torch"}
+    batch = attend(query, key, value, **asked)
+    assert batch.metadata.kernel == "dense+scaled_dot_product_attention"
+    for entry in range(2):
+        one = attend(*(array[entry : entry + 1] for array in (query, key, value)), **asked)
+        np.testing.assert_array_equal(one.output, batch.output[entry : entry + 1])

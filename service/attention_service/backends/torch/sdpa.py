@@ -151,7 +151,8 @@ class Kernels:
             outputs, name, unseen = found
             names.add(name)
             masked = masked + unseen
-            if (tile.batch, tile.heads, tile.rows) == (every.batch, every.heads, every.rows):
+            is_whole = (tile.batch, tile.heads, tile.rows) == (every.batch, every.heads, every.rows)
+            if is_whole and not plan.output_steps:  # a norm sums up in the order of memory, which a kernel chooses
                 head_outputs = outputs
                 continue
             if head_outputs is None:

@@ -120,7 +120,7 @@ class Kernels:
         most = UNMASKED_SCORES_GPU if lib.is_asynchronous else self.unmasked_scores
         causal = is_plainly_causal(plan) and plan.entry_scores <= most
         tiling = lib.tiling if plan.terms and not causal else replace(lib.tiling, scores=most)
-        every = whole(plan)
+        every = None if plan.output_steps else whole(plan)  # a norm sums up in the order of memory: not in a kernel's
         cut_part = partial(whole_entries if causal else tiles, plan, tiling)
         cut, running = tee(chain.from_iterable(map(cut_part, entries)))  # which may be millions
         dtype = plan.dtype if loaded.query.dtype.itemsize == 2 else plan.compute_dtype
@@ -151,8 +151,7 @@ class Kernels:
             outputs, name, unseen = found
             names.add(name)
             masked = masked + unseen
-            is_whole = (tile.batch, tile.heads, tile.rows) == (every.batch, every.heads, every.rows)
-            if is_whole and not plan.output_steps:  # a norm sums up in the order of memory, which a kernel chooses
+            if every and (tile.batch, tile.heads, tile.rows) == (every.batch, every.heads, every.rows):
                 head_outputs = outputs
                 continue
             if head_outputs is None:

@@ -138,7 +138,7 @@ test-fast: $(VENV)/.test ## the tests that are not marked slow, without coverage
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 # Versions of Python besides that of .venv, each with an environment of its own, .venv-3.12 for example.
-# What the oldest and the newest run, those between run.
+# The oldest and the newest: a change that breaks only a version between them has not been seen.
 PYENV_PYTHONS := $(sort $(wildcard $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python))
 OTHER_PYTHONS ?= $(firstword $(PYENV_PYTHONS)) $(lastword $(PYENV_PYTHONS))
 

@@ -363,9 +363,7 @@ class Findings:
     @property
     def invisible(self) -> dict[str, float]:
         """The same of those whose mistake these inputs cannot show, whatever its detail."""
-        visible = self.visible
-        hidden = self._shown(name for name, found in self.ratios.items() if found <= CORRECT)
-        return {name: found for name, found in hidden.items() if name not in visible}
+        return {name: found for name, found in self._shown(self.ratios).items() if found <= CORRECT}
 
     @property
     def visible(self) -> dict[str, float]:

@@ -120,7 +120,7 @@ class Kernels:
         most = UNMASKED_SCORES_GPU if lib.is_asynchronous else self.unmasked_scores
         causal = is_plainly_causal(plan) and plan.entry_scores <= most
         tiling = lib.tiling if plan.terms and not causal else replace(lib.tiling, scores=most)
-        every = None if plan.output_steps else whole(plan)  # a norm sums up in the order of memory: not in a kernel's
+        every = None if plan.output_steps else whole(plan)  # a norm sums up in the order of memory of `empty_outputs`
         cut_part = partial(whole_entries if causal else tiles, plan, tiling)
         cut, running = tee(chain.from_iterable(map(cut_part, entries)))  # which may be millions
         dtype = plan.dtype if loaded.query.dtype.itemsize == 2 else plan.compute_dtype

@@ -143,6 +143,16 @@ def test_two_planted_mistakes_are_both_named(pair: tuple[str, str]) -> None:
     pytest.fail("no request shows both")
 
 
+def test_a_pair_is_named_beside_one_with_the_same_output() -> None:
+    """All visible keys are in the last tile, so that its sum lacks the sink only: alone, sinks.absent explains less."""
+    drawn = draw(5_000_018, ("heads.tiled", "sinks.absent"))
+    assert drawn is not None
+    assert tells_apart(drawn)
+    report = compare(returned(drawn), **drawn.fields)
+    assert report.hypotheses[0].certainty == "proof"
+    assert named_first(report, drawn.names)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MUTANTS if not name.startswith("precision.")])
 def test_the_change_of_a_hypothesis_reproduces_the_mistake(name: str) -> None:

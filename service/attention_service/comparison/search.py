@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -30,6 +30,8 @@ PAIR_SCORES: Final = 2**12
 MAX_PAIRS: Final = 1200
 # Pairs of each kind whose answers for the whole sample are judged.
 JUDGED_PAIRS: Final = 20
+# What a pair leaves unexplained of the sample, in squared baselines, at most, if it explains the output.
+EXPLAINED: Final = 1.0
 # Scores of all cases of pairs that are tried.
 ALL_PAIR_SCORES: Final = 2**22
 
@@ -127,22 +129,28 @@ def _pairs(small: Evidence, singles: list[Hypothesis], check: Check) -> Iterator
     # Two mistakes of one group may change the same part of a case, so that their order matters.
     groups = {name: MUTANTS[name].group for name in names}
     pairs = [(one, two) for one, two in pairs if places[one] < places[two] or groups[one] == groups[two]]
-    best_pairs = heapq.nsmallest(JUDGED_PAIRS, _tried(small, pairs[:MAX_PAIRS], check), key=lambda one: one[0])
+    untried = iter(pairs[:MAX_PAIRS])
+    best_pairs = heapq.nsmallest(JUDGED_PAIRS, _tried(small, untried, check), key=lambda one: one[0])
+    if best_pairs and best_pairs[0][0] <= EXPLAINED:
+        # What gives the same output as the best pair may have been left out, as it explains little by itself.
+        partners = (pair for pair in (*untried, *pairs[MAX_PAIRS:]) if {*pair} & {*best_pairs[0][1]})
+        found = itertools.chain(best_pairs, _tried(small, partners, check))
+        best_pairs = heapq.nsmallest(JUDGED_PAIRS, found, key=lambda one: one[0])
     return ((pair, case) for _, pair, case in best_pairs)
 
 
 def _tried(
-    small: Evidence, pairs: list[tuple[str, str]], check: Check
+    small: Evidence, pairs: Iterable[tuple[str, str]], check: Check
 ) -> Iterator[tuple[float, tuple[str, ...], Case]]:
     """What pairs of mutants leave unexplained of a small sample, with the pairs and their cases."""
     sample = small.sample
     scores = len(sample.batches) * len(sample.heads) * len(sample.rows) * small.case.plan.sizes.key_length
     tried = 0
     for pair in pairs:
-        if tried * scores > ALL_PAIR_SCORES:
-            return
         check()
         for once in MUTANTS[pair[0]].edit(small.case):
             for case in MUTANTS[pair[1]].edit(once):
                 yield small.unexplained(arrays_of(solve(case, sample), small.right)), pair, case
                 tried += 1
+        if tried * scores > ALL_PAIR_SCORES:
+            return

@@ -8,8 +8,8 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -20,10 +20,11 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper
 
+from attention_service import attend
 from attention_service.runtime.machine import cpu_count
 from benchmarks.ours import Attention, use_all_processors
 from benchmarks.ratios import Ratio, rows
-from benchmarks.serving import Others
+from benchmarks.serving import Others, blas_variables
 
 HEADS, SHORT, LONG = (8, 1024, 64), (1, 2048, 64), (1, 8192, 64)
 SHAPES = (HEADS, SHORT, LONG)
@@ -32,7 +33,7 @@ LONGEST_WEIGHTS = 2048
 # Seconds of calls before each measurement, as caches and clock rates recover after the other processes ran.
 WARM_UP = 0.1
 
-OURS, CAUSAL, WEIGHTS = "ours", "ours, causal", "ours, all weights"
+OURS, CAUSAL, WEIGHTS, ATTEND = "ours", "ours, causal", "ours, all weights", "attend()"
 FUSED, BY_HAND, ONNX = "torch SDPA", "torch by hand, all weights", "onnxruntime, all weights"
 
 
@@ -83,6 +84,7 @@ def functions(heads: int, length: int, dim: int) -> dict[str, Callable[[], Calla
     found: dict[str, Callable[[], Callable[[], object]]] = {
         OURS: lambda: Attention(query, key, value).compute,
         CAUSAL: lambda: Attention(query, key, value, is_causal=True).compute,
+        ATTEND: lambda: partial(attend, query, key, value, layout="bhld", include=[]),
         FUSED: lambda: partial(fused, *tensors),
         f"{FUSED}, causal": lambda: partial(fused, *tensors, is_causal=True),
     }
@@ -112,7 +114,7 @@ def _right(call: Callable[[], Iterable[Any]], tensors: list[torch.Tensor]) -> Ca
 
 def work(pipe: Connection, shape: tuple[int, int, int], name: str) -> None:
     """Run in a process: for each message of the pipe, warm up, then send back the milliseconds of one call."""
-    torch.set_num_threads(use_all_processors())
+    torch.set_num_threads(cpu_count() if name == ATTEND else use_all_processors())
     call = functions(*shape)[name]()
     pipe.send(0.0)
     while pipe.recv():
@@ -147,6 +149,24 @@ def medians(shape: tuple[int, int, int], rounds: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Run so many processes that compute without pause."""
+    running = [get_context("spawn").Process(target=_compute_always, daemon=True) for _ in range(count)]
+    for process in running:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in running:
+            process.terminate()
+
+
+def _compute_always() -> None:
+    while True:
+        pass
+
+
 def ratios(found: dict[tuple[int, int, int], dict[str, float]]) -> list[Ratio]:
     """Return every ratio that has a bound."""
 
@@ -157,6 +177,7 @@ def ratios(found: dict[tuple[int, int, int], dict[str, float]]) -> list[Ratio]:
 
     return [
         *(ratio(shape, OURS, FUSED, 1.2) for shape in SHAPES),
+        *(ratio(shape, ATTEND, FUSED, 1.5) for shape in SHAPES),
         ratio(SHORT, WEIGHTS, BY_HAND, 0.6),
         ratio(HEADS, WEIGHTS, ONNX, 2),
         ratio(LONG, CAUSAL, OURS, 0.65),
@@ -167,15 +188,18 @@ def main() -> None:
     """Print the times for each shape, and the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute without pause meanwhile")
+    options = parser.parse_args()
+    rounds = options.rounds
     versions = f"NumPy {np.__version__}, torch {torch.__version__}, onnxruntime {onnxruntime.__version__}"
-    print(f"{platform.machine()}, {cpu_count()} threads, {versions}")
+    print(f"{platform.machine()}, {cpu_count()} threads, {versions}, {blas_variables()}, {options.busy} busy processes")
     found, others = {}, Others()
-    for shape in SHAPES:
-        print("\n{} heads x {} x {} float32, median ms of {} rounds".format(*shape, rounds))
-        found[shape] = medians(shape, rounds)
-        for name, value in found[shape].items():
-            print(f"  {name:28} {value:8.1f}")
+    with busy_processes(options.busy):
+        for shape in SHAPES:
+            print("\n{} heads x {} x {} float32, median ms of {} rounds".format(*shape, rounds))
+            found[shape] = medians(shape, rounds)
+            for name, value in found[shape].items():
+                print(f"  {name:28} {value:8.1f}", flush=True)
     print(f"\n{others.line()}\n\n{rows(ratios(found))}")
 
 

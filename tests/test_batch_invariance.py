@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from attention_service import attend
 from attention_service.attention.result import Result
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.errors import InvalidRequest
-from attention_service.library import backends
+from attention_service.library import backends, calls
 from tests.conftest import app, serving
 from tests.helpers.backends import compute_as_if_large
 from tests.helpers.batches import aligned, alone, draw, whole
@@ -100,6 +101,7 @@ def test_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles are cut as if four threads shared each entry, and each product."""
     numpy = backends().choose("numpy", "cpu")
     assert isinstance(numpy, NumpyBackend)
+    monkeypatch.setattr(calls, "BLAS_ALONE", inf)
     monkeypatch.setattr(numpy, "tiling", replace(numpy.tiling, workers=4))
     for module in ("attention.tiles", "backends.numpy.backend"):
         monkeypatch.setattr(f"attention_service.{module}.SHARED_FLOPS", 10_000)

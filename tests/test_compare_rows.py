@@ -173,7 +173,7 @@ def test_integers_of_any_type_are_numbers_of_rows(rows: Any) -> None:
 
 
 def test_very_long_keys_take_little_more_memory_than_their_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_judge", lambda *_: NumpyBackend(threads=1))
+    monkeypatch.setattr(calls, "_of_process", lambda *_: NumpyBackend(threads=1))
     fields = inputs("float32", b=1, h=2, q=64, k=2**17, d=8)
     output = attend(**fields).output
     tracemalloc.start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -42,7 +41,7 @@ def test_an_interrupt_gives_blas_its_threads_back(
 ) -> None:
     interrupts = [number == which for number in range(SETS)]
     libraries = [Library(interrupts, is_set_before=is_set_before) for _ in range(2)]
-    monkeypatch.setattr(threads, "_blas", lambda: SimpleNamespace(lib_controllers=libraries))
+    monkeypatch.setattr(threads, "_blas", lambda: libraries)
     with pytest.raises(KeyboardInterrupt), single_threaded_blas():
         assert [library.num_threads for library in libraries] == [1, 1]
     assert [library.num_threads for library in libraries] == [3, 3]
@@ -124,11 +123,11 @@ def test_a_child_compares_though_it_was_forked_beside_a_comparison(owner: str, n
 @forks
 def test_a_child_has_threads_of_its_own() -> None:
     program = """
-with calls.judge() as backend:
+with calls.all_processors() as backend:
     pool = backend.pool
 child = os.fork()
 if child == 0:
-    with calls.judge() as backend:
+    with calls.all_processors() as backend:
         os._exit(17 if backend.pool is not pool else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -139,16 +138,31 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @forks
 def test_blas_has_its_threads_in_a_child_that_was_forked_beside_a_comparison() -> None:
     program = """
-before = [one.num_threads for one in threads._blas().lib_controllers]
-for one in threads._blas().lib_controllers:
+before = [one.num_threads for one in threads._blas()]
+for one in threads._blas():
     one.set_num_threads(2)
 with threads.single_threaded_blas():
     child = os.fork()
     if child == 0:
-        os._exit(17 if [one.num_threads for one in threads._blas().lib_controllers] == [2] * len(before) else 1)
+        os._exit(17 if [one.num_threads for one in threads._blas()] == [2] * len(before) else 1)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert run(START + program) == "17\n"
+
+
+def test_large_requests_in_many_threads_give_blas_its_threads_back() -> None:
+    program = """
+from concurrent.futures import ThreadPoolExecutor
+for one in threads._blas():
+    one.set_num_threads(2)
+tokens = np.random.default_rng(0).standard_normal((1024, 64)).astype("f4")
+alone = attention_service.attend(tokens, tokens, tokens)
+with ThreadPoolExecutor(8) as pool:
+    results = list(pool.map(lambda _: attention_service.attend(tokens, tokens, tokens), range(16)))
+print(all((one[name] == alone[name]).all() for one in results for name in ("output", "attention_weights")))
+print([one.num_threads for one in threads._blas()] == [2] * len(threads._blas()))
+"""
+    assert run(START + program) == "True\nTrue\n"
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def _hold() -> None:
     """Set BLAS to one thread. How many it had is noted before, so that it can be given back from any state."""
     _take_control()
     if not _held:
-        _held.extend([(one, one.num_threads) for one in _blas().lib_controllers if one.user_api == "blas"])
+        _held.extend([(one, one.num_threads) for one in _blas()])
     for library, _ in _held:
         library.set_num_threads(1)
 
@@ -81,15 +81,16 @@ if hasattr(os, "register_at_fork"):
 
 def _take_control() -> None:
     """Let this thread set the number of threads: threadpoolctl ignores all threads but the first that did."""
-    for library in _blas().lib_controllers:
+    for library in _blas():
         if hasattr(library, "clear_controlling_thread"):
             library.clear_controlling_thread(force=True)
 
 
 @cache
-def _blas() -> ThreadpoolController:
-    """The BLAS libraries of this process. Looking for them takes longer than a layer of a model."""
-    return ThreadpoolController()
+def _blas() -> list[Any]:
+    """The BLAS that came with NumPy; without one, all of this process. Looking takes longer than a layer of a model."""
+    found = [one for one in ThreadpoolController().lib_controllers if one.user_api == "blas"]
+    return [one for one in found if one.filepath.startswith(os.path.dirname(np.__file__))] or found
 
 
 class TilePool:

@@ -83,7 +83,7 @@ def _report(options: argparse.Namespace) -> CompareReport:
     from attention_service.comparison.compare import compare_question
     from attention_service.comparison.question import make_question
     from attention_service.comparison.report import make_report
-    from attention_service.library.calls import judge
+    from attention_service.library.calls import all_processors
 
     given = {"actual": options.actual, "against": options.against}
     functions = {field for field, name in given.items() if name is not None and targets.is_target(name)}
@@ -100,7 +100,7 @@ def _report(options: argparse.Namespace) -> CompareReport:
             elif name is not None:
                 decoded.fields[field] = read_arrays(Path(name), NAMES)
         question = make_question(decoded)
-        with judge() as backend:
+        with all_processors() as backend:
             return make_report(compare_question(question, backend, counted(progress)))
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from attention_service.schemas.compare import ActualArrays, CompareReport, Compa
 if TYPE_CHECKING:
     from attention_service.comparison.compare import Question
 
+# Operations of a request whose products OpenBLAS computes on the thread that calls it. A batch may have more than its
+# entries: these are cut into the same tiles either way, as for few operations no thread gets a part.
+BLAS_ALONE: Final = 2**19
 # The arguments of a call by their names; `unknown` holds those that are no fields of a request.
 Arguments = Mapping[str, Any]
 
@@ -37,7 +40,10 @@ def attend(arguments: Arguments) -> AttentionResult:
     """The result of `service.attend`. Errors: InvalidRequest of every kind."""
     spec, plan = make_spec_and_plan(_decoded(_fields(arguments)), allow_non_finite=True)
     try:
-        found = backends().choose(spec.backend, spec.device).program(plan, spec)(spec.sources, None)
+        chosen = backends().choose(spec.backend, spec.device)
+        is_large = chosen.name == "numpy" and plan.flops > BLAS_ALONE
+        with all_processors() if is_large else nullcontext(chosen) as backend:
+            found = backend.program(plan, spec)(spec.sources, None)
     except Overflow as error:
         raise _explained(error, spec) from None
     return AttentionResult(found, spec, plan)
@@ -49,7 +55,7 @@ def compare(arguments: Arguments) -> CompareReport:
     from attention_service.library.report import Report
 
     question = _question(arguments)
-    with judge() as backend:
+    with all_processors() as backend:
         return Report.of(compare_question(question, backend))
 
 
@@ -86,7 +92,7 @@ def _right_rows(arguments: Arguments, rows: int) -> CompareReport | None:
     from attention_service.library.report import Report
 
     question = _question(arguments)
-    with judge() as backend:
+    with all_processors() as backend:
         found = compare_rows(question, backend, rows)
     return None if found is None else Report.of(found)
 
@@ -103,21 +109,24 @@ def _question(arguments: Arguments) -> Question:
 
 
 @contextmanager
-def judge() -> Iterator[Backend]:
-    """The backend of comparisons, which takes all processors, each with a single-threaded BLAS."""
+def all_processors() -> Iterator[Backend]:
+    """The NumPy backend with a thread for each processor, each with a single-threaded BLAS.
+
+    BLAS's own threads wait for each other without sleeping: beside another busy process that takes many times as long.
+    """
     with single_threaded_blas():
-        yield _judge(os.getpid())
+        yield _of_process(os.getpid())
 
 
 @cache
-def _judge(process: int) -> Backend:
+def _of_process(process: int) -> Backend:
     """The backend of a process: a fork of it has none of its threads, and locks that nobody opens."""
     return Backends(threads=cpu_count()).choose("numpy", "cpu")
 
 
 @cache
 def backends() -> Backends:
-    """The backends of `attend`, with the threads that their libraries start by themselves."""
+    """The backends for small requests and for torch, with the threads that their libraries start by themselves."""
     return Backends()
 
 

@@ -173,6 +173,10 @@ class AdmissionController:
         """Requests whose memory is counted: those that arrive, wait, compute, or are being answered."""
         return len(self.arriving) + len(self.received)
 
+    def has_room(self, memory: int) -> bool:
+        """True if so much memory is free, and no request or body waits for any."""
+        return memory <= self.free and not any(lease.waits for lease in (*self.received, *self.arriving))
+
     def check_capacity(self) -> None:
         """Errors: Busy if the requests that compute, wait, or have just begun to arrive leave no place in the queue."""
         now = self.clock()
@@ -190,8 +194,12 @@ class AdmissionController:
         lease.missing, lease.wants_slot = max(0, memory - lease.memory), slot
         granted = lease.granted = asyncio.get_running_loop().create_future()
         self._serve()
+        if granted.done():  # as usual, without a timer
+            lease.granted = None
+            granted.result()
+            return
         try:
-            if queue_full and not granted.done() and (slot or not lease.memory):
+            if queue_full and (slot or not lease.memory):
                 raise self.busy()
             async with asyncio.timeout(deadline.left):
                 while lease in self.arriving and not granted.done():

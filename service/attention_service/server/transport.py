@@ -12,6 +12,9 @@ from typing import Any, Final
 # Where the structure tcp_info of Linux (linux/tcp.h) has tcpi_bytes_acked.
 BYTES_ACKED: Final = slice(120, 128)
 
+# Bytes of head and body that take less time to join than a second system call.
+JOINED: Final = 2**16
+
 with suppress(ImportError):  # Windows
     import fcntl
     import termios
@@ -44,13 +47,16 @@ class CorkedTransport:
         self._corked = True
 
     def uncork(self) -> None:
-        """Write all that was held, in one call.
+        """Write all that was held, in one call unless it is long.
 
         Not by `writelines`: asyncio's spins on an empty part since Python 3.12, and does not pause the protocol.
         """
         self._corked = False
         held, self._held = self._held, []
-        self.write(b"".join(held))
+        if sum(map(len, held)) <= JOINED:
+            held = [b"".join(held)]
+        for part in held:
+            self.write(part)
 
     def close(self) -> None:
         """Close when everything is sent. With bytes on their way, half-close, and read on until the client closes.

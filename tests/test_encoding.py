@@ -237,17 +237,17 @@ def zeros(count: int) -> np.ndarray:
     return np.zeros(count)
 
 
-# By the definition: a number or a character counts 1, an element of a list 8 more, or 8 if it is a number. Of 8192.
+# By the definition: a number or a character counts 1, an element of a list 8 more, or 8 if it is a number. Of 32768.
 WHOLE: dict[str, tuple[Callable[[int], Any], int]] = {
-    "a string": (lambda n: "a" * n, 8192),
-    "an array": (zeros, 8192),
-    "numbers": (lambda n: [1.5, None, True, 7] * (n // 4), 1024),
-    "strings": (lambda n: ["a" * 24] * n, 256),
-    "a tuple of lists": (lambda n: ([1],) * n, 512),
-    "arrays": (lambda n: [zeros(56)] * n, 128),
-    "objects": (lambda n: [{"a": 1}] * n, 512),
-    "an object": (lambda n: {str(i): 1 for i in range(n)}, 1024),
-    "an object of strings": (lambda n: {str(i): "a" * 56 for i in range(n)}, 128),
+    "a string": (lambda n: "a" * n, 32768),
+    "an array": (zeros, 32768),
+    "numbers": (lambda n: [1.5, None, True, 7] * (n // 4), 4096),
+    "strings": (lambda n: ["a" * 24] * n, 1024),
+    "a tuple of lists": (lambda n: ([1],) * n, 2048),
+    "arrays": (lambda n: [zeros(56)] * n, 512),
+    "objects": (lambda n: [{"a": 1}] * n, 2048),
+    "an object": (lambda n: {str(i): 1 for i in range(n)}, 4096),
+    "an object of strings": (lambda n: {str(i): "a" * 56 for i in range(n)}, 512),
 }
 
 
@@ -262,17 +262,17 @@ def test_only_small_values_are_written_at_once(name: str) -> None:
 
 
 def test_large_values_are_written_in_pieces() -> None:
-    """8 rows of 1,000 numbers, 512 elements of a list, or 8,192 characters at a time, with what stands around them."""
-    for value, pieces in ((np.zeros((100, 1000)), 13), ([0] * 10_000, 20), (writer.Flat(zeros(20_000)), 3)):
+    """32 rows of 1,000 numbers, 2,048 elements of a list, or 32,768 characters at a time, with what stands around."""
+    for value, pieces in ((np.zeros((400, 1000)), 13), ([0] * 40_000, 20), (writer.Flat(zeros(80_000)), 3)):
         assert len(list(writer.chunks(value))) == 2 * pieces + 1
-    assert len(list(writer.chunks("a" * 20_000))) == 2 + 3
+    assert len(list(writer.chunks("a" * 80_000))) == 2 + 3
 
 
 def test_small_answers() -> None:
-    for extra, is_small in (("", True), ("a" * 192, True), ("a" * 193, False)):
-        answer = {"output": zeros(8000), "id": extra, "metadata": {"id": "a" * 10_000}}
+    for extra, is_small in (("", True), ("a" * 768, True), ("a" * 769, False)):
+        answer = {"output": zeros(32_000), "id": extra, "metadata": {"id": "a" * 40_000}}
         assert writer.is_small(answer) is is_small
-    assert not writer.is_small({"output": zeros(8193)})
+    assert not writer.is_small({"output": zeros(32_769)})
 
 
 def test_the_longest_numbers_in_json() -> None:

@@ -16,13 +16,13 @@ class Codec(ABC):
     """One wire format, as the pipeline uses it.
 
     media_type: of the bodies that it decodes
-    decode_inline: bytes of a body that is decoded in the event loop, as it takes a few milliseconds
+    decode_inline: bytes of a body that may be decoded in the event loop, as it takes a few milliseconds
     may_be_compressed: True if a body may unpack to more bytes than it has
     encode_inline: bytes of an answer that is encoded in the event loop; unlimited if chunks are made one by one
     """
 
     media_type: str
-    decode_inline: int
+    decode_inline: float
     may_be_compressed = False
     encode_inline = math.inf
 

@@ -1,7 +1,7 @@
 """Streaming responses: an answer is encoded chunk by chunk while earlier chunks are being sent.
 
-Each chunk takes less than a millisecond and at most 256 KiB, so encoding an answer of any size needs about a megabyte
-and does not block the event loop. Binary formats make chunks that are views of arrays; each is copied when it is sent.
+Each chunk takes about a millisecond and at most 1 MiB, so encoding an answer of any size needs some megabytes and does
+not block the event loop. Binary formats make chunks that are views of arrays; each is copied when it is sent.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 Chunk = bytes | memoryview
 
 # Bytes of the largest chunk. A multiple of 8, so that no element of an array is cut.
-MAX_CHUNK: Final = 2**18
+MAX_CHUNK: Final = 2**20
 # Memory that encoding takes beside the answer, whatever its size: chunks on their way from step to step.
-ENCODE_BYTES: Final = 2**21
+ENCODE_BYTES: Final = 2**23
 # Bytes of a chunk that is worth sending by itself.
-WORTH_SENDING: Final = 2**17
+WORTH_SENDING: Final = 2**19
 
 
 class Encoded(NamedTuple):

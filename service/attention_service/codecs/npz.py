@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from attention_service.codecs.base import Codec
-from attention_service.codecs.chunks import MAX_CHUNK, Chunk, Encoded, array_chunks, encoded
+from attention_service.codecs.chunks import Chunk, Encoded, array_chunks, encoded
 from attention_service.codecs.decoded import Body, Decoded
 from attention_service.codecs.element_types import NPZ_TYPES
 from attention_service.codecs.json.memory import decode_bound
@@ -58,6 +58,8 @@ TEXT_GROWTH: Final = 16
 # Bytes of the directory, of which zipfile makes an object for each 46: some ten times what MAX_TENSORS need.
 MAX_DIRECTORY: Final = 2**18
 DIRECTORY_GROWTH: Final = 20
+# Bytes that are unpacked at once: zipfile asks the body for as many, see _Stream.
+READ: Final = MAX_DIRECTORY
 # Bytes of an entry of the directory, at least.
 ENTRY: Final = 46
 # Deflate packs at most so many bytes into one.
@@ -207,7 +209,7 @@ def _inflated(unpacked: IO[bytes], size: int) -> memoryview:
     """The content of a compressed file; zipfile unpacks no more than `size` bytes, and compares the checksum."""
     content = np.empty(size, np.uint8).data
     at = 0
-    while part := unpacked.read(MAX_CHUNK):
+    while part := unpacked.read(READ):
         content[at : at + len(part)] = part
         at += len(part)
     return content[:at]

@@ -16,7 +16,7 @@ import numpy as np
 
 from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Chunk, Encoded, array_chunks, encoded, measured
-from attention_service.codecs.decoded import Body, Decoded
+from attention_service.codecs.decoded import Body, Decoded, NotQuick
 from attention_service.codecs.element_types import SAFETENSORS_TYPES
 from attention_service.codecs.json.limits import MAX_DEPTH, MAX_LISTS, has_too_many_lists
 from attention_service.codecs.json.memory import decode_bound
@@ -37,8 +37,12 @@ from attention_service.errors import DuplicateKey, InvalidTensors, TooDeep, desc
 
 NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_TYPES.items()}
 METADATA: Final = "__metadata__"
+BOOLEAN: Final = NAMES[np.dtype(np.bool_)]
 # A header names at most MAX_TENSORS tensors in about 100 bytes each; the JSON text stands in it too.
 MAX_HEADER: Final = 8 * 2**20
+# Bytes of a header, and of booleans, each of which is looked at, that are decoded within a few milliseconds.
+QUICK_HEADER: Final = 2**17
+QUICK_BOOLEANS: Final = 2**22
 
 
 class Entry(NamedTuple):
@@ -55,21 +59,33 @@ class SafetensorsCodec(Codec):
     """Tensors under dotted names, all other fields as JSON text in the metadata."""
 
     media_type = "application/vnd.safetensors"
-    decode_inline = 2**22
+    decode_inline = math.inf
 
     def decode(self, body: Body, limit: int) -> Decoded:
         """The fields of a request.
 
         Errors: InvalidTensors, DuplicateKey, TooDeep, InvalidRequest, FieldConflict, and those of the JSON text.
         """
+        return self._decode(body)
+
+    def _decode_or_stop(self, body: Body, limit: int) -> Decoded:
+        """Like `decode`. Errors: also NotQuick, for a long header or many booleans: other tensors are only views."""
+        return self._decode(body, quickly=True)
+
+    def _decode(self, body: Body, *, quickly: bool = False) -> Decoded:
         start = 8 + header_length(body[:8], len(body), MAX_HEADER)
         header, data = memoryview(body)[8:start], memoryview(body)[start:]
+        if quickly and start > QUICK_HEADER:
+            raise NotQuick
         if has_too_many_lists(header):
             raise InvalidTensors.at("", f"a header of at most {MAX_LISTS} arrays and objects", "more")
-        entries = parse_header(header)
-        text = _text(entries.pop(METADATA, {}))
-        check_count(len(entries))
-        return request_fields(read_tensors(checked_entries(entries, len(data)), data), text)
+        header_entries = parse_header(header)
+        text = _text(header_entries.pop(METADATA, {}))
+        check_count(len(header_entries))
+        entries = checked_entries(header_entries, len(data))
+        if quickly and sum(entry.end - entry.begin for entry in entries if entry.dtype == BOOLEAN) > QUICK_BOOLEANS:
+            raise NotQuick
+        return request_fields(read_tensors(entries, data), text)
 
     def decode_bound(self, length: int, limit: int) -> int:
         """Upper bound of the memory for decoding any body of `length` bytes."""

@@ -35,8 +35,12 @@ class ChunkedResponse(Response):
         """Send the head and each chunk, then release the lease."""
         with self._execution.lease:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            if isinstance(self._chunks, list) and sum(map(len, self._chunks)) <= UNCOUNTED:
-                await send({"type": "http.response.body", "body": b"".join(self._chunks)})
+            if isinstance(self._chunks, list) and len(self._chunks) == 1:
+                chunk = bytes(self._chunks[0])
+                if len(chunk) > UNCOUNTED:  # the last message waits until the client has taken nearly everything
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    chunk = b""
+                await send({"type": "http.response.body", "body": chunk})
             else:
                 async with self._execution.cancel_on_disconnect():
                     await self._send_chunks(send)

@@ -102,14 +102,14 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
                 self._kept[key] = shared
         return PreparedRequest(shared, spec.sources, decoded)
 
-    def is_planned(self, decoded: Decoded, layer: Layer) -> bool:
+    def is_planned(self, decoded: Decoded, layer: Layer | None) -> bool:
         key = _key(decoded)
-        return key is not None and key in layer.plans
+        return key is not None and key in (self._kept if layer is None else layer.plans)
 
     def cost(self, request: PreparedRequest, encoder: Codec) -> Cost:
-        cost = request.shared.cost
-        encode = encoder.encode_bytes(cost.results, request.decoded)
-        return cost._replace(encode=encode, encodes_inline=cost.results < encoder.encode_inline)
+        flops, compute, results, waits_for_gpu, can_batch, *_ = request.shared.cost
+        encode = encoder.encode_bytes(results, request.decoded)
+        return Cost(flops, compute, results, waits_for_gpu, can_batch, encode, results < encoder.encode_inline)
 
     def compute(self, request: PreparedRequest, check: Check) -> Result:
         return request.shared.program(request.sources, check)

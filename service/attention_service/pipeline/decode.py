@@ -35,13 +35,14 @@ async def decode(codec: Codec, body: Body, limit: int, execution: Execution) -> 
 async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execution) -> Decoded:
     """Like `decode`, with memory from admission control."""
     available = execution.admission.memory
-    needed = codec.decode_bound(len(body), limit)
-    if needed > available // BOUND_SHARE:
+    needed, is_inline = codec.decode_bound(len(body), limit), len(body) <= codec.decode_inline
+    # Inline, the memory is held only while nothing else runs.
+    if needed > available // BOUND_SHARE and not (is_inline and execution.admission.has_room(needed)):
         needed = codec.decode_bytes(body, limit)
     if needed > available:
         hint = "send npz or safetensors, which take less than JSON, or raise ATTENTION_MEMORY_LIMIT"
         raise memory_limit_error(needed, available, hint, "allowed")
-    if len(body) <= codec.decode_inline:
+    if is_inline:
         await execution.grow(needed)
         execution.timings.step("queue")
         decoded = codec.decode_quickly(body, limit)

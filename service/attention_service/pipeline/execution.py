@@ -49,12 +49,13 @@ class Timings:
 
     def header(self) -> str:
         """The value of a Server-Timing header (W3C Server Timing), in milliseconds, of the steps that are done."""
-        steps = [f"{name};dur={getattr(self, name) * 1e3:.3f}" for name in ("decode", "prepare", "queue", "compute")]
+        steps = self.decode * 1e3, self.prepare * 1e3, self.queue * 1e3, self.compute * 1e3
+        text = "decode;dur={:.3f}, prepare;dur={:.3f}, queue;dur={:.3f}, compute;dur={:.3f}".format(*steps)
         if self.batch > 1:
-            steps.append(f'batch;desc="{self.batch}"')
+            text += f', batch;desc="{self.batch}"'
         if self.encode:
-            steps.append(f"encode;dur={self.encode * 1e3:.3f}")
-        return ", ".join(steps)
+            text += f", encode;dur={self.encode * 1e3:.3f}"
+        return text
 
 
 class Execution:

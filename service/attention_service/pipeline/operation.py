@@ -100,8 +100,8 @@ class Operation(ABC, Generic[P, E, R]):
     def prepare(self, decoded: Decoded, layer: Layer | None = None) -> P:
         """Validate and plan. layer: the stored layer that the request names. Errors: InvalidRequest of every kind."""
 
-    def is_planned(self, decoded: Decoded, layer: Layer) -> bool:
-        """True if `prepare` need not cast the arrays of the layer for this request."""
+    def is_planned(self, decoded: Decoded, layer: Layer | None) -> bool:
+        """True if `prepare` takes microseconds: it need not look at arrays, nor cast those of the layer."""
         return False
 
     @abstractmethod

@@ -18,6 +18,8 @@ from attention_service.pipeline.layers import Layers
 from attention_service.pipeline.operation import Cost, E, Operation, P, R, Strategy, choose_strategy
 from attention_service.runtime.machine import memory_left
 
+# Bytes of a body whose request is planned in a few milliseconds.
+INLINE_BODY: Final = 2**22
 # Numbers in a layer that are cast to another type in a few milliseconds.
 INLINE_ELEMENTS: Final = 2**20
 # Copies of an encoded answer while it is sent: its own bytes, and those of the transport.
@@ -50,22 +52,23 @@ async def run(
 
 
 async def prepare(operation: Operation[P, E, R], layers: Layers, decoded: Decoded, execution: Execution) -> P:
-    """Validate and plan, in a worker thread if decoding has taken a slot for one, and release the slot.
+    """Validate and plan: in a worker thread, with a slot, if the request is large, or decoding has a slot already.
 
-    The first request with a large stored layer takes a slot, too: it may cast the layer to another type.
+    In the event loop if the plan was kept. The first request with a large stored layer may cast the layer to another
+    type.
 
     Errors: InvalidRequest of every kind, with the pointer of the field at fault; LayerUnavailable; Cancelled.
     """
     layer = await layers.of(decoded, execution)
-    if layer is not None and layer.elements > INLINE_ELEMENTS and not operation.is_planned(decoded, layer):
+    is_large = execution.received > INLINE_BODY or (layer is not None and layer.elements > INLINE_ELEMENTS)
+    if (is_large or execution.lease.has_slot) and not operation.is_planned(decoded, layer):
         async with execution.cancel_on_disconnect():
-            await execution.grow(execution.lease.memory, slot=True)
-    if execution.lease.has_slot:
-        async with execution.cancel_on_disconnect():
+            if not execution.lease.has_slot:
+                await execution.grow(execution.lease.memory, slot=True)
             request: P = await execution.in_thread(_prepare, operation, decoded, layer)
-        execution.lease.release_slot()
     else:
         request = _prepare(operation, decoded, layer)
+    execution.lease.release_slot()
     execution.timings.step("prepare")
     return request
 

@@ -25,6 +25,8 @@ LISTS_PER_OBJECT: Final = 4
 MAX_SEARCHED: Final = 2**22
 # Bytes of a body that Python counts more quickly than NumPy.
 SMALL: Final = 2**12
+# How often a byte is looked for by `find`, which takes a tenth of the time of NumPy where the byte hardly occurs.
+RARE: Final = 2**6
 # Bytes of a body that are compared at a time, so that the result stays in the cache and takes no memory.
 SLICE: Final = 2**17
 
@@ -43,12 +45,18 @@ def has_too_many_values(body: Body) -> bool:
 
 def count(body: Body, character: bytes) -> int:
     """How often a byte occurs in a body."""
-    if len(body) <= SMALL and not isinstance(body, memoryview):
-        return body.count(character)
+    start = found = 0
+    if not isinstance(body, memoryview):
+        if len(body) <= SMALL:
+            return body.count(character)
+        while found < RARE:
+            if (start := body.find(character, start) + 1) == 0:
+                return found
+            found += 1
     # NumPy takes a fourth of the time of bytes.count, and reads memoryviews.
     octets = np.frombuffer(body, np.uint8)
-    slices = (octets[start : start + SLICE] for start in range(0, len(octets), SLICE))
-    return sum(int(np.count_nonzero(part == ord(character))) for part in slices)
+    slices = (octets[at : at + SLICE] for at in range(start, len(octets), SLICE))
+    return found + sum(int(np.count_nonzero(part == ord(character))) for part in slices)
 
 
 def list_count(shape: tuple[int, ...]) -> int:

@@ -121,7 +121,7 @@ class Array:
 
 
 class Parser:
-    """Reads bodies; a new one for each, as with simdjson."""
+    """Reads bodies."""
 
     def parse(self, body: Body) -> Any:
         """The document in a body. Errors: ValueError, RuntimeError (too deep), TooLarge."""

@@ -16,9 +16,9 @@ import orjson
 from attention_service.codecs import typed_arrays
 from attention_service.codecs.chunks import Chunk, contiguous
 
-# Numbers and characters that orjson gets at once: less than a millisecond of work, and less than a chunk of text, as
-# a number takes at most 24 bytes and its brackets and comma 7.
-AT_ONCE: Final = 2**13
+# Numbers and characters that orjson gets at once: about a millisecond of work, and less than a chunk of text, as a
+# number takes at most 24 bytes and its brackets and comma 7.
+AT_ONCE: Final = 2**15
 # What an element of a list adds to its cost, and how many elements of a list orjson gets at once.
 ELEMENT: Final = 8
 GROUP: Final = AT_ONCE // ELEMENT // 2

@@ -107,7 +107,7 @@ def norm(array: np.ndarray) -> float:
     finite, in a third of the time of np.isfinite.
     """
     if array.dtype.itemsize >= 4:
-        flat = array.ravel(order="K")  # no copy of a map that came as its transpose
+        flat = array if array.flags.c_contiguous else array.ravel(order="K")  # no copy of what came as its transpose
         return math.sqrt(float(np.vdot(flat, flat)) + lost_to_underflow(array.dtype, array.size))
     if array.size == 0:
         return 0.0

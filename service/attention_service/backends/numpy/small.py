@@ -38,6 +38,7 @@ class SmallProgram:
     def __init__(self, plan: Plan) -> None:
         heads = plan.sizes.num_heads
         self._inputs = [(role.field, heads) for role in plan.roles.inputs]
+        self._is_matrix = plan.layout == "ld" and heads == 1 and not plan.single_query  # without b and h, in less time
         self._layout, self._dtype, self._scale = plan.layout, plan.dtype, plan.scale
         self._largest_scale, self._limit = abs(plan.scale), MAX_EXPONENT[plan.dtype]
         self._ones = np.ones((plan.sizes.key_length, 1), plan.dtype)
@@ -59,7 +60,7 @@ class SmallProgram:
                     return None
                 array = array.astype(self._dtype)
             norms.append(norm(array))
-            operands.append(canonical(array, self._layout, heads))
+            operands.append(array if self._is_matrix else canonical(array, self._layout, heads))
         query, key, value = operands  # b h l d
         # |q·k| <= |q| |k| (Cauchy-Schwarz), first for the norms of the arrays, then for the longest query and key: by
         # these a tile decides for each entry, and the norms leave room for rounding, so that it takes the same steps.
@@ -72,6 +73,9 @@ class SmallProgram:
         np.exp(weights, out=weights)
         weights /= np.matmul(weights, self._ones)  # a product is faster than a sum
         output = np.matmul(weights, value)  # b h q e
+        if self._is_matrix:
+            arrays = {OUTPUT: output} if self._weights_axes is None else {OUTPUT: output, WEIGHTS: weights}
+            return Result(arrays, self._metadata)
         if "h" not in self._layout:
             output = output.transpose(0, 2, 1, 3).reshape(len(output), output.shape[2], -1)
         arrays = {OUTPUT: reordered(output, *self._output_axes)}

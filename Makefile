@@ -127,11 +127,12 @@ test test-fast test-torch test-peers: export OPENBLAS_NUM_THREADS ?= 1
 test-torch test-peers: export OMP_NUM_THREADS ?= 1
 
 .PHONY: test
-test: check ## all gates and tests, with coverage
+test: check ## all gates and tests, with the coverage of those that are not marked slow
 	@rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest $(PARALLEL)
+	$(BIN)/coverage run -m pytest $(PARALLEL) -m "not slow"
 	@$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+	$(BIN)/python -m pytest $(PARALLEL) -m slow
 
 .PHONY: test-fast
 test-fast: $(VENV)/.test ## the tests that are not marked slow, without coverage
@@ -278,6 +279,10 @@ test-page: $(PAGE_VENV)/.page tests/page/node_modules/.installed ## the page at 
 .PHONY: bench
 bench: $(VENV)/.test ## compare the service with other servers over HTTP: those of bench-peers that are installed
 	$(BIN)/python -m benchmarks.http
+
+.PHONY: profile
+profile: $(VENV)/.test ## where the time of a request goes, beside bare uvicorn and FastAPI by hand (WORKLOAD=W3; all by default)
+	$(BIN)/python -m benchmarks.profile $(if $(WORKLOAD),--workloads "$(WORKLOAD)")
 
 # Each peer has its own environment, as their requirements conflict.
 PEERS := mlserver bentoml kserve litserve ray triton

@@ -84,6 +84,7 @@ class Connection:
         self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray(2**20)
+        self.head = b""  # of the last answer
         self._head = b""
         self._body: Body | None = None
 
@@ -103,6 +104,7 @@ class Connection:
         head, separator, rest = self._head.partition(b"\r\n\r\n")
         if not separator:
             return False
+        self.head = head
         self._body = read_head(head)
         return self._body.feed(rest)
 

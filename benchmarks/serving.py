@@ -49,6 +49,10 @@ class Running:
         """Return the processor time of all its processes so far."""
         return sum(int(stat[11]) + int(stat[12]) for stat in map(_stat, self.tree())) / TICKS
 
+    def page_faults(self) -> int:
+        """Return how often all its processes were given a page of memory so far, each of which the system cleared."""
+        return sum(int(_stat(pid)[7]) for pid in self.tree())
+
     def resident(self) -> float:
         """Return the resident memory in MB; pages that processes share count for each."""
         return sum(_status(pid, "VmRSS") for pid in self.tree()) / 1024

@@ -57,9 +57,9 @@ class Server:
             yield running
 
 
-def _uvicorn(name: str, application: str, parser: str, form: Form) -> Server:
+def _uvicorn(name: str, application: str, parser: str, json: Form, binary: Form | None = None) -> Server:
     options = ["--http", parser, "--no-access-log", "--log-level", "warning"]
-    return Server(name, [sys.executable, "-m", "uvicorn", *options, application], form)
+    return Server(name, [sys.executable, "-m", "uvicorn", *options, application], json, binary)
 
 
 def _floor(parser: str) -> Server:
@@ -68,7 +68,8 @@ def _floor(parser: str) -> Server:
 
 
 def _by_hand(parser: str) -> Server:
-    return _uvicorn(f"FastAPI by hand, {parser}", "benchmarks.servers.by_hand:app", parser, lists("/attention"))
+    forms = lists("/attention"), tensors("/tensors")
+    return _uvicorn(f"FastAPI by hand, {parser}", "benchmarks.servers.by_hand:app", parser, *forms)
 
 
 def _ours(name: str, parser: str, json: Form, binary: Form) -> Server:

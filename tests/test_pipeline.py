@@ -15,12 +15,16 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from attention_service.codecs.base import Codec
+from attention_service.codecs.safetensors import request_bytes
+from attention_service.codecs.table import CODECS
 from attention_service.commands.files import read_arrays, read_request, write_request
 from attention_service.comparison.actual import NAMES
 from attention_service.errors import InvalidTensors, NotAcceptable, TimeLimit, UnsupportedMediaType
+from attention_service.pipeline.admission import AdmissionController
 from attention_service.pipeline.deadline import Cancelled, Deadline
-from attention_service.pipeline.decode import oversized_body
-from attention_service.pipeline.execution import Timings
+from attention_service.pipeline.decode import decode, oversized_body
+from attention_service.pipeline.execution import Execution, Timings
 from attention_service.pipeline.operation import Cost, choose_strategy
 from attention_service.settings import Settings
 
@@ -106,6 +110,30 @@ def test_a_budget_that_the_largest_body_does_not_fit_is_said_at_start(memory: st
 # What docs/operations.md says of small and large requests.
 FLOPS: Final = 1000
 SMALL: Final = Cost(FLOPS, 8 * 2**20, 0)
+
+
+LISTS: Final = b"[[1],[2]," + b"[3],[4,5]," * 20_000 + b"[6]]"  # no rectangle, and too many for the event loop
+
+
+@pytest.mark.parametrize(
+    ("codec", "body", "most"),
+    [
+        (CODECS["application/json"], b'{"query":[' + b"1.5," * 200_000 + b"1.5]}", 2 * 8 * 200_001),
+        (CODECS["application/vnd.safetensors"], request_bytes({"query": np.zeros(10**6)}), 2 * 8 * 10**6),
+        (CODECS["application/json"], b'{"query":' + LISTS + b"}", None),
+    ],
+    ids=["quick JSON", "quick safetensors", "slow JSON"],
+)
+def test_the_bound_of_decoding_is_not_held_afterwards(codec: Codec, body: bytes, most: int | None) -> None:
+    async def main() -> int:
+        running = Execution(AdmissionController(2, 2**30, 9), 60)
+        with running.lease:
+            running.lease.begin()
+            await decode(codec, body, 2**26, running)
+            return running.lease.memory
+
+    expected = codec.decode_bytes(body, 2**26) if most is None else most + 10_000
+    assert asyncio.run(main()) <= expected < codec.decode_bound(len(body), 2**26)
 
 
 @pytest.mark.parametrize(

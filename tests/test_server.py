@@ -264,6 +264,27 @@ def test_bytes_after_the_last_request_do_not_reach_the_parser(parser: str, more:
     assert closed == 1
 
 
+@PARSERS
+@pytest.mark.parametrize(("framing", "size"), [(b"", 2**19), (b"Transfer-Encoding: chunked\r\n", 2**13)])
+def test_only_bodies_of_known_length_come_in_large_pieces(parser: str, framing: bytes, size: int) -> None:
+    """Chunks are slow to parse, also if a length is announced beside them, which h11 allows."""
+
+    async def main() -> int:
+        protocol = protocol_of(slow_echo, parser, LIMITS)
+        ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, ours)
+        theirs.send(b"POST / HTTP/1.1\r\nHost: x\r\n" + framing + b"Content-Length: 10000000\r\n\r\n")
+        await asyncio.sleep(0.1)
+        found = len(protocol.get_buffer(-1))
+        transport.abort()
+        theirs.close()
+        await asyncio.sleep(2)
+        return found
+
+    assert run(main()) == size
+
+
 async def slow_echo(scope: Any, receive: Any, send: Any) -> None:
     await asyncio.sleep(1)
     await echo(scope, receive, send)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from attention_service.backends import threads
@@ -148,6 +152,37 @@ with threads.single_threaded_blas():
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert run(START + program) == "17\n"
+
+
+def test_an_entry_alone_has_the_bits_that_it_has_in_a_batch_though_blas_has_threads() -> None:
+    """Which share out a sum of more than ten thousand products, and round it otherwise."""
+    program = """
+for one in threads._blas():
+    one.set_num_threads(2)
+random = np.random.default_rng(0)
+query, key, value = (random.standard_normal((5, 1, length, 1)) for length in (1, 12_000, 12_000))
+batch = attention_service.attend(query, key, value).output
+alone = [attention_service.attend(*(x[i : i + 1] for x in (query, key, value))).output for i in range(5)]
+print((np.concatenate(alone) == batch).all())
+"""
+    assert run(START + program) == "True\n"
+
+
+class Loaded(NamedTuple):
+    """A library as threadpoolctl finds it."""
+
+    filepath: str
+    user_api: str
+
+
+@pytest.mark.parametrize("own", ["numpy.libs/libblas.so", "numpy/.dylibs/libblas.dylib"])
+def test_only_the_blas_of_numpy_is_held_if_it_has_one(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = Path(np.__file__).resolve().parent.parent
+    libraries = [Loaded(f"{packages}/{name}", "blas") for name in (own, "scipy.libs/libblas.so", "numpy_other/b")]
+    monkeypatch.setattr(threads, "ThreadpoolController", lambda: SimpleNamespace(lib_controllers=libraries))
+    assert threads._blas.__wrapped__() == libraries[:1]
+    del libraries[0]
+    assert threads._blas.__wrapped__() == libraries
 
 
 def test_large_requests_in_many_threads_give_blas_its_threads_back() -> None:

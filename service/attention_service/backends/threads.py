@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any, Final, TypeVar
 
 import numpy as np
-from threadpoolctl import ThreadpoolController, threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 # Tiles whose results are kept until all of them are there: a long sequence has millions of tiles of one row.
 AT_A_TIME: Final = 4096
@@ -90,7 +90,8 @@ def _take_control() -> None:
 def _blas() -> list[Any]:
     """The BLAS that came with NumPy; without one, all of this process. Looking takes longer than a layer of a model."""
     found = [one for one in ThreadpoolController().lib_controllers if one.user_api == "blas"]
-    return [one for one in found if one.filepath.startswith(os.path.dirname(np.__file__))] or found
+    package = os.path.dirname(os.path.realpath(np.__file__))  # with its libraries in it, or in numpy.libs beside it
+    return [one for one in found if one.filepath.startswith((f"{package}/", f"{package}.libs/"))] or found
 
 
 class TilePool:
@@ -100,7 +101,10 @@ class TilePool:
     """
 
     def __init__(self, threads: int) -> None:
-        threadpool_limits(1, user_api="blas")
+        with _limiting:
+            _take_control()
+            for library in _blas():
+                library.set_num_threads(1)
         self.threads = threads
         self._executor = _executor(threads - 1) if threads > 1 else None
         self._processors = itertools.count()

@@ -21,14 +21,16 @@ MAX_TENSORS: Final = 200
 MAX_TEXT: Final = 2**21
 
 
-def request_fields(tensors: Mapping[str, np.ndarray], text: bytes | None) -> Decoded:
+def request_fields(tensors: Mapping[str, np.ndarray], text: bytes | None, *, quickly: bool = False) -> Decoded:
     """The fields of a request from its tensors and its JSON text.
+
+    quickly: raise NotQuick for a text that might take more than a few milliseconds
 
     Errors: FieldConflict for a field given twice, TooDeep, TooLarge, and those of the text.
     """
     if text is not None and len(text) > MAX_TEXT:
         raise TooLarge.at("", f"{REQUEST} of at most {MAX_TEXT} bytes", str(len(text)))
-    decoded = decode(text) if text else Decoded({}, frozenset())
+    decoded = decode(text, quickly=quickly) if text else Decoded({}, frozenset())
     add_dotted(decoded.fields, tensors)
     return decoded
 

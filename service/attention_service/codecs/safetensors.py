@@ -85,7 +85,7 @@ class SafetensorsCodec(Codec):
         entries = checked_entries(header_entries, len(data))
         if quickly and sum(entry.end - entry.begin for entry in entries if entry.dtype == BOOLEAN) > QUICK_BOOLEANS:
             raise NotQuick
-        return request_fields(read_tensors(entries, data), text)
+        return request_fields(read_tensors(entries, data), text, quickly=quickly)
 
     def decode_bound(self, length: int, limit: int) -> int:
         """Upper bound of the memory for decoding any body of `length` bytes."""

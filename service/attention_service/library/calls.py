@@ -29,9 +29,10 @@ from attention_service.schemas.compare import ActualArrays, CompareReport, Compa
 if TYPE_CHECKING:
     from attention_service.comparison.compare import Question
 
-# Operations of a request whose products OpenBLAS computes on the thread that calls it. A batch may have more than its
-# entries: these are cut into the same tiles either way, as for few operations no thread gets a part.
-BLAS_ALONE: Final = 2**19
+# Operations of a request whose products OpenBLAS computes on the thread that calls it: it shares out sums of more than
+# ten thousand products. A batch may have more operations than its entries: these are cut into the same tiles then, too,
+# as of so few operations no thread gets a part.
+BLAS_ALONE: Final = 2**15
 # The arguments of a call by their names; `unknown` holds those that are no fields of a request.
 Arguments = Mapping[str, Any]
 

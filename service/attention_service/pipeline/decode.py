@@ -15,6 +15,8 @@ from attention_service.settings import Settings
 
 # If even the worst body of this length takes at most 1 / BOUND_SHARE of the memory, it is not scanned for an estimate.
 BOUND_SHARE: Final = 64
+# Copies of the decoded fields while a request is prepared: their own, and those of masks and casts.
+PREPARED: Final = 2
 
 
 async def decode(codec: Codec, body: Body, limit: int, execution: Execution) -> Decoded:
@@ -36,8 +38,9 @@ async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execu
     """Like `decode`, with memory from admission control."""
     available = execution.admission.memory
     needed, is_inline = codec.decode_bound(len(body), limit), len(body) <= codec.decode_inline
-    # Inline, the memory is held only while nothing else runs.
-    if needed > available // BOUND_SHARE and not (is_inline and execution.admission.has_room(needed)):
+    # If the body is decoded inline, the bound is held only while nothing else runs.
+    is_bound = needed <= available // BOUND_SHARE or (is_inline and execution.admission.has_room(needed))
+    if not is_bound:
         needed = codec.decode_bytes(body, limit)
     if needed > available:
         hint = "send npz or safetensors, which take less than JSON, or raise ATTENTION_MEMORY_LIMIT"
@@ -47,7 +50,11 @@ async def _decode_counted(codec: Codec, body: Body, limit: int, execution: Execu
         execution.timings.step("queue")
         decoded = codec.decode_quickly(body, limit)
         if decoded is not None:
+            execution.lease.shrink(max(len(body), PREPARED * decoded.nbytes))
             return decoded
+        if is_bound:
+            needed = codec.decode_bytes(body, limit)
+            execution.lease.shrink(needed)
     async with execution.cancel_on_disconnect():
         await execution.grow(needed, slot=True)
         execution.timings.step("queue")

@@ -65,6 +65,7 @@ async def prepare(operation: Operation[P, E, R], layers: Layers, decoded: Decode
         async with execution.cancel_on_disconnect():
             if not execution.lease.has_slot:
                 await execution.grow(execution.lease.memory, slot=True)
+                execution.timings.step("queue")
             request: P = await execution.in_thread(_prepare, operation, decoded, layer)
     else:
         request = _prepare(operation, decoded, layer)

@@ -97,7 +97,10 @@ class LimitedProtocol(asyncio.BufferedProtocol):
             self._loop.call_soon(self._resume_reading)
         if self._protocol.cycle is not self._cycle:
             self._cycle = self._protocol.cycle
-            self._left = parse_length(dict(self._cycle.scope["headers"]).get(b"content-length", b"")) or 0
+            headers = dict(self._cycle.scope["headers"])
+            # Chunks, whatever length is announced beside them, are slow to parse.
+            length = None if b"transfer-encoding" in headers else parse_length(headers.get(b"content-length", b""))
+            self._left = length or 0
             self._untaken, self._head_due = 0, inf
         elif self._untaken > (MAX_UNTAKEN if self._is_in_request() else self._limits.head_bytes):
             self.transport.abort()

@@ -1,4 +1,4 @@
-"""Both backends agree with each peer on at least 200 random configurations."""
+"""Both backends agree with each peer on at least 100 random configurations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import uncaptured
 from tests.peers.peers import PEERS
 from tests.peers.run import run
 
-EXAMPLES = 200
+EXAMPLES = 100
 SEED = int(os.environ.get("PEERS_SEED", "20261121"))
 
 

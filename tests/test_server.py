@@ -265,7 +265,7 @@ def test_bytes_after_the_last_request_do_not_reach_the_parser(parser: str, more:
 
 
 @PARSERS
-@pytest.mark.parametrize(("framing", "size"), [(b"", 2**19), (b"Transfer-Encoding: chunked\r\n", 2**13)])
+@pytest.mark.parametrize(("framing", "size"), [(b"", 2**17), (b"Transfer-Encoding: chunked\r\n", 2**13)])
 def test_only_bodies_of_known_length_come_in_large_pieces(parser: str, framing: bytes, size: int) -> None:
     """Chunks are slow to parse, also if a length is announced beside them, which h11 allows."""
 

@@ -68,6 +68,7 @@ class FreeMemory:
     def _check_when_idle(self) -> None:
         self._idle_check = None
         if not self._held():  # otherwise the request that holds memory leads to the next check
+            self._used = self._idle  # what connections and threads used beside requests is free now, too
             self._return_above(SPARED)
 
     def _return_above(self, allowed: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -14,10 +14,6 @@ from attention_service.errors import BodyTooLarge, TooSlow
 from attention_service.http.head import CLOSE, parse_length
 from attention_service.pipeline.admission import RESEND, UNCOUNTED
 from attention_service.pipeline.execution import Execution
-
-# Bytes of the parts that are collected: one that grew to the whole body would be copied again and again, and many small
-# ones would take far more memory than they hold.
-PART: Final = 2**17
 
 
 class BodyLimits(NamedTuple):
@@ -71,8 +67,7 @@ async def receive_body(receive: Receive, length: int | None, limits: BodyLimits,
     now = asyncio.get_running_loop().time
     left = limits.grace  # seconds that the sender has until the next chunk
     waited = 0.0  # seconds for memory
-    received = 0
-    parts: list[bytes | bytearray] = []
+    body = bytearray()
     try:
         async with asyncio.timeout(left) as timeout:
             while True:
@@ -82,7 +77,7 @@ async def receive_body(receive: Receive, length: int | None, limits: BodyLimits,
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 chunk: bytes = message.get("body", b"")
-                size = received + len(chunk)
+                size = len(body) + len(chunk)
                 if size > limits.size:
                     raise limits.too_large("more")
                 if size > UNCOUNTED:
@@ -95,19 +90,13 @@ async def receive_body(receive: Receive, length: int | None, limits: BodyLimits,
                     waited += now() - begun
                 if not message.get("more_body", False):
                     break
-                received = size
-                add_part(parts, chunk)
+                body += chunk
                 left = min(left + len(chunk) / limits.rate, limits.grace)
                 timeout.reschedule(now() + left)
     except TimeoutError:
-        raise limits.too_slow(received, ended=lease.ended) from None
+        raise limits.too_slow(len(body), ended=lease.ended) from None
     lease.complete()
-    return b"".join([*parts, chunk]) if parts else chunk
-
-
-def add_part(parts: list[bytes | bytearray], chunk: bytes) -> None:
-    """Add a chunk to the parts of a body, or to the last of them if that is short."""
-    if parts and len(parts[-1]) < PART:
-        parts[-1] += chunk
-    else:
-        parts.append(chunk if len(chunk) >= PART else bytearray(chunk))
+    if not body:
+        return chunk
+    body += chunk
+    return body

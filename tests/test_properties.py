@@ -224,7 +224,7 @@ def test_threads_do_not_change_the_result(backend: str, request: dict[str, Any])
     include = ["attention_weights", "logsumexp", "received"]
     alone = attend(**request, include=include, backend=backend)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends().choose("numpy", "cpu"), "pool", TilePool(3))  # of all requests, see below
+        patch.setattr(backends().choose("numpy", "cpu"), "pool", TilePool(3))
         compute_as_if_large(patch, 3)
         together = attend(**request, include=include, backend=backend)
     for name in ("output", *include):

@@ -44,10 +44,14 @@ def single_threaded_blas() -> Iterator[None]:
 
 def _hold() -> None:
     """Set BLAS to one thread. How many it had is noted before, so that it can be given back from any state."""
-    _take_control()
     if not _held:
         _held.extend([(one, one.num_threads) for one in _blas()])
-    for library, _ in _held:
+    _set_to_one()
+
+
+def _set_to_one() -> None:
+    _take_control()
+    for library in _blas():
         library.set_num_threads(1)
 
 
@@ -102,9 +106,7 @@ class TilePool:
 
     def __init__(self, threads: int) -> None:
         with _limiting:
-            _take_control()
-            for library in _blas():
-                library.set_num_threads(1)
+            _set_to_one()
         self.threads = threads
         self._executor = _executor(threads - 1) if threads > 1 else None
         self._processors = itertools.count()

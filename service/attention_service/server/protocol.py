@@ -19,14 +19,13 @@ from attention_service.server.drain import Drain
 from attention_service.server.transport import CorkedTransport
 
 # Bytes that are received at once: of a body of known length, and of all else, which can be slow to parse. In pieces of
-# 512 KiB, a body of 6 MB takes half as long, but free memory is then split so that it is not returned.
+# 512 KiB, a body of 6 MB takes half as long, but after many large requests at once some free memory was not returned.
 PIECE, SMALL_PIECE = 2**17, 2**13
 # Seconds of parsing after which other connections have their turn.
 TURN: Final = 0.002
 # The connection is aborted if the application leaves more received bytes than these untaken: more than uvicorn, or one
 # read of TLS, hands over before back-pressure works.
 MAX_UNTAKEN: Final = 2**22
-
 
 _memory = threading.local()
 

@@ -43,6 +43,7 @@ logger = logging.getLogger("attention")
 KEEP_ALIVE: Final = 5
 # Seconds that a worker may leave the process that started it without an answer, as it does while it imports modules.
 # With uvicorn's five seconds, workers of a slow or busy machine are replaced before they have started, again and again.
+# A worker that is killed is replaced within a second, or after this time if uvicorn has just asked it and waits.
 SILENCE: Final = 60
 # The variable with the folder that only the workers of this service have.
 FOLDER: Final = "ATTENTION_WORKERS_FOLDER"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -265,7 +267,7 @@ def test_bytes_after_the_last_request_do_not_reach_the_parser(parser: str, more:
 
 
 @PARSERS
-@pytest.mark.parametrize(("framing", "size"), [(b"", 2**17), (b"Transfer-Encoding: chunked\r\n", 2**13)])
+@pytest.mark.parametrize(("framing", "size"), [(b"", 2**19), (b"Transfer-Encoding: chunked\r\n", 2**13)])
 def test_only_bodies_of_known_length_come_in_large_pieces(parser: str, framing: bytes, size: int) -> None:
     """Chunks are slow to parse, also if a length is announced beside them, which h11 allows."""
 
@@ -288,6 +290,38 @@ def test_only_bodies_of_known_length_come_in_large_pieces(parser: str, framing: 
 async def slow_echo(scope: Any, receive: Any, send: Any) -> None:
     await asyncio.sleep(1)
     await echo(scope, receive, send)
+
+
+@PARSERS
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(GET, id="a request"),
+        pytest.param(GET + GET, id="two requests at once"),
+        pytest.param(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n" + 5000 * b"x", id="part of a body"),
+    ],
+)
+def test_a_lost_connection_is_freed_without_garbage_collection(parser: str, sent: bytes) -> None:
+    """Garbage is collected rarely: aborted uploads would add up, half a megabyte each."""
+
+    async def main() -> bool:
+        ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        _, protocol = await loop.connect_accepted_socket(lambda: protocol_of(echo, parser, LIMITS), ours)
+        theirs.send(sent)
+        await asyncio.sleep(0.1)
+        left = weakref.ref(protocol)
+        del protocol, _
+        theirs.close()
+        await asyncio.sleep(2)
+        return left() is None
+
+    gc.disable()
+    try:
+        assert run(main())
+    finally:
+        gc.enable()
 
 
 @PARSERS

@@ -18,9 +18,10 @@ from attention_service.http.head import parse_length
 UNKNOWN: Final = 2**24
 # Bytes that are discarded of a body whose length was announced.
 ANNOUNCED: Final = 2**27
-# Seconds to wait after each chunk, times the bodies that are being discarded: refused requests must not take the
-# processor from others, and under overload their senders come back later.
+# Seconds to wait after each chunk of at most so many bytes, times the bodies that are being discarded: refused requests
+# must not take the processor from others, and under overload their senders come back later.
 PAUSE: Final = 0.003
+CHUNK: Final = 2**17
 
 
 class DiscardUnreadBody:
@@ -54,8 +55,9 @@ class DiscardUnreadBody:
             try:
                 async with asyncio.timeout(self._seconds):
                     while not complete and left >= 0:
-                        left -= len((await receive_and_check()).get("body", b""))
-                        await asyncio.sleep(PAUSE * self._discarding)
+                        got = len((await receive_and_check()).get("body", b""))
+                        left -= got
+                        await asyncio.sleep(PAUSE * self._discarding * max(1, got / CHUNK))
             except TimeoutError:
                 pass
             finally:  # also if the request is cancelled, or later bodies would be discarded ever more slowly

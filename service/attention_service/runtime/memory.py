@@ -22,18 +22,20 @@ INTERVAL: Final = 0.1
 IDLE: Final = 10.0
 SPARED: Final = 16 * MB
 # The names of these in malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 
 
 def reuse_memory() -> None:
     """Have glibc use freed memory again for blocks of up to `OWN_PAGES` bytes, from the first one on.
 
-    By itself it raises that size slowly, with each freed block, and keeps up to twice as much.
+    By itself it raises that size slowly, with each freed block, and keeps up to twice as much. All threads share one
+    arena, whose end `malloc_trim` returns: each other one would keep up to 64 MiB.
     """
     with suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
         mallopt(M_TRIM_THRESHOLD, KEPT)
+        mallopt(M_ARENA_MAX, 1)
 
 
 class FreeMemory:
@@ -68,7 +70,6 @@ class FreeMemory:
     def _check_when_idle(self) -> None:
         self._idle_check = None
         if not self._held():  # otherwise the request that holds memory leads to the next check
-            self._used = self._idle  # what connections and threads used beside requests is free now, too
             self._return_above(SPARED)
 
     def _return_above(self, allowed: int) -> None:

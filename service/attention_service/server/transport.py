@@ -42,6 +42,10 @@ class CorkedTransport:
             self.written += len(data)
             self._transport.write(data)
 
+    def forget_protocol(self) -> None:
+        """Break the reference cycle with the protocol. To be called when the connection is lost."""
+        self._is_idle = bool
+
     def cork(self) -> None:
         """Hold what is written from now on."""
         self._corked = True

@@ -122,8 +122,10 @@ check: $(VENV)/.test ## format, lint, types, import contracts
 # Four processes, each of up to a gigabyte, also on two processors, as tests of servers wait half of their time. The tests
 # of a module share a process, and so what the module sets up. `make test PARALLEL=` runs all tests in one process.
 PARALLEL ?= --numprocesses 4 --dist loadfile --no-loadscope-reorder
+# Two processes where each test has a server or a browser of its own, and measures time or memory.
+PARALLEL_SERVERS ?= --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # BLAS and torch compute on the thread that calls them: threads of their own, in each process, would spin.
-test test-fast test-torch test-peers: export OPENBLAS_NUM_THREADS ?= 1
+test test-fast test-torch test-peers test-attack test-page: export OPENBLAS_NUM_THREADS ?= 1
 test-torch test-peers: export OMP_NUM_THREADS ?= 1
 
 .PHONY: test
@@ -178,13 +180,13 @@ test-deep: $(VENV)/.test $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## thousand
 
 .PHONY: test-attack
 test-attack: $(ATTACK_VENV)/.attack ## hostile requests and clients, for ten minutes at most
-	$(ATTACK_BIN)/python -m pytest tests/attack
+	$(ATTACK_BIN)/python -m pytest $(PARALLEL_SERVERS) tests/attack
 	$(ATTACK_BIN)/python -m benchmarks.overload --seconds 10
 	$(ATTACK_BIN)/python -m benchmarks.soak --seconds 60
 
 .PHONY: test-servers
 test-servers: $(SERVERS_VENV)/.servers ## the same answers under uvicorn, hypercorn and granian
-	$(SERVERS_BIN)/python -m pytest tests/servers
+	$(SERVERS_BIN)/python -m pytest --numprocesses 2 tests/servers
 
 .PHONY: fuzz
 fuzz: $(ATTACK_VENV)/.attack ## 1,000,000 mutated bodies for each wire format
@@ -274,7 +276,7 @@ tests/page/node_modules/.installed: tests/page/package.json tests/page/package-l
 
 .PHONY: test-page
 test-page: $(PAGE_VENV)/.page tests/page/node_modules/.installed ## the page at / in a browser (npm, and Chromium at CHROMIUM=/usr/bin/chromium)
-	$(PAGE_BIN)/python -m pytest tests/page
+	$(PAGE_BIN)/python -m pytest $(PARALLEL_SERVERS) tests/page
 
 .PHONY: bench
 bench: $(VENV)/.test ## compare the service with other servers over HTTP: those of bench-peers that are installed

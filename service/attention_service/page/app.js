@@ -13,9 +13,9 @@ import { paintComparison } from "./compare.js";
 import { showLong } from "./long.js";
 import { addressOf, asHtml, asProgram, copy, download } from "./share.js";
 
-const FIRST = { batch: 0, head: 0, query: 0, key: 0, feature: 0, stage: "attention_weights" };
+const FIRST = { batch: 0, head: 0, query: 0, key: 0, feature: 0, stage: "attention_weights", colours: "", first: "" };
 const SOURCE = { example: "six_tokens_trained" };
-const [LONGEST, MOST_SCORES, DELAY] = [512, 2 ** 20, 10];
+const [LONGEST, MOST_SCORES, DELAY, SLOW] = [512, 2 ** 20, 10, 300];
 
 /** What a saved page holds. */
 const saved = fromText(document.getElementById("saved")?.textContent ?? "null");
@@ -23,7 +23,7 @@ const base = saved?.base ?? new URL(".", document.baseURI).href;
 /** @type {State} */
 const state = { examples: {}, request: {}, choice: { ...FIRST } };
 let controller = new AbortController();
-let timer = 0;
+let [timer, slow] = [0, 0];
 /** What the user changed last: errors stand there. @type {HTMLElement | undefined} */
 let changed;
 
@@ -46,6 +46,7 @@ function paint() {
 	const counts = { batch, head, query, key, feature: shown.block(choice.stage).cols };
 	for (const [name, count] of Object.entries(counts)) choice[name] = clamp(choice[name], count - 1);
 	find("batch").value = choice.batch;
+	Object.assign(choice, { colours: find("colours").value, first: find("first").checked ? "true" : "" });
 	if (!saved) writeAddress(choice);
 	find("save-svg").disabled = find("save-png").disabled = !SCORES.includes(choice.stage);
 	for (const part of [paintStages, paintHeads, paintLines, paintRow]) part(shown);
@@ -66,6 +67,14 @@ function send() {
 	clearTimeout(timer);
 	performance.mark("change");
 	timer = setTimeout(compute, DELAY, controller.signal);
+	showBusy(true);
+}
+
+/** @type {showBusy} */
+function showBusy(isBusy) {
+	clearTimeout(slow);
+	find("pictures").ariaBusy = String(isBusy);
+	if (isBusy) slow = setTimeout(() => (find("status").textContent = "Computing …"), SLOW);
 }
 
 /** @type {compute} */
@@ -81,7 +90,6 @@ const compute = async (signal) => {
 	find("short").hidden = long;
 	if (long) {
 		state.result = undefined;
-		find("status").textContent = "Computing …";
 		await showLong(request, batch, signal);
 	} else {
 		const asked = forStages(request);
@@ -89,6 +97,7 @@ const compute = async (signal) => {
 		state.result = new Result(asked, tensors, JSON.parse(text));
 	}
 	showStale(false);
+	showBusy(false);
 	showFaults();
 	paint();
 	find("options").num_heads.placeholder = state.result?.metadata.num_heads ?? h;
@@ -112,7 +121,9 @@ function statusOf() {
 /** @param {any} error */
 function showError(error) {
 	if (error.name === "AbortError") return;
-	showFaults(error.faults, error.message, changed);
+	showBusy(false);
+	showFaults(error.faults, error.message, error.retry ? undefined : changed);
+	if (error.retry) find("problem").append(make("button", { type: "button", id: "retry" }, "Retry"));
 	if (changed !== find("compare")) showStale(true);
 	if (error.status === 401) find("key-field").hidden = false;
 }
@@ -144,7 +155,15 @@ async function loadAddress() {
 	showOptions(state.request, address);
 	const { batch, head, query, key, feature, stage = "" } = /** @type {Fields} */ (address);
 	const isStage = find("pipeline").querySelector(`[value="${CSS.escape(stage)}"]`);
-	state.choice = { batch, head, query, key, feature, stage: isStage ? stage : FIRST.stage };
+	state.choice = { ...FIRST, batch, head, query, key, feature, stage: isStage ? stage : FIRST.stage };
+	showColours(address);
+}
+
+/** @type {showColours} */
+function showColours({ colours = "", first }) {
+	find("colours").value = colours;
+	if (!find("colours").value) find("colours").value = "";
+	find("first").checked = first === "true";
 }
 
 /** @type {moveChoice} */
@@ -173,6 +192,7 @@ function restore() {
 	Object.assign(state, { ...own, result: new Result(asked, Object.fromEntries(tensors), answer) });
 	writeForm("source", source);
 	writeForm("options", options);
+	showColours(state.choice);
 	document.querySelectorAll("form fieldset").forEach((inputs) => inputs.setAttribute("disabled", ""));
 	find("status").textContent = `${find("status").dataset.saved} · ${statusOf()}`;
 	paint();
@@ -193,7 +213,8 @@ function listen() {
 	find("batch").oninput = () => (state.result ? choose({ batch: find("batch").valueAsNumber }) : send());
 	find("large").onkeydown = moveChoice;
 	find("compare").onsubmit = compareKernel;
-	find("all-heads").onchange = find("numbers").ontoggle = window.onresize = paint;
+	find("all-heads").onchange = find("numbers").ontoggle = find("colours").onchange = find("first").onchange = window.onresize = paint;
+	find("problem").onclick = ({ target }) => /** @type {HTMLElement} */ (target).id === "retry" && send();
 	window.onhashchange = loadAddress;
 	window.onunhandledrejection = (event) => {
 		event.preventDefault();
@@ -210,8 +231,9 @@ function listenToShares() {
 	find("save-json").onclick = () => download("attention.json", addressOf(toText({ request: asked(), answer: answer() })));
 	for (const button of [find("save-svg"), find("save-png")]) {
 		button.onclick = async () => {
-			const { batch: batch_entry, head, stage } = state.choice;
-			const response = await post("attention/heatmap", { ...asked(), select_heads: [head], heatmap: { stage, batch_entry } }, button.value);
+			const { batch: batch_entry, head, stage, colours } = state.choice;
+			const heatmap = { stage, batch_entry, scale: colours === "log" ? "log" : "linear" };
+			const response = await post("attention/heatmap", { ...asked(), select_heads: [head], heatmap }, button.value);
 			download(button.name, URL.createObjectURL(await response.blob()));
 		};
 	}

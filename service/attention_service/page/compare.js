@@ -29,11 +29,12 @@ const section = (title = "", items, write) => (items.length ? [make("h3", {}, ti
 /** @type {drawDifference} */
 const drawDifference = (actual, limit, view) => {
 	const { request, answer } = view.result;
-	const mine = new View(new Result(request, { output: asTensor(actual) }, answer), view.choice, view.choose).grid("output");
+	const other = new View(new Result(request, { output: asTensor(actual) }, answer), view.choice, view.choose);
+	const mine = other.grid("output");
 	const right = view.grid("output").values;
 	const values = Float64Array.from(mine.values, (value, at) => (value - right[at]) / limit);
 	const grid = { ...mine, values, least: 10 };
 	const most = values.reduce((all, value) => Math.max(all, Math.abs(value)), 0);
-	const label = fillIn(find("report").dataset.difference, { most: show(most, 3), limit: show(limit, 8), high: show(limitsOf(grid).high, 0) });
-	return [make("div", { id: "difference", role: "img", "aria-label": label }, drawGrid(view, grid, 520)), make("p", {}, label)];
+	const label = fillIn(find("report").dataset.difference, { most: show(most, 3), limit: show(limit, 8), high: show(limitsOf(other, grid).high, 0) });
+	return [make("div", { id: "difference", role: "img", "aria-label": label }, drawGrid(other, grid, 520)), make("p", {}, label)];
 };

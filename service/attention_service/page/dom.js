@@ -1,5 +1,8 @@
 // Elements of the page and the text of numbers. Text is set as text, never parsed as HTML.
 
+/** Half as many of a long list are shown at a time: a browser lays out all of them again for each change. */
+const SHOWN = 64;
+
 /** @template {keyof PageElements} Id @type {find} */
 export const find = (id) => /** @type {any} */ (document.getElementById(id));
 
@@ -26,8 +29,19 @@ function decorate(made, attributes = {}, children) {
 	return made;
 }
 
+/** @type {keep} */
+export const keep = (parent, child) => {
+	if (parent?.firstChild !== child) parent?.replaceChildren(child);
+};
+
 /** @type {Times} */
 export const times = (count, action) => Array.from({ length: count }, (_, index) => action(index));
+
+/** @type {around} */
+export const around = (index, count) => {
+	const first = Math.max(0, Math.min(SHOWN * Math.floor(index / SHOWN) - SHOWN / 2, count - 2 * SHOWN));
+	return times(Math.min(count, 2 * SHOWN), (at) => first + at);
+};
 
 /** @type {fillIn} */
 export const fillIn = (text = "", values) => text.replace(/\{([\w-]+)\}/g, (_, name) => values[name]);

@@ -1,6 +1,6 @@
 // All heads as thumbnails, and the lines between queries and keys, as in BertViz's head view.
 
-import { find, make, makeSvg, show, times } from "./dom.js";
+import { around, find, keep, make, makeSvg, show, times } from "./dom.js";
 import { pixelsOf, shorten } from "./heatmap.js";
 
 const [STEP, WIDTH, MARGIN, MOST_LINES] = [22, 440, 140, 400];
@@ -15,55 +15,70 @@ export function paintHeads(view) {
 		button.setAttribute("aria-pressed", String(head === view.choice.head));
 		button.onclick = () => view.choose({ head });
 		button.children[0].replaceChildren(make("i", { class: `head${head % 9}` }), `Head ${head}`);
-		button.children[1].replaceChildren(pixelsOf(view, view.with({ head }).grid("attention_weights")));
+		const own = view.with({ head });
+		keep(button.children[1], pixelsOf(own, own.grid("attention_weights"), "head"));
 	});
 }
 
 /** @type {paintLines} */
 export function paintLines(view) {
-	const { query_length, key_length, num_heads } = view.result.metadata;
-	const heads = find("all-heads").checked ? times(num_heads, Number) : [view.choice.head];
-	const lines = heads.flatMap((head) => linesOf(view.with({ head }))).sort((one, other) => other.weight - one.weight);
+	const all = find("all-heads").checked;
+	const { query_length, key_length } = view.result.metadata;
+	const shown = { query: around(view.choice.query, query_length), key: around(view.choice.key, key_length) };
+	const { svg, tokens } = view.once(`lines ${all} ${shown.query[0]} ${shown.key[0]}`, () => drawLines(view, all, shown));
+	for (const { own, text } of tokens) {
+		const isChosen = view.choice[own.axis] === own.index;
+		if (text.getAttribute("aria-pressed") === String(isChosen)) continue;
+		text.setAttribute("aria-pressed", String(isChosen));
+		text.setAttribute("tabindex", isChosen ? "0" : "-1");
+	}
+	keep(find("lines"), svg);
+}
+
+/** @type {drawLines} */
+function drawLines(view, all, shown) {
+	const heads = all ? times(view.result.metadata.num_heads, Number) : [view.choice.head];
+	const lines = heads.flatMap((head) => linesOf(view.with({ head }), shown)).sort((one, other) => other.weight - one.weight);
 	const group = makeSvg("g");
-	const svg = find("lines");
 	/** @type {Point} */
 	const point = (token) => {
-		const shown = token ? lines.filter((line) => line[token.axis] === token.index) : lines;
-		group.replaceChildren(...shown.slice(0, MOST_LINES).map(drawLine));
+		const visible = token ? lines.filter((line) => line[token.axis] === token.index) : lines;
+		group.replaceChildren(...visible.slice(0, MOST_LINES).map((line) => drawLine(line, shown)));
 		tokens.forEach(({ own, text }) => writeToken(view, text, own, token));
 	};
-	const tokens = [...tokensOf(view, "query", query_length, point), ...tokensOf(view, "key", key_length, point)];
-	svg.setAttribute("viewBox", `0 0 ${WIDTH} ${STEP * Math.max(query_length, key_length) + 8}`);
-	svg.replaceChildren(group, ...tokens.map(({ text }) => text));
+	const tokens = [...tokensOf(view, "query", shown.query, point), ...tokensOf(view, "key", shown.key, point)];
+	const viewBox = `0 0 ${WIDTH} ${STEP * Math.max(shown.query.length, shown.key.length) + 8}`;
+	const svg = makeSvg("svg", { viewBox, role: "group", "aria-label": find("lines").dataset.label }, group, ...tokens.map(({ text }) => text));
 	svg.onpointerleave = () => point();
 	point();
+	return { svg, tokens };
 }
 
 /** @param {number} index */
 const middle = (index) => STEP * (index + 0.5) + 4;
 
 /** @type {linesOf} */
-const linesOf = (view) => {
+const linesOf = (view, shown) => {
 	const { cols, values } = view.block("attention_weights");
-	const lines = Array.from(values, (weight, at) => ({ query: Math.floor(at / cols), key: at % cols, weight, head: view.choice.head }));
-	return lines.filter(({ weight }) => Math.abs(weight) > 0.004);
+	const lines = shown.query.flatMap((query) => shown.key.map((key) => ({ query, key, weight: values[query * cols + key], head: view.choice.head })));
+	return lines.filter(({ key, weight }) => Math.abs(weight) > 0.004 && !(view.choice.first && key === 0));
 };
 
-/** @param {Line} line */
-function drawLine({ query, key, weight, head }) {
-	const [from, to, strength] = [middle(query), middle(key), Math.min(1, Math.abs(weight))];
+/** @type {drawLine} */
+function drawLine({ query, key, weight, head }, shown) {
+	const [from, to, strength] = [middle(query - shown.query[0]), middle(key - shown.key[0]), Math.min(1, Math.abs(weight))];
 	const d = `M${MARGIN} ${from}C${WIDTH / 2} ${from} ${WIDTH / 2} ${to} ${WIDTH - MARGIN} ${to}`;
 	const style = { "stroke-width": 0.5 + 4 * strength, "stroke-opacity": 0.1 + 0.9 * strength, "stroke-dasharray": weight < 0 ? "4 3" : "none" };
 	return makeSvg("path", { d, stroke: `var(--head${head % 9})`, ...style });
 }
 
 /** @type {tokensOf} */
-const tokensOf = (view, axis, count, point) => {
+const tokensOf = (view, axis, shown, point) => {
 	const place = axis === "query" ? { x: MARGIN - 8, "text-anchor": "end" } : { x: WIDTH - MARGIN + 8 };
-	return times(count, (index) => {
-		const [chosen, own] = [view.choice[axis] === index, { axis, index }];
-		const state = { role: "button", tabindex: chosen ? 0 : -1, "aria-pressed": chosen, "data-axis": axis, "data-index": index };
-		const text = makeSvg("text", { ...place, y: middle(index) + 4, ...state });
+	return shown.map((index, row) => {
+		const own = { axis, index };
+		const state = { role: "button", tabindex: -1, "data-axis": axis, "data-index": index };
+		const text = makeSvg("text", { ...place, y: middle(row) + 4, ...state });
 		text.onpointerover = text.onfocus = () => point(own);
 		text.onclick = () => view.choose({ [axis]: index });
 		return { own, text };

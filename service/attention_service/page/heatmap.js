@@ -1,6 +1,10 @@
 // Heatmaps: colours, cells, hidden cells, labels, numbers, and the chosen cell.
 
 import { make, makeSvg, show, times } from "./dom.js";
+import { SCORES } from "./request.js";
+
+/** The smallest weight with a colour of its own on a logarithmic scale, as a part of the largest. */
+const LEAST_SHARE = 1e6;
 
 /** @type {interpolate} */
 function interpolate(name) {
@@ -16,20 +20,29 @@ function interpolate(name) {
 const [sequential, diverging] = ["--sequential", "--diverging"].map(interpolate);
 
 /** @type {limitsOf} */
-export const limitsOf = ({ name, values, least = 0 }) => {
-	let [low, high] = [0, least];
-	for (const value of values) {
+export const limitsOf = (view, { name, values, least }) => view.once(`${name} limits ${least}`, () => {
+	const { colours } = view.choice;
+	const [shown, cols] = [least || colours === "head" ? values : view.allBlocks(name), isLeftOut(view, name) ? view.block(name).cols : 0];
+	let [low, high] = [0, least ?? 0];
+	for (let at = 0; at < shown.length; at++) {
+		const value = shown[at];
+		if (cols && at % cols === 0) continue;
 		if (value < low && value !== -Infinity) low = value;
 		if (value > high) high = value;
 	}
 	const most = Math.max(high, -low);
-	return name === "attention_weights" && low === 0 ? { low, high, diverging: false } : { low: -most, high: most, diverging: true };
-};
+	if (name !== "attention_weights" || low < 0) return { low: -most, high: most, diverging: true };
+	if (colours === "log") return { low: high / LEAST_SHARE, high, log: true };
+	return { low, high: colours === "unit" ? 1 : high };
+});
+
+/** True if the pictures and colours of a stage leave out the first key. @type {isLeftOut} */
+const isLeftOut = (view, name) => !!view.choice.first && SCORES.includes(name);
 
 /** @type {colourOf} */
-const colourOf = (value, limits) => {
-	const share = (value - limits.low) / (limits.high - limits.low || 1);
-	return (limits.diverging ? diverging : sequential)[Math.round(255 * Math.min(1, Math.max(0, share || 0)))];
+const colourOf = (value, { low, high, diverging: isDiverging, log }) => {
+	const share = log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low || 1);
+	return (isDiverging ? diverging : sequential)[Math.round(255 * Math.min(1, Math.max(0, share || 0)))];
 };
 
 /** @type {inkOn} */
@@ -39,18 +52,20 @@ const inkOn = ([red, green, blue]) => (0.299 * red + 0.587 * green + 0.114 * blu
 export const hiddenIn = (view, { name, values }) => (/masked|weights/.test(name) ? view.grid("hidden_by").values : new Uint8Array(values.length));
 
 /** @type {pixelsOf} */
-export const pixelsOf = (view, grid) => {
+export const pixelsOf = (view, grid, place) => view.once(`${grid.name} ${place}`, () => {
 	const canvas = make("canvas", { width: grid.cols, height: grid.rows });
 	const pixels = new ImageData(grid.cols, grid.rows);
 	const words = new Uint32Array(pixels.data.buffer); // a pixel each, red in the lowest byte
-	const [hidden, limits] = [hiddenIn(view, grid), limitsOf(grid)];
+	const [hidden, limits] = [hiddenIn(view, grid), limitsOf(view, grid)];
+	const first = isLeftOut(view, grid.name) && (grid.colAxis === "key" ? grid.cols : grid.rows);
 	grid.values.forEach((value, at) => {
 		const [red, green, blue] = colourOf(value, limits);
-		words[at] = hidden[at] ? 0x26808080 : (255 << 24) | (blue << 16) | (green << 8) | red; // hidden: a faint grey
+		const isFirst = first && (grid.colAxis === "key" ? at % first === 0 : at < grid.cols);
+		words[at] = hidden[at] || isFirst ? 0x26808080 : (255 << 24) | (blue << 16) | (green << 8) | red; // hidden: a faint grey
 	});
 	canvas.getContext("2d")?.putImageData(pixels, 0, 0);
 	return canvas;
-};
+});
 
 /** @type {choiceAt} */
 export const choiceAt = ({ rows, cols, rowAxis, colAxis }, { target, clientX, clientY }) => {
@@ -64,7 +79,7 @@ export const drawGrid = (view, grid, most) => {
 	const [left, top] = [16 + roomFor(view, rowAxis, rows), 16 + 0.8 * roomFor(view, colAxis, cols)];
 	const size = Math.min((most - left - 20) / cols, (500 - top) / rows, 72);
 	const place = { width: size * cols, height: size * rows };
-	const href = pixelsOf(view, grid).toDataURL();
+	const href = pixelsOf(view, grid, "large").toDataURL();
 	const over = makeSvg(
 		"g",
 		{},
@@ -74,11 +89,22 @@ export const drawGrid = (view, grid, most) => {
 		makeSvg("text", { transform: `translate(${8 - left} ${place.height / 2}) rotate(-90)` }, rowAxis),
 		makeSvg("text", { transform: `translate(${place.width / 2} ${8 - top})` }, colAxis),
 		...(size < 30 ? [] : drawNumbers(view, grid, size)),
-		makeSvg("rect", { x: view.choice[colAxis] * size, y: view.choice[rowAxis] * size, width: size, height: size, class: "frame" }),
+		makeSvg("rect", { width: size, height: size, class: "frame" }),
 	);
 	const all = { width: left + place.width + 20, height: top + place.height + 2 };
 	const image = makeSvg("image", { ...place, href, preserveAspectRatio: "none" });
-	return makeSvg("svg", { viewBox: `${-left} ${-top} ${all.width} ${all.height}`, ...all }, image, over);
+	const svg = makeSvg("svg", { viewBox: `${-left} ${-top} ${all.width} ${all.height}`, ...all }, image, over);
+	markChosen(view, grid, svg);
+	return svg;
+};
+
+/** @type {markChosen} */
+export const markChosen = ({ choice }, { rowAxis, colAxis }, svg) => {
+	const frame = svg.querySelector(".frame");
+	const size = Number(frame?.getAttribute("width"));
+	frame?.setAttribute("transform", `translate(${choice[colAxis] * size} ${choice[rowAxis] * size})`);
+	svg.querySelectorAll(".chosen").forEach((label) => label.classList.remove("chosen"));
+	for (const axis of [rowAxis, colAxis]) svg.querySelector(`[data-${axis}="${choice[axis]}"]`)?.classList.add("chosen");
 };
 
 /** @param {string} text */
@@ -94,25 +120,39 @@ const roomFor = (view, axis, count) => {
 const drawLabels = (view, axis, count, size, placeAt) => {
 	const every = Math.ceil(13 / size);
 	return times(Math.ceil(count / every), (n) => {
-		const chosen = view.choice[axis] === n * every ? "chosen" : "";
-		return makeSvg("text", { ...placeAt((n * every + 0.5) * size), class: chosen }, shorten(view.label(axis, n * every)));
+		return makeSvg("text", { ...placeAt((n * every + 0.5) * size), [`data-${axis}`]: n * every }, shorten(view.label(axis, n * every)));
 	});
 };
 
 /** @type {drawStripes} */
 const drawStripes = (view, grid, size) => {
-	const hidden = Array.from(hiddenIn(view, grid));
-	return Object.entries(view.result.metadata.hidden_by).flatMap(([cause, bit], n, causes) => {
-		const d = hidden.map((bits, at) => (bits & bit ? `M${(at % grid.cols) * size} ${Math.floor(at / grid.cols) * size}h${size}v${size}h${-size}z` : ""));
-		const pattern = { id: `stripes-${cause}`, x: 5 * n, width: 5 * causes.length, height: 9, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" };
-		const stripe = makeSvg("rect", { width: 1.7, height: 9, fill: `var(--${cause})` });
-		return [makeSvg("pattern", pattern, stripe), makeSvg("path", { d: d.join(""), fill: `url(#stripes-${cause})` })];
+	const hidden = hiddenIn(view, grid);
+	return Object.entries(view.result.metadata.hidden_by).flatMap(([cause, bit]) => {
+		const runs = [];
+		for (let at = 0; at < hidden.length; at++) {
+			const from = at;
+			const last = from - (from % grid.cols) + grid.cols - 1;
+			if (!(hidden[from] & bit)) continue;
+			while (at < last && hidden[at + 1] & bit) at++;
+			const width = size * (at - from + 1);
+			runs.push(`M${(from % grid.cols) * size} ${Math.floor(from / grid.cols) * size}h${width}v${size}h${-width}z`);
+		}
+		const turn = `rotate(${angleOf(view, cause)})`;
+		const pattern = { id: `stripes-${cause}`, width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: turn };
+		const stripe = makeSvg("rect", { width: 1.7, height: 7, fill: `var(--${cause})` });
+		return [makeSvg("pattern", pattern, stripe), makeSvg("path", { d: runs.join(""), fill: `url(#stripes-${cause})` })];
 	});
+};
+
+/** @type {angleOf} */
+export const angleOf = (view, cause) => {
+	const causes = Object.keys(view.result.metadata.hidden_by);
+	return 45 + (180 / causes.length) * causes.indexOf(cause);
 };
 
 /** @type {drawNumbers} */
 const drawNumbers = (view, grid, size) => {
-	const [hidden, limits] = [hiddenIn(view, grid), limitsOf(grid)];
+	const [hidden, limits] = [hiddenIn(view, grid), limitsOf(view, grid)];
 	const digits = grid.values.every(Number.isInteger) ? 0 : 3;
 	return Array.from(grid.values, (value, at) => {
 		const text = hidden[at] && !value ? "" : show(value, digits);

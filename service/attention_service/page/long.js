@@ -14,7 +14,8 @@ export const showLong = async (request, batch, signal) => {
 	const one = { ...request, select_heads: [bounded(find("long-head"), h - 1)] };
 	find("long-query").onsubmit = () => showRows(one, batch, bounded(find("long-row"), q - 1), signal);
 	find("long-rows").replaceChildren();
-	const response = await post("attention/heatmap", { ...one, heatmap: { stage, bins, batch_entry: batch } }, "image/svg+xml", signal);
+	const scale = stage === "attention_weights" ? "log" : "linear"; // of thousands of weights, nearly all are small
+	const response = await post("attention/heatmap", { ...one, heatmap: { stage, bins, scale, batch_entry: batch } }, "image/svg+xml", signal);
 	const blob = await response.blob();
 	const frame = /<image x="(.*?)" y="(.*?)" width="(.*?)" height="(?!10")(.*?)"/.exec(await blob.text()); // the legend has height 10
 	const image = find("long-image");

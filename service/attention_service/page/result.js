@@ -17,6 +17,8 @@ export class Result {
 		this.metadata = answer.metadata;
 		this.layout = layoutOf(request);
 		this.columns = this.layout.endsWith("dl");
+		/** What was drawn of it, by name. @type {Record<string, any>} */
+		this.drawn = {};
 		const { input, context = input, query = input, key = context, value = context, sinks, gate, projection = {} } = request;
 		const maps = Object.entries(projection).map(([name, map]) => [`map.${name}`, map.weight ?? map.kernel]);
 		const all = { ...tensors, sinks, gate, "given.query": query, "given.key": key, "given.value": value, ...Object.fromEntries(maps) };
@@ -65,11 +67,27 @@ export class View {
 		return new View(this.result, { ...this.choice, ...change }, this.choose);
 	}
 
+	/**
+	 * What is made once for each batch entry, head, and way of colouring.
+	 * @template Made @param {string} name @param {() => Made} make @returns {Made}
+	 */
+	once(name, make) {
+		const { batch, head, colours, first } = this.choice;
+		return (this.result.drawn[[name, batch, head, colours, first].join()] ??= make());
+	}
+
 	/** @param {string} name */
 	block(name) {
 		const { b, h, rows, cols, values } = this.result.blocks[name];
 		const at = Math.min(this.choice.batch, b - 1) * h + Math.floor((this.choice.head * h) / this.result.metadata.num_heads);
 		return { rows, cols, values: values.subarray(at * rows * cols, (at + 1) * rows * cols) };
+	}
+
+	/** The blocks of all heads, one after the other. @param {string} name */
+	allBlocks(name) {
+		const { b, h, rows, cols, values } = this.result.blocks[name];
+		const size = h * rows * cols;
+		return values.subarray(Math.min(this.choice.batch, b - 1) * size).subarray(0, size);
 	}
 
 	/** A row, by default that of the chosen query. @param {string} name */
@@ -98,11 +116,13 @@ export class View {
 
 	/** A block with tokens in rows or columns, as in the layout. @param {string} name @returns {Grid} */
 	grid(name) {
-		const { rows, cols, values } = this.block(name);
-		const { rowAxis, colAxis } = axesOf(name);
-		if (!this.result.columns) return { name, values, rows, cols, rowAxis, colAxis };
-		const turned = permuted(values, [rows, cols], "rc", "cr");
-		return { name, values: turned, rows: cols, cols: rows, rowAxis: colAxis, colAxis: rowAxis };
+		return this.once(`${name} as a grid`, () => {
+			const { rows, cols, values } = this.block(name);
+			const { rowAxis, colAxis } = axesOf(name);
+			if (!this.result.columns) return { name, values, rows, cols, rowAxis, colAxis };
+			const turned = permuted(values, [rows, cols], "rc", "cr");
+			return { name, values: turned, rows: cols, cols: rows, rowAxis: colAxis, colAxis: rowAxis };
+		});
 	}
 
 	/** The label of a token, or its index. @param {Axis} axis @param {number} index */

@@ -1,6 +1,6 @@
 // One number by hand: how it follows from query, key and value.
 
-import { fillIn, find, make, show, signed, tableRow, times } from "./dom.js";
+import { around, fillIn, find, make, show, signed, tableRow, times } from "./dom.js";
 import { SCORES } from "./request.js";
 import { asTensor, numbers, shapeOf } from "./tensors.js";
 
@@ -128,20 +128,37 @@ export function paintRow(view) {
 	}
 	find("row-title").textContent = `By hand: ${view.names(stage).join(" → ")}`;
 	find("steps").replaceChildren(...steps.flatMap(([title, text]) => [make("dt", {}, title), make("dd", {}, text)]));
-	const { normalization, parts, sum } = all;
+	paintTable(view, all);
+}
+
+/** @type {paintTable} */
+function paintTable(view, all) {
+	const { batch, head, query, key } = view.choice;
+	const { drawn } = view.result;
+	const keys = around(key, view.result.metadata.key_length);
+	const row = [batch, head, query, keys[0]].join();
+	if (drawn.row !== row) find("row").replaceChildren(...rowsOf(view, all, keys));
+	drawn.row = row;
+	find("row").querySelector(".chosen")?.classList.remove("chosen");
+	find("row").querySelector(`[data-key="${key}"]`)?.classList.add("chosen");
+	find("part-title").textContent = find("part-title").dataset[all.normalization] ?? "";
+}
+
+/** @type {rowsOf} */
+function rowsOf(view, { normalization, parts, sum }, keys) {
 	const [, scaled, , masked, weights] = SCORES.map((name) => view.row(name));
 	/** @param {number[]} values */
-	const listed = (values) => joined(values.map((value) => show(value, 3)), ", ", 8);
-	const rows = weights.map((weight, key) => {
-		const weighted = view.row("present_value", key).map((value) => value * weight);
-		const numbers = [scaled[key], masked[key], parts[key], weight, listed(weighted)];
-		const row = tableRow(view.label("key", key), numbers, { class: key === view.choice.key ? "chosen" : "" });
+	const listed = (values, factor = 1) => joined(values.map((value, n) => (n < 8 ? show(value * factor, 3) : "")), ", ", 8);
+	const rows = keys.map((key) => {
+		const numbers = [scaled[key], masked[key], parts[key], weights[key], listed(view.row("present_value", key), weights[key])];
+		const row = tableRow(view.label("key", key), numbers, { "data-key": key });
 		row.onclick = () => view.choose({ key });
 		return row;
 	});
+	const more = weights.length - keys.length;
+	if (more) rows.push(tableRow("…", [`${more} more`, "", "", "", ""], {}));
 	if (view.result.request.sinks) rows.push(tableRow("sink", ["", view.at("sinks"), parts[weights.length], "", ""], {}));
 	const total = weights.reduce((all, weight) => all + weight, 0);
 	const numbers = ["", "", normalization === "sigmoid" ? "" : sum, total, listed(view.row("head_outputs"))];
-	find("row").replaceChildren(...rows, tableRow("Σ", numbers, { class: "sum" }));
-	find("part-title").textContent = find("part-title").dataset[normalization] ?? "";
+	return [...rows, tableRow("Σ", numbers, { class: "sum" })];
 }

@@ -17,7 +17,9 @@ export const post = async (path, request, accept, signal) => {
 	/** @type {Record<string, string>} */
 	const headers = { "Content-Type": "application/json", Accept: accept };
 	if (session.key) headers.Authorization = `Bearer ${session.key}`;
-	const response = await fetch(path, { method: "POST", headers, body: toText(request), signal });
+	const response = await fetch(path, { method: "POST", headers, body: toText(request), signal }).catch((error) => {
+		throw error.name === "AbortError" ? error : Object.assign(new Error("The service does not answer."), { retry: true });
+	});
 	if (response.ok) return response;
 	const { title = `Status ${response.status}`, errors = [] } = await response.json().catch(() => ({}));
 	const faults = errors.map((/** @type {Fields} */ { pointer = "", expected, got, hint }) => ({ pointer, text: `expected ${expected}, got ${got}${hint ? ` (${hint})` : ""}` }));

@@ -36,6 +36,7 @@ export async function asHtml(saved) {
 	const style = await fetchText("page/page.css");
 	const page = /** @type {HTMLElement} */ (document.documentElement.cloneNode(true));
 	page.querySelectorAll("link, script").forEach((part) => part.remove());
+	page.querySelectorAll("[style]").forEach((part) => part.removeAttribute("style")); // painted again when it is opened
 	page.querySelectorAll("a").forEach((link) => link.setAttribute("href", link.href));
 	const nonce = crypto.getRandomValues(new Uint32Array(4)).join("");
 	const content = `default-src 'none'; script-src 'nonce-${nonce}'; style-src 'nonce-${nonce}'; img-src data: blob:`;

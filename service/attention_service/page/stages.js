@@ -1,7 +1,7 @@
 // The pipeline: small pictures of all stages, a large one of the chosen stage.
 
-import { find, make, show, tableRow, times } from "./dom.js";
-import { choiceAt, drawGrid, hiddenIn, limitsOf, pixelsOf } from "./heatmap.js";
+import { find, keep, make, show, tableRow, times } from "./dom.js";
+import { angleOf, choiceAt, drawGrid, hiddenIn, limitsOf, markChosen, pixelsOf } from "./heatmap.js";
 import { whyHidden } from "./row.js";
 
 /** @param {View} view */
@@ -9,10 +9,10 @@ export function paintStages(view) {
 	const { choice, choose } = view;
 	for (const button of find("pipeline").querySelectorAll("button")) {
 		const { value: name, dataset } = button;
-		const before = dataset.before && view.block(dataset.before).values; // equal, unless an option changes it
-		button.classList.toggle("same", !!before && view.block(name).values.every((value, at) => value === before[at]));
+		const before = dataset.before; // equal, unless an option changes it
+		button.classList.toggle("same", !!before && view.once(`${name} same`, () => areEqual(view.block(name).values, view.block(before).values)));
 		button.setAttribute("aria-pressed", String(name === choice.stage));
-		button.querySelector("span")?.replaceChildren(pixelsOf(view, view.grid(name)));
+		keep(button.querySelector("span"), pixelsOf(view, view.grid(name), "stage"));
 		button.onclick = () => choose({ stage: name });
 	}
 	find("normalization").textContent = view.result.request.normalization ?? "softmax";
@@ -20,22 +20,41 @@ export function paintStages(view) {
 	if (find("numbers").open) paintNumbers(view);
 }
 
+/** @param {Numbers} some @param {Numbers} others */
+const areEqual = (some, others) => some.every((value, at) => value === others[at]);
+
 /** @param {View} view */
 function paintLarge(view) {
 	const grid = view.grid(view.choice.stage);
 	const large = find("large");
-	large.replaceChildren(drawGrid(view, grid, Math.max(240, Math.min(600, large.clientWidth))));
+	const most = Math.max(240, Math.min(600, large.clientWidth));
+	const svg = view.once(`${grid.name} of ${most} pixels`, () => drawGrid(view, grid, most));
+	markChosen(view, grid, svg);
+	keep(large, svg);
 	large.onclick = (event) => event.target instanceof SVGImageElement && view.choose(choiceAt(grid, event));
+	/** @param {View} shown */
+	const textOf = (shown) => {
+		const hidden = /masked|weights/.test(grid.name) && whyHidden(shown);
+		return `${shown.names(grid.name).join(", ")}: ${hidden || show(shown.at(grid.name), 6)}`;
+	};
+	large.onpointermove = (event) => {
+		const isCell = event.target instanceof SVGImageElement;
+		find("hint").textContent = isCell ? textOf(view.with(choiceAt(grid, event))) : find("hint").dataset.hint ?? "";
+	};
+	large.onpointerleave = () => (find("hint").textContent = find("hint").dataset.hint ?? "");
 	const title = document.querySelector(`#pipeline [value=${grid.name}] b`)?.textContent ?? "";
-	const hidden = /masked|weights/.test(grid.name) && whyHidden(view);
-	const text = `${view.names(grid.name).join(", ")}: ${hidden || show(view.at(grid.name), 6)}`;
+	const text = textOf(view);
 	large.setAttribute("aria-label", `${title}, ${grid.rows} rows, ${grid.cols} columns. ${text}`);
 	find("large-title").textContent = title;
 	find("readout").textContent = text;
-	const { low, high, diverging } = limitsOf(grid);
+	const { low, high, diverging } = limitsOf(view, grid);
 	find("range").replaceChildren(show(low, 3), make("i", { class: diverging ? "diverging" : "" }), show(high, 3));
-	const bits = Array.from(hiddenIn(view, grid)).reduce((all, one) => all | one, 0);
-	const items = view.result.causesIn(bits).map((name) => make("li", {}, make("i", { class: name }), `hidden by ${name}`));
+	const bits = view.once(`${grid.name} bits`, () => Array.from(hiddenIn(view, grid)).reduce((all, one) => all | one, 0));
+	const items = view.result.causesIn(bits).map((name) => {
+		const sample = make("i", { class: name });
+		sample.style.setProperty("--angle", `${90 + angleOf(view, name)}deg`);
+		return make("li", {}, sample, `hidden by ${name}`);
+	});
 	find("legend").replaceChildren(...items);
 }
 

@@ -17,14 +17,14 @@ declare global {
   /** Red, green and blue from 0 to 255. */
   type Colour = number[];
   /** The numbers at both ends of a colour map. */
-  type Limits = { low: number; high: number; diverging: boolean };
+  type Limits = { low: number; high: number; diverging?: boolean; log?: boolean };
   type Axis = "query" | "key" | "feature";
   /** Rows and columns of numbers, one after the other for each batch entry and head. */
   type Blocks = { b: number; h: number; rows: number; cols: number; values: Numbers };
   /** The numbers of one picture, whose colours reach at least to `least`. */
   type Grid = { name: string; values: Numbers; rows: number; cols: number; rowAxis: Axis; colAxis: Axis; least?: number };
   /** What the user looks at. */
-  type Choice = { batch: number; head: number; query: number; key: number; feature: number; stage: string };
+  type Choice = { batch: number; head: number; query: number; key: number; feature: number; stage: string; colours: string; first: string };
   type State = { examples: Fields; request: Fields; choice: Choice; result?: Result; comparison?: Fields };
   type Choose = (change: Partial<Choice>) => void;
   type Token = { axis: "query" | "key"; index: number };
@@ -42,6 +42,10 @@ declare global {
   type showStale = (isStale: boolean) => void;
   /** Moves the chosen cell by an arrow key. */
   type moveChoice = (event: KeyboardEvent) => void;
+  /** Shows that a request is being computed: pales the pictures after a moment, and says so after another one. */
+  type showBusy = (isBusy: boolean) => void;
+  /** Shows how a choice colours pictures. */
+  type showColours = (choice: Fields) => void;
   type compute = (signal: AbortSignal) => Promise<void>;
   /** Shows a request with its own options, some changed. */
   type load = (request: Fields, changed?: Options) => void;
@@ -74,11 +78,15 @@ declare global {
   type signed = (value: number | string) => string;
   /** A number with some decimals, or an exponent. */
   type show = (value: number, digits?: number) => string;
+  /** Puts a child in the place of all, unless it is there. */
+  type keep = (parent: Element | null, child: Element) => void;
   type find = <Id extends keyof PageElements>(id: Id) => PageElements[Id];
   /** An integer from 0 to `max`. */
   type clamp = (value: number, max: number) => number;
   /** The integer in a control, from 0 to `max`, which the control then shows. */
   type bounded = (control: HTMLInputElement, max: number) => number;
+  /** The places of a list that are shown with one of them: all, or 128 that change only after several steps. */
+  type around = (index: number, count: number) => number[];
   /** A text with values for the names between braces. */
   type fillIn = (text: string | undefined, values: Fields) => string;
   type tableRow = (label: string, values: (number | string)[], attributes: Fields, digits?: number) => HTMLTableRowElement;
@@ -99,24 +107,32 @@ declare global {
   type paintLines = (view: View) => void;
   /** Shows the lines of one token, or of all. */
   type Point = (token?: Token) => void;
+  type Shown = { query: number[]; key: number[] };
+  type drawLine = (line: Line, shown: Shown) => SVGElement;
+  type drawLines = (view: View, all: boolean, shown: Shown) => { svg: SVGElement; tokens: { own: Token; text: SVGElement }[] };
   /** The visible weights of a head. */
-  type linesOf = (view: View) => Line[];
-  type tokensOf = (view: View, axis: "query" | "key", count: number, point: Point) => { own: Token; text: SVGElement }[];
+  type linesOf = (view: View, shown: Shown) => Line[];
+  type tokensOf = (view: View, axis: "query" | "key", shown: number[], point: Point) => { own: Token; text: SVGElement }[];
   /** Writes a token, with its weight for another one. */
   type writeToken = (view: View, text: SVGElement, own: Token, other?: Token) => void;
 
   // heatmap.js
   /** 256 colours between the anchors of a style, linear in sRGB. */
   type interpolate = (name: string) => Colour[];
-  /** Limits from 0 for weights, symmetric about 0 for all else. */
-  type limitsOf = (grid: Grid) => Limits;
+  /** Limits from 0 for weights, symmetric about 0 for all else: of all heads, unless the choice says otherwise. */
+  type limitsOf = (view: View, grid: Grid) => Limits;
+  type isLeftOut = (view: View, name: string) => boolean;
   type colourOf = (value: number, limits: Limits) => number[];
   /** Black or white, whichever reads better. */
   type inkOn = ([red, green, blue]: Colour) => "#111" | "#fff";
   /** For each cell the bits of what hides it, 0 in stages before the masks. */
   type hiddenIn = (view: View, grid: Grid) => Numbers;
-  /** The cells as a canvas with one pixel each. */
-  type pixelsOf = (view: View, grid: Grid) => HTMLCanvasElement;
+  /** The cells as a canvas with one pixel each: one for each place. */
+  type pixelsOf = (view: View, grid: Grid, place: string) => HTMLCanvasElement;
+  /** Moves the frame to the chosen cell, and marks its labels. */
+  type markChosen = (view: View, grid: Grid, svg: SVGElement) => void;
+  /** Degrees by which the stripes of a cause are turned. */
+  type angleOf = (view: View, cause: string) => number;
   /** The choice after a click on cells. */
   type choiceAt = (grid: Grid, event: MouseEvent) => Partial<Choice>;
   /** A grid with axes, labels, numbers, stripes, and a frame around the chosen cell. */
@@ -170,6 +186,9 @@ declare global {
   type weightSteps = (view: View, row: ReturnType<partsOf>) => string[][];
   /** The parts of the chosen row, and their sum. */
   type partsOf = (view: View) => { normalization: string; max: number; parts: number[]; sum: number };
+  /** Shows the whole row of the chosen query. */
+  type paintTable = (view: View, row: ReturnType<partsOf>) => void;
+  type rowsOf = (view: View, row: ReturnType<partsOf>, keys: number[]) => HTMLTableRowElement[];
   /** A number with six digits. */
   type rounded = (value: number) => number;
   /** A calculation with numbers, of which the last is its result. */
@@ -219,9 +238,10 @@ declare global {
     "save-json": HTMLElement; "save-png": HTMLButtonElement; "save-svg": HTMLButtonElement;
     actual: HTMLTextAreaElement; batch: HTMLInputElement; compare: HTMLElement; copied: HTMLDialogElement; curl: HTMLTemplateElement; data: HTMLFieldSetElement;
     example: HTMLElement; file: HTMLInputElement;
-    heads: HTMLElement; key: HTMLInputElement; large: HTMLElement; legend: HTMLElement; lines: SVGSVGElement; long: HTMLElement;
+    heads: HTMLElement; key: HTMLInputElement; large: HTMLElement; legend: HTMLElement; lines: HTMLElement; long: HTMLElement;
+    colours: HTMLSelectElement; first: HTMLInputElement; hint: HTMLElement; pictures: HTMLElement;
     normalization: HTMLElement; numbers: HTMLDetailsElement; options: HTMLFormElement; pasted: HTMLTextAreaElement; pipeline: HTMLElement; problem: HTMLElement;
-    python: HTMLTemplateElement; range: HTMLElement; readout: HTMLElement; reasons: HTMLTemplateElement; report: HTMLElement; row: HTMLElement; sentence: HTMLFieldSetElement; source: HTMLFormElement;
+    python: HTMLTemplateElement; range: HTMLElement; readout: HTMLElement; reasons: HTMLTemplateElement; report: HTMLElement; row: HTMLTableSectionElement; sentence: HTMLFieldSetElement; source: HTMLFormElement;
     short: HTMLElement; status: HTMLElement; steps: HTMLElement; table: HTMLElement; theme: HTMLElement;
   }
 }

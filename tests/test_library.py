@@ -112,6 +112,17 @@ def test_names_of_other_libraries_are_translated() -> None:
     ("fields", "said"),
     [
         ({"include": "scores"}, '/include: expected a valid list, got string .scores. (write ["scores"])'),
+        (
+            {"window": 3},
+            'got number 3 (write {"left": 3, "right": 0} for the key at the query and 3 before it, '
+            '{"left": 3, "right": 3} for 3 on both sides)',
+        ),
+        ({"window": np.int64(3)}, 'got number 3 (write {"left": 3, "right": 0} for the key'),
+        ({"window": -1}, "got number -1 (leave window out)"),
+        ({"window": (3, 0)}, 'got array of 2 (write {"left": 3, "right": 0})'),
+        ({"window": (3, -1)}, '(write {"left": 3})'),
+        ({"window": np.array([-1, 2])}, 'got integers of shape (2,) (write {"right": 2})'),
+        ({"window": (-1, -1)}, "(leave window out)"),
         ({"include": ["score"]}, "got string 'score' (did you mean scores?)"),
         ({"include": ["weights"]}, "(did you mean attention_weights?)"),
         ({"normalization": "Softmax"}, "(did you mean softmax?)"),
@@ -129,7 +140,9 @@ def test_an_almost_right_value_is_corrected(fields: dict[str, Any], said: str) -
 
 
 def test_a_value_that_is_like_nothing_gets_no_hint() -> None:
-    for fields in ({"include": ["qq"]}, {"include": 1}, {"mask": [[2]]}, {"mask": [["yes"]]}):
+    windows = [True, 2.5, "3", 2**70, (1, 2, 3), (1, 2.5), np.ones((2, 2)), [1, None]]
+    others: list[dict[str, Any]] = [{"include": ["qq"]}, {"include": 1}, {"mask": [[2]]}, {"mask": [["yes"]]}]
+    for fields in [*others, *({"window": window} for window in windows)]:
         with pytest.raises(InvalidRequest) as error:
             attend(input=[[1.0]], **fields)
         assert error.value.faults[0].hint == "", fields

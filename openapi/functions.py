@@ -60,6 +60,7 @@ from attention_service.attention.spec import (
     NormPosition,
     Output,
 )
+from attention_service.errors import InvalidRequest
 from attention_service.library import calls
 from attention_service.library.result import AttentionResult
 from attention_service.library.types import Array, Labels
@@ -164,13 +165,15 @@ def of_library(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def function(name: str, given: list[str], returned: str, text: str) -> str:
-    """A function that hands its arguments on to the one of the same name in `calls`."""
+    """A function that hands its arguments on to the one of the same name in `calls`, and ends its tracebacks there."""
     lines = "".join(f"    {parameter},\n" for parameter in given)
     body = "__tracebackhide__ = True  # pytest then shows the call, not all these parameters"
     document = textwrap.indent(f'"""{text}\n"""', "    ", lambda line: bool(line.strip()))
     return (
         f"def {name}(\n{lines}    **unknown: Never,\n) -> {returned}:\n"
-        f"{document}\n    {body}\n    return calls.{name}(locals())\n"
+        f"{document}\n    {body}\n    try:\n        return calls.{name}(locals())\n"
+        "    except InvalidRequest as error:  # a mistake of the caller, who has no use for the lines that found it\n"
+        "        raise error.with_traceback(None) from None\n"
     )
 
 

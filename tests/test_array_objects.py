@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -186,6 +187,43 @@ def test_an_array_that_cannot_be_read_is_named_with_its_place() -> None:
         attend(input=TOKENS, rotary={"cos": Refusing()})
     with pytest.raises(InvalidArray, match="/actual/logsumexp: "):
         compare((TOKENS, Refusing()), input=TOKENS)
+
+
+COMPLEX = np.array([[1, 2j]])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"input": COMPLEX}, "/input: expected real numbers, got complex numbers of shape (1, 2)"),
+        ({"input": COMPLEX.astype(">c8")}, "/input: expected real numbers, got complex numbers of shape (1, 2)"),
+        ({"input": ByArray(COMPLEX)}, "/input: expected real numbers, got complex numbers of shape (1, 2)"),
+        ({"input": ByDLPack(COMPLEX)}, "/input: expected real numbers, got complex numbers of shape (1, 2)"),
+        ({"input": [COMPLEX[0]]}, "/input/0: expected real numbers, got complex numbers of shape (2,)"),
+        ({"input": [[1, 2j]]}, "/input/0/1: expected a real number, got complex number 2j"),
+        ({"input": COMPLEX.astype(object)}, "/input/0/0: expected a number, got complex number (1+0j)"),
+        ({"scale": 2j}, "/scale: expected a real number, got complex number 2j"),
+        ({"scale": np.complex128(2j)}, "/scale: expected real numbers, got complex numbers of shape ()"),
+        ({"rotary": {"cos": COMPLEX}}, "/rotary/cos: expected real numbers, got complex numbers of shape (1, 2)"),
+        ({"freqs_cis": COMPLEX}, "/freqs_cis: expected a known field"),
+    ],
+)
+def test_complex_numbers_are_refused_by_that_name(fields: dict[str, Any], said: str) -> None:
+    for call in (attend, compare):
+        with pytest.raises(InvalidRequest, match=re.escape(said)):
+            call(**{"input": TOKENS, **fields})
+
+
+def test_complex_outputs_are_refused_by_that_name() -> None:
+    with pytest.raises(InvalidArray, match="/actual/output: expected real numbers, got complex numbers"):
+        compare(COMPLEX, input=[[1.0, 2.0]])
+
+
+@pytest.mark.torch
+def test_complex_tensors_are_refused_by_that_name() -> None:
+    for tensor in (torch_tensor(COMPLEX), torch_tensor(COMPLEX).conj()):
+        with pytest.raises(InvalidArray, match="/input: expected real numbers, got complex numbers"):
+            attend(input=tensor)
 
 
 @pytest.mark.torch

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, get_type_hints
@@ -27,7 +28,7 @@ from attention_service.errors import (
     ServiceError,
     UnknownField,
 )
-from attention_service.library import functions
+from attention_service.library import calls, functions
 from attention_service.schemas import request as schemas
 from attention_service.schemas.compare import OwnTolerance
 from attention_service.schemas.request import AttentionRequest
@@ -111,6 +112,17 @@ def test_names_of_other_libraries_are_translated() -> None:
     ("fields", "said"),
     [
         ({"include": "scores"}, '/include: expected a valid list, got string .scores. (write ["scores"])'),
+        (
+            {"window": 3},
+            'got number 3 (write {"left": 3, "right": 0} for the key at the query and 3 before it, '
+            '{"left": 3, "right": 3} for 3 on both sides)',
+        ),
+        ({"window": np.int64(3)}, 'got number 3 (write {"left": 3, "right": 0} for the key'),
+        ({"window": -1}, "got number -1 (leave window out)"),
+        ({"window": (3, 0)}, 'got array of 2 (write {"left": 3, "right": 0})'),
+        ({"window": (3, -1)}, '(write {"left": 3})'),
+        ({"window": np.array([-1, 2])}, 'got integers of shape (2,) (write {"right": 2})'),
+        ({"window": (-1, -1)}, "(leave window out)"),
         ({"include": ["score"]}, "got string 'score' (did you mean scores?)"),
         ({"include": ["weights"]}, "(did you mean attention_weights?)"),
         ({"normalization": "Softmax"}, "(did you mean softmax?)"),
@@ -128,7 +140,9 @@ def test_an_almost_right_value_is_corrected(fields: dict[str, Any], said: str) -
 
 
 def test_a_value_that_is_like_nothing_gets_no_hint() -> None:
-    for fields in ({"include": ["qq"]}, {"include": 1}, {"mask": [[2]]}, {"mask": [["yes"]]}):
+    windows = [True, 2.5, "3", 2**70, (1, 2, 3), (1, 2.5), np.ones((2, 2)), [1, None]]
+    others: list[dict[str, Any]] = [{"include": ["qq"]}, {"include": 1}, {"mask": [[2]]}, {"mask": [["yes"]]}]
+    for fields in [*others, *({"window": window} for window in windows)]:
         with pytest.raises(InvalidRequest) as error:
             attend(input=[[1.0]], **fields)
         assert error.value.faults[0].hint == "", fields
@@ -164,6 +178,42 @@ def test_an_error_has_the_class_of_its_faults(fields: dict[str, Any], error: typ
     with pytest.raises(InvalidRequest) as raised:
         attend(**{"input": [[1.0]], **fields})
     assert type(raised.value) is error
+
+
+class Refusing:
+    """An array that cannot be read."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        raise TypeError("no array today")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"layout": "xyz"}, {"num_head": 2}, {"input": Refusing()}, {"input": [[1e200]], "context": [[1e200]]}],
+    ids=lambda fields: next(iter(fields)),
+)
+@pytest.mark.parametrize("call", [attend, partial(compare, None), partial(assert_attention, [[1.0]])])
+def test_a_traceback_ends_where_the_library_is_called(call: Callable[..., Any], fields: dict[str, Any]) -> None:
+    """No line of the library but that of the function, and no error that another one came of."""
+    with pytest.raises(InvalidRequest) as raised:
+        call(**{"input": [[1.0]], **fields})
+    function = call.func if isinstance(call, partial) else call
+    own = traceback.extract_tb(raised.value.__traceback__)
+    assert [frame.name for frame in own[1:]] == [function.__name__]
+    text = "".join(traceback.format_exception(raised.value))
+    assert text.count("Traceback") == 1
+    assert len(text.splitlines()) <= 8
+
+
+def test_the_traceback_of_a_defect_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "make_spec_and_plan", lambda *given, **options: 1 // 0)
+    with pytest.raises(ZeroDivisionError) as raised:
+        attend(input=[[1.0]])
+    assert [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)][1:] == [
+        "attend",
+        "attend",
+        "<lambda>",
+    ]
 
 
 @pytest.mark.parametrize("field", ["query", "key", "past_value"])

@@ -37,17 +37,35 @@ def compared(actual: Any, **request: Any) -> Report:
     return report
 
 
-def test_a_report_is_printed_as_text_and_named_in_a_line() -> None:
+def test_a_report_is_printed_as_text_and_named_in_two_lines() -> None:
     acausal = np.broadcast_to(VALUE.mean(axis=1, keepdims=True), OUTPUT.shape)
     report = compared(acausal, **REQUEST)
     assert str(report) == as_text(report)
-    assert re.fullmatch(r"CompareReport\(wrong in output, ratio \S+, proof: output\.mean_value\)", repr(report))
-    assert repr(compare(**REQUEST)) == "CompareReport(inconclusive)"
-    assert re.fullmatch(r"CompareReport\(\w+, ratio \S+\)", repr(compare(OUTPUT, **REQUEST)))
+    line, message = repr(report).split("\n")
+    assert re.fullmatch(r"CompareReport\(wrong in output, ratio \S+, proof: output\.mean_value\)", line)
+    assert message == f"  {report.verdict.message}"
+    assert re.match(r"CompareReport\(inconclusive\)\n  \w", repr(compare(**REQUEST)))
+    assert re.match(r"CompareReport\(\w+, ratio \S+\)\n  \w", repr(compare(OUTPUT, **REQUEST)))
     for other in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
         assert (repr(other), other._repr_html_()) == (repr(report), report._repr_html_())
     # Over HTTP and on the command line it has the same fields.
     assert CompareReport.model_validate_json(report.model_dump_json()).model_dump() == report.model_dump()
+
+
+def test_the_repr_names_the_first_hypotheses_that_are_equally_certain() -> None:
+    report = compared(np.broadcast_to(VALUE.mean(axis=1, keepdims=True), OUTPUT.shape), **REQUEST)
+    first = report.hypotheses[0]
+    for certainties, named in (
+        (["resembles"] * 4, "resembles: a, b, c"),
+        (["proof", "proof", "resembles"], "proof: a, b"),
+        (["proof", "resembles", "resembles"], "proof: a"),
+    ):
+        made = zip("abcd", certainties, strict=False)
+        report.hypotheses = [first.model_copy(update={"name": name, "certainty": how}) for name, how in made]
+        assert repr(report).partition("\n")[0].endswith(f", {named})")
+        # rich asks for these in place of `repr`.
+        shown = {"verdict": report.verdict, "hypotheses": named.partition(": ")[2].split(", ")}
+        assert dict(report.__repr_args__()) == shown
 
 
 def picture(html: str) -> ElementTree.Element:
@@ -183,6 +201,7 @@ def test_a_large_picture_shows_a_single_wrong_element(place: tuple[int, int]) ->
     report = compared(output, query=np.zeros((100, 1)), key=np.zeros((2, 1)), value=value)
     assert report._wrong is not None
     assert report._wrong.grid.shape == (MOST, MOST)
+    assert len(report._repr_html_()) < 6000, "a page of text, and one image"
     (found,) = np.argwhere(report._wrong.grid > 2)
     assert np.abs(found / MOST - np.array(place) / output.shape).max() <= 1 / MOST
 

@@ -17,6 +17,8 @@ from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Result
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.library import AttentionResult
+from attention_service.render.heatmap import HeatmapRequested
+from attention_service.render.options import Options
 from tests.test_options import CHANGES, changed
 
 # Three keys, equal to the query, so that each weighs the same, and the logsumexp is log 3 + 1.
@@ -135,3 +137,51 @@ def test_a_result_survives_copies_and_pickles(name: str) -> None:
         assert repr(found) == repr(result)
         assert found._spec.include == spec.include
         assert found._plan.options == plan.options
+
+
+def panels(result: AttentionResult, returned: Result | None) -> list[tuple[np.ndarray, np.ndarray]]:
+    wanted = HeatmapRequested(result._spec, result._plan, Options(max_cells=3), returned)
+    return [(panel.values, panel.hidden_by) for panel in wanted.picture(NumpyBackend()).panels]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_picture_of_returned_weights_is_that_of_computed_ones(name: str) -> None:
+    """With every option of a request, in bins of several queries and keys."""
+    spec = changed(name)
+    plan = make_plan(spec)
+    result = AttentionResult(NumpyBackend().run(plan, spec, spec.sources), spec, plan)
+    for found, expected in zip(panels(result, result), panels(result, None), strict=True):
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-6, atol=1e-12)
+        np.testing.assert_array_equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "is_computed"),
+    [
+        ({}, False),
+        ({"is_causal": True, "layout": "dl"}, False),
+        ({"num_heads": 2, "query_tokens": ["a", "b"]}, False),
+        ({"include": []}, True),
+        ({"top_k": 1}, True),
+        ({"sinks": [1.0]}, True),
+        ({"select_queries": [0]}, True),
+        ({"average_heads": True}, True),
+    ],
+    ids=str,
+)
+def test_what_notebooks_show_is_not_computed_again(
+    options: dict[str, Any], is_computed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    original = NumpyBackend.bin_scores
+
+    def counted(*given: Any) -> Any:
+        calls.append(given)
+        return original(*given)
+
+    monkeypatch.setattr(NumpyBackend, "bin_scores", counted)
+    result = attend(input=np.eye(2), **options)
+    shown = result._repr_html_()
+    assert bool(calls) == is_computed
+    assert shown is not None
+    assert shown.startswith(result.heatmap().html)

@@ -336,6 +336,8 @@ def describe(value: object) -> str:
             return f"an integer of {value.bit_length()} bits"
         case int() | float():
             return f"number {value}"
+        case complex():
+            return f"complex number {value}"
         case str():
             return f"string {quote(value)}"
         case np.ndarray():
@@ -368,4 +370,4 @@ def shape(sizes: tuple[Any, ...]) -> str:
 
 
 def _kind(array: np.ndarray) -> str:
-    return "booleans" if array.dtype == bool else "integers" if array.dtype.kind in "iu" else "numbers"
+    return {"b": "booleans", "i": "integers", "u": "integers", "c": "complex numbers"}.get(array.dtype.kind, "numbers")

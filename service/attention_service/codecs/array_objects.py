@@ -24,12 +24,14 @@ def as_numpy(value: Any, pointer: str = "") -> Any:
 
     pointer: the JSON pointer of the value
 
-    Errors: InvalidArray for an array that NumPy cannot hold.
+    Errors: InvalidArray for an array that NumPy cannot hold, and for complex numbers.
     """
     if type(value) in PLAIN:
         return value
     if isinstance(value, np.ndarray | np.generic):
-        return _plain(np.asarray(value))
+        return _plain(np.asarray(value), pointer)
+    if isinstance(value, complex):
+        raise InvalidArray.of(pointer, "a real number", value)
     if isinstance(value, Mapping):
         return {name: as_numpy(inner, child(pointer, name)) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -51,11 +53,11 @@ def _read(value: Any, pointer: str) -> Any:
     torch = sys.modules.get("torch")  # whoever has a tensor has imported it
     try:
         if torch is not None and isinstance(value, torch.Tensor):
-            return _from_torch(value)
+            return _plain(_from_torch(value), pointer)
         if hasattr(value, "__array__"):
-            return _plain(_by_array(value))
+            return _plain(_by_array(value), pointer)
         if hasattr(value, "__dlpack__"):
-            return np.from_dlpack(value, device="cpu")
+            return _plain(np.from_dlpack(value, device="cpu"), pointer)
     except REFUSALS as error:
         kind, reason = type(value), str(error).partition("\n")[0][:120]
         raise InvalidArray.at(
@@ -83,8 +85,13 @@ def _by_array(value: Any) -> np.ndarray:
         return np.asarray(np.from_dlpack(value, device="cpu"))
 
 
-def _plain(array: np.ndarray) -> Any:
-    """An array in the byte order of this machine; one of strings or objects as lists."""
+def _plain(array: np.ndarray, pointer: str) -> Any:
+    """An array in the byte order of this machine; one of strings or objects as lists.
+
+    Errors: InvalidArray for complex numbers.
+    """
     if array.dtype.kind in "OU":
         return array.tolist()
+    if array.dtype.kind == "c":
+        raise InvalidArray.of(pointer, "real numbers", array)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -20,7 +20,8 @@ from attention_service.backends.registry import Backends
 from attention_service.backends.threads import single_threaded_blas
 from attention_service.codecs.array_objects import as_numpy
 from attention_service.codecs.decoded import Decoded
-from attention_service.errors import InvalidArray, InvalidValue, Overflow, child
+from attention_service.errors import InvalidArray, InvalidValue, Overflow
+from attention_service.library.frames import with_labels
 from attention_service.library.result import AttentionResult
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.runtime.machine import cpu_count
@@ -144,10 +145,11 @@ def named(actual: Any) -> Mapping[str, Any]:
 
 
 def _fields(arguments: Arguments) -> dict[str, Any]:
-    """The fields of a request that are not None, arrays as ndarrays, and the unknown arguments beside them."""
+    """The fields of a request that are not None, arrays as ndarrays, and the unknown arguments as they are."""
     names = CompareRequest.model_fields.keys() & arguments.keys() - {"actual", "against"}
-    given = {name: arguments[name] for name in arguments if name in names} | arguments["unknown"]
-    return {name: _with_numbers(as_numpy(value, child("", name))) for name, value in given.items() if value is not None}
+    known = {name: value for name, value in with_labels(arguments).items() if name in names}
+    fields = {name: _with_numbers(as_numpy(value, f"/{name}")) for name, value in known.items() if value is not None}
+    return fields | {name: value for name, value in arguments["unknown"].items() if value is not None}
 
 
 def _explained(error: Overflow, spec: AttentionSpec) -> Overflow | InvalidArray:

@@ -19,6 +19,7 @@ from attention_service.attention.spec import (
     NormPosition,
     Output,
 )
+from attention_service.errors import InvalidRequest
 from attention_service.library import calls
 from attention_service.library.result import AttentionResult
 from attention_service.library.types import Array, Labels
@@ -303,7 +304,10 @@ def attend(
     Errors: attention_service.errors.InvalidRequest, with a pointer to each field at fault.
     """
     __tracebackhide__ = True  # pytest then shows the call, not all these parameters
-    return calls.attend(locals())
+    try:
+        return calls.attend(locals())
+    except InvalidRequest as error:  # a mistake of the caller, who has no use for the lines that found it
+        raise error.with_traceback(None) from None
 
 
 def compare(
@@ -388,7 +392,10 @@ def compare(
     Errors: attention_service.errors.InvalidRequest, with a pointer to each field at fault.
     """
     __tracebackhide__ = True  # pytest then shows the call, not all these parameters
-    return calls.compare(locals())
+    try:
+        return calls.compare(locals())
+    except InvalidRequest as error:  # a mistake of the caller, who has no use for the lines that found it
+        raise error.with_traceback(None) from None
 
 
 def assert_attention(
@@ -478,4 +485,7 @@ def assert_attention(
     Errors: attention_service.errors.InvalidRequest, with a pointer to each field at fault.
     """
     __tracebackhide__ = True  # pytest then shows the call, not all these parameters
-    return calls.assert_attention(locals())
+    try:
+        return calls.assert_attention(locals())
+    except InvalidRequest as error:  # a mistake of the caller, who has no use for the lines that found it
+        raise error.with_traceback(None) from None

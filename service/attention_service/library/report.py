@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from html import escape
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from pydantic import PrivateAttr
@@ -17,6 +18,8 @@ from attention_service.comparison.report import make_report
 from attention_service.comparison.text import as_text
 from attention_service.schemas.compare import CompareReport
 
+# Hypotheses that `repr` names, at most.
+NAMED: Final = 3
 # Cells on each side of the picture, at most, and the pixels of its longer side, about.
 MOST: Final = 64
 SIDE: Final = 256
@@ -48,10 +51,22 @@ class Report(CompareReport):
         return as_text(self)
 
     def __repr__(self) -> str:
+        """The verdict: a line with the status and the first hypotheses by name, and a line with the message."""
         ratio = "" if self.verdict.ratio is None else f", ratio {self.verdict.ratio:.3g}"
         array = f" in {self.where[0].array}" if self.where else ""
-        best = f", {self.hypotheses[0].certainty}: {self.hypotheses[0].name}" if self.hypotheses else ""
-        return f"CompareReport({self.verdict.status}{array}{ratio}{best})"
+        names = self._first_names()
+        best = f", {self.hypotheses[0].certainty}: {', '.join(names)}" if names else ""
+        return f"CompareReport({self.verdict.status}{array}{ratio}{best})\n  {self.verdict.message}"
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What rich shows of a report, which never calls `repr`: no more than that says, in place of all fields."""
+        yield "verdict", self.verdict
+        yield "hypotheses", self._first_names()
+
+    def _first_names(self) -> list[str]:
+        """The names of the first hypotheses, as far as they are as certain as the very first."""
+        first = self.hypotheses[:NAMED]
+        return [hypothesis.name for hypothesis in first if hypothesis.certainty == first[0].certainty]
 
     def _repr_html_(self) -> str:
         """What Jupyter, VS Code and Colab show."""

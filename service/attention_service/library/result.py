@@ -127,11 +127,17 @@ class AttentionResult(Result, Mapping[str, Any]):
         return Heatmap.of(self._spec, self._plan, options)
 
     def _repr_html_(self) -> str | None:
-        """What Jupyter, VS Code and Colab show: the picture, unless it would take seconds, above the `repr`."""
+        """What Jupyter, VS Code and Colab show: the picture, unless it would take seconds, above the `repr`.
+
+        Where the result has the weights that are drawn, they are not computed again.
+        """
         text = f"<pre>{escape(repr(self))}</pre>"
         if self._plan.score_count > SHOWN:
             return text
-        return f"{self.heatmap().html}{text}"
+        from attention_service.render.heatmap import Heatmap
+        from attention_service.render.options import Options
+
+        return f"{Heatmap.of(self._spec, self._plan, Options(), self).html}{text}"
 
     def _missing(self, name: object) -> str:
         """The message of an error for a name that is not there."""

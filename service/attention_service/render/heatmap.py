@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from attention_service.attention.plan import Plan
+from attention_service.attention.result import Result
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.backends.numpy.backend import NumpyBackend
@@ -37,16 +38,17 @@ SUFFIXES: Final = {".svg": SVG, ".png": PNG}
 
 @dataclass(frozen=True)
 class HeatmapRequested:
-    """A request that is validated and planned. plan: of the request itself"""
+    """A request that is validated and planned. plan: of the request itself; returned: what was computed of it before"""
 
     spec: AttentionSpec
     plan: Plan
     options: Options
+    returned: Result | None = None
 
     def picture(self, backend: Backend, check: Check = no_check) -> Picture:
         """The numbers of the heatmap. backend: NumPy's. Errors: InvalidRequest, and what `check` raises."""
         assert isinstance(backend, NumpyBackend)
-        return make_picture(self.spec, self.plan, self.options, backend, check)
+        return make_picture(self.spec, self.plan, self.options, backend, check, self.returned)
 
     def written(self, picture: Picture, media_type: str) -> bytes:
         """The picture as a file of a media type."""
@@ -82,10 +84,13 @@ class Heatmap:
         self._backend = backend
 
     @classmethod
-    def of(cls, spec: AttentionSpec, plan: Plan, options: Options) -> Heatmap:
-        """The picture of a request that was computed. Errors: InvalidRequest for options that do not fit it."""
+    def of(cls, spec: AttentionSpec, plan: Plan, options: Options, returned: Result | None = None) -> Heatmap:
+        """The picture of a request that was computed. Errors: InvalidRequest for options that do not fit it.
+
+        returned: a result of the request, whose weights are drawn as they are; None to compute all anew
+        """
         picture_plan(plan, options)  # raises its errors
-        return cls(HeatmapRequested(spec, plan, options), Backends().choose("numpy", "cpu"))
+        return cls(HeatmapRequested(spec, plan, options, returned), Backends().choose("numpy", "cpu"))
 
     @cached_property
     def svg(self) -> str:

@@ -8,14 +8,15 @@ from typing import Final, cast
 
 import numpy as np
 
-from attention_service.attention.operands import Operands, make_operands
+from attention_service.attention.operands import make_operands
 from attention_service.attention.outputs import Selection
 from attention_service.attention.plan import Plan
-from attention_service.attention.result import Metadata
+from attention_service.attention.result import Metadata, Result
 from attention_service.attention.spec import AttentionSpec, Output
 from attention_service.attention.visibility import causes
 from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.binning import BinnedScores, Bins
+from attention_service.backends.dense.buffers import WEIGHTS
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.errors import FieldConflict, InvalidValue
 from attention_service.render.drawing import plain
@@ -29,6 +30,8 @@ LEFT: Final = 1e-3
 MAX_HEADS: Final = 1024
 # The stages that show what the masks hide after them.
 BEFORE_MASKS: Final = ("scores", "scaled_scores", "capped_scores")
+# The axes of a score matrix as backends have them.
+SCORES: Final = "bhqk"
 # Colours of a logarithmic scale begin at this part of the largest number.
 LEAST: Final = 1e-6
 
@@ -143,9 +146,14 @@ def averages_heads(plan: Plan, options: Options) -> bool:
 
 
 def make_picture(
-    spec: AttentionSpec, plan: Plan, options: Options, backend: NumpyBackend, check: Check = no_check
+    spec: AttentionSpec,
+    plan: Plan,
+    options: Options,
+    backend: NumpyBackend,
+    check: Check = no_check,
+    returned: Result | None = None,
 ) -> Picture:
-    """The picture of a request. plan: of the request itself
+    """The picture of a request. plan: of the request itself; returned: what was computed of it before, None for nothing
 
     Errors: InvalidRequest of every kind, and what `check` raises.
     """
@@ -157,29 +165,24 @@ def make_picture(
     row_bins[queries] = bins_of(len(queries), options.max_cells)
     columns = bins_of(sizes.key_length, options.max_cells)
     stage = cast(Output, options.stage)
-    averages = averages_heads(plan, options)
-    bins = Bins(stage, options.batch_entry, heads, row_bins, columns, options.bins, averages)
-    operands = make_operands(spec, shown, spec.sources)
-    found, metadata = backend.bin_scores(shown, operands, bins, check)
+    bins = Bins(stage, options.batch_entry, heads, row_bins, columns, options.bins, averages_heads(plan, options))
+    found, metadata = _binned(spec, plan, shown, bins, backend, check, returned)
     values, hidden = _with_sinks(plan, options, found, bins)
     values = _as_returned(values, stage, plan)
     visible = hidden == 0
     if stage in BEFORE_MASKS and causes(plan.terms):
         # Garbage in the padding, which the masks will hide, would make all other numbers look alike.
-        visible &= _hidden_later(plan, options, operands, bins, backend, check) == 0
+        visible &= _hidden_later(spec, plan, options, bins, backend, check) == 0
     low, high = _limits(values[visible if visible.any() else hidden == 0], options)
     rows = _axis("query", queries, row_bins[queries], _labels(spec, plan, "query", options))
     keys = _axis("key", np.arange(sizes.key_length), columns, _labels(spec, plan, "key", options))
     keys = replace(keys, sink=values.shape[-1] > len(keys.first))
-    titles = [_title(plan, options, int(head)) for head in heads]
-    if averages:
-        titles = [f"mean of {len(heads)} heads" if len(heads) > 1 else titles[0]]
     if plan.score_axes.endswith("kq"):
         rows, keys, values, hidden = keys, rows, values.swapaxes(-1, -2), hidden.swapaxes(-1, -2)
     present = int(np.bitwise_or.reduce(hidden[hidden != GAP], initial=0))  # the legend names what hides a cell
     return Picture(
         stage=options.stage,
-        panels=tuple(Panel(*one) for one in zip(titles, values, hidden, strict=True)),
+        panels=tuple(Panel(*one) for one in zip(_titles(plan, options, heads), values, hidden, strict=True)),
         rows=rows,
         columns=keys,
         low=low,
@@ -192,11 +195,36 @@ def make_picture(
     )
 
 
+def _binned(
+    spec: AttentionSpec,
+    plan: Plan,
+    shown: Plan,
+    bins: Bins,
+    backend: NumpyBackend,
+    check: Check,
+    returned: Result | None,
+) -> tuple[BinnedScores, Metadata]:
+    """The numbers that are drawn: weights that were returned, or what the plan `shown` computes. plan: of the request
+
+    Computed is also what needs more than the weights, and where these are not of all heads and queries.
+    """
+    chosen = plan.selection
+    is_part = chosen.heads is not None or chosen.queries is not None or chosen.average_heads
+    is_enough = bins.stage == WEIGHTS and plan.all_sinks is None and not is_part
+    weights = returned.arrays.get(WEIGHTS) if returned is not None and is_enough else None
+    if returned is None or weights is None:
+        return backend.bin_scores(shown, make_operands(spec, shown, spec.sources), bins, check)
+    axes = "".join(axis for axis in SCORES if axis not in plan.score_axes) + plan.score_axes
+    four = weights.reshape((1,) * (4 - weights.ndim) + weights.shape)
+    return backend.bin_weights(shown, four.transpose([axes.index(axis) for axis in SCORES]), bins), returned.metadata
+
+
 def _hidden_later(
-    plan: Plan, options: Options, operands: Operands, bins: Bins, backend: NumpyBackend, check: Check
+    spec: AttentionSpec, plan: Plan, options: Options, bins: Bins, backend: NumpyBackend, check: Check
 ) -> np.ndarray:
     """The bits of what the masks hide of a stage before them, (h, rows, columns)."""
     after = picture_plan(plan, replace(options, stage="masked_scores"))
+    operands = make_operands(spec, after, spec.sources)
     found, _ = backend.bin_scores(after, operands, replace(bins, stage="masked_scores"), check)
     return found.hidden_by
 
@@ -219,11 +247,13 @@ def _labels(spec: AttentionSpec, plan: Plan, what: str, options: Options) -> tup
     return tuple(entry)
 
 
-def _title(plan: Plan, options: Options, head: int) -> str:
-    parts = [f"head {head}"] if plan.sizes.num_heads > 1 else []
-    if plan.sizes.batch_size > 1:
-        parts.append(f"batch entry {options.batch_entry} of {plan.sizes.batch_size}")
-    return ", ".join(parts)
+def _titles(plan: Plan, options: Options, heads: np.ndarray) -> list[str]:
+    """The titles of the panels, one for each of these heads, or one for their mean."""
+    if averages_heads(plan, options) and len(heads) > 1:
+        return [f"mean of {len(heads)} heads"]
+    entry = f"batch entry {options.batch_entry} of {plan.sizes.batch_size}"
+    parts = [entry] if plan.sizes.batch_size > 1 else []
+    return [", ".join([f"head {head}", *parts] if plan.sizes.num_heads > 1 else parts) for head in heads]
 
 
 def _with_sinks(plan: Plan, options: Options, found: BinnedScores, bins: Bins) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -64,6 +65,7 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
             hint = f"write [{json.dumps(given[:QUOTE_LENGTH])}]" if isinstance(given, str) else ""
         case "model_type":
             expected = f"an object with {', '.join(_model_at(model, details['loc']).model_fields)}"
+            hint = _window_for(given) if pointer == "/window" else ""
         case "bool_type":
             expected = "true or false"
         case "string_pattern_mismatch":
@@ -71,6 +73,25 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
         case _:
             expected = details["msg"].removeprefix("Input should be ").removeprefix("Input should have ")
     return Fault(pointer, expected, describe(given), hint, InvalidValue.code)
+
+
+def _window_for(given: Any) -> str:
+    """The hint for a window that is no object: what to write for a number, and for left and right as in FlashAttention.
+
+    A number alone stands for keys of one side in some libraries, of both in JAX, so it is not guessed.
+    """
+    if isinstance(given, np.ndarray) and given.shape == (2,) and given.dtype.kind in "iu":
+        given = given.tolist()
+    sides = given if isinstance(given, list) and len(given) == 2 else [given]
+    if not all(type(side) is int and abs(side) < 2**63 for side in sides):
+        return ""
+    bounded = {name: side for name, side in zip(("left", "right"), sides, strict=False) if side >= 0}
+    if not bounded:
+        return "leave window out"
+    if len(sides) == 2:
+        return f"write {json.dumps(bounded)}"
+    before, both = json.dumps({"left": given, "right": 0}), json.dumps({"left": given, "right": given})
+    return f"write {before} for the key at the query and {given} before it, {both} for {given} on both sides"
 
 
 def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:

@@ -8,8 +8,11 @@ from typing import Final, Literal
 
 import numpy as np
 
+from attention_service.attention.plan import Plan
 from attention_service.attention.spec import Output
 from attention_service.attention.tile import Tile
+from attention_service.attention.tiles import Tiling, tiles
+from attention_service.attention.visibility import hiding_bits
 from attention_service.backends.dense.buffers import WEIGHTS, ResultBuffers
 from attention_service.backends.dense.library import Array
 
@@ -177,6 +180,20 @@ class BinnedBuffers(ResultBuffers):
     def _width(self, tile: Tile) -> int:
         width: int = tile.columns.stop - tile.columns.start
         return width
+
+
+def bin_weights(plan: Plan, tiling: Tiling, weights: np.ndarray, bins: Bins) -> BinnedScores:
+    """The bins of weights that were computed before: only what hides keys is computed anew, and no logsumexp.
+
+    plan: includes hidden_by; weights: (b, h, q, k), of all heads and queries
+    """
+    buffers = BinnedBuffers(bins)
+    for tile in tiles(plan, tiling, slice(bins.batch_entry, bins.batch_entry + 1)):
+        block = weights[tile.batch, tile.heads, tile.rows, tile.columns].astype(plan.compute_dtype, copy=False)
+        if plan.terms:
+            buffers.add(HIDDEN_BY, tile, np.broadcast_to(hiding_bits(plan.terms, tile, np.asarray), block.shape))
+        buffers.add_weights(tile, block)
+    return buffers.result()
 
 
 def _key(tile: Tile) -> tuple[int, int]:

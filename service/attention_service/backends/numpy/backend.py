@@ -21,7 +21,7 @@ from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile
 from attention_service.attention.tiles import SHARED_FLOPS, Tiling
 from attention_service.backends.base import Backend, Check, Program, no_check
-from attention_service.backends.dense.binning import BinnedBuffers, BinnedScores, Bins
+from attention_service.backends.dense.binning import BinnedBuffers, BinnedScores, Bins, bin_weights
 from attention_service.backends.dense.compute import compute
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.operands import load_operands
@@ -95,6 +95,10 @@ class NumpyBackend(Backend):
         buffers = BinnedBuffers(bins)
         computed = compute(plan, lib, load_operands(plan, operands, lib), self.name, check, buffers)
         return buffers.result(), make_metadata(plan, computed)
+
+    def bin_weights(self, plan: Plan, weights: np.ndarray, bins: Bins) -> BinnedScores:
+        """Weights that were computed before in bins, see `binning.bin_weights`."""
+        return bin_weights(plan, self._tiling(plan), weights, bins)
 
     def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
         """Upper bound of the memory for computing a plan, see Backend.peak_bytes."""

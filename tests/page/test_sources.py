@@ -134,6 +134,7 @@ def test_prototypes_in_a_file_of_json_are_fields_that_the_service_refuses(folder
 def test_without_a_request_no_picture_looks_current(open_page: Open) -> None:
     page = open_page()
     page.locator("#example").select_option("data")
+    page.locator("#pasted").fill("")
     expect(page.locator("#short")).to_have_attribute("inert", "")
     expect(page.locator("#status")).to_have_text("Nothing computed")
     expect(page.locator("#problem")).to_be_hidden()
@@ -142,11 +143,42 @@ def test_without_a_request_no_picture_looks_current(open_page: Open) -> None:
     expect(page.locator("#problem")).to_be_hidden()
     page.reload()
     expect(page.locator("#status")).to_have_text("Nothing computed")
+    expect(page.locator("#notice")).to_contain_text("no data")
     expect(page.locator("#pasted")).to_be_visible()
     expect(page.locator("#problem")).to_be_hidden()
     expect(page.locator("#short")).to_be_hidden()
     page.locator("#example").select_option("causal")
     expect(page.locator("#short")).not_to_have_attribute("inert", "")
+    expect(page.locator("#notice")).to_be_empty()
+
+
+def test_the_own_request_starts_from_what_was_shown(open_page: Open) -> None:
+    page = open_page(example="causal", num_heads=2, query=2, key=1, stage="masked_scores")
+    shown = numbers(page, "masked_scores"), page.locator("#readout").text_content()
+    page.evaluate("performance.clearMeasures()")
+    page.locator("#example").select_option("data")
+    wait(page)
+    assert (numbers(page, "masked_scores"), page.locator("#readout").text_content()) == shown
+    text = page.locator("#pasted").input_value()
+    request = json.loads(text)
+    assert request["num_heads"] == 2
+    assert "include" not in request
+    assert request["query"] == BY_NAME["causal"].request["query"]
+    for row in request["query"]:
+        assert f"{json.dumps(row)}" in [line.strip().rstrip(",") for line in text.splitlines()]
+    page.locator("#pasted").fill('{"input": [[1, 0], [0, 1]]}')
+    expect(page.locator("#status")).to_contain_text("2 × 2")
+    page.locator("#example").select_option("six_tokens_softmax")
+    expect(page.locator("#status")).to_contain_text("6 × 6")
+    page.locator("#example").select_option("data")
+    expect(page.locator("#status")).to_contain_text("2 × 2")
+
+
+def test_the_own_request_starts_small_where_the_example_is_large(open_page: Open) -> None:
+    page = open_page(example="sentence", text="a " * 100, dim=100)
+    page.locator("#example").select_option("data")
+    expect(page.locator("#status")).to_contain_text("3 × 3")
+    assert len(json.loads(page.locator("#pasted").input_value())["input"]) == 3
 
 
 def test_an_example_that_is_not_there_is_the_first_one(open_page: Open) -> None:

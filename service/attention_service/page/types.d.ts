@@ -45,6 +45,8 @@ declare global {
   type compute = (signal: AbortSignal) => Promise<void>;
   /** Shows a request with its own options, some changed. */
   type load = (request: Fields, changed?: Options) => void;
+  /** Shows the user's own request: from the text, else from the files, else from what was shown before. */
+  type loadOwn = (shown?: Fields) => Promise<void>;
 
   // compare.js
   /** Shows a report, and a map of the difference. */
@@ -193,6 +195,14 @@ declare global {
   /** A program, from a template of the page. */
   type asProgram = (language: "curl" | "python", address: string, request: Fields) => string;
   type download = (name: string, href: string) => void;
+  /** JSON text with one row of a matrix in a line, indented. */
+  type asRows = (value: any, end?: string) => string;
+  /** A request as text to edit, "" if it is too long. */
+  type editable = (request: Fields) => string;
+  /** A text as it stands in an address: deflated, in base64url; "" if it is too long. */
+  type pack = (text: string) => Promise<string>;
+  /** The inverse of `pack`. */
+  type unpack = (packed: string) => Promise<string>;
 
   // tensors.js
   /** A list of rows as a list of columns; any other array as it is. */
@@ -206,21 +216,22 @@ declare global {
   /** The inverse of `toText`. */
   type fromText = (text: string) => any;
   type toBase64 = (bytes: Uint8Array) => string;
+  type fromBase64 = (text: string) => Uint8Array<ArrayBuffer>;
   /** The shape of an array, by its first elements. */
   type shapeOf = (data: unknown) => number[];
 
   /** The elements of index.html by id. */
   interface PageElements {
     "actual-file": HTMLInputElement; "all-heads": HTMLInputElement; "batch-label": HTMLElement; "copied-text": HTMLTextAreaElement;
-    "copy-curl": HTMLElement; "copy-python": HTMLElement; "part-title": HTMLElement;
-    "key-field": HTMLElement; "large-title": HTMLElement; "long-bins": HTMLSelectElement; "long-head": HTMLInputElement;
+    "copy-curl": HTMLElement; "copy-link": HTMLElement; "copy-python": HTMLElement; "part-title": HTMLElement;
+    "key-field": HTMLElement; "large-title": HTMLElement; "link-note": HTMLElement; "long-bins": HTMLSelectElement; "long-head": HTMLInputElement;
     "long-image": HTMLImageElement; "long-options": HTMLElement; "long-row": HTMLInputElement; "long-rows": HTMLElement;
     "long-stage": HTMLSelectElement; "long-query": HTMLElement; "row-title": HTMLElement; "save-html": HTMLElement;
     "save-json": HTMLElement; "save-png": HTMLButtonElement; "save-svg": HTMLButtonElement;
     actual: HTMLTextAreaElement; batch: HTMLInputElement; compare: HTMLElement; copied: HTMLDialogElement; curl: HTMLTemplateElement; data: HTMLFieldSetElement;
     example: HTMLElement; file: HTMLInputElement;
     heads: HTMLElement; key: HTMLInputElement; large: HTMLElement; legend: HTMLElement; lines: SVGSVGElement; long: HTMLElement;
-    normalization: HTMLElement; numbers: HTMLDetailsElement; options: HTMLFormElement; pasted: HTMLTextAreaElement; pipeline: HTMLElement; problem: HTMLElement;
+    normalization: HTMLElement; notice: HTMLElement; numbers: HTMLDetailsElement; options: HTMLFormElement; packed: HTMLInputElement; pasted: HTMLTextAreaElement; pipeline: HTMLElement; problem: HTMLElement;
     python: HTMLTemplateElement; range: HTMLElement; readout: HTMLElement; reasons: HTMLTemplateElement; report: HTMLElement; row: HTMLElement; sentence: HTMLFieldSetElement; source: HTMLFormElement;
     short: HTMLElement; status: HTMLElement; steps: HTMLElement; table: HTMLElement; theme: HTMLElement;
   }

@@ -130,6 +130,8 @@ async function loadSource() {
 	const shown = find("data").hidden && Object.keys(state.request).length ? currentRequest() : undefined;
 	state.request = {};
 	turns++;
+	controller.abort(); // else the answer to an older source would hide what is wrong with this one
+	clearTimeout(timer);
 	find("notice").textContent = find("link-note").textContent = find("copy-link").title = find("packed").value = "";
 	forgetComparison();
 	const { example } = readForm("source");
@@ -200,6 +202,18 @@ async function compareKernel() {
 	paintComparison(state.comparison, view());
 }
 
+/** @type {dropFiles} */
+function dropFiles(event) {
+	const { files } = /** @type {DataTransfer} */ (event.dataTransfer);
+	if (!files.length || saved) return;
+	event.preventDefault();
+	const isActual = find("compare").contains(/** @type {Node} */ (event.target));
+	const input = find(isActual ? "actual-file" : "file");
+	if (!isActual) writeForm("source", { example: "data" });
+	input.files = files;
+	input.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
 function restore() {
 	const { asked, answer, source, options, ...own } = saved;
 	const tensors = Object.entries(answer).filter(([, value]) => value instanceof Tensor);
@@ -217,6 +231,10 @@ function listen() {
 		const { other } = changed.dataset; // of a text and a file, the last counts
 		if (other) find(/** @type {"file"} */ (other)).value = "";
 	}, true);
+	document.addEventListener("dragover", (event) => {
+		if (event.dataTransfer?.types.includes("Files")) event.preventDefault(); // else the browser opens the file in place of the page
+	});
+	document.addEventListener("drop", dropFiles);
 	find("source").oninput = loadSource;
 	find("options").oninput = find("long-options").oninput = send;
 	find("key").onchange = () => {

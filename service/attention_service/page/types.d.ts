@@ -40,6 +40,8 @@ declare global {
   // app.js
   /** Shows whether the numbers are those of an older request. */
   type showStale = (isStale: boolean) => void;
+  /** Takes files that are dropped: on the comparison as its output, elsewhere as the request. */
+  type dropFiles = (event: DragEvent) => void;
   /** Moves the chosen cell by an arrow key. */
   type moveChoice = (event: KeyboardEvent) => void;
   type compute = (signal: AbortSignal) => Promise<void>;
@@ -135,6 +137,24 @@ declare global {
   /** Shows the largest weights of the rows around a query of the one selected head. */
   type showRows = (request: Fields, batch: number, query: number, signal: AbortSignal) => Promise<void>;
 
+  // paste.js
+  /** The field that a name stands for: `query` for `q`. */
+  type fieldOf = (name: string) => string;
+  /** A request with the names of its fields in full. */
+  type withFields = (request: Fields) => Fields;
+  /** Says what was expected at a place of a text, and what is there. */
+  type fail = (text: string, at: number, expected: string) => never;
+  /** A mask of 0 and 1 as one of false and true. */
+  type truths = (data: any) => any;
+  /** The request in a text that is no JSON. A table or a list is its `field`. */
+  type readPasted = (text: string, field: string) => Fields;
+  /** Lists, objects, arrays and assignments; rows without a name are one list. */
+  type readLists = (text: string) => any;
+  /** A text without its quotation marks. */
+  type unquoted = (quoted: string) => string;
+  /** Rows of numbers. A first column of words, else a first row of words, are tokens. */
+  type readTable = (text: string, field: string) => Fields;
+
   // request.js
   /** Uniform random numbers in [0, 1) for a text: a linear congruential generator that takes in its letters. */
   type randomOf = (text: string) => () => number;
@@ -152,10 +172,12 @@ declare global {
   type ownField = (part: any, name: string) => any;
   /** A request from tensors with dotted names. */
   type joinTensors = (named: Named) => Fields;
-  /** The request in a JSON text. An array is its input. */
-  type requestOfText = (text: string) => Fields;
-  /** The request in files. An .npy file is named for its field, or is the input. */
+  /** The request in a text. An array is its `field`, by default its input. */
+  type requestOfText = (text: string, field?: string) => Fields;
+  /** The request in files. */
   type readFiles = (files: Iterable<File>) => Promise<Fields>;
+  /** The request in a file. An array is the field for which the file is named, or the input. */
+  type readFile = (file: File) => Promise<Fields>;
 
   // result.js
   /** Numbers with their axes in another order. */

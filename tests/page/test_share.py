@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.page.helpers import copied, download, numbers
+from tests.page.helpers import copied, download, numbers, wait
 
 Open = Callable[..., Page]
 SOURCES: list[dict[str, Any]] = [
@@ -33,6 +37,108 @@ def test_copied_commands_and_programs_run(source: dict[str, Any], open_page: Ope
         printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
         weights = np.array(json.loads(printed)["attention_weights"])
         np.testing.assert_allclose(weights if weights.ndim == 2 else weights[0], shown, rtol=1e-12)
+
+
+OWN = '{"query_tokens": ["é", "b"], "input": [[1, 0.5], [0, 1]]}'
+
+
+def packed(text: bytes) -> str:
+    """Text as it stands in an address, by another implementation of deflate."""
+    deflate = zlib.compressobj(wbits=-15)
+    return base64.urlsafe_b64encode(deflate.compress(text) + deflate.flush()).decode().rstrip("=")
+
+
+def own_data(page: Page, text: str) -> None:
+    page.locator("#example").select_option("data")
+    page.evaluate("performance.clearMeasures()")
+    page.locator("#pasted").fill(text)
+    wait(page)
+
+
+def test_a_link_and_a_reload_restore_own_data(open_page: Open, context: BrowserContext) -> None:
+    page = open_page()
+    own_data(page, OWN)
+    page.locator("[name=softcap]").fill("2")
+    page.locator("#large").press("ArrowRight")
+    wait(page)
+    link = copied(page, "#copy-link")
+    assert link == page.url
+    field = parse_qs(urlsplit(link).fragment)["data"][0]
+    assert zlib.decompress(base64.urlsafe_b64decode(field + "=="), -15).decode() == OWN
+    shown = numbers(page, "attention_weights"), page.locator("#readout").text_content()
+    other = context.new_page()
+    other.goto(link)
+    page.reload()
+    for restored in (other, page):
+        expect(restored.locator("#status")).to_contain_text("2 × 2")
+        wait(restored)
+        assert (numbers(restored, "attention_weights"), restored.locator("#readout").text_content()) == shown
+        expect(restored.locator("#pasted")).to_have_value(OWN)
+        expect(restored.locator("[name=softcap]")).to_have_value("2")
+
+
+def test_a_link_restores_files_and_what_cannot_be_read(open_page: Open, folder: Path, context: BrowserContext) -> None:
+    array = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    np.save(folder / "input.npy", array)
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#file").set_input_files(folder / "input.npy")
+    expect(page.locator("#status")).to_contain_text("5 × 5 · 1 head · float32")
+    page.reload()
+    expect(page.locator("#status")).to_contain_text("5 × 5 · 1 head · float32")
+    np.testing.assert_array_equal(numbers(page, "query"), array)
+    page.locator("#pasted").fill('{"input": [[1')
+    expect(page.locator("#pasted + #problem")).to_be_visible()
+    page.reload()
+    expect(page.locator("#pasted + #problem")).to_be_visible()
+    expect(page.locator("#pasted")).to_have_value('{"input": [[1')
+
+
+def test_data_that_are_too_large_for_a_link_are_told(open_page: Open, folder: Path) -> None:
+    text = json.dumps({"input": np.random.default_rng(0).normal(size=(60, 40)).tolist()})
+    assert len(text) > 30_000
+    page = open_page()
+    own_data(page, text)
+    page.locator("[name=softcap]").fill("2")
+    wait(page)
+    assert "data=" not in urlsplit(page.url).fragment.replace("example=data", "")
+    assert "softcap=2" in page.url
+    button, note = page.locator("#copy-link"), page.locator("#link-note")
+    expect(button).to_have_attribute("title", re.compile("too large.*HTML"))
+    button.click()
+    expect(page.locator("#copied")).to_be_hidden()
+    expect(note).to_contain_text("“HTML” saves a page with them")
+    assert "too large" in (note.text_content() or "")
+    saved = download(page, "#save-html", folder)
+    own_data(page, OWN)
+    expect(note).to_be_empty()
+    expect(button).to_have_attribute("title", "")
+    page.goto(saved.as_uri())
+    expect(page.locator("#status")).to_contain_text("60 × 60")
+    expect(button).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "!",
+        "AAAA",
+        "x" * 99,
+        packed(OWN.encode())[:-9],
+        packed(OWN.encode()) + "AAAA",
+        packed(b"\xff\xfe"),
+        packed(b" " * 10**7),
+    ],
+    ids=["no base64", "no deflate", "noise", "cut", "longer", "no UTF-8", "ten million letters"],
+)
+def test_data_in_an_address_that_cannot_be_read_are_told(data: str, open_page: Open) -> None:
+    page = open_page(example="data", data=data, num_heads=7)
+    expect(page.locator("#status")).to_contain_text("6 × 6")
+    expect(page.locator("#example")).to_have_value("six_tokens_trained")
+    expect(page.locator("#notice")).to_contain_text("cannot be read")
+    page.locator("#example").select_option("causal")
+    expect(page.locator("#notice")).to_be_empty()
+    expect(page.locator("#status")).to_contain_text("4 × 4")
 
 
 def test_downloads_can_be_read(open_page: Open, folder: Path) -> None:

@@ -92,9 +92,11 @@ def test_wrong_files_and_texts_are_told(folder: Path, open_page: Open) -> None:
     page.locator("#example").select_option("data")
     (folder / "a.npz").write_bytes(b"no zip file")
     page.locator("#file").set_input_files(folder / "a.npz")
-    expect(page.locator("#problem")).to_be_visible()
+    expect(page.locator("#problem")).to_have_text("a.npz: expected a whole file of the format that its name says")
     page.locator("#pasted").fill('{"input": [[1')
-    expect(page.locator("#pasted + #problem")).to_contain_text("JSON")
+    expect(page.locator("#pasted + #problem")).to_have_text(
+        "line 1, column 14: expected a number, a comma or ], got the end"
+    )
     expect(page.locator("#short")).to_have_attribute("inert", "")
     page.locator("#pasted").fill('{"inputs": [[1]]}')
     expect(page.locator("#pasted + #problem")).to_contain_text("/inputs: expected")
@@ -102,6 +104,170 @@ def test_wrong_files_and_texts_are_told(folder: Path, open_page: Open) -> None:
     expect(page.locator(".fault")).to_have_count(0)
     expect(page.locator("#problem")).to_be_hidden()
     expect(page.locator("#short")).not_to_have_attribute("inert", "")
+
+
+ROWS = [[1.5, -2.0], [3.0, 0.25]]
+TEXTS = {
+    "CSV": "1.5,-2\n3,.25\n",
+    "TSV": "1.5\t-2\r\n3\t2.5e-1\r\n",
+    "semicolons": "1.5; -2\n3; .25",
+    "spaces": "# from numpy.savetxt\n  1.5   -2.\n  3.0e+00 .25\n\n",
+    "rows": "[1.5, -2],\n[3, 0.25],",
+    "printed by NumPy": "[[ 1.5  -2.  ]\n [ 3.    0.25]]",
+    "NumPy": "array([[ 1.5 , -2.  ],\n       [ 3.  ,  0.25]], dtype=float32)",
+    "torch": "tensor([[ 1.5000, -2.0000],\n        [ 3.0000,  0.2500]], device='cuda:0', grad_fn=<AddmmBackward0>)",
+    "TensorFlow": "tf.Tensor(\n[[ 1.5  -2.  ]\n [ 3.    0.25]], shape=(2, 2), dtype=float32)",
+    "a program": "import numpy as np\n\n>>> x = np.array([(1.5, -2), (3, .25)])  # two tokens\n",
+    "a dictionary": "{'input': [[1.5, -2,], [3, .25]], 'is_causal': False, 'softcap': None}",
+    "x": '{"x": [[1.5, -2], [3, 0.25]]}',
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_texts_of_all_forms_are_read(text: str, open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#pasted").fill(text)
+    expect(page.locator("#status")).to_contain_text("2 × 2 · 1 head")
+    assert numbers(page, "query") == ROWS
+
+
+LABELLED = {
+    "first column": 'cat,1.5,-2\n"a, ""b""",3,.25',
+    "column and header": 'word,one,two\ncat,1.5,-2\n"a, ""b""",3,.25',
+    "header": 'cat,"a, ""b"""\n1.5,3\n-2,.25',
+    "tabs": 'cat\t1.5\t-2\na, "b"\t3\t.25',
+}
+
+
+@pytest.mark.parametrize("text", LABELLED.values(), ids=LABELLED)
+def test_words_of_a_table_are_tokens(text: str, open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#pasted").fill(text)
+    expect(page.locator("#row th[scope=row]").first).to_have_text("cat")
+    expect(page.locator("#row th[scope=row]").nth(1)).to_have_text('a, "b"')
+    shown = numbers(page, "query")
+    assert ([list(row) for row in zip(*shown, strict=True)] if text == LABELLED["header"] else shown) == ROWS
+
+
+QKV = "q = [[1, 0], [0, 1], [1, 1]]\nK = np.array([[1., 2.]])\nvalue = torch.tensor([[3., 4.]])"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        QKV,
+        QKV.replace(" = ", ": ").replace("\n", ",\n").join("{}"),
+        '{"q": [[1, 0], [0, 1], [1, 1]], "k": [[1, 2]], "v": [[3, 4]]}',
+    ],
+)
+def test_short_names_are_those_of_fields(text: str, open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#pasted").fill(text)
+    expect(page.locator("#status")).to_contain_text("3 × 1")
+    assert numbers(page, "present_key") == [[1, 2]]
+    assert numbers(page, "present_value") == [[3, 4]]
+
+
+def test_masks_of_a_program_are_read(open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    for mask in (
+        "mask = [[1, 0], [1, 1]]",
+        "mask = [[ True False]\n [ True  True]]",
+        "bias = [[0, -inf], [0, float('-inf')]]",
+    ):
+        page.evaluate("performance.clearMeasures()")
+        page.locator("#pasted").fill(f"x = [[1, 0], [0, 1]]; {mask}")
+        wait(page)
+        assert numbers(page, "attention_weights")[0] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[1, 2 x]]", "line 1, column 8: expected a number, a comma or ], got x"),
+        ("[[1, 2],\n [3, x]]", "line 2, column 6: expected a number, [ or ], got x"),
+        ("[[1, nan]]", "line 1, column 6: expected a finite number or -inf, got nan"),
+        ("[[1 2 ... 9]]", "line 1, column 7: expected a number, a comma or ], got ..."),
+        ("[[1-2]]", "line 1, column 3: expected a number, [ or ], got 1-2"),
+        ("q = [[1]]\nk = np.zeros((2, 3))", "line 2, column 5: expected a number, a list or an array, got np.zeros"),
+        ("{'q': [[1]] 'k': [[1]]}", "line 1, column 13: expected a comma or }, got '"),
+        ("{'q'}", "line 1, column 5: expected a colon, got }"),
+        ("1,2\n3,x", "line 2, column 3: expected a number, got x"),
+        ("1 2\n\n3 4 5", "line 3, column 5: expected 2 columns as in line 1, got 5"),
+        ("hello", "line 1, column 1: expected a number, [ or {, got hello"),
+        ("[" * 40, "line 1, column 34: expected at most 32 brackets within each other, got ["),
+        ("# nothing", "line 1, column 10: expected rows of numbers, got the end"),
+    ],
+)
+def test_wrong_texts_are_told_with_their_place(text: str, message: str, open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#pasted").fill(text)
+    expect(page.locator("#pasted + #problem")).to_have_text(message)
+
+
+def test_names_of_all_objects_are_fields_that_the_service_refuses(open_page: Open) -> None:
+    page = open_page()
+    page.locator("#example").select_option("data")
+    for text in ("__proto__ = {'x': 1}\nq = [[1]]", "{'__proto__': {'x': 1}, 'q': [[1]]}", "toString = 1"):
+        page.locator("#pasted").fill("[[1]]")
+        expect(page.locator("#problem")).to_be_hidden()
+        page.locator("#pasted").fill(text)
+        expect(page.locator("#problem")).to_contain_text("toString" if "toString" in text else "__proto__")
+    assert page.evaluate("[({}).x, Object.keys(Object.prototype)]") == [None, []]
+
+
+@pytest.mark.parametrize(
+    "text", ["[" + " " * 200_000 + "?", "1" + " " * 200_000 + "x", "#" * 200_000 + "\n[x", "'" * 200_001]
+)
+def test_long_wrong_texts_are_told_at_once(text: str, open_page: Open) -> None:
+    page = open_page()
+    module = "import('./page/request.js').then(({ requestOfText }) => requestOfText(text)).catch(String)"
+    assert "expected a number" in page.evaluate(f"text => {module}", text)
+
+
+def test_tables_are_files_of_their_fields(folder: Path, open_page: Open) -> None:
+    (folder / "q.csv").write_text("token,x,y\ncat,1,0\nhat,0,1\n")
+    (folder / "key.TSV").write_text("1\t0\n0\t1\n")
+    (folder / "v.txt").write_text("array([[1., 2.],\n       [3., 4.]])")
+    (folder / "mask.csv").write_text("1,0\n1,1\n")
+    page = open_page()
+    page.locator("#example").select_option("data")
+    page.locator("#file").set_input_files([folder / name for name in ("q.csv", "key.TSV", "v.txt", "mask.csv")])
+    expect(page.locator("#status")).to_contain_text("2 × 2 · 1 head")
+    assert numbers(page, "present_value") == [[1, 2], [3, 4]]
+    assert numbers(page, "attention_weights")[0] == [1, 0]
+    (folder / "key.TSV").write_text("1\t0\n0\tone\n")
+    page.locator("#file").set_input_files(folder / "key.TSV")
+    expect(page.locator("#problem")).to_have_text("key.TSV: line 2, column 3: expected a number, got one")
+
+
+DROP = """([selector, name, text]) => {
+  const dataTransfer = new DataTransfer();
+  dataTransfer.items.add(new File([text], name));
+  const over = new DragEvent("dragover", {dataTransfer, bubbles: true, cancelable: true});
+  const drop = new DragEvent("drop", {dataTransfer, bubbles: true, cancelable: true});
+  const target = document.querySelector(selector);
+  return [over, drop].map(event => !target.dispatchEvent(event));
+}"""
+
+
+def test_files_can_be_dropped_on_the_page(open_page: Open) -> None:
+    page = open_page()
+    assert page.evaluate(DROP, ["main", "some.csv", "1,0\n0,1\n"]) == [True, True]
+    expect(page.locator("#status")).to_contain_text("2 × 2")
+    expect(page.locator("#example")).to_have_value("data")
+    page.locator("#compare-title").click()
+    page.locator("#actual").fill("x")
+    assert page.evaluate(DROP, ["#actual", "output.csv", "1,0\n0,1\n"]) == [True, True]
+    expect(page.locator("#actual")).to_have_value("")
+    page.locator("#compare button").click()
+    expect(page.locator("#report .verdict")).to_contain_text("wrong")
+    expect(page.locator("#status")).to_contain_text("2 × 2")
 
 
 @pytest.mark.parametrize(
@@ -134,6 +300,7 @@ def test_prototypes_in_a_file_of_json_are_fields_that_the_service_refuses(folder
 def test_without_a_request_no_picture_looks_current(open_page: Open) -> None:
     page = open_page()
     page.locator("#example").select_option("data")
+    page.locator("#pasted").fill("")
     expect(page.locator("#short")).to_have_attribute("inert", "")
     expect(page.locator("#status")).to_have_text("Nothing computed")
     expect(page.locator("#problem")).to_be_hidden()
@@ -142,11 +309,42 @@ def test_without_a_request_no_picture_looks_current(open_page: Open) -> None:
     expect(page.locator("#problem")).to_be_hidden()
     page.reload()
     expect(page.locator("#status")).to_have_text("Nothing computed")
+    expect(page.locator("#notice")).to_contain_text("no data")
     expect(page.locator("#pasted")).to_be_visible()
     expect(page.locator("#problem")).to_be_hidden()
     expect(page.locator("#short")).to_be_hidden()
     page.locator("#example").select_option("causal")
     expect(page.locator("#short")).not_to_have_attribute("inert", "")
+    expect(page.locator("#notice")).to_be_empty()
+
+
+def test_the_own_request_starts_from_what_was_shown(open_page: Open) -> None:
+    page = open_page(example="causal", num_heads=2, query=2, key=1, stage="masked_scores")
+    shown = numbers(page, "masked_scores"), page.locator("#readout").text_content()
+    page.evaluate("performance.clearMeasures()")
+    page.locator("#example").select_option("data")
+    wait(page)
+    assert (numbers(page, "masked_scores"), page.locator("#readout").text_content()) == shown
+    text = page.locator("#pasted").input_value()
+    request = json.loads(text)
+    assert request["num_heads"] == 2
+    assert "include" not in request
+    assert request["query"] == BY_NAME["causal"].request["query"]
+    for row in request["query"]:
+        assert f"{json.dumps(row)}" in [line.strip().rstrip(",") for line in text.splitlines()]
+    page.locator("#pasted").fill('{"input": [[1, 0], [0, 1]]}')
+    expect(page.locator("#status")).to_contain_text("2 × 2")
+    page.locator("#example").select_option("six_tokens_softmax")
+    expect(page.locator("#status")).to_contain_text("1 × 6")
+    page.locator("#example").select_option("data")
+    expect(page.locator("#status")).to_contain_text("2 × 2")
+
+
+def test_the_own_request_starts_small_where_the_example_is_large(open_page: Open) -> None:
+    page = open_page(example="sentence", text="a " * 100, dim=100)
+    page.locator("#example").select_option("data")
+    expect(page.locator("#status")).to_contain_text("3 × 3")
+    assert len(json.loads(page.locator("#pasted").input_value())["input"]) == 3
 
 
 def test_an_example_that_is_not_there_is_the_first_one(open_page: Open) -> None:

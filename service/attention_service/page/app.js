@@ -11,10 +11,10 @@ import { paintRow } from "./row.js";
 import { changedOptions, readForm, showFaults, showOptions, writeAddress, writeForm } from "./controls.js";
 import { paintComparison } from "./compare.js";
 import { showLong } from "./long.js";
-import { addressOf, asHtml, asProgram, copy, download } from "./share.js";
+import { MOST_TEXT, addressOf, asHtml, asProgram, copy, download, editable, pack, unpack } from "./share.js";
 
 const FIRST = { batch: 0, head: 0, query: 0, key: 0, feature: 0, stage: "attention_weights", colours: "", first: "" };
-const SOURCE = { example: "six_tokens_trained" };
+const SOURCE = { example: "six_tokens_trained", data: "" };
 const [LONGEST, MOST_SCORES, DELAY, SLOW] = [512, 2 ** 20, 10, 300];
 
 /** What a saved page holds. */
@@ -24,6 +24,8 @@ const base = saved?.base ?? new URL(".", document.baseURI).href;
 const state = { examples: {}, request: {}, choice: { ...FIRST } };
 let controller = new AbortController();
 let [timer, slow] = [0, 0];
+/** Counts the sources: what an older one still reads is dropped. */
+let turns = 0;
 /** What the user changed last: errors stand there. @type {HTMLElement | undefined} */
 let changed;
 
@@ -136,22 +138,55 @@ const load = (request, changed = {}) => {
 };
 
 async function loadSource() {
+	const shown = find("data").hidden && Object.keys(state.request).length ? currentRequest() : undefined;
 	state.request = {};
+	turns++;
+	controller.abort(); // else the answer to an older source would hide what is wrong with this one
+	clearTimeout(timer);
+	find("notice").textContent = find("link-note").textContent = find("copy-link").title = find("packed").value = "";
 	forgetComparison();
 	const { example } = readForm("source");
 	for (const kind of /** @type {const} */ (["sentence", "data"])) find(kind).hidden = find(kind).disabled = example !== kind;
-	const { text, dim, seed, pasted } = readForm("source");
-	const files = find("file").files ?? [];
+	const { text, dim, seed } = readForm("source");
 	if (example in state.examples) load(state.examples[example].request);
 	else if (example === "sentence") load(sentenceRequest(text, Math.max(1, Math.trunc(Number(dim))), seed), { num_heads: readForm("options").num_heads });
-	else load(pasted?.trim() ? requestOfText(pasted) : await readFiles(files));
+	else await loadOwn(shown);
+}
+
+/** @type {loadOwn} */
+async function loadOwn(shown) {
+	const turn = turns;
+	const { choice } = state;
+	const pasted = find("pasted");
+	const files = [...(find("file").files ?? [])];
+	const isNew = shown && !pasted.value && !files.length;
+	if (isNew) pasted.value = editable(shown) || pasted.placeholder;
+	const text = pasted.value.trim() && pasted.value;
+	const request = text ? {} : await readFiles(files);
+	const isLarge = files.reduce((size, file) => size + file.size, 0) > MOST_TEXT;
+	const packed = text || (files.length && !isLarge) ? await pack(text || toText(request)) : "";
+	if (turn !== turns) return;
+	find("packed").value = packed;
+	if ((text || files.length) && !packed) find("copy-link").title = find("copy-link").dataset.large ?? "";
+	writeAddress({});
+	load(text ? requestOfText(text) : request);
+	if (isNew) state.choice = choice;
 }
 
 async function loadAddress() {
-	const address = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+	let address = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+	let notice = "";
+	try {
+		if (address.data) address.pasted = await unpack(address.data);
+	} catch {
+		[address, notice = ""] = [{}, find("notice").dataset.unreadable];
+	}
+	if (address.data) changed = find("pasted");
 	writeForm("source", { ...SOURCE, ...address });
 	if (!readForm("source").example) writeForm("source", SOURCE);
 	await loadSource();
+	if (readForm("source").pasted === "" && !find("file").files?.length) notice = find("notice").dataset.empty ?? "";
+	find("notice").textContent = notice;
 	showOptions(state.request, address);
 	const { batch, head, query, key, feature, stage = "" } = /** @type {Fields} */ (address);
 	const isStage = find("pipeline").querySelector(`[value="${CSS.escape(stage)}"]`);
@@ -186,6 +221,18 @@ async function compareKernel() {
 	paintComparison(state.comparison, view());
 }
 
+/** @type {dropFiles} */
+function dropFiles(event) {
+	const { files } = /** @type {DataTransfer} */ (event.dataTransfer);
+	if (!files.length || saved) return;
+	event.preventDefault();
+	const isActual = find("compare").contains(/** @type {Node} */ (event.target));
+	const input = find(isActual ? "actual-file" : "file");
+	if (!isActual) writeForm("source", { example: "data" });
+	input.files = files;
+	input.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
 function restore() {
 	const { asked, answer, source, options, ...own } = saved;
 	const tensors = Object.entries(answer).filter(([, value]) => value instanceof Tensor);
@@ -204,6 +251,10 @@ function listen() {
 		const { other } = changed.dataset; // of a text and a file, the last counts
 		if (other) find(/** @type {"file"} */ (other)).value = "";
 	}, true);
+	document.addEventListener("dragover", (event) => {
+		if (event.dataTransfer?.types.includes("Files")) event.preventDefault(); // else the browser opens the file in place of the page
+	});
+	document.addEventListener("drop", dropFiles);
 	find("source").oninput = loadSource;
 	find("options").oninput = find("long-options").oninput = send;
 	find("key").onchange = () => {
@@ -228,6 +279,10 @@ function listenToShares() {
 	for (const language of /** @type {const} */ (["curl", "python"])) {
 		find(`copy-${language}`).onclick = () => copy(asProgram(language, `${base}attention`, asked()));
 	}
+	find("copy-link").onclick = () => {
+		find("link-note").textContent = find("copy-link").title; // why there is no link
+		if (!find("copy-link").title) return copy(location.href);
+	};
 	find("save-json").onclick = () => download("attention.json", addressOf(toText({ request: asked(), answer: answer() })));
 	for (const button of [find("save-svg"), find("save-png")]) {
 		button.onclick = async () => {

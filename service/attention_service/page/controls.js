@@ -67,7 +67,7 @@ function showAtControl({ pointer, text }) {
 
 /** @type {writeAddress} */
 export const writeAddress = (choice) => {
-	const { pasted, ...source } = readForm("source");
+	const { pasted, data, ...source } = readForm("source");
 	const chosen = Object.entries(choice).filter(([, value]) => value);
-	history.replaceState(null, "", `#${new URLSearchParams({ ...source, ...changedOptions(), ...Object.fromEntries(chosen) })}`);
+	history.replaceState(null, "", `#${new URLSearchParams({ ...source, ...changedOptions(), ...Object.fromEntries(chosen), ...(data && { data }) })}`);
 };

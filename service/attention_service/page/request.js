@@ -3,6 +3,7 @@
 import { times } from "./dom.js";
 import { Tensor, fromText, shapeOf, transposed } from "./tensors.js";
 import { readNpy, readNpz, readSafetensors } from "./files.js";
+import { fieldOf, readPasted, withFields } from "./paste.js";
 
 const SOURCES = ["query", "key", "value", "input", "context"];
 /** Results with the axes q and k. */
@@ -90,9 +91,14 @@ const joinTensors = ({ tensors, text }) => {
 };
 
 /** @type {requestOfText} */
-export const requestOfText = (text) => {
-	const value = fromText(text) ?? {};
-	return Array.isArray(value) || value instanceof Tensor ? { input: value } : value;
+export const requestOfText = (text, field = "input") => {
+	let value;
+	try {
+		value = fromText(text) ?? {};
+	} catch {
+		return readPasted(text, field);
+	}
+	return Array.isArray(value) || value instanceof Tensor ? { [field]: value } : withFields(value);
 };
 
 /** @type {readFiles} */
@@ -100,15 +106,24 @@ export const readFiles = async (files) => {
 	/** @type {Fields} */
 	const request = Object.create(null); // in which __proto__ is a name like any other
 	for (const file of files) {
-		const [stem, ending] = file.name.split(/\.(?=[^.]*$)/);
-		const buffer = await file.arrayBuffer();
-		if (ending === "npy") request[TURNED.includes(stem) ? stem : "input"] = readNpy(new Uint8Array(buffer));
-		else if (ending === "npz") Object.assign(request, joinTensors(await readNpz(buffer)));
-		else if (ending === "safetensors") Object.assign(request, joinTensors(readSafetensors(buffer)));
-		else Object.assign(request, requestOfText(await file.text()));
+		Object.assign(request, await readFile(file).catch((error) => {
+			const isOwn = error.constructor === Error; // all others are of the browser
+			throw new Error(`${file.name}: ${isOwn ? error.message : "expected a whole file of the format that its name says"}`);
+		}));
 	}
 	return request;
 };
+
+/** @type {readFile} */
+async function readFile(file) {
+	const [stem, ending = ""] = file.name.split(/\.(?=[^.]*$)/);
+	const field = TURNED.includes(fieldOf(stem)) ? fieldOf(stem) : "input";
+	const format = ending.toLowerCase();
+	if (!["npy", "npz", "safetensors"].includes(format)) return requestOfText(await file.text(), field);
+	const buffer = await file.arrayBuffer();
+	if (format === "npy") return { [field]: readNpy(new Uint8Array(buffer)) };
+	return withFields(joinTensors(format === "npz" ? await readNpz(buffer) : readSafetensors(buffer)));
+}
 
 /** @type {randomOf} */
 function randomOf(text) {

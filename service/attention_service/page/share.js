@@ -1,8 +1,52 @@
-// Copies and downloads: curl, Python, SVG, PNG, and the page as one file.
+// Copies and downloads: own data in a link, curl, Python, SVG, PNG, and the page as one file.
 
 import { fillIn, find, make } from "./dom.js";
-import { toText } from "./tensors.js";
+import { Tensor, fromBase64, toBase64, toText } from "./tensors.js";
 import { session } from "./service.js";
+
+/** Bytes of text that a link may hold, and that the page offers for editing. */
+export const MOST_TEXT = 30_000;
+
+/** @param {string} text */
+const isShort = (text) => new TextEncoder().encode(text.slice(0, MOST_TEXT + 1)).length <= MOST_TEXT;
+
+/** @type {asRows} */
+const asRows = (value, end = "\n") => {
+	if (!(value instanceof Object) || value instanceof Tensor) return toText(value);
+	if (Array.isArray(value) && !value.some((part) => part instanceof Object)) return `[${value.map((part) => toText(part ?? null)).join(", ")}]`;
+	const inner = `${end} `;
+	const [open, close] = Array.isArray(value) ? "[]" : "{}";
+	const parts = Object.entries(value).filter(([, part]) => part !== undefined);
+	const texts = parts.map(([name, part]) => (open === "{" ? `${toText(name)}: ` : "") + asRows(part, inner));
+	return open + inner + texts.join(`,${inner}`) + end + close;
+};
+
+/** @type {editable} */
+export const editable = ({ include, ...request }) => {
+	const text = isShort(toText(request)) ? asRows(request) : "";
+	return isShort(text) ? text : "";
+};
+
+/** @type {pack} */
+export const pack = async (text) => {
+	if (!isShort(text)) return "";
+	const stream = new Blob([text]).stream().pipeThrough(new CompressionStream("deflate-raw"));
+	const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+	return toBase64(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+};
+
+/** @type {unpack} */
+export const unpack = async (packed) => {
+	const bytes = fromBase64(packed.replaceAll("-", "+").replaceAll("_", "/"));
+	const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+	const reader = stream.pipeThrough(new TextDecoderStream("utf-8", { fatal: true })).getReader();
+	let text = "";
+	for (let part = await reader.read(); !part.done; part = await reader.read()) {
+		text += part.value;
+		if (!isShort(text)) throw new Error("too long"); // a few bytes may stand for millions
+	}
+	return text;
+};
 
 /** @type {asProgram} */
 export const asProgram = (language, address, request) => {

@@ -44,9 +44,12 @@ export function transposed(data) {
 }
 
 /** @type {toBase64} */
-function toBase64(bytes) {
+export function toBase64(bytes) {
 	return btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
 }
+
+/** @type {fromBase64} */
+export const fromBase64 = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
 /** @type {toText} */
 export function toText(value) {
@@ -57,6 +60,6 @@ export function toText(value) {
 export function fromText(text) {
 	return JSON.parse(text, (_, part) => {
 		if (typeof part?.data !== "string" || !Array.isArray(part.shape)) return part ?? undefined; // null is an absent field
-		return new Tensor(part.dtype, part.shape, Uint8Array.from(atob(part.data), (letter) => letter.charCodeAt(0)));
+		return new Tensor(part.dtype, part.shape, fromBase64(part.data));
 	});
 }

@@ -40,6 +40,8 @@ declare global {
   // app.js
   /** Shows whether the numbers are those of an older request. */
   type showStale = (isStale: boolean) => void;
+  /** Takes files that are dropped: on the comparison as its output, elsewhere as the request. */
+  type dropFiles = (event: DragEvent) => void;
   /** Moves the chosen cell by an arrow key. */
   type moveChoice = (event: KeyboardEvent) => void;
   /** Shows that a request is being computed: pales the pictures after a moment, and says so after another one. */
@@ -49,6 +51,8 @@ declare global {
   type compute = (signal: AbortSignal) => Promise<void>;
   /** Shows a request with its own options, some changed. */
   type load = (request: Fields, changed?: Options) => void;
+  /** Shows the user's own request: from the text, else from the files, else from what was shown before. */
+  type loadOwn = (shown?: Fields) => Promise<void>;
 
   // compare.js
   /** Shows a report, and a map of the difference. */
@@ -149,6 +153,24 @@ declare global {
   /** Shows the largest weights of the rows around a query of the one selected head. */
   type showRows = (request: Fields, batch: number, query: number, signal: AbortSignal) => Promise<void>;
 
+  // paste.js
+  /** The field that a name stands for: `query` for `q`. */
+  type fieldOf = (name: string) => string;
+  /** A request with the names of its fields in full. */
+  type withFields = (request: Fields) => Fields;
+  /** Says what was expected at a place of a text, and what is there. */
+  type fail = (text: string, at: number, expected: string) => never;
+  /** A mask of 0 and 1 as one of false and true. */
+  type truths = (data: any) => any;
+  /** The request in a text that is no JSON. A table or a list is its `field`. */
+  type readPasted = (text: string, field: string) => Fields;
+  /** Lists, objects, arrays and assignments; rows without a name are one list. */
+  type readLists = (text: string) => any;
+  /** A text without its quotation marks. */
+  type unquoted = (quoted: string) => string;
+  /** Rows of numbers. A first column of words, else a first row of words, are tokens. */
+  type readTable = (text: string, field: string) => Fields;
+
   // request.js
   /** Uniform random numbers in [0, 1) for a text: a linear congruential generator that takes in its letters. */
   type randomOf = (text: string) => () => number;
@@ -166,10 +188,12 @@ declare global {
   type ownField = (part: any, name: string) => any;
   /** A request from tensors with dotted names. */
   type joinTensors = (named: Named) => Fields;
-  /** The request in a JSON text. An array is its input. */
-  type requestOfText = (text: string) => Fields;
-  /** The request in files. An .npy file is named for its field, or is the input. */
+  /** The request in a text. An array is its `field`, by default its input. */
+  type requestOfText = (text: string, field?: string) => Fields;
+  /** The request in files. */
   type readFiles = (files: Iterable<File>) => Promise<Fields>;
+  /** The request in a file. An array is the field for which the file is named, or the input. */
+  type readFile = (file: File) => Promise<Fields>;
 
   // result.js
   /** Numbers with their axes in another order. */
@@ -212,6 +236,14 @@ declare global {
   /** A program, from a template of the page. */
   type asProgram = (language: "curl" | "python", address: string, request: Fields) => string;
   type download = (name: string, href: string) => void;
+  /** JSON text with one row of a matrix in a line, indented. */
+  type asRows = (value: any, end?: string) => string;
+  /** A request as text to edit, "" if it is too long. */
+  type editable = (request: Fields) => string;
+  /** A text as it stands in an address: deflated, in base64url; "" if it is too long. */
+  type pack = (text: string) => Promise<string>;
+  /** The inverse of `pack`. */
+  type unpack = (packed: string) => Promise<string>;
 
   // tensors.js
   /** A list of rows as a list of columns; any other array as it is. */
@@ -225,14 +257,15 @@ declare global {
   /** The inverse of `toText`. */
   type fromText = (text: string) => any;
   type toBase64 = (bytes: Uint8Array) => string;
+  type fromBase64 = (text: string) => Uint8Array<ArrayBuffer>;
   /** The shape of an array, by its first elements. */
   type shapeOf = (data: unknown) => number[];
 
   /** The elements of index.html by id. */
   interface PageElements {
     "actual-file": HTMLInputElement; "all-heads": HTMLInputElement; "batch-label": HTMLElement; "copied-text": HTMLTextAreaElement;
-    "copy-curl": HTMLElement; "copy-python": HTMLElement; "part-title": HTMLElement;
-    "key-field": HTMLElement; "large-title": HTMLElement; "long-bins": HTMLSelectElement; "long-head": HTMLInputElement;
+    "copy-curl": HTMLElement; "copy-link": HTMLElement; "copy-python": HTMLElement; "part-title": HTMLElement;
+    "key-field": HTMLElement; "large-title": HTMLElement; "link-note": HTMLElement; "long-bins": HTMLSelectElement; "long-head": HTMLInputElement;
     "long-image": HTMLImageElement; "long-options": HTMLElement; "long-row": HTMLInputElement; "long-rows": HTMLElement;
     "long-stage": HTMLSelectElement; "long-query": HTMLElement; "row-title": HTMLElement; "save-html": HTMLElement;
     "save-json": HTMLElement; "save-png": HTMLButtonElement; "save-svg": HTMLButtonElement;
@@ -240,7 +273,7 @@ declare global {
     example: HTMLElement; file: HTMLInputElement;
     heads: HTMLElement; key: HTMLInputElement; large: HTMLElement; legend: HTMLElement; lines: HTMLElement; long: HTMLElement;
     colours: HTMLSelectElement; first: HTMLInputElement; hint: HTMLElement; pictures: HTMLElement;
-    normalization: HTMLElement; numbers: HTMLDetailsElement; options: HTMLFormElement; pasted: HTMLTextAreaElement; pipeline: HTMLElement; problem: HTMLElement;
+    normalization: HTMLElement; notice: HTMLElement; numbers: HTMLDetailsElement; options: HTMLFormElement; packed: HTMLInputElement; pasted: HTMLTextAreaElement; pipeline: HTMLElement; problem: HTMLElement;
     python: HTMLTemplateElement; range: HTMLElement; readout: HTMLElement; reasons: HTMLTemplateElement; report: HTMLElement; row: HTMLTableSectionElement; sentence: HTMLFieldSetElement; source: HTMLFormElement;
     short: HTMLElement; status: HTMLElement; steps: HTMLElement; table: HTMLElement; theme: HTMLElement;
   }

@@ -28,7 +28,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[httpx.Client]:
-    with serving(app()) as client:
+    with serving(app(time_limit=300.0)) as client:  # long sequences take a busy machine more than a minute
         yield client
 
 

@@ -191,7 +191,7 @@ def test_long_sequences_are_drawn_by_the_service(
     page.locator("#example").select_option("data")
     page.locator("#file").set_input_files(folder / "long.json")
     image = page.locator("#long-image")
-    image.wait_for(timeout=120_000)
+    image.wait_for(timeout=300_000)
     page.wait_for_function("() => document.getElementById('long-image').naturalWidth > 0", timeout=300_000)
     assert image.evaluate("image => image.naturalWidth") > 512, "with axes"
     expect(page.locator("#status")).to_contain_text(f"{tokens} queries", timeout=120_000)

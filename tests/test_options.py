@@ -264,6 +264,7 @@ READERS = {
     "attention/merging.py": "MERGEABLE",
     "attention/result.py": GENERAL,
     "attention/tiles.py": GENERAL,
+    "backends/dense/binning.py": "bins weights that the general path computed, and what its masks hide",
     "backends/dense/compute.py": GENERAL,
     "backends/dense/gates.py": GENERAL,
     "backends/dense/numerics.py": GENERAL,

@@ -197,7 +197,7 @@ async function loadAddress() {
 /** @type {showColours} */
 function showColours({ colours = "", first }) {
 	find("colours").value = colours;
-	if (!find("colours").value) find("colours").value = "";
+	if (!find("colours").value) find("colours").value = ""; // the address named none that there is
 	find("first").checked = first === "true";
 }
 

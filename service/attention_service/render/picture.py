@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Final, cast
 
 import numpy as np
 
-from attention_service.attention.operands import make_operands
+from attention_service.attention.operands import Operands, make_operands
 from attention_service.attention.outputs import Selection
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Metadata, Result
@@ -166,13 +167,11 @@ def make_picture(
     columns = bins_of(sizes.key_length, options.max_cells)
     stage = cast(Output, options.stage)
     bins = Bins(stage, options.batch_entry, heads, row_bins, columns, options.bins, averages_heads(plan, options))
-    found, metadata = _binned(spec, plan, shown, bins, backend, check, returned)
+    operands = cache(partial(make_operands, spec, shown, spec.sources))  # read once, and only if scores are computed
+    found, metadata = _binned(plan, shown, operands, bins, backend, check, returned)
     values, hidden = _with_sinks(plan, options, found, bins)
     values = _as_returned(values, stage, plan)
-    visible = hidden == 0
-    if stage in BEFORE_MASKS and causes(plan.terms):
-        # Garbage in the padding, which the masks will hide, would make all other numbers look alike.
-        visible &= _hidden_later(spec, plan, options, bins, backend, check) == 0
+    visible = _visible(plan, options, hidden, operands, bins, backend, check)
     low, high = _limits(values[visible if visible.any() else hidden == 0], options)
     rows = _axis("query", queries, row_bins[queries], _labels(spec, plan, "query", options))
     keys = _axis("key", np.arange(sizes.key_length), columns, _labels(spec, plan, "key", options))
@@ -196,9 +195,9 @@ def make_picture(
 
 
 def _binned(
-    spec: AttentionSpec,
     plan: Plan,
     shown: Plan,
+    operands: Callable[[], Operands],
     bins: Bins,
     backend: NumpyBackend,
     check: Check,
@@ -213,20 +212,30 @@ def _binned(
     is_enough = bins.stage == WEIGHTS and plan.all_sinks is None and not is_part
     weights = returned.arrays.get(WEIGHTS) if returned is not None and is_enough else None
     if returned is None or weights is None:
-        return backend.bin_scores(shown, make_operands(spec, shown, spec.sources), bins, check)
+        return backend.bin_scores(shown, operands(), bins, check)
     axes = "".join(axis for axis in SCORES if axis not in plan.score_axes) + plan.score_axes
     four = weights.reshape((1,) * (4 - weights.ndim) + weights.shape)
     return backend.bin_weights(shown, four.transpose([axes.index(axis) for axis in SCORES]), bins), returned.metadata
 
 
-def _hidden_later(
-    spec: AttentionSpec, plan: Plan, options: Options, bins: Bins, backend: NumpyBackend, check: Check
+def _visible(
+    plan: Plan,
+    options: Options,
+    hidden: np.ndarray,
+    operands: Callable[[], Operands],
+    bins: Bins,
+    backend: NumpyBackend,
+    check: Check,
 ) -> np.ndarray:
-    """The bits of what the masks hide of a stage before them, (h, rows, columns)."""
+    """True for cells that nothing hides, in stages before the masks neither then nor later, (h, rows, columns).
+
+    Garbage in the padding, which the masks will hide, would make all other numbers look alike.
+    """
+    if options.stage not in BEFORE_MASKS or not causes(plan.terms):
+        return hidden == 0
     after = picture_plan(plan, replace(options, stage="masked_scores"))
-    operands = make_operands(spec, after, spec.sources)
-    found, _ = backend.bin_scores(after, operands, replace(bins, stage="masked_scores"), check)
-    return found.hidden_by
+    found, _ = backend.bin_scores(after, operands(), replace(bins, stage="masked_scores"), check)
+    return (hidden == 0) & (found.hidden_by == 0)
 
 
 def _axis(what: str, tokens: np.ndarray, bins: np.ndarray, labels: tuple[str, ...] | None) -> Axis:

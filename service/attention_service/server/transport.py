@@ -44,7 +44,7 @@ class CorkedTransport:
 
     def forget_protocol(self) -> None:
         """Break the reference cycle with the protocol. To be called when the connection is lost."""
-        self._is_idle = bool
+        self._is_idle = bool  # of nothing: False
 
     def cork(self) -> None:
         """Hold what is written from now on."""

@@ -29,7 +29,10 @@ from tests.helpers.documents import BLOCK, BLOCKS, PAGES, ROOT, Block
 ELSEWHERE = {
     ("README.md", "make serve "): ("deploy/release-check", "installs an environment; make test is what runs this"),
     ("docs/install.md", "make serve\n"): ("deploy/release-check", "installs an environment"),
-    ("docs/install.md", "python3 -m venv "): ("deploy/release-check", "installs an environment"),
+    ("docs/install.md", "python3 -m venv "): (
+        "deploy/release-check",
+        "makes an environment; docs/notebooks.md has the same installation, which is run there",
+    ),
     ("docs/deployment.md", "make image\n"): ("tests/image/test_docs.py", "needs docker or podman"),
     ("docs/deployment.md", "docker run "): ("tests/image/test_docs.py", "needs docker or podman"),
     ("docs/deployment.md", "docker compose up "): ("tests/image/test_docs.py", "needs docker or podman"),

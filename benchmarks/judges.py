@@ -409,19 +409,22 @@ def judged(judges: Sequence[Judge]) -> list[Findings]:
 # Table
 
 HEADER: Final = (
-    "| judge | inputs | accepts | wrong kernels that pass, with their ratio | right kernels that fail | not to be seen "
-    "in these inputs |\n|---|---|---|---|---|---|"
+    "| judge | inputs | accepts | wrong kernels that pass | right kernels that fail |\n|---|---|---|---|---|"
 )
 
 
 def row(judge: Judge, found: Findings) -> str:
-    """The row of a judge."""
+    """The row of a judge, with how many kernels pass and fail."""
     inputs = f"{judge.inputs} ({judge.reduced})" if judge.reduced else judge.inputs
-    passing = ", ".join(f"{name} {_number(one)}" for name, one in found.accepted.items())
-    accepted = f"{len(found.accepted)} of {len(found.visible)}{': ' * bool(passing)}{passing}"
+    accepted = f"{len(found.accepted)} of {len(found.visible)}"
     refused = f"{len(found.refused)} of {found.right}"
-    invisible = ", ".join(found.invisible) or "none"
-    return f"| {judge.name} | {inputs} | {judge.rule} | {accepted} | {refused} | {invisible} |"
+    return f"| {judge.name} | {inputs} | {judge.rule} | {accepted} | {refused} |"
+
+
+def details(judge: Judge, found: Findings) -> str:
+    """The wrong kernels that pass, each with its ratio, and the mistakes that nobody can see in the inputs."""
+    passing = ", ".join(f"{name} {_number(ratio)}" for name, ratio in found.accepted.items()) or "none"
+    return f"- **{judge.name}**: {passing}; not to be seen: {', '.join(found.invisible) or 'none'}."
 
 
 def _number(number: float) -> str:
@@ -435,10 +438,13 @@ def main() -> None:
     chosen = [judge for judge in JUDGES if not words or any(word in judge.name for word in words)]
     started = time.perf_counter()
     print(HEADER, flush=True)
+    lines = []
     for _, group in itertools.groupby(chosen, key=lambda judge: judge.make):
         judges = list(group)
         for judge, found in zip(judges, judged(judges), strict=True):
             print(row(judge, found), flush=True)
+            lines.append(details(judge, found))
+    print("", *lines, sep="\n")
     print(f"\n{TRIALS} seeds each, {time.perf_counter() - started:.0f} s. Sources, read on {READ}:\n")
     for source in dict.fromkeys(source for judge in chosen for source in judge.sources):
         print(f"- {source}")

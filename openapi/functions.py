@@ -96,7 +96,7 @@ The report on what an attention kernel returned: is it right, and if not, which 
     report = compare(my_kernel(query, key, value), query, key, value, is_causal=True)
     report.verdict.status, report.hypotheses[0].name
 
-All other arguments are those of `attend`; docs/compare.md describes the report.
+All other arguments are those of `attend`; docs/compare-report.md describes the report.
 """
 ACTUAL: Final = (
     "The output; a tuple of output and logsumexp; a dict of arrays by their names in a response (output, logsumexp, "

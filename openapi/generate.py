@@ -82,7 +82,7 @@ def compact(value: Any, indent: str = "") -> str:
 
 
 def readme_picture() -> str:
-    """The weights of the README's request."""
+    """The weights of the request of docs/http.md."""
     request = json.loads((CASES / "animals_two_queries.json").read_text(encoding="utf-8"))["request"]
     return drawn({**request, "heatmap": {"title": ""}})
 
@@ -307,10 +307,10 @@ def main() -> None:
         (ROOT / "openapi" / "openapi-3.0.json", older_document),
         (ROOT / "openapi" / "promises.txt", promised),
         (docs / "settings.md", lambda: filled(docs / "settings.md", "settings", table())),
-        (docs / "settings.md", lambda: filled(docs / "settings.md", "commands", commands())),
+        (docs / "commands.md", lambda: filled(docs / "commands.md", "commands", commands())),
         (docs / "operations.md", lambda: filled(docs / "operations.md", "metrics", metrics())),
         (docs / "errors.md", lambda: filled(docs / "errors.md", "errors", errors())),
-        (docs / "compare.md", lambda: filled(docs / "compare.md", "mistakes", mistakes())),
+        (docs / "mistakes.md", lambda: filled(docs / "mistakes.md", "mistakes", mistakes())),
         (docs / "attention.md", lambda: filled(docs / "attention.md", "fields", fields())),
         (docs / "attention.md", lambda: filled(docs / "attention.md", "results", results())),
         (docs / "attention.md", lambda: filled(docs / "attention.md", "causes", causes())),

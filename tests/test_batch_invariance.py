@@ -111,7 +111,7 @@ def test_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.torch
 def test_random_requests_with_torch() -> None:
-    """Of which every matrix begins at a multiple of 64 bytes: see docs/attention.md."""
+    """Of which every matrix begins at a multiple of 64 bytes: see docs/exactness.md."""
     check(4, EXAMPLES if EXAMPLES == 2000 else EXAMPLES // 3, "torch")
 
 

@@ -159,7 +159,7 @@ class NotAcceptable(ServiceError):
 class TooSlow(ServiceError):
     """The sender was more than `ATTENTION_READ_TIMEOUT` seconds behind `ATTENTION_READ_RATE` bytes per second.
 
-    Or the bodies that arrive filled their part of the memory, and this one was slow for what it held.
+    Or arriving bodies filled their part of the memory, and this one was slow for what it held.
     """
 
     status, code, title = 408, "too_slow", "The request took too long to arrive"

@@ -20,17 +20,18 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 ADDRESS = "127.0.0.1:8000"
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"\n]*)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of code, its page, and its first line."""
+    """A fenced block of code, its page, and its first line. title: the name of the file that it shows, if any"""
 
     page: str
     line: int
     language: str
     text: str
+    title: str | None = None
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -77,7 +78,10 @@ def blocks(page: Path) -> list[Block]:
     """All blocks of a page."""
     text = page.read_text(encoding="utf-8")
     name = str(page.relative_to(ROOT))
-    found = [Block(name, text.count("\n", 0, match.start()) + 1, *match.groups()) for match in BLOCK.finditer(text)]
+    found = [
+        Block(name, text.count("\n", 0, match.start()) + 1, match[1], match[3], match[2])
+        for match in BLOCK.finditer(text)
+    ]
     assert 2 * len(found) == len(re.findall(r"^\s*```", text, re.MULTILINE)), (
         f"{name}: a block that BLOCK does not match"
     )

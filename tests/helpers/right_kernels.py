@@ -1,6 +1,6 @@
 """Right kernels as production writes them: tiles of keys, powers of 2, and what they round on the way.
 
-Each liberty has its source: see `legal` in docs/compare.md.
+Each liberty has its source: see `legal` in docs/compare-report.md.
 """
 
 from __future__ import annotations

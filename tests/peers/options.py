@@ -343,7 +343,7 @@ COMPARISONS: dict[str, Comparison] = {
 def ratio(name: str, seed: int) -> float:
     """The largest deviation of both backends in the configuration of a seed, divided by what rounding allows.
 
-    Rounding allows 16 ε · max(10, largest score) of the largest number of an array, as docs/attention.md says, and more
+    Rounding allows 16 ε · max(10, largest score) of the largest number of an array, as docs/exactness.md says, and more
     where a norm enlarges it.
     """
     request, theirs, condition = COMPARISONS[name](np.random.default_rng([zlib.crc32(name.encode()), seed]))

@@ -372,7 +372,7 @@ def compare(
         report = compare(my_kernel(query, key, value), query, key, value, is_causal=True)
         report.verdict.status, report.hypotheses[0].name
 
-    All other arguments are those of `attend`; docs/compare.md describes the report.
+    All other arguments are those of `attend`; docs/compare-report.md describes the report.
 
     Args:
         actual: The output; a tuple of output and logsumexp; a dict of arrays by their names in a response (output,

@@ -88,8 +88,8 @@ class AttentionResponse(Answer):
     )
     hidden_by: Tensor | None = Field(
         None,
-        description="Why a key is hidden, int32: the sum of the bits of all fields of the request that hide it from a "
-        "query (metadata.hidden_by names them), 0 where it is visible. A score matrix.",
+        description="Why a key is hidden, int32: the sum of the bits of all fields that hide it from a query "
+        "(metadata.hidden_by names them), or 0. A score matrix.",
     )
     logsumexp: Tensor | None = Field(
         None,

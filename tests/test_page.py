@@ -17,6 +17,7 @@ from tests.test_auth import HASH
 
 MODULES = sorted(FOLDER.glob("*.js"))
 LARGEST = 90_000  # bytes of all modules
+LARGEST_SENT = 60_000  # bytes of them that a browser receives, compressed
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +128,23 @@ def test_the_page_names_its_modules_in_the_order_in_which_they_need_each_other()
 
 def test_all_modules_together_are_small() -> None:
     assert sum(module.stat().st_size for module in MODULES) <= LARGEST
+
+
+@pytest.mark.parametrize("path", ["/", *(f"/page/{name}" for name in page_files())])
+def test_every_file_is_compressed_for_clients_that_read_gzip(client: httpx.Client, path: str) -> None:
+    packed = client.get(path, headers={"Accept-Encoding": "gzip, br"})
+    plain = client.get(path, headers={"Accept-Encoding": "identity"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in plain.headers
+    assert packed.content == plain.content
+    assert packed.num_bytes_downloaded < plain.num_bytes_downloaded
+    assert packed.headers["vary"] == plain.headers["vary"] == "Accept-Encoding"
+    assert packed.headers["etag"] != plain.headers["etag"]
+
+
+def test_a_browser_receives_few_bytes_of_modules(client: httpx.Client) -> None:
+    sent = [client.get(f"/page/{module.name}", headers={"Accept-Encoding": "gzip"}) for module in MODULES]
+    assert sum(response.num_bytes_downloaded for response in sent) <= LARGEST_SENT
 
 
 def test_the_examples_without_a_text_are_the_golden_cases() -> None:

@@ -22,7 +22,7 @@ RUN test -z "${OTEL}" || /build/bin/pip --python /opt/attention/bin/python insta
 # Installs the package, and deletes files that only compilers, type checkers and tests need. Bytecode is compiled here,
 # because the file system is read-only later. It is not checked against the time of its source, which copying may change.
 FROM build AS build-package
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY service service
 RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel . \
     && /build/bin/pip --python /opt/attention/bin/python install --no-deps /wheel/*.whl \

@@ -373,7 +373,7 @@ wheels-check: $(VENV)/.test ## fail where a package of the core has no wheel for
 # pip-compile writes === where it resolves, and == where it finds resolved.
 .PHONY: lock-check
 lock-check: $(VENV)/.test wheels-check ## fail where a lock is not what its requirements say, or a package of the core has no wheel
-	@rm -rf build/locks && mkdir -p build/locks && cp -r pyproject.toml README.md LICENSE service requirements build/locks
+	@rm -rf build/locks && mkdir -p build/locks && cp -r pyproject.toml README.md LICENSE NOTICE service requirements build/locks
 	@$(call compile-locks,build/locks)
 	@diff -r -I '^torch==' requirements build/locks/requirements
 

@@ -18,6 +18,7 @@ from xml.sax.saxutils import quoteattr
 
 from flow import flow
 from functions import functions
+from lessons import page_examples
 from plain import plain
 from promises import promises
 from pydantic.fields import FieldInfo
@@ -314,6 +315,7 @@ def main() -> None:
         (docs / "attention.md", lambda: filled(docs / "attention.md", "fields", fields())),
         (docs / "attention.md", lambda: filled(docs / "attention.md", "results", results())),
         (docs / "attention.md", lambda: filled(docs / "attention.md", "causes", causes())),
+        (PAGE / "examples.json", page_examples),
         (PAGE / "index.html", lambda: filled(PAGE / "index.html", "reasons", reasons())),
         (PAGE / "page.css", lambda: filled(PAGE / "page.css", "tints", tints())),
         (PAGE / "page.css", lambda: filled(PAGE / "page.css", "legend", legend())),

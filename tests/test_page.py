@@ -17,6 +17,7 @@ from tests.test_auth import HASH
 
 MODULES = sorted(FOLDER.glob("*.js"))
 LARGEST = 90_000  # bytes of all modules
+LARGEST_SENT = 60_000  # bytes of them that a browser receives, compressed
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,11 @@ def test_addresses_are_relative_so_that_the_page_works_below_a_prefix() -> None:
     page = (FOLDER / "index.html").read_text(encoding="utf-8")
     links = [link for link in re.findall(r'(?:src|href)="([^"]*)"', page) if not link.startswith("data:")]
     modules = {f"/x/page/{module.name}" for module in MODULES}
-    assert {urljoin("/x/", link) for link in links} == {"/x/page/page.css", "/x/docs"} | modules
+    assert {urljoin("/x/", link) for link in links} == {
+        "/x/page/page.css",
+        "/x/page/examples.json",
+        "/x/docs",
+    } | modules
     for module in MODULES:
         text = module.read_text(encoding="utf-8")
         imported = re.findall(r'^import .* from "\./(.*)";$', text, re.MULTILINE)
@@ -125,7 +130,24 @@ def test_all_modules_together_are_small() -> None:
     assert sum(module.stat().st_size for module in MODULES) <= LARGEST
 
 
-def test_the_examples_are_the_golden_cases() -> None:
+@pytest.mark.parametrize("path", ["/", *(f"/page/{name}" for name in page_files())])
+def test_every_file_is_compressed_for_clients_that_read_gzip(client: httpx.Client, path: str) -> None:
+    packed = client.get(path, headers={"Accept-Encoding": "gzip, br"})
+    plain = client.get(path, headers={"Accept-Encoding": "identity"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in plain.headers
+    assert packed.content == plain.content
+    assert packed.num_bytes_downloaded < plain.num_bytes_downloaded
+    assert packed.headers["vary"] == plain.headers["vary"] == "Accept-Encoding"
+    assert packed.headers["etag"] != plain.headers["etag"]
+
+
+def test_a_browser_receives_few_bytes_of_modules(client: httpx.Client) -> None:
+    sent = [client.get(f"/page/{module.name}", headers={"Accept-Encoding": "gzip"}) for module in MODULES]
+    assert sum(response.num_bytes_downloaded for response in sent) <= LARGEST_SENT
+
+
+def test_the_examples_without_a_text_are_the_golden_cases() -> None:
     examples = json.loads((FOLDER / "examples.json").read_text(encoding="utf-8"))
     golden = {case.name: {"title": case.title, "source": case.source, "request": case.request} for case in CASES}
-    assert examples == golden
+    assert {name: example for name, example in examples.items() if "text" not in example} == golden

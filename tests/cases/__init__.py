@@ -2,6 +2,8 @@
 
 Each file holds a request and expected numbers: for a field of the response, or a function of it as in `exp(scores)`,
 the values and the format in which they were printed. A response is right if it prints the same digits.
+
+`lessons/` holds the lessons of the page: requests of their own, or those of golden cases with other options.
 """
 
 from __future__ import annotations
@@ -69,8 +71,9 @@ def as_array(value: Any) -> np.ndarray:
 
 def load(path: Path) -> Case:
     content = json.loads(path.read_text(encoding="utf-8"))
-    expected = tuple(Expected(name, **one) for name, one in content.pop("expected").items())
-    return Case(name=path.stem, expected=expected, **content)
+    expected = tuple(Expected(name, **one) for name, one in content["expected"].items())
+    own = {field: content[field] for field in ("title", "source", "request")}
+    return Case(name=path.stem, expected=expected, **own)
 
 
 CASES = [load(path) for path in sorted(FOLDER.glob("*.json"))]

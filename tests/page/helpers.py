@@ -39,8 +39,14 @@ def numbers(page: Page, stage: str) -> list[list[float]]:
     return [[-math.inf if cell == "-Infinity" else float(cell) for cell in row] for row in rows]
 
 
+def open_details(page: Page, name: str) -> None:
+    """Opens a part of the page that is closed at first: "more" for options, "share" for what one takes along."""
+    page.locator(f"#{name}").evaluate("details => { details.open = true }")
+
+
 def download(page: Page, button: str, folder: Path) -> Path:
     """The file that a button saves."""
+    open_details(page, "share")
     with page.expect_download() as download:
         page.locator(button).click()
     path = folder / download.value.suggested_filename
@@ -50,6 +56,7 @@ def download(page: Page, button: str, folder: Path) -> Path:
 
 def copied(page: Page, button: str) -> str:
     """The text that a button copies and shows."""
+    open_details(page, "share")
     page.locator(button).click()
     shown = page.locator("#copied-text").input_value()
     page.wait_for_timeout(100)
@@ -61,6 +68,7 @@ def copied(page: Page, button: str) -> str:
 def fill(page: Page, name: str, value: Any) -> None:
     """Sets a control, and waits for what follows."""
     control = page.locator(f"#options [name='{name}']")
+    open_details(page, "more")
     page.evaluate("performance.clearMeasures()")
     if isinstance(value, bool):
         control.set_checked(value)

@@ -19,7 +19,7 @@ IMAGES: Final = Path(__file__).parents[2] / "docs" / "images"
 # A palette makes a screenshot a third as large.
 COLOURS: Final = 256
 SHOTS: Final = (
-    ("page-light", "example=six_tokens_trained&query=1&key=2", "light", (1440, 900)),
+    ("page-light", "example=trained_head", "light", (1440, 900)),
     ("page-dark", "example=causal&num_heads=2&window.left=1&query=2&key=1", "dark", (1440, 900)),
 )
 

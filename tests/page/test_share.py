@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.page.helpers import copied, download, numbers, wait
+from tests.page.helpers import copied, download, numbers, open_details, wait
 
 Open = Callable[..., Page]
 SOURCES: list[dict[str, Any]] = [
@@ -105,6 +105,7 @@ def test_data_that_are_too_large_for_a_link_are_told(open_page: Open, folder: Pa
     assert "softcap=2" in page.url
     button, note = page.locator("#copy-link"), page.locator("#link-note")
     expect(button).to_have_attribute("title", re.compile("too large.*HTML"))
+    open_details(page, "share")
     button.click()
     expect(page.locator("#copied")).to_be_hidden()
     expect(note).to_contain_text("“HTML” saves a page with them")
@@ -133,8 +134,8 @@ def test_data_that_are_too_large_for_a_link_are_told(open_page: Open, folder: Pa
 )
 def test_data_in_an_address_that_cannot_be_read_are_told(data: str, open_page: Open) -> None:
     page = open_page(example="data", data=data, num_heads=7)
-    expect(page.locator("#status")).to_contain_text("6 × 6")
-    expect(page.locator("#example")).to_have_value("six_tokens_trained")
+    expect(page.locator("#status")).to_contain_text("14 × 14")
+    expect(page.locator("#example")).to_have_value("trained_head")
     expect(page.locator("#notice")).to_contain_text("cannot be read")
     page.locator("#example").select_option("causal")
     expect(page.locator("#notice")).to_be_empty()

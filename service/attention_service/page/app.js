@@ -8,13 +8,12 @@ import { Result, View } from "./result.js";
 import { paintStages } from "./stages.js";
 import { paintHeads, paintLines } from "./heads.js";
 import { paintRow } from "./row.js";
-import { changedOptions, readForm, showFaults, showOptions, writeAddress, writeForm } from "./controls.js";
+import { changedOptions, readForm, showFaults, showOptions, showPadding, writeAddress, writeForm } from "./controls.js";
 import { paintComparison } from "./compare.js";
 import { showLong } from "./long.js";
 import { MOST_TEXT, addressOf, asHtml, asProgram, copy, download, editable, pack, unpack } from "./share.js";
 
 const FIRST = { batch: 0, head: 0, query: 0, key: 0, feature: 0, stage: "attention_weights", colours: "", first: "" };
-const SOURCE = { example: "six_tokens_trained", data: "" };
 const [LONGEST, MOST_SCORES, DELAY, SLOW] = [512, 2 ** 20, 10, 300];
 
 /** What a saved page holds. */
@@ -30,6 +29,8 @@ let turns = 0;
 let changed;
 
 const currentRequest = () => withOptions(state.request, changedOptions());
+/** What is shown of the source until the user chooses. @returns {Choice} */
+const firstChoice = () => ({ ...FIRST, ...state.examples[find("example").value]?.choice });
 const view = () => state.result && new View(state.result, state.choice, choose);
 
 /** @type {Choose} */
@@ -49,7 +50,7 @@ function paint() {
 	for (const [name, count] of Object.entries(counts)) choice[name] = clamp(choice[name], count - 1);
 	find("batch").value = choice.batch;
 	Object.assign(choice, { colours: find("colours").value, first: find("first").checked ? "true" : "" });
-	if (!saved) writeAddress(choice);
+	if (!saved) writeAddress(choice, firstChoice());
 	find("save-svg").disabled = find("save-png").disabled = !SCORES.includes(choice.stage);
 	for (const part of [paintStages, paintHeads, paintLines, paintRow]) part(shown);
 	if (state.comparison) paintComparison(state.comparison, shown);
@@ -82,6 +83,7 @@ function showBusy(isBusy) {
 /** @type {compute} */
 const compute = async (signal) => {
 	writeAddress({});
+	showPadding();
 	if (readForm("source").pasted === "" && !find("file").files?.length) throw new Error(); // no request yet
 	const request = currentRequest();
 	const { b, h, q, k } = sizesOf(request);
@@ -132,7 +134,7 @@ function showError(error) {
 
 /** @type {load} */
 const load = (request, changed = {}) => {
-	Object.assign(state, { request, choice: { ...FIRST } });
+	Object.assign(state, { request, choice: firstChoice() });
 	showOptions(request, changed);
 	send();
 };
@@ -148,6 +150,7 @@ async function loadSource() {
 	const { example } = readForm("source");
 	for (const kind of /** @type {const} */ (["sentence", "data"])) find(kind).hidden = find(kind).disabled = example !== kind;
 	const { text, dim, seed } = readForm("source");
+	find("lesson").textContent = state.examples[example]?.text ?? "";
 	if (example in state.examples) load(state.examples[example].request);
 	else if (example === "sentence") load(sentenceRequest(text, Math.max(1, Math.trunc(Number(dim))), seed), { num_heads: readForm("options").num_heads });
 	else await loadOwn(shown);
@@ -182,15 +185,15 @@ async function loadAddress() {
 		[address, notice = ""] = [{}, find("notice").dataset.unreadable];
 	}
 	if (address.data) changed = find("pasted");
-	writeForm("source", { ...SOURCE, ...address });
-	if (!readForm("source").example) writeForm("source", SOURCE);
+	const source = { example: Object.keys(state.examples)[0], data: "" };
+	writeForm("source", { ...source, ...address });
+	if (!readForm("source").example) writeForm("source", source);
 	await loadSource();
 	if (readForm("source").pasted === "" && !find("file").files?.length) notice = find("notice").dataset.empty ?? "";
 	find("notice").textContent = notice;
 	showOptions(state.request, address);
-	const { batch, head, query, key, feature, stage = "" } = /** @type {Fields} */ (address);
-	const isStage = find("pipeline").querySelector(`[value="${CSS.escape(stage)}"]`);
-	state.choice = { ...FIRST, batch, head, query, key, feature, stage: isStage ? stage : FIRST.stage };
+	const chosen = Object.entries(address).filter(([name, value]) => name in FIRST && (name !== "stage" || find("pipeline").querySelector(`[value="${CSS.escape(value)}"]`)));
+	state.choice = { ...firstChoice(), ...Object.fromEntries(chosen) };
 	showColours(address);
 }
 
@@ -304,9 +307,8 @@ async function start() {
 	listenToShares();
 	if (saved) return restore();
 	state.examples = await (await fetch("page/examples.json")).json();
-	const sources = Map.groupBy(Object.entries(state.examples), ([, { source }]) => source.split(/ \(|, cell/)[0]);
-	for (const [label, examples] of sources) {
-		find("example").prepend(make("optgroup", { label }, ...examples.map(([value, { title }]) => make("option", { value }, title))));
+	for (const [value, { text, title, source }] of Object.entries(state.examples)) {
+		find(text ? "lessons" : "notebooks").append(make("option", { value, title: source }, title));
 	}
 	await loadAddress();
 }

@@ -1,7 +1,7 @@
 // The controls: their values, what was wrong with them, and the address that restores them.
 
-import { find, make } from "./dom.js";
-import { hasTensors, optionsOf } from "./request.js";
+import { fillIn, find, make } from "./dom.js";
+import { hasTensors, optionsOf, sizesOf } from "./request.js";
 
 /** @type {readForm} */
 export const readForm = (id) => {
@@ -33,13 +33,23 @@ export const changedOptions = () => Object.fromEntries(Object.entries(readForm("
 
 /** @type {showOptions} */
 export const showOptions = (request, changed) => {
-	find("options").reset();
-	writeForm("options", optionsOf(request));
+	const [options, more] = [find("options"), find("more")];
+	const keys = sizesOf(request).k;
+	options.reset();
+	options.key_lengths.max = keys;
+	writeForm("options", { key_lengths: String(keys), ...optionsOf(request) });
 	for (const control of controlsOf("options")) {
 		control.disabled = request[control.name] instanceof Object || (control.name === "layout" && (!control.value || hasTensors(request)));
 	}
 	own = readForm("options");
 	writeForm("options", { ...own, ...changed });
+	more.open ||= !!more.querySelector("option:checked:not(:first-child), input:not(:placeholder-shown)");
+};
+
+/** @type {showPadding} */
+export const showPadding = () => {
+	const { disabled, value, max } = find("options").key_lengths;
+	find("padding").textContent = fillIn(find("padding").dataset[disabled ? "own" : value === max ? "all" : "some"], { value, max });
 };
 
 /** @type {showFaults} */
@@ -62,12 +72,13 @@ function showAtControl({ pointer, text }) {
 	target.setAttribute("aria-invalid", "true");
 	target.setAttribute("aria-describedby", fault.id);
 	target.after(fault);
+	if (find("more").contains(target)) find("more").open = true;
 	return true;
 }
 
 /** @type {writeAddress} */
-export const writeAddress = (choice) => {
+export const writeAddress = (choice, first = {}) => {
 	const { pasted, data, ...source } = readForm("source");
-	const chosen = Object.entries(choice).filter(([, value]) => value);
+	const chosen = Object.entries(choice).filter(([name, value]) => value !== first[name]);
 	history.replaceState(null, "", `#${new URLSearchParams({ ...source, ...changedOptions(), ...Object.fromEntries(chosen), ...(data && { data }) })}`);
 };

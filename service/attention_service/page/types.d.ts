@@ -74,8 +74,10 @@ declare global {
   type showFaults = (faults?: Fault[], title?: string, near?: Element) => void;
   /** The options whose controls the user has changed: all others are sent as the request has them. */
   type changedOptions = () => Options;
-  /** Puts the source, changed options, and the choice into the address. */
-  type writeAddress = (choice: Fields) => void;
+  /** Writes how many keys count beside their slider. */
+  type showPadding = () => void;
+  /** Puts the source, changed options, and what of the choice differs from the first one into the address. */
+  type writeAddress = (choice: Fields, first?: Fields) => void;
 
   // dom.js
   /** A number as text, with a minus in place of hyphens. */
@@ -270,7 +272,7 @@ declare global {
     "long-stage": HTMLSelectElement; "long-query": HTMLElement; "row-title": HTMLElement; "save-html": HTMLElement;
     "save-json": HTMLElement; "save-png": HTMLButtonElement; "save-svg": HTMLButtonElement;
     actual: HTMLTextAreaElement; batch: HTMLInputElement; compare: HTMLElement; copied: HTMLDialogElement; curl: HTMLTemplateElement; data: HTMLFieldSetElement;
-    example: HTMLElement; file: HTMLInputElement;
+    example: HTMLSelectElement; lesson: HTMLElement; lessons: HTMLElement; more: HTMLDetailsElement; notebooks: HTMLElement; padding: HTMLElement; file: HTMLInputElement;
     heads: HTMLElement; key: HTMLInputElement; large: HTMLElement; legend: HTMLElement; lines: HTMLElement; long: HTMLElement;
     colours: HTMLSelectElement; first: HTMLInputElement; hint: HTMLElement; pictures: HTMLElement;
     normalization: HTMLElement; notice: HTMLElement; numbers: HTMLDetailsElement; options: HTMLFormElement; packed: HTMLInputElement; pasted: HTMLTextAreaElement; pipeline: HTMLElement; problem: HTMLElement;

@@ -1,4 +1,4 @@
-"""The page at /, from files in `service/attention_service/page`, and the API document: what clients may cache."""
+"""The page at /, from files in `service/attention_service/page`, and the API document: cached and compressed."""
 
 from __future__ import annotations
 
@@ -46,18 +46,26 @@ class PageFile:
     headers: dict[str, str]
 
     @classmethod
-    def of(cls, content: bytes, media_type: str, **headers: str) -> PageFile:
-        """The file with an ETag, by which a browser asks each time whether it has changed."""
+    def of(cls, content: bytes, media_type: str, encoding: str, **headers: str) -> PageFile:
+        """The file, compressed if `encoding` is gzip, with an ETag by which a browser asks whether it has changed."""
+        headers["Vary"] = "Accept-Encoding"
+        if encoding:
+            content, headers["Content-Encoding"] = gzip.compress(content, mtime=0), encoding
         etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
         return cls(content, {"Content-Type": media_type, "Cache-Control": "no-cache", "ETag": etag, **headers})
 
 
 @cache
-def page_files() -> dict[str, PageFile]:
-    """The files of the page by name. They are read once."""
+def page_files(encoding: str = "") -> dict[str, PageFile]:
+    """The files of the page by name, as they are, or compressed by gzip. They are read once for each encoding."""
     headers = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
     paths = (path for path in sorted(FOLDER.iterdir()) if path.suffix in MEDIA_TYPES)
-    return {path.name: PageFile.of(path.read_bytes(), MEDIA_TYPES[path.suffix], **headers) for path in paths}
+    return {path.name: PageFile.of(path.read_bytes(), MEDIA_TYPES[path.suffix], encoding, **headers) for path in paths}
+
+
+def accepted_encoding(request: Request) -> str:
+    """gzip if the client can read that, else no encoding: ""."""
+    return "gzip" if ACCEPTS_GZIP.search(request.headers.get("Accept-Encoding", "")) else ""
 
 
 def respond(file: PageFile, request: Request) -> Response:
@@ -71,7 +79,7 @@ def respond(file: PageFile, request: Request) -> Response:
 @router.get("/")
 async def get_page(request: Request) -> Response:
     """Returns the page."""
-    return respond(page_files()["index.html"], request)
+    return respond(page_files(accepted_encoding(request))["index.html"], request)
 
 
 def add_document(app: FastAPI) -> None:
@@ -82,14 +90,11 @@ def add_document(app: FastAPI) -> None:
         described = app.openapi()
         if root_path:  # as FastAPI does it: where the server runs behind a prefix
             described = {**described, "servers": [{"url": root_path}, *described["servers"]]}
-        content, headers = orjson.dumps(described), {"Vary": "Accept-Encoding"}
-        if encoding:
-            content, headers["Content-Encoding"] = gzip.compress(content, mtime=0), encoding
-        return PageFile.of(content, "application/json", **headers)
+        return PageFile.of(orjson.dumps(described), "application/json", encoding)
 
     async def get_document(request: Request) -> Response:
-        encoding = "gzip" if ACCEPTS_GZIP.search(request.headers.get("Accept-Encoding", "")) else ""
-        return respond(document(request.scope.get("root_path", "").rstrip("/"), encoding), request)
+        root_path = request.scope.get("root_path", "").rstrip("/")
+        return respond(document(root_path, accepted_encoding(request)), request)
 
     app.router.routes.insert(0, Route("/openapi.json", get_document, include_in_schema=False))
 
@@ -97,7 +102,7 @@ def add_document(app: FastAPI) -> None:
 @router.get("/page/{name}")
 async def get_page_file(name: str, request: Request) -> Response:
     """Returns a file of the page: a style sheet, a module, the examples."""
-    file = page_files().get(name)
+    file = page_files(accepted_encoding(request)).get(name)
     if file is None:
         raise NotFound.at("", "a file of the page", "another name")
     return respond(file, request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, Final, NamedTuple
@@ -36,15 +35,13 @@ FRAME: Final = 'width="100%" height="960" sandbox="allow-scripts" style="border:
 
 
 class PageLayer(NamedTuple):
-    """A call of a layer as a page shows it. layer, role, module, rows, heads: as of CapturedAttention
+    """A call of a layer as a page shows it. name: of the layer; rows, heads: as of CapturedAttention
 
     kept: what was captured; drawn: the weights, the masked scores and what hides keys
     request: fields that the page reads; labels: `query_tokens` and `key_tokens`, if there are any
     """
 
-    layer: int
-    role: str
-    module: str
+    name: str
     rows: list[int]
     heads: list[int]
     kept: Result
@@ -64,7 +61,7 @@ def check_sizes(sizes: Sequence[int]) -> None:
 
 def page_of_layers(layers: Sequence[PageLayer], title: str) -> str:
     """The page of layers, as HTML."""
-    content = [_saved(layer, name) for layer, name in zip(layers, _names(layers), strict=True)]
+    content = [_saved(layer) for layer in layers]
     batch = max(layer.kept.metadata.batch_size for layer in layers)
     return html({"layers": content, "note": NOTE}, title, has_batch=batch > 1)
 
@@ -74,7 +71,7 @@ def in_frame(page: str) -> str:
     return f'<iframe srcdoc="{escape(page)}" {FRAME}></iframe>'
 
 
-def _saved(layer: PageLayer, name: str) -> dict[str, Any]:
+def _saved(layer: PageLayer) -> dict[str, Any]:
     """A layer as the page keeps it: request, answer and tensors."""
     kept, drawn = layer.kept.arrays, layer.drawn.arrays
     tensors = {
@@ -87,18 +84,10 @@ def _saved(layer: PageLayer, name: str) -> dict[str, Any]:
         tensors |= {shown: rounded[name](kept[name]) for name, shown in STAGES.items()}
         tensors["head_outputs"] = _digits(layer.kept.output)
     about = layer.kept.metadata._replace(hidden_by=layer.drawn.metadata.hidden_by)
-    answer = {"name": name, "heads": layer.heads, "digits": DIGITS, "metadata": about.present(), **layer.labels}
+    answer = {"name": layer.name, "heads": layer.heads, "digits": DIGITS, "metadata": about.present(), **layer.labels}
     if layer.rows != list(range(len(layer.rows))):
         answer["query_places"] = layer.rows
     return {"request": {"layout": "bhld", **layer.request}, "answer": answer, "tensors": tensors}
-
-
-def _names(layers: Sequence[PageLayer]) -> list[str]:
-    """The names of layers: with their roles if there are several, and with their modules if these are not enough."""
-    names = [f"Layer {layer.layer}" for layer in layers]
-    if max(Counter(names).values()) > 1:
-        names = [f"{layer.role} {layer.layer}".capitalize() for layer in layers]
-    return [layer.module for layer in layers] if max(Counter(names).values()) > 1 else names
 
 
 def _digits(numbers: np.ndarray) -> orjson.Fragment:

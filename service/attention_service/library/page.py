@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import orjson
 
 from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec, Output
 from attention_service.backends.registry import Backends
-from attention_service.codecs.json.writer import chunks
+from attention_service.codecs import typed_arrays
 from attention_service.schemas.response import answer
 
 FOLDER: Final = Path(__file__).parents[1] / "page"
@@ -76,12 +77,12 @@ def page_of_request(spec: AttentionSpec, plan: Plan) -> str:
     spec = spec._replace(**LEFT_OUT)
     plan = make_plan(spec)
     found = Backends().choose(spec.backend, spec.device).program(plan, spec)(spec.sources, None)
-    request = _without_none(spec)
+    request = {name: _plain(field) for name, field in spec._asdict().items() if name not in OWN and field is not None}
     if spec.input is not None and spec.context is None and spec.past_key is None and spec.query_tokens is not None:
         request.setdefault("key_tokens", spec.query_tokens)
     answered = answer(spec._replace(key_tokens=request.get("key_tokens")), found, "")
-    tensors = {name: answered.pop(name) for name in found.arrays}
-    options = {name: field for name, field in request.items() if not isinstance(field, np.ndarray)}
+    tensors = {name: _plain(answered.pop(name)) for name in found.arrays}
+    options = {name: field for name, field in request.items() if not isinstance(field, orjson.Fragment)}
     layer = {"request": request | {"include": STAGES}, "answer": answered, "tensors": tensors}
     return html({"layers": [layer], "request": options | {"layout": plan.layout}}, has_batch=plan.sizes.batch_size > 1)
 
@@ -89,7 +90,8 @@ def page_of_request(spec: AttentionSpec, plan: Plan) -> str:
 def html(saved: Mapping[str, Any], title: str = TITLE, *, has_batch: bool = False) -> str:
     """The page with these contents, as HTML.
 
-    saved: `layers`, each with its request, its answer and its tensors, and what else `restore` of `app.js` reads
+    saved: `layers`, each with its request, its answer and its tensors, and what else `restore` of `app.js` reads, as
+        orjson writes it
     has_batch: True to let the user choose a batch entry
     """
     content = {
@@ -99,7 +101,7 @@ def html(saved: Mapping[str, Any], title: str = TITLE, *, has_batch: bool = Fals
         "request": {},
         **saved,
     }
-    text = b"".join(chunks(content, base64=True)).decode()
+    text = orjson.dumps(content).decode()
     page = (FOLDER / "index.html").read_text(encoding="utf-8")
     names = re.findall(r'rel="modulepreload" href="page/(.*)"', page)
     modules = "".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
@@ -109,7 +111,7 @@ def html(saved: Mapping[str, Any], title: str = TITLE, *, has_batch: bool = Fals
         ["script", {"type": "application/json", "id": "saved"}, text],
         ["script", {"type": "module"}, script],
     ]
-    packed = base64.b64encode(zlib.compress(b"".join(chunks(parts)), 9)).decode()
+    packed = base64.b64encode(zlib.compress(orjson.dumps(parts), 9)).decode()
     nonce = hashlib.sha256(packed.encode()).hexdigest()[:32]  # the same page for the same numbers
     policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data: blob:"
     page = re.sub(
@@ -134,12 +136,11 @@ def check_size(plan: Plan) -> None:
         )
 
 
-def _without_none(value: Any) -> Any:
-    """The fields of a specification, or of a part of it, as a request has them."""
-    if isinstance(value, AttentionSpec):
-        given = {name: field for name, field in value._asdict().items() if name not in OWN}
-        return {name: _without_none(field) for name, field in given.items() if field is not None and field is not False}
-    if is_dataclass(value):
-        parts = {part.name: getattr(value, part.name) for part in fields(value)}
-        return {name: _without_none(field) for name, field in parts.items() if field is not None}
-    return list(value) if isinstance(value, tuple) else value
+def _plain(value: Any) -> Any:
+    """A field of a specification as JSON has it, arrays as typed arrays."""
+    if isinstance(value, np.ndarray):
+        return orjson.Fragment(b"".join(typed_arrays.chunks(value)))
+    if not is_dataclass(value):
+        return value
+    parts = {part.name: getattr(value, part.name) for part in fields(value)}
+    return {name: _plain(field) for name, field in parts.items() if field is not None}

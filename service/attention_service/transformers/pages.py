@@ -74,8 +74,10 @@ def in_frame(page: str) -> str:
 def _saved(layer: PageLayer) -> dict[str, Any]:
     """A layer as the page keeps it: request, answer and tensors."""
     kept, drawn = layer.kept.arrays, layer.drawn.arrays
+    weights = kept.get("attention_weights", drawn["attention_weights"])
     tensors = {
-        "attention_weights": _digits(kept.get("attention_weights", drawn["attention_weights"])),
+        # Of a query that sees no key, like padding, eager attention averages all values, which are hidden.
+        "attention_weights": _digits(np.where(drawn["hidden_by"] != 0, 0, weights)),
         "masked_scores": _decimals(drawn["masked_scores"]),
         "hidden_by": _text(drawn["hidden_by"]),
     }

@@ -120,7 +120,8 @@ def html(saved: Mapping[str, Any], title: str = TITLE, *, has_batch: bool = Fals
     page = page.replace(TITLE, escape(title))
     if has_batch:
         page = page.replace('<label id="batch-label" hidden>', '<label id="batch-label">')
-    head = f'  <meta http-equiv="Content-Security-Policy" content="{policy}">\n  </head>'
+    style = f'<style nonce="{nonce}">body:has(#deflated) {{ visibility: hidden; }}</style>'  # until it has its own
+    head = f'  <meta http-equiv="Content-Security-Policy" content="{policy}">\n    {style}\n  </head>'
     data = f'<script type="text/plain" id="deflated">{packed}</script>'
     tail = f'{data}<script type="module" nonce="{nonce}">{LOADER}</script>\n  </body>'
     return page.replace("  </head>", head, 1).replace("</body>", tail, 1)

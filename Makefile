@@ -160,7 +160,7 @@ test-torch: $(TORCH_VENV)/.torch ## the tests that need torch
 	$(TORCH_BIN)/python -m pytest $(PARALLEL) -m torch
 
 .PHONY: test-peers
-test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody here wrote
+test-peers: $(TORCH_VENV)/.torch ## compare with implementations that nobody here wrote (Chromium at CHROMIUM=/usr/bin/chromium)
 	$(TORCH_BIN)/python -m pytest $(PARALLEL) tests/peers
 
 .PHONY: test-gpu

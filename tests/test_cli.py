@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -57,6 +58,22 @@ def test_heatmap_reads_standard_input_and_prints() -> None:
     wrong = run("heatmap", "-", "-o", "-", stdin='{"input": [[1, NaN]]}')
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert wrong.stderr == "InvalidJSON: /input/0/1: expected a finite number, got NaN\n"
+
+
+@pytest.mark.skipif(
+    find_spec("transformers") is not None, reason="tests/peers has what the command does with the extra"
+)
+def test_page_says_which_extra_it_needs(tmp_path: Path) -> None:
+    done = run("page", "a text", "--model", ".", "-o", str(tmp_path / "it.html"))
+    assert (done.returncode, done.stdout) == (2, "")
+    extra = "pip install 'attention-service[transformers]'"
+    assert done.stderr == f"this command needs the extra transformers, and torch: {extra}\n"
+    assert list(tmp_path.iterdir()) == []
+    missing = run("page", "a text", "--model", ".", "-o", str(tmp_path / "no" / "it.html"))
+    assert (missing.returncode, missing.stderr) == (
+        2,
+        f"{tmp_path}/no/it.html: expected a file in a directory that exists\n",
+    )
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 from uuid import uuid4
 
-from attention_service.commands import compare, conformance, heatmap, layers
+from attention_service.commands import compare, conformance, heatmap, layers, page
 from attention_service.commands.terminal import CommandError, reported
 from attention_service.printable import printable
 from attention_service.version import __version__
@@ -112,6 +112,7 @@ def parser() -> argparse.ArgumentParser:
     )
     compute.add_argument("request", metavar="REQUEST.json", help="file with the request, or - for standard input")
     heatmap.add_commands(add)
+    page.add_commands(add)
     compare.add_commands(add)
     add("openapi", _openapi, "print the OpenAPI document")
     add("key", _key, "make an API key, and its hash for ATTENTION_API_KEYS")

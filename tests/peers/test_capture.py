@@ -566,8 +566,9 @@ def test_the_programs_of_docs_models_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
     for block in blocks:
         for expression, value, said in block.execute():
             assert value == said, expression
-    found, shown = (texts(folder / "model.svg") for folder in (tmp_path, ROOT / "docs" / "images"))
-    assert len(found) == len(shown)
-    for one, other in zip(found, shown, strict=True):  # another processor may round another way
-        assert one == other or abs(float(one) - float(other)) < 0.011
+    for name in ("model.svg", "layers.svg"):
+        found, shown = (texts(folder / name) for folder in (tmp_path, ROOT / "docs" / "images"))
+        assert len(found) == len(shown)
+        for one, other in zip(found, shown, strict=True):  # another processor may round another way
+            assert one == other or abs(float(one) - float(other)) < 0.011
     assert attention_service.transformers.NAME in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")

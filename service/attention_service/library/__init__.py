@@ -3,7 +3,7 @@
 - functions: attend(), compare() and assert_attention() with all their parameters, generated from the schemas
 - assertion: what assert_attention() does with a report, WeakInputs
 - calls: what they do with their arguments; frames: labels from data frames
-- result: what attend() returns; report: what compare() returns
+- result: what attend() returns, page: as one HTML file; report: what compare() returns
 - types: the types of arguments
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -125,6 +126,19 @@ class AttentionResult(Result, Mapping[str, Any]):
 
         options = make_options(validate(HeatmapOptions, plain))
         return Heatmap.of(self._spec, self._plan, options)
+
+    def page(self, path: str | Path) -> None:
+        """Write the page with every stage of this request and each number by hand: one HTML file, without a server.
+
+        It is computed from the request anew. Errors: ValueError for more than 512 queries or keys, or more than 2²⁰
+        scores, OSError.
+        """
+        Path(path).write_text(self._page(), encoding="utf-8")
+
+    def _page(self) -> str:
+        from attention_service.library.page import page_of_request
+
+        return page_of_request(self._spec, self._plan)
 
     def _repr_html_(self) -> str | None:
         """What Jupyter, VS Code and Colab show: the picture, unless it would take seconds, above the `repr`.

@@ -1,7 +1,7 @@
 // From the forms of the page to a request, from its response to pictures.
 
 import { bounded, clamp, fillIn, find, make } from "./dom.js";
-import { Tensor, fromText, toText } from "./tensors.js";
+import { fromText, toText } from "./tensors.js";
 import { LEFT_OUT, SCORES, forStages, readFiles, requestOfText, sentenceRequest, sizesOf, withOptions } from "./request.js";
 import { post, postForTensors, session } from "./service.js";
 import { Result, View } from "./result.js";
@@ -10,10 +10,11 @@ import { paintHeads, paintLines } from "./heads.js";
 import { paintRow } from "./row.js";
 import { changedOptions, readForm, showFaults, showOptions, showPadding, writeAddress, writeForm } from "./controls.js";
 import { paintComparison } from "./compare.js";
+import { paintLayers } from "./layers.js";
 import { showLong } from "./long.js";
 import { MOST_TEXT, addressOf, asHtml, asProgram, copy, download, editable, pack, unpack } from "./share.js";
 
-const FIRST = { batch: 0, head: 0, query: 0, key: 0, feature: 0, stage: "attention_weights", colours: "", first: "" };
+const FIRST = { layer: 0, batch: 0, head: 0, query: 0, key: 0, feature: 0, stage: "attention_weights", colours: "", first: "" };
 const [LONGEST, MOST_SCORES, DELAY, SLOW] = [512, 2 ** 20, 10, 300];
 
 /** What a saved page holds. */
@@ -36,6 +37,7 @@ const view = () => state.result && new View(state.result, state.choice, choose);
 /** @type {Choose} */
 function choose(change) {
 	Object.assign(state.choice, change);
+	state.result = state.layers?.[state.choice.layer] ?? state.result;
 	paint();
 }
 
@@ -53,6 +55,7 @@ function paint() {
 	if (!saved) writeAddress(choice, firstChoice());
 	find("save-svg").disabled = find("save-png").disabled = !SCORES.includes(choice.stage);
 	for (const part of [paintStages, paintHeads, paintLines, paintRow]) part(shown);
+	paintLayers(shown, state.layers);
 	if (state.comparison) paintComparison(state.comparison, shown);
 }
 
@@ -237,15 +240,15 @@ function dropFiles(event) {
 }
 
 function restore() {
-	const { asked, answer, source, options, ...own } = saved;
-	const tensors = Object.entries(answer).filter(([, value]) => value instanceof Tensor);
-	Object.assign(state, { ...own, result: new Result(asked, Object.fromEntries(tensors), answer) });
+	const { layers, source, options, note, ...own } = saved;
+	Object.assign(state, own);
+	state.layers = layers.map((/** @type {Fields} */ { request, tensors, answer }) => new Result(request, tensors, answer));
 	writeForm("source", source);
-	writeForm("options", options);
+	showOptions(state.request, options);
 	showColours(state.choice);
 	document.querySelectorAll("form fieldset").forEach((inputs) => inputs.setAttribute("disabled", ""));
-	find("status").textContent = `${find("status").dataset.saved} · ${statusOf()}`;
-	paint();
+	choose({});
+	find("status").textContent = note ?? `${find("status").dataset.saved} · ${statusOf()}`;
 }
 
 function listen() {
@@ -297,7 +300,7 @@ function listenToShares() {
 	}
 	find("save-html").onclick = async () => {
 		const { examples, result, ...own } = state;
-		const content = { ...own, base, source: readForm("source"), options: readForm("options"), asked: asked(), answer: answer() };
+		const content = { ...own, base, source: readForm("source"), options: readForm("options"), layers: [{ request: asked(), answer: result?.answer, tensors: result?.tensors }] };
 		download("attention.html", addressOf(await asHtml(content)));
 	};
 }

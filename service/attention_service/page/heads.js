@@ -14,7 +14,7 @@ export function paintHeads(view) {
 	list.querySelectorAll("button").forEach((button, head) => {
 		button.setAttribute("aria-pressed", String(head === view.choice.head));
 		button.onclick = () => view.choose({ head });
-		button.children[0].replaceChildren(make("i", { class: `head${head % 9}` }), `Head ${head}`);
+		button.children[0].replaceChildren(make("i", { class: `head${head % 9}` }), `Head ${view.result.answer.heads?.[head] ?? head}`);
 		const own = view.with({ head });
 		keep(button.children[1], pixelsOf(own, own.grid("attention_weights"), "head"));
 	});

@@ -7,6 +7,9 @@ import { SCORES, layoutOf } from "./request.js";
 /** The axes of a block. @param {string} name @returns {{ rowAxis: Axis, colAxis: Axis }} */
 const axesOf = (name) => ({ rowAxis: name.startsWith("present_") ? "key" : "query", colAxis: SCORES.includes(name) ? "key" : "feature" });
 
+/** A stage that a saved page lacks. */
+const ABSENT = { b: 1, h: 1, rows: 0, cols: 0, values: new Float64Array() };
+
 /** What the service computed for a request. */
 export class Result {
 	/** @param {Fields} request @param {Fields} tensors @param {Fields} answer */
@@ -78,7 +81,7 @@ export class View {
 
 	/** @param {string} name */
 	block(name) {
-		const { b, h, rows, cols, values } = this.result.blocks[name];
+		const { b, h, rows, cols, values } = this.result.blocks[name] ?? ABSENT;
 		const at = Math.min(this.choice.batch, b - 1) * h + Math.floor((this.choice.head * h) / this.result.metadata.num_heads);
 		return { rows, cols, values: values.subarray(at * rows * cols, (at + 1) * rows * cols) };
 	}
@@ -134,8 +137,8 @@ export class View {
 
 	/** The position of a token, and its label if it has one. @param {Axis} axis @param {number} index */
 	place(axis, index) {
-		const label = this.label(axis, index);
-		return label === String(index) ? label : `${index} “\u2068${label}\u2069”`;
+		const [label, place] = [this.label(axis, index), this.result.answer[`${axis}_places`]?.[index] ?? index];
+		return label === String(place) ? label : `${place} “\u2068${label}\u2069”`;
 	}
 }
 

@@ -71,12 +71,12 @@ function weightSteps(view, { normalization, max, parts, sum }) {
 	// What queries and keys of distances add is not sent by itself.
 	const distance = request.relative_keys ? [row[0].reduce((left, number, n) => left - number * row[1][n], score)] : [];
 	const title = distance.length ? "Score, with relative_keys" : "Score";
-	const steps = [[title, products(row, score, distance)], ["Scaled", formula("{0} × {1}", score, scale, scaled)]];
+	const steps = scaled === undefined ? [] : [[title, products(row, score, distance)], ["Scaled", formula("{0} × {1}", score, scale, scaled)]];
 	if (request.softcap) steps.push(["Capped", formula("{0} · tanh({1} / {0})", request.softcap, scaled, capped)]);
 	const hidden = whyHidden(view);
 	if (hidden) return [...steps, ["Masked", `−∞: ${hidden}`], ["Weight", "0"]];
 	const added = ["bias", "alibi_slopes"].filter((name) => request[name]).map((name) => ` (${name})`);
-	if (masked !== capped) steps.push(["Masked", formula(`{0} + {1}${added.join("")}`, capped, masked - capped, masked)]);
+	if (masked !== capped) steps.push(["Masked", capped === undefined ? show(masked) : formula(`{0} + {1}${added.join("")}`, capped, masked - capped, masked)]);
 	const part = parts[view.choice.key];
 	if (normalization === "sigmoid") return [...steps, ["Weight", formula("1 / (1 + exp(−{0}))", masked, weight)]];
 	if (normalization === "softmax") {
@@ -100,6 +100,7 @@ function featureStep(view) {
 	const row = part === stage ? query : key - (shapeOf(request.past_key).at(-2) ?? 0);
 	if (row < 0) return ["From the past", `${show(value, 6)}, as sent`];
 	const [map, isOutput] = [request.projection?.[part], part === "output"];
+	if (!isOutput && !blocks[`given.${part}`]) return ["In the model", show(value)];
 	const at = Math.floor((head * blocks[stage].h) / metadata.num_heads) * blocks[stage].cols + feature; // over all heads
 	const source = isOutput ? view.allHeads("head_outputs") : view.row(`given.${part}`, row);
 	const gates = isOutput && request.gate ? view.allHeads("gate") : [];
@@ -123,6 +124,7 @@ export function paintRow(view) {
 	const { stage } = view.choice;
 	const all = partsOf(view);
 	const steps = SCORES.includes(stage) ? weightSteps(view, all) : [featureStep(view)];
+	if (view.result.answer.digits) steps[0][1] = steps[0][1].replace("=", "≈"); // of rounded factors
 	for (const step of isHalf(view) ? steps : []) {
 		if (!/Exp|Sum/.test(step[0])) step[1] = step[1].replace(/ [=≈] (?=\S+$)/, `, rounded to ${view.result.metadata.dtype}: `);
 	}
@@ -150,7 +152,7 @@ function rowsOf(view, { normalization, parts, sum }, keys) {
 	/** @param {number[]} values */
 	const listed = (values, factor = 1) => joined(values.map((value, n) => (n < 8 ? show(value * factor, 3) : "")), ", ", 8);
 	const rows = keys.map((key) => {
-		const numbers = [scaled[key], masked[key], parts[key], weights[key], listed(view.row("present_value", key), weights[key])];
+		const numbers = [scaled[key] ?? "", masked[key], parts[key], weights[key], listed(view.row("present_value", key), weights[key])];
 		const row = tableRow(view.label("key", key), numbers, { "data-key": key });
 		row.onclick = () => view.choose({ key });
 		return row;

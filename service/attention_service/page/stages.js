@@ -9,6 +9,8 @@ export function paintStages(view) {
 	const { choice, choose } = view;
 	for (const button of find("pipeline").querySelectorAll("button")) {
 		const { value: name, dataset } = button;
+		button.hidden = !view.result.blocks[name];
+		if (button.hidden) continue;
 		const before = dataset.before; // equal, unless an option changes it
 		button.classList.toggle("same", !!before && view.once(`${name} same`, () => areEqual(view.block(name).values, view.block(before).values)));
 		button.setAttribute("aria-pressed", String(name === choice.stage));
@@ -35,7 +37,7 @@ function paintLarge(view) {
 	/** @param {View} shown */
 	const textOf = (shown) => {
 		const hidden = /masked|weights/.test(grid.name) && whyHidden(shown);
-		return `${shown.names(grid.name).join(", ")}: ${hidden || show(shown.at(grid.name), 6)}`;
+		return `${shown.names(grid.name).join(", ")}: ${hidden || show(shown.at(grid.name), view.result.answer.digits ?? 6)}`;
 	};
 	large.onpointermove = (event) => {
 		const isCell = event.target instanceof SVGImageElement;

@@ -24,8 +24,8 @@ declare global {
   /** The numbers of one picture, whose colours reach at least to `least`. */
   type Grid = { name: string; values: Numbers; rows: number; cols: number; rowAxis: Axis; colAxis: Axis; least?: number };
   /** What the user looks at. */
-  type Choice = { batch: number; head: number; query: number; key: number; feature: number; stage: string; colours: string; first: string };
-  type State = { examples: Fields; request: Fields; choice: Choice; result?: Result; comparison?: Fields };
+  type Choice = { layer: number; batch: number; head: number; query: number; key: number; feature: number; stage: string; colours: string; first: string };
+  type State = { examples: Fields; request: Fields; choice: Choice; result?: Result; comparison?: Fields; layers?: Result[] };
   type Choose = (change: Partial<Choice>) => void;
   type Token = { axis: "query" | "key"; index: number };
   type Line = { query: number; key: number; weight: number; head: number };
@@ -148,6 +148,12 @@ declare global {
   /** Stripes on hidden cells: one path for each cause. */
   type drawStripes = (view: View, grid: Grid, size: number) => SVGElement[];
   type drawNumbers = (view: View, grid: Grid, size: number) => SVGElement[];
+
+  // layers.js
+  /** Shows which layer and head are chosen, and the weights of all. */
+  type paintLayers = (view: View, results?: Result[]) => void;
+  /** Makes the table of all heads and the tabs, in which arrow keys move. */
+  type build = (results: Result[]) => void;
 
   // long.js
   /** Shows a stage of one head, drawn by the service. */
@@ -275,8 +281,8 @@ declare global {
     example: HTMLSelectElement; lesson: HTMLElement; lessons: HTMLElement; more: HTMLDetailsElement; notebooks: HTMLElement; padding: HTMLElement; file: HTMLInputElement;
     heads: HTMLElement; key: HTMLInputElement; large: HTMLElement; legend: HTMLElement; lines: HTMLElement; long: HTMLElement;
     colours: HTMLSelectElement; first: HTMLInputElement; hint: HTMLElement; pictures: HTMLElement;
-    normalization: HTMLElement; notice: HTMLElement; numbers: HTMLDetailsElement; options: HTMLFormElement; packed: HTMLInputElement; pasted: HTMLTextAreaElement; pipeline: HTMLElement; problem: HTMLElement;
+    model: HTMLElement; normalization: HTMLElement; notice: HTMLElement; numbers: HTMLDetailsElement; options: HTMLFormElement; overview: HTMLElement; packed: HTMLInputElement; pasted: HTMLTextAreaElement; pipeline: HTMLElement; problem: HTMLElement;
     python: HTMLTemplateElement; range: HTMLElement; readout: HTMLElement; reasons: HTMLTemplateElement; report: HTMLElement; row: HTMLTableSectionElement; sentence: HTMLFieldSetElement; source: HTMLFormElement;
-    short: HTMLElement; status: HTMLElement; steps: HTMLElement; table: HTMLElement; theme: HTMLElement;
+    short: HTMLElement; status: HTMLElement; steps: HTMLElement; table: HTMLElement; tabs: HTMLElement; theme: HTMLElement;
   }
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Result
@@ -54,6 +54,13 @@ class HeatmapRequested:
         """The picture as a file of a media type."""
         return FORMATS[media_type](layout(picture, self.options), self.options.theme)
 
+    def __str__(self) -> str:
+        chosen, sizes = self.plan.selection, self.plan.sizes
+        heads = sizes.num_heads if chosen.heads is None else len(chosen.heads)
+        queries = sizes.query_length if chosen.queries is None else len(chosen.queries)
+        parts = counted(heads, "head"), counted(queries, "query"), counted(sizes.key_length, "key")
+        return f"{self.options.stage}, {parts[0]}, {parts[1]} by {parts[2]}"
+
 
 def make_heatmap_request(decoded: Decoded, layer: Layer | None = None) -> HeatmapRequested:
     """The heatmap that decoded fields ask for. layer: the stored layer that they name
@@ -67,7 +74,17 @@ def make_heatmap_request(decoded: Decoded, layer: Layer | None = None) -> Heatma
     return wanted
 
 
-def draw(wanted: HeatmapRequested, media_type: str, backend: Backend) -> bytes:
+class Drawable(Protocol):
+    """What a Heatmap draws: a request that was validated, whose text says what it shows."""
+
+    def picture(self, backend: Backend) -> Any:
+        """The numbers. Errors: InvalidRequest of every kind."""
+
+    def written(self, picture: Any, media_type: str) -> bytes:
+        """The picture as a file of a media type."""
+
+
+def draw(wanted: Drawable, media_type: str, backend: Backend) -> bytes:
     """The bytes of a heatmap. backend: NumPy's. Errors: InvalidRequest of every kind."""
     return wanted.written(wanted.picture(backend), media_type)
 
@@ -77,10 +94,12 @@ class Heatmap:
 
     heatmap.save("weights.svg")
     heatmap.svg, heatmap.png
+
+    requested: what is drawn
     """
 
-    def __init__(self, wanted: HeatmapRequested, backend: Backend) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: Drawable, backend: Backend) -> None:
+        self.requested = wanted
         self._backend = backend
 
     @classmethod
@@ -95,12 +114,12 @@ class Heatmap:
     @cached_property
     def svg(self) -> str:
         """The picture as SVG."""
-        return draw(self._wanted, SVG, self._backend).decode()
+        return draw(self.requested, SVG, self._backend).decode()
 
     @cached_property
     def png(self) -> bytes:
         """The picture as PNG."""
-        return draw(self._wanted, PNG, self._backend)
+        return draw(self.requested, PNG, self._backend)
 
     def save(self, path: str | Path) -> None:
         """Write the picture, as SVG or PNG by the suffix of the file. Errors: ValueError for another suffix, OSError"""
@@ -111,12 +130,7 @@ class Heatmap:
         file.write_bytes(self.svg.encode() if media_type == SVG else self.png)
 
     def __repr__(self) -> str:
-        plan, stage = self._wanted.plan, self._wanted.options.stage
-        chosen, sizes = plan.selection, plan.sizes
-        heads = sizes.num_heads if chosen.heads is None else len(chosen.heads)
-        queries = sizes.query_length if chosen.queries is None else len(chosen.queries)
-        parts = counted(heads, "head"), counted(queries, "query"), counted(sizes.key_length, "key")
-        return f"Heatmap: {stage}, {parts[0]}, {parts[1]} by {parts[2]}"
+        return f"Heatmap: {self.requested}"
 
     @property
     def html(self) -> str:

@@ -101,7 +101,7 @@ def layout(picture: Picture, options: Options) -> Drawing:
     title = plain(options.title) if options.title is not None else _title(picture)
     grid = _grid(picture, HEADER if title or picture.bins else MARGIN + FONT)
     right, bottom = grid.end(len(picture.panels))
-    width = max(right + MARGIN, 2 * MARGIN + max(text_width(title, FONT + 2), _legend_width(picture)))
+    width = max(right + MARGIN, 2 * MARGIN + max(text_width(title, FONT + 2), legend_width(picture)))
     drawing = Drawing(width, bottom + LEGEND + MARGIN, title or _title(picture))
     drawing.shapes.append(Box(0, 0, drawing.width, drawing.height, "paper"))
     if title:
@@ -112,7 +112,7 @@ def layout(picture: Picture, options: Options) -> Drawing:
     _add_cells(drawing, picture, painter, grid, options)
     for number, panel in enumerate(picture.panels):
         _add_frame(drawing, picture, panel, grid, number)
-    _add_legend(drawing, picture, painter, bottom + 22)
+    add_legend(drawing, picture, painter, bottom + 22)
     return drawing
 
 
@@ -289,12 +289,13 @@ def _add_column_labels(drawing: Drawing, axis: Axis, grid: Grid, x: float, y: fl
     drawing.shapes.append(Text(middle, y - _header_room(axis, grid.cell) - 6, axis.what, SMALL, "muted", "middle"))
 
 
-def _legend_width(picture: Picture) -> float:
+def legend_width(picture: Picture) -> float:
+    """The pixels that the legend takes from the left margin on."""
     names = [text_width(name, SMALL) + SWATCH + 18 for name in picture.causes.values()]
     return BAR + 24 + sum(names) + (text_width(HIDDEN, SMALL) + 8 if names else 0)
 
 
-def _add_legend(drawing: Drawing, picture: Picture, painter: Painter, y: float) -> None:
+def add_legend(drawing: Drawing, picture: Picture, painter: Painter, y: float) -> None:
     """The colour map with its numbers, and what hides cells."""
     steps = 64
     bar = painter.colours(np.linspace(0, 1, steps))[None]

@@ -7,7 +7,7 @@
 - call: what a model asks for, as the fields of a request; refuses what has no field
 - engine: where requests are computed
 - recorder: capture(), with its arguments checked in arguments, the masks of every implementation in visible, the
-  roles and labels of layers in labels, and the results in captured
+  roles and labels of layers in labels, and the results in captured, which pages writes as one HTML file
 """
 
 from __future__ import annotations

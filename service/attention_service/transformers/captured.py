@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,25 @@ import numpy as np
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Result
 from attention_service.attention.spec import AttentionSpec
+from attention_service.backends.registry import Backends
 from attention_service.codecs.decoded import Decoded
 from attention_service.library import AttentionResult
-from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.library.page import check_size
+from attention_service.pipeline.prepare import make_spec_and_plan, planned
 from attention_service.render.heatmap import Heatmap
+from attention_service.render.overview import MAX_CELLS, OverviewRequested, OverviewRow
+from attention_service.schemas.heatmap import Theme
+from attention_service.transformers.pages import (
+    MOST_IN_NOTEBOOK,
+    PageLayer,
+    check_sizes,
+    in_frame,
+    page_of_layers,
+)
 
 # Stages that a picture can be drawn of from what is kept.
 DRAWN = ("attention_weights", "masked_scores")
+TITLE = "Attention, layer by layer"
 
 
 class CapturedAttention(AttentionResult):
@@ -50,6 +63,27 @@ class CapturedAttention(AttentionResult):
         if stage not in DRAWN:
             raise ValueError(f"a captured layer draws {' or '.join(DRAWN)}, not {stage}")
         return super().heatmap(stage, **options)
+
+    @property
+    def size(self) -> int:
+        """The number of weights."""
+        return self._plan.score_count
+
+    def page_layer(self, name: str) -> PageLayer:
+        """The layer as a page shows it. name: of the layer there
+
+        Errors: ValueError for more than a page shows."""
+        check_size(self._plan)
+        spec, plan = planned(self._spec._replace(include=("attention_weights", "masked_scores", "hidden_by")))
+        drawn = Backends().choose("numpy", "cpu").program(plan, spec)(spec.sources, None)
+        sinks = {} if spec.sinks is None else {"sinks": spec.sinks.tolist()}
+        sides = {"query_tokens": self.query_tokens, "key_tokens": self.key_tokens}
+        labels = {side: tokens for side, tokens in sides.items() if tokens is not None}
+        return PageLayer(name, self.rows, self.heads, self, drawn, sinks, labels)
+
+    def _page(self) -> str:
+        check_sizes([self.size])
+        return page_of_layers([self.page_layer(f"Layer {self.layer}")], f"Attention of layer {self.layer}")
 
 
 class Captured(Mapping[int, CapturedAttention]):
@@ -106,6 +140,52 @@ class Captured(Mapping[int, CapturedAttention]):
         there = f"there are {', '.join(map(str, self))}" if self.calls else "none is"
         needed = "its model must run within `with capture(…)` and call attention by transformers' AttentionInterface"
         raise KeyError(f"layer {index if layer < 0 else layer} is not captured; {there}. To be captured, {needed}")
+
+    def heatmap(
+        self, stage: Any = "attention_weights", *, theme: Theme = "auto", title: str | None = None, **options: Any
+    ) -> Heatmap:
+        """A picture of all layers and heads: a row for each layer, a small heatmap for each head, one scale of colours.
+
+        options: of AttentionResult, but that each heatmap has up to 64 cells on a side (max_cells), without numbers
+
+        Errors: ValueError if nothing is captured, or for another stage, InvalidRequest for a wrong argument.
+        """
+        calls = self._last_calls()
+        check_sizes([call.size for call in calls])
+        options = {"max_cells": MAX_CELLS, **options, "theme": theme, "title": title}
+        pictures = [call.heatmap(stage, **options).requested for call in calls]
+        rows = [
+            OverviewRow(name, list(map(str, call.heads)), picture)
+            for name, call, picture in zip(_names(calls), calls, pictures, strict=True)
+        ]
+        return Heatmap(OverviewRequested(rows, stage, theme, title), Backends().choose("numpy", "cpu"))
+
+    def page(self, path: str | Path, *, title: str = TITLE) -> None:
+        """Write a page of all layers: one HTML file, which needs no server.
+
+        It has all heads of all layers, each as a heatmap and as lines between tokens, and each row by hand. If query,
+        key, value, scores, scaled_scores and capped_scores were captured, it has these, too. Of a layer that ran
+        several times, it has the last call.
+
+        Errors: ValueError if nothing is captured, or for more than 512 queries or keys, 2²⁰ weights of a layer, or
+        2²² of all; OSError.
+        """
+        Path(path).write_text(self._page(title), encoding="utf-8")
+
+    def _page(self, title: str = TITLE) -> str:
+        calls = self._last_calls()
+        check_sizes([call.size for call in calls])
+        named = zip(calls, _names(calls), strict=True)
+        return page_of_layers([call.page_layer(name) for call, name in named], title)
+
+    def _repr_html_(self) -> str | None:
+        """What Jupyter, VS Code and Colab show: the page, unless a notebook would become too large by it."""
+        size = sum(call.size for call in self._last_calls())
+        return in_frame(self._page()) if 0 < size <= MOST_IN_NOTEBOOK else None
+
+    def _last_calls(self) -> list[CapturedAttention]:
+        """The last call of each module, in the order of their first calls."""
+        return list(dict(zip(self._identities, self.calls, strict=True)).values())
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._modules))
@@ -167,6 +247,14 @@ def picture_of(
         **labels,
     }
     return make_spec_and_plan(Decoded(light, frozenset()), allow_non_finite=True)
+
+
+def _names(calls: Sequence[CapturedAttention]) -> list[str]:
+    """The names of layers: with their roles if there are several, and with their modules if these are not enough."""
+    names = [f"Layer {call.layer}" for call in calls]
+    if len(set(names)) < len(names):
+        names = [f"{call.role} {call.layer}".capitalize() for call in calls]
+    return names if len(set(names)) == len(names) else [call.module for call in calls]
 
 
 def _listed(numbers: list[int]) -> str:

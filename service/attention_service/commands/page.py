@@ -1,0 +1,96 @@
+"""The command `page`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from attention_service.commands.terminal import CommandError, Progress, reported
+
+EXTRA: Final = "this command needs the extra transformers, and torch: pip install 'attention-service[transformers]'"
+# What a page shows of each step before the masks.
+EVERY_STAGE: Final = ("query", "key", "value", "scores", "scaled_scores", "capped_scores")
+
+
+def add_commands(add: Callable[..., Any]) -> None:
+    """Add the command. add: adds a command by its name, function, help and description, and returns its parser"""
+    page = add(
+        "page",
+        run_page,
+        "write the attention of a model on a text as one HTML file",
+        "Run a model of Hugging Face transformers on a text, and write what its tokens attend to, in all layers and "
+        "heads, as one HTML file, which needs no server. Of a model with an encoder and a decoder the encoder runs. "
+        "Needs the extra transformers.",
+    )
+    page.add_argument("text", metavar="TEXT", help="what the model reads")
+    page.add_argument("--model", metavar="MODEL", required=True, help="directory of a model, or its name on the hub")
+    page.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write, .html")
+    page.add_argument("--layers", type=int, nargs="+", metavar="N", help="indices of layers (default: all)")
+    page.add_argument("--heads", type=int, nargs="+", metavar="N", help="indices of heads (default: all)")
+    page.add_argument(
+        "--every-stage",
+        action="store_true",
+        help="with queries, keys, values and all scores, for each number by hand; the file is four times as large",
+    )
+    page.add_argument("--title", help="title of the page (default: the names of model and text)")
+
+
+def run_page(options: argparse.Namespace) -> int:
+    """Write the page of the command, and return the exit status."""
+    output = Path(options.output)
+    if output.is_dir() or not output.parent.is_dir():  # known before a large model is loaded
+        raise CommandError(f"{output}: expected a file in a directory that exists", 2)
+    try:
+        import torch
+        from huggingface_hub.utils import logging as hub_logging
+        from transformers import AutoConfig, AutoModel, AutoTokenizer
+        from transformers.utils import logging
+
+        from attention_service.render.drawing import counted
+        from attention_service.transformers import capture
+    except ImportError:
+        raise CommandError(EXTRA, 2) from None
+    hub_logging.set_verbosity_error()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with Progress() as progress:
+        progress.show(f"loading {options.model}")
+        with _one_line(options.model, 2):
+            config = AutoConfig.from_pretrained(options.model, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
+            model = AutoModel.from_pretrained(options.model, config=config, trust_remote_code=False).eval()
+        if config.is_encoder_decoder:
+            model = model.get_encoder()
+        progress.show("running the model")
+        with _one_line(options.model, 1):
+            inputs = tokenizer(options.text, return_tensors="pt")
+            tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
+            include = ["attention_weights", *(EVERY_STAGE if options.every_stage else ())]
+            chosen = {"layers": options.layers, "heads": options.heads, "include": include, "tokens": tokens}
+            with torch.no_grad(), capture(model=model, **chosen) as captured:
+                model(**inputs)
+            if not captured:
+                raise ValueError("this model does not call its attention by the interface of transformers")
+            name = Path(options.model).resolve().name if Path(options.model).exists() else options.model
+            with reported():
+                captured.page(output, title=options.title or f"{name}: {options.text}")
+    heads = max(len(call.heads) for call in captured.calls)
+    parts = counted(len(captured), "layer"), counted(heads, "head"), counted(len(tokens), "token")
+    print(f"{output}: {', '.join(parts)}, {output.stat().st_size:,} bytes")
+    return 0
+
+
+@contextmanager
+def _one_line(model: str, status: int) -> Iterator[None]:
+    """Turn any error into a CommandError with its first line: files of models and their code raise all kinds."""
+    try:
+        yield
+    except CommandError:
+        raise
+    except Exception as error:
+        raise CommandError(
+            f"{model}: {str(error).strip().partition(chr(10))[0] or type(error).__name__}", status
+        ) from None

@@ -25,7 +25,8 @@ LITERALS: Final = (
     "NormOver",
     "NormPosition",
     "Activation",
-    "Output",
+    "Included",
+    "AllGradients",
 )
 # The types of fields by their names; all literals in a request have one. Editors complete a literal also beside str,
 # and a variable that is a str needs no cast.
@@ -51,14 +52,15 @@ from typing import Any, Literal, Never, TypedDict
 
 from attention_service.attention.spec import (
     Activation,
+    AllGradients,
     Backend,
     DType,
+    Included,
     Layout,
     Normalization,
     NormKind,
     NormOver,
     NormPosition,
-    Output,
 )
 from attention_service.errors import InvalidRequest
 from attention_service.library import calls
@@ -247,8 +249,8 @@ def type_of(annotation: Any, metadata: list[Any] | None = None, *, nested: bool 
 def default_of(field: FieldInfo) -> str:
     """The default of a field as Python."""
     value = field.default
-    if isinstance(value, tuple):
-        return f"({', '.join(map(json.dumps, value))}{',' * (len(value) == 1)})"
+    if isinstance(value, tuple):  # which depends on other fields
+        return "None"
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 

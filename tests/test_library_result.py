@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attention_service import attend, compare
-from attention_service.attention.outputs import OUTPUTS
+from attention_service.attention.outputs import FORWARD
 from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Result
 from attention_service.backends.numpy.backend import NumpyBackend
@@ -47,7 +47,7 @@ def test_results_are_looked_up_by_name() -> None:
 
 
 def test_every_output_is_an_attribute_that_is_completed() -> None:
-    names = list(OUTPUTS)
+    names = list(FORWARD)
     result = attend(input=ONES, include=names)
     assert {"output", *names} <= set(dir(result))
     assert result._ipython_key_completions_() == list(result)

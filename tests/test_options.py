@@ -17,7 +17,7 @@ import attention_service
 from attention_service.attention import merging
 from attention_service.attention.operands import make_operands
 from attention_service.attention.options import ALWAYS
-from attention_service.attention.outputs import OUTPUTS as TABLE
+from attention_service.attention.outputs import FORWARD
 from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Result, make_result
@@ -44,7 +44,7 @@ PLAIN = plain(B, H, L, D)
 ARRAYS: dict[str, Any] = PLAIN.sources
 UNUSUAL = unusual(B, H, L, D)
 OUTPUTS: dict[str, dict[str, Any]] = {
-    f"include {name}": {"include": ("attention_weights", name)} for name in TABLE if name != "attention_weights"
+    f"include {name}": {"include": ("attention_weights", name)} for name in FORWARD if name != "attention_weights"
 }
 CHANGES = UNUSUAL | OUTPUTS | {"include nothing": {"include": ()}, "one vector": {"query": numbers(12)}}
 
@@ -264,9 +264,11 @@ READERS = {
     "attention/merging.py": "MERGEABLE",
     "attention/result.py": GENERAL,
     "attention/tiles.py": GENERAL,
+    "backends/dense/backward.py": "tests/test_gradients.py holds every option against torch",
     "backends/dense/binning.py": "bins weights that the general path computed, and what its masks hide",
     "backends/dense/compute.py": GENERAL,
     "backends/dense/gates.py": GENERAL,
+    "backends/dense/gradients.py": "tests/test_gradients.py holds every option against torch",
     "backends/dense/numerics.py": GENERAL,
     "backends/dense/operands.py": GENERAL,
     "backends/dense/scores.py": GENERAL,

@@ -11,7 +11,7 @@ import pytest
 
 from attention_service import attend, library
 from attention_service.attention import plan as plans
-from attention_service.attention.outputs import OUTPUTS
+from attention_service.attention.outputs import FORWARD
 from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec, Output
 from attention_service.attention.terms.selected import SelectedKeys
@@ -157,7 +157,7 @@ def test_gathered_keys_are_those_of_a_mask_in_every_type(backend: str, dtype: An
     np.testing.assert_allclose(found.output.astype(float), expected.output.astype(float), tolerance, tolerance)
 
 
-@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("name", FORWARD)
 def test_keys_are_gathered_unless_an_output_has_all_of_them(name: Output, gathered: list[Tile]) -> None:
     indices = np.random.default_rng(6).integers(-1, K, (B, H, Q, 4))
     found = attend(**request(), selected_keys=indices, include=[name])

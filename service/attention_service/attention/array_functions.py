@@ -22,3 +22,10 @@ class ArrayFunctions(Protocol):
 
     def load(self, array: np.ndarray, /) -> Array:
         """An array of NumPy in the library, floats in that type."""
+
+
+class BackwardFunctions(ArrayFunctions, Protocol):
+    """What the backward passes of steps and terms need beside."""
+
+    def sums_at(self, array: Array, places: np.ndarray, count: int, /) -> Array:
+        """The numbers (…, x) with the same place, (…, x) each, in the last axis summed: (…, count)."""

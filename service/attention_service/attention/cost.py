@@ -56,15 +56,17 @@ def peak_bytes(plan: Plan, working: int, copied: int | None = None) -> int:
     sizes, computing = plan.sizes, plan.compute_dtype.itemsize
     kept, loading = _operand_bytes(plan)
     gates, making, gating = _gate_bytes(plan)
-    kept, loading = kept + gates, loading + making
+    kept, loading = kept + gates + gradient_bytes(plan), loading + making
     finishing, changed = _output_step_bytes(plan)
     queries = sizes.batch_size * sizes.num_heads * sizes.query_length
     outputs = queries * sizes.value_dim * computing
-    is_scaled = "scores" not in plan.selection.include and not any(term.reads_query for term in plan.terms)
+    after_tiles = () if plan.gradients is None else [gradient.name for gradient in plan.gradients.wanted]
+    reads_scores = "scores" in plan.selection.include or plan.gradients is not None
+    is_scaled = not (reads_scores or any(term.reads_query for term in plan.terms))
     scaled = queries * sizes.head_dim * computing * is_scaled
     mapped = 0 if plan.roles.output_map is None else prod(plan.output_shape(OUTPUT)) * computing
     returned = plan.returned_bytes
-    collected = returned - plan.output_bytes(OUTPUT)
+    collected = returned - plan.output_bytes(OUTPUT) - sum(map(plan.output_bytes, after_tiles))
     # A boolean for each number, when the largest finite one is looked for.
     scanned = max((array.size for term in plan.terms for array in term.arrays if array.dtype != bool), default=0)
     after = max(finishing, changed + mapped + gating)
@@ -137,6 +139,48 @@ def _output_step_bytes(plan: Plan) -> tuple[int, int]:
     return _changing_bytes(plan.output_steps, size, q), bool(plan.output_steps) * size
 
 
+def gradient_bytes(plan: Plan) -> int:
+    """Upper bound of the bytes of gradients as tiles add them up, and on their way to fields, beside what is returned.
+
+    0 without gradients.
+    """
+    if plan.gradients is None:
+        return 0
+    h, _, b, q, _, _, e = plan.sizes
+    sums = sum(map(prod, plan.gradient_shapes.values()))
+    # The cotangent, its gated form, and that of the head outputs; the outputs once more for gate and map.
+    has_gate = plan.gate is not None or plan.roles.gate_map is not None
+    has_map = plan.roles.output_map is not None
+    outputs = b * h * q * e * (2 + 4 * has_gate + 3 * has_map + 4 * bool(plan.output_steps))
+    changed = [0]
+    for (role, given, new, past), steps in zip(_inputs(plan), plan.steps, strict=True):
+        weight = 0 if role.map is None else role.map.weight.size
+        changed.append(
+            (new + past) * (2 + 4 * len(steps)) + (role.map is not None) * (2 * new + 2 * given + 2 * weight)
+        )
+    return (sums + outputs + max(changed)) * plan.compute_dtype.itemsize
+
+
+def gradient_tile_bytes(plan: Plan, tile: tuple[int, int, int, int]) -> int:
+    """Upper bound of the bytes that the gradients of a tile of these lengths (b, h, r, k) take; 0 without gradients."""
+    if plan.gradients is None:
+        return 0
+    b, h, r, k = tile
+    *_, d, e = plan.sizes
+    shapes = plan.gradient_shapes
+    # Of the weights and of the scores, and a product on the way; what is kept of former stages; what is hidden.
+    matrices = (
+        (1 if plan.gradients.output is None else 3)
+        + 4 * (plan.softcap is not None)
+        + 2 * ("scale" in shapes)
+        + (plan.normalization != "softmax")
+    )
+    matrices += sum(len(shape) == 4 for name, shape in shapes.items() if name == "bias")
+    # What a tile adds to gradients waits until all tiles before it were added.
+    added = b * h * sum(part * (role in shapes) for role, part in (("query", r * d), ("key", k * d), ("value", k * e)))
+    return (prod(tile) * matrices + added) * plan.compute_dtype.itemsize
+
+
 def _gate_bytes(plan: Plan) -> tuple[int, int, int]:
     """Bytes of the gates; their peak while they are made; and of what multiplying the outputs by them takes beside."""
     linear, computing = plan.roles.gate_map, plan.compute_dtype.itemsize
@@ -184,7 +228,7 @@ def working_bytes(plan: Plan, tiling: Tiling) -> int:
     # Masks that are made and combined; and some of the scores by themselves.
     masks, beside = mask_bytes(plan, tile)
     memory += 3 * masks + beside + scores // 2 + gathered_bytes(plan, tile)
-    memory += sum(term.added_size(tile) for term in plan.terms) * computing
+    memory += sum(term.added_size(tile) for term in plan.terms) * computing + gradient_tile_bytes(plan, tile)
     if chosen.heads is not None or chosen.queries is not None:
         memory += scores * computing
     if chosen.average_heads:

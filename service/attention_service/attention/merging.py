@@ -11,7 +11,7 @@ import numpy as np
 from attention_service.attention.cost import arrays_of
 from attention_service.attention.operands import Operands
 from attention_service.attention.options import ALWAYS
-from attention_service.attention.outputs import OUTPUTS
+from attention_service.attention.outputs import FORWARD
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Computed
 
@@ -19,7 +19,7 @@ from attention_service.attention.result import Computed
 MERGEABLE: Final = (
     ALWAYS
     | {"softcap", "single_query", "terms.Causal.high", "terms.KeyLengths.booleans", "terms.QueryLengths.booleans"}
-    | {"selection.average_heads", "selection.top_k", *(f"selection.include.{name}" for name in OUTPUTS)}
+    | {"selection.average_heads", "selection.top_k", *(f"selection.include.{name}" for name in FORWARD)}
 )
 
 

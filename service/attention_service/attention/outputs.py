@@ -13,7 +13,7 @@ from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec, Output
 from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, ShapeMismatch
 
-Stage = Literal["scores", "row_sums", "weights", "operands", "heads"]
+Stage = Literal["scores", "row_sums", "weights", "operands", "heads", "gradients"]
 
 # What is returned beside the names of `include`: the output of attention, and the keys of the largest weights.
 OUTPUT: Final = "output"
@@ -27,7 +27,7 @@ class OutputRow:
     axes: as a backend computes it. b batch, h query heads, g key/value heads, q queries, k keys, n keys without the
           past, d and e features
     step: the step that computes it: the scores on their way to weights, the sums of the rows that the softmax divides
-            by, the weights, the loaded operands, or the outputs of the heads
+            by, the weights, the loaded operands, the outputs of the heads, or the backward pass
     averaged: True if `average_heads` averages it
     in_compute_dtype: True if it is returned in the type that is computed in, not in the type of the request
     may_be_minus_infinity: True if -inf is a regular value
@@ -48,7 +48,7 @@ class OutputRow:
     @property
     def is_selected(self) -> bool:
         """True if `select_heads` and `select_queries` apply."""
-        return self.step in ("scores", "row_sums", "weights")
+        return self.step in ("scores", "row_sums", "weights", "gradients")
 
     @property
     def is_score_matrix(self) -> bool:
@@ -73,7 +73,12 @@ OUTPUTS: Final[Mapping[Output, OutputRow]] = {
     "head_outputs": OutputRow("bhqe", "heads"),
     "present_key": OutputRow("bgkd", "operands", keeps_heads=True),
     "present_value": OutputRow("bgke", "operands", keeps_heads=True),
+    "grad_masked_scores": OutputRow("bhqk", "gradients", in_compute_dtype=True),
+    "grad_scaled_scores": OutputRow("bhqk", "gradients", in_compute_dtype=True),
+    "grad_scores": OutputRow("bhqk", "gradients", in_compute_dtype=True),
 }
+# The outputs of a forward computation.
+FORWARD: Final = tuple(name for name, row in OUTPUTS.items() if row.step != "gradients")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ def row_of(name: str) -> OutputRow:
 
 def make_selection(spec: AttentionSpec, sizes: Sizes) -> Selection:
     """The selection of a request. Errors: FieldConflict, InvalidArray, InvalidValue, ShapeMismatch."""
-    include = frozenset(spec.include)
+    include = frozenset(cast(Output, name) for name in spec.include if name in OUTPUTS)
     if spec.normalization != "softmax":
         for name in ("logsumexp", "entropy", "weights_without_sinks"):
             if name in include:

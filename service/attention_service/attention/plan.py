@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from attention_service.attention.arrays import compute_dtype
+from attention_service.attention.gradients import FieldGradient, Gradients
 from attention_service.attention.options import options_of
 from attention_service.attention.outputs import (
     OUTPUT,
@@ -61,6 +62,7 @@ class Plan:
     sinks:         (h,), one logit for each head that takes weight and has no value
     row_sinks:     (b, h, q), one such logit for each row
     gate:          (b, h, q, e or 1), what the head outputs are multiplied by
+    gradients:     what is differentiated; None for no backward pass
     single_query:  True if the query came as a vector, so that its axis is dropped from the answer
     """
 
@@ -80,6 +82,7 @@ class Plan:
     normalization: Normalization = "softmax"
     output_steps: Steps = ()
     gate: np.ndarray | None = None
+    gradients: Gradients | None = None
     single_query: bool = False
     notices: tuple[Notice, ...] = ()
 
@@ -143,7 +146,7 @@ class Plan:
         Every key is if an output has a number for each key, or if so many keys are selected that it is faster.
         """
         term = next((term for term in self.terms if isinstance(term, SelectedKeys)), None)
-        if term is None or any(has_all_keys(name) for name in self.selection.include):
+        if term is None or self.gradients is not None or any(has_all_keys(name) for name in self.selection.include):
             return None
         if any(other.reads_query for other in self.terms):  # which compute products for all distances between the keys
             return None
@@ -191,13 +194,16 @@ class Plan:
             maps += 2 * sizes.query_length * self.roles.gate_map.weight.size
         sorting = 0 if self.selection.top_k is None else SORTING * sizes.key_length.bit_length()
         products = sizes.head_dim * (2 if any(term.reads_query for term in self.terms) else 1) + sizes.value_dim
+        if self.gradients is not None:  # two products for each of the forward computation
+            maps, products = 3 * maps, 3 * products
         return self.computed_scores * (2 * products + 8 + sorting) + sizes.batch_size * maps
 
     @cached_property
     def returned_bytes(self) -> int:
         """Bytes of all arrays that are returned, as if none were a view of another."""
         top_indices = () if self.selection.top_k is None else (TOP_INDICES,)
-        return sum(map(self.output_bytes, (OUTPUT, *self.selection.include, *top_indices)))
+        gradients = () if self.gradients is None else (gradient.name for gradient in self.gradients.wanted)
+        return sum(map(self.output_bytes, (OUTPUT, *self.selection.include, *top_indices, *gradients)))
 
     def output_bytes(self, name: str) -> int:
         """Bytes of an output."""
@@ -209,6 +215,8 @@ class Plan:
             return np.dtype(np.int64)
         if name == OUTPUT:
             return self.dtype
+        if (gradient := self._gradient(name)) is not None:
+            return self.dtype if gradient.is_operand else self.compute_dtype
         row = row_of(name)
         if row.is_integer:
             return np.dtype(np.int32)
@@ -217,7 +225,7 @@ class Plan:
     def output_shape(self, name: str) -> tuple[int, ...]:
         """The shape of an array as a backend returns it.
 
-        name: `output`, `top_indices`, or one of `include`
+        name: `output`, `top_indices`, one of `include`, or the dotted name of a gradient
 
         `output` is (b, h, q, e) if the layout has heads, else (b, q, out), where out is the width of the output map, or
         h·e without one. Other arrays have the axes of their OutputRow. There h and q are the numbers of selected heads
@@ -225,6 +233,8 @@ class Plan:
         and top_indices. KeyError for any other name.
         """
         lengths, chosen = self.sizes.by_letter, self.selection
+        if (gradient := self._gradient(name)) is not None:
+            return gradient.shape
         if name == OUTPUT:
             if "h" in self.layout:
                 return tuple(lengths[axis] for axis in "bhqe")
@@ -242,11 +252,38 @@ class Plan:
             lengths["k"] = chosen.top_k
         return tuple(lengths[axis] for axis in row.axes)
 
+    def _gradient(self, name: str) -> FieldGradient | None:
+        """The gradient of a field that is returned under this name; None for any other output."""
+        return None if self.gradients is None else self.gradients.named(name)
+
+    @cached_property
+    def gradient_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the gradients that tiles add up, by field, with the axes of the plan; none without gradients.
+
+        Those of query, key and value are of the operands as attention sees them, the past included.
+        """
+        if self.gradients is None:
+            return {}
+        (h, g, b, q, k, d, e), wants = self.sizes, self.gradients.wants
+        operands = {"query": (b, h, q, d), "key": (b, g, k, d), "value": (b, g, k, e)}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for (name, shape), role in zip(operands.items(), self.roles.inputs, strict=True):
+            if any(map(wants, (role.field, f"past_{name}", f"{name}_norm", f"projection.{name}"))):
+                shapes[name] = shape
+        parameters: dict[str, tuple[int, ...]] = {"scale": (h,)}
+        if self.all_sinks is not None:
+            parameters["sinks"] = self.all_sinks.shape
+        for term in self.terms:
+            parameters |= term.parameter_shapes
+        return shapes | {name: shape for name, shape in parameters.items() if wants(name)}
+
     @cached_property
     def skips_hidden_keys(self) -> bool:
         """True if keys that are hidden by position need not be computed: neither scores nor indices are returned."""
         narrows = self.gathered is None and any(term.narrows for term in self.terms)
-        return narrows and self.selection.top_k is None and not self.selection.include & outputs_of("scores")
+        return (
+            narrows and self.selection.top_k is None and not self.selection.include & outputs_of("scores", "gradients")
+        )
 
     @cached_property
     def real_queries(self) -> np.ndarray | None:

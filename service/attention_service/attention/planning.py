@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from attention_service.attention.arrays import FLOATS, cast, compute_dtype, per_head, wider, widest
+from attention_service.attention.gradients import make_gradients
 from attention_service.attention.outputs import make_selection
 from attention_service.attention.plan import Notice, Plan
 from attention_service.attention.roles import resolve_layout, resolve_roles, sources
@@ -52,6 +53,7 @@ def make_plan(spec: AttentionSpec) -> Plan:
         normalization=spec.normalization,
         output_steps=steps["output"],
         gate=_gate(spec.gate, layout, sizes, computing),
+        gradients=make_gradients(spec, roles, layout, frame, dtype, single_query=single_query),
         selection=make_selection(spec, sizes),
         single_query=single_query,
         notices=_notices(spec),

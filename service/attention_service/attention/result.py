@@ -83,12 +83,24 @@ class Result:
 
 def make_result(plan: Plan, computed: Computed) -> Result:
     """The result of a plan. Errors: Overflow for a returned number that its type cannot hold."""
-    arrays: dict[str, Any] = {
-        name: reordered(_typed(name, array, plan), *request_axes(name, plan)) for name, array in computed.arrays.items()
-    }
+    arrays: dict[str, Any] = {}
+    for name, array in computed.arrays.items():
+        typed = _typed(name, array, plan)
+        if plan.gradients is None or plan.gradients.named(name) is None:
+            arrays[name] = reordered(typed, *request_axes(name, plan))
+        else:
+            _place(arrays, name.split("."), np.asarray(typed))  # also one number
     if TOP_INDICES in arrays:
         arrays["top_weights"] = {"indices": arrays.pop(TOP_INDICES), "values": arrays.pop("attention_weights")}
     return Result(arrays, make_metadata(plan, computed))
+
+
+def _place(arrays: dict[str, Any], path: list[str], array: np.ndarray) -> None:
+    """Put an array into the objects that its path names."""
+    *outer, name = path
+    for key in outer:
+        arrays = arrays.setdefault(key, {})
+    arrays[name] = array
 
 
 def make_metadata(plan: Plan, computed: Computed) -> Metadata:
@@ -112,7 +124,7 @@ def _typed(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
     if not is_float(typed.dtype):
         return typed
     # The maximum is NaN if any number is. ravel("K") copies nothing: it takes the numbers in the order of memory.
-    may_be_minus_infinity = name != OUTPUT and row_of(name).may_be_minus_infinity
+    may_be_minus_infinity = any(name == output and row.may_be_minus_infinity for output, row in OUTPUTS.items())
     good = typed.max() < np.inf if may_be_minus_infinity else all_finite(typed.ravel("K"))
     if not good:
         raise overflow(plan, name)

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from attention_service.attention.array_functions import Array, ArrayFunctions
+from attention_service.attention.array_functions import Array, ArrayFunctions, BackwardFunctions
 from attention_service.attention.arrays import integers
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.spec import AttentionSpec
@@ -46,6 +46,14 @@ class Frame:
             choices = f"0 aligns the first query with the first key, {k - q} the last with the last"
             raise MissingField.at("/query_offset", "an offset, as query and key differ in length", "none", choices)
         return np.full(1, self.past)
+
+
+class Part(NamedTuple):
+    """What a tile adds to the gradient of an array: the field of the request, the place in the array, the numbers."""
+
+    field: str
+    place: tuple[slice, ...]
+    numbers: Array
 
 
 class Cause(NamedTuple):
@@ -102,6 +110,29 @@ class ScoreTerm:
 
         query: (b, h, r, d), the queries of the tile
         """
+        return None
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the gradients that `backward` and `products_backward` add to, by the field of the request."""
+        return {}
+
+    def backward(self, grad: Array, tile: Tile, functions: BackwardFunctions) -> list[Part]:
+        """The gradients of the arrays of the term whose numbers are added.
+
+        grad: (b, h, r, k), the gradient of the masked scores of a tile
+        """
+        return []
+
+    def products_backward(
+        self, grad: Array, query: Array, tile: Tile, functions: BackwardFunctions
+    ) -> tuple[Array, list[Part]] | None:
+        """The gradients of the query (b, h, r, d) and of the arrays of the term by `products`; None without products.
+
+        grad: (b, h, r, k), the gradient of the products
+        """
+        if self.reads_query:
+            raise NotImplementedError  # not 0, which would be wrong in silence
         return None
 
     def largest_product(self, length: Bound) -> Bound:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,16 @@ def canonical(array: np.ndarray, layout: str, heads: int | None) -> np.ndarray:
     """
     shape, order = _canonical(array.shape, layout, heads)
     return array.reshape(shape).transpose(order)
+
+
+def from_canonical(array: Any, shape: tuple[int, ...], layout: str, heads: int | None, xp: Any = np) -> Any:
+    """An array (b, h, l, d), or (b, l, d) if `heads` is None, in the shape of the request: `canonical` undone.
+
+    xp: the namespace of its library
+    """
+    _, order = _canonical(shape, layout, heads)
+    back = tuple(order.index(place) for place in range(len(order)))
+    return xp.reshape(xp.permute_dims(array, back), shape)
 
 
 @lru_cache(1024)
@@ -102,6 +112,13 @@ def align(array: np.ndarray, axes: str, sizes: Sizes, field: str, *, last: str =
         raise ShapeMismatch.of(f"/{field}", f"{shape(wanted)}, or 1 on any axis", array, hint)
     missing = "".join(letter for letter in "bhqk" if letter not in have)
     return reordered(array.reshape((1,) * len(missing) + array.shape), missing + have, "bhqk")
+
+
+def unaligned(array: Any, shape: tuple[int, ...], axes: str, sizes: Sizes, xp: Any = np) -> Any:
+    """An array (b, h, q, k) in the shape of the request, as `align` was given it. xp: the namespace of its library"""
+    have = _axes_of(np.broadcast_to(0.0, shape), axes, sizes.by_letter, "", "k")
+    order = [*(letter for letter in "bhqk" if letter not in have), *have]
+    return xp.reshape(xp.permute_dims(array, tuple("bhqk".index(letter) for letter in order)), shape)
 
 
 def _batch_hint(have: tuple[int, ...], axes: str, lengths: Mapping[str, int], field: str) -> str:

@@ -36,7 +36,34 @@ Output = Literal[
     "head_outputs",
     "present_key",
     "present_value",
+    "grad_masked_scores",
+    "grad_scaled_scores",
+    "grad_scores",
 ]
+# The gradients of fields of the request.
+Gradient = Literal[
+    "grad_query",
+    "grad_key",
+    "grad_value",
+    "grad_input",
+    "grad_context",
+    "grad_projection",
+    "grad_past_key",
+    "grad_past_value",
+    "grad_query_norm",
+    "grad_key_norm",
+    "grad_value_norm",
+    "grad_output_norm",
+    "grad_relative_keys",
+    "grad_scale",
+    "grad_bias",
+    "grad_alibi_slopes",
+    "grad_sinks",
+    "grad_gate",
+]
+AllGradients = Literal["all"]
+# The names that `include` takes.
+Included = Literal[Output, Gradient]
 # Arrays that are cast to the type of the request, and those that are cast to the type that is computed in.
 Operand = Annotated[np.ndarray, "dtype"]
 Parameter = Annotated[np.ndarray, "compute_dtype"]
@@ -187,7 +214,10 @@ class AttentionSpec(NamedTuple):
     dtype: DType | None = None
     backend: Backend = "auto"
     device: str = "auto"
-    include: tuple[Output, ...] = DEFAULT_INCLUDE
+    grad_output: Operand | None = None
+    grad_logsumexp: Parameter | None = None
+    gradients: AllGradients | None = None
+    include: tuple[Included, ...] = DEFAULT_INCLUDE
     select_heads: np.ndarray | None = None
     select_queries: np.ndarray | None = None
     average_heads: bool = False
@@ -201,6 +231,17 @@ class AttentionSpec(NamedTuple):
     def sources(self) -> dict[str, np.ndarray]:
         """The arrays that query, key and value come from, by the names of their fields."""
         return {name: array for name in SOURCES if (array := getattr(self, name)) is not None}
+
+    @property
+    def has_gradients(self) -> bool:
+        """True if the request asks for gradients, or has a cotangent."""
+        given = (self.grad_output, self.grad_logsumexp, self.gradients)
+        return any(value is not None for value in given) or any(name.startswith("grad_") for name in self.include)
+
+    def forward(self) -> AttentionSpec:
+        """The same request without gradients."""
+        include = tuple(name for name in self.include if not name.startswith("grad_"))
+        return self._replace(grad_output=None, grad_logsumexp=None, gradients=None, include=include)
 
     def without_sources(self) -> AttentionSpec:
         """The same request without the arrays that query, key and value come from."""

@@ -10,14 +10,14 @@ from typing import Final
 import numpy as np
 
 from attention_service.attention.arrays import is_float
-from attention_service.attention.outputs import OUTPUT, OUTPUTS, row_of
+from attention_service.attention.outputs import FORWARD, OUTPUT, OUTPUTS, row_of
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import request_axes
 from attention_service.comparison.baseline import FIELDS
 from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
 
 # Bits are no numbers that a kernel rounds.
-NAMES: Final = (OUTPUT, *(name for name, row in OUTPUTS.items() if not row.is_integer))
+NAMES: Final = (OUTPUT, *(name for name in FORWARD if not OUTPUTS[name].is_integer))
 # What an axis counts, by its letter in the table of outputs and in layouts.
 AXES: Final = {
     "b": "batch entry",

@@ -14,7 +14,7 @@ import numpy as np
 
 from attention_service.attention.operands import Operands, make_operands
 from attention_service.attention.options import ALWAYS
-from attention_service.attention.outputs import OUTPUTS
+from attention_service.attention.outputs import FORWARD
 from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
 from attention_service.attention.score_term import ScoreTerm
@@ -43,7 +43,7 @@ KNOWN: Final = (
     | OPERAND_OPTIONS
     | {f"roles.gate_map.{name}" for name in ("weight", "pointer", "bias", "heads")}
     | {"roles.gate_activation", "gate", "head_scales", "softcap", "sinks", "row_sinks", "normalization"}
-    | {f"selection.include.{name}" for name in OUTPUTS}
+    | {f"selection.include.{name}" for name in FORWARD}
     | {f"selection.{name}" for name in ("heads", "queries", "average_heads", "top_k")}
 )
 # Methods of score terms that a case computes, or that change no number.
@@ -63,6 +63,7 @@ METHODS_OF_TERMS: Final = frozenset(
         "visible_columns",
     }
     | {"largest_product", "largest_added", "added_size", "visible_bytes"}
+    | {"backward", "products_backward", "parameter_shapes"}
 )
 EXACT: Final = Rounding()
 # Tiles of keys that kernels use.

@@ -15,7 +15,7 @@ from attention_service.comparison.actual import check_names
 from attention_service.comparison.compare import Question
 from attention_service.comparison.legal import chosen
 from attention_service.comparison.tolerances import Tolerance
-from attention_service.errors import MissingField
+from attention_service.errors import FieldConflict, MissingField
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.prepare import planned, validated
 from attention_service.schemas.compare import ActualArrays, CompareRequest
@@ -30,6 +30,8 @@ def make_question(decoded: Decoded, layer: Layer | None = None) -> Question:
     Errors: InvalidRequest of every kind.
     """
     body, spec = validated(CompareRequest, decoded, layer, allow_non_finite=True)
+    if spec.has_gradients:
+        raise FieldConflict.at("/gradients", "a request without gradients, which are not compared", "gradients")
     actual, against = (_sent(getattr(body, name), decoded.fields.get(name), name, spec) for name in ANSWERS)
     if against is not None and actual is None:
         raise MissingField.at("/actual", "the first answer, beside against", "none")

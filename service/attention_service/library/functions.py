@@ -10,14 +10,15 @@ from typing import Any, Literal, Never, TypedDict
 
 from attention_service.attention.spec import (
     Activation,
+    AllGradients,
     Backend,
     DType,
+    Included,
     Layout,
     Normalization,
     NormKind,
     NormOver,
     NormPosition,
-    Output,
 )
 from attention_service.errors import InvalidRequest
 from attention_service.library import calls
@@ -184,7 +185,10 @@ def attend(
     dtype: DType | str | None = None,
     backend: Backend | str | None = "auto",
     device: str | None = "auto",
-    include: Sequence[Output | str] | None = ("attention_weights",),
+    grad_output: Array | None = None,
+    grad_logsumexp: Array | None = None,
+    gradients: AllGradients | str | None = None,
+    include: Sequence[Included | str] | None = None,
     select_heads: Array | None = None,
     select_queries: Array | None = None,
     average_heads: bool | None = False,
@@ -284,7 +288,14 @@ def attend(
         backend: auto is the backend of the service (ATTENTION_BACKEND), or torch if the device is CUDA. One of auto,
             numpy, torch.
         device: auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any.
-        include: What to return in addition to output and metadata. The response describes each name.
+        grad_output: The gradient of a loss with respect to output, in its shape: what gradients are computed from.
+            Default: zeros.
+        grad_logsumexp: The gradient of the loss with respect to the natural logsumexp: [b,] [h,] q, of all heads and
+            queries. Default: zeros.
+        gradients: all: return the gradients of all fields of the request that have one, as if `include` named them;
+            without `include`, no weights. Default: those in include. One of all.
+        include: What to return in addition to output and metadata. The response describes each name. Default:
+            attention_weights; with `gradients`, nothing else.
         select_heads: Return results of scores, weights and rows of these heads only. Default: all.
         select_queries: Return results of scores, weights and rows of these queries only; received is of all. Default:
             all.
@@ -351,7 +362,10 @@ def compare(
     dtype: DType | str | None = None,
     backend: Backend | str | None = "auto",
     device: str | None = "auto",
-    include: Sequence[Output | str] | None = ("attention_weights",),
+    grad_output: Array | None = None,
+    grad_logsumexp: Array | None = None,
+    gradients: AllGradients | str | None = None,
+    include: Sequence[Included | str] | None = None,
     select_heads: Array | None = None,
     select_queries: Array | None = None,
     average_heads: bool | None = False,
@@ -439,7 +453,10 @@ def assert_attention(
     dtype: DType | str | None = None,
     backend: Backend | str | None = "auto",
     device: str | None = "auto",
-    include: Sequence[Output | str] | None = ("attention_weights",),
+    grad_output: Array | None = None,
+    grad_logsumexp: Array | None = None,
+    gradients: AllGradients | str | None = None,
+    include: Sequence[Included | str] | None = None,
     select_heads: Array | None = None,
     select_queries: Array | None = None,
     average_heads: bool | None = False,

@@ -68,7 +68,7 @@ def make_heatmap_request(decoded: Decoded, layer: Layer | None = None) -> Heatma
     Errors: InvalidRequest of every kind.
     """
     body, spec = validated(HeatmapRequest, decoded, layer)
-    spec = spec._replace(include=(), top_k=None, backend="numpy", device="cpu")
+    spec = spec.forward()._replace(include=(), top_k=None, backend="numpy", device="cpu")
     wanted = HeatmapRequested(*planned(spec, layer), make_options(body.heatmap))
     picture_plan(wanted.plan, wanted.options)  # raises its errors
     return wanted

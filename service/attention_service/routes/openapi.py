@@ -41,7 +41,8 @@ ENUMS: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "NormKind": (get_args(spec.NormKind), "What features are divided by, and whether their mean is subtracted before."),
     "NormOver": (get_args(spec.NormOver), "The features that are normalised together."),
     "NormPosition": (get_args(spec.NormPosition), "Whether a norm comes before or after the rotation."),
-    "IncludedOutput": (get_args(spec.Output), "An output that can be requested in addition to output and metadata."),
+    "IncludedOutput": (get_args(spec.Included), "An output that can be requested in addition to output and metadata."),
+    "WhichGradients": (get_args(spec.AllGradients), "Which gradients a request asks for."),
     "Encoding": (get_args(Encoding), "How JSON holds arrays."),
     "LogsumexpBase": (get_args(LogsumexpBase), "The base of a logarithm."),
     "Liberty": (get_args(Liberty), "What a right kernel may do beside rounding inputs and output."),
@@ -227,6 +228,8 @@ def _simplified(schema: Any) -> Any:
     found = {key: _simplified(value) for key, value in schema.items() if not _says_nothing(key, value)}
     if found.get("type") == "number":
         found["format"] = "double"
+    if isinstance(found.get("const"), str):  # which OpenAPI 3.0 has not
+        found["enum"] = [found.pop("const")]
     if isinstance(names := found.pop("enum", None), list):
         del found["type"]
         return {"$ref": REFERENCE.format(model=NAMES[tuple(names)])} | found

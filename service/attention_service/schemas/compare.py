@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, create_model
 
-from attention_service.attention.outputs import OUTPUT, OUTPUTS
+from attention_service.attention.outputs import FORWARD, OUTPUT, OUTPUTS
 from attention_service.schemas.arrays import NumbersOrNull
 from attention_service.schemas.request import Closed, ExtendedRequest, check_length, unwrapped
 from attention_service.schemas.response import AttentionResponse
@@ -46,7 +46,7 @@ else:
         __doc__=ArraysByName.__doc__,
         **{
             name: (NumbersOrNull | None, Field(None, description=AttentionResponse.model_fields[name].description))
-            for name in (OUTPUT, *(name for name, row in OUTPUTS.items() if not row.is_integer))
+            for name in (OUTPUT, *(name for name in FORWARD if not OUTPUTS[name].is_integer))
         },
     )
 

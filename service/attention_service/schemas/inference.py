@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import BaseModel, Field, RootModel
 from typing_extensions import TypeAliasType
 
+from attention_service.attention.gradients import PREFIX, gradient_names
 from attention_service.attention.outputs import OUTPUTS
 from attention_service.schemas.arrays import ProtocolTensor
 from attention_service.schemas.layers import StoredLayer
@@ -164,12 +165,14 @@ def _metadata(name: str, datatype: str, rank: int) -> TensorMetadata:
     return TensorMetadata.model_validate({"name": name, "datatype": datatype, "shape": [-1] * rank})
 
 
+INPUTS: Final = list(_inputs(AttentionRequest))
+RANKS: Final = {entry.name: len(entry.shape) for entry in INPUTS}
 SERVER_METADATA: Final = ServerMetadata(name=SERVER, version=__version__, extensions=EXTENSIONS)
 MODEL_METADATA: Final = ModelMetadata(
     name=MODEL,
     versions=[MODEL_VERSION],
     platform=SERVER,
-    inputs=list(_inputs(AttentionRequest)),
+    inputs=INPUTS,
     outputs=[
         _metadata("output", "FP32", 2),
         # The simplest layout has no batch, and its single head no axis.
@@ -177,6 +180,7 @@ MODEL_METADATA: Final = ModelMetadata(
             _metadata(name, "INT32" if row.is_integer else "FP32", len(row.axes) - 2 + row.keeps_heads)
             for name, row in OUTPUTS.items()
         ),
+        *(_metadata(name, "FP32", RANKS.get(name.removeprefix(PREFIX), 0)) for name in gradient_names()),
         _metadata("top_weights.indices", "INT64", 2),
         _metadata("top_weights.values", "FP32", 2),
     ],

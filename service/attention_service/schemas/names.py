@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final, get_args
 
-from attention_service.attention.spec import Output
+from attention_service.attention.spec import Included
 
 # What to do, and the names for which. Sources: scaled_dot_product_attention and MultiheadAttention of torch, the ONNX
 # operator Attention, keras.layers.MultiHeadAttention, jax.nn.dot_product_attention, flash_attn_func, Hugging Face
@@ -65,7 +65,7 @@ ADVICE: Final = {
     "use projection.output with weight (out, in) or kernel (in, out)": "w_o wo o_proj out_proj",
     "split it into projection.query, .key and .value, each with a weight (out, in)": "in_proj_weight qkv qkv_proj",
 }
-FOREIGN: Final = {name: f"list {name} in include" for name in get_args(Output)} | {
+FOREIGN: Final = {name: f"list {name} in include" for name in get_args(Included)} | {
     name: advice for advice, names in ADVICE.items() for name in names.split()
 }
 # Names of which so much is the same are a slip of the pen. Less alike are precision and projection, cache and scale.

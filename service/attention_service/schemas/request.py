@@ -288,8 +288,17 @@ class AttentionRequest(Closed):
     """auto is the backend of the service (ATTENTION_BACKEND), or torch if the device is CUDA."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] | None = "auto"
     """auto, cpu, cuda or cuda:N. cuda needs the backend torch; with torch, auto is a GPU if any."""
-    include: Annotated[list[spec.Output] | None, BeforeValidator(check_length)] = spec.DEFAULT_INCLUDE  # type: ignore[assignment]  # a list would be copied each time
-    """What to return in addition to output and metadata. The response describes each name."""
+    grad_output: Matrix | None = None
+    """The gradient of a loss with respect to output, in its shape: what gradients are computed from. Default: zeros."""
+    grad_logsumexp: Vector | None = None
+    """The gradient of the loss with respect to the natural logsumexp: [b,] [h,] q, of all heads and queries. Default:
+    zeros."""
+    gradients: spec.AllGradients | None = None
+    """all: return the gradients of all fields of the request that have one, as if `include` named them; without
+    `include`, no weights. Default: those in include."""
+    include: Annotated[list[spec.Included] | None, BeforeValidator(check_length)] = spec.DEFAULT_INCLUDE  # type: ignore[assignment]  # a list would be copied each time
+    """What to return in addition to output and metadata. The response describes each name. Default: attention_weights;
+    with `gradients`, nothing else."""
     select_heads: Integers | None = None
     """Return results of scores, weights and rows of these heads only. Default: all."""
     select_queries: Integers | None = None
@@ -320,6 +329,8 @@ class AttentionRequest(Closed):
             raise UnknownLayer.at("/layer", "no layer: only a service has layers", quote(str(self.layer)))
         if self.include is not None:
             given["include"] = tuple(self.include)
+        if self.gradients is not None and "include" not in self.model_fields_set:
+            given["include"] = ()
         return spec.AttentionSpec(
             **given,  # type: ignore[arg-type]  # the fields have the same names and types
             untyped=frozenset(untyped),

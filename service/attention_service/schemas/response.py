@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from attention_service.attention.result import Result
 from attention_service.attention.spec import AttentionSpec
-from attention_service.schemas.arrays import Labels, Tensor
+from attention_service.schemas.arrays import Labels, NumberOrTensor, Tensor
 from attention_service.version import __version__
 
 
@@ -118,6 +118,37 @@ class AttentionResponse(Answer):
     present_value: Tensor | None = Field(
         None, description="[b,] h, k, d: past and new values; send them as the next past_value."
     )
+    grad_masked_scores: Tensor | None = Field(
+        None, description="Gradient of masked_scores, 0 where a key is hidden. A score matrix."
+    )
+    grad_scaled_scores: Tensor | None = Field(None, description="Gradient of scaled_scores. A score matrix.")
+    grad_scores: Tensor | None = Field(None, description="Gradient of scores: scale times the former. A score matrix.")
+    grad_query: Tensor | None = Field(None, description="Gradient of query, in its shape.")
+    grad_key: Tensor | None = Field(
+        None, description="Gradient of key, in its shape; of heads that share a key, the sum."
+    )
+    grad_value: Tensor | None = Field(None, description="Gradient of value, in its shape.")
+    grad_input: Tensor | None = Field(None, description="Gradient of input, as all that it is used for, in its shape.")
+    grad_context: Tensor | None = Field(None, description="Gradient of context, as key and value, in its shape.")
+    grad_projection: dict[str, dict[str, Tensor]] | None = Field(
+        None, description="Gradients of projection: of the arrays of each map, in their shapes."
+    )
+    grad_past_key: Tensor | None = Field(None, description="Gradient of past_key, in its shape.")
+    grad_past_value: Tensor | None = Field(None, description="Gradient of past_value, in its shape.")
+    grad_query_norm: dict[str, Tensor] | None = Field(None, description="Gradients of weight and bias of query_norm.")
+    grad_key_norm: dict[str, Tensor] | None = Field(None, description="Gradients of weight and bias of key_norm.")
+    grad_value_norm: dict[str, Tensor] | None = Field(None, description="Gradients of weight and bias of value_norm.")
+    grad_output_norm: dict[str, Tensor] | None = Field(None, description="Gradients of weight and bias of output_norm.")
+    grad_relative_keys: dict[str, Tensor] | None = Field(
+        None, description="Gradients of key and query_bias of relative_keys."
+    )
+    grad_scale: NumberOrTensor | None = Field(None, description="Gradient of scale: one number, or one for each head.")
+    grad_bias: Tensor | None = Field(
+        None, description="Gradient of bias, in its shape: summed over the axes that it is broadcast along."
+    )
+    grad_alibi_slopes: Tensor | None = Field(None, description="Gradient of alibi_slopes.")
+    grad_sinks: Tensor | None = Field(None, description="Gradient of sinks, in their shape.")
+    grad_gate: Tensor | None = Field(None, description="Gradient of gate, in its shape.")
     query_tokens: Labels | None = Field(None, description="The labels of the request.")
     key_tokens: Labels | None = Field(None, description="The labels of the request.")
 

@@ -11,7 +11,7 @@ import numpy as np
 from attention_service.attention.array_functions import Array, ArrayFunctions
 from attention_service.attention.score_term import Bound, Frame
 from attention_service.attention.spec import ROLES, AttentionSpec
-from attention_service.attention.steps.step import OperandStep
+from attention_service.attention.steps.step import OperandStep, Parameters
 from attention_service.errors import InvalidValue
 
 
@@ -32,6 +32,11 @@ class ClipStep(OperandStep):
 
     def apply(self, array: Array, functions: ArrayFunctions, bound: Bound) -> Array:
         return functions.xp.clip(array, -self.limit, self.limit)
+
+    def backward(self, array: Array, grad: Array, functions: ArrayFunctions, bound: Bound) -> tuple[Array, Parameters]:
+        """Numbers that are clipped have none."""
+        xp = functions.xp
+        return xp.where(xp.abs(array) <= self.limit, grad, xp.zeros_like(grad)), {}
 
     def bound(self, before: Bound, shape: tuple[int, ...], dtype: np.dtype) -> Bound:
         return np.minimum(before, self.limit * math.sqrt(math.prod(shape[1:])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from attention_service.attention.array_functions import Array, ArrayFunctions
 from attention_service.attention.arrays import cast, norm
 from attention_service.attention.score_term import Bound, Frame
 from attention_service.attention.spec import AttentionSpec, Norm, NormKind, NormOver, NormPosition
-from attention_service.attention.steps.step import OperandStep
+from attention_service.attention.steps.step import OperandStep, Parameters
 from attention_service.errors import InvalidValue, ShapeMismatch, shape
 
 
@@ -78,9 +78,35 @@ class NormStep(OperandStep):
         return replace(self, weight=weight, bias=bias)
 
     def apply(self, array: Array, functions: ArrayFunctions, bound: Bound) -> Array:
+        scaled, _ = self._normalised(array, functions, bound)
+        if self.weight is not None:
+            scaled *= functions.load(self.weight)
+        if self.bias is not None:
+            scaled += functions.load(self.bias)
+        return scaled
+
+    def backward(self, array: Array, grad: Array, functions: ArrayFunctions, bound: Bound) -> tuple[Array, Parameters]:
+        """y = x / size: dx = (dy - y · mean(dy · y)) / size, for layer minus its mean. 0 where the size is 0."""
+        xp, axes = functions.xp, self._axes
+        scaled, size = self._normalised(array, functions, bound)
+        parameters: Parameters = {}
+        if self.bias is not None:
+            parameters["bias"] = _summed(grad, self.bias, xp)
+        if self.weight is not None:
+            parameters["weight"] = _summed(grad * scaled, self.weight, xp)
+            grad = grad * functions.load(self.weight)
+        before = (grad - scaled * xp.mean(grad * scaled, axis=axes, keepdims=True)) / xp.where(size == 0, 1, size)
+        before = xp.where(size == 0, xp.zeros_like(before), before)
+        if self.kind == "layer":
+            before = before - xp.mean(before, axis=axes, keepdims=True)
+        return before, parameters
+
+    def _normalised(self, array: Array, functions: ArrayFunctions, bound: Bound) -> tuple[Array, Array]:
+        """An operand (b, h, l, d) divided by its size, without weight and bias; and the size it was divided by."""
         xp, axis, eps, limits = functions.xp, self._axes, self.eps, np.finfo(functions.compute_dtype)
         # Where squares could overflow or underflow.
         careful = ~np.atleast_1d(bound < math.sqrt(float(limits.max) / 4)) | (eps < float(limits.tiny))
+        largest = None
         if careful.any():
             low, high = xp.min(array, axis=axis, keepdims=True), xp.max(array, axis=axis, keepdims=True)
             largest = xp.maximum(high, -low)
@@ -95,11 +121,7 @@ class NormStep(OperandStep):
             array -= xp.mean(array, axis=axis, keepdims=True)
         size = xp.sqrt(xp.mean(array * array, axis=axis, keepdims=True) + eps)
         scaled = array / xp.where(size == 0, xp.ones_like(size), size)
-        if self.weight is not None:
-            scaled *= functions.load(self.weight)
-        if self.bias is not None:
-            scaled += functions.load(self.bias)
-        return scaled
+        return scaled, size if largest is None else size * largest
 
     def bound(self, before: Bound, shape: tuple[int, ...], dtype: np.dtype) -> Bound:
         if self.eps < float(np.finfo(dtype).tiny):  # so small that a zero vector may be divided by 0
@@ -123,3 +145,10 @@ class NormStep(OperandStep):
         scaled = errors / size[..., 0] * (1 + most) + (root / 4 + 2) * most
         weight = 1.0 if self.weight is None else float(np.max(np.abs(self.weight)))
         return np.asarray(scaled * weight + (0.0 if self.bias is None else float(np.max(np.abs(self.bias)))))
+
+
+def _summed(grad: Array, parameter: np.ndarray, xp: Any) -> Array:
+    """The gradient (b, h, l, d) of each number summed for a parameter (d,) or (h, 1, d)."""
+    if parameter.ndim == 1:
+        return xp.sum(grad, axis=(0, 1, 2))
+    return xp.sum(grad, axis=(0, 2))[:, None]

@@ -12,7 +12,7 @@ from attention_service.attention.array_functions import Array, ArrayFunctions
 from attention_service.attention.arrays import cast, per_token, within
 from attention_service.attention.score_term import Bound, Frame
 from attention_service.attention.spec import AttentionSpec, Rotary
-from attention_service.attention.steps.step import OperandStep
+from attention_service.attention.steps.step import OperandStep, Parameters
 from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
 
 # Numbers of tables that are made with the plan, which may be kept for other requests. Larger ones are made after
@@ -97,10 +97,20 @@ class RotationStep(OperandStep):
         return replace(self, positions=own)
 
     def apply(self, array: Array, functions: ArrayFunctions, bound: Bound) -> Array:
+        return self._rotated(array, functions)
+
+    def backward(self, array: Array, grad: Array, functions: ArrayFunctions, bound: Bound) -> tuple[Array, Parameters]:
+        """The transpose of a rotation is the rotation by the negative angle."""
+        return self._rotated(grad, functions, direction=-1), {}
+
+    def _rotated(self, array: Array, functions: ArrayFunctions, direction: int = 1) -> Array:
+        """An operand (b, h, l, d) rotated by its angles, or by the negative angles if the direction is -1."""
         xp = functions.xp
         cos, sin = (
             functions.load(table)[:, None] for table in self._of_tokens(array.shape[2], functions.compute_dtype)
         )
+        if direction < 0:
+            sin = -sin
         half = cos.shape[-1]  # b 1 l dim/2
         turned, rest = array[..., : 2 * half], array[..., 2 * half :]
         if self.interleaved:

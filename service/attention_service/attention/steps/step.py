@@ -10,6 +10,9 @@ from attention_service.attention.array_functions import Array, ArrayFunctions
 from attention_service.attention.score_term import Bound, Frame
 from attention_service.attention.spec import AttentionSpec
 
+# Gradients of arrays of a step, by their names in the field of the request.
+Parameters = dict[str, Array]
+
 
 class OperandStep:
     """Base of all steps. Subclasses are frozen dataclasses."""
@@ -34,6 +37,13 @@ class OperandStep:
         """A new array: the operand (b, h, l, d) after the step, where no entry changes the bits of another.
 
         bound: on the Euclidean norm of each entry of `array`
+        """
+        raise NotImplementedError
+
+    def backward(self, array: Array, grad: Array, functions: ArrayFunctions, bound: Bound) -> tuple[Array, Parameters]:
+        """The gradient (b, h, l, d) of the operand before the step, and those of the parameters of the step by name.
+
+        array: the operand before the step; grad: the gradient of the operand after it; bound: as of `apply`
         """
         raise NotImplementedError
 

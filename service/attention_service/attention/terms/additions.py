@@ -9,9 +9,9 @@ from typing import ClassVar, Final, Self
 
 import numpy as np
 
-from attention_service.attention.array_functions import Array
+from attention_service.attention.array_functions import Array, BackwardFunctions
 from attention_service.attention.arrays import cast, per_head
-from attention_service.attention.score_term import Bound, Cause, Frame, Load, ScoreTerm
+from attention_service.attention.score_term import Bound, Cause, Frame, Load, Part, ScoreTerm
 from attention_service.attention.shapes import Sizes, align
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile, part_of
@@ -46,6 +46,18 @@ class Bias(ScoreTerm):
     def added(self, tile: Tile, load: Load) -> Array | None:
         return load(part_of(self.numbers, tile))
 
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"bias": self.numbers.shape}
+
+    def backward(self, grad: Array, tile: Tile, functions: BackwardFunctions) -> list[Part]:
+        lengths = self.numbers.shape
+        shared = tuple(axis for axis, length in enumerate(lengths) if length == 1)
+        parts = (tile.batch, tile.heads, tile.rows, tile.columns)
+        place = tuple(slice(0, 1) if length == 1 else part for length, part in zip(lengths, parts, strict=True))
+        numbers = functions.xp.sum(grad, axis=shared, keepdims=True) if shared else grad
+        return [Part("bias", place, numbers)]
+
     def largest_added(self, sizes: Sizes) -> Bound:
         axes = (1, 2, 3)
         low, high = self.numbers.min(axis=axes), self.numbers.max(axis=axes)
@@ -72,8 +84,20 @@ class Alibi(ScoreTerm):
         return cls(slopes, frame.offset(spec).astype(frame.dtype))
 
     def added(self, tile: Tile, load: Load) -> Array | None:
+        return self._distances(tile, load) * load(-self.slopes[tile.heads, None, None])
+
+    def _distances(self, tile: Tile, load: Load) -> Array:
+        """|i + offset - j| of the queries i and keys j of a tile, which broadcasts to its scores."""
         i = np.arange(tile.rows.start, tile.rows.stop)[:, None] + part_of(self.offset[:, None, None, None], tile)
-        return abs(load(i) - load(tile.keys.astype(self.slopes.dtype))) * load(-self.slopes[tile.heads, None, None])
+        return abs(load(i) - load(tile.keys.astype(self.slopes.dtype)))
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"alibi_slopes": self.slopes.shape}
+
+    def backward(self, grad: Array, tile: Tile, functions: BackwardFunctions) -> list[Part]:
+        numbers = -functions.xp.sum(grad * self._distances(tile, functions.load), axis=(0, 2, 3))
+        return [Part("alibi_slopes", (tile.heads,), numbers)]
 
     def largest_added(self, sizes: Sizes) -> Bound:
         furthest: np.ndarray = np.abs(self.offset).astype(np.float64) + sizes.query_length + sizes.key_length

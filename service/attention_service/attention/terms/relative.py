@@ -8,9 +8,9 @@ from typing import ClassVar, Final, Self
 
 import numpy as np
 
-from attention_service.attention.array_functions import Array, ArrayFunctions
+from attention_service.attention.array_functions import Array, ArrayFunctions, BackwardFunctions
 from attention_service.attention.arrays import cast, lost_to_underflow
-from attention_service.attention.score_term import Bound, Frame, ScoreTerm
+from attention_service.attention.score_term import Bound, Frame, Part, ScoreTerm
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile, part_of
 from attention_service.errors import MissingField, ShapeMismatch, shape
@@ -77,13 +77,41 @@ class RelativeKeys(ScoreTerm):
 
     def products(self, query: Array, tile: Tile, functions: ArrayFunctions) -> Array | None:
         xp, load = functions.xp, functions.load
-        rows = np.clip(self.distances(tile) - self.first, 0, self.keys.shape[1] - 1)
-        low, high = int(rows.min()), int(rows.max()) + 1
+        rows, seen = self._keys_of(tile)
         keys = self.keys if len(self.keys) == 1 else self.keys[tile.heads]
         if self.bias is not None:
             query = query + load(self.bias[tile.heads])
-        products = query @ xp.permute_dims(load(keys[:, low:high]), (0, 2, 1))  # b h r distances
-        return xp.take_along_axis(products, load(np.broadcast_to(rows - low, (*products.shape[:3], rows.shape[3]))))
+        products = query @ xp.permute_dims(load(keys[:, seen]), (0, 2, 1))  # b h r distances
+        return xp.take_along_axis(products, load(np.broadcast_to(rows, (*products.shape[:3], rows.shape[3]))))
+
+    def _keys_of(self, tile: Tile) -> tuple[np.ndarray, slice]:
+        """The places (b or 1, h or 1, r, k) of the key of each query and key of a tile among those that it has."""
+        rows = np.clip(self.distances(tile) - self.first, 0, self.keys.shape[1] - 1)
+        low = int(rows.min())
+        return rows - low, slice(low, int(rows.max()) + 1)
+
+    @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes = {"relative_keys.key": self.keys.shape}
+        return shapes if self.bias is None else shapes | {"relative_keys.query_bias": self.bias.shape}
+
+    def products_backward(
+        self, grad: Array, query: Array, tile: Tile, functions: BackwardFunctions
+    ) -> tuple[Array, list[Part]]:
+        xp, load = functions.xp, functions.load
+        rows, seen = self._keys_of(tile)
+        is_shared = len(self.keys) == 1
+        keys = load((self.keys if is_shared else self.keys[tile.heads])[:, seen])
+        if self.bias is not None:
+            query = query + load(self.bias[tile.heads])
+        of_distances = functions.sums_at(grad, np.broadcast_to(rows, grad.shape), seen.stop - seen.start)
+        of_query = of_distances @ keys  # b h r d
+        of_keys = xp.sum(xp.permute_dims(of_distances, (0, 1, 3, 2)) @ query, axis=(0, 1) if is_shared else 0)
+        place = (slice(0, 1) if is_shared else tile.heads, seen)
+        parts = [Part("relative_keys.key", place, of_keys[None] if is_shared else of_keys)]
+        if self.bias is not None:
+            parts.append(Part("relative_keys.query_bias", (tile.heads,), xp.sum(of_query, axis=(0, 2))[:, None]))
+        return of_query, parts
 
     def largest_product(self, length: Bound) -> Bound:
         bias = 0.0 if self.bias is None else _longest(self.bias)

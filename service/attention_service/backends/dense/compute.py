@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import chain
 from typing import Final
 
@@ -13,11 +12,13 @@ from attention_service.attention.plan import Notice, Plan
 from attention_service.attention.result import Computed
 from attention_service.attention.tiles import tiles
 from attention_service.backends.base import Check, no_check
+from attention_service.backends.dense.backward import Backward
 from attention_service.backends.dense.buffers import ResultBuffers
 from attention_service.backends.dense.gates import apply_map, gated
+from attention_service.backends.dense.gradients import GradientBuffers
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.numerics import choose_paths
-from attention_service.backends.dense.operands import LoadedOperands, stepped
+from attention_service.backends.dense.operands import LoadedOperands, stepped_outputs
 from attention_service.backends.dense.scores import TileComputation, scales
 
 KERNEL: Final = "dense"
@@ -36,12 +37,31 @@ def compute(
 
     buffers: what scores and weights are written to; None for arrays of their own
     """
-    head_outputs = empty_outputs(plan, lib, plan.compute_dtype)
-    buffers = ResultBuffers(plan, lib) if buffers is None else buffers
-    compute_tiles(plan, lib, loaded, head_outputs, buffers, check)
-    arrays, masked = stored(plan, lib, loaded, head_outputs, buffers.arrays, buffers.fully_masked_rows)
+    head_outputs, gradients = empty_outputs(plan, lib, plan.compute_dtype), None
+    if buffers is None and plan.gradients is not None:
+        buffers, gradients = _with_gradients(plan, lib, loaded, head_outputs, check)
+    else:
+        buffers = ResultBuffers(plan, lib) if buffers is None else buffers
+        compute_tiles(plan, lib, loaded, head_outputs, buffers, check)
+    collected = buffers.arrays if gradients is None else buffers.arrays | gradients
+    arrays, masked = stored(plan, lib, loaded, head_outputs, collected, buffers.fully_masked_rows)
     notices = (ZERO_SUM,) if buffers.zero_sum else ()
     return Computed(arrays, masked, backend, str(lib.device), KERNEL, notices)
+
+
+def _with_gradients(
+    plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, head_outputs: Array, check: Check
+) -> tuple[ResultBuffers, dict[str, Array]]:
+    """Write the head outputs of a plan; what it returns of scores and weights, and its gradients. Errors: as `compute`.
+
+    Tiles are computed once, as no gradient of a head output depends on another, but twice if a norm follows them.
+    """
+    backward = Backward(plan, lib, loaded)
+    if plan.output_steps:
+        compute_tiles(plan, lib, loaded, head_outputs, ResultBuffers(plan, lib), check)
+    buffers = GradientBuffers(plan, lib, loaded, backward.output(head_outputs))
+    compute_tiles(plan, lib, loaded, head_outputs, buffers, check)
+    return buffers, backward.fields(head_outputs, buffers.gradients)
 
 
 def compute_tiles(
@@ -103,19 +123,13 @@ def stored(
     }
     changed = head_outputs
     if plan.output_steps:
-        changed = stepped(head_outputs, plan.output_steps, _bound_of_outputs(plan, loaded), lib)[0]
+        changed = stepped_outputs(plan, lib, loaded, head_outputs)
     returned = {OUTPUT: _output(plan, lib, gated(plan, lib, loaded.gate, changed))} | collected
     returned |= {name: array for name, array in arrays.items() if name in plan.selection.include}
     if isinstance(fully_masked_rows, int):
         return lib.store(returned), fully_masked_rows
     found = lib.store(returned | {"": fully_masked_rows})  # with the arrays, so that a GPU is waited for once
     return found, int(found.pop(""))
-
-
-def _bound_of_outputs(plan: Plan, loaded: LoadedOperands) -> np.ndarray:
-    """Bounds on the Euclidean norms of the head outputs of each entry, (b,): those of a softmax are means of values."""
-    h, _, _, q, *_ = plan.sizes
-    return loaded.norms[2] * (math.sqrt(h * q) if plan.normalization == "softmax" else math.inf)
 
 
 def _output(plan: Plan, lib: ArrayLibrary, head_outputs: Array) -> Array:

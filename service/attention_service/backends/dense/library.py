@@ -77,6 +77,10 @@ class ArrayLibrary(ABC):
         """The indices of the largest numbers of the last axis, in descending order, equal ones by lower index."""
 
     @abstractmethod
+    def sums_at(self, array: Array, places: np.ndarray, count: int) -> Array:
+        """The numbers (…, x) with the same place, (…, x) each, in the last axis summed: (…, count)."""
+
+    @abstractmethod
     def take(self, array: Array, indices: Array, out: Array) -> None:
         """Write the rows of an array (k, x) at indices (r, n) to an array (r, n, x); for -1 any row."""
 

@@ -40,6 +40,7 @@ class LoadedOperands:
     """Query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e) on the device, the past included.
 
     norms: bounds of their Euclidean norms, (b,) each, as in Operands
+    operands: what they were loaded from, kept for gradients
     bad_values: (b, g, 1, k), True where a value is not finite (it is 0 here instead); None if all are finite
     """
 
@@ -49,15 +50,16 @@ class LoadedOperands:
     norms: tuple[np.ndarray, np.ndarray, np.ndarray]
     bad_values: Array | None = None
     gate: Array | None = None
+    operands: Operands | None = None
 
 
 def load_operands(plan: Plan, operands: Operands, lib: ArrayLibrary) -> LoadedOperands:
     """The operands as attention sees them: projected, split into heads, after their steps, appended to the cache."""
     xp, roles = lib.xp, plan.roles
-    query = _heads(operands.query, roles.query, plan.sizes.num_heads, lib)
-    key = _heads(operands.key, roles.key, plan.sizes.num_kv_heads, lib)
-    value = _heads(operands.value, roles.value, plan.sizes.num_kv_heads, lib)
-    mapped = _norms_after_maps(plan, operands)
+    query = heads_of(lib.load(operands.query), roles.query, plan.sizes.num_heads, lib)
+    key = heads_of(lib.load(operands.key), roles.key, plan.sizes.num_kv_heads, lib)
+    value = heads_of(lib.load(operands.value), roles.value, plan.sizes.num_kv_heads, lib)
+    mapped = norms_after_maps(plan, operands)
     query, query_norm = stepped(query, plan.query_steps, mapped[0], lib)
     key, key_norm = stepped(key, plan.key_steps, mapped[1], lib)
     value, value_norm = stepped(value, plan.value_steps, mapped[2], lib)
@@ -68,22 +70,22 @@ def load_operands(plan: Plan, operands: Operands, lib: ArrayLibrary) -> LoadedOp
         key_norm, value_norm = key_norm + operands.norms[1], value_norm + operands.norms[2]
     norms, most = (query_norm, key_norm, value_norm), largest_number(plan)
     gate = load_gate(plan, operands, lib)
+    kept = None if plan.gradients is None else operands
     is_finite = operands.finite.all() and (roles.value.map is None or mapped[2].max() < most)
     if is_finite and (not plan.value_steps or value_norm.max() < most):
-        return LoadedOperands(query, key, value, norms, gate=gate)
+        return LoadedOperands(query, key, value, norms, gate=gate, operands=kept)
     good = xp.isfinite(value)
     if xp.all(good):
-        return LoadedOperands(query, key, value, norms, gate=gate)
+        return LoadedOperands(query, key, value, norms, gate=gate, operands=kept)
     bad_values = ~xp.all(good, axis=-1)[:, :, None, :]
-    return LoadedOperands(query, key, xp.where(good, value, xp.zeros_like(value)), norms, bad_values, gate)
+    return LoadedOperands(query, key, xp.where(good, value, xp.zeros_like(value)), norms, bad_values, gate, kept)
 
 
-def _heads(tokens: np.ndarray, role: Role, heads: int, lib: ArrayLibrary) -> Array:
+def heads_of(tokens: Array, role: Role, heads: int, lib: ArrayLibrary) -> Array:
     """An operand as (b, heads, l, d), projected if it has a map."""
-    array = lib.load(tokens)
     if role.map is None:
-        return array
-    mapped = apply_map(role.map, array, lib)  # b l heads·d
+        return tokens
+    mapped = apply_map(role.map, tokens, lib)  # b l heads·d
     b, length, features = mapped.shape
     return lib.xp.permute_dims(lib.xp.reshape(mapped, (b, length, heads, features // heads)), (0, 2, 1, 3))
 
@@ -100,7 +102,18 @@ def stepped(array: Array, steps: Steps, bounds: np.ndarray, lib: ArrayLibrary) -
     return array, bounds
 
 
-def _norms_after_maps(plan: Plan, operands: Operands) -> list[np.ndarray]:
+def stepped_outputs(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, head_outputs: Array) -> Array:
+    """The head outputs (b, h, q, e) after the steps of the plan."""
+    return stepped(head_outputs, plan.output_steps, norms_of_outputs(plan, loaded), lib)[0]
+
+
+def norms_of_outputs(plan: Plan, loaded: LoadedOperands) -> np.ndarray:
+    """Bounds on the Euclidean norms of the head outputs of each entry, (b,): those of a softmax are means of values."""
+    h, _, _, q, *_ = plan.sizes
+    return loaded.norms[2] * (math.sqrt(h * q) if plan.normalization == "softmax" else math.inf)
+
+
+def norms_after_maps(plan: Plan, operands: Operands) -> list[np.ndarray]:
     """Bounds on the norms of query, key and value after their maps, (b,) each: |xWᵀ + b| <= |x| |W| + |b|."""
     queries, keys = plan.sizes.query_length, plan.sizes.key_length
     found = []

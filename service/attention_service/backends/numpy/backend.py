@@ -191,6 +191,13 @@ class NumpyLibrary(ArrayLibrary):
         """The indices of the largest numbers of the last axis, in descending order, equal ones by lower index."""
         return np.argsort(-array, axis=-1, stable=True)[..., :count]
 
+    def sums_at(self, array: Array, places: np.ndarray, count: int) -> Array:
+        """The numbers (…, x) with the same place in the last axis summed: (…, count)."""
+        sums = np.zeros((math.prod(array.shape[:-1]), count), array.dtype)
+        rows = np.arange(len(sums))[:, None]
+        np.add.at(sums, (rows, places.reshape(len(sums), -1)), array.reshape(len(sums), -1))
+        return sums.reshape(*array.shape[:-1], count)
+
     def take(self, array: Array, indices: Array, out: Array) -> None:
         """Write rows at indices to an array. np.take is faster, but first copies what is not contiguous."""
         if array.flags.c_contiguous:

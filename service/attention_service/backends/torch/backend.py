@@ -167,7 +167,9 @@ class TorchBackend(Backend):
         scores = max(self.tiling.scores * 4 // itemsize, self.tiling.max_scores, row)
         every = plan.computed_scores + sizes.batch_size * sizes.query_length * gathered
         working = matrices * min(every, scores) * itemsize + self._mask_bytes(plan) + self._product_bytes(plan)
-        return cost.peak_bytes(plan, working, copied)
+        step = tile_size(plan, self._tiling(plan))
+        tile = step.batch, step.kv_heads * (sizes.num_heads // sizes.num_kv_heads), step.rows, plan.computed_keys
+        return cost.peak_bytes(plan, working + cost.gradient_tile_bytes(plan, tile), copied)
 
     def _product_bytes(self, plan: Plan) -> int:
         """Bytes that terms take which read the queries of a tile: their products, and places in eight bytes each."""

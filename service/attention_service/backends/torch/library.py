@@ -91,6 +91,11 @@ class TorchLibrary(ArrayLibrary):
         keys |= torch.arange(keys.shape[-1] - 1, -1, -1, device=keys.device)
         return keys.topk(count, dim=-1).indices
 
+    def sums_at(self, array: Array, places: np.ndarray, count: int) -> Array:
+        """The numbers (…, x) with the same place in the last axis summed: (…, count)."""
+        sums = torch.zeros((*array.shape[:-1], count), dtype=array.dtype, device=array.device)
+        return sums.scatter_add_(-1, self.load(places), array)
+
     def take(self, array: Array, indices: Array, out: Array) -> None:
         """Write rows at indices to an array, ten times as fast as by indexing."""
         torch.index_select(array, 0, indices.reshape(-1).clamp(min=0), out=out.view(-1, array.shape[1]))

@@ -148,7 +148,9 @@ def dumps(value: Any) -> bytes:
 
 
 def _native(value: Any) -> Any:
-    """An array that orjson can write for one that it cannot: it knows neither strides nor bfloat16."""
+    """An array that orjson can write for one that it cannot: it knows neither strides nor bfloat16 nor one number."""
     if not isinstance(value, np.ndarray):
         raise TypeError(type(value).__name__)
+    if value.ndim == 0:  # the gradient of one number
+        return float(value)
     return np.ascontiguousarray(value if value.dtype.kind != "V" else value.astype(np.float32))  # V: bfloat16

@@ -10,11 +10,12 @@ from typing import Any, Final, get_args
 
 import numpy as np
 
+from attention_service.attention.gradients import gradient_names
 from attention_service.attention.spec import Output
 from attention_service.codecs.decoded import Decoded, RequestedOutputs
 from attention_service.codecs.named_tensors import add_dotted, dotted_tensors
 from attention_service.codecs.oip.tensors import parameters_of
-from attention_service.errors import FieldConflict, InvalidTensors, InvalidValue, UnknownField, child
+from attention_service.errors import FieldConflict, InvalidTensors, InvalidValue, MissingField, UnknownField, child
 from attention_service.version import MODEL
 
 BINARY_OUTPUT: Final = "binary_data_output"
@@ -22,7 +23,8 @@ ALWAYS: Final = "output"
 WEIGHTS: Final = "attention_weights"
 # What takes the place of the weights where top_k is asked for.
 TOP: Final = ("top_weights.indices", "top_weights.values")
-OUTPUTS: Final = (ALWAYS, *get_args(Output), *TOP)
+OUTPUTS: Final = (ALWAYS, *get_args(Output), *gradient_names(), *TOP)
+NAMED: Final = [name for name in OUTPUTS if not name.startswith("grad_")]
 # Parameters are scalars, so that lists of names come as one string.
 NAME_LISTS: Final = ("include", "query_tokens", "key_tokens")
 # Parameters for the schedulers of other servers and for gateways. They are accepted, and change nothing.
@@ -82,7 +84,9 @@ def _requested_outputs(request: Mapping[str, Any], default: bool) -> RequestedOu
             raise InvalidTensors.of(pointer, "an object with the name of an output", entry)
         name = entry.get("name")
         if not isinstance(name, str) or name not in OUTPUTS:
-            raise InvalidValue.of(f"{pointer}/name", f"one of {', '.join(OUTPUTS)}", name)
+            raise InvalidValue.of(
+                f"{pointer}/name", f"one of {', '.join(NAMED)}, or grad_ before the name of an input", name
+            )
         if name in binary:
             raise FieldConflict.at(f"{pointer}/name", "each output once", "the same name again")
         parameters = parameters_of(entry, pointer)
@@ -106,13 +110,16 @@ def _include(names: Iterable[str], *, top_k: bool) -> list[str]:
         raise FieldConflict.at("/outputs", " and ".join(TOP), WEIGHTS, "with top_k they take its place")
     if not top_k and any(name in TOP for name in names):
         raise FieldConflict.at("/outputs", "the parameter top_k with top_weights", "none")
-    return list(dict.fromkeys(WEIGHTS if name in TOP else name for name in names if name != ALWAYS))
+    included = (WEIGHTS if name in TOP else name.partition(".")[0] for name in names if name != ALWAYS)
+    return list(dict.fromkeys(included))
 
 
 def requested_outputs(answer: Mapping[str, Any], requested: RequestedOutputs) -> dict[str, tuple[np.ndarray, bool]]:
-    """The tensors of an answer that were requested, each with True if it comes as bytes."""
+    """The tensors of an answer that were requested, each with True if it comes as bytes. Errors: MissingField."""
     tensors = dict(dotted_tensors(answer))
     binary = requested.binary or dict.fromkeys((ALWAYS, *tensors), requested.default)
+    for name in binary.keys() - tensors.keys():  # the gradient of an array that an object of the request does not have
+        raise MissingField.at("/outputs", f"the input {name.removeprefix('grad_')} beside its gradient", "none")
     return {name: (tensors[name], is_binary) for name, is_binary in binary.items()}
 
 

@@ -34,6 +34,7 @@ LONGEST_WEIGHTS = 2048
 WARM_UP = 0.1
 
 OURS, CAUSAL, WEIGHTS, ATTEND = "ours", "ours, causal", "ours, all weights", "attend()"
+GRADIENTS = "ours, with gradients"
 FUSED, BY_HAND, ONNX = "torch SDPA", "torch by hand, all weights", "onnxruntime, all weights"
 
 
@@ -41,6 +42,13 @@ def by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tupl
     """Return output and weights, from two products and a softmax."""
     weights = torch.softmax(query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5, dim=-1)
     return weights @ value, weights
+
+
+def differentiate(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradients of query, key and value by torch's fused kernel, with the query as cotangent."""
+    leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+    output = torch.nn.functional.scaled_dot_product_attention(*leaves)
+    return list(torch.autograd.grad(output, leaves, query))
 
 
 def plain_numpy(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -87,6 +95,8 @@ def functions(heads: int, length: int, dim: int) -> dict[str, Callable[[], Calla
         ATTEND: lambda: partial(attend, query, key, value, layout="bhld", include=[]),
         FUSED: lambda: partial(fused, *tensors),
         f"{FUSED}, causal": lambda: partial(fused, *tensors, is_causal=True),
+        GRADIENTS: lambda: Attention(query, key, value, grad_output=query, gradients="all").compute,
+        f"{FUSED}, with gradients": lambda: partial(differentiate, *tensors),
     }
     if length > LONGEST_WEIGHTS:
         return found
@@ -181,6 +191,8 @@ def ratios(found: dict[tuple[int, int, int], dict[str, float]]) -> list[Ratio]:
         ratio(SHORT, WEIGHTS, BY_HAND, 0.6),
         ratio(HEADS, WEIGHTS, ONNX, 2),
         ratio(LONG, CAUSAL, OURS, 0.65),
+        *(ratio(shape, GRADIENTS, OURS, 3.5) for shape in (HEADS, LONG)),
+        *(ratio(shape, GRADIENTS, f"{FUSED}, with gradients", 1.5) for shape in (HEADS, LONG)),
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from attention_service.attention.operands import make_operands
@@ -30,9 +32,9 @@ class Attention:
         value: np.ndarray,
         *,
         include: tuple[Output, ...] = (),
-        is_causal: bool = False,
+        **options: Any,
     ) -> None:
-        spec = AttentionSpec(query, key, value, is_causal=is_causal, include=include)
+        spec = AttentionSpec(query, key, value, include=include, **options)
         self._plan = make_plan(spec)
         self._operands = make_operands(spec, self._plan, spec.sources)
 

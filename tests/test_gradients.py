@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
@@ -117,6 +119,21 @@ class TestByHand:
         fields = {**self.FIELDS, "key": [[0.0], [cap * math.atanh(0.5)]]}
         result = attend(**fields, softcap=cap, gradients="all", include=["grad_scaled_scores"])
         assert result.grad_scaled_scores == pytest.approx(np.array([[-0.75, 0.75 * 0.75]]))
+
+    def test_slopes_keep_their_digits_where_they_are_small(self) -> None:
+        """1 - tanh² and σ (1 - σ) are 4 exp(-2x) and exp(-x) far out, where 1 minus almost 1 has no digits."""
+        arrays = [np.array(x, np.float32) for x in ([[20]], [[1], [0]], [[1], [0]])]
+        fields: dict[str, Any] = {"query_offset": 0, "scale": 1.0, "grad_output": np.ones((1, 1), np.float32)}
+        result = attend(*arrays, **fields, normalization="sigmoid", include=["grad_masked_scores"])
+        assert result.grad_masked_scores[0, 0] == pytest.approx(math.exp(-20), rel=1e-6)
+        result = attend(*arrays, **fields, softcap=2.0, include=["grad_masked_scores", "grad_scaled_scores"])
+        slope = result.grad_scaled_scores[0, 0] / result.grad_masked_scores[0, 0]
+        assert slope == pytest.approx(4 * math.exp(-20), rel=1e-6)
+
+    def test_the_logsumexp_of_a_vector(self) -> None:
+        fields = {**self.FIELDS, "query": [1.0], "grad_output": None, "grad_logsumexp": [2.0]}
+        found = attend(**fields, include=["grad_masked_scores"]).grad_masked_scores
+        assert found == pytest.approx(np.array([0.5, 1.5]))
 
     def test_sigmoid_and_sum(self) -> None:
         fields = {**self.FIELDS, "include": ["grad_masked_scores"]}
@@ -274,7 +291,8 @@ class TestExactZeros:
         maps = {role: {"weight": random.normal(size=(8, 8))} for role in ("query", "key", "value", "output")}
         layer: dict[str, Any] = {"projection": maps, "num_heads": 2, "rotary": {}, "key_lengths": 3, "query_lengths": 3}
         layer |= {"query_norm": {"weight": np.ones(4)}, "key_norm": {"weight": np.ones(4)}}
-        layer |= {"grad_output": output, "gradients": "all"}
+        layer["projection"]["gate"] = {"weight": random.normal(size=(2, 8))}
+        layer |= {"output_norm": {"weight": np.ones(4)}, "grad_output": output, "gradients": "all"}
         clean = attend(input=tokens, **layer)
         tokens[3] = np.nan
         poisoned = attend(input=tokens, **layer)
@@ -292,6 +310,11 @@ class TestExactZeros:
         )  # fmt: skip
         assert not result.grad_query.any()
         assert result.grad_value.tolist() == [[np.float32(1e10)], [0.0]]
+
+    def test_a_visible_key_without_weight_may_overflow(self) -> None:
+        arrays = [np.array(x, np.float32) for x in ([[1e3]], [[1], [-1]], [[1], [2.5e38]])]
+        result = attend(*arrays, scale=1, query_offset=0, grad_output=np.array([[2]], np.float32), gradients="all")
+        assert not result.grad_query.any()
 
     def test_weights_that_underflow_and_a_bias_of_minus_infinity(self) -> None:
         query, key, value = np.ones((1, 1)), np.array([[0.0], [-1e4], [5.0]]), np.array([[1.0], [2.0], [9.0]])
@@ -335,6 +358,47 @@ class TestComputation:
             small.tiling = Tiling(scores=64, workers=threads or 1, fast_rows=1, max_scores=64)
             for name, gradient in gradients_of(self.spec(), small).items():
                 np.testing.assert_allclose(gradient, whole[name], rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("name", OPTIONS)
+    def test_every_option_in_many_tiles(self, name: str) -> None:
+        spec = with_options(name)
+        assert spec is not None
+        shape = NumpyBackend().run(make_plan(spec), spec, spec.sources).output.shape
+        spec = spec._replace(grad_output=np.random.default_rng(0).normal(size=shape), include=(), top_k=None)
+        whole = gradients_of(spec, NumpyBackend())
+        for threads in (None, 2):
+            small = NumpyBackend(threads)
+            small.tiling = Tiling(scores=3, workers=threads or 1, fast_rows=1, max_scores=8)
+            for field, gradient in gradients_of(spec, small).items():
+                np.testing.assert_allclose(gradient, whole[field], rtol=1e-12, atol=1e-12, err_msg=field)
+
+    def test_threads_hold_the_gradients_of_their_own_tile_only(self) -> None:
+        """Many tiles, each of which adds to the gradients of all keys."""
+        random = np.random.default_rng(0)
+        query, output = random.normal(size=(2, 1, 2**11, 16)).astype(np.float32)
+        key, value = random.normal(size=(2, 1, 2**14, 16)).astype(np.float32)
+        arrays = {"query": query, "key": key, "value": value, "grad_output": output, "query_offset": np.array(0)}
+        spec = AttentionSpec(**arrays, include=(), gradients="all")
+        backend, plan = NumpyBackend(2), make_plan(spec)
+        tracemalloc.start()
+        try:
+            backend.run(plan, spec, spec.sources)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak <= backend.peak_bytes(plan, "cpu", 0)
+
+    def test_an_error_in_a_tile_ends_all_threads(self) -> None:
+        spec, calls = self.spec()._replace(gradients="all"), itertools.count()
+        backend = NumpyBackend(3)
+        backend.tiling = Tiling(scores=64, workers=3, fast_rows=1, max_scores=64)
+
+        def check() -> None:
+            if next(calls) == 5:
+                raise TimeoutError
+
+        with pytest.raises(TimeoutError):
+            backend.run(make_plan(spec), spec, spec.sources, check)
 
     def test_halves_are_computed_in_float32_and_returned_as_halves(self) -> None:
         rounded = self.spec(np.float16)
@@ -398,6 +462,7 @@ OUTPUT = np.ones((2, 3))
         ({"grad_logsumexp": np.ones(2)}, FieldConflict, "/grad_logsumexp"),
         ({"grad_output": OUTPUT, "include": ["grad_bias"]}, MissingField, "/bias"),
         ({"grad_output": OUTPUT, "include": ["grad_scale"]}, MissingField, "/scale"),
+        ({"grad_output": OUTPUT, "include": ["grad_query_norm"], "query_norm": {}}, MissingField, "/query_norm"),
         ({"grad_output": np.ones((3, 2)), "gradients": "all"}, ShapeMismatch, "/grad_output"),
         ({"grad_logsumexp": np.ones((2, 1)), "gradients": "all"}, ShapeMismatch, "/grad_logsumexp"),
         ({"grad_output": OUTPUT * np.nan, "gradients": "all"}, InvalidRequest, "/grad_output/0/0"),
@@ -494,7 +559,7 @@ def test_a_comparison_refuses_gradients(client: TestClient) -> None:
     request = as_lists(layer()) | {"actual": {"output": as_lists(attend(**layer()).output)}}
     answer = client.post("/attention/compare", json=request)
     assert answer.status_code == httpx.codes.UNPROCESSABLE_ENTITY
-    assert answer.json()["errors"][0]["pointer"] == "/gradients"
+    assert answer.json()["errors"][0]["pointer"] == "/grad_output"
 
 
 def test_a_picture_is_that_of_the_request_without_gradients() -> None:

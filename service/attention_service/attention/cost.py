@@ -148,17 +148,17 @@ def gradient_bytes(plan: Plan) -> int:
         return 0
     h, _, b, q, _, _, e = plan.sizes
     sums = sum(map(prod, plan.gradient_shapes.values()))
-    # The cotangent, its gated form, and that of the head outputs; the outputs once more for gate and map.
+    # The cotangent cast; before and after the gate, with the outputs; before the output map; around output steps.
     has_gate = plan.gate is not None or plan.roles.gate_map is not None
-    has_map = plan.roles.output_map is not None
-    outputs = b * h * q * e * (2 + 4 * has_gate + 3 * has_map + 4 * bool(plan.output_steps))
-    changed = [0]
+    copies = (plan.dtype.itemsize < plan.compute_dtype.itemsize) + 3 * has_gate + 4 * bool(plan.output_steps)
+    outputs = b * h * q * e * (copies + 3 * (plan.roles.output_map is not None))
+    changed, weights = [0], [0]
     for (role, given, new, past), steps in zip(_inputs(plan), plan.steps, strict=True):
-        weight = 0 if role.map is None else role.map.weight.size
-        changed.append(
-            (new + past) * (2 + 4 * len(steps)) + (role.map is not None) * (2 * new + 2 * given + 2 * weight)
-        )
-    return (sums + outputs + max(changed)) * plan.compute_dtype.itemsize
+        # Once more if some numbers are not finite; its forms around steps; what goes into its map and comes out.
+        changed.append(new + past + 3 * new * len(steps) + 2 * (new + given) * (role.map is not None))
+    maps = plan.roles.output_map, plan.roles.gate_map, *(role.map for role in plan.roles.inputs)
+    weights += [2 * linear.weight.size for linear in maps if linear is not None]
+    return (sums + outputs + max(changed) + max(weights)) * plan.compute_dtype.itemsize
 
 
 def gradient_tile_bytes(plan: Plan, tile: tuple[int, int, int, int]) -> int:
@@ -166,18 +166,16 @@ def gradient_tile_bytes(plan: Plan, tile: tuple[int, int, int, int]) -> int:
     if plan.gradients is None:
         return 0
     b, h, r, k = tile
-    *_, d, e = plan.sizes
-    shapes = plan.gradient_shapes
-    # Of the weights and of the scores, and a product on the way; what is kept of former stages; what is hidden.
-    matrices = (
-        (1 if plan.gradients.output is None else 3)
-        + 4 * (plan.softcap is not None)
-        + 2 * ("scale" in shapes)
-        + (plan.normalization != "softmax")
-    )
-    matrices += sum(len(shape) == 4 for name, shape in shapes.items() if name == "bias")
-    # What a tile adds to gradients waits until all tiles before it were added.
-    added = b * h * sum(part * (role in shapes) for role, part in (("query", r * d), ("key", k * d), ("value", k * e)))
+    sizes, shapes = plan.sizes, plan.gradient_shapes
+    groups = h * sizes.num_kv_heads // sizes.num_heads
+    matrices = 1 if plan.gradients.output is None else 3  # of the weights and of the scores, and a product on the way
+    matrices += 4 * (plan.softcap is not None) + 2 * ("scale" in shapes)
+    matrices += {"softmax": 0, "sigmoid": 3, "sum": 5}[plan.normalization]
+    matrices += "bias" in shapes
+    # What the tile adds to gradients waits until that of all tiles before it was added.
+    added = b * h * r * sizes.head_dim * ("query" in shapes)
+    added += b * groups * k * (sizes.head_dim * ("key" in shapes) + sizes.value_dim * ("value" in shapes))
+    added += prod(shapes.get("relative_keys.key", (0,)))
     return (prod(tile) * matrices + added) * plan.compute_dtype.itemsize
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, Final, get_args, get_type_hints
 
 import numpy as np
@@ -27,18 +28,24 @@ _OPERAND: Final = Operand | None
 _PARAMETER: Final = Parameter | None
 
 
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of the fields of a class, read once: reading them takes longer than planning a request."""
+    return get_type_hints(kind, include_extras=True)
+
+
 def gradient_names() -> tuple[str, ...]:
     """The dotted names of all gradients that a response may have: one for each array."""
-    hints = get_type_hints(AttentionSpec, include_extras=True)
+    hints = _hints(AttentionSpec)
     return tuple(PREFIX + name for field in FIELDS for name in _array_names(hints[field], field))
 
 
 def _array_names(hint: Any, place: str) -> Iterator[str]:
     """The dotted names of a field, or of the arrays in it. hint: its type"""
-    kinds = [kind for kind in get_args(hint) if is_dataclass(kind)]
+    kinds: list[Any] = [kind for kind in get_args(hint) if is_dataclass(kind)]
     if not kinds:
         yield place
-    for name, inner in get_type_hints(kinds[0], include_extras=True).items() if kinds else ():
+    for name, inner in _hints(kinds[0]).items() if kinds else ():
         if inner in (_OPERAND, _PARAMETER) or any(map(is_dataclass, get_args(inner))):
             yield from _array_names(inner, f"{place}.{name}")
 
@@ -110,7 +117,12 @@ def make_gradients(
     if spec.grad_logsumexp is not None and spec.normalization != "softmax":
         expected = f"no grad_logsumexp beside normalization {spec.normalization}"
         raise FieldConflict.at("/grad_logsumexp", expected, "both")
-    wanted = (leaf for name in FIELDS if name in asked for leaf in _leaves(getattr(spec, name), name, name))
+    wanted: list[FieldGradient] = []
+    for name in FIELDS:
+        found = list(_leaves(getattr(spec, name), name, name)) if name in asked else []
+        if not found and PREFIX + name in spec.include:
+            raise MissingField.at(f"/{name}", f"an array in {name}, as include has {PREFIX}{name}", "none")
+        wanted += found
     output = _output_cotangent(spec, roles, layout, dtype, single_query=single_query)
     return Gradients(tuple(wanted), output, _logsumexp_cotangent(spec, frame))
 
@@ -119,9 +131,10 @@ def _leaves(value: Any, place: str, field: str) -> Iterator[FieldGradient]:
     """The gradients of a field, of each array in it if it is an object."""
     if not is_dataclass(value):
         array = np.asarray(value)
-        yield FieldGradient(place, array.shape, get_type_hints(AttentionSpec, include_extras=True)[field] == _OPERAND)
+        yield FieldGradient(place, array.shape, _hints(AttentionSpec)[field] == _OPERAND)
         return
-    declared = get_type_hints(type(value), include_extras=True)
+    kind: Any = type(value)
+    declared = _hints(kind)
     for inner in fields(value):
         item = getattr(value, inner.name)
         if is_dataclass(item):
@@ -156,7 +169,7 @@ def _logsumexp_cotangent(spec: AttentionSpec, frame: Frame) -> np.ndarray | None
     if given is None:
         return None
     lengths = frame.sizes.by_letter
-    axes = "".join(axis for axis in "bhq" if axis in frame.axes)
+    axes = "".join(axis for axis in "bh" if axis in frame.axes) + "q"
     wanted = tuple(lengths[axis] for axis in axes)
     if given.shape != wanted:
         raise ShapeMismatch.of("/grad_logsumexp", f"{shape(wanted)}, as logsumexp", given)

@@ -194,8 +194,8 @@ class Plan:
             maps += 2 * sizes.query_length * self.roles.gate_map.weight.size
         sorting = 0 if self.selection.top_k is None else SORTING * sizes.key_length.bit_length()
         products = sizes.head_dim * (2 if any(term.reads_query for term in self.terms) else 1) + sizes.value_dim
-        if self.gradients is not None:  # two products for each of the forward computation
-            maps, products = 3 * maps, 3 * products
+        if self.gradients is not None:  # two products for each of the forward computation, which may come twice
+            maps, products = 3 * maps, (3 + bool(self.output_steps)) * products
         return self.computed_scores * (2 * products + 8 + sorting) + sizes.batch_size * maps
 
     @cached_property

@@ -124,7 +124,8 @@ def _typed(name: str, array: np.ndarray, plan: Plan) -> np.ndarray:
     if not is_float(typed.dtype):
         return typed
     # The maximum is NaN if any number is. ravel("K") copies nothing: it takes the numbers in the order of memory.
-    may_be_minus_infinity = any(name == output and row.may_be_minus_infinity for output, row in OUTPUTS.items())
+    is_row = name in OUTPUTS
+    may_be_minus_infinity = is_row and row_of(name).may_be_minus_infinity
     good = typed.max() < np.inf if may_be_minus_infinity else all_finite(typed.ravel("K"))
     if not good:
         raise overflow(plan, name)

@@ -13,7 +13,6 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 
 from attention_service.attention.operands import Operands, make_operands
-from attention_service.attention.options import ALWAYS
 from attention_service.attention.outputs import FORWARD
 from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
@@ -23,7 +22,7 @@ from attention_service.attention.steps import STEPPED, Steps
 from attention_service.attention.steps.step import OperandStep
 from attention_service.attention.tiles import Tiling
 from attention_service.backends.base import Check, no_check
-from attention_service.backends.dense.operands import OPERAND_OPTIONS, load_operands
+from attention_service.backends.dense.operands import DENSE_OPTIONS, load_operands
 from attention_service.backends.numpy.backend import NumpyLibrary
 from attention_service.backends.threads import TilePool
 from attention_service.comparison.legal import LIBERTIES
@@ -38,14 +37,7 @@ Step = TypeVar("Step", bound=OperandStep)
 # What a mutant changes that no field of a request can say.
 INEXPRESSIBLE: Final = None
 # The options of plans that a case computes, beside those of score terms, which it takes as they are.
-KNOWN: Final = (
-    ALWAYS
-    | OPERAND_OPTIONS
-    | {f"roles.gate_map.{name}" for name in ("weight", "pointer", "bias", "heads")}
-    | {"roles.gate_activation", "gate", "head_scales", "softcap", "sinks", "row_sinks", "normalization"}
-    | {f"selection.include.{name}" for name in FORWARD}
-    | {f"selection.{name}" for name in ("heads", "queries", "average_heads", "top_k")}
-)
+KNOWN: Final = DENSE_OPTIONS | {f"selection.include.{name}" for name in FORWARD}
 # Methods of score terms that a case computes, or that change no number.
 METHODS_OF_TERMS: Final = frozenset(
     {

@@ -31,7 +31,10 @@ def make_question(decoded: Decoded, layer: Layer | None = None) -> Question:
     """
     body, spec = validated(CompareRequest, decoded, layer, allow_non_finite=True)
     if spec.has_gradients:
-        raise FieldConflict.at("/gradients", "a request without gradients, which are not compared", "gradients")
+        given = [name for name in ("grad_output", "grad_logsumexp", "gradients") if getattr(spec, name) is not None]
+        raise FieldConflict.at(
+            f"/{given[0] if given else 'include'}", "a request without gradients, which are not compared", "gradients"
+        )
     actual, against = (_sent(getattr(body, name), decoded.fields.get(name), name, spec) for name in ANSWERS)
     if against is not None and actual is None:
         raise MissingField.at("/actual", "the first answer, beside against", "none")

@@ -329,7 +329,7 @@ class AttentionRequest(Closed):
             raise UnknownLayer.at("/layer", "no layer: only a service has layers", quote(str(self.layer)))
         if self.include is not None:
             given["include"] = tuple(self.include)
-        if self.gradients is not None and "include" not in self.model_fields_set:
+        if self.gradients is not None and (self.include is None or "include" not in self.model_fields_set):
             given["include"] = ()
         return spec.AttentionSpec(
             **given,  # type: ignore[arg-type]  # the fields have the same names and types

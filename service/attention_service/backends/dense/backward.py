@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from attention_service.attention.gradients import PREFIX
-from attention_service.attention.options import ALWAYS
 from attention_service.attention.outputs import OUTPUTS
 from attention_service.attention.plan import Plan
 from attention_service.attention.projections import DenseMap
 from attention_service.attention.roles import Role
 from attention_service.attention.shapes import from_canonical, unaligned
-from attention_service.attention.spec import ROLES, Activation
+from attention_service.attention.spec import ROLES
 from attention_service.attention.steps import Steps
-from attention_service.backends.dense.gates import activated, apply_map, gated
+from attention_service.attention.steps.step import OperandStep
+from attention_service.backends.dense.gates import activation_slope, apply_map, gated
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.operands import (
-    OPERAND_OPTIONS,
+    DENSE_OPTIONS,
     LoadedOperands,
     heads_of,
     norms_after_maps,
@@ -32,14 +32,7 @@ Named = dict[str, Array]
 
 # The options whose gradients are known, beside those of score terms and steps, which have methods for them. A plan with
 # another one is refused.
-KNOWN: Final = (
-    ALWAYS
-    | OPERAND_OPTIONS
-    | {f"roles.gate_map.{name}" for name in ("weight", "pointer", "bias", "heads")}
-    | {"roles.gate_activation", "gate", "head_scales", "softcap", "sinks", "row_sinks", "normalization"}
-    | {f"selection.include.{name}" for name in OUTPUTS}
-    | {f"selection.{name}" for name in ("heads", "queries", "average_heads", "top_k")}
-)
+KNOWN: Final = DENSE_OPTIONS | {f"selection.include.{name}" for name in OUTPUTS}
 
 
 class Backward:
@@ -74,7 +67,7 @@ class Backward:
             gradient = xp.permute_dims(xp.reshape(gradient, (b, q, h, features // h)), (0, 2, 1, 3))
         self._gated = gradient
         if self._loaded.gate is not None:
-            gradient = gradient * self._loaded.gate
+            gradient = gradient * self._clean(self._loaded.gate)
         if not plan.output_steps:
             return gradient
         assert head_outputs is not None
@@ -100,7 +93,10 @@ class Backward:
     def _in_shape(self, name: str, shape: tuple[int, ...]) -> Array:
         """A gradient in the shape of its field; zeros if nothing depends on the field."""
         found = self.found.get(name)
-        return self._lib.zeros(shape, self._plan.compute_dtype) if found is None else self._lib.xp.reshape(found, shape)
+        if found is not None:
+            return self._lib.xp.reshape(found, shape)
+        assert self._gradients.output is None or 0 in shape, f"nobody computed the gradient of {name}"
+        return self._lib.zeros(shape, self._plan.compute_dtype)
 
     def _gate_and_output_map(self, head_outputs: Array) -> None:
         """The gradients of the gate and of the output map."""
@@ -124,14 +120,14 @@ class Backward:
             outputs = gated(plan, lib, gate, xp.asarray(outputs, copy=True))
             b, h, q, e = outputs.shape
             joined = xp.reshape(xp.permute_dims(outputs, (0, 2, 1, 3)), (b, q, h * e))
-            self._map(plan.roles.output_map, joined, lib.load(cotangent), "projection.output")
+            self._map_parameters(plan.roles.output_map, joined, lib.load(cotangent), "projection.output")
 
     def _gate_map(self, of_gate: Array) -> None:
         """The gradients of the map of the gates, and of its source. of_gate: (b, h, q, e or 1)"""
         plan, lib, xp, linear = self._plan, self._lib, self._lib.xp, self._plan.roles.gate_map
         assert linear is not None
         assert self._operands.gate_source is not None
-        source = self._clean(self._operands.gate_source)
+        source = self._clean(lib.load(self._operands.gate_source))
         mapped = apply_map(linear, source, lib)  # b q h·e, or b q h
         b, h, q, e = of_gate.shape
         of_mapped = xp.reshape(xp.permute_dims(of_gate, (0, 2, 1, 3)), (b, q, h * e))
@@ -146,7 +142,7 @@ class Backward:
             gradient = gradient[:, :, past:]
         index = ROLES.index(name)
         heads = plan.sizes.num_heads if name == "query" else plan.sizes.num_kv_heads
-        tokens = self._clean((self._operands.query, self._operands.key, self._operands.value)[index])
+        tokens = self._clean(lib.load((self._operands.query, self._operands.key, self._operands.value)[index]))
         steps = plan.steps[index]
         if steps:
             before = heads_of(tokens, role, heads, lib)
@@ -165,11 +161,13 @@ class Backward:
         array: before the steps; gradient: after them; bounds: as of `stepped`; norm: the field of the norm
         """
         lib = self._lib
-        stages = []
+        stages: list[tuple[OperandStep, Array, np.ndarray]] = []
         for step in steps:
+            if stages:
+                former, before, bounds = stages[-1]
+                array = self._finite(former.apply(before, lib, bounds))
+                bounds = np.broadcast_to(former.bound(bounds, tuple(before.shape), lib.compute_dtype), bounds.shape)
             stages.append((step, array, bounds))
-            after = step.bound(bounds, tuple(array.shape), lib.compute_dtype)
-            array, bounds = self._finite(step.apply(array, lib, bounds)), np.broadcast_to(after, bounds.shape)
         for step, before, bound in reversed(stages):
             gradient, parameters = step.backward(before, gradient, lib, bound)
             self.found |= {f"{norm}.{name}": array for name, array in parameters.items()}
@@ -177,16 +175,21 @@ class Backward:
 
     def _map(self, linear: DenseMap, tokens: Array, gradient: Array, place: str) -> Array:
         """The gradient (b, l, in) of what goes into a map, and those of the map. gradient: (b, l, out)"""
-        lib, xp = self._lib, self._lib.xp
+        self._map_parameters(linear, tokens, gradient, place)
+        return self._lib.linear(gradient, self._lib.load(linear.weight).T)
+
+    def _map_parameters(self, linear: DenseMap, tokens: Array, gradient: Array, place: str) -> None:
+        """The gradients of the arrays of a map. tokens: (b, l, in), what goes in; gradient: (b, l, out)"""
+        xp = self._lib.xp
         field = linear.pointer.rpartition("/")[2]
         if self._gradients.wants(f"{place}.{field}"):
-            product = xp.sum(lib.matmul(xp.permute_dims(gradient, (0, 2, 1)), tokens), axis=0)  # out in
+            given, returned = (xp.reshape(array, (-1, array.shape[-1])) for array in (tokens, gradient))
+            product = xp.permute_dims(returned, (1, 0)) @ given  # out in, of all entries at once
             if linear.heads is not None:
                 product = xp.reshape(product, (linear.heads, -1, product.shape[-1]))
             self.found[f"{place}.{field}"] = product if field == "weight" else xp.swapaxes(product, -1, -2)
         if linear.bias is not None:
             self.found[f"{place}.bias"] = xp.sum(gradient, axis=(0, 1))
-        return lib.linear(gradient, lib.load(linear.weight).T)
 
     def _source(self, field: str, gradient: Array, heads: int | None) -> None:
         """Add to the gradient of a source, (b, heads, l, d), or (b, l, in) if `heads` is None."""
@@ -196,9 +199,8 @@ class Backward:
         found = from_canonical(gradient, wanted.shape, self._plan.layout, heads, self._lib.xp)
         self.found[field] = self.found[field] + found if field in self.found else found
 
-    def _clean(self, tokens: np.ndarray) -> Array:
-        """Tokens on the device, with 0 for what is not finite: only hidden tokens may have it."""
-        array = self._lib.load(tokens)
+    def _clean(self, array: Array) -> Array:
+        """Numbers of tokens, with 0 for what is not finite: only hidden tokens may have it."""
         return array if self._operands.finite.all() else self._finite(array)
 
     def _finite(self, array: Array) -> Array:
@@ -206,17 +208,3 @@ class Backward:
         xp = self._lib.xp
         good = xp.isfinite(array)
         return array if xp.all(good) else xp.where(good, array, xp.zeros_like(array))
-
-
-def activation_slope(numbers: Array, activation: Activation, xp: Any) -> Array:
-    """The derivative of an activation at these numbers."""
-    if activation == "none":
-        return xp.ones_like(numbers)
-    sigmoid = activated(numbers, "sigmoid", xp)
-    match activation:
-        case "sigmoid":
-            return sigmoid * (1 - sigmoid)
-        case "silu":
-            return sigmoid * (1 + numbers * (1 - sigmoid))
-        case _:  # softplus
-            return sigmoid

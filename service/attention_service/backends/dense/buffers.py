@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -107,6 +108,10 @@ class ResultBuffers:
         if self._chosen.average_heads:
             return slice(1), self._lib.xp.mean(kept, axis=1, keepdims=True)
         return places, kept
+
+    def turn(self, number: int, tile: Tile) -> AbstractContextManager[None]:
+        """The context in which a tile is computed. number: of the tile, in the order of all"""
+        return nullcontext()
 
     def add_sums(self, sums: TileSums) -> None:
         """Add the sums of a tile to those of the plan."""

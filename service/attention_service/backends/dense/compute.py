@@ -10,10 +10,11 @@ import numpy as np
 from attention_service.attention.outputs import OUTPUT
 from attention_service.attention.plan import Notice, Plan
 from attention_service.attention.result import Computed
+from attention_service.attention.tile import Tile
 from attention_service.attention.tiles import tiles
 from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.backward import Backward
-from attention_service.backends.dense.buffers import ResultBuffers
+from attention_service.backends.dense.buffers import ResultBuffers, TileSums
 from attention_service.backends.dense.gates import apply_map, gated
 from attention_service.backends.dense.gradients import GradientBuffers
 from attention_service.backends.dense.library import Array, ArrayLibrary
@@ -88,7 +89,13 @@ def compute_tiles(
         computations[path] = TileComputation(plan, lib, loaded, path, query, head_outputs, buffers, check)
     of_entry = {i: computations[path] for part, path in paths for i in range(part.start, part.stop)}
     cut = chain.from_iterable(tiles(plan, computations[path].tiling, entries) for entries, path in paths)
-    for sums in lib.run(lambda tile: of_entry[tile.batch.start].run(tile), cut):
+
+    def run(numbered: tuple[int, Tile]) -> TileSums:
+        number, tile = numbered
+        with buffers.turn(number, tile):
+            return of_entry[tile.batch.start].run(tile)
+
+    for sums in lib.run(run, enumerate(cut)):
         buffers.add_sums(sums)
 
 

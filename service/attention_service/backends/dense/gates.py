@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never
 
 from attention_service.attention.operands import Operands
 from attention_service.attention.plan import Plan
@@ -38,6 +38,22 @@ def activated(numbers: Array, activation: Activation, xp: Any) -> Array:
             return xp.logaddexp(numbers, xp.zeros_like(numbers))
         case _:
             return numbers
+
+
+def activation_slope(numbers: Array, activation: Activation, xp: Any) -> Array:
+    """The derivative of an activation at these numbers."""
+    if activation == "none":
+        return xp.ones_like(numbers)
+    sigmoid = activated(numbers, "sigmoid", xp)
+    match activation:
+        case "sigmoid":
+            return sigmoid * (1 - sigmoid)
+        case "silu":
+            return sigmoid * (1 + numbers * (1 - sigmoid))
+        case "softplus":
+            return sigmoid
+        case _:
+            assert_never(activation)
 
 
 def gated(plan: Plan, lib: ArrayLibrary, gate: Array | None, head_outputs: Array) -> Array:

@@ -6,7 +6,7 @@ of the logsumexp:
     dV = Pᵀ dO,  dP = dO Vᵀ,  D = rowsum(P ⊙ dP) = rowsum(O ⊙ dO)
     softmax: dZ = P ⊙ (dP - D + dL)       (Dao et al. 2022, "FlashAttention", appendix B.2)
     sigmoid: dZ = P ⊙ (1 - P) ⊙ dP        sum: dZ = (dP - D) / rowsum(Z), 0 where Z sums to 0
-    softcap: dS = dZ ⊙ (1 - (capped scores / cap)²)
+    softcap: dS = dZ ⊙ (1 - tanh²(S / cap))
     dQ = scale · dS K,  dK = scale · dSᵀ Q,  dscale = Σ dS ⊙ (Q Kᵀ)
 
 A hidden score has the gradient 0, whatever its key and value are.
@@ -17,8 +17,10 @@ Shapes in comments: b batch, h heads, g key/value heads, r the queries of a tile
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Final
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,7 +29,7 @@ from attention_service.attention.score_term import Part
 from attention_service.attention.spec import Output
 from attention_service.attention.tile import Tile, part_of
 from attention_service.attention.visibility import visible
-from attention_service.backends.dense.buffers import ResultBuffers, TileSums
+from attention_service.backends.dense.buffers import ResultBuffers
 from attention_service.backends.dense.library import Array, ArrayLibrary, largest_number
 from attention_service.backends.dense.operands import LoadedOperands
 from attention_service.backends.dense.products import grouped_matmul
@@ -40,7 +42,8 @@ DQK: Final = "grad_scores"
 class GradientBuffers(ResultBuffers):
     """Buffers for what a plan returns, and for the gradients of its operands, terms, scale and sinks.
 
-    Tiles return what they add to a gradient; it is added up in their order, by one thread.
+    What tiles add to a gradient is added in the order of the tiles, so that no bits depend on which thread is faster:
+    each thread waits for its turn, and holds the numbers of one tile.
 
     output: (b, h, q, e), the cotangent of the head outputs; None for zeros
     gradients: by field, with the axes of the plan: key and value of past and new tokens together
@@ -59,8 +62,11 @@ class GradientBuffers(ResultBuffers):
         # Of the tiles that are computed now, by the tile: scores of former stages, and what the tile adds to gradients.
         self._stages: dict[tuple[int, int, int], dict[str, Array]] = {}
         self._parts: dict[tuple[int, int, int], list[Part]] = {}
-        kept = {"scores": "scale" in self.gradients, "capped_scores": plan.softcap is not None}
-        kept |= {"masked_scores": plan.normalization == "sum", "logsumexp": "sinks" in self.gradients}
+        self._turn = threading.Condition()
+        self._next = 0
+        self._has_failed = False
+        kept = {"scores": "scale" in self.gradients, "scaled_scores": plan.softcap is not None}
+        kept |= {"masked_scores": plan.normalization != "softmax", "logsumexp": "sinks" in self.gradients}
         self._kept = {name for name, is_kept in kept.items() if is_kept}
 
     def add(self, name: Output, tile: Tile, block: Array) -> None:
@@ -76,17 +82,28 @@ class GradientBuffers(ResultBuffers):
         self._parts[_key(tile)] = self._backward(tile, weights, stages)
         return received
 
-    def add_sums(self, sums: TileSums) -> None:
-        """Add what a tile has in common with others to the sums and the gradients of the plan."""
-        super().add_sums(sums)
-        for part in self._parts.pop(_key(sums.tile)):
-            if part.field in self.gradients:
-                self.gradients[part.field][part.place] += part.numbers
+    @contextmanager
+    def turn(self, number: int, tile: Tile) -> Iterator[None]:
+        """Computes a tile inside, and adds to the gradients after the tiles before it. Errors: those of the tile."""
+        try:
+            yield
+        except BaseException:
+            with self._turn:  # the tiles after it need not wait
+                self._has_failed = True
+                self._turn.notify_all()
+            raise
+        with self._turn:
+            self._turn.wait_for(lambda: self._next == number or self._has_failed)
+            for part in self._parts.pop(_key(tile)):
+                if part.field in self.gradients:
+                    self.gradients[part.field][part.place] += part.numbers
+            self._next += 1
+            self._turn.notify_all()
 
     def _backward(self, tile: Tile, weights: Array, stages: Mapping[str, Array]) -> list[Part]:
         """What a tile adds to the gradients. weights: (b, h, r, k)"""
         plan, lib, parts = self._plan, self._lib, []
-        seen = visible(plan.terms, tile, lib.load) if self._hides else None
+        seen = self._seen(tile, weights) if self._hides else None
         of_weights = None
         if self._output is not None:
             output, of_weights = self._weights_backward(tile)
@@ -102,9 +119,8 @@ class GradientBuffers(ResultBuffers):
         for term in plan.terms:
             parts += term.backward(gradient, tile, lib)
         if plan.softcap is not None:
-            share = stages["capped_scores"] / plan.softcap
-            factor = 1 - share * share
-            gradient = gradient * self._shown(factor, seen)
+            slope = 4 * logistic_slope(stages["scaled_scores"] * (2 / plan.softcap), lib.xp)  # 1 - tanh²
+            gradient = gradient * self._shown(slope, seen)
         super().add(DS, tile, gradient)
         if "scale" in self.gradients:
             products = gradient * self._shown(stages["scores"], seen)
@@ -163,7 +179,7 @@ class GradientBuffers(ResultBuffers):
     ) -> tuple[Array, list[Part]]:
         """The gradient of the scores for σ' = σ (1 - σ)."""
         assert of_weights is not None
-        return weights * (1 - weights) * of_weights, []
+        return logistic_slope(stages["masked_scores"], self._lib.xp) * of_weights, []
 
     def _products_backward(self, tile: Tile, gradient: Array) -> list[Part]:
         """What a tile adds to the gradients of query and key. gradient: (b, h, r, k), of their products"""
@@ -183,11 +199,23 @@ class GradientBuffers(ResultBuffers):
             parts += [] if relative is None else relative[1]
         return parts
 
+    def _seen(self, tile: Tile, weights: Array) -> Array | None:
+        """True where a key has weight, or if weights may be 0 by chance, where it is visible; None if all are."""
+        if self._plan.normalization == "sum":
+            return visible(self._plan.terms, tile, self._lib.load)
+        return weights != 0
+
     def _shown(self, numbers: Array, seen: Array | None) -> Array:
         """Numbers (b, h, r, k) of a tile, in place 0 where a key is hidden."""
         if seen is not None:
             self._lib.hide(numbers, self._lib.xp.broadcast_to(seen, numbers.shape), 0.0)
         return numbers
+
+
+def logistic_slope(numbers: Array, xp: Any) -> Array:
+    """σ(x) (1 - σ(x)) without the cancellation of 1 - σ(x); 0 for infinite x."""
+    exponentials = xp.exp(-xp.abs(numbers))
+    return exponentials / ((1 + exponentials) * (1 + exponentials))
 
 
 def transposed_product(left: Array, right: Array, tile: Tile, lib: ArrayLibrary) -> Array:
@@ -218,9 +246,11 @@ def _are_finite(loaded: LoadedOperands) -> bool:
 
 def _stays_finite(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, output: Array | None) -> bool:
     """True if by the sizes of operands and cotangent no number of a hidden key becomes infinite or NaN on the way."""
+    if not _are_finite(loaded):
+        return False
     query, key, value = (float(norms.max()) for norms in loaded.norms)
     products = query * key + sum(float(np.max(term.largest_product(query))) for term in plan.terms)
     scaled = products * max(1.0, float(np.abs(plan.scales).max()))
     largest = 0.0 if output is None else float(lib.xp.max(lib.xp.abs(output)))
     limit = largest_number(plan)
-    return _are_finite(loaded) and scaled < limit and largest * math.sqrt(plan.sizes.value_dim) * value < limit
+    return scaled < limit and largest * math.sqrt(plan.sizes.value_dim) * value < limit

@@ -10,10 +10,10 @@ import numpy as np
 
 from attention_service.attention.arrays import is_float
 from attention_service.attention.plan import Plan
-from attention_service.attention.tile import Tile
 from attention_service.attention.tiles import Tiling
 
 Array = Any  # of the library
+S = TypeVar("S")
 T = TypeVar("T")
 # No output has negative integers.
 UNWRITTEN: Final = -1
@@ -101,8 +101,8 @@ class ArrayLibrary(ABC):
         return None
 
     @abstractmethod
-    def run(self, function: Callable[[Tile], T], tiles: Iterable[Tile]) -> Iterable[T]:
-        """The results of a function for each tile, in order."""
+    def run(self, function: Callable[[S], T], tiles: Iterable[S]) -> Iterable[T]:
+        """The results of a function for each tile or part, in order."""
 
 
 def largest_number(plan: Plan) -> float:

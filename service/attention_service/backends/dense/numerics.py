@@ -118,7 +118,7 @@ def _allowed(plan: Plan, lib: ArrayLibrary, bounds: Bounds, *, finite: bool = Tr
     sums = bounds.values * plan.sizes.key_length * (1.0 if subtracts_max else math.exp(most))
     return NumericPath(
         checks_overflow=checks,
-        scales_query=not (checks or reads_query or "scores" in plan.selection.include or plan.gradients)
+        scales_query=not (checks or reads_query or "scores" in plan.selection.include or plan.gradients is not None)
         and low < smallest <= largest < high,
         subtracts_max=subtracts_max,
         divides_last=plan.entry_scores > lib.tiling.divide_last_above and sums < limit,

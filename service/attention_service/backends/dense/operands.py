@@ -10,6 +10,7 @@ import numpy as np
 
 from attention_service.attention.arrays import norm
 from attention_service.attention.operands import Operands
+from attention_service.attention.options import ALWAYS
 from attention_service.attention.plan import Plan
 from attention_service.attention.roles import Role
 from attention_service.attention.steps import OPTIONS as STEP_OPTIONS
@@ -32,6 +33,15 @@ OPERAND_OPTIONS: Final = frozenset(
         for name in ("query", "key", "value", "present_key", "present_value", "head_outputs")
     }
     | {"notices.Notice.code", "notices.Notice.message"}
+)
+
+# Options of the dense computation beside score terms and outputs.
+DENSE_OPTIONS: Final = (
+    ALWAYS
+    | OPERAND_OPTIONS
+    | {f"roles.gate_map.{name}" for name in ("weight", "pointer", "bias", "heads")}
+    | {"roles.gate_activation", "gate", "head_scales", "softcap", "sinks", "row_sinks", "normalization"}
+    | {f"selection.{name}" for name in ("heads", "queries", "average_heads", "top_k")}
 )
 
 

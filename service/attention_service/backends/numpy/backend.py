@@ -18,7 +18,6 @@ from attention_service.attention.operands import Operands
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Computed, Metadata, Result, make_metadata
 from attention_service.attention.spec import AttentionSpec
-from attention_service.attention.tile import Tile
 from attention_service.attention.tiles import SHARED_FLOPS, Tiling
 from attention_service.backends.base import Backend, Check, Program, no_check
 from attention_service.backends.dense.binning import BinnedBuffers, BinnedScores, Bins, bin_weights
@@ -37,6 +36,7 @@ SMALL_SCORES: Final = 2**14
 # Bytes of scores that a thread keeps for its next tile; a larger tile is a single row of a very long key.
 MAX_SCRATCH: Final = 16 * 2**20
 
+S = TypeVar("S")
 T = TypeVar("T")
 _local = threading.local()
 
@@ -205,6 +205,6 @@ class NumpyLibrary(ArrayLibrary):
         else:
             out[...] = array[indices]
 
-    def run(self, function: Callable[[Tile], T], tiles: Iterable[Tile]) -> Iterable[T]:
-        """The results of a function for each tile, in order."""
+    def run(self, function: Callable[[S], T], tiles: Iterable[S]) -> Iterable[T]:
+        """The results of a function for each tile or part, in order."""
         return map(function, tiles) if self._pool is None else self._pool.run(function, tiles)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from attention_service.attention.plan import Plan
-from attention_service.attention.tile import Tile
 from attention_service.attention.tiles import Tiling
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.torch import devices, staging
@@ -18,6 +17,7 @@ from attention_service.backends.torch import devices, staging
 # Tiles that may be queued on a GPU before the thread waits.
 AHEAD: Final = 2
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -100,8 +100,8 @@ class TorchLibrary(ArrayLibrary):
         """Write rows at indices to an array, ten times as fast as by indexing."""
         torch.index_select(array, 0, indices.reshape(-1).clamp(min=0), out=out.view(-1, array.shape[1]))
 
-    def run(self, function: Callable[[Tile], T], tiles: Iterable[Tile]) -> Iterable[T]:
-        """The results of a function for each tile, in order. The thread stays a few tiles ahead of a GPU."""
+    def run(self, function: Callable[[S], T], tiles: Iterable[S]) -> Iterable[T]:
+        """The results of a function for each tile or part, in order. The thread stays a few tiles ahead of a GPU."""
         pace = devices.Pace(self.device, AHEAD)
         for tile in tiles:
             yield function(tile)

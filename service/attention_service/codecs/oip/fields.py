@@ -118,7 +118,7 @@ def requested_outputs(answer: Mapping[str, Any], requested: RequestedOutputs) ->
     """The tensors of an answer that were requested, each with True if it comes as bytes. Errors: MissingField."""
     tensors = dict(dotted_tensors(answer))
     binary = requested.binary or dict.fromkeys((ALWAYS, *tensors), requested.default)
-    for name in binary.keys() - tensors.keys():  # the gradient of an array that an object of the request does not have
+    for name in sorted(binary.keys() - tensors.keys()):  # of an array that an object of the request does not have
         raise MissingField.at("/outputs", f"the input {name.removeprefix('grad_')} beside its gradient", "none")
     return {name: (tensors[name], is_binary) for name, is_binary in binary.items()}
 

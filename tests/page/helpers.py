@@ -39,6 +39,13 @@ def numbers(page: Page, stage: str) -> list[list[float]]:
     return [[-math.inf if cell == "-Infinity" else float(cell) for cell in row] for row in rows]
 
 
+def paste_text(page: Page, text: str) -> None:
+    """Pastes a request of one's own. It is sent after this returns: `wait`, or expect what it changes."""
+    page.locator("#example").select_option("data")
+    page.evaluate("performance.clearMeasures()")
+    page.locator("#pasted").fill(text)
+
+
 def download(page: Page, button: str, folder: Path) -> Path:
     """The file that a button saves."""
     with page.expect_download() as download:

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.cases import CASES, Case, as_array
-from tests.page.helpers import STAGES, fill, numbers
+from tests.page.helpers import STAGES, fill, numbers, paste_text
 
 Open = Callable[..., Page]
 # Requests of options over the first example, and what the service answers to them.
@@ -114,8 +114,7 @@ def test_each_step_can_be_done_by_hand(layout: str, normalization: str, open_pag
 
 def test_each_head_has_its_own_scale(open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill('{"input": [[1, 0, 2, 1], [0, 1, 1, 3]], "num_heads": 2, "scale": [0.5, 0.25]}')
+    paste_text(page, '{"input": [[1, 0, 2, 1], [0, 1, 1, 3]], "num_heads": 2, "scale": [0.5, 0.25]}')
     expect(page.locator("#steps")).to_contain_text("1 × 0.5 = 0.5")
     page.locator("#heads button").nth(1).click()
     expect(page.locator("#steps")).to_contain_text("5 × 0.25 = 1.25")

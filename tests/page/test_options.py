@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.page.helpers import numbers
+from tests.page.helpers import numbers, paste_text
 from tests.page.test_numbers import by_hand
 
 Open = Callable[..., Page]
@@ -26,8 +26,7 @@ def paste(open_page: Open) -> Callable[..., Page]:
 
     def paste_request(**request: Any) -> Page:
         page = open_page()
-        page.locator("#example").select_option("data")
-        page.locator("#pasted").fill(json.dumps({"input": SOURCE.tolist(), **request}))
+        paste_text(page, json.dumps({"input": SOURCE.tolist(), **request}))
         expect(page.locator("#status")).to_contain_text("4 × ")
         return page
 
@@ -151,8 +150,7 @@ def test_windows_end_at_the_last_key(paste: Callable[..., Page]) -> None:
 
 def test_each_batch_entry_can_be_chosen(open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill(json.dumps({"input": [SOURCE.tolist(), (2 * SOURCE).tolist()]}))
+    paste_text(page, json.dumps({"input": [SOURCE.tolist(), (2 * SOURCE).tolist()]}))
     expect(page.locator("#batch-label")).to_be_visible()
     first = numbers(page, "query")
     page.locator("#batch").fill("1")
@@ -191,9 +189,8 @@ def test_a_window_outside_the_keys_sees_no_key(offset: int, place: str, paste: C
 
 def test_a_sum_of_zero_divides_nothing(open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
     request = {"query": [[1, 0]], "key": [[1, 0], [-1, 0]], "value": [[1, 0], [0, 1]], "normalization": "sum"}
-    page.locator("#pasted").fill(json.dumps(request | {"query_offset": 0}))
+    paste_text(page, json.dumps(request | {"query_offset": 0}))
     expect(page.locator("#status")).to_contain_text("1 × 2")
     expect(page.locator("#steps")).to_contain_text("Weight0 by definition, as the sum is 0")
 

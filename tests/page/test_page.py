@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, Request,
 
 from attention_service.attention.terms import CAUSES
 from attention_service.render.colours import DIVERGING, SEQUENTIAL
-from tests.page.helpers import fill, wait
+from tests.page.helpers import fill, paste_text, wait
 
 Open = Callable[..., Page]
 HERE = Path(__file__).parent
@@ -103,11 +103,6 @@ def click_cell(image: Locator, picture: Request, across: float, down: float) -> 
     image.click(position={"x": zoom * (x + across * width), "y": zoom * (y + down * height)})
 
 
-def load(page: Page, request: dict[str, Any]) -> None:
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill(json.dumps(request))
-
-
 @pytest.mark.parametrize("layout", ["bld", "bdl"])
 def test_rows_of_a_long_view_are_those_that_were_clicked(layout: str, open_page: Open, service: httpx.Client) -> None:
     """A few keys, two batch entries, tokens as rows or columns."""
@@ -119,7 +114,7 @@ def test_rows_of_a_long_view_are_those_that_were_clicked(layout: str, open_page:
     request = {**{name: array.tolist() for name, array in arrays.items()}, "layout": layout}
     page = open_page()
     pictures = pictures_of(page)
-    load(page, request)
+    paste_text(page, json.dumps(request))
     expect(page.locator("#batch-label")).to_be_visible()
     page.locator("#batch").fill("1")
     expect(page.locator("#status")).to_contain_text("600 queries")
@@ -142,7 +137,10 @@ def test_rows_of_a_long_view_are_those_of_its_head_and_options(open_page: Open) 
     random = np.random.default_rng(1)
     arrays = {"query": random.normal(size=(600, 4)), "key": random.normal(size=(5, 4)), "value": np.eye(5)[:, :4]}
     page = open_page()
-    load(page, {**{name: array.tolist() for name, array in arrays.items()}, "num_heads": 2, "query_offset": 0})
+    paste_text(
+        page,
+        json.dumps({**{name: array.tolist() for name, array in arrays.items()}, "num_heads": 2, "query_offset": 0}),
+    )
     expect(page.locator("#status")).to_contain_text("600 queries")
     page.locator("#long-row").fill("5000")
     page.locator("#long-query button").click()

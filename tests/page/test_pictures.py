@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.page.helpers import fill
+from tests.page.helpers import fill, paste_text
 
 Open = Callable[..., Page]
 # Both tokens are alike in head 0. In head 1, each sees itself: 1 / (1 + exp(-9 / √2)) = 0.998.
@@ -22,8 +22,7 @@ FIRST_KEY = {"query": [[3], [3]], "key": [[1], [0], [0]], "value": [[1], [2], [3
 def paste(open_page: Open) -> Callable[[dict[str, Any]], Page]:
     def paste_request(request: dict[str, Any]) -> Page:
         page = open_page()
-        page.locator("#example").select_option("data")
-        page.locator("#pasted").fill(json.dumps(request))
+        paste_text(page, json.dumps(request))
         length = len(request.get("query", request.get("input")))
         expect(page.locator("#status")).to_contain_text(f"{length} × ")
         return page

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.page.helpers import copied, download, numbers, wait
+from tests.page.helpers import copied, download, numbers, paste_text, wait
 
 Open = Callable[..., Page]
 SOURCES: list[dict[str, Any]] = [
@@ -49,9 +49,7 @@ def packed(text: bytes) -> str:
 
 
 def own_data(page: Page, text: str) -> None:
-    page.locator("#example").select_option("data")
-    page.evaluate("performance.clearMeasures()")
-    page.locator("#pasted").fill(text)
+    paste_text(page, text)
     wait(page)
 
 

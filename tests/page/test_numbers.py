@@ -124,10 +124,10 @@ def test_each_head_has_its_own_scale(open_page: Open) -> None:
 def test_before_the_masks_nothing_is_hidden(open_page: Open) -> None:
     page = open_page(example="causal", is_causal="true", query=0, key=2, stage="scores")
     expect(page.locator("#readout")).to_have_text(re.compile(r"key 2.*: −?\d\.\d+$"))
-    expect(page.locator("#legend li")).to_have_count(0)
+    expect(page.locator("#large .legend")).to_have_count(0)
     page.locator("#pipeline button[value=masked_scores]").click()
     expect(page.locator("#readout")).to_contain_text("hidden by is_causal")
-    expect(page.locator("#legend li")).to_have_text(["hidden by is_causal"])
+    expect(page.locator("#large .legend")).to_have_text(["hidden by is_causal"])
     page.locator("#pipeline button[value=query]").click()
     expect(page.locator("#readout")).to_have_text(re.compile(r"^query 0.*, feature 0: −?\d\.\d+$"))
 
@@ -149,7 +149,7 @@ def test_a_hidden_cell_says_why(open_page: Open) -> None:
         page.locator("#large").press(key)
     expect(page.locator("#readout")).to_contain_text("query 1")
     expect(page.locator("#readout")).to_contain_text("hidden by is_causal (key 2 comes after position 1)")
-    expect(page.locator("#legend li")).to_have_text(["hidden by window", "hidden by is_causal"])
+    expect(page.locator("#large .legend")).to_have_text(["hidden by window", "hidden by is_causal"])
     expect(page.locator("#steps")).to_contain_text("−∞: hidden by is_causal")
 
 

@@ -498,9 +498,9 @@ def test_an_option_that_the_user_changes_replaces_a_wrong_one(open_page: Open) -
     fill(page, "softcap", 2)
     expect(page.locator("#status")).to_contain_text("2 × 2")
     expect(page.locator("[aria-invalid]")).to_have_count(0)
-    expect(page.locator("#legend li")).to_have_count(1)
+    expect(page.locator("#large .legend")).to_have_count(1)
     fill(page, "is_causal", False)
-    expect(page.locator("#legend li")).to_have_count(0)
+    expect(page.locator("#large .legend")).to_have_count(0)
 
 
 def test_of_a_text_and_a_file_the_last_counts(folder: Path, open_page: Open) -> None:

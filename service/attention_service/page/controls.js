@@ -1,7 +1,7 @@
 // The controls: their values, what was wrong with them, and the address that restores them.
 
 import { find, make } from "./dom.js";
-import { hasTensors, optionsOf } from "./request.js";
+import { hasTensors, layoutOf, optionsOf } from "./request.js";
 
 /** @type {readForm} */
 export const readForm = (id) => {
@@ -34,9 +34,10 @@ export const changedOptions = () => Object.fromEntries(Object.entries(readForm("
 /** @type {showOptions} */
 export const showOptions = (request, changed) => {
 	find("options").reset();
+	find("other-layout").text = layoutOf(request); // the others than ld and dl
 	writeForm("options", optionsOf(request));
 	for (const control of controlsOf("options")) {
-		control.disabled = request[control.name] instanceof Object || (control.name === "layout" && (!control.value || hasTensors(request)));
+		control.disabled = request[control.name] instanceof Object || (control.name === "layout" && (!/^(ld|dl)$/.test(control.value) || hasTensors(request)));
 	}
 	own = readForm("options");
 	writeForm("options", { ...own, ...changed });

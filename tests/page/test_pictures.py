@@ -174,7 +174,7 @@ def test_without_a_difference_all_colours_are_neutral(open_page: Open) -> None:
     fills = page.locator("#large g text[fill^='#']").evaluate_all(
         "all => [...new Set(all.map(one => one.textContent))]"
     )
-    assert fills == ["0.000"]
+    assert fills == ["0"]
     expect(page.locator("#large g text[fill='#fff']")).to_have_count(0)
 
 

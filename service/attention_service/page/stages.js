@@ -7,6 +7,7 @@ import { whyHidden } from "./row.js";
 /** @param {View} view */
 export function paintStages(view) {
 	const { choice, choose } = view;
+	paintLarge(view);
 	for (const button of find("pipeline").querySelectorAll("button")) {
 		const { value: name, dataset } = button;
 		const before = dataset.before; // equal, unless an option changes it
@@ -20,7 +21,6 @@ export function paintStages(view) {
 	find("joined").textContent = find("joined").dataset[layer || projection?.output ? "map" : /h/.test(view.result.layout) ? "heads" : "joined"] ?? "";
 	find("change").checked = view.choice.stage === "change";
 	find("change-label").hidden = !view.result.blocks.change;
-	paintLarge(view);
 	if (find("numbers").open) paintNumbers(view);
 }
 

@@ -94,7 +94,7 @@ export const drawGrid = (view, grid, most) => {
 		makeSvg("rect", { width: size, height: size, class: "frame" }),
 	);
 	const hidden = stripes.filter(({ classList }) => classList.contains("legend")).length;
-	const all = { width: Math.max(left + place.width + 20, 250), height: top + place.height + 28 + 20 * hidden };
+	const all = { width: Math.max(left + place.width + 20, 262), height: top + place.height + 28 + 20 * hidden };
 	const image = makeSvg("image", { ...place, href, preserveAspectRatio: "none" });
 	const svg = makeSvg("svg", { viewBox: `${-left} ${-top} ${all.width} ${all.height}`, ...all }, image, over);
 	markChosen(view, grid, svg);
@@ -155,8 +155,8 @@ const drawStripes = (view, grid, size, x) => {
 /** @type {drawScale} */
 const drawScale = (view, grid, x, y) => {
 	const { low, high, diverging: isDiverging } = limitsOf(view, grid);
-	const bar = times(64, (n) => makeSvg("rect", { x: x + 58 + 2 * n, y, width: 2.5, height: 10, fill: `rgb(${(isDiverging ? diverging : sequential)[4 * n]})` }));
-	const ends = [low, high].map((value, n) => makeSvg("text", { x: x + 192 * n, y: y + 5, class: "range", "text-anchor": "start" }, show(value, 3)));
+	const bar = times(64, (n) => makeSvg("rect", { x: x + 66 + 2 * n, y, width: 2.5, height: 10, fill: `rgb(${(isDiverging ? diverging : sequential)[4 * n]})` }));
+	const ends = [low, high].map((value, n) => makeSvg("text", { x: x + 201 * n, y: y + 5, class: "range", "text-anchor": "start" }, show(value, 3)));
 	return [...bar, ...ends];
 };
 

@@ -187,11 +187,6 @@ def tints() -> str:
     return "\n".join(f"  --{name}: {cause.tint};" for name, cause in CAUSES.items())
 
 
-def legend() -> str:
-    """The colours of the legend of the page for what hides a key, as rules of CSS."""
-    return "\n".join(f"#legend .{name} {{ --colour: var(--{name}); }}" for name in CAUSES)
-
-
 def fields() -> str:
     """All fields of a request as a Markdown table; those of an object below the last field that is such an object."""
     rows, users = ["| field | meaning | default |", "|---|---|---|"], defaultdict[type[Part], list[str]](list)
@@ -318,7 +313,6 @@ def main() -> None:
         (PAGE / "examples.json", page_examples),
         (PAGE / "index.html", lambda: filled(PAGE / "index.html", "reasons", reasons())),
         (PAGE / "page.css", lambda: filled(PAGE / "page.css", "tints", tints())),
-        (PAGE / "page.css", lambda: filled(PAGE / "page.css", "legend", legend())),
         (protocol, lambda: filled(protocol, "statuses", statuses())),
         (ROOT / "CONTRIBUTING.md", lambda: filled(ROOT / "CONTRIBUTING.md", "flow", flow())),
     )

@@ -75,7 +75,6 @@ def test_damaged_generated_sections_are_found_and_restored(tmp_path: Path) -> No
         "causes",
         "reasons",
         "tints",
-        "legend",
         "fields",
         "results",
     }

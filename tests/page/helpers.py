@@ -44,6 +44,13 @@ def open_details(page: Page, name: str) -> None:
     page.locator(f"#{name}").evaluate("details => { details.open = true }")
 
 
+def paste_text(page: Page, text: str) -> None:
+    """Pastes a request of one's own. It is sent after this returns: `wait`, or expect what it changes."""
+    page.locator("#example").select_option("data")
+    page.evaluate("performance.clearMeasures()")
+    page.locator("#pasted").fill(text)
+
+
 def download(page: Page, button: str, folder: Path) -> Path:
     """The file that a button saves."""
     open_details(page, "share")

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.cases import CASES, Case, as_array
-from tests.page.helpers import STAGES, fill, numbers
+from tests.page.helpers import STAGES, fill, numbers, paste_text
 
 Open = Callable[..., Page]
 # Requests of options over the first example, and what the service answers to them.
@@ -114,8 +114,7 @@ def test_each_step_can_be_done_by_hand(layout: str, normalization: str, open_pag
 
 def test_each_head_has_its_own_scale(open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill('{"input": [[1, 0, 2, 1], [0, 1, 1, 3]], "num_heads": 2, "scale": [0.5, 0.25]}')
+    paste_text(page, '{"input": [[1, 0, 2, 1], [0, 1, 1, 3]], "num_heads": 2, "scale": [0.5, 0.25]}')
     expect(page.locator("#steps")).to_contain_text("1 × 0.5 = 0.5")
     page.locator("#heads button").nth(1).click()
     expect(page.locator("#steps")).to_contain_text("5 × 0.25 = 1.25")
@@ -125,10 +124,10 @@ def test_each_head_has_its_own_scale(open_page: Open) -> None:
 def test_before_the_masks_nothing_is_hidden(open_page: Open) -> None:
     page = open_page(example="causal", is_causal="true", query=0, key=2, stage="scores")
     expect(page.locator("#readout")).to_have_text(re.compile(r"key 2.*: −?\d\.\d+$"))
-    expect(page.locator("#legend li")).to_have_count(0)
+    expect(page.locator("#large .legend")).to_have_count(0)
     page.locator("#pipeline button[value=masked_scores]").click()
     expect(page.locator("#readout")).to_contain_text("hidden by is_causal")
-    expect(page.locator("#legend li")).to_have_text(["hidden by is_causal"])
+    expect(page.locator("#large .legend")).to_have_text(["hidden by is_causal"])
     page.locator("#pipeline button[value=query]").click()
     expect(page.locator("#readout")).to_have_text(re.compile(r"^query 0.*, feature 0: −?\d\.\d+$"))
 
@@ -150,7 +149,7 @@ def test_a_hidden_cell_says_why(open_page: Open) -> None:
         page.locator("#large").press(key)
     expect(page.locator("#readout")).to_contain_text("query 1")
     expect(page.locator("#readout")).to_contain_text("hidden by is_causal (key 2 comes after position 1)")
-    expect(page.locator("#legend li")).to_have_text(["hidden by window", "hidden by is_causal"])
+    expect(page.locator("#large .legend")).to_have_text(["hidden by window", "hidden by is_causal"])
     expect(page.locator("#steps")).to_contain_text("−∞: hidden by is_causal")
 
 

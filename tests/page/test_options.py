@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.page.helpers import numbers
+from tests.page.helpers import numbers, paste_text, wait
 from tests.page.test_numbers import by_hand
 
 Open = Callable[..., Page]
@@ -26,8 +26,7 @@ def paste(open_page: Open) -> Callable[..., Page]:
 
     def paste_request(**request: Any) -> Page:
         page = open_page()
-        page.locator("#example").select_option("data")
-        page.locator("#pasted").fill(json.dumps({"input": SOURCE.tolist(), **request}))
+        paste_text(page, json.dumps({"input": SOURCE.tolist(), **request}))
         expect(page.locator("#status")).to_contain_text("4 × ")
         return page
 
@@ -126,11 +125,9 @@ def test_keys_that_are_not_selected_say_so(paste: Callable[..., Page]) -> None:
     page = paste(selected_keys=[[0, 1], [1, -1], [2, 3], [0, 3]], is_causal=True)
     page.locator("#large").press("ArrowDown")
     expect(page.locator("#readout")).to_contain_text("hidden by selected_keys (the key is not one of those selected")
-    expect(page.locator("#legend li")).to_have_text(["hidden by is_causal", "hidden by selected_keys"])
-    colours = page.locator("#legend i").evaluate_all(
-        "marks => marks.map(mark => getComputedStyle(mark).backgroundImage)"
-    )
-    assert len(set(colours)) == 2
+    expect(page.locator("#large .legend")).to_have_text(["hidden by is_causal", "hidden by selected_keys"])
+    marks = [page.locator(f"#large rect[fill='url(#stripes-{cause})']") for cause in ("is_causal", "selected_keys")]
+    assert [mark.count() for mark in marks] == [1, 1]
     texts = page.locator("#large text").all_inner_texts()
     assert "0.000" not in texts, "a hidden cell has no number"
 
@@ -151,8 +148,7 @@ def test_windows_end_at_the_last_key(paste: Callable[..., Page]) -> None:
 
 def test_each_batch_entry_can_be_chosen(open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill(json.dumps({"input": [SOURCE.tolist(), (2 * SOURCE).tolist()]}))
+    paste_text(page, json.dumps({"input": [SOURCE.tolist(), (2 * SOURCE).tolist()]}))
     expect(page.locator("#batch-label")).to_be_visible()
     first = numbers(page, "query")
     page.locator("#batch").fill("1")
@@ -191,9 +187,8 @@ def test_a_window_outside_the_keys_sees_no_key(offset: int, place: str, paste: C
 
 def test_a_sum_of_zero_divides_nothing(open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
     request = {"query": [[1, 0]], "key": [[1, 0], [-1, 0]], "value": [[1, 0], [0, 1]], "normalization": "sum"}
-    page.locator("#pasted").fill(json.dumps(request | {"query_offset": 0}))
+    paste_text(page, json.dumps(request | {"query_offset": 0}))
     expect(page.locator("#status")).to_contain_text("1 × 2")
     expect(page.locator("#steps")).to_contain_text("Weight0 by definition, as the sum is 0")
 
@@ -234,3 +229,41 @@ def test_what_keys_of_distances_add_to_a_score_stands_beside_its_products(paste:
 def test_the_exponential_of_zero_is_one(paste: Callable[..., Page]) -> None:
     page = paste(input=[[1 / 3, 0], [0, 0], [0, 0], [0, 0]])
     expect(page.locator("#steps dt:text-is('Exponential') + dd")).to_have_text(re.compile(" = 1$"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "layout", "output"),
+    [
+        ({"layout": "hld", "input": [SOURCE.tolist(), SOURCE.tolist()]}, "hld", "of each head"),
+        ({"layout": "bdl", "input": [SOURCE.tolist()]}, "bdl", "heads joined"),
+        ({"projection": {"output": {"weight": np.eye(SOURCE.shape[1]).tolist()}}}, "ld", "joined · output map"),
+    ],
+)
+def test_layout_and_output_say_what_they_are(
+    request_: dict[str, Any], layout: str, output: str, open_page: Open
+) -> None:
+    page = open_page()
+    paste_text(page, json.dumps({"input": SOURCE.tolist()} | request_))
+    wait(page)
+    select = page.locator("[name=layout]")
+    expect(select).to_have_value(layout)
+    assert select.is_disabled() == (layout != "ld")
+    expect(page.locator("#pipeline [value=output] small")).to_have_text(output)
+    page.locator("#example").select_option("causal")
+    expect(select).to_have_value("ld")
+    expect(select).to_be_enabled()
+
+
+def test_capped_scores_are_a_step_by_hand(open_page: Open) -> None:
+    """Scores 1 · 3 and 1 · 0, softcap 2: 2 · tanh(1.5) = 1.8103, and exp(-1.8103) = 0.16361 for the other key."""
+    page = open_page()
+    request = {"query": [[1]], "key": [[3], [0]], "value": [[1], [2]], "scale": 1, "softcap": 2, "query_offset": 0}
+    paste_text(page, json.dumps(request))
+    expect(page.locator("#steps")).to_contain_text("2 · tanh(3 / 2) ≈ 1.810297")
+    expect(page.locator("#steps")).to_contain_text("1 / 1.163606 ≈ 0.859398")
+    head = page.locator("section:has(#row) thead th").all_inner_texts()
+    assert head == ["key", "scaled", "capped", "masked", "exp(· − max)", "weight", "weight · v"]
+    first = page.locator("#row tr").first.locator("td").all_inner_texts()
+    assert first == ["3.0000", "1.8103", "1.8103", "1.0000", "0.8594", "0.859"]
+    page.locator("[name=softcap]").fill("")
+    expect(page.locator("section:has(#row) th", has_text="capped")).to_be_hidden()

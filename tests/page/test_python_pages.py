@@ -64,6 +64,12 @@ def test_the_page_is_that_of_the_service(open_page: Callable[..., Page], context
     saved.locator("#large").press("ArrowDown")
     saved.locator("#large").press("ArrowDown")
     saved.locator("#large").press("ArrowRight")
-    for part in ("#readout", "#row-title", "#steps", "#row", "#range", "#lines"):
+    for part in ("#readout", "#row-title", "#steps", "#row", "#large", "#lines"):
         assert saved.locator(part).inner_text() == served.locator(part).inner_text(), part
-    assert saved.locator("aside [type=button]:visible").all_inner_texts() == ["Copy as curl", "Copy as Python", "JSON"]
+    assert saved.locator("aside [type=button]:visible").all_inner_texts() == [
+        "Copy as curl",
+        "Copy as Python",
+        "JSON",
+        "SVG",
+        "PNG",
+    ]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.page.helpers import copied, download, numbers, open_details, wait
+from tests.page.helpers import copied, download, numbers, open_details, paste_text, wait
 
 Open = Callable[..., Page]
 SOURCES: list[dict[str, Any]] = [
@@ -49,9 +49,7 @@ def packed(text: bytes) -> str:
 
 
 def own_data(page: Page, text: str) -> None:
-    page.locator("#example").select_option("data")
-    page.evaluate("performance.clearMeasures()")
-    page.locator("#pasted").fill(text)
+    paste_text(page, text)
     wait(page)
 
 
@@ -155,16 +153,50 @@ def test_downloads_can_be_read(open_page: Open, folder: Path) -> None:
     png = download(page, "#save-png", folder).read_bytes()
     assert png.startswith(b"\x89PNG")
     assert int.from_bytes(png[16:20], "big") > 400
-    page.locator("#pipeline button[value=output]").click()
-    expect(page.locator("#save-png")).to_be_disabled()
 
 
 def test_a_picture_names_its_head_and_what_hides(open_page: Open, folder: Path) -> None:
     page = open_page(example="causal", num_heads=2, head=1, is_causal="true", stage="masked_scores")
     text = download(page, "#save-svg", folder).read_text()
-    assert "masked scores" in text
+    assert "Masked" in text
     assert "head 1" in text
     assert "is_causal" in text
+
+
+def test_a_picture_has_its_title_and_its_size(open_page: Open, folder: Path) -> None:
+    page = open_page(example="six_tokens_trained", stage="scaled_scores")
+    page.locator("#save-options summary").click()
+    page.locator("#save-size").select_option("85")
+    svg = ElementTree.fromstring(download(page, "#save-svg", folder).read_text())
+    assert svg.get("width") == "85mm"
+    assert "Scaled" in [element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")]
+    _, _, width, height = map(float, (svg.get("viewBox") or "").split())
+    assert float((svg.get("height") or "").removesuffix("mm")) == pytest.approx(85 * height / width)
+    page.locator("#save-title").fill("Scores of a small model")
+    png = download(page, "#save-png", folder).read_bytes()
+    assert abs(int.from_bytes(png[16:20], "big") - 85 / 25.4 * 300) <= 3, "300 pixels an inch"
+    for stage, label in (("query", "feature"), ("attention_weights", "key")):
+        page.locator(f"#pipeline [value={stage}]").click()
+        text = download(page, "#save-svg", folder).read_text()
+        assert "Scores of a small model" in text
+        assert f">{label}<" in text
+
+
+def test_lines_are_a_picture_without_the_styles_of_the_page(open_page: Open, folder: Path) -> None:
+    page = open_page(example="six_tokens_trained")
+    page.locator("#theme").check()
+    page.locator("#save-options summary").click()
+    page.locator("#save-what").select_option("lines")
+    text = download(page, "#save-svg", folder).read_text()
+    assert "var(" not in text
+    assert "light-dark" not in text
+    svg = ElementTree.fromstring(text)
+    paths = list(svg.iter("{http://www.w3.org/2000/svg}path"))
+    assert len(paths) == 36
+    assert {(path.get("fill"), path.get("stroke")) for path in paths} == {("none", "rgb(122, 104, 200)")}
+    texts = list(svg.iter("{http://www.w3.org/2000/svg}text"))
+    assert [texts[0].text, texts[1].text, texts[1].get("fill")] == ["Who attends to whom", "Your ", "rgb(27, 30, 35)"]
+    assert download(page, "#save-png", folder).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_saved_page_works_without_a_server(open_page: Open, folder: Path, context: BrowserContext) -> None:
@@ -191,5 +223,6 @@ def test_a_saved_page_works_without_a_server(open_page: Open, folder: Path, cont
     other.locator("#theme").check()
     expect(other.locator("[name=softcap]")).to_be_disabled()
     assert json.loads(download(other, "#save-json", folder).read_text())["answer"]["metadata"]["num_heads"] == 2
-    expect(other.locator("#save-png")).to_be_hidden()
+    expect(other.locator("#save-html")).to_be_hidden()
+    assert "Masked, head 1" in download(other, "#save-svg", folder).read_text()
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []

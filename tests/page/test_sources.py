@@ -14,7 +14,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from safetensors.numpy import save_file
 
 from tests.conftest import app, serving
-from tests.page.helpers import BY_NAME, fill, numbers, open_details, wait
+from tests.page.helpers import BY_NAME, fill, numbers, open_details, paste_text, wait
 
 Open = Callable[..., Page]
 RANDOM = np.random.default_rng(0)
@@ -126,8 +126,7 @@ TEXTS = {
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_texts_of_all_forms_are_read(text: str, open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill(text)
+    paste_text(page, text)
     expect(page.locator("#status")).to_contain_text("2 × 2 · 1 head")
     assert numbers(page, "query") == ROWS
 
@@ -143,8 +142,7 @@ LABELLED = {
 @pytest.mark.parametrize("text", LABELLED.values(), ids=LABELLED)
 def test_words_of_a_table_are_tokens(text: str, open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill(text)
+    paste_text(page, text)
     expect(page.locator("#row th[scope=row]").first).to_have_text("cat")
     expect(page.locator("#row th[scope=row]").nth(1)).to_have_text('a, "b"')
     shown = numbers(page, "query")
@@ -164,8 +162,7 @@ QKV = "q = [[1, 0], [0, 1], [1, 1]]\nK = np.array([[1., 2.]])\nvalue = torch.ten
 )
 def test_short_names_are_those_of_fields(text: str, open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill(text)
+    paste_text(page, text)
     expect(page.locator("#status")).to_contain_text("3 × 1")
     assert numbers(page, "present_key") == [[1, 2]]
     assert numbers(page, "present_value") == [[3, 4]]
@@ -205,8 +202,7 @@ def test_masks_of_a_program_are_read(open_page: Open) -> None:
 )
 def test_wrong_texts_are_told_with_their_place(text: str, message: str, open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill(text)
+    paste_text(page, text)
     expect(page.locator("#pasted + #problem")).to_have_text(message)
 
 
@@ -299,8 +295,7 @@ def test_prototypes_in_a_file_of_json_are_fields_that_the_service_refuses(folder
 
 def test_without_a_request_no_picture_looks_current(open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill("")
+    paste_text(page, "")
     expect(page.locator("#short")).to_have_attribute("inert", "")
     expect(page.locator("#status")).to_have_text("Nothing computed")
     expect(page.locator("#problem")).to_be_hidden()
@@ -413,8 +408,7 @@ def test_any_number_in_the_address_leaves_the_page_working(name: str, value: str
 @pytest.mark.parametrize("text", ["null", "5", "[]", '"a"', '{"input": null}'])
 def test_what_is_no_request_gives_an_error_at_the_text(text: str, open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill(text)
+    paste_text(page, text)
     expect(page.locator("#pasted + #problem")).to_contain_text("expected")
 
 
@@ -425,11 +419,11 @@ def test_options_that_leave_numbers_out_are_left_out(open_page: Open, service: A
         "attention_weights"
     ]
     fewer = {"select_queries": [1], "select_heads": [1], "top_k": 2, "average_heads": True}
+    gradients = {"grad_output": request["input"], "gradients": "all"}
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill(json.dumps(request | fewer))
+    paste_text(page, json.dumps(request | fewer | gradients))
     expect(page.locator("#status")).to_contain_text("without select_queries · without select_heads")
-    expect(page.locator("#status")).to_contain_text("without top_k")
+    expect(page.locator("#status")).to_contain_text("without top_k · without grad_output · without gradients")
     page.locator("#heads button").nth(1).click()
     np.testing.assert_allclose(numbers(page, "attention_weights"), weights[1])
     expect(page.locator("[name=softcap]")).to_be_enabled()
@@ -441,8 +435,7 @@ def test_options_that_leave_numbers_out_are_left_out(open_page: Open, service: A
 
 def test_labels_of_queries_are_those_of_the_keys_in_self_attention(open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill('{"input": [[1, 0], [0, 1]], "query_tokens": ["x", "y"], "is_causal": true}')
+    paste_text(page, '{"input": [[1, 0], [0, 1]], "query_tokens": ["x", "y"], "is_causal": true}')
     expect(page.locator("#row th").first).to_have_text("x")
     page.locator("#large").press("ArrowRight")
     expect(page.locator("#readout")).to_contain_text("1 “\u2068y\u2069” comes after position 0")
@@ -479,8 +472,7 @@ def test_a_wrong_option_is_sent_as_it_was_pasted(option: dict[str, Any], open_pa
     answer = service.post("/attention", json=request)
     assert answer.status_code == 422
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill(json.dumps(request))
+    paste_text(page, json.dumps(request))
     fault = page.locator(".fault, #problem p").filter(has_text=answer.json()["errors"][0]["expected"])
     expect(fault).to_have_count(1)
     expect(page.locator("#short")).to_have_attribute("inert", "")
@@ -504,22 +496,20 @@ def test_options_of_a_file_are_sent_as_they_are(folder: Path, open_page: Open, s
 
 def test_an_option_that_the_user_changes_replaces_a_wrong_one(open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill('{"input": [[1, 0], [0, 1]], "softcap": "abc", "is_causal": true}')
+    paste_text(page, '{"input": [[1, 0], [0, 1]], "softcap": "abc", "is_causal": true}')
     expect(page.locator("[name=softcap] + .fault")).to_have_count(1)
     fill(page, "softcap", 2)
     expect(page.locator("#status")).to_contain_text("2 × 2")
     expect(page.locator("[aria-invalid]")).to_have_count(0)
-    expect(page.locator("#legend li")).to_have_count(1)
+    expect(page.locator("#large .legend")).to_have_count(1)
     fill(page, "is_causal", False)
-    expect(page.locator("#legend li")).to_have_count(0)
+    expect(page.locator("#large .legend")).to_have_count(0)
 
 
 def test_of_a_text_and_a_file_the_last_counts(folder: Path, open_page: Open) -> None:
     np.save(folder / "input.npy", np.eye(3))
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill("[[1, 0], [0, 1]]")
+    paste_text(page, "[[1, 0], [0, 1]]")
     expect(page.locator("#status")).to_contain_text("2 × 2")
     page.locator("#file").set_input_files(folder / "input.npy")
     expect(page.locator("#status")).to_contain_text("3 × 3")
@@ -535,8 +525,7 @@ def test_of_a_text_and_a_file_the_last_counts(folder: Path, open_page: Open) -> 
 
 def test_the_number_of_heads_of_a_layout_is_shown(open_page: Open) -> None:
     page = open_page()
-    page.locator("#example").select_option("data")
-    page.locator("#pasted").fill(json.dumps({"input": np.ones((2, 3, 4)).tolist(), "layout": "hld"}))
+    paste_text(page, json.dumps({"input": np.ones((2, 3, 4)).tolist(), "layout": "hld"}))
     expect(page.locator("[name=num_heads]")).to_have_attribute("placeholder", "2")
 
 

@@ -89,7 +89,7 @@ def test_a_page_of_a_model_shows_the_weights_of_eager_attention(trained: Any, pa
     page.locator("#lines [data-axis=key][data-index='3']").click()
     assert f"{attentions[3][0, 1, 10, 3]:.4f}" in page.locator("#readout").inner_text()
     exponentials = np.array(
-        [float(cell) for cell in page.locator("#row tr:not(.sum) td:nth-child(4)").all_inner_texts()]
+        [float(cell) for cell in page.locator("#row tr:not(.sum) td:nth-child(5)").all_inner_texts()]
     )
     np.testing.assert_allclose(exponentials / exponentials.sum(), attentions[3][0, 1, 10], rtol=0, atol=2e-4)
     assert page.locator("#steps dt").all_inner_texts() == ["Masked", "Largest score", "Exponential", "Sum", "Weight"]
@@ -211,7 +211,7 @@ def test_roles_sinks_and_softcaps(architecture: str, page: Page, tmp_path: Path)
     page.goto((tmp_path / "it.html").as_uri())
     page.get_by_role("tab").last.click()
     page.locator("#lines [data-axis=query][data-index='9']").click()
-    parts = [float(text) for text in page.locator("#row tr:not(.sum) td:nth-child(4)").all_inner_texts()]
+    parts = [float(text) for text in page.locator("#row tr:not(.sum) td:nth-child(5)").all_inner_texts()]
     total = float(re.split("[≈=] ", page.locator("#steps dd").nth(-2).inner_text())[1])
     weights = [part / total for part in parts[: weights.shape[-1]]]  # without the sink
     np.testing.assert_allclose(weights, expected[name][0, 0, 9], rtol=0, atol=2e-4)
@@ -258,7 +258,7 @@ def test_the_command_writes_what_capture_does(trained: Any, tmp_path: Path, caps
     assert [layer["answer"]["name"] for layer in layers] == ["Layer 3", "Layer 5"]
     for layer, index in zip(layers, (3, 5), strict=True):
         np.testing.assert_allclose(weights_of(layer), attentions[index], rtol=ROUNDED, atol=1e-6)
-        assert layer["answer"]["key_tokens"][0] == trained[2]
+        assert layer["request"]["key_tokens"][0] == trained[2]
     assert f"<h1>model: {SENTENCE.replace(chr(39), '&#x27;')}</h1>" in path.read_text(encoding="utf-8")
     every = tmp_path / "every.html"
     assert main(["page", "--model", str(FOLDER), "cats", "-o", str(every), "--every-stage", "--title", "T"]) == 0

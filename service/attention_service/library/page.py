@@ -39,13 +39,16 @@ STAGES: Final[tuple[Output, ...]] = (
     "present_value",
     "head_outputs",
 )
-# Fields that are not of the computation, or would leave out numbers of the page, with their values.
+# Fields that the page does not show, or that would leave out its numbers, with their values.
 LEFT_OUT: Final[Mapping[str, Any]] = {
     "include": STAGES,
     "select_heads": None,
     "select_queries": None,
     "average_heads": False,
     "top_k": None,
+    "grad_output": None,
+    "grad_logsumexp": None,
+    "gradients": None,
 }
 OWN: Final = {*LEFT_OUT, "untyped", "allow_non_finite", "backend", "device"}
 TITLE: Final = "Attention, step by step"
@@ -102,7 +105,7 @@ def html(saved: Mapping[str, Any], title: str = TITLE, *, has_batch: bool = Fals
         **saved,
     }
     text = orjson.dumps(content).decode()
-    page = (FOLDER / "index.html").read_text(encoding="utf-8")
+    page = re.sub("^ +", "", (FOLDER / "index.html").read_text(encoding="utf-8"), flags=re.MULTILINE)
     names = re.findall(r'rel="modulepreload" href="page/(.*)"', page)
     modules = "".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
     script = re.sub(r"^export ", "", re.sub(r"^import .*$", "", modules, flags=re.MULTILINE), flags=re.MULTILINE)
@@ -115,16 +118,16 @@ def html(saved: Mapping[str, Any], title: str = TITLE, *, has_batch: bool = Fals
     nonce = hashlib.sha256(packed.encode()).hexdigest()[:32]  # the same page for the same numbers
     policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data: blob:"
     page = re.sub(
-        r" *<(?:link rel=\"(?:modulepreload|stylesheet)|script |a href=\"docs|!-- In the order).*\n", "", page
+        r"<(?:link rel=\"(?:modulepreload|preload|stylesheet)|script |a href=\"docs|!-- In the order).*\n", "", page
     )
     page = page.replace(TITLE, escape(title))
     if has_batch:
         page = page.replace('<label id="batch-label" hidden>', '<label id="batch-label">')
     style = f'<style nonce="{nonce}">body:has(#deflated) {{ visibility: hidden; }}</style>'  # until it has its own
-    head = f'  <meta http-equiv="Content-Security-Policy" content="{policy}">\n    {style}\n  </head>'
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n{style}\n</head>'
     data = f'<script type="text/plain" id="deflated">{packed}</script>'
-    tail = f'{data}<script type="module" nonce="{nonce}">{LOADER}</script>\n  </body>'
-    return page.replace("  </head>", head, 1).replace("</body>", tail, 1)
+    tail = f'{data}<script type="module" nonce="{nonce}">{LOADER}</script>\n</body>'
+    return page.replace("</head>", head, 1).replace("</body>", tail, 1)
 
 
 def check_size(plan: Plan) -> None:

@@ -2,7 +2,7 @@
 
 import { bounded, clamp, fillIn, find, make } from "./dom.js";
 import { fromText, toText } from "./tensors.js";
-import { LEFT_OUT, SCORES, forStages, readFiles, requestOfText, sentenceRequest, sizesOf, withOptions } from "./request.js";
+import { LEFT_OUT, forStages, forWindow, readFiles, requestOfText, sentenceRequest, sizesOf, withOptions } from "./request.js";
 import { post, postForTensors, session } from "./service.js";
 import { Result, View } from "./result.js";
 import { paintStages } from "./stages.js";
@@ -11,8 +11,8 @@ import { paintRow } from "./row.js";
 import { changedOptions, readForm, showFaults, showOptions, showPadding, writeAddress, writeForm } from "./controls.js";
 import { paintComparison } from "./compare.js";
 import { paintLayers } from "./layers.js";
-import { showLong } from "./long.js";
-import { MOST_TEXT, addressOf, asHtml, asProgram, copy, download, editable, pack, unpack } from "./share.js";
+import { showLong, watchWindow } from "./long.js";
+import { MOST_TEXT, addressOf, asHtml, asProgram, copy, download, editable, pack, savePicture, unpack } from "./share.js";
 
 const FIRST = { layer: 0, batch: 0, head: 0, query: 0, key: 0, feature: 0, stage: "attention_weights", colours: "", first: "" };
 const [LONGEST, MOST_SCORES, DELAY, SLOW] = [512, 2 ** 20, 10, 300];
@@ -48,12 +48,12 @@ function paint() {
 	const { batch_size: batch, num_heads: head, query_length: query, key_length: key } = shown.result.metadata;
 	/** @type {Fields} */
 	const choice = state.choice;
+	if (!shown.result.blocks[choice.stage]) choice.stage = FIRST.stage;
 	const counts = { batch, head, query, key, feature: shown.block(choice.stage).cols };
 	for (const [name, count] of Object.entries(counts)) choice[name] = clamp(choice[name], count - 1);
 	find("batch").value = choice.batch;
 	Object.assign(choice, { colours: find("colours").value, first: find("first").checked ? "true" : "" });
 	if (!saved) writeAddress(choice, firstChoice());
-	find("save-svg").disabled = find("save-png").disabled = !SCORES.includes(choice.stage);
 	for (const part of [paintStages, paintHeads, paintLines, paintRow]) part(shown);
 	paintLayers(shown, state.layers);
 	if (state.comparison) paintComparison(state.comparison, shown);
@@ -67,6 +67,13 @@ function forgetComparison() {
 
 /** Sends the request, unless another change follows soon. */
 function send() {
+	find("long-image").alt = ""; // to be drawn again
+	zoom(state.zoom);
+}
+
+/** @type {zoom} */
+function zoom(window) {
+	state.zoom = window;
 	forgetComparison();
 	controller.abort();
 	controller = new AbortController();
@@ -93,16 +100,20 @@ const compute = async (signal) => {
 	find("batch-label").hidden = b === 1;
 	const batch = bounded(find("batch"), b - 1);
 	const long = Math.max(q, k) > LONGEST || b * h * q * k > MOST_SCORES;
-	find("long").hidden = !long;
-	find("short").hidden = long;
-	if (long) {
+	const window = long && state.zoom;
+	const head = bounded(find("long-head"), h - 1);
+	const one = { ...request, select_heads: [head] };
+	if (long) watchWindow(request, clamp(MOST_SCORES / b / k, LONGEST), zoom);
+	if (long && !window) {
 		state.result = undefined;
-		await showLong(request, batch, signal);
+		if (!find("long-image").alt) await showLong(one, batch, signal);
 	} else {
-		const asked = forStages(request);
-		const { tensors, text } = await postForTensors(asked, signal);
-		state.result = new Result(asked, tensors, JSON.parse(text));
+		const { tensors, text } = await postForTensors(window ? forWindow(one, window.query) : forStages(request), signal);
+		state.result = new Result(forStages(request), tensors, { ...JSON.parse(text), window }, state.former?.result);
+		if (window) Object.assign(state.choice, { batch, head });
 	}
+	find("long").hidden = !long;
+	find("short").hidden = long && !window;
 	showStale(false);
 	showBusy(false);
 	showFaults();
@@ -114,7 +125,7 @@ const compute = async (signal) => {
 
 /** @type {showStale} */
 function showStale(isStale) {
-	for (const name of /** @type {const} */ (["short", "long-image", "long-rows"])) find(name).inert = isStale;
+	for (const name of /** @type {const} */ (["short", "long-overview"])) find(name).inert = isStale;
 	if (isStale) find("status").textContent = "Nothing computed";
 }
 
@@ -137,7 +148,7 @@ function showError(error) {
 
 /** @type {load} */
 const load = (request, changed = {}) => {
-	Object.assign(state, { request, choice: firstChoice() });
+	Object.assign(state, { request, choice: firstChoice(), former: undefined, zoom: undefined });
 	showOptions(request, changed);
 	send();
 };
@@ -208,10 +219,15 @@ function showColours({ colours = "", first }) {
 }
 
 /** @type {moveChoice} */
-function moveChoice({ key: name }) {
-	const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[name];
+function moveChoice(event) {
+	const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[String(event.key)];
 	const grid = view()?.grid(state.choice.stage);
-	if (step && grid) choose({ [grid.rowAxis]: state.choice[grid.rowAxis] + step[0], [grid.colAxis]: state.choice[grid.colAxis] + step[1] });
+	if (!step || !grid) return;
+	event.preventDefault();
+	const { axis } = event.target.dataset;
+	const { rowAxis, colAxis } = axis ? { rowAxis: axis, colAxis: "feature" } : grid;
+	choose({ [rowAxis]: state.choice[rowAxis] + step[0], [colAxis]: state.choice[colAxis] + step[1] });
+	event.currentTarget.querySelector(`[data-axis=${axis}][tabindex="0"]`)?.focus();
 }
 
 async function compareKernel() {
@@ -262,17 +278,27 @@ function listen() {
 	});
 	document.addEventListener("drop", dropFiles);
 	find("source").oninput = loadSource;
-	find("options").oninput = find("long-options").oninput = send;
+	find("long-options").oninput = find("long-head").oninput = send;
+	find("zoom-out").onclick = () => zoom();
+	find("options").oninput = ({ target }) => {
+		if (target !== state.former?.option) state.former = { option: target, result: state.result };
+		send();
+	};
+	find("change").onchange = () => choose({ stage: find("change").checked ? "change" : FIRST.stage });
 	find("key").onchange = () => {
 		session.key = find("key").value.trim();
 		send();
 	};
 	find("batch").oninput = () => (state.result ? choose({ batch: find("batch").valueAsNumber }) : send());
-	find("large").onkeydown = moveChoice;
+	find("large").onkeydown = find("row").onkeydown = find("lines").onkeydown = moveChoice;
 	find("compare").onsubmit = compareKernel;
 	find("all-heads").onchange = find("numbers").ontoggle = find("colours").onchange = find("first").onchange = window.onresize = paint;
 	find("problem").onclick = ({ target }) => /** @type {HTMLElement} */ (target).id === "retry" && send();
 	window.onhashchange = loadAddress;
+	window.onbeforeprint = () => {
+		find("numbers").open = true;
+		paint();
+	};
 	window.onunhandledrejection = (event) => {
 		event.preventDefault();
 		showError(event.reason);
@@ -290,22 +316,17 @@ function listenToShares() {
 		if (!find("copy-link").title) return copy(location.href);
 	};
 	find("save-json").onclick = () => download("attention.json", addressOf(toText({ request: asked(), answer: answer() })));
-	for (const button of [find("save-svg"), find("save-png")]) {
-		button.onclick = async () => {
-			const { batch: batch_entry, head, stage, colours } = state.choice;
-			const heatmap = { stage, batch_entry, scale: colours === "log" ? "log" : "linear" };
-			const response = await post("attention/heatmap", { ...asked(), select_heads: [head], heatmap }, button.value);
-			download(button.name, URL.createObjectURL(await response.blob()));
-		};
-	}
+	find("save-svg").onclick = find("save-png").onclick = savePicture;
 	find("save-html").onclick = async () => {
-		const { examples, result, ...own } = state;
+		const { examples, result, former, ...own } = state;
 		const content = { ...own, base, source: readForm("source"), options: readForm("options"), layers: [{ request: asked(), answer: result?.answer, tensors: result?.tensors }] };
 		download("attention.html", addressOf(await asHtml(content)));
 	};
 }
 
 async function start() {
+	if (!("popover" in HTMLElement.prototype)) return; // a browser before 2024: the notice says so
+	find("notice").textContent = "";
 	listen();
 	listenToShares();
 	if (saved) return restore();

@@ -1,7 +1,7 @@
 // What another implementation returned, beside what is right.
 
 import { fillIn, find, make, show } from "./dom.js";
-import { drawGrid, limitsOf } from "./heatmap.js";
+import { drawGrid } from "./heatmap.js";
 import { Result, View } from "./result.js";
 import { asTensor } from "./tensors.js";
 
@@ -19,7 +19,7 @@ export const paintComparison = ({ report, actual }, view) => {
 		...section("Where", where, ({ message }) => message),
 		...section("Errors", Object.keys(errors), (name) => fillIn(texts.error, { name, most: show(errors[name].max_abs), limit: show(baseline[name]?.limit) })),
 		...section(fillIn(texts.power, power), power.survivors, String),
-		...(view && baseline.output && actual.output ? drawDifference(actual.output, baseline.output.limit, view) : []),
+		...(view && !view.result.window && baseline.output && actual.output ? drawDifference(actual.output, baseline.output.limit, view) : []),
 	);
 };
 
@@ -35,6 +35,6 @@ const drawDifference = (actual, limit, view) => {
 	const values = Float64Array.from(mine.values, (value, at) => (value - right[at]) / limit);
 	const grid = { ...mine, values, least: 10 };
 	const most = values.reduce((all, value) => Math.max(all, Math.abs(value)), 0);
-	const label = fillIn(find("report").dataset.difference, { most: show(most, 3), limit: show(limit, 8), high: show(limitsOf(other, grid).high, 0) });
+	const label = fillIn(find("report").dataset.difference, { most: show(most, 3), limit: show(limit, 8) });
 	return [make("div", { id: "difference", role: "img", "aria-label": label }, drawGrid(other, grid, 520)), make("p", {}, label)];
 };

@@ -1,7 +1,7 @@
 // The controls: their values, what was wrong with them, and the address that restores them.
 
 import { fillIn, find, make } from "./dom.js";
-import { hasTensors, optionsOf, sizesOf } from "./request.js";
+import { hasTensors, layoutOf, optionsOf, sizesOf } from "./request.js";
 
 /** @type {readForm} */
 export const readForm = (id) => {
@@ -37,13 +37,14 @@ export const showOptions = (request, changed) => {
 	const keys = sizesOf(request).k;
 	options.reset();
 	options.key_lengths.max = keys;
+	find("other-layout").text = layoutOf(request); // the others than ld and dl
 	writeForm("options", { key_lengths: String(keys), ...optionsOf(request) });
 	for (const control of controlsOf("options")) {
-		control.disabled = request[control.name] instanceof Object || (control.name === "layout" && (!control.value || hasTensors(request)));
+		control.disabled = request[control.name] instanceof Object || (control.name === "layout" && (!/^(ld|dl)$/.test(control.value) || hasTensors(request)));
 	}
 	own = readForm("options");
 	writeForm("options", { ...own, ...changed });
-	more.open ||= !!more.querySelector("option:checked:not(:first-child), input:not(:placeholder-shown)");
+	more.open ||= !!more.querySelector("option:checked:not(:first-child, [hidden]), input:not(:placeholder-shown)");
 };
 
 /** @type {showPadding} */

@@ -23,7 +23,7 @@ export const make = (tag, attributes, ...children) => decorate(document.createEl
 export const makeSvg = (tag, attributes, ...children) => decorate(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
 /** @type {Decorate} */
-function decorate(made, attributes = {}, children) {
+export function decorate(made, attributes = {}, children = []) {
 	for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
 	made.append(...children);
 	return made;

@@ -1,6 +1,6 @@
 // All heads as thumbnails, and the lines between queries and keys, as in BertViz's head view.
 
-import { around, find, keep, make, makeSvg, show, times } from "./dom.js";
+import { around, decorate, find, keep, make, makeSvg, show, times } from "./dom.js";
 import { pixelsOf, shorten } from "./heatmap.js";
 
 const [STEP, WIDTH, MARGIN, MOST_LINES] = [22, 440, 140, 400];
@@ -14,23 +14,26 @@ export function paintHeads(view) {
 	list.querySelectorAll("button").forEach((button, head) => {
 		button.setAttribute("aria-pressed", String(head === view.choice.head));
 		button.onclick = () => view.choose({ head });
-		button.children[0].replaceChildren(make("i", { class: `head${head % 9}` }), `Head ${view.result.answer.heads?.[head] ?? head}`);
 		const own = view.with({ head });
+		button.children[0].replaceChildren(make("i", { class: `head${head % 9}` }), `Head ${own.head()}`);
 		keep(button.children[1], pixelsOf(own, own.grid("attention_weights"), "head"));
 	});
 }
 
 /** @type {paintLines} */
 export function paintLines(view) {
-	const all = find("all-heads").checked;
+	const all = find("all-heads").checked && !view.result.window;
 	const { query_length, key_length } = view.result.metadata;
 	const shown = { query: around(view.choice.query, query_length), key: around(view.choice.key, key_length) };
-	const { svg, tokens } = view.once(`lines ${all} ${shown.query[0]} ${shown.key[0]}`, () => drawLines(view, all, shown));
+	const { batch, head, first } = view.choice;
+	const name = [all, batch, head, first, shown.query[0], shown.key[0]].join();
+	const { drawn } = view.result;
+	if (drawn.lines?.name !== name) drawn.lines = { name, ...drawLines(view, all, shown) };
+	const { svg, tokens } = drawn.lines;
 	for (const { own, text } of tokens) {
 		const isChosen = view.choice[own.axis] === own.index;
 		if (text.getAttribute("aria-pressed") === String(isChosen)) continue;
-		text.setAttribute("aria-pressed", String(isChosen));
-		text.setAttribute("tabindex", isChosen ? "0" : "-1");
+		decorate(text, { "aria-pressed": isChosen, tabindex: isChosen ? 0 : -1 });
 	}
 	keep(find("lines"), svg);
 }
@@ -61,7 +64,7 @@ const middle = (index) => STEP * (index + 0.5) + 4;
 const linesOf = (view, shown) => {
 	const { cols, values } = view.block("attention_weights");
 	const lines = shown.query.flatMap((query) => shown.key.map((key) => ({ query, key, weight: values[query * cols + key], head: view.choice.head })));
-	return lines.filter(({ key, weight }) => Math.abs(weight) > 0.004 && !(view.choice.first && key === 0));
+	return lines.filter(({ key, weight }) => Math.abs(weight) > 0.004 && !(view.choice.first && view.index("key", key) === 0));
 };
 
 /** @type {drawLine} */

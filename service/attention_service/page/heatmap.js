@@ -1,7 +1,7 @@
 // Heatmaps: colours, cells, hidden cells, labels, numbers, and the chosen cell.
 
 import { make, makeSvg, show, times } from "./dom.js";
-import { SCORES } from "./request.js";
+import { isMatrix } from "./request.js";
 
 /** The smallest weight with a colour of its own on a logarithmic scale, as a part of the largest. */
 const LEAST_SHARE = 1e6;
@@ -20,7 +20,7 @@ function interpolate(name) {
 const [sequential, diverging] = ["--sequential", "--diverging"].map(interpolate);
 
 /** @type {limitsOf} */
-export const limitsOf = (view, { name, values, least }) => view.once(`${name} limits ${least}`, () => {
+const limitsOf = (view, { name, values, least }) => view.once(`${name} limits ${least}`, () => {
 	const { colours } = view.choice;
 	const [shown, cols] = [least || colours === "head" ? values : view.allBlocks(name), isLeftOut(view, name) ? view.block(name).cols : 0];
 	let [low, high] = [0, least ?? 0];
@@ -30,14 +30,14 @@ export const limitsOf = (view, { name, values, least }) => view.once(`${name} li
 		if (value < low && value !== -Infinity) low = value;
 		if (value > high) high = value;
 	}
-	const most = Math.max(high, -low);
+	const most = Math.max(high, -low) || 1;
 	if (name !== "attention_weights" || low < 0) return { low: -most, high: most, diverging: true };
 	if (colours === "log") return { low: high / LEAST_SHARE, high, log: true };
 	return { low, high: colours === "unit" ? 1 : high };
 });
 
 /** True if the pictures and colours of a stage leave out the first key. @type {isLeftOut} */
-const isLeftOut = (view, name) => !!view.choice.first && SCORES.includes(name);
+const isLeftOut = (view, name) => !!view.choice.first && isMatrix(name) && !view.index("key", 0);
 
 /** @type {colourOf} */
 const colourOf = (value, { low, high, diverging: isDiverging, log }) => {
@@ -49,7 +49,7 @@ const colourOf = (value, { low, high, diverging: isDiverging, log }) => {
 const inkOn = ([red, green, blue]) => (0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#111" : "#fff");
 
 /** @type {hiddenIn} */
-export const hiddenIn = (view, { name, values }) => (/masked|weights/.test(name) ? view.grid("hidden_by").values : new Uint8Array(values.length));
+const hiddenIn = (view, { name, values }) => (/masked|weights/.test(name) ? view.grid("hidden_by").values : new Uint8Array(values.length));
 
 /** @type {pixelsOf} */
 export const pixelsOf = (view, grid, place) => view.once(`${grid.name} ${place}`, () => {
@@ -80,10 +80,12 @@ export const drawGrid = (view, grid, most) => {
 	const size = Math.min((most - left - 20) / cols, (500 - top) / rows, 72);
 	const place = { width: size * cols, height: size * rows };
 	const href = pixelsOf(view, grid, "large").toDataURL();
+	const stripes = drawStripes(view, grid, size, 8 - left);
 	const over = makeSvg(
 		"g",
 		{},
-		...drawStripes(view, grid, size),
+		...stripes,
+		...drawScale(view, grid, 8 - left, place.height + 12),
 		...drawLabels(view, rowAxis, rows, size, (at) => ({ transform: `translate(-7 ${at})`, "text-anchor": "end" })),
 		...drawLabels(view, colAxis, cols, size, (at) => ({ transform: `translate(${at} -7) rotate(-55)`, "text-anchor": "start" })),
 		makeSvg("text", { transform: `translate(${8 - left} ${place.height / 2}) rotate(-90)` }, rowAxis),
@@ -91,7 +93,8 @@ export const drawGrid = (view, grid, most) => {
 		...(size < 30 ? [] : drawNumbers(view, grid, size)),
 		makeSvg("rect", { width: size, height: size, class: "frame" }),
 	);
-	const all = { width: left + place.width + 20, height: top + place.height + 2 };
+	const hidden = stripes.filter(({ classList }) => classList.contains("legend")).length;
+	const all = { width: Math.max(left + place.width + 20, 262), height: top + place.height + 28 + 20 * hidden };
 	const image = makeSvg("image", { ...place, href, preserveAspectRatio: "none" });
 	const svg = makeSvg("svg", { viewBox: `${-left} ${-top} ${all.width} ${all.height}`, ...all }, image, over);
 	markChosen(view, grid, svg);
@@ -125,9 +128,10 @@ const drawLabels = (view, axis, count, size, placeAt) => {
 };
 
 /** @type {drawStripes} */
-const drawStripes = (view, grid, size) => {
+const drawStripes = (view, grid, size, x) => {
 	const hidden = hiddenIn(view, grid);
-	return Object.entries(view.result.metadata.hidden_by).flatMap(([cause, bit]) => {
+	let y = size * grid.rows + 20;
+	return Object.entries(view.result.metadata.hidden_by).flatMap(([cause, bit], n, causes) => {
 		const runs = [];
 		for (let at = 0; at < hidden.length; at++) {
 			const from = at;
@@ -137,17 +141,23 @@ const drawStripes = (view, grid, size) => {
 			const width = size * (at - from + 1);
 			runs.push(`M${(from % grid.cols) * size} ${Math.floor(from / grid.cols) * size}h${width}v${size}h${-width}z`);
 		}
-		const turn = `rotate(${angleOf(view, cause)})`;
+		const turn = `rotate(${45 + (180 / causes.length) * n})`;
 		const pattern = { id: `stripes-${cause}`, width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: turn };
 		const stripe = makeSvg("rect", { width: 1.7, height: 7, fill: `var(--${cause})` });
-		return [makeSvg("pattern", pattern, stripe), makeSvg("path", { d: runs.join(""), fill: `url(#stripes-${cause})` })];
+		const fill = `url(#stripes-${cause})`;
+		const shapes = [makeSvg("pattern", pattern, stripe), makeSvg("path", { d: runs.join(""), fill })];
+		if (!runs.length) return shapes;
+		y += 20;
+		return [...shapes, makeSvg("rect", { x, y: y - 6, width: 15, height: 12, fill }), makeSvg("text", { x: x + 22, y, class: "legend", "text-anchor": "start" }, `hidden by ${cause}`)];
 	});
 };
 
-/** @type {angleOf} */
-export const angleOf = (view, cause) => {
-	const causes = Object.keys(view.result.metadata.hidden_by);
-	return 45 + (180 / causes.length) * causes.indexOf(cause);
+/** @type {drawScale} */
+const drawScale = (view, grid, x, y) => {
+	const { low, high, diverging: isDiverging } = limitsOf(view, grid);
+	const bar = times(64, (n) => makeSvg("rect", { x: x + 66 + 2 * n, y, width: 2.5, height: 10, fill: `rgb(${(isDiverging ? diverging : sequential)[4 * n]})` }));
+	const ends = [low, high].map((value, n) => makeSvg("text", { x: x + 201 * n, y: y + 5, class: "range", "text-anchor": "start" }, show(value, 3)));
+	return [...bar, ...ends];
 };
 
 /** @type {drawNumbers} */

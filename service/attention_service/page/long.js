@@ -1,51 +1,66 @@
-// Long sequences, whose scores the page never holds: a binned picture, and rows on request.
+// Long sequences, whose scores the page never holds: a binned picture, and a window of it with all numbers.
 
-import { bounded, find, make, show, times } from "./dom.js";
+import { bounded, clamp, find } from "./dom.js";
 import { layoutOf, sizesOf } from "./request.js";
-import { post, postForTensors } from "./service.js";
-import { numbers } from "./tensors.js";
+import { post } from "./service.js";
 
-const [ROWS, TOP] = [64, 16];
+/** Fewest queries and keys of a window, and most keys. */
+const [FEWEST, MOST_KEYS] = [32, 512];
+
+/** Where the cells of the picture are: x, y, width, height. @type {number[]} */
+let frame = [];
+
+/** @type {watchWindow} */
+export const watchWindow = (request, most, zoom) => {
+	const { q, k } = sizesOf(request);
+	const all = [{ axis: "key", control: find("long-key"), count: k, most: MOST_KEYS }, { axis: "query", control: find("long-query"), count: q, most }];
+	const sides = layoutOf(request).endsWith("dl") ? all.reverse() : all;
+	const [image, brush] = [find("long-image"), find("brush")];
+	/** @type {number[] | undefined} */
+	let start;
+	/** The tokens there. @param {MouseEvent} event */
+	const tokensAt = ({ offsetX, offsetY }) => sides.map(({ count }, n) => {
+		const pixel = ((n ? offsetY : offsetX) * image.naturalWidth) / image.clientWidth;
+		return clamp(((pixel - frame[n]) / frame[n + 2]) * count, count - 1);
+	});
+	/** The window between two places. @param {number[]} from */
+	const windowOf = (from, to = from) => sides.map(({ axis, count, most }, n) => {
+		const size = Math.min(Math.max(Math.abs(to[n] - from[n]) + 1, FEWEST), most, count);
+		const first = clamp(to[n] < from[n] ? from[n] + 1 - size : from[n], count - size);
+		return /** @type {const} */ ([axis, [first, first + size]]);
+	});
+	image.onpointerdown = (event) => {
+		start = tokensAt(event);
+		image.setPointerCapture(event.pointerId);
+	};
+	image.onpointermove = (event) => {
+		brush.hidden = !start;
+		windowOf(start ?? [0, 0], tokensAt(event)).forEach(([, [from, to]], n) => {
+			const unit = frame[n + 2] / sides[n].count;
+			const whole = (n ? image.naturalHeight : image.naturalWidth) / 100;
+			brush.style.setProperty(n ? "top" : "left", `${(frame[n] + from * unit) / whole}%`);
+			brush.style.setProperty(n ? "height" : "width", `${((to - from) * unit) / whole}%`);
+		});
+	};
+	image.onpointerup = (event) => {
+		zoom(Object.fromEntries(windowOf(start ?? [0, 0], tokensAt(event))));
+		start = undefined;
+		brush.hidden = true;
+	};
+	find("long-window").onsubmit = () => zoom(Object.fromEntries(windowOf(sides.map(({ control, count }) => bounded(control, count - 1)))));
+};
 
 /** @type {showLong} */
 export const showLong = async (request, batch, signal) => {
-	const { h, q, k } = sizesOf(request);
+	const { q, k } = sizesOf(request);
 	const [stage, bins] = [find("long-stage").value, find("long-bins").value];
-	const one = { ...request, select_heads: [bounded(find("long-head"), h - 1)] };
-	find("long-query").onsubmit = () => showRows(one, batch, bounded(find("long-row"), q - 1), signal);
-	find("long-rows").replaceChildren();
 	const scale = stage === "attention_weights" ? "log" : "linear"; // of thousands of weights, nearly all are small
-	const response = await post("attention/heatmap", { ...one, heatmap: { stage, bins, scale, batch_entry: batch } }, "image/svg+xml", signal);
+	const response = await post("attention/heatmap", { ...request, heatmap: { stage, bins, scale, batch_entry: batch } }, "image/svg+xml", signal);
 	const blob = await response.blob();
-	const frame = /<image x="(.*?)" y="(.*?)" width="(.*?)" height="(?!10")(.*?)"/.exec(await blob.text()); // the legend has height 10
+	const [, ...places] = /<image x="(.*?)" y="(.*?)" width="(.*?)" height="(?!10")(.*?)"/.exec(await blob.text()) ?? []; // the legend has height 10
+	frame = places.map(Number);
 	const image = find("long-image");
 	URL.revokeObjectURL(image.src);
 	image.src = URL.createObjectURL(blob);
 	image.alt = `${stage} of ${q} queries and ${k} keys`;
-	image.onclick = ({ offsetX, offsetY }) => {
-		const [, x, y, width, height] = Array.from(frame ?? [], Number);
-		const [at, start, length] = layoutOf(request).endsWith("dl") ? [offsetX, x, width] : [offsetY, y, height];
-		const query = Math.floor((((at * image.naturalWidth) / image.clientWidth - start) / length) * q);
-		if (query >= 0 && query < q) void showRows(one, batch, query, signal);
-	};
-};
-
-/** @type {showRows} */
-const showRows = async (request, batch, query, signal) => {
-	const { q } = sizesOf(request);
-	const first = Math.max(0, Math.min(query - ROWS / 2, q - ROWS));
-	const rows = times(Math.min(ROWS, q), (row) => first + row);
-	const query_lengths = request.query_lengths ?? first + rows.length; // the queries after these rows are left out
-	const own = { ...request, include: ["attention_weights"], select_queries: rows, top_k: TOP, query_lengths };
-	const { tensors } = await postForTensors(own, signal);
-	const [keys, weights] = ["indices", "values"].map((name) => numbers(tensors[`top_weights.${name}`]));
-	const items = rows.map((row, n) => {
-		const count = tensors["top_weights.values"].shape.at(-1) ?? 0; // fewer for fewer keys
-		const start = (batch * rows.length + n) * count;
-		const places = times(count, (i) => start + i).filter((place) => weights[place]);
-		const texts = places.map((place) => `${keys[place]} (${show(weights[place], 3)})`);
-		return make("li", row === query ? { "aria-current": "true" } : {}, make("b", {}, `head ${request.select_heads}, query ${row}: `), texts.join(", "));
-	});
-	find("long-rows").replaceChildren(...items);
-	find("long-rows").querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
 };

@@ -1,15 +1,19 @@
 // Requests to the service: their options and sizes; and where they come from: files, texts, sentences.
 
 import { times } from "./dom.js";
-import { Tensor, fromText, shapeOf, transposed } from "./tensors.js";
+import { Tensor, asTensor, fromText, shapeOf, transposed } from "./tensors.js";
 import { readNpy, readNpz, readSafetensors } from "./files.js";
 import { fieldOf, readPasted, withFields } from "./paste.js";
 
 const SOURCES = ["query", "key", "value", "input", "context"];
 /** Results with the axes q and k. */
 export const SCORES = ["scores", "scaled_scores", "capped_scores", "masked_scores", "attention_weights", "hidden_by"];
-/** Options that would leave out numbers of the page. */
-export const LEFT_OUT = ["select_queries", "select_heads", "average_heads", "top_k"];
+/** @type {isMatrix} */
+export const isMatrix = (name) => /scores|weights|hidden_by|change/.test(name);
+/** Fields that would leave out numbers of the page, or ask for gradients, of which it has no pictures. */
+export const LEFT_OUT = ["select_queries", "select_heads", "average_heads", "top_k", "grad_output", "grad_logsumexp", "gradients"];
+/** Fields that say nothing of single queries: beside them some can be computed without the others. */
+const OF_ALL = /^(query(_tokens|_norm)?|key.*|value.*|input|context|projection|layout|num_.*|clip_qkv|scale|softcap|is_causal|window|chunk_size|normalization|dtype|select_heads)$/;
 const TURNED = [...SOURCES, "mask", "bias"];
 /** Numbers of a sentence: with more the page would not react while they are made. */
 const MOST_NUMBERS = 2 ** 22;
@@ -72,6 +76,29 @@ export function forStages(request) {
 	const labels = input && !context && !past_key && { key_tokens: query_tokens };
 	return { ...labels, ...request, include: STAGES };
 }
+
+/** @type {sliced} */
+export const sliced = (data, axis, first, last) => {
+	const { dtype, shape, bytes } = asTensor(data);
+	if (axis >= shape.length) return data; // one query, a vector
+	const outer = shape.slice(0, axis).reduce((size, count) => size * count, 1);
+	const size = bytes.length / outer / shape[axis];
+	const [step, wanted] = [size * shape[axis], size * (last - first)];
+	const part = new Uint8Array(outer * wanted);
+	for (let n = 0; n < outer; n++) part.set(bytes.subarray(n * step + first * size, n * step + last * size), n * wanted);
+	return new Tensor(dtype, shape.with(axis, last - first), part);
+};
+
+/** @type {forWindow} */
+export const forWindow = (request, [first, last]) => {
+	const asked = forStages(request);
+	if (!Object.keys(request).every((name) => OF_ALL.test(name))) return { ...asked, select_queries: times(last - first, (at) => first + at) };
+	const { input, context = input, query } = asked;
+	const layout = layoutOf(request);
+	/** @param {any} data */
+	const part = (data) => data && sliced(data, layout.indexOf("l"), first, last);
+	return { ...asked, layout, context, input: part(input), query: part(query), query_tokens: undefined, query_offset: first };
+};
 
 /** @type {ownField} */
 function ownField(part, name) {

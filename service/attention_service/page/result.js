@@ -2,38 +2,50 @@
 
 import { times } from "./dom.js";
 import { asTensor, numbers } from "./tensors.js";
-import { SCORES, layoutOf } from "./request.js";
+import { isMatrix, layoutOf, sliced } from "./request.js";
 
 /** The axes of a block. @param {string} name @returns {{ rowAxis: Axis, colAxis: Axis }} */
-const axesOf = (name) => ({ rowAxis: name.startsWith("present_") ? "key" : "query", colAxis: SCORES.includes(name) ? "key" : "feature" });
+const axesOf = (name) => ({ rowAxis: name.startsWith("present_") ? "key" : "query", colAxis: isMatrix(name) ? "key" : "feature" });
 
 /** A stage that a saved page lacks. */
 const ABSENT = { b: 1, h: 1, rows: 0, cols: 0, values: new Float64Array() };
 
 /** What the service computed for a request. */
 export class Result {
-	/** @param {Fields} request @param {Fields} tensors @param {Fields} answer */
-	constructor(request, tensors, answer) {
+	/** @param {Fields} request @param {Fields} tensors @param {Fields} answer @param {Result} [former] */
+	constructor(request, tensors, answer, former) {
 		this.request = request;
 		this.tensors = tensors;
 		this.answer = answer;
 		this.metadata = answer.metadata;
 		this.layout = layoutOf(request);
 		this.columns = this.layout.endsWith("dl");
+		/** @type {Zoom | undefined} */
+		this.window = answer.window;
 		/** What was drawn of it, by name. @type {Record<string, any>} */
 		this.drawn = {};
 		const { input, context = input, query = input, key = context, value = context, sinks, gate, projection = {} } = request;
 		const maps = Object.entries(projection).map(([name, map]) => [`map.${name}`, map.weight ?? map.kernel]);
-		const all = { ...tensors, sinks, gate, "given.query": query, "given.key": key, "given.value": value, ...Object.fromEntries(maps) };
+		const all = { ...tensors, all_weights: tensors.attention_weights, all_scores: tensors.masked_scores, sinks, gate, "given.query": query, "given.key": key, "given.value": value, ...Object.fromEntries(maps) };
 		const given = Object.entries(all).filter(([, data]) => data);
 		/** @type {Record<string, Blocks>} */
 		this.blocks = Object.fromEntries(given.map(([name, data]) => [name, this.arrange(name, asTensor(data))]));
+		const [mine, other] = [this.blocks.attention_weights, former?.blocks.attention_weights];
+		if (mine) Object.assign(this.metadata, { query_length: mine.rows, key_length: mine.cols });
+		if (other && mine.values.length === other.values.length && mine.rows === other.rows && former?.window === this.window) {
+			this.blocks.change = { ...mine, values: mine.values.map((value, at) => value - other.values[at]) };
+		}
 	}
 
 	/** An array by batch entry, head, and rows of tokens. @param {string} name @param {Tensor} tensor */
 	arrange(name, tensor) {
 		const axes = this.axesOf(name, tensor.shape.length);
-		const order = SCORES.includes(name) ? "bhqk" : "bhld";
+		const order = isMatrix(name) ? "bhqk" : "bhld";
+		const { rowAxis, colAxis } = axesOf(name);
+		for (const [letter, axis] of [[order[2], rowAxis], [order[3], colAxis]]) {
+			const [at, [first, last]] = [axes.indexOf(letter), this.window?.[axis] ?? []];
+			if (tensor.shape[at] > last - first && !/given|map|all/.test(name)) tensor = sliced(tensor, at, first, last);
+		}
 		const [b, h, rows, cols] = [...order].map((axis) => tensor.shape[axes.indexOf(axis)] ?? 1);
 		return { b, h, rows, cols, values: permuted(numbers(tensor), tensor.shape, axes, order) };
 	}
@@ -45,7 +57,7 @@ export class Result {
 		if (name === "sinks") return rank === 1 ? "h" : "bhl".slice(-rank);
 		if (name.startsWith("map.")) return (this.request.projection[name.slice(4)].weight ? "hld" : "hdl").slice(-rank);
 		if (name === "gate" || name.startsWith("present_")) return "bhld".slice(-rank);
-		const last = !SCORES.includes(name) ? "ld" : this.columns ? "kq" : "qk";
+		const last = !isMatrix(name) ? "ld" : this.columns ? "kq" : "qk";
 		const axes = /output$|given/.test(name) ? this.layout : b + h + last;
 		return rank < axes.length ? axes.replace(/[ql]/, "") : axes; // a query that is a vector has no axis of tokens
 	}
@@ -128,17 +140,28 @@ export class View {
 		});
 	}
 
+	/** The number of the chosen head: in a page of a model, that of the model. */
+	head() {
+		return this.result.answer.heads?.[this.choice.head] ?? this.choice.head;
+	}
+
+	/** An index in the whole sequence. @param {Axis} axis */
+	index(axis, at = this.choice[axis]) {
+		return at + (this.result.window?.[axis]?.[0] ?? 0);
+	}
+
 	/** The label of a token, or its index. @param {Axis} axis @param {number} index */
 	label(axis, index) {
-		const all = this.result.answer[`${axis}_tokens`];
+		const all = this.result.request[`${axis}_tokens`];
 		const tokens = Array.isArray(all?.[0]) ? all[this.choice.batch] : all;
-		return String(tokens?.[index] ?? index);
+		return String(tokens?.[this.index(axis, index)] ?? this.index(axis, index));
 	}
 
 	/** The position of a token, and its label if it has one. @param {Axis} axis @param {number} index */
 	place(axis, index) {
-		const [label, place] = [this.label(axis, index), this.result.answer[`${axis}_places`]?.[index] ?? index];
-		return label === String(place) ? label : `${place} “\u2068${label}\u2069”`;
+		const label = this.label(axis, index);
+		const at = String(this.result.answer[`${axis}_places`]?.[index] ?? this.index(axis, index));
+		return label === at ? label : `${at} “\u2068${label}\u2069”`;
 	}
 }
 

@@ -1,7 +1,7 @@
 // One number by hand: how it follows from query, key and value.
 
 import { around, fillIn, find, make, show, signed, tableRow, times } from "./dom.js";
-import { SCORES } from "./request.js";
+import { SCORES, isMatrix } from "./request.js";
 import { asTensor, numbers, shapeOf } from "./tensors.js";
 
 /** @type {entry} */
@@ -13,11 +13,11 @@ const entry = (data, at) => {
 /** @type {whyHidden} */
 export function whyHidden(view) {
 	const { window, chunk_size: chunk, query_offset, past_key } = view.result.request;
-	const { batch, query, key } = view.choice;
-	const place = query + entry(query_offset ?? shapeOf(past_key).at(-2) ?? 0, batch);
+	const { batch, key } = view.choice;
+	const place = view.index("query") + entry(query_offset ?? shapeOf(past_key).at(-2) ?? 0, batch);
 	const first = Math.max(0, place - (window?.left ?? place));
-	const last = Math.min(place + (window?.right ?? Infinity), view.result.metadata.key_length - 1);
-	const [name, from, to] = [key, first, last].map((index) => view.place("key", index));
+	const last = Math.min(place + (window?.right ?? Infinity), view.block("all_weights").cols - 1);
+	const [name, from, to] = [view.index("key", key), first, last].map((index) => view.place("key", index - view.index("key", 0)));
 	const keys = first > last ? "no key" : `keys ${from} to ${to}`;
 	const values = { key: name, place: signed(place), keys, chunk };
 	const reasons = find("reasons").dataset;
@@ -31,7 +31,7 @@ const isHalf = (view) => /16/.test(view.result.metadata.dtype);
 /** @type {partsOf} */
 function partsOf(view) {
 	const { normalization = "softmax", sinks } = view.result.request;
-	const scores = [...view.row("masked_scores"), ...(sinks ? [view.at("sinks")] : [])];
+	const scores = [...view.row("all_scores"), ...(sinks ? [view.at("sinks")] : [])];
 	const max = Math.max(...scores);
 	const parts = scores.map((score) => {
 		if (score === -Infinity) return 0;
@@ -73,31 +73,33 @@ function weightSteps(view, { normalization, max, parts, sum }) {
 	const title = distance.length ? "Score, with relative_keys" : "Score";
 	const steps = scaled === undefined ? [] : [[title, products(row, score, distance)], ["Scaled", formula("{0} × {1}", score, scale, scaled)]];
 	if (request.softcap) steps.push(["Capped", formula("{0} · tanh({1} / {0})", request.softcap, scaled, capped)]);
+	else if (capped !== scaled) steps.push(["Capped", show(capped, 6)]);
 	const hidden = whyHidden(view);
 	if (hidden) return [...steps, ["Masked", `−∞: ${hidden}`], ["Weight", "0"]];
 	const added = ["bias", "alibi_slopes"].filter((name) => request[name]).map((name) => ` (${name})`);
 	if (masked !== capped) steps.push(["Masked", capped === undefined ? show(masked) : formula(`{0} + {1}${added.join("")}`, capped, masked - capped, masked)]);
-	const part = parts[view.choice.key];
+	const part = parts[view.index("key")];
 	if (normalization === "sigmoid") return [...steps, ["Weight", formula("1 / (1 + exp(−{0}))", masked, weight)]];
 	if (normalization === "softmax") {
 		const exponential = formula("exp({0} − {1})", masked, max, part);
 		steps.push(["Largest score", signed(rounded(max))], ["Exponential", masked === max ? exponential.replace("≈", "=") : exponential]);
 	}
-	const terms = parts.map((_, n) => `{${n}}${n === metadata.key_length ? " (sink)" : ""}`);
+	const terms = parts.map((_, n) => `{${n}}${n === view.block("all_scores").cols ? " (sink)" : ""}`);
 	return [...steps, ["Sum", formula(joined(terms), ...parts, sum)], ["Weight", sum ? formula("{0} / {1}", part, sum, weight) : "0 by definition, as the sum is 0"]];
 }
 
 /** @type {featureStep} */
 function featureStep(view) {
-	const { stage, head, feature, query, key } = view.choice;
+	const { stage, head, feature } = view.choice;
 	const { request, metadata, blocks } = view.result;
 	const value = view.at(stage);
+	if (stage === "head_outputs" && view.result.window) return ["Weighted values", `${show(value, 6)}, of all keys`];
 	if (stage === "head_outputs") {
 		const values = times(metadata.key_length, (index) => view.with({ key: index }).at("present_value"));
 		return ["Weighted values", products([view.row("attention_weights"), values], value)];
 	}
 	const part = stage.replace("present_", "");
-	const row = part === stage ? query : key - (shapeOf(request.past_key).at(-2) ?? 0);
+	const row = part === stage ? view.index("query") : view.index("key") - (shapeOf(request.past_key).at(-2) ?? 0);
 	if (row < 0) return ["From the past", `${show(value, 6)}, as sent`];
 	const [map, isOutput] = [request.projection?.[part], part === "output"];
 	if (!isOutput && !blocks[`given.${part}`]) return ["In the model", show(value)];
@@ -123,8 +125,13 @@ function featureStep(view) {
 export function paintRow(view) {
 	const { stage } = view.choice;
 	const all = partsOf(view);
-	const steps = SCORES.includes(stage) ? weightSteps(view, all) : [featureStep(view)];
+	const steps = isMatrix(stage) ? weightSteps(view, all) : [featureStep(view)];
 	if (view.result.answer.digits) steps[0][1] = steps[0][1].replace("=", "≈"); // of rounded factors
+	if (view.result.window) {
+		const weights = view.row("all_weights");
+		const keys = [...weights.keys()].sort((one, other) => weights[other] - weights[one]).slice(0, 16);
+		steps.push(["Largest weights", keys.map((key) => `${view.label("key", key - view.index("key", 0))} (${show(weights[key], 3)})`).join(", ")]);
+	}
 	for (const step of isHalf(view) ? steps : []) {
 		if (!/Exp|Sum/.test(step[0])) step[1] = step[1].replace(/ [=≈] (?=\S+$)/, `, rounded to ${view.result.metadata.dtype}: `);
 	}
@@ -141,26 +148,27 @@ function paintTable(view, all) {
 	const row = [batch, head, query, keys[0]].join();
 	if (drawn.row !== row) find("row").replaceChildren(...rowsOf(view, all, keys));
 	drawn.row = row;
-	find("row").querySelector(".chosen")?.classList.remove("chosen");
-	find("row").querySelector(`[data-key="${key}"]`)?.classList.add("chosen");
+	find("row").querySelector("[tabindex]")?.removeAttribute("tabindex");
+	find("row").querySelector(`[data-key="${key}"]`)?.setAttribute("tabindex", "0");
 	find("part-title").textContent = find("part-title").dataset[all.normalization] ?? "";
 }
 
 /** @type {rowsOf} */
 function rowsOf(view, { normalization, parts, sum }, keys) {
-	const [, scaled, , masked, weights] = SCORES.map((name) => view.row(name));
+	const [, scaled, capped, masked, weights] = SCORES.map((name) => view.row(name));
 	/** @param {number[]} values */
 	const listed = (values, factor = 1) => joined(values.map((value, n) => (n < 8 ? show(value * factor, 3) : "")), ", ", 8);
 	const rows = keys.map((key) => {
-		const numbers = [scaled[key] ?? "", masked[key], parts[key], weights[key], listed(view.row("present_value", key), weights[key])];
-		const row = tableRow(view.label("key", key), numbers, { "data-key": key });
+		const numbers = [scaled[key] ?? "", capped[key] ?? "", masked[key], parts[view.index("key", key)], weights[key], listed(view.row("present_value", key), weights[key])];
+		const row = tableRow(view.label("key", key), numbers, { "data-key": key, "data-axis": "key" });
 		row.onclick = () => view.choose({ key });
 		return row;
 	});
-	const more = weights.length - keys.length;
-	if (more) rows.push(tableRow("…", [`${more} more`, "", "", "", ""], {}));
-	if (view.result.request.sinks) rows.push(tableRow("sink", ["", view.at("sinks"), parts[weights.length], "", ""], {}));
-	const total = weights.reduce((all, weight) => all + weight, 0);
-	const numbers = ["", "", normalization === "sigmoid" ? "" : sum, total, listed(view.row("head_outputs"))];
+	const all = view.row("all_weights");
+	const more = all.length - keys.length;
+	if (more) rows.push(tableRow("…", [`${more} more`, "", "", "", "", ""], {}));
+	if (view.result.request.sinks) rows.push(tableRow("sink", ["", "", view.at("sinks"), parts[all.length], "", ""], {}));
+	const total = all.reduce((sum, weight) => sum + weight, 0);
+	const numbers = ["", "", "", normalization === "sigmoid" ? "" : sum, total, listed(view.row("head_outputs"))];
 	return [...rows, tableRow("Σ", numbers, { class: "sum" })];
 }

@@ -1,6 +1,6 @@
 // Copies and downloads: own data in a link, curl, Python, SVG, PNG, and the page as one file.
 
-import { fillIn, find, make } from "./dom.js";
+import { decorate, fillIn, find, make, makeSvg } from "./dom.js";
 import { Tensor, fromBase64, toBase64, toText } from "./tensors.js";
 import { session } from "./service.js";
 
@@ -67,7 +67,40 @@ export function copy(text) {
 export const download = (name, href) => make("a", { href, download: name }).click();
 
 /** @param {string} text */
-export const addressOf = (text) => URL.createObjectURL(new Blob([text]));
+export const addressOf = (text, type = "") => URL.createObjectURL(new Blob([text], { type }));
+
+/** @type {asPicture} */
+function asPicture(what) {
+	const shown = /** @type {SVGSVGElement} */ (document.querySelector(`#${what} svg`));
+	const { x, y, width, height } = shown.viewBox.baseVal;
+	const copy = /** @type {SVGElement} */ (shown.cloneNode(true));
+	const parts = copy.querySelectorAll("*");
+	shown.style.colorScheme = "light";
+	shown.querySelectorAll("*").forEach((part, at) => {
+		const style = getComputedStyle(part);
+		for (const name of ["fill", "stroke", "text-anchor", "dominant-baseline", "image-rendering"]) parts[at].setAttribute(name, style.getPropertyValue(name));
+	});
+	shown.removeAttribute("style");
+	copy.querySelector(".frame")?.remove();
+	const title = find("save-title").value || document.querySelector(`#${what}-title`)?.firstChild?.textContent;
+	const box = { x, y: y - 34, width, height: height + 44 };
+	copy.prepend(makeSvg("rect", { ...box, fill: "#fff" }), makeSvg("text", { x: x + 8, y: y - 14, "font-size": 15 }, title ?? ""));
+	const size = Number(find("save-size").value);
+	decorate(copy, { viewBox: Object.values(box).join(" "), width: `${size}mm`, height: `${(size * box.height) / width}mm`, "font-family": "sans-serif", "font-size": 12 });
+	return addressOf(new XMLSerializer().serializeToString(copy), "image/svg+xml");
+}
+
+/** @type {savePicture} */
+export const savePicture = async ({ target }) => {
+	const picture = asPicture(find("save-what").value);
+	if (target === find("save-svg")) return download("attention.svg", picture);
+	const image = make("img", { src: picture });
+	await image.decode();
+	const [width, height] = [image.width, image.height].map((side) => (side * 300) / 96);
+	const canvas = make("canvas", { width, height });
+	canvas.getContext("2d")?.drawImage(image, 0, 0, width, height);
+	download("attention.png", canvas.toDataURL());
+};
 
 /** @param {string} path */
 const fetchText = async (path) => (await fetch(path)).text();
@@ -80,7 +113,6 @@ export async function asHtml(saved) {
 	const style = await fetchText("page/page.css");
 	const page = /** @type {HTMLElement} */ (document.documentElement.cloneNode(true));
 	page.querySelectorAll("link, script").forEach((part) => part.remove());
-	page.querySelectorAll("[style]").forEach((part) => part.removeAttribute("style")); // painted again when it is opened
 	page.querySelectorAll("a").forEach((link) => link.setAttribute("href", link.href));
 	const nonce = crypto.getRandomValues(new Uint32Array(4)).join("");
 	const content = `default-src 'none'; script-src 'nonce-${nonce}'; style-src 'nonce-${nonce}'; img-src data: blob:`;

@@ -1,12 +1,13 @@
 // The pipeline: small pictures of all stages, a large one of the chosen stage.
 
 import { find, keep, make, show, tableRow, times } from "./dom.js";
-import { angleOf, choiceAt, drawGrid, hiddenIn, limitsOf, markChosen, pixelsOf } from "./heatmap.js";
+import { choiceAt, drawGrid, markChosen, pixelsOf } from "./heatmap.js";
 import { whyHidden } from "./row.js";
 
 /** @param {View} view */
 export function paintStages(view) {
 	const { choice, choose } = view;
+	paintLarge(view);
 	for (const button of find("pipeline").querySelectorAll("button")) {
 		const { value: name, dataset } = button;
 		button.hidden = !view.result.blocks[name];
@@ -17,8 +18,11 @@ export function paintStages(view) {
 		keep(button.querySelector("span"), pixelsOf(view, view.grid(name), "stage"));
 		button.onclick = () => choose({ stage: name });
 	}
-	find("normalization").textContent = view.result.request.normalization ?? "softmax";
-	paintLarge(view);
+	const { layer, projection, normalization = "softmax" } = view.result.request;
+	find("normalization").textContent = normalization;
+	find("joined").textContent = find("joined").dataset[layer || projection?.output ? "map" : /h/.test(view.result.layout) ? "heads" : "joined"] ?? "";
+	find("change").checked = view.choice.stage === "change";
+	find("change-label").hidden = !view.result.blocks.change;
 	if (find("numbers").open) paintNumbers(view);
 }
 
@@ -39,25 +43,15 @@ function paintLarge(view) {
 		const hidden = /masked|weights/.test(grid.name) && whyHidden(shown);
 		return `${shown.names(grid.name).join(", ")}: ${hidden || show(shown.at(grid.name), view.result.answer.digits ?? 6)}`;
 	};
-	large.onpointermove = (event) => {
+	large.onpointermove = large.onpointerleave = (event) => {
 		const isCell = event.target instanceof SVGImageElement;
 		find("hint").textContent = isCell ? textOf(view.with(choiceAt(grid, event))) : find("hint").dataset.hint ?? "";
 	};
-	large.onpointerleave = () => (find("hint").textContent = find("hint").dataset.hint ?? "");
-	const title = document.querySelector(`#pipeline [value=${grid.name}] b`)?.textContent ?? "";
+	const title = document.querySelector(`#pipeline [value=${grid.name}] b`)?.textContent ?? "Change of the weights";
 	const text = textOf(view);
 	large.setAttribute("aria-label", `${title}, ${grid.rows} rows, ${grid.cols} columns. ${text}`);
-	find("large-title").textContent = title;
+	find("large-title").textContent = title + (view.result.metadata.num_heads > 1 ? `, head ${view.head()}` : "");
 	find("readout").textContent = text;
-	const { low, high, diverging } = limitsOf(view, grid);
-	find("range").replaceChildren(show(low, 3), make("i", { class: diverging ? "diverging" : "" }), show(high, 3));
-	const bits = view.once(`${grid.name} bits`, () => Array.from(hiddenIn(view, grid)).reduce((all, one) => all | one, 0));
-	const items = view.result.causesIn(bits).map((name) => {
-		const sample = make("i", { class: name });
-		sample.style.setProperty("--angle", `${90 + angleOf(view, name)}deg`);
-		return make("li", {}, sample, `hidden by ${name}`);
-	});
-	find("legend").replaceChildren(...items);
 }
 
 /** @param {View} view */

@@ -24,15 +24,18 @@ declare global {
   /** The numbers of one picture, whose colours reach at least to `least`. */
   type Grid = { name: string; values: Numbers; rows: number; cols: number; rowAxis: Axis; colAxis: Axis; least?: number };
   /** What the user looks at. */
-  type Choice = { layer: number; batch: number; head: number; query: number; key: number; feature: number; stage: string; colours: string; first: string };
-  type State = { examples: Fields; request: Fields; choice: Choice; result?: Result; comparison?: Fields; layers?: Result[] };
+  type Choice = { [axis: string]: any; layer: number; batch: number; head: number; query: number; key: number; feature: number; stage: string; colours: string; first: string };
+  /** `former` is the result before an option changed, until another one changes. */
+  type State = { examples: Fields; request: Fields; choice: Choice; result?: Result; comparison?: Fields; layers?: Result[]; zoom?: Zoom; former?: { option: EventTarget | null; result?: Result } };
+  /** The first query and key of a window of a long sequence, and those after the last. */
+  type Zoom = Record<string, readonly [number, number] | number[]>;
   type Choose = (change: Partial<Choice>) => void;
   type Token = { axis: "query" | "key"; index: number };
   type Line = { query: number; key: number; weight: number; head: number };
   /** One thing that is wrong with a request. */
   type Fault = { pointer: string; text: string };
   type Make = <Tag extends keyof HTMLElementTagNameMap>(tag: Tag, attributes?: Fields, ...children: (Node | string)[]) => HTMLElementTagNameMap[Tag];
-  type Decorate = (made: any, attributes: Fields | undefined, children: (Node | string)[]) => any;
+  type Decorate = (made: any, attributes?: Fields, children?: (Node | string)[]) => any;
   type MakeSvg = (tag: string, attributes?: Fields, ...children: (Node | string)[]) => SVGElement;
   type Times = <Item>(count: number, action: (index: number) => Item) => Item[];
   // The functions of the modules, by name: what they do, and their types. Functions with a comment in their module are not here.
@@ -43,11 +46,13 @@ declare global {
   /** Takes files that are dropped: on the comparison as its output, elsewhere as the request. */
   type dropFiles = (event: DragEvent) => void;
   /** Moves the chosen cell by an arrow key. */
-  type moveChoice = (event: KeyboardEvent) => void;
+  type moveChoice = (event: any) => void;
   /** Shows that a request is being computed: pales the pictures after a moment, and says so after another one. */
   type showBusy = (isBusy: boolean) => void;
   /** Shows how a choice colours pictures. */
   type showColours = (choice: Fields) => void;
+  /** Shows a window of a long sequence, or all of it. */
+  type zoom = (window?: Zoom) => void;
   type compute = (signal: AbortSignal) => Promise<void>;
   /** Shows a request with its own options, some changed. */
   type load = (request: Fields, changed?: Options) => void;
@@ -137,16 +142,16 @@ declare global {
   type pixelsOf = (view: View, grid: Grid, place: string) => HTMLCanvasElement;
   /** Moves the frame to the chosen cell, and marks its labels. */
   type markChosen = (view: View, grid: Grid, svg: SVGElement) => void;
-  /** Degrees by which the stripes of a cause are turned. */
-  type angleOf = (view: View, cause: string) => number;
   /** The choice after a click on cells. */
   type choiceAt = (grid: Grid, event: MouseEvent) => Partial<Choice>;
   /** A grid with axes, labels, numbers, stripes, and a frame around the chosen cell. */
   type drawGrid = (view: View, grid: Grid, most: number) => SVGElement;
   type roomFor = (view: View, axis: Axis, count: number) => number;
   type drawLabels = (view: View, axis: Axis, count: number, size: number, placeAt: (at: number) => Fields) => SVGElement[];
-  /** Stripes on hidden cells: one path for each cause. */
-  type drawStripes = (view: View, grid: Grid, size: number) => SVGElement[];
+  /** Stripes on hidden cells: one path for each cause, and below all cells, from `x`, what they mean. */
+  type drawStripes = (view: View, grid: Grid, size: number, x: number) => SVGElement[];
+  /** The colours, with the numbers at their ends. */
+  type drawScale = (view: View, grid: Grid, x: number, y: number) => SVGElement[];
   type drawNumbers = (view: View, grid: Grid, size: number) => SVGElement[];
 
   // layers.js
@@ -158,8 +163,8 @@ declare global {
   // long.js
   /** Shows a stage of one head, drawn by the service. */
   type showLong = (request: Fields, batch: number, signal: AbortSignal) => Promise<void>;
-  /** Shows the largest weights of the rows around a query of the one selected head. */
-  type showRows = (request: Fields, batch: number, query: number, signal: AbortSignal) => Promise<void>;
+  /** Zooms into what is clicked, dragged or typed: windows of at most so many queries. */
+  type watchWindow = (request: Fields, most: number, zoom: zoom) => void;
 
   // paste.js
   /** The field that a name stands for: `query` for `q`. */
@@ -192,6 +197,12 @@ declare global {
   type withLayout = (request: Fields, layout: string) => any;
   /** The axes of the sources as letters. */
   type layoutOf = (request: Fields) => string;
+  /** True for arrays with the axes q and k. */
+  type isMatrix = (name: string) => boolean;
+  /** Entries of an array along an axis. */
+  type sliced = (data: any, axis: number, first: number, last: number) => any;
+  /** The request for all numbers of some queries: of these alone, if the request allows it. */
+  type forWindow = (request: Fields, queries: readonly number[]) => Fields;
   /** An object or a list, if it may have a field of this name: one of its own, or a new one. */
   type ownField = (part: any, name: string) => any;
   /** A request from tensors with dotted names. */
@@ -243,6 +254,10 @@ declare global {
   type copy = (text: string) => Promise<void>;
   /** A program, from a template of the page. */
   type asProgram = (language: "curl" | "python", address: string, request: Fields) => string;
+  /** The address of a picture as SVG with its title and size: styles are attributes of its parts, in the light theme. */
+  type asPicture = (what: string) => string;
+  /** Saves the chosen picture as SVG, or as PNG with 300 pixels an inch. */
+  type savePicture = (event: Event) => Promise<void>;
   type download = (name: string, href: string) => void;
   /** JSON text with one row of a matrix in a line, indented. */
   type asRows = (value: any, end?: string) => string;
@@ -273,16 +288,18 @@ declare global {
   interface PageElements {
     "actual-file": HTMLInputElement; "all-heads": HTMLInputElement; "batch-label": HTMLElement; "copied-text": HTMLTextAreaElement;
     "copy-curl": HTMLElement; "copy-link": HTMLElement; "copy-python": HTMLElement; "part-title": HTMLElement;
-    "key-field": HTMLElement; "large-title": HTMLElement; "link-note": HTMLElement; "long-bins": HTMLSelectElement; "long-head": HTMLInputElement;
-    "long-image": HTMLImageElement; "long-options": HTMLElement; "long-row": HTMLInputElement; "long-rows": HTMLElement;
-    "long-stage": HTMLSelectElement; "long-query": HTMLElement; "row-title": HTMLElement; "save-html": HTMLElement;
-    "save-json": HTMLElement; "save-png": HTMLButtonElement; "save-svg": HTMLButtonElement;
+    joined: HTMLElement; "other-layout": HTMLOptionElement; "key-field": HTMLElement; "large-title": HTMLElement; "link-note": HTMLElement; "long-bins": HTMLSelectElement; "long-head": HTMLInputElement;
+    "long-image": HTMLImageElement; "long-options": HTMLElement; "long-query": HTMLInputElement; "long-key": HTMLInputElement; "long-window": HTMLElement;
+    brush: HTMLElement; "long-overview": HTMLElement; "zoom-out": HTMLElement;
+    "long-stage": HTMLSelectElement; "row-title": HTMLElement; "save-html": HTMLElement;
+    "save-json": HTMLElement; "save-png": HTMLElement; "save-svg": HTMLElement;
+    "save-size": HTMLSelectElement; "save-title": HTMLInputElement; "save-what": HTMLSelectElement; "lines-title": HTMLElement;
     actual: HTMLTextAreaElement; batch: HTMLInputElement; compare: HTMLElement; copied: HTMLDialogElement; curl: HTMLTemplateElement; data: HTMLFieldSetElement;
     example: HTMLSelectElement; lesson: HTMLElement; lessons: HTMLElement; more: HTMLDetailsElement; notebooks: HTMLElement; padding: HTMLElement; file: HTMLInputElement;
-    heads: HTMLElement; key: HTMLInputElement; large: HTMLElement; legend: HTMLElement; lines: HTMLElement; long: HTMLElement;
-    colours: HTMLSelectElement; first: HTMLInputElement; hint: HTMLElement; pictures: HTMLElement;
+    heads: HTMLElement; key: HTMLInputElement; large: HTMLElement; lines: HTMLElement; long: HTMLElement;
+    colours: HTMLSelectElement; first: HTMLInputElement; change: HTMLInputElement; "change-label": HTMLElement; hint: HTMLElement; pictures: HTMLElement;
     model: HTMLElement; normalization: HTMLElement; notice: HTMLElement; numbers: HTMLDetailsElement; options: HTMLFormElement; overview: HTMLElement; packed: HTMLInputElement; pasted: HTMLTextAreaElement; pipeline: HTMLElement; problem: HTMLElement;
-    python: HTMLTemplateElement; range: HTMLElement; readout: HTMLElement; reasons: HTMLTemplateElement; report: HTMLElement; row: HTMLTableSectionElement; sentence: HTMLFieldSetElement; source: HTMLFormElement;
+    python: HTMLTemplateElement; readout: HTMLElement; reasons: HTMLTemplateElement; report: HTMLElement; row: HTMLTableSectionElement; sentence: HTMLFieldSetElement; source: HTMLFormElement;
     short: HTMLElement; status: HTMLElement; steps: HTMLElement; table: HTMLElement; tabs: HTMLElement; theme: HTMLElement;
   }
 }

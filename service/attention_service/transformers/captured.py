@@ -76,10 +76,10 @@ class CapturedAttention(AttentionResult):
         check_size(self._plan)
         spec, plan = planned(self._spec._replace(include=("attention_weights", "masked_scores", "hidden_by")))
         drawn = Backends().choose("numpy", "cpu").program(plan, spec)(spec.sources, None)
-        sinks = {} if spec.sinks is None else {"sinks": spec.sinks.tolist()}
-        sides = {"query_tokens": self.query_tokens, "key_tokens": self.key_tokens}
-        labels = {side: tokens for side, tokens in sides.items() if tokens is not None}
-        return PageLayer(name, self.rows, self.heads, self, drawn, sinks, labels)
+        sinks = None if spec.sinks is None else spec.sinks.tolist()
+        fields = {"sinks": sinks, "query_tokens": self.query_tokens, "key_tokens": self.key_tokens}
+        request = {field: value for field, value in fields.items() if value is not None}
+        return PageLayer(name, self.rows, self.heads, self, drawn, request)
 
     def _page(self) -> str:
         check_sizes([self.size])

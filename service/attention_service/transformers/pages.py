@@ -38,7 +38,7 @@ class PageLayer(NamedTuple):
     """A call of a layer as a page shows it. name: of the layer; rows, heads: as of CapturedAttention
 
     kept: what was captured; drawn: the weights, the masked scores and what hides keys
-    request: fields that the page reads; labels: `query_tokens` and `key_tokens`, if there are any
+    request: fields that the page reads: sinks, `query_tokens` and `key_tokens`, if there are any
     """
 
     name: str
@@ -47,7 +47,6 @@ class PageLayer(NamedTuple):
     kept: Result
     drawn: Result
     request: Mapping[str, Any]
-    labels: Mapping[str, Any]
 
 
 def check_sizes(sizes: Sequence[int]) -> None:
@@ -86,7 +85,7 @@ def _saved(layer: PageLayer) -> dict[str, Any]:
         tensors |= {shown: rounded[name](kept[name]) for name, shown in STAGES.items()}
         tensors["head_outputs"] = _digits(layer.kept.output)
     about = layer.kept.metadata._replace(hidden_by=layer.drawn.metadata.hidden_by)
-    answer = {"name": layer.name, "heads": layer.heads, "digits": DIGITS, "metadata": about.present(), **layer.labels}
+    answer = {"name": layer.name, "heads": layer.heads, "digits": DIGITS, "metadata": about.present()}
     if layer.rows != list(range(len(layer.rows))):
         answer["query_places"] = layer.rows
     return {"request": {"layout": "bhld", **layer.request}, "answer": answer, "tensors": tensors}

@@ -149,7 +149,7 @@ def test_arrow_keys_move_the_choice_and_not_the_page(open_page: Open) -> None:
     expect(page.locator("#readout")).to_contain_text("query 5")
 
 
-@pytest.mark.parametrize("example", ["trained_head", "six_tokens_trained", "sentence", "causal"])
+@pytest.mark.parametrize("example", ["six_tokens_trained", "sentence", "causal"])
 def test_an_example_is_printed_on_one_page(example: str, open_page: Open, folder: Path) -> None:
     page = open_page(example=example, theme="dark")
     page.locator("#theme").check()

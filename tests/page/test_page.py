@@ -45,7 +45,7 @@ def test_axe_finds_nothing_serious(browser: Browser, view: str, theme: str, addr
     wait(page)
     page.locator("#numbers summary").click()
     page.locator("#compare-title").click()
-    page.locator("#share summary").click()
+    page.locator("#share > summary").click()
     page.locator("[popovertarget='help-softcap']").click()
     page.locator("[name=chunk_size]").fill("0")
     expect(page.locator(".fault")).to_have_count(1)

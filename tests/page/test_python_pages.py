@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from attention_service import attend
-from tests.page.helpers import BY_NAME, STAGES, numbers
+from tests.page.helpers import BY_NAME, STAGES, numbers, open_details
 
 NAMES = ("query", "key", "scores", "masked_scores", "attention_weights", "value", "output")
 CHANGES: list[dict[str, Any]] = [{}, {"num_heads": 2, "window": {"left": 1}}, {"layout": "dl", "softcap": 2.0}]
@@ -66,7 +66,8 @@ def test_the_page_is_that_of_the_service(open_page: Callable[..., Page], context
     saved.locator("#large").press("ArrowRight")
     for part in ("#readout", "#row-title", "#steps", "#row", "#large", "#lines"):
         assert saved.locator(part).inner_text() == served.locator(part).inner_text(), part
-    assert saved.locator("aside [type=button]:visible").all_inner_texts() == [
+    open_details(saved, "share")
+    assert saved.locator("#share button:visible").all_inner_texts() == [
         "Copy as curl",
         "Copy as Python",
         "JSON",

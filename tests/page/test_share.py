@@ -165,6 +165,7 @@ def test_a_picture_names_its_head_and_what_hides(open_page: Open, folder: Path) 
 
 def test_a_picture_has_its_title_and_its_size(open_page: Open, folder: Path) -> None:
     page = open_page(example="six_tokens_trained", stage="scaled_scores")
+    open_details(page, "share")
     page.locator("#save-options summary").click()
     page.locator("#save-size").select_option("85")
     svg = ElementTree.fromstring(download(page, "#save-svg", folder).read_text())
@@ -185,6 +186,7 @@ def test_a_picture_has_its_title_and_its_size(open_page: Open, folder: Path) -> 
 def test_lines_are_a_picture_without_the_styles_of_the_page(open_page: Open, folder: Path) -> None:
     page = open_page(example="six_tokens_trained")
     page.locator("#theme").check()
+    open_details(page, "share")
     page.locator("#save-options summary").click()
     page.locator("#save-what").select_option("lines")
     text = download(page, "#save-svg", folder).read_text()

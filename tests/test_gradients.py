@@ -16,10 +16,8 @@ import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
-from fastapi.testclient import TestClient
 
 from attention_service import attend
-from attention_service.app import create_app
 from attention_service.attention.gradients import FIELDS
 from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
@@ -30,7 +28,6 @@ from attention_service.backends.base import Backend
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.backends.registry import Backends
 from attention_service.errors import FieldConflict, InvalidRequest, MissingField, Overflow, ShapeMismatch
-from attention_service.settings import Settings
 from tests.helpers.by_decimal import MINUS_INFINITY, Exact, canonical
 from tests.helpers.corners import BY_NAME, make_corner_cases
 from tests.helpers.options import plain, unusual
@@ -486,12 +483,6 @@ def test_gradients_that_their_type_cannot_hold() -> None:
         attend(**arrays, grad_output=np.full((2, 3), 6e4, np.float16), gradients="all")
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
-    with TestClient(create_app(Settings())) as made:
-        yield made
-
-
 def layer() -> dict[str, Any]:
     random = np.random.default_rng(0)
     return {
@@ -507,7 +498,7 @@ def layer() -> dict[str, Any]:
     }
 
 
-def test_json_has_objects_and_numbers_where_the_request_has_them(client: TestClient) -> None:
+def test_json_has_objects_and_numbers_where_the_request_has_them(client: httpx.Client) -> None:
     expected = attend(**layer())
     answer = client.post("/attention", json=as_lists(layer())).json()
     assert answer.keys() == {"metadata", *expected}
@@ -524,7 +515,7 @@ def as_lists(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("media_type", ["application/vnd.safetensors", "application/x-npz"])
-def test_binary_formats_have_dotted_names(client: TestClient, media_type: str) -> None:
+def test_binary_formats_have_dotted_names(client: httpx.Client, media_type: str) -> None:
     headers = {"accept": media_type}
     response = client.post("/attention", json=as_lists(layer()), headers=headers)
     assert response.status_code == httpx.codes.OK, response.text
@@ -536,7 +527,7 @@ def test_binary_formats_have_dotted_names(client: TestClient, media_type: str) -
         np.testing.assert_allclose(found[name.removeprefix(".")], array, rtol=1e-12, err_msg=name)
 
 
-def test_the_inference_protocol_returns_the_arrays_that_it_is_asked_for(client: TestClient) -> None:
+def test_the_inference_protocol_returns_the_arrays_that_it_is_asked_for(client: httpx.Client) -> None:
     given = layer()
     tensors = {"input": given["input"], "grad_output": given["grad_output"]}
     tensors |= {"projection.query.weight": given["projection"]["query"]["weight"]}
@@ -555,7 +546,7 @@ def test_the_inference_protocol_returns_the_arrays_that_it_is_asked_for(client: 
     assert "projection.query.kernel" in answer.text
 
 
-def test_a_comparison_refuses_gradients(client: TestClient) -> None:
+def test_a_comparison_refuses_gradients(client: httpx.Client) -> None:
     request = as_lists(layer()) | {"actual": {"output": as_lists(attend(**layer()).output)}}
     answer = client.post("/attention/compare", json=request)
     assert answer.status_code == httpx.codes.UNPROCESSABLE_ENTITY

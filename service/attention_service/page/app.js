@@ -54,8 +54,8 @@ function paint() {
 	find("batch").value = choice.batch;
 	Object.assign(choice, { colours: find("colours").value, first: find("first").checked ? "true" : "" });
 	if (!saved) writeAddress(choice, firstChoice());
+	paintLayers(shown, state.layers); // first, as it changes the width of the others
 	for (const part of [paintStages, paintHeads, paintLines, paintRow]) part(shown);
-	paintLayers(shown, state.layers);
 	if (state.comparison) paintComparison(state.comparison, shown);
 }
 

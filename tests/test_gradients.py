@@ -255,7 +255,7 @@ def check_against_torch(spec: AttentionSpec, backend: Backend) -> None:
     is_whole = spec.select_heads is None and spec.select_queries is None
     stages = tuple(right.stages) if is_whole else ()
     include = (*(name for name in spec.include if spec.top_k or name != "attention_weights"), *stages)
-    request = spec._replace(grad_output=output, grad_logsumexp=logsumexp, gradients="all", include=include)  # type: ignore[arg-type]
+    request = spec._replace(grad_output=output, grad_logsumexp=logsumexp, gradients="all", include=include)  # type: ignore[arg-type]  # names
     arrays = backend.run(make_plan(request), request, request.sources).arrays
     found = dict(leaf for name in arrays if name.startswith("grad_") for leaf in leaves(name, arrays[name]))
     expected = {f"grad_{name}": leaf.grad for name, leaf in right.leaves.items()}
@@ -443,7 +443,7 @@ def test_a_term_that_reads_queries_has_gradients_or_is_refused() -> None:
         reads_query: ClassVar[bool] = True
 
     with pytest.raises(NotImplementedError):
-        Term().products_backward(None, None, whole(make_plan(TestComputation().spec().forward())), None)  # type: ignore[arg-type]
+        Term().products_backward(None, None, whole(make_plan(TestComputation().spec().forward())), None)  # type: ignore[arg-type]  # it reads none
 
 
 QKV: Mapping[str, Any] = {"query": np.ones((2, 3)), "key": np.ones((2, 3)), "value": np.ones((2, 3))}

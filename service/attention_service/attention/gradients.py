@@ -98,6 +98,8 @@ def make_gradients(
     Errors: MissingField for no cotangent, or for the gradient of a field that was not sent; FieldConflict,
     InvalidArray, ShapeMismatch, Overflow.
     """
+    if not spec.has_gradients:
+        return None
     present = {name for name in FIELDS if getattr(spec, name) is not None}
     asked = {name.removeprefix(PREFIX) for name in spec.include if name not in OUTPUTS}
     for name in sorted(asked - present):
@@ -106,11 +108,9 @@ def make_gradients(
         asked = present
     has_cotangent = spec.grad_output is not None or spec.grad_logsumexp is not None
     if not asked and not outputs_of("gradients") & set(spec.include):
-        if has_cotangent:
-            field = "grad_output" if spec.grad_output is not None else "grad_logsumexp"
-            hint = 'write "gradients": "all", or name some in include, like grad_query'
-            raise FieldConflict.at(f"/{field}", "gradients that are asked for", "none of them", hint)
-        return None
+        field = "grad_output" if spec.grad_output is not None else "grad_logsumexp"
+        hint = 'write "gradients": "all", or name some in include, like grad_query'
+        raise FieldConflict.at(f"/{field}", "gradients that are asked for", "none of them", hint)
     if not has_cotangent:
         hint = "the gradient of a loss with respect to the output; random numbers show mistakes that ones hide"
         raise MissingField.at("/grad_output", "grad_output or grad_logsumexp beside gradients", "neither", hint)

@@ -46,9 +46,6 @@ LEFT_OUT: Final[Mapping[str, Any]] = {
     "select_queries": None,
     "average_heads": False,
     "top_k": None,
-    "grad_output": None,
-    "grad_logsumexp": None,
-    "gradients": None,
 }
 OWN: Final = {*LEFT_OUT, "untyped", "allow_non_finite", "backend", "device"}
 TITLE: Final = "Attention, step by step"
@@ -77,7 +74,7 @@ packed.remove();
 def page_of_request(spec: AttentionSpec, plan: Plan) -> str:
     """The page that the service saves for this request, as HTML. Errors: ValueError for more than a page draws."""
     check_size(plan)
-    spec = spec._replace(**LEFT_OUT)
+    spec = spec.forward()._replace(**LEFT_OUT)
     plan = make_plan(spec)
     found = Backends().choose(spec.backend, spec.device).program(plan, spec)(spec.sources, None)
     request = {name: _plain(field) for name, field in spec._asdict().items() if name not in OWN and field is not None}

@@ -34,7 +34,7 @@ class ClipStep(OperandStep):
         return functions.xp.clip(array, -self.limit, self.limit)
 
     def backward(self, array: Array, grad: Array, functions: ArrayFunctions, bound: Bound) -> tuple[Array, Parameters]:
-        """Numbers that are clipped have none."""
+        """The gradient where a number is within the limit, 0 where it is clipped."""
         xp = functions.xp
         return xp.where(xp.abs(array) <= self.limit, grad, xp.zeros_like(grad)), {}
 

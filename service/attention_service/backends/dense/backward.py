@@ -16,7 +16,7 @@ from attention_service.attention.spec import ROLES
 from attention_service.attention.steps import Steps
 from attention_service.attention.steps.step import OperandStep
 from attention_service.backends.dense.gates import activation_slope, apply_map, gated
-from attention_service.backends.dense.library import Array, ArrayLibrary
+from attention_service.backends.dense.library import Array, ArrayLibrary, finite
 from attention_service.backends.dense.operands import (
     DENSE_OPTIONS,
     LoadedOperands,
@@ -25,11 +25,10 @@ from attention_service.backends.dense.operands import (
     norms_of_outputs,
     stepped_outputs,
 )
+from attention_service.backends.dense.products import join_heads, split_heads
 from attention_service.errors import FieldConflict
 
 Named = dict[str, Array]
-
-
 # The options whose gradients are known, beside those of score terms and steps, which have methods for them. A plan with
 # another one is refused.
 KNOWN: Final = DENSE_OPTIONS | {f"selection.include.{name}" for name in OUTPUTS}
@@ -54,7 +53,7 @@ class Backward:
 
     def output(self, head_outputs: Array | None) -> Array | None:
         """The gradient (b, h, q, e) of the head outputs; None for zeros. head_outputs: needed by output steps only"""
-        plan, lib, xp = self._plan, self._lib, self._lib.xp
+        plan, lib = self._plan, self._lib
         if self._gradients.output is None:
             return None
         gradient = lib.load(self._gradients.output)
@@ -62,9 +61,7 @@ class Backward:
             linear = plan.roles.output_map
             if linear is not None:
                 gradient = lib.linear(gradient, lib.load(linear.weight).T)  # b q h·e
-            b, q, features = gradient.shape
-            h = plan.sizes.num_heads
-            gradient = xp.permute_dims(xp.reshape(gradient, (b, q, h, features // h)), (0, 2, 1, 3))
+            gradient = split_heads(gradient, plan.sizes.num_heads, lib.xp)
         self._gated = gradient
         if self._loaded.gate is not None:
             gradient = gradient * self._clean(self._loaded.gate)
@@ -101,8 +98,8 @@ class Backward:
     def _gate_and_output_map(self, head_outputs: Array) -> None:
         """The gradients of the gate and of the output map."""
         plan, lib, xp, gate = self._plan, self._lib, self._lib.xp, self._loaded.gate
-        wants = self._gradients.wants
-        if self._gated is None:
+        cotangent = self._gradients.output
+        if cotangent is None or self._gated is None:
             return
         outputs = head_outputs
         if plan.output_steps:
@@ -115,11 +112,8 @@ class Backward:
                 self.found["gate"] = of_gate
             else:
                 self._gate_map(of_gate)
-        cotangent = self._gradients.output
-        if cotangent is not None and plan.roles.output_map is not None and wants("projection.output"):
-            outputs = gated(plan, lib, gate, xp.asarray(outputs, copy=True))
-            b, h, q, e = outputs.shape
-            joined = xp.reshape(xp.permute_dims(outputs, (0, 2, 1, 3)), (b, q, h * e))
+        if plan.roles.output_map is not None and self._gradients.wants("projection.output"):
+            joined = join_heads(gated(plan, lib, gate, xp.asarray(outputs, copy=True)), xp)
             self._map_parameters(plan.roles.output_map, joined, lib.load(cotangent), "projection.output")
 
     def _gate_map(self, of_gate: Array) -> None:
@@ -129,14 +123,12 @@ class Backward:
         assert self._operands.gate_source is not None
         source = self._clean(lib.load(self._operands.gate_source))
         mapped = apply_map(linear, source, lib)  # b q h·e, or b q h
-        b, h, q, e = of_gate.shape
-        of_mapped = xp.reshape(xp.permute_dims(of_gate, (0, 2, 1, 3)), (b, q, h * e))
-        of_mapped = of_mapped * activation_slope(mapped, plan.roles.gate_activation, xp)
+        of_mapped = join_heads(of_gate, xp) * activation_slope(mapped, plan.roles.gate_activation, xp)
         self._source(plan.roles.query.field, self._map(linear, source, of_mapped, "projection.gate"), None)
 
     def _role(self, name: str, role: Role, gradient: Array) -> None:
         """The gradients of what query, key or value come from. gradient: (b, heads, l, d), of past and new tokens"""
-        plan, lib, xp, past = self._plan, self._lib, self._lib.xp, self._plan.roles.past_length
+        plan, lib, past = self._plan, self._lib, self._plan.roles.past_length
         if name != "query" and past:
             self.found[f"past_{name}"] = gradient[:, :, :past]
             gradient = gradient[:, :, past:]
@@ -147,12 +139,11 @@ class Backward:
         if steps:
             before = heads_of(tokens, role, heads, lib)
             bounds = norms_after_maps(plan, self._operands)[index]
-            gradient = self._steps(self._finite(before), gradient, steps, bounds, f"{name}_norm")
+            gradient = self._steps(finite(before, lib.xp), gradient, steps, bounds, f"{name}_norm")
         if role.map is None:
             self._source(role.field, gradient, heads)
             return
-        b, h, length, d = gradient.shape
-        of_mapped = xp.reshape(xp.permute_dims(gradient, (0, 2, 1, 3)), (b, length, h * d))
+        of_mapped = join_heads(gradient, lib.xp)
         self._source(role.field, self._map(role.map, tokens, of_mapped, f"projection.{name}"), None)
 
     def _steps(self, array: Array, gradient: Array, steps: Steps, bounds: np.ndarray, norm: str) -> Array:
@@ -165,7 +156,7 @@ class Backward:
         for step in steps:
             if stages:
                 former, before, bounds = stages[-1]
-                array = self._finite(former.apply(before, lib, bounds))
+                array = finite(former.apply(before, lib, bounds), lib.xp)
                 bounds = np.broadcast_to(former.bound(bounds, tuple(before.shape), lib.compute_dtype), bounds.shape)
             stages.append((step, array, bounds))
         for step, before, bound in reversed(stages):
@@ -201,10 +192,4 @@ class Backward:
 
     def _clean(self, array: Array) -> Array:
         """Numbers of tokens, with 0 for what is not finite: only hidden tokens may have it."""
-        return array if self._operands.finite.all() else self._finite(array)
-
-    def _finite(self, array: Array) -> Array:
-        """The array with 0 for what is not finite."""
-        xp = self._lib.xp
-        good = xp.isfinite(array)
-        return array if xp.all(good) else xp.where(good, array, xp.zeros_like(array))
+        return array if self._operands.finite.all() else finite(array, self._lib.xp)

@@ -20,6 +20,7 @@ from attention_service.backends.dense.gradients import GradientBuffers
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.numerics import choose_paths
 from attention_service.backends.dense.operands import LoadedOperands, stepped_outputs
+from attention_service.backends.dense.products import join_heads
 from attention_service.backends.dense.scores import TileComputation, scales
 
 KERNEL: Final = "dense"
@@ -143,6 +144,5 @@ def _output(plan: Plan, lib: ArrayLibrary, head_outputs: Array) -> Array:
     """The output: heads joined, unless the layout has them, and the output map applied."""
     if "h" in plan.layout:
         return head_outputs
-    b, h, q, e = head_outputs.shape
-    joined = lib.xp.reshape(lib.xp.permute_dims(head_outputs, (0, 2, 1, 3)), (b, q, h * e))
+    joined = join_heads(head_outputs, lib.xp)
     return joined if plan.roles.output_map is None else apply_map(plan.roles.output_map, joined, lib)

@@ -9,6 +9,7 @@ from attention_service.attention.plan import Plan
 from attention_service.attention.projections import DenseMap
 from attention_service.attention.spec import Activation
 from attention_service.backends.dense.library import Array, ArrayLibrary
+from attention_service.backends.dense.products import split_heads
 
 
 def load_gate(plan: Plan, operands: Operands, lib: ArrayLibrary) -> Array | None:
@@ -18,13 +19,7 @@ def load_gate(plan: Plan, operands: Operands, lib: ArrayLibrary) -> Array | None
     if plan.roles.gate_map is None or operands.gate_source is None:
         return None
     mapped = apply_map(plan.roles.gate_map, lib.load(operands.gate_source), lib)  # b q h·e, or b q h
-    b, q, features = mapped.shape
-    h = plan.sizes.num_heads
-    return activated(
-        lib.xp.permute_dims(lib.xp.reshape(mapped, (b, q, h, features // h)), (0, 2, 1, 3)),
-        plan.roles.gate_activation,
-        lib.xp,
-    )
+    return activated(split_heads(mapped, plan.sizes.num_heads, lib.xp), plan.roles.gate_activation, lib.xp)
 
 
 def activated(numbers: Array, activation: Activation, xp: Any) -> Array:
@@ -47,13 +42,19 @@ def activation_slope(numbers: Array, activation: Activation, xp: Any) -> Array:
     sigmoid = activated(numbers, "sigmoid", xp)
     match activation:
         case "sigmoid":
-            return sigmoid * (1 - sigmoid)
+            return logistic_slope(numbers, xp)
         case "silu":
-            return sigmoid * (1 + numbers * (1 - sigmoid))
+            return sigmoid + numbers * logistic_slope(numbers, xp)
         case "softplus":
             return sigmoid
         case _:
             assert_never(activation)
+
+
+def logistic_slope(numbers: Array, xp: Any) -> Array:
+    """σ(x) (1 - σ(x)) without the cancellation of 1 - σ(x); 0 for infinite x."""
+    exponentials = xp.exp(-xp.abs(numbers))
+    return exponentials / ((1 + exponentials) * (1 + exponentials))
 
 
 def gated(plan: Plan, lib: ArrayLibrary, gate: Array | None, head_outputs: Array) -> Array:

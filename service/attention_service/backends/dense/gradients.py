@@ -20,7 +20,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -30,7 +30,8 @@ from attention_service.attention.spec import Output
 from attention_service.attention.tile import Tile, part_of
 from attention_service.attention.visibility import visible
 from attention_service.backends.dense.buffers import ResultBuffers
-from attention_service.backends.dense.library import Array, ArrayLibrary, largest_number
+from attention_service.backends.dense.gates import logistic_slope
+from attention_service.backends.dense.library import Array, ArrayLibrary, finite, largest_number
 from attention_service.backends.dense.operands import LoadedOperands
 from attention_service.backends.dense.products import grouped_matmul
 
@@ -107,8 +108,7 @@ class GradientBuffers(ResultBuffers):
         of_weights = None
         if self._output is not None:
             output, of_weights = self._weights_backward(tile)
-            if seen is not None:
-                lib.hide(of_weights, lib.xp.broadcast_to(seen, of_weights.shape), 0.0)
+            of_weights = self._shown(of_weights, seen)
             if "value" in self.gradients:
                 product = transposed_product(weights, output, tile, lib)
                 parts.append(Part("value", (tile.batch, tile.kv_heads, tile.columns), product))
@@ -212,12 +212,6 @@ class GradientBuffers(ResultBuffers):
         return numbers
 
 
-def logistic_slope(numbers: Array, xp: Any) -> Array:
-    """σ(x) (1 - σ(x)) without the cancellation of 1 - σ(x); 0 for infinite x."""
-    exponentials = xp.exp(-xp.abs(numbers))
-    return exponentials / ((1 + exponentials) * (1 + exponentials))
-
-
 def transposed_product(left: Array, right: Array, tile: Tile, lib: ArrayLibrary) -> Array:
     """(b, h, r, x)ᵀ @ (b, h, r, y) -> (b, g, x, y), summed over the heads of each group of a tile."""
     xp, (b, h, r, _), groups = lib.xp, left.shape, tile.kv_heads.stop - tile.kv_heads.start
@@ -231,11 +225,10 @@ def _key(tile: Tile) -> tuple[int, int, int]:
 
 def _finite(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> tuple[Array, Array, Array]:
     """Query, key and value with 0 for each number that is not finite, which only hidden tokens may have."""
-    xp, limit = lib.xp, largest_number(plan)
+    limit = largest_number(plan)
     if _are_finite(loaded) and all(norms.max() < limit for norms in loaded.norms):
         return loaded.query, loaded.key, loaded.value
-    query, key = (xp.where(xp.isfinite(x), x, xp.zeros_like(x)) for x in (loaded.query, loaded.key))
-    return query, key, loaded.value  # which has none
+    return finite(loaded.query, lib.xp), finite(loaded.key, lib.xp), loaded.value  # which has none
 
 
 def _are_finite(loaded: LoadedOperands) -> bool:

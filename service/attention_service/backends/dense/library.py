@@ -108,3 +108,9 @@ class ArrayLibrary(ABC):
 def largest_number(plan: Plan) -> float:
     """The limit for intermediate results: a fourth of the largest float, so that a sum of two cannot overflow."""
     return float(np.finfo(plan.compute_dtype).max) / 4
+
+
+def finite(array: Array, xp: Any) -> Array:
+    """The array with 0 for each number that is not finite; the array itself if all are."""
+    good = xp.isfinite(array)
+    return array if xp.all(good) else xp.where(good, array, xp.zeros_like(array))

@@ -17,6 +17,7 @@ from attention_service.attention.steps import OPTIONS as STEP_OPTIONS
 from attention_service.attention.steps import Steps
 from attention_service.backends.dense.gates import apply_map, load_gate
 from attention_service.backends.dense.library import Array, ArrayLibrary, largest_number
+from attention_service.backends.dense.products import split_heads
 
 # Options that are applied while operands are loaded, or while outputs are joined: a kernel between need not know them.
 OPERAND_OPTIONS: Final = frozenset(
@@ -95,9 +96,7 @@ def heads_of(tokens: Array, role: Role, heads: int, lib: ArrayLibrary) -> Array:
     """An operand as (b, heads, l, d), projected if it has a map."""
     if role.map is None:
         return tokens
-    mapped = apply_map(role.map, tokens, lib)  # b l heads·d
-    b, length, features = mapped.shape
-    return lib.xp.permute_dims(lib.xp.reshape(mapped, (b, length, heads, features // heads)), (0, 2, 1, 3))
+    return split_heads(apply_map(role.map, tokens, lib), heads, lib.xp)
 
 
 def stepped(array: Array, steps: Steps, bounds: np.ndarray, lib: ArrayLibrary) -> tuple[Array, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Products of queries with keys and of weights with values, by heads, and with keys that are gathered for each query.
+"""Heads of tokens, and products by heads: of queries with keys, of weights with values, and with gathered keys.
 
 Shapes in comments: b batch, h query heads, g key/value heads, r queries, k keys, n gathered keys, x and y any; s heads
 of gathered keys: g, or h if query heads select keys of their own.
@@ -6,8 +6,22 @@ of gathered keys: g, or h if query heads select keys of their own.
 
 from __future__ import annotations
 
+from typing import Any
+
 from attention_service.attention.tile import Tile
 from attention_service.backends.dense.library import Array, ArrayLibrary
+
+
+def split_heads(tokens: Array, heads: int, xp: Any) -> Array:
+    """(b, l, heads·x) -> (b, heads, l, x)"""
+    b, length, features = tokens.shape
+    return xp.permute_dims(xp.reshape(tokens, (b, length, heads, features // heads)), (0, 2, 1, 3))
+
+
+def join_heads(array: Array, xp: Any) -> Array:
+    """(b, heads, l, x) -> (b, l, heads·x)"""
+    b, heads, length, features = array.shape
+    return xp.reshape(xp.permute_dims(array, (0, 2, 1, 3)), (b, length, heads * features))
 
 
 def grouped_matmul(left: Array, right: Array, lib: ArrayLibrary, out: Array | None = None) -> Array:

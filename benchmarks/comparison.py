@@ -24,8 +24,9 @@ import numpy as np
 from attention_service import assert_attention, attend
 from attention_service.backends.registry import Backends
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.compare import compare_question, reference_and_baseline
+from attention_service.comparison.compare import compare_question
 from attention_service.comparison.question import make_question
+from attention_service.comparison.truth import reference_and_baseline
 from attention_service.runtime.machine import cpu_count
 from benchmarks.serving import blas_variables
 

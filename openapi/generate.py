@@ -31,6 +31,7 @@ from attention_service.cli import parser
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
 from attention_service.comparison.candidates import MESSAGES
+from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.errors import error_classes
 from attention_service.observability.metrics import Metrics
 from attention_service.observability.requests import ComputedRequest, RequestRecord
@@ -166,7 +167,8 @@ def errors() -> str:
 
 def mistakes() -> str:
     """All known mistakes of kernels as a Markdown table."""
-    rows = [f"| `{name}` | {message} |" for name, message in sorted(MESSAGES.items())]
+    messages = MESSAGES | {name: mutant.message for name, mutant in GRADIENT_MUTANTS.items()}
+    rows = [f"| `{name}` | {message} |" for name, message in sorted(messages.items())]
     return "\n".join(["| name | what the kernel did |", "|---|---|", *rows])
 
 

@@ -12,8 +12,8 @@ import pytest
 from attention_service import attend
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.compare import reference_and_baseline
 from attention_service.comparison.question import make_question
+from attention_service.comparison.truth import reference_and_baseline
 from attention_service.errors import Overflow
 from attention_service.library import compare
 from attention_service.schemas.compare import CompareReport

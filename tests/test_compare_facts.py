@@ -13,10 +13,11 @@ import pytest
 
 from attention_service import attend
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.compare import facts_of, reference_and_baseline
+from attention_service.comparison.compare import facts_of
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.question import make_question
 from attention_service.comparison.text import as_text
+from attention_service.comparison.truth import reference_and_baseline
 from attention_service.comparison.wrong import shown
 from attention_service.library import compare
 from attention_service.library.calls import backends

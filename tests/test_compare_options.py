@@ -17,10 +17,11 @@ from attention_service.comparison.actual import NAMES as NAMES_OF_ARRAYS
 from attention_service.comparison.actual import canonical
 from attention_service.comparison.baseline import arrays_of
 from attention_service.comparison.case import make_case
-from attention_service.comparison.compare import Question, compare_question
+from attention_service.comparison.compare import compare_question
 from attention_service.comparison.report import make_report
 from attention_service.comparison.sample import Sample, everything
 from attention_service.comparison.solve import solve
+from attention_service.comparison.truth import Question
 from attention_service.errors import FieldConflict, InvalidRequest
 from attention_service.schemas.compare import ActualArrays
 from tests.test_options import PLAIN, UNUSUAL, general

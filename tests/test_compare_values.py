@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.compare import compare_question, facts_of, reference_and_baseline
+from attention_service.comparison.compare import compare_question, facts_of
 from attention_service.comparison.memory import comparison_bytes
 from attention_service.comparison.question import make_question
+from attention_service.comparison.truth import reference_and_baseline
 from attention_service.library.calls import backends
 from attention_service.schemas.compare import Fact
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -118,13 +119,16 @@ def run_inputs(options: argparse.Namespace) -> int:
     for name in options.kills:
         if name not in MUTANTS:
             why = ", which is found by an estimate and has no request made for it" if name in MESSAGES else ""
+            why = ", which --like FILE shows for a request with grad_output" if name.startswith("grad.") else why
             raise CommandError(f"--kills: expected names of mistakes, got {name}{why}", 2)
     with reported(invalid=2):
         tiles = TILES if options.tile is None else (options.tile,)
         recipe = recipe_for(options.kills, tiles)
         if options.like is not None:
             question = make_question(read_request(Path(options.like)))
-            recipe = recipe_of(make_case(question.spec, question.plan.dtype), options.kills, tiles)
+            spec = question.spec if question.gradients is None else question.gradients.spec
+            case = replace(make_case(question.spec, question.plan.dtype), spec=spec)  # with cotangents
+            recipe = recipe_of(case, options.kills, tiles)
         recipe = resized(recipe, keys=options.keys, heads=options.heads, head_dim=options.head_dim)
         fields, shown = make_input(recipe, options.seed), tuple(options.kills)
         if options.kills:

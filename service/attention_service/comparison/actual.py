@@ -10,14 +10,18 @@ from typing import Final
 import numpy as np
 
 from attention_service.attention.arrays import is_float
-from attention_service.attention.outputs import FORWARD, OUTPUT, OUTPUTS, row_of
+from attention_service.attention.gradients import FIELDS as GRADIENT_FIELDS
+from attention_service.attention.gradients import PREFIX
+from attention_service.attention.outputs import FORWARD, OUTPUT, OUTPUTS, outputs_of, row_of
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import request_axes
 from attention_service.comparison.baseline import FIELDS
 from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, MissingField, ShapeMismatch, shape
 
+# Gradients, some of them objects of arrays.
+GRADIENTS: Final = (*sorted(outputs_of("gradients")), *(PREFIX + name for name in GRADIENT_FIELDS))
 # Bits are no numbers that a kernel rounds.
-NAMES: Final = (OUTPUT, *(name for name in FORWARD if not OUTPUTS[name].is_integer))
+NAMES: Final = (OUTPUT, *(name for name in FORWARD if not OUTPUTS[name].is_integer), *GRADIENTS)
 # What an axis counts, by its letter in the table of outputs and in layouts.
 AXES: Final = {
     "b": "batch entry",
@@ -50,10 +54,15 @@ def check_names(actual: Mapping[str, np.ndarray], field: str, *, top_k: int | No
     if not actual:
         raise MissingField.at(f"/{field}", f"at least one of {', '.join(NAMES)}", "none", "leave actual out for power")
     for name in actual:
-        if name not in NAMES:
+        if name.partition(".")[0] not in NAMES:
             raise InvalidValue.of(f"/{field}/{name}", f"one of {', '.join(NAMES)}", name)
     if top_k is not None:
         raise FieldConflict.at("/top_k", "no top_k in a comparison", "top_k", "compare attention_weights")
+
+
+def is_gradient(name: str) -> bool:
+    """True for the name of a gradient, or of an array in one."""
+    return name.startswith(PREFIX)
 
 
 def read_actual(

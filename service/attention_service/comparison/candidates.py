@@ -22,6 +22,7 @@ MESSAGES: Final = {name: mutant.message for name, mutant in MUTANTS.items()} | {
     "heads.permuted": "The heads are returned in another order.",
     "heads.regrouped": "Query heads read other key/value heads.",
 }
+
 # Those with a number that is estimated from the output.
 FITTED: Final = frozenset({"scale.other", "output.scaled", "causal.other_offset"})
 # Groups of mutants that are looked for in the output alone.
@@ -47,11 +48,15 @@ NOT_COMBINED: Final = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A wrong case, and its arrays for a sample. names: of the mutants that made it, the first edit first"""
+    """A wrong case, and its arrays for a sample. names: of the mutants that made it, the first edit first
+
+    did: what the kernel did, as a sentence, of a mistake that is not in MESSAGES
+    """
 
     names: tuple[str, ...]
     case: Case
     arrays: Arrays
+    did: str | None = None
 
     @property
     def rounds(self) -> bool:
@@ -66,7 +71,7 @@ class Candidate:
     @property
     def message(self) -> str:
         """What the kernel did."""
-        said = " ".join(MESSAGES[name] for name in self.names)
+        said = " ".join(MESSAGES[name] for name in self.names) if self.did is None else self.did
         return f"{said} ({self.case.detail})" if self.case.detail else said
 
 

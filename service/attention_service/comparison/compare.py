@@ -7,91 +7,45 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final
 
 import numpy as np
 
-from attention_service.attention.operands import as_cast
 from attention_service.attention.outputs import OUTPUT
-from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
-from attention_service.attention.result import Metadata, Result
-from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.result import Metadata
 from attention_service.backends.base import Backend, Check, no_check
-from attention_service.backends.threads import TilePool
-from attention_service.comparison.actual import Actual, axes_of, canonical, read_actual
+from attention_service.comparison.actual import Actual, axes_of, canonical, is_gradient
 from attention_service.comparison.baseline import (
     CORRECT,
     FIELDS,
     IMPRECISE,
-    arrays_of,
-    limit,
-    rounded_cases,
-    stored_dtype,
 )
 from attention_service.comparison.candidates import candidates
 from attention_service.comparison.case import Case, make_case, unknown_options
-from attention_service.comparison.errors import distance, distances, epsilon, largest, measure
+from attention_service.comparison.errors import distance, distances
 from attention_service.comparison.evidence import Evidence, Hypothesis
 from attention_service.comparison.facts import find_facts
-from attention_service.comparison.floors import floors, floors_of_others
+from attention_service.comparison.gradients.judge import (
+    GradientTruth,
+    gradient_truth,
+    judge_gradients,
+    read_gradients,
+    where_gradients,
+)
+from attention_service.comparison.gradients.search import Learned as LearnedGradients
+from attention_service.comparison.gradients.search import learn_gradients
 from attention_service.comparison.inputs import Suggestion, suggest
-from attention_service.comparison.legal import LIBERTIES
+from attention_service.comparison.judged import Judged
 from attention_service.comparison.places import places, worst
 from attention_service.comparison.power import Known, Power, no_power, power
 from attention_service.comparison.recipes import recipe_of
-from attention_service.comparison.sample import MAX_THREADS, Sample, blocks, everything
 from attention_service.comparison.samples import choose_sample, most_scores
 from attention_service.comparison.search import search
-from attention_service.comparison.solve import solve
 from attention_service.comparison.time_limit import TimeIsUp, limited
 from attention_service.comparison.tolerances import Tolerance, usual_tolerances
+from attention_service.comparison.truth import Question, Truth, pool_of, reference_and_baseline
 from attention_service.comparison.wrong import Wrong
-from attention_service.schemas.compare import ArrayErrors, Fact, Place
-
-HEAD_OUTPUTS: Final = "head_outputs"
-
-
-@dataclass(frozen=True)
-class Question:
-    """A request, and what a kernel returned for it.
-
-    actual: arrays by name; None to ask for the power of the request only
-    base2:  True if the logsumexp has base 2; tolerance: of the caller's own test
-    liberties: what right kernels of half types may do, see `legal`
-    against: what another kernel returned for the same request; None for no other
-    field: that `actual` came in
-    reference: True if the report shall have the reference
-    time_limit: seconds after which the search for mistakes ends; None for no limit
-    """
-
-    spec: AttentionSpec
-    plan: Plan
-    actual: Mapping[str, np.ndarray] | None = None
-    base2: bool = False
-    tolerance: Tolerance | None = None
-    liberties: frozenset[str] = LIBERTIES
-    reference: bool = False
-    against: Mapping[str, np.ndarray] | None = None
-    time_limit: float | None = None
-    field: str = "actual"
-
-
-@dataclass(frozen=True)
-class Judged:
-    """One array that was sent: its errors, those of the worst legal rounding, and the baseline of its largest error."""
-
-    errors: ArrayErrors
-    baseline: ArrayErrors
-    limit: float
-
-    @property
-    def ratio(self) -> float:
-        """The largest error, in baselines; inf if the array is infinite or NaN where it should not be."""
-        if self.errors.non_finite:
-            return math.inf
-        return (self.errors.max_abs or 0.0) / self.limit
+from attention_service.schemas.compare import Fact, Place
 
 
 @dataclass(frozen=True)
@@ -144,7 +98,7 @@ class Comparison:
         """correct, imprecise, wrong or inconclusive."""
         if self.question.actual is None or self.unknown:
             return "inconclusive"
-        shows = any(name in FIELDS for name in self.judged)
+        shows = any(name in FIELDS or is_gradient(name) for name in self.judged)
         return status_of(self.ratio, is_weak=self.power.is_weak or self.ended_early or not shows)
 
 
@@ -155,50 +109,6 @@ def status_of(ratio: float, *, is_weak: bool) -> str:
     if ratio > CORRECT:
         return "imprecise"
     return "inconclusive" if is_weak else "correct"
-
-
-@dataclass(frozen=True)
-class Truth:
-    """What is right for a question: the reference, and what was sent beside it.
-
-    plan: of the reference; right: the arrays that mutants change, canonical; judged: each array that was sent, by its
-    name
-    """
-
-    plan: Plan
-    reference: Result
-    case: Case
-    actual: Actual
-    right: Mapping[str, np.ndarray]
-    judged: Mapping[str, Judged]
-
-
-@np.errstate(all="ignore")
-def reference_and_baseline(question: Question, backend: Backend, check: Check = no_check) -> Truth:
-    """The reference of a question, and the baselines of all that was sent. Arguments: as of compare_question"""
-    dtype, backend = question.plan.dtype, backend.cut_for(MAX_THREADS)
-    spec = as_cast(question.spec, dtype)
-    include = tuple({name: None for name in question.actual or () if name != OUTPUT} | {HEAD_OUTPUTS: None})
-    exact = spec._replace(dtype="float64", backend="numpy", device="cpu", include=include, top_k=None)  # type: ignore[arg-type]  # names of arrays
-    exact = exact._replace(allow_non_finite=True)
-    plan = make_plan(exact)
-    actual = Actual({}, {})
-    if question.actual is not None:
-        actual = read_actual(question.actual, plan, base2=question.base2, field=question.field)
-    reference = backend.run(plan, exact, exact.sources, check)
-    case = replace(make_case(spec, dtype, check, question.liberties), pool=pool_of(backend))
-    if HEAD_OUTPUTS in reference.arrays:
-        case = replace(case, head_outputs=canonical(reference[HEAD_OUTPUTS], HEAD_OUTPUTS, plan))
-    right = {name: canonical(reference[name], name, plan) for name in actual.canonical}
-    judged = _judged_by_rounding(case, actual, right, check)
-    others = [name for name in actual.as_sent if name not in actual.canonical]
-    judged |= _judged_by_service(case, exact, others, actual, reference.arrays, backend, check)
-    return Truth(plan, reference, case, actual, right, {name: judged[name] for name in actual.as_sent})
-
-
-def pool_of(backend: Backend) -> TilePool | None:
-    """The threads of a backend that a comparison uses: what each computes takes memory."""
-    return None if backend.pool is None else backend.pool.at_most(MAX_THREADS)
 
 
 def compare_question(question: Question, backend: Backend, check: Check = no_check) -> Comparison:
@@ -222,29 +132,82 @@ def _compared(question: Question, backend: Backend, check: Check, end: float | N
         metadata = backend.run(make_plan(spec), spec, spec.sources, check).metadata
         tolerances = usual_tolerances(question.plan.dtype)
         return Comparison(question, metadata, {}, {}, tolerances, [], [], no_power(tolerances), None, unknown)
-    truth = reference_and_baseline(question, backend, check)
-    actual, judged, reference = truth.actual, truth.judged, truth.reference
-    tolerances = usual_tolerances(truth.case.dtype) + (() if question.tolerance is None else (question.tolerance,))
-    learned = Learned(no_power(tolerances))
+    tolerances = usual_tolerances(question.plan.dtype) + (() if question.tolerance is None else (question.tolerance,))
+    truth = None if question.has_gradients_alone else reference_and_baseline(question.forward, backend, check)
+    gradients = None
+    if question.gradients is not None:
+        sent = read_gradients(question.actual or {}, question.gradients, question.field)
+        gradients = gradient_truth(question.gradients, sent, backend, check)
+    found = Comparison(question, None, {}, {}, tolerances, [], [], no_power(tolerances), None)
+    learned, of_gradients = Learned(no_power(tolerances)), LearnedGradients()
+    judged = {} if gradients is None else judge_gradients(gradients)
     with suppress(TimeIsUp):
-        learn(learned, truth, tolerances, limited(check, end))
-    return Comparison(
-        question=question,
+        if truth is not None:
+            learn(learned, truth, tolerances, limited(check, end))
+        if gradients is not None:
+            forward = make_case(question.spec, question.plan.dtype, check) if truth is None else truth.case
+            forward = replace(forward, pool=pool_of(backend))
+            learn_gradients(
+                of_gradients, gradients, judged, forward, backend, limited(check, end), explains=truth is None
+            )
+        learned.is_complete = True
+    if truth is not None:
+        found = _with_outputs(found, truth, learned)
+    if gradients is not None:
+        found = _with_gradients(found, gradients, judged, of_gradients)
+    return replace(found, ended_early=not learned.is_complete)
+
+
+def _with_outputs(found: Comparison, truth: Truth, learned: Learned) -> Comparison:
+    """A comparison with what there is to say of outputs."""
+    actual, reference = truth.actual, truth.reference
+    return replace(
+        found,
         metadata=reference.metadata,
-        judged=judged,
+        judged=truth.judged,
         passes={
             one.name: all(one.passes(array, reference[name]) for name, array in actual.as_sent.items())
-            for one in tolerances
+            for one in found.tolerances
             if actual.as_sent
         },
-        tolerances=tolerances,
         where=_where(truth),
         hypotheses=learned.hypotheses,
         power=learned.power,
         suggestion=learned.suggestion,
         reference={name: reference[name] for name in actual.as_sent or (OUTPUT,)},
         facts=learned.facts,
-        ended_early=not learned.is_complete,
+    )
+
+
+def _with_gradients(
+    found: Comparison, truth: GradientTruth, judged: Mapping[str, Judged], learned: LearnedGradients
+) -> Comparison:
+    """A comparison with what there is to say of gradients, too. Mistakes of an output that is wrong stand first."""
+    right = truth.case.right
+    is_wrong = any(one.ratio > CORRECT for one in found.judged.values())
+    passes = {
+        one.name: found.passes.get(one.name, True)
+        and all(one.passes(sent, right[name]) for name, sent in truth.sent.items())
+        for one in found.tolerances
+        if truth.sent
+    }
+    power, more = found.power, learned.power
+    return replace(
+        found,
+        metadata=found.metadata or truth.metadata,
+        judged={**found.judged, **judged},
+        passes=passes or found.passes,
+        where=found.where or where_gradients(truth, judged),
+        hypotheses=found.hypotheses if is_wrong else learned.hypotheses,
+        power=replace(
+            power,
+            killed=power.killed + more.killed,
+            survivors=power.survivors + more.survivors,
+            indistinguishable=power.indistinguishable + more.indistinguishable,
+        ),
+        suggestion=found.suggestion if is_wrong else learned.suggestion or found.suggestion,
+        reference={**found.reference, **{name: right[name] for name in truth.sent}},
+        facts=found.facts + (() if is_wrong else learned.facts),
     )
 
 
@@ -278,7 +241,6 @@ def learn(learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], che
     mutants.clear()  # the next input takes as much memory as they do
     sample.forget()
     learned.suggestion = _suggestion(case, learned.hypotheses, learned.power, compared, check)
-    learned.is_complete = True
 
 
 def facts_of(truth: Truth) -> tuple[Fact, ...]:
@@ -299,72 +261,6 @@ def _wrong(truth: Truth, name: str) -> Wrong:
 def _names_of_wrong(truth: Truth) -> list[str]:
     """The names of the arrays that are wrong, those first that mutants change."""
     return [name for name in {**truth.right, **truth.judged} if truth.judged[name].ratio > CORRECT]
-
-
-def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarray], check: Check) -> dict[str, Judged]:
-    """Output, logsumexp and weights, beside the worst of the legal roundings of a kernel."""
-    if not right:
-        return {}
-    kept = {name: stored_dtype(name, case.dtype) for name in right}
-    variants = rounded_cases(case, case.dtype)
-    results = [{name: np.empty(array.shape, kept[name]) for name, array in right.items()} for _ in variants]
-    least = dict.fromkeys(right, 0.0)
-
-    def rounded_block(block: Sample) -> dict[str, float]:
-        check()
-        here = {name: block.of(array) for name, array in right.items()}
-        for variant, arrays in zip(variants, results, strict=True):
-            for name, array in arrays_of(solve(variant, block), right).items():
-                block.put(arrays[name], array)
-        found = floors(case, variants[0], block, here)
-        block.forget()
-        return found
-
-    for found in case.each(rounded_block, blocks(case, everything(case), right)):
-        least.update({name: max(least[name], floor) for name, floor in found.items()})
-    judged = {}
-    for name, array in right.items():
-        stored = kept[name]
-        check()
-        rounded = [arrays.pop(name) for arrays in results]
-        apart = list(case.each(partial(_distance, array), rounded))
-        worst = rounded[apart.index(max(apart))]
-        del rounded
-        both = (worst, actual.canonical[name])
-        baseline, errors = case.each(partial(measure, reference=array, dtype=stored), both)
-        judged[name] = Judged(errors, baseline, limit(baseline.max_abs or 0.0, least[name], array, stored))
-    return judged
-
-
-def _distance(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference of two arrays; -1 if it is not finite."""
-    found = distance(one, other)
-    return found if math.isfinite(found) else -1.0
-
-
-def _judged_by_service(
-    case: Case,
-    exact: AttentionSpec,
-    names: list[str],
-    actual: Actual,
-    reference: Mapping[str, np.ndarray],
-    backend: Backend,
-    check: Check,
-) -> dict[str, Judged]:
-    """Other arrays, beside those that the service computes in the type of the request."""
-    if not names:
-        return {}
-    same = exact._replace(dtype=case.dtype.name, include=tuple(names))  # type: ignore[arg-type]  # names of arrays
-    plain = backend.run(make_plan(same), same, same.sources, check)
-    judged, least = {}, floors_of_others(case, reference, names)
-    for name in names:
-        array = reference[name]
-        stored = plain[name].dtype
-        baseline = measure(plain[name], array, stored)
-        floor = max(least[name], epsilon(stored) / 4 * (1 + largest(array)))
-        most = limit(baseline.max_abs or 0.0, floor, array, stored)
-        judged[name] = Judged(measure(actual.as_sent[name], array, stored), baseline, most)
-    return judged
 
 
 def _wrong_rows(actual: Actual, right: Mapping[str, np.ndarray], names: frozenset[str]) -> np.ndarray:

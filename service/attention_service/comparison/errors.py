@@ -96,7 +96,7 @@ def _joined_rms(parts: Sequence[_Part], which: int) -> float:
 def distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Differences of the elements: 0 for equal infinities and two NaN, inf where only one is infinite or NaN."""
     with np.errstate(invalid="ignore"):
-        found: np.ndarray = np.subtract(one, other, dtype=np.float64)
+        found: np.ndarray = np.asarray(np.subtract(one, other, dtype=np.float64))
         np.abs(found, out=found)
     # The maximum is NaN if any difference is.
     if math.isfinite(found.max(initial=0.0)):

@@ -50,7 +50,7 @@ def make_input(recipe: Recipe, seed: int) -> dict[str, Any]:
         found["past_key"] = normal(b, g, past, recipe.head_dim)
         found["past_value"] = normal(b, g, past, recipe.value_dim)
     for name in sorted(options - {"past"}):
-        found[name] = OPTIONS[name](random, recipe)
+        found[name] = (OPTIONS | COTANGENTS)[name](random, recipe)
     if POSITIONAL & options and recipe.has_offset:
         last = recipe.keys - recipe.queries
         # One batch entry at the beginning of the keys, the others towards their end.
@@ -60,6 +60,8 @@ def make_input(recipe: Recipe, seed: int) -> dict[str, Any]:
         found["scale"] = _floats(random.uniform(0.2, 0.8, recipe.heads), recipe)
     elif recipe.scale is not None:
         found["scale"] = recipe.scale
+    if COTANGENTS.keys() & options:
+        found["gradients"] = "all"
     if recipe.normalization != "softmax":
         found["normalization"] = recipe.normalization
     return found
@@ -127,6 +129,16 @@ OPTIONS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
     "key_norm": lambda random, recipe: _norm(random, recipe, recipe.kv_heads * recipe.head_dim),
     "value_norm": lambda random, recipe: _norm(random, recipe, recipe.kv_heads * recipe.value_dim, rotates=False),
     "output_norm": lambda random, recipe: _norm(random, recipe, recipe.heads * recipe.value_dim, rotates=False),
+}
+
+# Likewise, of what a request is differentiated by.
+COTANGENTS: Final[dict[str, Callable[[np.random.Generator, Recipe], Any]]] = {
+    "grad_output": lambda random, recipe: random.normal(
+        size=(recipe.batch, recipe.heads, recipe.queries, recipe.value_dim)
+    ).astype(FLOATS[recipe.dtype]),
+    "grad_logsumexp": lambda random, recipe: _floats(
+        random.normal(size=(recipe.batch, recipe.heads, recipe.queries)), recipe
+    ),
 }
 
 

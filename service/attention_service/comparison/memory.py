@@ -7,16 +7,20 @@ from math import prod
 from typing import Final
 
 from attention_service.attention.arrays import FLOATS, compute_dtype
-from attention_service.attention.cost import arrays_of, copied_bytes
+from attention_service.attention.cost import arrays_of, copied_bytes, peak_bytes, working_bytes
+from attention_service.attention.planning import make_plan
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.terms.relative import RelativeKeys
+from attention_service.attention.tiles import Tiling
 from attention_service.comparison.case import TILES, Case
-from attention_service.comparison.compare import Question
+from attention_service.comparison.gradients.case import TILE
+from attention_service.comparison.gradients.search import SAMPLED
 from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, made_scores
 from attention_service.comparison.recipes import Recipe, recipe_for_sizes
 from attention_service.comparison.sample import block_counts
 from attention_service.comparison.samples import MAX_OUTPUTS, most_scores, sample_counts
 from attention_service.comparison.search import PAIR_SCORES
+from attention_service.comparison.truth import Question
 
 # Copies of the scores of a block or sample, and of its keys and values, that a thread has at the same time.
 COPIES: Final = 8
@@ -42,6 +46,12 @@ OPTION_ANSWERS: Final = 24
 MAX_ANSWERS: Final = 240
 # The same for masks, biases and selected keys, which mistakes change as a whole.
 TABLE_BYTES: Final = 24
+# Copies of gradients that a comparison has throughout: right, served, rounded, limits and what they are made of; of the
+# mistake of each worker; of outputs and their cotangents; and answers of mistakes that are kept for a sample.
+GRADIENT_COPIES: Final = 10
+WORKER_COPIES: Final = 5
+OUTPUT_COPIES: Final = 6
+GRADIENT_ANSWERS: Final = 240
 # The objects of a comparison: cases, candidates, hypotheses and the report.
 OBJECTS: Final = 2**22
 # The arrays of a made input with a number for each score.
@@ -50,9 +60,23 @@ TABLES: Final = frozenset({"mask", "bias", "selected_keys"})
 
 def comparison_bytes(question: Question, workers: int = 1) -> int:
     """Upper bound of the memory of a comparison, beyond the arrays of the request, in bytes. workers: see Work"""
-    arrays, work = parts_of(question, workers)
+    arrays, work = parts_of(question.forward, workers)
     made = max(suggestion_bytes(recipe, work.names, workers) for recipe in recipes(question))
-    return OBJECTS + arrays + max(work.bytes, made)
+    return OBJECTS + arrays + max(work.bytes, made) + _gradient_bytes(question, workers)
+
+
+def _gradient_bytes(question: Question, workers: int) -> int:
+    """Upper bound of the memory that gradients take in a comparison, in bytes."""
+    if question.gradients is None:
+        return 0
+    spec, plan, names = question.gradients.spec, question.gradients.plan, question.gradients.names
+    exact = make_plan(spec._replace(dtype="float64", backend="numpy", device="cpu", allow_non_finite=True))
+    sizes = [prod(exact.output_shape(name)) for name in names]
+    running = peak_bytes(exact, working_bytes(exact, Tiling(scores=TILE)), copied_bytes(exact, spec))
+    sampled = sum(min(size, SAMPLED) for size in sizes)
+    kept = GRADIENT_COPIES * sum(sizes) + GRADIENT_ANSWERS * sampled
+    outputs = prod((plan.sizes.batch_size, plan.sizes.num_heads, plan.sizes.query_length, plan.sizes.value_dim))
+    return (1 + workers) * running + 8 * (kept + workers * WORKER_COPIES * sum(sizes) + OUTPUT_COPIES * outputs)
 
 
 def parts_of(question: Question, workers: int) -> tuple[int, Work]:

@@ -8,10 +8,11 @@ from typing import Final
 from attention_service.backends.base import Backend, Check
 from attention_service.codecs.chunks import Encoded, whole
 from attention_service.codecs.decoded import Decoded
-from attention_service.comparison.compare import Comparison, Question, compare_question, pool_of
+from attention_service.comparison.compare import Comparison, compare_question
 from attention_service.comparison.memory import comparison_bytes
 from attention_service.comparison.question import make_question
 from attention_service.comparison.report import make_report
+from attention_service.comparison.truth import Question, pool_of
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.operation import Cost, Operation
 

@@ -102,7 +102,9 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
 
 
 # The options of a request that made inputs have.
-MADE: Final = frozenset({"query_lengths", "key_lengths"}.union(*NEEDS.values())) - {"past"}
+MADE: Final = frozenset({"query_lengths", "key_lengths", "grad_output", "grad_logsumexp"}).union(*NEEDS.values()) - {
+    "past"
+}
 
 
 def options_of(names: Iterable[str], spec: AttentionSpec) -> tuple[str, ...]:

@@ -8,9 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from attention_service.comparison.actual import is_gradient
 from attention_service.comparison.baseline import CORRECT, FIELDS, IMPRECISE
 from attention_service.comparison.compare import Comparison
 from attention_service.comparison.evidence import Hypothesis
+from attention_service.comparison.gradients.judge import weak_cotangents
 from attention_service.comparison.recipes import MAX_DIM, options_of
 from attention_service.comparison.wrong import NOUNS
 from attention_service.pipeline.json_fields import json_fields
@@ -63,6 +65,9 @@ def make_report(comparison: Comparison, request_id: str | None = None) -> Compar
             survivors=list(found.survivors),
             indistinguishable=[list(group) for group in found.indistinguishable],
             tiles={name: list(shown) for name, shown in found.tiles.items()},
+            weak=list(
+                () if comparison.question.gradients is None else weak_cotangents(comparison.question.gradients.spec)
+            ),
             options=list(_unseen_options(comparison)),
         ),
         next_input=_next_input(comparison),
@@ -129,7 +134,7 @@ def _power_in_words(comparison: Comparison) -> str:
     found = comparison.power
     if comparison.ended_early:
         return "what this request can show was not looked at to the end."
-    if comparison.judged and not any(name in FIELDS for name in comparison.judged):
+    if comparison.judged and not any(name in FIELDS or is_gradient(name) for name in comparison.judged):
         return f"only {', '.join(FIELDS)} show mistakes."
     return f"this request can show {len(found.killed)} of {len(found.killed) + len(found.survivors)} known mistakes."
 

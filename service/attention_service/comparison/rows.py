@@ -16,11 +16,13 @@ from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.actual import read_actual
 from attention_service.comparison.baseline import CORRECT, arrays_of, legal_errors, limit, stored_dtype
 from attention_service.comparison.case import Case, make_case, unknown_options
-from attention_service.comparison.compare import Comparison, Judged, Question, pool_of
+from attention_service.comparison.compare import Comparison
 from attention_service.comparison.errors import distances, measure
+from attention_service.comparison.judged import Judged
 from attention_service.comparison.power import no_power
 from attention_service.comparison.sample import Sample, everything
 from attention_service.comparison.solve import solve
+from attention_service.comparison.truth import Question, pool_of
 
 # The order in which ends of tiles of queries are looked at.
 TILES: Final = (64, 128, 32, 16, 256, 512)
@@ -42,7 +44,7 @@ def compare_rows(question: Question, backend: Backend, count: int, check: Check 
     """
     plan = question.plan
     wants_all = question.reference or question.tolerance is not None or question.against is not None
-    if question.actual is None or wants_all or unknown_options(plan):
+    if question.actual is None or wants_all or question.gradients is not None or unknown_options(plan):
         return None
     spec = as_cast(question.spec, plan.dtype)
     names = tuple(name for name in question.actual if name != "output")

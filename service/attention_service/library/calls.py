@@ -28,7 +28,7 @@ from attention_service.runtime.machine import cpu_count
 from attention_service.schemas.compare import ActualArrays, CompareReport, CompareRequest
 
 if TYPE_CHECKING:
-    from attention_service.comparison.compare import Question
+    from attention_service.comparison.truth import Question
 
 # Operations of a request whose products OpenBLAS computes on the thread that calls it: it shares out sums of more than
 # ten thousand products. A batch may have more operations than its entries: these are cut into the same tiles then, too,

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from pydantic import PrivateAttr
 
-from attention_service.comparison.actual import axes_of, canonical, read_actual
+from attention_service.comparison.actual import axes_of, canonical, is_gradient, read_actual
 from attention_service.comparison.baseline import CORRECT, IMPRECISE
 from attention_service.comparison.compare import Comparison
 from attention_service.comparison.errors import distances
@@ -80,16 +80,22 @@ def _wrong(comparison: Comparison) -> Wrong | None:
     plan, sent = comparison.question.plan, comparison.question.actual or {}
     if not comparison.where:
         return None
-    name = comparison.where[0].array
-    actual = read_actual({name: sent[name]}, plan, base2=comparison.question.base2).as_sent[name]
-    errors = canonical(distances(actual, comparison.reference[name]), name, plan) / comparison.judged[name].limit
+    name, limit = comparison.where[0].array, comparison.judged[comparison.where[0].array].limit
+    if is_gradient(name):
+        errors = distances(sent[name].astype(np.float64), comparison.reference[name]) / limit
+        *others, down, across = ("row", *(comparison.where[0].axes or ()))[-max(2, errors.ndim) :]
+        errors = errors.reshape((1,) * (2 - errors.ndim) + errors.shape)
+    else:
+        actual = read_actual({name: sent[name]}, plan, base2=comparison.question.base2).as_sent[name]
+        errors = canonical(distances(actual, comparison.reference[name]), name, plan) / limit
+        *others, down, across = axes_of(name, plan)
     grid = errors.reshape(-1, *errors.shape[-2:]).max(axis=0)
-    *others, down, across = axes_of(name, plan)
     title = f"{name}: {plural_of(down)} down, {plural_of(across)} across, {grid.shape[0]} × {grid.shape[1]}"
     for axis, length in enumerate(grid.shape):
         if length > MOST:
             grid = np.maximum.reduceat(grid, np.arange(MOST) * length // MOST, axis=axis)
-    return Wrong(f"{title}. Red: wrong in any {' or '.join(others)}", grid)
+    said = f". Red: wrong in any {' or '.join(others)}" if others else ". Red: wrong"
+    return Wrong(f"{title}{said}", grid)
 
 
 def _picture(wrong: Wrong) -> str:

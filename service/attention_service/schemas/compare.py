@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, create_model
 
-from attention_service.attention.outputs import FORWARD, OUTPUT, OUTPUTS
-from attention_service.schemas.arrays import NumbersOrNull
+from attention_service.attention.outputs import OUTPUT, OUTPUTS
+from attention_service.attention.spec import Included
+from attention_service.schemas.arrays import NumbersOrNull, Tensor
 from attention_service.schemas.request import Closed, ExtendedRequest, check_length, unwrapped
 from attention_service.schemas.response import AttentionResponse
 
@@ -32,8 +34,26 @@ class ArraysByName(Closed):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays that were sent, by name."""
-        given = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: array for name, array in given.items() if array is not None}
+        return dict(_leaves({name: getattr(self, name) for name in type(self).model_fields}))
+
+
+def _leaves(arrays: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """Arrays and those in objects, by their names with dots."""
+    for name, value in arrays.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield f"{prefix}{name}", np.asarray(value)
+
+
+def _kind_of(name: str) -> Any:
+    """The type of what a kernel returned, by the type in a response."""
+    declared, *_ = get_args(AttentionResponse.model_fields[name].annotation) or (None,)
+    kinds = {
+        dict[str, Tensor]: dict[str, NumbersOrNull],
+        dict[str, dict[str, Tensor]]: dict[str, dict[str, NumbersOrNull]],
+    }
+    return float | NumbersOrNull if name == "grad_scale" else kinds.get(declared, NumbersOrNull)
 
 
 if TYPE_CHECKING:
@@ -45,8 +65,9 @@ else:
         __base__=ArraysByName,
         __doc__=ArraysByName.__doc__,
         **{
-            name: (NumbersOrNull | None, Field(None, description=AttentionResponse.model_fields[name].description))
-            for name in (OUTPUT, *(name for name in FORWARD if not OUTPUTS[name].is_integer))
+            name: (_kind_of(name) | None, Field(None, description=field.description))
+            for name, field in AttentionResponse.model_fields.items()
+            if name == OUTPUT or (name in get_args(Included) and not (name in OUTPUTS and OUTPUTS[name].is_integer))
         },
     )
 
@@ -250,6 +271,8 @@ class ReportedPower(Reported):
     tiles: dict[str, list[int]]
     """By the name of a mistake of tiles, the sizes of tiles, in keys, for which this request shows it. It is killed if
     it is shown for 16, 32, 64, 128 and 256."""
+    weak: list[str] = []
+    """Why cotangents of the request hide mistakes of gradients: numbers that do not differ cancel."""
     options: list[str]
     """The options of the request that a kernel could ignore: with these inputs, that changes no more than rounding."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Final
 
@@ -16,7 +17,7 @@ from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.backward import Backward
 from attention_service.backends.dense.buffers import ResultBuffers, TileSums
 from attention_service.backends.dense.gates import apply_map, gated
-from attention_service.backends.dense.gradients import GradientBuffers
+from attention_service.backends.dense.gradients import GradientBuffers, TileBackward
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.numerics import choose_paths
 from attention_service.backends.dense.operands import LoadedOperands, stepped_outputs
@@ -41,7 +42,7 @@ def compute(
     """
     head_outputs, gradients = empty_outputs(plan, lib, plan.compute_dtype), None
     if buffers is None and plan.gradients is not None:
-        buffers, gradients = _with_gradients(plan, lib, loaded, head_outputs, check)
+        buffers, gradients = differentiate(plan, lib, loaded, head_outputs, check)
     else:
         buffers = ResultBuffers(plan, lib) if buffers is None else buffers
         compute_tiles(plan, lib, loaded, head_outputs, buffers, check)
@@ -51,17 +52,24 @@ def compute(
     return Computed(arrays, masked, backend, str(lib.device), KERNEL, notices)
 
 
-def _with_gradients(
-    plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, head_outputs: Array, check: Check
+def differentiate(
+    plan: Plan,
+    lib: ArrayLibrary,
+    loaded: LoadedOperands,
+    head_outputs: Array,
+    check: Check,
+    backward_of: Callable[..., TileBackward] = TileBackward,
 ) -> tuple[ResultBuffers, dict[str, Array]]:
     """Write the head outputs of a plan; what it returns of scores and weights, and its gradients. Errors: as `compute`.
 
     Tiles are computed once, as no gradient of a head output depends on another, but twice if a norm follows them.
+    backward_of: makes the backward pass of tiles
     """
     backward = Backward(plan, lib, loaded)
     if plan.output_steps:
         compute_tiles(plan, lib, loaded, head_outputs, ResultBuffers(plan, lib), check)
-    buffers = GradientBuffers(plan, lib, loaded, backward.output(head_outputs))
+    of_tiles = backward_of(plan, lib, loaded, backward.output(head_outputs))
+    buffers = GradientBuffers(plan, lib, of_tiles)
     compute_tiles(plan, lib, loaded, head_outputs, buffers, check)
     return buffers, backward.fields(head_outputs, buffers.gradients)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -38,27 +38,24 @@ from attention_service.backends.dense.products import grouped_matmul
 DZ: Final = "grad_masked_scores"
 DS: Final = "grad_scaled_scores"
 DQK: Final = "grad_scores"
+# Writes a gradient (b, h, r, k) of a stage of the scores of a tile, if the plan returns it.
+Write = Callable[[Output, Tile, Array], None]
 
 
 class GradientBuffers(ResultBuffers):
-    """Buffers for what a plan returns, and for the gradients of its operands, terms, scale and sinks.
+    """Buffers for what a plan returns, and for the gradients that its tiles add up.
 
     What tiles add to a gradient is added in the order of the tiles, so that no bits depend on which thread is faster:
     each thread waits for its turn, and holds the numbers of one tile.
 
-    output: (b, h, q, e), the cotangent of the head outputs; None for zeros
+    backward: of the tiles
     gradients: by field, with the axes of the plan: key and value of past and new tokens together
     """
 
-    def __init__(self, plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, output: Array | None) -> None:
+    def __init__(self, plan: Plan, lib: ArrayLibrary, backward: TileBackward) -> None:
         super().__init__(plan, lib)
-        assert plan.gradients is not None
         self.needs_weights, self.streams = True, False
-        self._plan = plan
-        self._operands = _finite(plan, lib, loaded)
-        self._output = output
-        self._logsumexp = None if plan.gradients.logsumexp is None else lib.load(plan.gradients.logsumexp)
-        self._hides = not _stays_finite(plan, lib, loaded, output)
+        self._backward = backward
         self.gradients = {name: lib.zeros(shape, plan.compute_dtype) for name, shape in plan.gradient_shapes.items()}
         # Of the tiles that are computed now, by the tile: scores of former stages, and what the tile adds to gradients.
         self._stages: dict[tuple[int, int, int], dict[str, Array]] = {}
@@ -66,21 +63,18 @@ class GradientBuffers(ResultBuffers):
         self._turn = threading.Condition()
         self._next = 0
         self._has_failed = False
-        kept = {"scores": "scale" in self.gradients, "scaled_scores": plan.softcap is not None}
-        kept |= {"masked_scores": plan.normalization != "softmax", "logsumexp": "sinks" in self.gradients}
-        self._kept = {name for name, is_kept in kept.items() if is_kept}
 
     def add(self, name: Output, tile: Tile, block: Array) -> None:
         """Write a block as `ResultBuffers` does, and keep it if the gradients of the tile need it."""
         super().add(name, tile, block)
-        if name in self._kept:
+        if name in self._backward.reads:
             self._stages.setdefault(_key(tile), {})[name] = self._lib.xp.asarray(block, copy=True)
 
     def add_weights(self, tile: Tile, weights: Array) -> Array | None:
         """Write what the plan includes of the weights of a tile, and compute the gradients of the tile."""
         received = super().add_weights(tile, weights)
         stages = self._stages.pop(_key(tile), {})
-        self._parts[_key(tile)] = self._backward(tile, weights, stages)
+        self._parts[_key(tile)] = self._backward.run(tile, weights, stages, super().add)
         return received
 
     @contextmanager
@@ -101,99 +95,139 @@ class GradientBuffers(ResultBuffers):
             self._next += 1
             self._turn.notify_all()
 
-    def _backward(self, tile: Tile, weights: Array, stages: Mapping[str, Array]) -> list[Part]:
-        """What a tile adds to the gradients. weights: (b, h, r, k)"""
-        plan, lib, parts = self._plan, self._lib, []
+
+class TileBackward:
+    """The backward pass of tiles: from the cotangent of their outputs to what each adds to the gradients of a plan.
+
+    output: (b, h, q, e), the cotangent of the head outputs; None for zeros
+    reads: the stages before the weights that `run` needs
+    """
+
+    def __init__(self, plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, output: Array | None) -> None:
+        assert plan.gradients is not None
+        self.plan, self.lib, self.output = plan, lib, output
+        self.query, self.key, self.value = _finite(plan, lib, loaded)
+        self.logsumexp = None if plan.gradients.logsumexp is None else lib.load(plan.gradients.logsumexp)
+        self.wanted = frozenset(plan.gradient_shapes)
+        self._hides = not _stays_finite(plan, lib, loaded, output)
+        reads = {"scores": "scale" in self.wanted, "scaled_scores": plan.softcap is not None}
+        reads |= {"masked_scores": plan.normalization != "softmax", "logsumexp": "sinks" in self.wanted}
+        self.reads = {name for name, is_read in reads.items() if is_read}
+
+    def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Write) -> list[Part]:
+        """What a tile adds to the gradients. weights: (b, h, r, k); stages: those that it reads
+
+        write: takes the gradients of the stages of the scores, which are overwritten afterwards
+        """
+        plan, lib, parts = self.plan, self.lib, []
         seen = self._seen(tile, weights) if self._hides else None
         of_weights = None
-        if self._output is not None:
-            output, of_weights = self._weights_backward(tile)
-            of_weights = self._shown(of_weights, seen)
-            if "value" in self.gradients:
-                product = transposed_product(weights, output, tile, lib)
+        if self.output is not None:
+            output = self.output[tile.batch, tile.heads, tile.rows]
+            of_weights = self._shown(self.of_weights(output, tile), seen)
+            if "value" in self.wanted:
+                product = self.over_rows(weights, output, tile)
                 parts.append(Part("value", (tile.batch, tile.kv_heads, tile.columns), product))
-        steps = {"softmax": self._softmax, "sum": self._sum, "sigmoid": self._sigmoid}
+        steps = {"softmax": self.softmax, "sum": self.sum, "sigmoid": self.sigmoid}
         gradient, of_sinks = steps[plan.normalization](tile, weights, of_weights, stages)
-        super().add(DZ, tile, gradient)
+        write(DZ, tile, gradient)
         parts += of_sinks
         for term in plan.terms:
             parts += term.backward(gradient, tile, lib)
         if plan.softcap is not None:
-            slope = 4 * logistic_slope(stages["scaled_scores"] * (2 / plan.softcap), lib.xp)  # 1 - tanh²
-            gradient = gradient * self._shown(slope, seen)
-        super().add(DS, tile, gradient)
-        if "scale" in self.gradients:
+            gradient = gradient * self._shown(self.softcap_slope(stages), seen)
+        write(DS, tile, gradient)
+        if "scale" in self.wanted:
             products = gradient * self._shown(stages["scores"], seen)
             parts.append(Part("scale", (tile.heads,), lib.xp.sum(products, axis=(0, 2, 3))))
-        scale = plan.scale if plan.head_scales is None else lib.load(plan.head_scales[tile.heads, None, None])
-        gradient = gradient * scale
-        super().add(DQK, tile, gradient)
-        return parts + self._products_backward(tile, gradient)
+        gradient = gradient * self.scale(tile)
+        write(DQK, tile, gradient)
+        return parts + self.products(tile, gradient)
 
-    def _weights_backward(self, tile: Tile) -> tuple[Array, Array]:
-        """The cotangent (b, h, r, e) of the outputs of a tile, and the gradient (b, h, r, k) of its weights."""
-        assert self._output is not None
-        output = self._output[tile.batch, tile.heads, tile.rows]
-        value = self._operands[2][tile.batch, tile.kv_heads, tile.columns]
-        return output, grouped_matmul(output, self._lib.xp.permute_dims(value, (0, 1, 3, 2)), self._lib)
+    def of_weights(self, output: Array, tile: Tile) -> Array:
+        """The gradient (b, h, r, k) of the weights. output: (b, h, r, e), the cotangent of the outputs of the tile"""
+        value = self.value[tile.batch, tile.kv_heads, tile.columns]
+        return grouped_matmul(output, self.lib.xp.permute_dims(value, (0, 1, 3, 2)), self.lib)
 
-    def _softmax(
+    def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
+        """(b, h, r, x)ᵀ @ (b, h, r, y) -> (b, g, x, y), summed over the heads of each group."""
+        xp, (b, h, r, _), groups = self.lib.xp, left.shape, tile.kv_heads.stop - tile.kv_heads.start
+        left, right = (xp.reshape(x, (b, groups, h // groups * r, x.shape[-1])) for x in (left, right))
+        return self.lib.matmul(xp.permute_dims(left, (0, 1, 3, 2)), right)
+
+    def softcap_slope(self, stages: Mapping[str, Array]) -> Array:
+        """The derivative (b, h, r, k) of the capped scores: 1 - tanh², as 4 σ' for its digits near 0."""
+        assert self.plan.softcap is not None
+        return 4 * logistic_slope(stages["scaled_scores"] * (2 / self.plan.softcap), self.lib.xp)
+
+    def scale(self, tile: Tile) -> Array | float:
+        """What the products of query and key are multiplied by: one number, or (h, 1, 1)."""
+        plan = self.plan
+        return plan.scale if plan.head_scales is None else self.lib.load(plan.head_scales[tile.heads, None, None])
+
+    def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
+        """D (b, h, r, 1), the mean of the gradient of the weights."""
+        return self.lib.row_sums(weights * of_weights)
+
+    def softmax(
         self, tile: Tile, weights: Array, of_weights: Array | None, stages: Mapping[str, Array]
     ) -> tuple[Array, list[Part]]:
         """The gradient (b, h, r, k) of the masked scores, and what the tile adds to that of the sinks."""
-        lib, shift = self._lib, self._lib.zeros((*weights.shape[:3], 1), self._plan.compute_dtype)
-        if self._logsumexp is not None:
-            shift = shift + self._logsumexp[tile.batch, tile.heads, tile.rows][..., None]
+        lib, shift = self.lib, self.lib.zeros((*weights.shape[:3], 1), self.plan.compute_dtype)
+        if self.logsumexp is not None:
+            shift = shift + self.logsumexp[tile.batch, tile.heads, tile.rows][..., None]
         if of_weights is not None:
-            shift = shift - lib.row_sums(weights * of_weights)
+            shift = shift - self.delta(tile, weights, of_weights)
             of_weights += shift
             of_weights *= weights
         gradient = weights * shift if of_weights is None else of_weights
-        if self._plan.all_sinks is None or "sinks" not in self.gradients:
+        if self.plan.all_sinks is None or "sinks" not in self.wanted:
             return gradient, []
-        sinks = lib.load(part_of(self._plan.all_sinks, tile))
+        sinks = lib.load(part_of(self.plan.all_sinks, tile))
         of_sinks = lib.xp.exp(sinks - stages["logsumexp"][..., None]) * shift  # b h r 1
-        if self._plan.row_sinks is None:
+        if self.plan.row_sinks is None:
             place: tuple[slice, ...] = (slice(0, 1), tile.heads)
             of_sinks = lib.xp.sum(of_sinks, axis=(0, 2), keepdims=True)
         else:
             place = (tile.batch, tile.heads, tile.rows)
         return gradient, [Part("sinks", place, of_sinks)]
 
-    def _sum(
+    def sum(
         self, tile: Tile, weights: Array, of_weights: Array | None, stages: Mapping[str, Array]
     ) -> tuple[Array, list[Part]]:
         """The gradient of the scores that are divided by their sum; 0 where the sum is 0."""
         assert of_weights is not None
-        lib, xp, scores = self._lib, self._lib.xp, stages["masked_scores"]
+        lib, xp, scores = self.lib, self.lib.xp, stages["masked_scores"]
         seen = xp.isfinite(scores)
         lib.hide(scores, seen, 0.0)
         total = xp.sum(scores, axis=-1, keepdims=True)
         seen = seen & (total != 0)
-        gradient = (of_weights - lib.row_sums(weights * of_weights)) / xp.where(total == 0, xp.ones_like(total), total)
+        gradient = (of_weights - self.delta(tile, weights, of_weights)) / xp.where(
+            total == 0, xp.ones_like(total), total
+        )
         lib.hide(gradient, seen, 0.0)
         return gradient, []
 
-    def _sigmoid(
+    def sigmoid(
         self, tile: Tile, weights: Array, of_weights: Array | None, stages: Mapping[str, Array]
     ) -> tuple[Array, list[Part]]:
         """The gradient of the scores for σ' = σ (1 - σ)."""
         assert of_weights is not None
-        return logistic_slope(stages["masked_scores"], self._lib.xp) * of_weights, []
+        return logistic_slope(stages["masked_scores"], self.lib.xp) * of_weights, []
 
-    def _products_backward(self, tile: Tile, gradient: Array) -> list[Part]:
+    def products(self, tile: Tile, gradient: Array) -> list[Part]:
         """What a tile adds to the gradients of query and key. gradient: (b, h, r, k), of their products"""
-        lib, parts = self._lib, []
-        query = self._operands[0][tile.batch, tile.heads, tile.rows]
-        key = self._operands[1][tile.batch, tile.kv_heads, tile.columns]
-        found = [term.products_backward(gradient, query, tile, lib) for term in self._plan.terms]
-        if "query" in self.gradients:
+        lib, parts = self.lib, []
+        query = self.query[tile.batch, tile.heads, tile.rows]
+        key = self.key[tile.batch, tile.kv_heads, tile.columns]
+        found = [term.products_backward(gradient, query, tile, lib) for term in self.plan.terms]
+        if "query" in self.wanted:
             of_query = grouped_matmul(gradient, key, lib)
             for relative in found:
                 of_query = of_query if relative is None else of_query + relative[0]
             parts.append(Part("query", (tile.batch, tile.heads, tile.rows), of_query))
-        if "key" in self.gradients:
-            product = transposed_product(gradient, query, tile, lib)
+        if "key" in self.wanted:
+            product = self.over_rows(gradient, query, tile)
             parts.append(Part("key", (tile.batch, tile.kv_heads, tile.columns), product))
         for relative in found:
             parts += [] if relative is None else relative[1]
@@ -201,22 +235,15 @@ class GradientBuffers(ResultBuffers):
 
     def _seen(self, tile: Tile, weights: Array) -> Array | None:
         """True where a key has weight, or if weights may be 0 by chance, where it is visible; None if all are."""
-        if self._plan.normalization == "sum":
-            return visible(self._plan.terms, tile, self._lib.load)
+        if self.plan.normalization == "sum":
+            return visible(self.plan.terms, tile, self.lib.load)
         return weights != 0
 
     def _shown(self, numbers: Array, seen: Array | None) -> Array:
         """Numbers (b, h, r, k) of a tile, in place 0 where a key is hidden."""
         if seen is not None:
-            self._lib.hide(numbers, self._lib.xp.broadcast_to(seen, numbers.shape), 0.0)
+            self.lib.hide(numbers, self.lib.xp.broadcast_to(seen, numbers.shape), 0.0)
         return numbers
-
-
-def transposed_product(left: Array, right: Array, tile: Tile, lib: ArrayLibrary) -> Array:
-    """(b, h, r, x)ᵀ @ (b, h, r, y) -> (b, g, x, y), summed over the heads of each group of a tile."""
-    xp, (b, h, r, _), groups = lib.xp, left.shape, tile.kv_heads.stop - tile.kv_heads.start
-    left, right = (xp.reshape(x, (b, groups, h // groups * r, x.shape[-1])) for x in (left, right))
-    return lib.matmul(xp.permute_dims(left, (0, 1, 3, 2)), right)
 
 
 def _key(tile: Tile) -> tuple[int, int, int]:

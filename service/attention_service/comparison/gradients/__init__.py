@@ -1,0 +1,1 @@
+"""The judge of gradients: which mistake did the backward pass of a kernel make."""

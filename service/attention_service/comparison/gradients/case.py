@@ -1,0 +1,149 @@
+"""What gradients are computed from, right or with a mistake, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from attention_service.attention.gradients import PREFIX
+from attention_service.attention.operands import as_cast, make_operands
+from attention_service.attention.outputs import OUTPUTS
+from attention_service.attention.plan import Plan
+from attention_service.attention.planning import make_plan
+from attention_service.attention.result import request_axes
+from attention_service.attention.shapes import reordered
+from attention_service.attention.spec import AttentionSpec
+from attention_service.attention.tiles import Tiling
+from attention_service.backends.base import Check, no_check
+from attention_service.backends.dense.backward import Backward
+from attention_service.backends.dense.buffers import ResultBuffers
+from attention_service.backends.dense.compute import compute_tiles, empty_outputs
+from attention_service.backends.dense.gradients import GradientBuffers, TileBackward
+from attention_service.backends.dense.operands import LoadedOperands, load_operands
+from attention_service.backends.numpy.backend import NumpyLibrary
+
+# Gradients by their dotted names, in the shapes of their fields.
+Gradients = Mapping[str, np.ndarray]
+# Sums of all tiles by field, with the axes of the plan.
+Sums = dict[str, np.ndarray]
+# Scores of a tile.
+TILE: Final = 2**18
+
+
+@dataclass(frozen=True, eq=False)
+class GradientCase:
+    """A request whose gradients are computed in float64, and what its forward pass made.
+
+    spec, plan: with cotangents, in float64; names: of the gradients that are compared; dtype: of the request
+    outputs: (b, h, q, e), of the heads before their steps; cotangent: (b, h, q, e), theirs, None for zeros
+    logsumexp: (b, h, q)
+    check: raises to end the computation
+    """
+
+    spec: AttentionSpec
+    plan: Plan
+    names: tuple[str, ...]
+    dtype: np.dtype
+    loaded: LoadedOperands
+    outputs: np.ndarray
+    logsumexp: np.ndarray
+    cotangent: np.ndarray | None
+    check: Check = no_check
+
+    @cached_property
+    def delta(self) -> np.ndarray:
+        """D (b, h, q): rowsum(O ⊙ dO)."""
+        if self.cotangent is None:
+            return np.zeros(self.logsumexp.shape)
+        found: np.ndarray = np.vecdot(self.outputs, self.cotangent)
+        return found
+
+    @cached_property
+    def right(self) -> Gradients:
+        """The right gradients."""
+        return self.run()
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.plan.sizes.num_heads // self.plan.sizes.num_kv_heads
+
+    def changed(self, change: Mapping[str, Any]) -> GradientCase:
+        """The case of a request with other fields, but the outputs and the logsumexp of this one."""
+        gone = {PREFIX + name for name, value in change.items() if value is None}
+        spec = self.spec._replace(**change)
+        spec = spec._replace(include=tuple(name for name in spec.include if name not in gone))
+        names = tuple(name for name in self.names if name.partition(".")[0] not in gone)
+        return replace(self, spec=spec, plan=make_plan(spec), names=names)
+
+    def library(self) -> NumpyLibrary:
+        """NumPy with tiles of whole rows, computed one after the other."""
+        return NumpyLibrary(self.plan, Tiling(scores=TILE), None)
+
+    def run(
+        self,
+        of_tiles: Callable[..., TileBackward] = TileBackward,
+        edit: Callable[[Sums], Sums] = dict,
+        around: Plan | None = None,
+    ) -> Gradients:
+        """The gradients, right or with a mistake.
+
+        of_tiles: makes the backward pass of tiles; edit: changes what they added up
+        around: the plan of the backward pass around the tiles; None for that of the case
+        """
+        plan, lib = self.plan, self.library()
+        backward = Backward(plan if around is None else around, lib, self.loaded)
+        tiles = of_tiles(plan, lib, self.loaded, backward.output(self.outputs))
+        buffers = GradientBuffers(plan, lib, tiles)
+        compute_tiles(plan, lib, self.loaded, empty_outputs(plan, lib, plan.compute_dtype), buffers, self.check)
+        sums = {name: np.asarray(array) for name, array in buffers.gradients.items()}
+        found = {name: np.asarray(array) for name, array in backward.fields(self.outputs, edit(sums)).items()}
+        matrices = {name: reordered(array, *request_axes(name, plan)) for name, array in buffers.arrays.items()}
+        return {name: array for name, array in (matrices | found).items() if name in self.names}
+
+
+def make_case(spec: AttentionSpec, dtype: np.dtype, names: tuple[str, ...], check: Check = no_check) -> GradientCase:
+    """The case of a request with cotangents. names: dotted names of gradients; dtype: of the request
+
+    Errors: InvalidRequest of every kind.
+    """
+    include = tuple(dict.fromkeys(name if name in OUTPUTS else name.partition(".")[0] for name in names))
+    exact = as_cast(spec, dtype)._replace(
+        dtype="float64",
+        backend="numpy",
+        device="cpu",
+        gradients=None,
+        include=(*include, "logsumexp") if spec.normalization == "softmax" else include,  # type: ignore[arg-type]  # names of arrays
+        top_k=None,
+        average_heads=False,
+        allow_non_finite=True,
+    )
+    plan = make_plan(exact)
+    with np.errstate(all="ignore"):
+        lib = NumpyLibrary(plan, Tiling(scores=TILE), None)
+        loaded = load_operands(plan, make_operands(exact, plan, exact.sources), lib)
+        outputs = np.asarray(empty_outputs(plan, lib, plan.compute_dtype))
+        whole = replace(plan, selection=replace(plan.selection, include=plan.selection.include & {"logsumexp"}))
+        whole = replace(whole, selection=replace(whole.selection, heads=None, queries=None))
+        buffers = ResultBuffers(whole, lib)
+        compute_tiles(whole, lib, loaded, outputs, buffers, check)
+        cotangent = Backward(plan, lib, loaded).output(outputs)
+    sizes = plan.sizes
+    shape = (sizes.batch_size, sizes.num_heads, sizes.query_length)
+    logsumexp = np.asarray(buffers.arrays.get("logsumexp", np.zeros(shape)))
+    return GradientCase(exact, plan, names, dtype, loaded, outputs, logsumexp, cotangent, check)
+
+
+def leaves(arrays: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
+    """The gradients in a response by their dotted names."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in arrays.items():
+        if isinstance(value, Mapping):
+            found |= leaves(value, f"{prefix}{name}.")
+        elif (prefix + name).startswith(PREFIX):
+            found[prefix + name] = np.asarray(value)
+    return found

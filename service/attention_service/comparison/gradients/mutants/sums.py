@@ -1,0 +1,300 @@
+"""Mistakes of what tiles add up, and of the way back from there to the fields of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_service.attention.gradients import PREFIX
+from attention_service.attention.score_term import Part
+from attention_service.attention.steps.rotation import RotationStep
+from attention_service.attention.terms.additions import Bias
+from attention_service.attention.tile import Tile
+from attention_service.backends.dense.library import Array
+from attention_service.comparison.case import TILES
+from attention_service.comparison.gradients.case import GradientCase, Gradients, Sums
+from attention_service.comparison.gradients.mutants.table import Variant, Wrong, edited, made_by, mutant
+from attention_service.comparison.mutants.table import SPLITS
+
+
+def scaled(case: GradientCase, power: int) -> Iterator[Variant]:
+    """dQ, dK or both, with another power of the scale."""
+    scale = case.plan.scale
+    if case.plan.head_scales is not None or abs(scale) in (0, 1):
+        return
+    for roles in (("query", "key"), ("query",), ("key",)):
+
+        def edit(sums: Sums, roles: tuple[str, ...] = roles) -> Sums:
+            return {name: array * scale**power if name in roles else array for name, array in sums.items()}
+
+        yield edited(case, edit, f"that of the {roles[0]} only" if len(roles) == 1 else "")
+
+
+@mutant("scale_absent", "The gradients of query and key are not multiplied by the scale.")
+def scale_absent(case: GradientCase) -> Iterator[Variant]:
+    yield from scaled(case, -1)
+
+
+@mutant("scale_twice", "The gradients of query and key are multiplied by the scale twice.")
+def scale_twice(case: GradientCase) -> Iterator[Variant]:
+    yield from scaled(case, 1)
+
+
+class OneOfGroup(Wrong):
+    def __init__(self, *arguments: Any, case: GradientCase, index: int) -> None:
+        super().__init__(*arguments, case=case)
+        self.index = index
+
+    def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
+        group = self.case.group
+        of_group = np.arange(left.shape[1]) % group == self.index % group
+        return super().over_rows(left * of_group[:, None, None], right, tile)
+
+
+@mutant("not_grouped", "The gradients of key and value are those of one query head, not the sum over its group.")
+def not_grouped(case: GradientCase) -> Iterator[Variant]:
+    if case.group > 1:
+        yield made_by(case, partial(OneOfGroup, index=0), "the first")
+        yield made_by(case, partial(OneOfGroup, index=-1), "the last")
+
+
+@mutant("group_mean", "The gradients of key and value are the mean over the query heads of a group, not the sum.")
+def group_mean(case: GradientCase) -> Iterator[Variant]:
+    def edit(sums: Sums) -> Sums:
+        return {name: array / case.group if name in ("key", "value") else array for name, array in sums.items()}
+
+    if case.group > 1:
+        yield edited(case, edit)
+
+
+class OneHead(Wrong):
+    def __init__(self, *arguments: Any, case: GradientCase, head: int) -> None:
+        super().__init__(*arguments, case=case)
+        self.head = head
+
+    def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
+        is_head = np.arange(tile.heads.start, tile.heads.stop) == self.head
+        return super().over_rows(left * is_head[:, None, None], right, tile)
+
+
+@mutant("query_head", "The gradients of key and value are written at the index of the query head.")
+def query_head(case: GradientCase) -> Iterator[Variant]:
+    if case.group > 1 and case.plan.sizes.num_kv_heads > 1:
+        yield Variant(partial(at_query_head, case))
+
+
+def at_query_head(case: GradientCase) -> Gradients:
+    """Key/value head j has what query head j alone adds to its own; what later query heads write is out of range."""
+    heads = range(case.plan.sizes.num_kv_heads)
+    kept: list[Sums] = []
+
+    def keep(sums: Sums) -> Sums:
+        kept.append(sums)
+        return dict(sums)
+
+    for head in heads:
+        case.run(partial(OneHead, case=case, head=head), keep)
+
+    def edit(sums: Sums) -> Sums:
+        written = {
+            name: np.stack([kept[head][name][:, head // case.group] for head in heads], axis=1)
+            for name in ("key", "value")
+            if name in sums
+        }
+        return sums | written
+
+    return case.run(edit=edit)
+
+
+def exchanged(case: GradientCase, one: str, other: str) -> Iterator[Variant]:
+    """Two sums of tiles in the place of each other, where they have the same shape."""
+    shapes = case.plan.gradient_shapes
+    if shapes.get(one) == shapes.get(other, ()):
+        yield edited(case, lambda sums: sums | {one: sums[other], other: sums[one]})
+
+
+@mutant("dk_dv_swapped", "The gradients of key and value are exchanged.")
+def dk_dv_swapped(case: GradientCase) -> Iterator[Variant]:
+    yield from exchanged(case, "key", "value")
+
+
+@mutant("dq_dk_swapped", "The gradients of query and key are exchanged.")
+def dq_dk_swapped(case: GradientCase) -> Iterator[Variant]:
+    yield from exchanged(case, "query", "key")
+
+
+class Transposed(Wrong):
+    def products(self, tile: Tile, gradient: Array) -> list[Part]:
+        parts = [one for one in super().products(tile, gradient) if one.field != "key"]
+        query = self.query[tile.batch, tile.heads, tile.columns]
+        b, h, r, _ = gradient.shape
+        product = np.matmul(gradient, query).reshape(b, h // self.case.group, self.case.group, r, -1).sum(axis=2)
+        return [*parts, Part("key", (tile.batch, tile.kv_heads, tile.rows), product)]
+
+
+@mutant("transposed", "The gradient of the key is made of the gradients of the scores without their transpose.")
+def transposed(case: GradientCase) -> Iterator[Variant]:
+    sizes = case.plan.sizes
+    if "key" in case.plan.gradient_shapes and sizes.query_length == sizes.key_length > 1 and case.plan.gathered is None:
+        yield made_by(case, Transposed)
+
+
+class Counted(Wrong):
+    """Rows that count several times, or not at all, in the gradients of key and value. counts: (q,)"""
+
+    def __init__(self, *arguments: Any, case: GradientCase, counts: np.ndarray) -> None:
+        super().__init__(*arguments, case=case)
+        self.counts = counts
+
+    def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
+        return super().over_rows(left * self.counts[tile.rows, None], right, tile)
+
+
+@mutant("last_tile", "Rows of the last tile of queries beyond the end are read as its last row, which counts again.")
+def last_tile(case: GradientCase) -> Iterator[Variant]:
+    length = case.plan.sizes.query_length
+    for tile in TILES:
+        if beyond := -length % tile:
+            counts = np.ones(length)
+            counts[-1] += beyond
+            yield made_by(case, partial(Counted, counts=counts), f"of {tile} queries")
+
+
+@mutant("tail_dropped", "The last queries, which do not fill a tile, add nothing to the gradients of key and value.")
+def tail_dropped(case: GradientCase) -> Iterator[Variant]:
+    length = case.plan.sizes.query_length
+    for tile in TILES:
+        if length > tile and length % tile:
+            yield made_by(
+                case, partial(Counted, counts=np.arange(length) < length // tile * tile), f"of {tile} queries"
+            )
+
+
+@mutant(
+    "not_accumulated", "Gradients of key and value are those of the last tile of queries, not the sum of all tiles."
+)
+def not_accumulated(case: GradientCase) -> Iterator[Variant]:
+    length = case.plan.sizes.query_length
+    for tile in TILES:
+        if length > tile:
+            counts = np.arange(length) >= (length - 1) // tile * tile
+            yield made_by(case, partial(Counted, counts=counts), f"of {tile} queries")
+
+
+class LastKeys(Wrong):
+    def __init__(self, *arguments: Any, case: GradientCase, first: int) -> None:
+        super().__init__(*arguments, case=case)
+        self.first = first
+
+    def products(self, tile: Tile, gradient: Array) -> list[Part]:
+        is_last = np.arange(tile.columns.start, tile.columns.stop) >= self.first
+        of_query = [one for one in super().products(tile, gradient * is_last) if one.field == "query"]
+        return [one for one in super().products(tile, gradient) if one.field != "query"] + of_query
+
+
+@mutant(
+    "query_not_accumulated", "The gradient of the query is that of the last tile of keys, not the sum of all tiles."
+)
+def query_not_accumulated(case: GradientCase) -> Iterator[Variant]:
+    length = case.plan.sizes.key_length
+    if "query" in case.plan.gradient_shapes and case.plan.gathered is None:
+        firsts = {(length - 1) // tile * tile: f"of {tile} keys" for tile in TILES if length > tile}
+        firsts |= {length - length // n: f"of {n} parts" for n in SPLITS if length % n == 0 and length > n}
+        for first, detail in firsts.items():
+            yield made_by(case, partial(LastKeys, first=first), detail)
+
+
+class FirstChunk(Wrong):
+    def __init__(self, *arguments: Any, case: GradientCase, parts: int) -> None:
+        super().__init__(*arguments, case=case)
+        self.parts = parts
+
+    def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
+        first = super().over_rows(left[..., : left.shape[-1] // self.parts], right, tile)
+        return np.tile(first, (1, 1, self.parts, 1))
+
+    def products(self, tile: Tile, gradient: Array) -> list[Part]:
+        is_first = np.arange(gradient.shape[-1]) < gradient.shape[-1] // self.parts
+        of_query = [one for one in super().products(tile, gradient * is_first) if one.field == "query"]
+        of_query = [one._replace(numbers=one.numbers * self.parts) for one in of_query]
+        return [one for one in super().products(tile, gradient) if one.field != "query"] + of_query
+
+
+@mutant("first_chunk", "Each step over a part of the keys differentiates the first part.")
+def first_chunk(case: GradientCase) -> Iterator[Variant]:
+    length = case.plan.sizes.key_length
+    if case.plan.gathered is None and not case.plan.skips_hidden_keys and not case.plan.roles.past_length:
+        for parts in SPLITS:
+            if length % parts == 0 and length > parts:
+                yield made_by(case, partial(FirstChunk, parts=parts), f"of {parts}")
+
+
+class FirstOfBias(Wrong):
+    def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
+        parts = super().run(tile, weights, stages, write)
+        bias = next(term for term in self.plan.terms if isinstance(term, Bias))
+        gradient: list[Array] = []
+        super().run(tile, weights, stages, lambda name, _, block: gradient.append(block.copy()))
+        first = gradient[0]
+        for axis, part in enumerate((tile.batch, tile.heads, tile.rows, tile.columns)):
+            if bias.numbers.shape[axis] == 1 < self.lengths[axis]:
+                place = [1] * 4
+                place[axis] = -1
+                first = first * (np.arange(part.start, part.stop) == 0).reshape(place)
+        return [one for one in parts if one.field != "bias"] + bias.backward(first, tile, self.lib)
+
+    @property
+    def lengths(self) -> tuple[int, int, int, int]:
+        sizes = self.plan.sizes
+        return sizes.batch_size, sizes.num_heads, sizes.query_length, sizes.key_length
+
+
+@mutant("bias_not_summed", "The gradient of a bias that was broadcast is that of its first entry, not the sum.")
+def bias_not_summed(case: GradientCase) -> Iterator[Variant]:
+    shape = case.plan.gradient_shapes.get("bias")
+    sizes = case.plan.sizes
+    full = sizes.batch_size, sizes.num_heads, sizes.query_length, sizes.key_length
+    if shape is not None and shape != full and case.plan.gathered is None:
+        yield made_by(case, FirstOfBias)
+
+
+@mutant("rotary_not_undone", "The gradients of query and key are those of the rotated ones.")
+def rotary_not_undone(case: GradientCase) -> Iterator[Variant]:
+    plan = case.plan
+    query, key = (tuple(step for step in steps if not isinstance(step, RotationStep)) for steps in plan.steps[:2])
+    if (query, key) != plan.steps[:2]:
+        around = replace(plan, query_steps=query, key_steps=key)
+        yield Variant(partial(case.run, around=around))
+
+
+@mutant("zero", "The gradient is 0 everywhere.")
+def zero(case: GradientCase) -> Iterator[Variant]:
+    yield from multiplied(case, 0.0)
+
+
+@mutant("negated", "The gradient has the wrong sign.")
+def negated(case: GradientCase) -> Iterator[Variant]:
+    yield from multiplied(case, -1.0)
+
+
+@mutant("mean_loss", "The gradient is that of the mean of all outputs: divided by how many there are.")
+def mean_loss(case: GradientCase) -> Iterator[Variant]:
+    if case.spec.grad_output is not None and case.spec.grad_output.size > 1:
+        yield Variant(partial(times, case, case.names, 1 / case.spec.grad_output.size))
+
+
+def multiplied(case: GradientCase, factor: float) -> Iterator[Variant]:
+    """All gradients times a number, or one of them."""
+    yield Variant(partial(times, case, case.names, factor))
+    if len(case.names) > 1:
+        for name in case.names:
+            yield Variant(partial(times, case, (name,), factor), f"that of {name.removeprefix(PREFIX)}")
+
+
+def times(case: GradientCase, names: tuple[str, ...], factor: float) -> Gradients:
+    """The right gradients, some of them times a number."""
+    return {name: np.asarray(array * factor) if name in names else array for name, array in case.right.items()}

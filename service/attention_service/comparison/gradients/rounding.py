@@ -1,0 +1,309 @@
+"""How far right gradients are apart by rounding: a limit for each number.
+
+Two parts are added. What the type that is computed in leaves open is bounded by the sizes of all terms of a sum, which
+cancel: a gradient may be far smaller than its terms. And in half types kernels round weights and the gradients of
+scores before products, as tensor cores take them; how much this moves each gradient is measured with random roundings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from attention_service.attention.arrays import compute_dtype
+from attention_service.attention.gradients import PREFIX
+from attention_service.attention.plan import Plan
+from attention_service.attention.score_term import Part
+from attention_service.attention.spec import ROLES
+from attention_service.attention.tile import Tile
+from attention_service.backends.dense.backward import Backward
+from attention_service.backends.dense.gradients import TileBackward
+from attention_service.backends.dense.library import Array, ArrayLibrary
+from attention_service.backends.dense.operands import LoadedOperands
+from attention_service.comparison.baseline import TINY
+from attention_service.comparison.errors import epsilon, largest_number, ulp
+from attention_service.comparison.gradients.case import GradientCase, Gradients, Sums
+from attention_service.comparison.legal import TANH_ERROR
+
+# Random roundings whose errors count as one: as many numbers as tell the spread of errors.
+SPREAD: Final = 64
+MOST_DRAWS: Final = 16
+FEWEST_DRAWS: Final = 2
+# Right gradients are within so many root mean squares of the errors.
+DEVIATIONS: Final = 3.0
+# Queries or keys of a tile whose sums some kernels round before they add the next (torch on a CPU).
+ADDED: Final = 32
+# Signs that are drawn for errors on their way through maps and norms.
+SIGNS: Final = 4
+
+
+class Bounds(TileBackward):
+    """Sums the magnitudes of all terms of a gradient, times the steps of ε/4 that each may be wrong by.
+
+    A weight is wrong by the √k steps of its sum, those of its dot product with the query, |q| · |k| · (√d + 2), and
+    those of the dot product of cotangent and value.
+    """
+
+    def __init__(
+        self, plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, output: Array | None, slope: float
+    ) -> None:
+        super().__init__(plan, lib, loaded, None if output is None else np.abs(output))
+        self.query, self.key, self.value = (np.abs(array) for array in (self.query, self.key, self.value))
+        self.logsumexp = None if self.logsumexp is None else np.abs(self.logsumexp)
+        self._slope = slope
+        sizes = plan.sizes
+        most = np.sqrt(np.vecdot(self.key, self.key)).max(axis=2, initial=0.0)  # b g
+        lengths = np.sqrt(np.vecdot(self.query, self.query))  # b h q
+        scale = np.abs(np.broadcast_to(plan.scales, (sizes.num_heads,)))[:, None]
+        products = lengths * np.repeat(most, sizes.num_heads // sizes.num_kv_heads, axis=1)[..., None] * scale
+        extra = sum(float(np.max(term.largest_added(sizes))) for term in plan.terms)
+        products = products + min(extra, 1e3)
+        roots = math.sqrt(sizes.key_length) + math.sqrt(sizes.value_dim) + math.sqrt(sizes.query_length)
+        self._steps = (8 + roots + (math.sqrt(sizes.head_dim) + 2) * products)[..., None]  # b h q 1
+
+    def steps(self, tile: Tile) -> np.ndarray:
+        """The error of weights in steps, relative to them, (b, h, r, 1)."""
+        found: np.ndarray = self._steps[tile.batch, tile.heads, tile.rows]
+        return found
+
+    def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
+        """The bounds on what a tile adds, as of TileBackward."""
+        magnitudes = {name: np.abs(array) if name == "scores" else array for name, array in stages.items()}
+        parts = super().run(tile, weights * self.steps(tile), magnitudes, write)
+        return [part._replace(numbers=np.abs(part.numbers)) for part in parts]
+
+    def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
+        """The sum of the magnitudes of the terms of D, which are added."""
+        return -super().delta(tile, weights, of_weights) / self.steps(tile)
+
+    def scale(self, tile: Tile) -> Array | float:
+        """The magnitude of the scale."""
+        found: Array = np.abs(super().scale(tile))
+        return found
+
+    def sigmoid(
+        self, tile: Tile, weights: Array, of_weights: Array | None, stages: Mapping[str, Array]
+    ) -> tuple[Array, list[Part]]:
+        """The derivative of the sigmoid, with the errors of its score."""
+        gradient, parts = super().sigmoid(tile, weights, of_weights, stages)
+        return gradient * self.steps(tile), parts
+
+    def sum(
+        self, tile: Tile, weights: Array, of_weights: Array | None, stages: Mapping[str, Array]
+    ) -> tuple[Array, list[Part]]:
+        """Magnitudes over the sum of the scores, whose relative error counts, too."""
+        scores = np.where(np.isfinite(stages["masked_scores"]), stages["masked_scores"], 0.0)
+        total = scores.sum(axis=-1, keepdims=True)
+        lost = np.abs(scores).sum(axis=-1, keepdims=True) / np.where(total == 0, 1, np.abs(total))
+        assert of_weights is not None
+        gradient = (of_weights + (np.abs(weights) / self.steps(tile) * of_weights).sum(axis=-1, keepdims=True)) * lost
+        gradient = gradient * self.steps(tile) / np.where(total == 0, 1, np.abs(total))
+        return np.where(np.isfinite(stages["masked_scores"]) & (total != 0), gradient, 0.0), []
+
+    def softcap_slope(self, stages: Mapping[str, Array]) -> Array:
+        """The slope, and its absolute error: kernels subtract the square of tanh from 1."""
+        return super().softcap_slope(stages) + self._slope
+
+
+class Dithered(TileBackward):
+    """Rounds at random what kernels of half types round before products: weights, gradients of scores, and D, which is
+    made of the rounded output. Numbers move by up to half a unit in the last place."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        lib: ArrayLibrary,
+        loaded: LoadedOperands,
+        output: Array | None,
+        case: GradientCase,
+        seed: int,
+    ) -> None:
+        super().__init__(plan, lib, loaded, output)
+        self._case, self._unit = case, epsilon(case.dtype) / 2
+        self._least = 2.0**-25 if case.dtype == np.float16 else 0.0
+        self._random = np.random.default_rng(seed)
+        self.reads = self.reads | {"scaled_scores"}
+        self._norms = [np.sqrt(np.vecdot(array, array)) for array in (self.query, self.key)]
+
+    def rounded(self, array: np.ndarray) -> np.ndarray:
+        """An array, each number rounded up or down by up to half a unit."""
+        noise = self._random.uniform(-1, 1, array.shape)
+        noise *= np.abs(array) * self._unit + self._least * (array != 0)
+        noise += array
+        return noise
+
+    def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
+        """What a tile adds, from weights of scores whose query or key was multiplied by the scale and rounded."""
+        scores = np.where(np.isfinite(stages["scaled_scores"]), stages["scaled_scores"], 0.0)
+        norms = [
+            self._norms[0][tile.batch, tile.heads, tile.rows],
+            self._norms[1][tile.batch, tile.kv_heads, tile.columns],
+        ]
+        repeated = np.repeat(norms[1], self._case.group, axis=1)
+        spread = (
+            norms[0][..., None] * repeated[:, :, None] * np.abs(self.scale(tile)) / math.sqrt(self.plan.sizes.head_dim)
+        )
+        if spread.shape == scores.shape:
+            scores = np.abs(scores) + spread
+        moved = weights * (1 + self._unit * self._random.uniform(-1, 1, scores.shape) * scores)
+        return super().run(tile, moved, stages, write)
+
+    def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
+        """The product of each head, of rounded weights or gradients, rounded before heads of a group are added."""
+        each = np.matmul(self.rounded(left).swapaxes(-1, -2), right)
+        b, h, k, x = each.shape
+        each = self.added(self.rounded(each), self.plan.sizes.query_length)
+        found: Array = each.reshape(b, h // self._case.group, self._case.group, k, x).sum(axis=2)
+        return found
+
+    def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
+        """D, from an output that was rounded."""
+        found = super().delta(tile, weights, of_weights)
+        if self.output is not None:
+            place = tile.batch, tile.heads, tile.rows
+            terms = self._case.outputs[place] * self.output[place]
+            spread = self._unit * np.sqrt(np.vecdot(terms, terms))[..., None]
+            found = found + spread * self._random.choice((-1.0, 1.0), found.shape)  # one number that all features share
+        return found
+
+    def products(self, tile: Tile, gradient: Array) -> list[Part]:
+        """What a tile adds to query and key, from rounded gradients of scores."""
+        parts = super().products(tile, self.rounded(gradient))
+        count = gradient.shape[-1]
+        return [one._replace(numbers=self.added(one.numbers, count)) if one.field == "query" else one for one in parts]
+
+    def added(self, array: np.ndarray, count: int) -> np.ndarray:
+        """A sum of so many terms, rounded, and rounded before the terms of each further tile were added."""
+        noise: np.ndarray = self._random.uniform(-1, 1, array.shape)
+        noise *= np.abs(array) * self._unit * math.sqrt(count / ADDED)
+        noise += array
+        return noise
+
+
+@dataclass(frozen=True, eq=False)
+class Limits:
+    """What rounding explains of each gradient. limits: like the gradients; worst: gradients of a legal rounding"""
+
+    limits: Gradients
+    worst: Gradients
+
+
+def limits_of(case: GradientCase, right: Gradients, served: Gradients) -> Limits:
+    """The limits of gradients. right: in float64; served: as the service computes them in the type of the request"""
+    of_type = compute_dtype(case.dtype)
+    step = epsilon(of_type) / 4
+    approximates = case.dtype.itemsize < 4
+    tanh = 4 * TANH_ERROR if approximates else 8 * step
+    bounds = _bounds(case, step, tanh)
+    spreads, worst = _spreads(case, right) if approximates else ({}, dict(served))
+    found = {}
+    for name, array in right.items():
+        limit = bounds[name] * step + DEVIATIONS * spreads.get(name, 0.0)
+        if not _is_of_tiles(case, name):
+            apart = np.abs(served[name].astype(np.float64) - array).max(initial=0.0)
+            limit = np.maximum(limit, DEVIATIONS * apart + step * (2 + np.abs(array).max(initial=0.0)))
+        stored = stored_dtype(case, name)
+        least = np.minimum(np.abs(array), largest_number(stored))
+        found[name] = np.asarray(limit + ulp(least, stored) / 4 + TINY)
+    return Limits(found, worst)
+
+
+def stored_dtype(case: GradientCase, name: str) -> np.dtype:
+    """The type in which a kernel returns a gradient: that of the request, or of parameters that it computes in."""
+    wanted = None if case.plan.gradients is None else case.plan.gradients.named(name)
+    return case.dtype if wanted is not None and wanted.is_operand else compute_dtype(case.dtype)
+
+
+def _is_of_tiles(case: GradientCase, name: str) -> bool:
+    """True if tiles alone make a gradient: no gate, map or output norm has a part in it."""
+    field = name.removeprefix(PREFIX).partition(".")[0]
+    return field not in ("gate", "projection", "output_norm", "input", "context")
+
+
+def _bounds(case: GradientCase, step: float, tanh: float) -> dict[str, np.ndarray]:
+    """Bounds in steps of ε/4, like the gradients. tanh: the absolute error of 1 - tanh²"""
+    slope = tanh / step
+
+    of_tiles = partial(Bounds, slope=0.0 if case.plan.softcap is None else _relative(case, slope))
+    sums: Sums = {}
+
+    def kept(found: Sums) -> Sums:
+        sums.update(found)
+        return dict(found)
+
+    first = case.run(of_tiles, kept)
+    if not any(case.plan.steps) and all(role.map is None for role in case.plan.roles.inputs):
+        return {name: _of_row(case, name, np.abs(array)) for name, array in first.items()}
+    return _through(case, sums, first)
+
+
+def _relative(case: GradientCase, slope: float) -> float:
+    """The absolute error of a slope over the steps that it is multiplied by, the fewest of all rows."""
+    return slope / (8 + math.sqrt(case.plan.sizes.key_length))
+
+
+def _through(case: GradientCase, sums: Sums, first: Gradients) -> dict[str, np.ndarray]:
+    """Bounds after the way back through rotations, norms and maps, from errors with random signs."""
+    random = np.random.default_rng(0)
+    zeros = {name: np.zeros_like(array) for name, array in sums.items()}
+    base = _fields(case, zeros)
+    most = {name: np.zeros(np.shape(array)) for name, array in base.items()}
+    for _ in range(SIGNS):
+        signed = {name: array * random.choice((-1.0, 1.0), array.shape) for name, array in sums.items()}
+        for name, array in _fields(case, signed).items():
+            most[name] = np.maximum(most[name], np.abs(array - base[name]))
+    widened = {name: _of_row(case, name, array, is_mixed=True) for name, array in most.items() if name in case.names}
+    matrices = {name: np.abs(array) for name, array in first.items() if name not in widened}
+    return widened | matrices
+
+
+def _fields(case: GradientCase, sums: Sums) -> dict[str, np.ndarray]:
+    backward = Backward(case.plan, case.library(), case.loaded)
+    backward.output(case.outputs)
+    return {name: np.asarray(array) for name, array in backward.fields(case.outputs, dict(sums)).items()}
+
+
+def _spreads(case: GradientCase, right: Gradients) -> tuple[dict[str, np.ndarray], Gradients]:
+    """The root mean square of the errors of random roundings, like the gradients; and the gradients of one of them."""
+    sizes = case.plan.sizes
+    few = any(name.removeprefix(PREFIX) not in ROLES for name in right)
+    draws = MOST_DRAWS if few else -(-SPREAD // min(sizes.head_dim, sizes.value_dim))
+    draws = max(FEWEST_DRAWS, min(MOST_DRAWS, draws))
+    squares = {name: np.zeros(array.shape) for name, array in right.items()}
+    found: Gradients = right
+    for seed in range(draws):
+        found = case.run(partial(Dithered, case=case, seed=seed))
+        for name, array in found.items():
+            squares[name] += np.square(array - right[name])
+    return {name: np.sqrt(_of_row(case, name, total / draws, mean=True)) for name, total in squares.items()}, found
+
+
+def _of_row(
+    case: GradientCase, name: str, array: np.ndarray, *, mean: bool = False, is_mixed: bool = False
+) -> np.ndarray:
+    """The mean or the maximum of each row of query, key, value and what they come from; others as they are.
+
+    is_mixed: True after norms and maps, which make features of each other: rows have their maxima, parameters one
+    """
+    field = name.removeprefix(PREFIX)
+    of_role = {"query": 0, "key": 1, "value": 2, "past_key": 1, "past_value": 2}
+    if not (mean or is_mixed):
+        return array
+    if field not in of_role and field not in ("input", "context"):
+        if not is_mixed or "." not in field:
+            return array
+        return np.full(array.shape, array.max(initial=0.0))
+    layout = case.plan.layout if array.ndim == len(case.plan.layout) else "d"
+    axis = layout.index("d")
+    heads = 1
+    role = of_role.get(field)
+    if role is not None and "h" not in layout and case.plan.roles.inputs[role].map is None:
+        heads = case.plan.sizes.num_heads if role == 0 else case.plan.sizes.num_kv_heads
+    split = array.reshape(*array.shape[:axis], heads, -1, *array.shape[axis + 1 :])
+    reduced = split.mean(axis=axis + 1, keepdims=True) if mean else split.max(axis=axis + 1, keepdims=True, initial=0.0)
+    return np.broadcast_to(reduced, split.shape).reshape(array.shape)

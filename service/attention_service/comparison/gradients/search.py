@@ -1,0 +1,305 @@
+"""The search for the mistakes of a backward pass that explain gradients, and for those that a request can show."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import partial
+from typing import Any, Final, get_type_hints
+
+import numpy as np
+
+from attention_service.attention.gradients import PREFIX
+from attention_service.attention.spec import AttentionSpec
+from attention_service.backends.base import Backend, Check
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.baseline import CORRECT
+from attention_service.comparison.candidates import Candidate, unexplained
+from attention_service.comparison.case import INEXPRESSIBLE, Case
+from attention_service.comparison.errors import distances
+from attention_service.comparison.evidence import PROOF, Hypothesis
+from attention_service.comparison.gradients.case import GradientCase, Gradients, make_case
+from attention_service.comparison.gradients.judge import (
+    GradientQuestion,
+    GradientTruth,
+    facts_of_gradients,
+    gradient_truth,
+)
+from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
+from attention_service.comparison.gradients.mutants.table import Variant
+from attention_service.comparison.inputs import TRIES, Suggestion, make_input
+from attention_service.comparison.judged import Judged
+from attention_service.comparison.mutants import MUTANTS
+from attention_service.comparison.power import Power
+from attention_service.comparison.recipes import recipe_of
+from attention_service.comparison.search import TOLD
+from attention_service.errors import InvalidRequest
+from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.schemas.compare import Fact
+
+# Numbers of each gradient that mistakes are held against to say how much they explain, and which are the same.
+SAMPLED: Final = 2**14
+# The share of rows whose relative limits are smaller than that of a wrong row.
+TYPICAL: Final = 0.9
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A mistake and its gradients. arrays: of a sample, in baselines; killed: True if they differ from the right ones
+
+    ratio: the distance of what was sent, in baselines of the mistake; is_proof: see Hypothesis
+    contradicts: True if the mistake changes a gradient that is right
+    """
+
+    candidate: Candidate
+    killed: bool
+    ratio: float
+    is_proof: bool
+    contradicts: bool
+
+
+@dataclass
+class Learned:
+    """What the search for mistakes of a backward pass has found so far."""
+
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+    facts: tuple[Fact, ...] = ()
+    power: Power = field(default_factory=lambda: Power((), (), (), {}))
+    suggestion: Suggestion | None = None
+
+
+def learn_gradients(
+    found: Learned,
+    truth: GradientTruth,
+    judged: Mapping[str, Judged],
+    forward: Case,
+    backend: Backend,
+    check: Check,
+    *,
+    explains: bool,
+) -> None:
+    """Search for mistakes of the backward pass that explain what is wrong, and for those that the request can show.
+
+    forward: the case of the forward pass; explains: True if mistakes of the forward pass may explain the gradients, as
+    nothing else was sent
+    """
+    truth = replace(truth, case=replace(truth.case, check=check))
+    wrong = [name for name, one in judged.items() if one.ratio > CORRECT]
+    if wrong:
+        found.facts = facts_of_gradients(truth, judged, forward)
+    places_of = {name: _sampled(truth, name) for name in truth.case.names}
+    right = {name: truth.scaled(truth.case.right, name).ravel()[at] for name, at in places_of.items()}
+    sent = {name: truth.scaled(truth.sent, name).ravel()[places_of[name]] for name in wrong}
+    variants = list(_variants(truth, forward))
+    if explains and wrong:
+        variants += _of_forward(truth, forward)
+    answers = list(forward.each(partial(_answer, truth, places_of, wrong), variants))
+    if wrong:
+        found.hypotheses = _hypotheses(answers, sent, right)
+        if any(one.is_proof for one in found.hypotheses):
+            found.facts = ()
+    found.power = _power([one for one in answers if one.candidate.names[0] in GRADIENT_MUTANTS])
+    found.suggestion = _suggestion(truth, forward, found, backend, check)
+
+
+def _sampled(truth: GradientTruth, name: str) -> np.ndarray:
+    """The places of a gradient that mistakes are held against: all, or some at random and those that are most wrong."""
+    size = truth.case.right[name].size
+    if size <= SAMPLED:
+        return np.arange(size)
+    chosen = np.random.default_rng(0).choice(size, SAMPLED, replace=False)
+    if name in truth.sent:
+        apart = distances(truth.sent[name], truth.case.right[name]) / truth.limits.limits[name]
+        chosen[: SAMPLED // 2] = np.argpartition(apart.ravel(), -(SAMPLED // 2))[-(SAMPLED // 2) :]
+    return np.unique(chosen)
+
+
+# A mistake by name, its gradients, and the wrong case that its message and change are those of.
+Named = tuple[str, Variant, Case]
+
+
+def _variants(truth: GradientTruth, forward: Case) -> Iterator[Named]:
+    """All forms of the mistakes of backward passes."""
+    for row in GRADIENT_MUTANTS.values():
+        for variant in row.edit(truth.case):
+            yield row.name, variant, forward.changed(INEXPRESSIBLE, detail=variant.detail)
+
+
+def _of_forward(truth: GradientTruth, forward: Case) -> Iterator[Named]:
+    """The mistakes of the forward pass that another request says, differentiated as that request is."""
+    done = set()
+    for row in MUTANTS.values():
+        for wrong in row.edit(forward):
+            spec = changed_spec(truth.case.spec, wrong.change)
+            if spec is None or repr(wrong.change) in done:
+                continue
+            done.add(repr(wrong.change))
+            yield row.name, Variant(partial(_differentiated, truth.case, spec), wrong.detail), wrong
+
+
+def _differentiated(case: GradientCase, spec: AttentionSpec) -> Gradients:
+    """The gradients of another request; none if it is no valid one."""
+    names = tuple(
+        name for name in case.names if getattr(spec, name.removeprefix(PREFIX).partition(".")[0], 0) is not None
+    )
+    try:
+        return make_case(spec, np.dtype(np.float64), names, case.check).right
+    except InvalidRequest:
+        return {}
+
+
+def changed_spec(spec: AttentionSpec, change: Mapping[str, Any] | None) -> AttentionSpec | None:
+    """The request that a change of fields makes; None if it is not said in values, as "transposed" of a mask."""
+    if not change:
+        return None
+    values = {name: _value(AttentionSpec, name, value, getattr(spec, name)) for name, value in change.items()}
+    if any(value is NotImplemented for value in values.values()):
+        return None
+    gone = {PREFIX + name for name, value in change.items() if value is None}
+    return spec._replace(**values, include=tuple(name for name in spec.include if name not in gone))
+
+
+def _value(kind: type, name: str, value: Any, former: Any) -> Any:
+    """A field of a changed request as its class holds it; NotImplemented for words that stand for many numbers."""
+    if value is None:
+        return AttentionSpec._field_defaults[name] if kind is AttentionSpec else None
+    if isinstance(value, Mapping):
+        if not is_dataclass(former) or isinstance(former, type):
+            return NotImplemented
+        inner = {one: _value(type(former), one, item, getattr(former, one)) for one, item in value.items()}
+        is_said = all(item is not NotImplemented for item in inner.values())
+        return replace(former, **inner) if is_said else NotImplemented
+    if isinstance(value, list):
+        return np.asarray(value)
+    if isinstance(value, str):
+        return value if name == "normalization" else NotImplemented
+    return np.asarray(value) if get_type_hints(kind)[name] == np.ndarray | None else value
+
+
+def _answer(truth: GradientTruth, places_of: Mapping[str, np.ndarray], wrong: Collection[str], named: Named) -> Answer:
+    """A mistake beside what was sent, and beside what is right."""
+    truth.case.check()
+    name, variant, case = named
+    with np.errstate(all="ignore"):
+        made = variant.run()
+        made = {**truth.case.right, **made}
+        killed = truth.apart(made, truth.case.right) > CORRECT
+        ratio, is_closer, contradicts = 0.0, False, False
+        for one, sent in truth.sent.items():
+            own = _own_limits(truth, one, made[one])
+            apart = float((distances(sent, made[one]) / own).max(initial=0.0))
+            ratio = max(ratio, apart)
+            if one not in wrong:
+                contradicts |= truth.ratio(one, made[one], truth.case.right[one]) > 2 * CORRECT
+            elif np.isfinite(sent).any():
+                from_right = truth.ratio(one, sent, truth.case.right[one])
+                is_closer |= truth.ratio(one, sent, made[one]) * PROOF < from_right
+        arrays = {one: truth.scaled(made, one).ravel()[at] for one, at in places_of.items()}
+    sizes, row = truth.case.plan.sizes, GRADIENT_MUTANTS.get(name)
+    did = None if row is None else row.message
+    is_proof = ratio <= CORRECT and is_closer and (sizes.key_length > 1 or sizes.query_length > 1)
+    return Answer(Candidate((name,), case, arrays, did), killed, ratio, is_proof, contradicts)
+
+
+def _own_limits(truth: GradientTruth, name: str, made: np.ndarray) -> np.ndarray:
+    """The limits of rounding for wrong gradients: larger in rows that are larger, as those of most right rows are."""
+    right, limits = truth.case.right[name], truth.limits.limits[name]
+    if not right.ndim:
+        return limits
+    rows, least, most = (_largest_of_rows(array) for array in (made, right, limits))
+    relative = most[least > 0] / least[least > 0]
+    return limits if not relative.size else np.maximum(limits, np.quantile(relative, TYPICAL) * rows)
+
+
+def _largest_of_rows(array: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.max(np.abs(array), axis=-1, keepdims=True, where=np.isfinite(array), initial=0.0)
+    return found
+
+
+def _hypotheses(answers: list[Answer], sent: Gradients, right: Gradients) -> list[Hypothesis]:
+    """The mistakes that explain what is wrong, best first; a proof stands alone."""
+    ones = dict.fromkeys(right, 1.0)
+    with np.errstate(all="ignore"):
+        error = unexplained(sent, right, ones)
+        judged = []
+        for answer in (one for one in answers if not one.contradicts):
+            left = unexplained(sent, answer.candidate.arrays, ones)
+            explained = 1 - left / error if error else 0.0
+            judged.append(Hypothesis(answer.candidate, explained, answer.ratio, answer.is_proof))
+        kept: list[Hypothesis] = []
+        for one in sorted(judged, key=lambda hypothesis: hypothesis.rank):
+            same = next((other for other in kept if _are_same(one, other)), None)
+            if same is None:
+                kept.append(one)
+            elif one.candidate.names != same.candidate.names and one.candidate.names[0] not in same.also:
+                kept[kept.index(same)] = replace(same, also=(*same.also, one.candidate.names[0]))
+    proofs = [one for one in kept if one.is_proof]
+    return proofs[:1] or [one for one in kept if one.is_told][:TOLD]
+
+
+def _are_same(one: Hypothesis, other: Hypothesis) -> bool:
+    """True if two mistakes have the same gradients, within rounding."""
+    arrays = other.candidate.arrays
+    return all(
+        float(distances(array, arrays[name]).max(initial=0.0)) <= CORRECT
+        for name, array in one.candidate.arrays.items()
+    )
+
+
+def _power(answers: list[Answer]) -> Power:
+    """Which mistakes of the backward pass the request can show."""
+    survive = {one.candidate.names[0] for one in answers if not one.killed}
+    names = dict.fromkeys(one.candidate.names[0] for one in answers)
+    killed = {one.candidate.names[0]: one for one in reversed(answers) if one.candidate.names[0] not in survive}
+    groups: list[list[Answer]] = []
+    for one in killed.values():
+        for group in groups:
+            apart = (distances(array, group[0].candidate.arrays[name]) for name, array in one.candidate.arrays.items())
+            if all(float(array.max(initial=0.0)) <= CORRECT for array in apart):
+                group.append(one)
+                break
+        else:
+            groups.append([one])
+    same = tuple(tuple(sorted(one.candidate.names[0] for one in group)) for group in groups if len(group) > 1)
+    return Power(tuple(killed), tuple(name for name in names if name in survive), same, {})
+
+
+def _suggestion(
+    truth: GradientTruth, forward: Case, found: Learned, backend: Backend, check: Check
+) -> Suggestion | None:
+    """A request with random cotangents that shows the mistakes that are still possible."""
+    proofs = [one for one in found.hypotheses if one.is_proof]
+    if proofs and not proofs[0].also:
+        return None
+    wanted = (*proofs[0].candidate.names, *proofs[0].also) if proofs else found.power.survivors
+    wanted = tuple(name for name in wanted if name in GRADIENT_MUTANTS)
+    best: Suggestion | None = None
+    if not wanted:
+        return None
+    recipe = recipe_of(replace(forward, spec=truth.case.spec))
+    for seed in range(TRIES // 2):
+        fields = make_input(recipe, seed)
+        kills = tuple(name for name in wanted if name in shown_by(fields, wanted, backend, check))
+        if kills and (best is None or len(kills) > len(best.kills)):
+            best = Suggestion(seed, fields, kills)
+        if best is not None and len(best.kills) == len(wanted):
+            break
+    return best
+
+
+def shown_by(fields: dict[str, Any], wanted: Collection[str], backend: Backend, check: Check) -> set[str]:
+    """The wanted mistakes that a request shows. fields: with cotangents, as `make_input` makes them"""
+    spec, plan = make_spec_and_plan(Decoded(fields, frozenset()))
+    assert plan.gradients is not None
+    names = tuple(gradient.name for gradient in plan.gradients.wanted)
+    truth = gradient_truth(GradientQuestion(spec, plan, names), {}, backend, check)
+    alive = set()
+    seen = set()
+    for name in wanted:
+        for variant in GRADIENT_MUTANTS[name].edit(truth.case):
+            seen.add(name)
+            with np.errstate(all="ignore"):
+                made = {**truth.case.right, **variant.run()}
+                if not truth.apart(made, truth.case.right) > CORRECT:
+                    alive.add(name)
+    return seen - alive

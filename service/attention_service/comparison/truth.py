@@ -1,0 +1,189 @@
+"""A question about what a kernel returned, and what is right for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from attention_service.attention.operands import as_cast
+from attention_service.attention.outputs import OUTPUT
+from attention_service.attention.plan import Plan
+from attention_service.attention.planning import make_plan
+from attention_service.attention.result import Result
+from attention_service.attention.spec import AttentionSpec
+from attention_service.backends.base import Backend, Check, no_check
+from attention_service.backends.threads import TilePool
+from attention_service.comparison.actual import Actual, canonical, is_gradient, read_actual
+from attention_service.comparison.baseline import (
+    arrays_of,
+    limit,
+    rounded_cases,
+    stored_dtype,
+)
+from attention_service.comparison.case import Case, make_case
+from attention_service.comparison.errors import distance, epsilon, largest, measure
+from attention_service.comparison.floors import floors, floors_of_others
+from attention_service.comparison.gradients.judge import (
+    GradientQuestion,
+)
+from attention_service.comparison.judged import Judged
+from attention_service.comparison.legal import LIBERTIES
+from attention_service.comparison.sample import MAX_THREADS, Sample, blocks, everything
+from attention_service.comparison.solve import solve
+from attention_service.comparison.tolerances import Tolerance
+
+HEAD_OUTPUTS: Final = "head_outputs"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, and what a kernel returned for it.
+
+    actual: arrays by name; None to ask for the power of the request only
+    base2:  True if the logsumexp has base 2; tolerance: of the caller's own test
+    liberties: what right kernels of half types may do, see `legal`
+    against: what another kernel returned for the same request; None for no other
+    field: that `actual` came in
+    reference: True if the report shall have the reference
+    time_limit: seconds after which the search for mistakes ends; None for no limit
+    gradients: what is asked about gradients; spec and plan are those without
+    """
+
+    spec: AttentionSpec
+    plan: Plan
+    actual: Mapping[str, np.ndarray] | None = None
+    base2: bool = False
+    tolerance: Tolerance | None = None
+    liberties: frozenset[str] = LIBERTIES
+    reference: bool = False
+    against: Mapping[str, np.ndarray] | None = None
+    time_limit: float | None = None
+    field: str = "actual"
+    gradients: GradientQuestion | None = None
+
+    @property
+    def forward(self) -> Question:
+        """The question about the outputs alone."""
+        sent = self.actual
+        kept = None if sent is None else {name: array for name, array in sent.items() if not is_gradient(name)}
+        return replace(self, actual=kept, gradients=None)
+
+    @property
+    def has_gradients_alone(self) -> bool:
+        """True if gradients were sent, and no output."""
+        return bool(self.actual) and not self.forward.actual
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is right for a question: the reference, and what was sent beside it.
+
+    plan: of the reference; right: the arrays that mutants change, canonical; judged: each array that was sent, by its
+    name
+    """
+
+    plan: Plan
+    reference: Result
+    case: Case
+    actual: Actual
+    right: Mapping[str, np.ndarray]
+    judged: Mapping[str, Judged]
+
+
+@np.errstate(all="ignore")
+def reference_and_baseline(question: Question, backend: Backend, check: Check = no_check) -> Truth:
+    """The reference of a question, and the baselines of all that was sent. Arguments: as of compare_question"""
+    dtype, backend = question.plan.dtype, backend.cut_for(MAX_THREADS)
+    spec = as_cast(question.spec, dtype)
+    include = tuple({name: None for name in question.actual or () if name != OUTPUT} | {HEAD_OUTPUTS: None})
+    exact = spec._replace(dtype="float64", backend="numpy", device="cpu", include=include, top_k=None)  # type: ignore[arg-type]  # names of arrays
+    exact = exact._replace(allow_non_finite=True)
+    plan = make_plan(exact)
+    actual = Actual({}, {})
+    if question.actual is not None:
+        actual = read_actual(question.actual, plan, base2=question.base2, field=question.field)
+    reference = backend.run(plan, exact, exact.sources, check)
+    case = replace(make_case(spec, dtype, check, question.liberties), pool=pool_of(backend))
+    if HEAD_OUTPUTS in reference.arrays:
+        case = replace(case, head_outputs=canonical(reference[HEAD_OUTPUTS], HEAD_OUTPUTS, plan))
+    right = {name: canonical(reference[name], name, plan) for name in actual.canonical}
+    judged = _judged_by_rounding(case, actual, right, check)
+    others = [name for name in actual.as_sent if name not in actual.canonical]
+    judged |= _judged_by_service(case, exact, others, actual, reference.arrays, backend, check)
+    return Truth(plan, reference, case, actual, right, {name: judged[name] for name in actual.as_sent})
+
+
+def pool_of(backend: Backend) -> TilePool | None:
+    """The threads of a backend that a comparison uses: what each computes takes memory."""
+    return None if backend.pool is None else backend.pool.at_most(MAX_THREADS)
+
+
+def _judged_by_rounding(case: Case, actual: Actual, right: Mapping[str, np.ndarray], check: Check) -> dict[str, Judged]:
+    """Output, logsumexp and weights, beside the worst of the legal roundings of a kernel."""
+    if not right:
+        return {}
+    kept = {name: stored_dtype(name, case.dtype) for name in right}
+    variants = rounded_cases(case, case.dtype)
+    results = [{name: np.empty(array.shape, kept[name]) for name, array in right.items()} for _ in variants]
+    least = dict.fromkeys(right, 0.0)
+
+    def rounded_block(block: Sample) -> dict[str, float]:
+        check()
+        here = {name: block.of(array) for name, array in right.items()}
+        for variant, arrays in zip(variants, results, strict=True):
+            for name, array in arrays_of(solve(variant, block), right).items():
+                block.put(arrays[name], array)
+        found = floors(case, variants[0], block, here)
+        block.forget()
+        return found
+
+    for found in case.each(rounded_block, blocks(case, everything(case), right)):
+        least.update({name: max(least[name], floor) for name, floor in found.items()})
+    judged = {}
+    for name, array in right.items():
+        stored = kept[name]
+        check()
+        rounded = [arrays.pop(name) for arrays in results]
+        apart = list(case.each(partial(_distance, array), rounded))
+        worst = rounded[apart.index(max(apart))]
+        del rounded
+        both = (worst, actual.canonical[name])
+        baseline, errors = case.each(partial(measure, reference=array, dtype=stored), both)
+        judged[name] = Judged(errors, baseline, limit(baseline.max_abs or 0.0, least[name], array, stored))
+    return judged
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference of two arrays; -1 if it is not finite."""
+    found = distance(one, other)
+    return found if math.isfinite(found) else -1.0
+
+
+def _judged_by_service(
+    case: Case,
+    exact: AttentionSpec,
+    names: list[str],
+    actual: Actual,
+    reference: Mapping[str, np.ndarray],
+    backend: Backend,
+    check: Check,
+) -> dict[str, Judged]:
+    """Other arrays, beside those that the service computes in the type of the request."""
+    if not names:
+        return {}
+    same = exact._replace(dtype=case.dtype.name, include=tuple(names))  # type: ignore[arg-type]  # names of arrays
+    plain = backend.run(make_plan(same), same, same.sources, check)
+    judged, least = {}, floors_of_others(case, reference, names)
+    for name in names:
+        array = reference[name]
+        stored = plain[name].dtype
+        baseline = measure(plain[name], array, stored)
+        floor = max(least[name], epsilon(stored) / 4 * (1 + largest(array)))
+        most = limit(baseline.max_abs or 0.0, floor, array, stored)
+        judged[name] = Judged(measure(actual.as_sent[name], array, stored), baseline, most)
+    return judged

@@ -1,0 +1,273 @@
+"""Gradients of a kernel, judged: verdicts, baselines, names of mistakes, power, errors by field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import numpy as np
+import pytest
+
+from attention_service.attention.arrays import BFLOAT16
+from attention_service.cli import main
+from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
+from attention_service.errors import InvalidRequest
+from attention_service.library import assert_attention, attend, compare
+from attention_service.library.assertion import WeakInputs
+from tests.helpers.planted import named_first
+from tests.helpers.planted_gradients import draw_gradients
+from tests.helpers.right_backward import BackwardKernel, backward
+
+# One query, two keys; scale 1. By hand: P = 1/2, O = 3, D = 3; dZ = P (v - D) = (-1, 1); dK = dZ q; dQ = Σ dZ k.
+BY_HAND: Final[dict[str, Any]] = {
+    "query": [[1.0]],
+    "key": [[1.0], [1.0]],
+    "value": [[1.0], [5.0]],
+    "scale": 1.0,
+    "grad_output": [[1.0]],
+}
+RIGHT: Final = {"grad_query": [[0.0]], "grad_key": [[-1.0], [1.0]], "grad_value": [[0.5], [0.5]]}
+TYPES: Final = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
+
+
+def request(seed: int, dtype: np.dtype, *, heads: int = 4, length: int = 67, **options: Any) -> dict[str, Any]:
+    """A random request with a cotangent, in layout bhld, two key/value heads."""
+    random = np.random.default_rng(seed)
+    shapes = {"query": heads, "key": 2, "value": 2, "grad_output": heads}
+    arrays = {name: random.normal(size=(2, count, length, 16)).astype(dtype) for name, count in shapes.items()}
+    return {**arrays, "layout": "bhld", **options}
+
+
+def returned(fields: dict[str, Any], kernel: BackwardKernel | None = None, **other: Any) -> dict[str, np.ndarray]:
+    """The gradients of a kernel that nobody here calls a mistake. other: options that it has in their place"""
+    arrays = {name: fields[name] for name in ("query", "key", "value", "grad_output")}
+    options = {name: value for name, value in fields.items() if name not in (*arrays, "layout")} | other
+    with np.errstate(all="ignore"):
+        return backward(**arrays, kernel=kernel or BackwardKernel(), **options)
+
+
+def test_gradients_by_hand_are_right() -> None:
+    report = compare(RIGHT, **BY_HAND)
+    assert report.verdict.ratio == 0
+    assert {name: one.max_abs for name, one in report.errors.items()} == dict.fromkeys(RIGHT, 0.0)
+
+
+def test_a_wrong_gradient_by_hand_is_named() -> None:
+    """Without D, dZ = P v = (1/2, 5/2)."""
+    report = compare({**RIGHT, "grad_key": [[0.5], [2.5]], "grad_query": [[3.0]]}, **BY_HAND)
+    assert report.verdict.status == "wrong"
+    assert report.errors["grad_query"].max_abs == 3
+    assert report.hypotheses[0].name == "grad.no_delta"
+    assert report.hypotheses[0].certainty == "proof"
+    assert report.hypotheses[0].change is None
+
+
+@pytest.mark.parametrize("name", GRADIENT_MUTANTS)
+def test_each_planted_mistake_is_named_first(name: str) -> None:
+    for seed in range(40):
+        drawn = draw_gradients(seed, name)
+        if drawn is None:
+            continue
+        report = compare(drawn.gradients, **drawn.fields)
+        if name not in report.power.survivors:
+            assert named_first(report, (name,)), (seed, report)
+            return
+    pytest.fail("no request shows it")
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"softcap": 5.0}, {"scale": 1.0, "is_causal": True}])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_right_kernels_are_right(dtype: str, options: dict[str, Any]) -> None:
+    half = dtype != "float32"
+    for seed, kernel in enumerate(
+        (BackwardKernel(), BackwardKernel(16, 32, half, half), BackwardKernel(32, 16, half, splits=4))
+    ):
+        fields = request(seed, TYPES[dtype], **options)
+        report = compare(returned(fields, kernel), **fields, time_limit=1e-3)
+        assert report.verdict.ratio is not None
+        assert report.verdict.ratio < 2, (kernel, report)
+
+
+# What a kernel of the tests does in the place of a request: the request, what the kernel has, and the name.
+OTHERS: Final[list[tuple[dict[str, Any], dict[str, Any], str]]] = [
+    ({"softcap": 1.0}, {"softcap": 1e9}, "softcap.absent"),
+    ({"is_causal": True}, {"is_causal": False}, "causal.absent"),
+    ({}, {"scale": 1.0}, "scale.absent"),
+    ({"scale": 0.5}, {"scale": 0.25}, "scale.twice"),
+]
+
+
+@pytest.mark.parametrize(("options", "other", "name"), OTHERS, ids=[name for *_, name in OTHERS])
+def test_mistakes_of_the_forward_pass_are_named_with_the_request_that_says_them(
+    options: dict[str, Any], other: dict[str, Any], name: str
+) -> None:
+    fields = request(0, TYPES["float32"], **options)
+    report = compare(returned(fields, **other), **fields)
+    best = report.hypotheses[0]
+    assert name in (best.name, *best.also), report
+    assert best.certainty == "proof"
+    assert best.change
+
+
+def test_an_ungrouped_kernel_is_named() -> None:
+    """Of FlashAttention's tests: dK and dV of one head of the group, in the place of the sum over it."""
+    fields = request(0, TYPES["float32"])
+    repeated = {name: np.repeat(fields[name], 2, axis=1) for name in ("key", "value")}
+    every = returned(fields | repeated)
+    report = compare({**every, **{name: every[name][:, ::2] for name in ("grad_key", "grad_value")}}, **fields)
+    assert report.verdict.message.startswith("Wrong: grad_query is right; grad_key and grad_value are wrong: ")
+    assert report.hypotheses[0].name == "grad.not_grouped"
+    assert report.hypotheses[0].certainty == "proof"
+
+
+def test_an_unknown_mistake_is_told_by_facts() -> None:
+    fields = request(0, TYPES["float32"])
+    found = returned(fields)
+    report = compare({**found, "grad_value": found["grad_value"] * np.float32(1.7)}, **fields)
+    assert report.verdict.status == "wrong"
+    assert not any(one.certainty == "proof" for one in report.hypotheses)
+    assert [fact.name for fact in report.facts] == ["factor"]
+    assert "1.7" in report.facts[0].message
+
+
+def test_places_say_the_axes_of_the_field() -> None:
+    fields = request(0, TYPES["float32"])
+    found = returned(fields)
+    found["grad_key"][1, :, 64:] += 1
+    report = compare(found, **fields)
+    assert [place.message for place in report.where[1:]] == [
+        "batch entry 1 only",
+        "keys 64 to 66 only: the tail of a tile of 64",
+    ]
+    assert report.where[0].axes == ["batch entry", "key/value head", "key", "feature"]
+
+
+def test_errors_far_below_the_largest_gradient_are_seen() -> None:
+    """Each number has a limit of its own: the last key of a causal mask is seen by one query alone."""
+    fields = request(0, TYPES["float32"], length=256, is_causal=True, query_offset=np.asarray(0))
+    found = returned(fields)
+    found["grad_value"][:, :, -1] *= np.float32(1.01)
+    report = compare(found, **fields, time_limit=1e-3)
+    assert report.verdict.status == "wrong"
+    assert report.where[1].message == "key 255 only"
+
+
+def test_rows_without_a_key_have_gradients_of_0() -> None:
+    fields = request(0, TYPES["float32"])
+    fields["mask"] = np.ones((67, 67), bool)
+    fields["mask"][3] = False
+    found = attend(**fields, gradients="all")
+    names = ("grad_query", "grad_key", "grad_value")
+    right = {name: np.array(found[name]) for name in names}
+    assert compare(right, **fields, time_limit=1e-3).verdict.ratio < 2  # type: ignore[operator]
+    right["grad_query"][:, :, 3] = np.nan
+    report = compare(right, **fields)
+    assert report.verdict.status == "wrong"
+    assert report.errors["grad_query"].non_finite == 2 * 4 * 16
+
+
+def test_gradients_of_parameters_are_judged() -> None:
+    """Of sinks and slopes, and of arrays in objects."""
+    fields = request(0, TYPES["float32"], sinks=np.linspace(-1, 1, 4).astype(np.float32))
+    fields["query_norm"] = {"weight": np.linspace(0.5, 1.5, 16).astype(np.float32)}
+    found = attend(**fields, gradients="all")
+    sent = {"grad_sinks": found.grad_sinks, "grad_query_norm": {"weight": found["grad_query_norm"]["weight"]}}
+    assert compare(sent, **fields, time_limit=1e-3).verdict.ratio < 2  # type: ignore[operator]
+    sent["grad_query_norm"] = {"weight": found["grad_query_norm"]["weight"] * 1.01}
+    report = compare(sent, **fields, time_limit=1e-3)
+    assert report.verdict.status in ("imprecise", "wrong")
+    assert report.where[0].array == "grad_query_norm.weight"
+
+
+def test_outputs_and_gradients_are_judged_together() -> None:
+    fields = request(0, TYPES["float32"])
+    output = attend(**fields, gradients="all").output
+    report = compare({"output": output, **returned(fields)}, **fields)
+    assert report.verdict.status == "correct"
+    assert set(report.errors) == {"output", "grad_query", "grad_key", "grad_value"}
+    assert {name.partition(".")[0] for name in report.power.survivors} != {"grad"}
+    wrong = compare({"output": output, **returned(fields, scale=1.0)}, **fields)
+    assert wrong.verdict.message.startswith("Wrong: the output")
+    # A mistake of the forward pass would have changed the output.
+    assert not any(one.certainty == "proof" for one in wrong.hypotheses)
+
+
+def test_cotangents_that_hide_mistakes_are_called_weak() -> None:
+    fields = request(0, TYPES["float32"])
+    assert compare(returned(fields), **fields).power.weak == []
+    ones = fields | {"grad_output": np.ones_like(fields["grad_output"])}
+    assert compare(returned(ones), **ones).power.weak == ["grad_output is 1 everywhere"]
+    rows: dict[str, Any] = fields | {
+        "grad_output": np.broadcast_to(fields["grad_output"][..., :1], fields["grad_output"].shape).copy()
+    }
+    assert compare(returned(rows), **rows).power.weak == ["grad_output is one number along each row"]
+
+
+def test_the_next_input_shows_what_this_one_cannot() -> None:
+    """One key: D cancels all, so that no gradient of a score shows anything."""
+    random = np.random.default_rng(0)
+    arrays = {name: random.normal(size=(1, 2, 1, 8)).astype(np.float32) for name in ("query", "key", "value")}
+    fields: dict[str, Any] = {
+        **arrays,
+        "grad_output": random.normal(size=(1, 2, 1, 8)).astype(np.float32),
+        "layout": "bhld",
+    }
+    report = compare(returned(fields), **fields)
+    assert report.verdict.status == "inconclusive"
+    assert "grad.scale_absent" in report.power.survivors
+    assert report.next_input is not None
+    assert report.next_input.request is not None
+    again = compare(**report.next_input.request)
+    assert not set(report.next_input.kills) & set(again.power.survivors)
+
+
+def test_assertions_take_gradients() -> None:
+    fields = request(0, TYPES["float32"])
+    found = returned(fields)
+    assert assert_attention(found, **fields, must_show=None).verdict.status == "correct"
+    assert assert_attention(found, **fields, must_show=None, rows=8).verdict.status == "correct"
+    with pytest.raises(AssertionError, match=r"grad\.negated"):
+        assert_attention({name: -array for name, array in found.items()}, **fields)
+    assert issubclass(WeakInputs, AssertionError)
+
+
+def test_errors_name_the_field() -> None:
+    without = {name: value for name, value in BY_HAND.items() if name != "grad_output"}
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        (RIGHT, without, "/grad_output: expected the gradient of output"),
+        ({"grad_key": [[1.0]]}, BY_HAND, r"/actual/grad_key: expected \(2, 1\)"),
+        ({"grad_bias": [[1.0]]}, BY_HAND, "bias"),
+        ({"grad_mask": [[1.0]]}, BY_HAND, "grad_mask"),
+        ({"grad_query": [["x"]]}, BY_HAND, "grad_query"),
+    ]
+    for actual, fields, message in cases:
+        with pytest.raises(InvalidRequest, match=message):
+            compare(actual, **fields)
+
+
+def test_a_time_limit_leaves_the_verdict(client: httpx.Client) -> None:
+    body = {**BY_HAND, "actual": {**RIGHT, "grad_key": [[0.5], [2.5]]}, "time_limit": 0}
+    report = client.post("/attention/compare", json=body).json()
+    assert report["ended_early"]
+    assert report["verdict"]["status"] == "wrong"
+
+
+def test_gradients_are_judged_over_http(client: httpx.Client) -> None:
+    response = client.post("/attention/compare", json={**BY_HAND, "actual": RIGHT, "reference": True})
+    assert response.status_code == 200
+    assert response.json()["reference"] == RIGHT
+    refused = client.post("/attention/compare", json={**BY_HAND, "actual": {"grad_key": [[1.0]]}})
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["pointer"] == "/actual/grad_key"
+
+
+def test_inputs_for_a_request_with_a_cotangent_have_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = tmp_path / "case.json"
+    case.write_text(json.dumps(BY_HAND), encoding="utf-8")
+    assert main(["inputs", "--like", str(case)]) == 0
+    fields = json.loads(capsys.readouterr().out)
+    assert np.shape(fields["grad_output"]) == (*np.shape(fields["query"])[:3], np.shape(fields["value"])[3])
+    assert fields["gradients"] == "all"
+    assert compare(**fields).power.weak == []

@@ -108,7 +108,8 @@ def make_request(call: AttentionCall) -> dict[str, Any]:
     query, key, value = _of_one_batch(call)
     fields: dict[str, Any] = {"query": query, "key": key, "value": value, "layout": "bhld"}
     if (scale := call.argument("scaling")) is not None:
-        fields["scale"] = _number(call, "scaling", scale)
+        number = _number(call, "scaling", scale)
+        fields["scale"] = scale.reshape(()) if getattr(scale, "requires_grad", False) else number
     if (softcap := call.argument("softcap")) is not None:
         fields["softcap"] = _number(call, "softcap", softcap)
     if (sinks := _sinks(call, query.shape[0])) is not None:
@@ -136,9 +137,9 @@ def as_booleans(mask: Any) -> Any:
     """A mask that is added, as booleans if that changes nothing, so that hidden keys are hidden and not just far off.
 
     Models hide by the least number of the type. A query that sees no key then has equal weights for all keys, which
-    booleans could not say.
+    booleans could not say. A mask that requires grad is a bias, of which booleans have no gradient.
     """
-    if mask.dtype == torch.bool:
+    if mask.dtype == torch.bool or mask.requires_grad:
         return mask
     seen = mask == 0
     is_plain = bool((seen | (mask <= torch.finfo(mask.dtype).min)).all())

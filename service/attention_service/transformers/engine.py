@@ -33,18 +33,26 @@ class ServiceFailed(RuntimeError):
 
 
 class Target(NamedTuple):
-    """Where requests are computed. url: None for this process; backend, device: as in docs/attention.md"""
+    """Where requests are computed. url: None for this process; backend, device, dtype: as in docs/attention.md"""
 
     url: str | None
     key: str | None
     backend: str
     device: str
+    dtype: str | None
 
 
 _place: Target | None = None
 
 
-def use(url: str | None = None, *, key: str | None = None, backend: str = "auto", device: str = "auto") -> None:
+def use(
+    url: str | None = None,
+    *,
+    key: str | None = None,
+    backend: str = "auto",
+    device: str = "auto",
+    dtype: str | None = None,
+) -> None:
     """Compute the attention of models by the service at `url` from now on, or in this process if it is None.
 
     Without a call, the environment variables ATTENTION_SERVICE_URL and ATTENTION_SERVICE_KEY count.
@@ -54,14 +62,16 @@ def use(url: str | None = None, *, key: str | None = None, backend: str = "auto"
         key: Its API key, if it needs one.
         backend: auto, numpy or torch.
         device: auto, cpu, cuda or cuda:N.
+        dtype: What layers and their gradients are computed in, like float64; results are rounded to the types of the
+            model's tensors. Default: that of query, key and value, for half types float32.
     """
     global _place
-    _place = Target(url, key, backend, device)
+    _place = Target(url, key, backend, device, dtype)
 
 
 def place() -> Target:
     """Where requests are computed now."""
-    return _place or Target(os.environ.get(URL) or None, os.environ.get(KEY) or None, "auto", "auto")
+    return _place or Target(os.environ.get(URL) or None, os.environ.get(KEY) or None, "auto", "auto", None)
 
 
 def compute(fields: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -71,7 +81,7 @@ def compute(fields: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """
     _say_what_is_copied(fields["query"].device)
     where = place()
-    wanted = dict(fields) | {"backend": where.backend, "device": where.device}
+    wanted = dict(fields) | {"backend": where.backend, "device": where.device, "dtype": where.dtype}
     if where.url is None:
         return dict(attend(**wanted))
     return _post(where.url, where.key, wanted)

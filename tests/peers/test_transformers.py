@@ -356,13 +356,6 @@ def test_a_mask_and_chosen_keys_hide_together() -> None:
     torch.testing.assert_close(found[1][:, :, 0], torch.full((2, 4, 5), 0.2))
 
 
-def test_a_model_that_trains_is_told_that_there_is_no_gradient() -> None:
-    model = tiny_model("llama", NAME).train()
-    loss = model(input_ids=TOKENS, labels=TOKENS).loss
-    with pytest.raises(UnsupportedCall, match="gradients"):
-        loss.backward()
-
-
 def test_a_traced_model_is_refused() -> None:
     with pytest.raises(UnsupportedCall, match="traced"):
         torch.jit.trace(lambda query: call(query=query)[0], torch.zeros(SHAPES[0]))

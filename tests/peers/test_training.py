@@ -81,7 +81,7 @@ def check_gradients(architecture: str, requests: list[dict[str, Any]]) -> None:
         model.set_attn_implementation(NAME)
         requests.clear()
         found = parameter_gradients(model, step)
-        assert len(requests) == 2 * sum("grad_output" in request for request in requests) > 0
+        assert any("grad_output" in request for request in requests)
         assert_close(found, expected)
 
 

@@ -499,7 +499,7 @@ def test_the_examples_of_the_page_draw(client: httpx.Client, tmp_path: Path, mon
         elif "curl" not in block.text or shutil.which("curl"):
             block.run(client.base_url.netloc.decode(), tmp_path)
     drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix in (".svg", ".png")}
-    assert drawn.keys() == {"sentence.svg", "weights.svg", "scores.png", "scores.svg"}
+    assert drawn.keys() == {"sentence.svg", "gradient.svg", "weights.svg", "scores.png", "scores.svg"}
     assert drawn["sentence.svg"] == (ROOT / "docs" / "images" / "sentence.svg").read_bytes()
     assert "hidden by is_causal" in drawn["scores.svg"].decode()
 

@@ -29,7 +29,9 @@ def add_commands(add: Callable[..., Any]) -> None:
         "-o", "--output", metavar="FILE", required=True, help="file to write, .svg or .png, or - to print the SVG"
     )
     heatmap.add_argument(
-        "--stage", help="attention_weights (default), scores, scaled_scores, capped_scores or masked_scores"
+        "--stage",
+        help="attention_weights (default), scores, scaled_scores, capped_scores, masked_scores, or with grad_output "
+        "their gradients grad_scores, grad_scaled_scores or grad_masked_scores",
     )
     heatmap.add_argument("--scale", help="how weights become colours: linear (default) or log")
     heatmap.add_argument("--bins", help="what a cell of several numbers shows: max (default) or mean")

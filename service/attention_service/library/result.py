@@ -109,7 +109,7 @@ class AttentionResult(Result, Mapping[str, Any]):
         values: bool = True,
         title: str | None = None,
     ) -> Heatmap:
-        """A picture of the weights, or of a score stage, of all heads that the request selects.
+        """A picture of the weights, a score stage or its gradient, of all heads that the request selects.
 
         It is computed from the request anew, so that the stage need not be in `include`. Notebooks show it;
         `heatmap.save("weights.svg")` writes it. docs/heatmaps.md describes the arguments.

@@ -68,8 +68,10 @@ def make_heatmap_request(decoded: Decoded, layer: Layer | None = None) -> Heatma
     Errors: InvalidRequest of every kind.
     """
     body, spec = validated(HeatmapRequest, decoded, layer)
-    spec = spec.forward()._replace(include=(), top_k=None, backend="numpy", device="cpu")
-    wanted = HeatmapRequested(*planned(spec, layer), make_options(body.heatmap))
+    options = make_options(body.heatmap)
+    spec = spec._replace(include=(), gradients=None, top_k=None, backend="numpy", device="cpu")
+    spec = spec._replace(include=(options.stage,)) if options.draws_gradient else spec.forward()
+    wanted = HeatmapRequested(*planned(spec, layer), options)
     picture_plan(wanted.plan, wanted.options)  # raises its errors
     return wanted
 

@@ -127,7 +127,7 @@ def _title(picture: Picture) -> str:
     rows, columns = picture.rows, picture.columns
     sizes = f"{counted(rows.count, rows.what)} by {counted(columns.count, columns.what)}"
     heads = f", {counted(len(picture.panels), 'head')}" if len(picture.panels) > 1 else ""
-    return f"{picture.stage.replace('_', ' ')}: {sizes}{heads}"
+    return f"{picture.stage.replace('grad_', 'gradient of ').replace('_', ' ')}: {sizes}{heads}"
 
 
 def _grid(picture: Picture, header: float) -> Grid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 from attention_service.attention.cost import copied_bytes
@@ -13,7 +14,7 @@ from attention_service.layers.layer import Layer
 from attention_service.pipeline.operation import Cost, Operation
 from attention_service.render.heatmap import FORMATS, PNG, HeatmapRequested, make_heatmap_request
 from attention_service.render.layout import drawn_pixels
-from attention_service.render.picture import Picture
+from attention_service.render.picture import Picture, picture_plan, whole_plan
 from attention_service.render.png import SHARP
 
 # Bytes for each cell of all panels: numbers, bits, counts, and pixels; and for each pixel of a PNG.
@@ -42,10 +43,19 @@ class HeatmapOperation(Operation[HeatmapRequested, str, Picture]):
         heads = sizes.num_heads if chosen is None else len(chosen)
         rows, columns = min(sizes.query_length, most), min(sizes.key_length, most) + 2
         pixels = drawn_pixels(heads, rows, columns) if encoder == PNG else 0
-        tiles = TILES * self._backend.peak_bytes(plan, "cpu", copied_bytes(plan, request.spec))
         lines = LINE_BYTES * (heads * sizes.query_length + sizes.key_length)
-        memory = SMALL + tiles + lines + CELL_BYTES * heads * rows * columns + PIXEL_BYTES * pixels
+        drawing = lines + CELL_BYTES * heads * rows * columns + PIXEL_BYTES * pixels
+        memory = SMALL + self._computing_bytes(request) + drawing
         return Cost(math.inf, memory, memory, encodes_inline=False)
+
+    def _computing_bytes(self, request: HeatmapRequested) -> int:
+        """Bytes of the tiles and their bins, and of the whole matrix of a gradient."""
+        plan, options, copied = request.plan, request.options, copied_bytes(request.plan, request.spec)
+        matrix = 0
+        if options.draws_gradient:
+            matrix = self._backend.peak_bytes(whole_plan(picture_plan(plan, options), options), "cpu", copied)
+        without = replace(plan, gradients=None, selection=replace(plan.selection, include=frozenset()))
+        return matrix + TILES * self._backend.peak_bytes(without, "cpu", copied)
 
     def compute(self, request: HeatmapRequested, check: Check) -> Picture:
         return request.picture(self._backend, check)

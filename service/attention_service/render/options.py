@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attention_service.attention.outputs import outputs_of
 from attention_service.backends.dense.binning import Reduction
 from attention_service.schemas.heatmap import Colours, HeatmapOptions, Stage, Theme
 
@@ -21,6 +22,11 @@ class Options:
     values: bool = True
     title: str | None = None
     bare: bool = False
+
+    @property
+    def draws_gradient(self) -> bool:
+        """True if the stage is the gradient of a score matrix."""
+        return self.stage in outputs_of("gradients")
 
 
 def make_options(given: HeatmapOptions | None) -> Options:

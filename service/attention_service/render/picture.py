@@ -12,14 +12,14 @@ import numpy as np
 from attention_service.attention.operands import Operands, make_operands
 from attention_service.attention.outputs import Selection
 from attention_service.attention.plan import Plan
-from attention_service.attention.result import Metadata, Result
+from attention_service.attention.result import Metadata, Result, make_result
 from attention_service.attention.spec import AttentionSpec, Output
 from attention_service.attention.visibility import causes
 from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.binning import BinnedScores, Bins
 from attention_service.backends.dense.buffers import WEIGHTS
 from attention_service.backends.numpy.backend import NumpyBackend
-from attention_service.errors import FieldConflict, InvalidValue
+from attention_service.errors import FieldConflict, InvalidValue, MissingField
 from attention_service.render.drawing import plain
 from attention_service.render.options import Options
 
@@ -124,7 +124,7 @@ def picture_plan(plan: Plan, options: Options) -> Plan:
     """The plan that computes what a picture shows: nothing but its stage, and why cells are hidden.
 
     Errors: InvalidValue for a batch entry that is not there, FieldConflict for a logarithm of scores and for
-    too many heads.
+    too many heads, MissingField for a gradient without a cotangent.
     """
     if options.batch_entry >= plan.sizes.batch_size:
         expected = f"a number below the batch size {plan.sizes.batch_size}"
@@ -134,11 +134,23 @@ def picture_plan(plan: Plan, options: Options) -> Plan:
         raise FieldConflict.at("/select_heads", f"at most {MAX_HEADS} heads in a picture", f"{heads} heads")
     if options.scale == "log" and (options.stage != "attention_weights" or plan.normalization == "sum"):
         raise FieldConflict.at("/heatmap/scale", "linear for numbers that may be negative", "log")
+    gradients = None
+    if options.draws_gradient:
+        if plan.gradients is None:
+            expected = f"grad_output or grad_logsumexp beside the stage {options.stage}"
+            raise MissingField.at("/grad_output", expected, "neither")
+        gradients = replace(plan.gradients, wanted=())
     include: set[Output] = {cast(Output, options.stage), "hidden_by"}
     if plan.normalization == "softmax" and plan.all_sinks is not None:
         include.add("logsumexp")
     averages = averages_heads(plan, options)
-    return replace(plan, selection=Selection(include=frozenset(include), average_heads=averages))
+    selection = Selection(include=frozenset(include), average_heads=averages)
+    return replace(plan, gradients=gradients, selection=selection)
+
+
+def whole_plan(shown: Plan, options: Options) -> Plan:
+    """The plan that computes a gradient as a whole matrix, of which bins are made. shown: the plan of the picture"""
+    return replace(shown, selection=Selection(include=frozenset({cast(Output, options.stage)})))
 
 
 def averages_heads(plan: Plan, options: Options) -> bool:
@@ -168,7 +180,7 @@ def make_picture(
     stage = cast(Output, options.stage)
     bins = Bins(stage, options.batch_entry, heads, row_bins, columns, options.bins, averages_heads(plan, options))
     operands = cache(partial(make_operands, spec, shown, spec.sources))  # read once, and only if scores are computed
-    found, metadata = _binned(plan, shown, operands, bins, backend, check, returned)
+    found, metadata = _binned(plan, shown, options, operands, bins, backend, check, returned)
     values, hidden = _with_sinks(plan, options, found, bins)
     values = _as_returned(values, stage, plan)
     visible = _visible(plan, options, hidden, operands, bins, backend, check)
@@ -197,6 +209,7 @@ def make_picture(
 def _binned(
     plan: Plan,
     shown: Plan,
+    options: Options,
     operands: Callable[[], Operands],
     bins: Bins,
     backend: NumpyBackend,
@@ -207,15 +220,28 @@ def _binned(
 
     Computed is also what needs more than the weights, and where these are not of all heads and queries.
     """
+    if options.draws_gradient:
+        whole = whole_plan(shown, options)
+        with np.errstate(all="ignore"):
+            found = make_result(whole, backend.execute(whole, operands(), "cpu", check))
+        return _bins_of_matrix(shown, found[bins.stage], bins, backend), found.metadata
     chosen = plan.selection
     is_part = chosen.heads is not None or chosen.queries is not None or chosen.average_heads
     is_enough = bins.stage == WEIGHTS and plan.all_sinks is None and not is_part
     weights = returned.arrays.get(WEIGHTS) if returned is not None and is_enough else None
     if returned is None or weights is None:
         return backend.bin_scores(shown, operands(), bins, check)
-    axes = "".join(axis for axis in SCORES if axis not in plan.score_axes) + plan.score_axes
-    four = weights.reshape((1,) * (4 - weights.ndim) + weights.shape)
-    return backend.bin_weights(shown, four.transpose([axes.index(axis) for axis in SCORES]), bins), returned.metadata
+    return _bins_of_matrix(shown, weights, bins, backend), returned.metadata
+
+
+def _bins_of_matrix(shown: Plan, matrix: np.ndarray, bins: Bins, backend: NumpyBackend) -> BinnedScores:
+    """The bins of weights, or of a gradient, as a response has them: of all heads and queries."""
+    axes = "".join(axis for axis in SCORES if axis not in shown.score_axes) + shown.score_axes
+    four = matrix.reshape((1,) * (4 - matrix.ndim) + matrix.shape)
+    # What hides a key hides its gradient as it hides its weight.
+    return backend.bin_weights(
+        shown, four.transpose([axes.index(axis) for axis in SCORES]), replace(bins, stage=WEIGHTS)
+    )
 
 
 def _visible(

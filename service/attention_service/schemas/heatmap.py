@@ -8,7 +8,16 @@ from pydantic import Field
 
 from attention_service.schemas.request import Closed, ExtendedRequest
 
-Stage = Literal["attention_weights", "scores", "scaled_scores", "capped_scores", "masked_scores"]
+Stage = Literal[
+    "attention_weights",
+    "scores",
+    "scaled_scores",
+    "capped_scores",
+    "masked_scores",
+    "grad_masked_scores",
+    "grad_scaled_scores",
+    "grad_scores",
+]
 Colours = Literal["linear", "log"]
 Bins = Literal["max", "mean"]
 Theme = Literal["auto", "light", "dark"]
@@ -18,7 +27,7 @@ class HeatmapOptions(Closed):
     """What a heatmap shows, and how."""
 
     stage: Stage | None = "attention_weights"
-    """The matrix that is drawn, by its name in `include`."""
+    """The matrix that is drawn, by its name in `include`. A gradient needs `grad_output` or `grad_logsumexp`."""
     scale: Colours | None = "linear"
     """How numbers become colours: linear, or log for weights that differ by orders of magnitude."""
     bins: Bins | None = "max"
@@ -39,7 +48,7 @@ class HeatmapOptions(Closed):
 
 
 class HeatmapRequest(ExtendedRequest):
-    """A request of `/attention`, and how to draw it. `include`, `top_k` and `encoding` have no effect."""
+    """A request of `/attention`, and how to draw it. `include`, `gradients`, `top_k` and `encoding` have no effect."""
 
     heatmap: HeatmapOptions | None = None
     """What to draw, and how. Default: the attention weights."""

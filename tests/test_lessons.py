@@ -32,18 +32,18 @@ def weights(name: str, **options: object) -> np.ndarray:
     return np.asarray(stages(name, **options).attention_weights)
 
 
-def test_a_trained_head_comes_first_then_eight_lessons_then_the_notebooks() -> None:
+def test_a_trained_head_comes_first_then_nine_lessons_then_the_notebooks() -> None:
     lessons = ["dot_product", "softmax_and_scale", "causal_mask", "padding", "heads_and_gqa", "softcap", "positions",
-               "sinks"]  # fmt: skip
+               "sinks", "gradient"]  # fmt: skip
     assert list(EXAMPLES) == ["trained_head", *lessons, *(case.name for case in CASES)]
-    assert [lesson["title"][:2] for lesson in LESSONS.values()] == ["A ", *(f"{n}." for n in range(1, 9))]
+    assert [lesson["title"][:2] for lesson in LESSONS.values()] == ["A ", *(f"{n}." for n in range(1, 10))]
     assert all(lesson["source"] for lesson in LESSONS.values())
 
 
 @pytest.mark.parametrize("name", LESSONS)
 def test_a_lesson_from_a_notebook_has_its_tensors(name: str) -> None:
     """Only options differ from the golden case."""
-    options = {"scale", "key_lengths", "softcap", "sinks"}
+    options = {"scale", "key_lengths", "softcap", "sinks", "grad_output"}
     request = {field: value for field, value in LESSONS[name]["request"].items() if field not in options}
     cases = [{field: value for field, value in case.request.items() if field not in options} for case in CASES]
     is_own = LESSONS[name]["source"] not in {case.source for case in CASES}
@@ -124,6 +124,20 @@ def test_rotated_scores_depend_on_the_distance_only() -> None:
 def test_a_sink_takes_its_part_of_each_row() -> None:
     total = np.exp(stages("sinks")["scaled_scores"]).sum(axis=-1)
     np.testing.assert_allclose(weights("sinks").sum(axis=-1), total / (total + np.exp(2)))
+
+
+def test_the_gradient_is_the_weight_times_value_minus_output() -> None:
+    """For a loss that is one number of the output: of the weights and the output that the notebook prints."""
+    (case,) = (case for case in CASES if case.name == "animals_two_queries")
+    printed = {expected.name: np.array(expected.values) for expected in case.expected}
+    request, value = LESSONS["gradient"]["request"], np.array(case.request["value"])[:, 3]
+    assert np.argwhere(request["grad_output"]).tolist() == [[0, 3]]
+    right = printed["attention_weights"][0] * (value - printed["output"][0, 3])
+    found = attend(**{**request, "include": ["grad_masked_scores"]})["grad_masked_scores"]
+    np.testing.assert_allclose(found, [right, np.zeros(5)], rtol=1e-6)
+    tokens = request["key_tokens"]
+    assert (tokens[found[0].argmax()], tokens[found[0].argmin()]) == ("kitten", "wolf")
+    assert (value[0], value[4], printed["output"][0, 3].round(1)) == (9.8, 1.1, 2.7)
 
 
 def test_a_notice_in_the_wheel_names_the_model_and_its_licence() -> None:

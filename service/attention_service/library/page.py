@@ -39,9 +39,12 @@ STAGES: Final[tuple[Output, ...]] = (
     "present_value",
     "head_outputs",
 )
+# The gradient that is a stage, too, if a request has what it is computed from.
+GRADIENT: Final[Output] = "grad_masked_scores"
 # Fields that the page does not show, or that would leave out its numbers, with their values.
 LEFT_OUT: Final[Mapping[str, Any]] = {
     "include": STAGES,
+    "gradients": None,
     "select_heads": None,
     "select_queries": None,
     "average_heads": False,
@@ -74,7 +77,9 @@ packed.remove();
 def page_of_request(spec: AttentionSpec, plan: Plan) -> str:
     """The page that the service saves for this request, as HTML. Errors: ValueError for more than a page draws."""
     check_size(plan)
-    spec = spec.forward()._replace(**LEFT_OUT)
+    spec = spec._replace(**LEFT_OUT)
+    if spec.has_gradients:
+        spec = spec._replace(include=(*STAGES, GRADIENT))
     plan = make_plan(spec)
     found = Backends().choose(spec.backend, spec.device).program(plan, spec)(spec.sources, None)
     request = {name: _plain(field) for name, field in spec._asdict().items() if name not in OWN and field is not None}
@@ -83,7 +88,7 @@ def page_of_request(spec: AttentionSpec, plan: Plan) -> str:
     answered = answer(spec._replace(key_tokens=request.get("key_tokens")), found, "")
     tensors = {name: _plain(answered.pop(name)) for name in found.arrays}
     options = {name: field for name, field in request.items() if not isinstance(field, orjson.Fragment)}
-    layer = {"request": request | {"include": STAGES}, "answer": answered, "tensors": tensors}
+    layer = {"request": request | {"include": spec.include}, "answer": answered, "tensors": tensors}
     return html({"layers": [layer], "request": options | {"layout": plan.layout}}, has_batch=plan.sizes.batch_size > 1)
 
 

@@ -157,7 +157,8 @@ const drawScale = (view, grid, x, y) => {
 	const { low, high, diverging: isDiverging } = limitsOf(view, grid);
 	const bar = times(64, (n) => makeSvg("rect", { x: x + 66 + 2 * n, y, width: 2.5, height: 10, fill: `rgb(${(isDiverging ? diverging : sequential)[4 * n]})` }));
 	const ends = [low, high].map((value, n) => makeSvg("text", { x: x + 201 * n, y: y + 5, class: "range", "text-anchor": "start" }, show(value, 3)));
-	return [...bar, ...ends];
+	const zero = isDiverging ? [makeSvg("text", { x: x + 131, y: y + 5, fill: "#111" }, "0")] : [];
+	return [...bar, ...zero, ...ends];
 };
 
 /** @type {drawNumbers} */

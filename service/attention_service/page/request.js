@@ -10,11 +10,13 @@ const SOURCES = ["query", "key", "value", "input", "context"];
 export const SCORES = ["scores", "scaled_scores", "capped_scores", "masked_scores", "attention_weights", "hidden_by"];
 /** @type {isMatrix} */
 export const isMatrix = (name) => /scores|weights|hidden_by|change/.test(name);
-/** Fields that would leave out numbers of the page, or ask for gradients, of which it has no pictures. */
-export const LEFT_OUT = ["select_queries", "select_heads", "average_heads", "top_k", "grad_output", "grad_logsumexp", "gradients"];
+/** The gradient that is a stage, if a request has what it is computed from. */
+export const GRADIENT = "grad_masked_scores";
+/** Fields that would leave out numbers of the page, or ask for others than its stages. */
+export const LEFT_OUT = ["select_queries", "select_heads", "average_heads", "top_k", "gradients"];
 /** Fields that say nothing of single queries: beside them some can be computed without the others. */
 const OF_ALL = /^(query(_tokens|_norm)?|key.*|value.*|input|context|projection|layout|num_.*|clip_qkv|scale|softcap|is_causal|window|chunk_size|normalization|dtype|select_heads)$/;
-const TURNED = [...SOURCES, "mask", "bias"];
+const TURNED = [...SOURCES, "mask", "bias", "grad_output"];
 /** Numbers of a sentence: with more the page would not react while they are made. */
 const MOST_NUMBERS = 2 ** 22;
 const STAGES = [...SCORES, "query", "present_key", "present_value", "head_outputs"];
@@ -72,9 +74,9 @@ export function sizesOf(request) {
 
 /** @param {Fields} request */
 export function forStages(request) {
-	const { input, context, past_key, query_tokens } = request;
+	const { input, context, past_key, query_tokens, grad_output, grad_logsumexp } = request;
 	const labels = input && !context && !past_key && { key_tokens: query_tokens };
-	return { ...labels, ...request, include: STAGES };
+	return { ...labels, ...request, include: grad_output || grad_logsumexp ? [...STAGES, GRADIENT] : STAGES };
 }
 
 /** @type {sliced} */

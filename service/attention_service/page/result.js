@@ -26,7 +26,7 @@ export class Result {
 		this.drawn = {};
 		const { input, context = input, query = input, key = context, value = context, sinks, gate, projection = {} } = request;
 		const maps = Object.entries(projection).map(([name, map]) => [`map.${name}`, map.weight ?? map.kernel]);
-		const all = { ...tensors, all_weights: tensors.attention_weights, all_scores: tensors.masked_scores, sinks, gate, "given.query": query, "given.key": key, "given.value": value, ...Object.fromEntries(maps) };
+		const all = { ...tensors, all_weights: tensors.attention_weights, all_scores: tensors.masked_scores, sinks, gate, "given.query": query, "given.key": key, "given.value": value, "given.grad_output": request.grad_output, ...Object.fromEntries(maps) };
 		const given = Object.entries(all).filter(([, data]) => data);
 		/** @type {Record<string, Blocks>} */
 		this.blocks = Object.fromEntries(given.map(([name, data]) => [name, this.arrange(name, asTensor(data))]));

@@ -1,7 +1,7 @@
 // One number by hand: how it follows from query, key and value.
 
 import { around, fillIn, find, make, show, signed, tableRow, times } from "./dom.js";
-import { SCORES, isMatrix } from "./request.js";
+import { GRADIENT, SCORES, isMatrix } from "./request.js";
 import { asTensor, numbers, shapeOf } from "./tensors.js";
 
 /** @type {entry} */
@@ -88,6 +88,25 @@ function weightSteps(view, { normalization, max, parts, sum }) {
 	return [...steps, ["Sum", formula(joined(terms), ...parts, sum)], ["Weight", sum ? formula("{0} / {1}", part, sum, weight) : "0 by definition, as the sum is 0"]];
 }
 
+/** @type {gradientSteps} */
+function gradientSteps(view, { normalization }) {
+	const [weight, value, hidden] = [view.at("attention_weights"), view.at(GRADIENT), whyHidden(view)];
+	if (hidden) return [["Gradient", `0: ${hidden}`]];
+	const values = view.row("present_value", view.choice.key);
+	const all = view.row("given.grad_output", view.index("query"));
+	const first = (view.choice.head * values.length) % all.length; // of a row with all heads, those of the chosen one
+	const given = all.slice(first, first + values.length);
+	const outputs = view.row("head_outputs");
+	const [own, mean] = [values, outputs].map((factors) => given.reduce((sum, factor, n) => sum + factor * factors[n], 0));
+	const isWhole = Math.abs(weight * (own - mean) - value) <= (isHalf(view) ? 0.02 : 1e-5) * weight * (Math.abs(own) + Math.abs(mean));
+	if (normalization !== "softmax" || !isWhole) return [["Gradient", `${show(value, 6)}, after other options, not written out here`]];
+	return [
+		["grad_output · value", products([given, values], own)],
+		["grad_output · output", products([given, outputs], mean)],
+		["Gradient", formula("{0} × ({1} − {2})", weight, own, mean, value)],
+	];
+}
+
 /** @type {featureStep} */
 function featureStep(view) {
 	const { stage, head, feature } = view.choice;
@@ -125,7 +144,7 @@ function featureStep(view) {
 export function paintRow(view) {
 	const { stage } = view.choice;
 	const all = partsOf(view);
-	const steps = isMatrix(stage) ? weightSteps(view, all) : [featureStep(view)];
+	const steps = stage === GRADIENT ? gradientSteps(view, all) : isMatrix(stage) ? weightSteps(view, all) : [featureStep(view)];
 	if (view.result.answer.digits) steps[0][1] = steps[0][1].replace("=", "≈"); // of rounded factors
 	if (view.result.window) {
 		const weights = view.row("all_weights");
@@ -133,7 +152,7 @@ export function paintRow(view) {
 		steps.push(["Largest weights", keys.map((key) => `${view.label("key", key - view.index("key", 0))} (${show(weights[key], 3)})`).join(", ")]);
 	}
 	for (const step of isHalf(view) ? steps : []) {
-		if (!/Exp|Sum/.test(step[0])) step[1] = step[1].replace(/ [=≈] (?=\S+$)/, `, rounded to ${view.result.metadata.dtype}: `);
+		if (!/Exp|Sum|[gG]rad/.test(step[0])) step[1] = step[1].replace(/ [=≈] (?=\S+$)/, `, rounded to ${view.result.metadata.dtype}: `);
 	}
 	find("row-title").textContent = `By hand: ${view.names(stage).join(" → ")}`;
 	find("steps").replaceChildren(...steps.flatMap(([title, text]) => [make("dt", {}, title), make("dd", {}, text)]));

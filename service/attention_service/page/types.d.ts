@@ -225,6 +225,8 @@ declare global {
   type entry = (data: any, at: number) => number;
   /** Why the chosen key is hidden, "" if it is visible. */
   type whyHidden = (view: View) => string;
+  /** The steps to the gradient of the chosen masked score: its weight × (grad_output · value − grad_output · output). */
+  type gradientSteps = (view: View, row: ReturnType<partsOf>) => string[][];
   /** The steps to the weight of the chosen cell. */
   type weightSteps = (view: View, row: ReturnType<partsOf>) => string[][];
   /** The parts of the chosen row, and their sum. */

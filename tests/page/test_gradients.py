@@ -51,12 +51,12 @@ def gradient(request: dict[str, Any], heads: int = 1, *, causal: bool = False) -
     return np.asarray(weights * (of_weights - (weights * of_weights).sum(axis=-1, keepdims=True)))
 
 
-def open_own(open_page: Open, request: dict[str, Any], **choice: object) -> Page:
-    """The page with a request of one's own, at its gradient."""
-    page = open_page(stage=STAGE, **choice)
+def open_own(open_page: Open, request: dict[str, Any], stage: str = STAGE) -> Page:
+    """The page with a request of one's own, at a stage."""
+    page = open_page()
     paste_text(page, json.dumps(request))
     wait(page)
-    page.locator(f"#pipeline button[value={STAGE}]").click(position={"x": 12, "y": 8})
+    page.locator(f"#pipeline button[value={stage}]").click(position={"x": 12, "y": 8})
     return page
 
 
@@ -66,8 +66,8 @@ def test_the_lesson_shows_which_score_would_have_to_change(open_page: Open) -> N
     expect(page.locator("#large-title")).to_have_text("Score gradient")
     expect(page.locator("#readout")).to_contain_text("key 0 “\u2068kitten\u2069”: 1.1198")
     steps = page.locator("#steps")
-    expect(steps).to_contain_text("grad_output · value0·3.4 + 0·1.3 + 0·0.4 + 1·9.8 = 9.8")
-    expect(steps).to_contain_text("1·2.704447 ≈ 2.704447")
+    expect(steps).to_contain_text("Value · grad_output3.4·0 + 1.3·0 + 0.4·0 + 9.8·1 = 9.8")
+    expect(steps).to_contain_text("2.704447·1 ≈ 2.704447")
     expect(steps).to_contain_text("Gradient0.157824 × (9.8 − 2.704447) ≈ 1.11984")
     page.locator("#large").press("ArrowLeft")
     for _ in range(4):
@@ -81,13 +81,72 @@ def test_the_lesson_shows_which_score_would_have_to_change(open_page: Open) -> N
 def test_colours_have_both_signs_around_0(open_page: Open) -> None:
     page = open_page(example="gradient")
     assert page.locator("#large .range").all_text_contents() == ["−1.190", "1.190"]
-    assert "0" in page.locator("#large g > text[fill='#111']").all_text_contents()
+    expect(page.locator("#loss")).to_contain_text("Red, above 0: a higher score raises the loss.")
     pixels = page.locator(f"#pipeline button[value={STAGE}] canvas").evaluate(
         "canvas => [...canvas.getContext('2d').getImageData(0, 0, 5, 1).data]"
     )
     kitten, wolf = pixels[:3], pixels[16:19]
     assert kitten[0] > 100 > kitten[2]
     assert wolf == [5, 48, 97], "the blue end of RdBu"
+
+
+def test_a_number_of_the_output_asks_for_its_gradient(open_page: Open) -> None:
+    """From a lesson it becomes one's own request, which a link keeps.
+
+    By the weights and the output of the notebook: 0.741576662 · (1.1 - 2.70444657) = -1.18982.
+    """
+    page = open_page(example="dot_product", stage="output", query=0, feature=3)
+    ask = page.locator("#ask")
+    page.evaluate("performance.clearMeasures()")
+    ask.click()
+    wait(page)
+    expect(page.locator("#example")).to_have_value("data")
+    expect(page.locator("#large-title")).to_have_text("Score gradient")
+    expect(page.locator("#readout")).to_contain_text("key 4 “\u2068wolf\u2069”: −1.1898")
+    assert json.loads(page.locator("#pasted").input_value())["grad_output"] == [[0, 0, 0, 1], [0, 0, 0, 0]]
+    expect(ask).to_be_hidden()
+    page.reload()
+    wait(page)
+    expect(page.locator("#readout")).to_contain_text("key 4 “\u2068wolf\u2069”: −1.1898")
+
+
+@pytest.mark.parametrize("layout", ["ld", "dl"])
+def test_the_gradient_is_that_of_the_head_that_has_the_feature(layout: str, open_page: Open) -> None:
+    page = open_own(open_page, {**JOINED, "grad_output": None}, "output")
+    if layout == "dl":
+        fill(page, "layout", layout)
+    for key in ("ArrowDown", *["ArrowRight"] * 3) if layout == "ld" else ("ArrowRight", *["ArrowDown"] * 3):
+        page.locator("#large").press(key)
+    expect(page.locator("#readout")).to_contain_text("query 1, feature 3")
+    page.evaluate("performance.clearMeasures()")
+    page.locator("#ask").click()
+    wait(page)
+    expect(page.locator("#large-title")).to_have_text("Score gradient, head 1")
+    one = np.zeros((4, 4))
+    one[1, 3] = 1
+    shown = np.array(numbers(page, STAGE))
+    right = gradient({**JOINED, "grad_output": one}, 2)[1]
+    np.testing.assert_allclose(shown.T if layout == "dl" else shown, right, atol=1e-12)
+
+
+def test_heads_and_batch_entries_of_large_requests_are_asked_for(open_page: Open) -> None:
+    """A request that is too long to be edited stays as it is."""
+    names = ("query", "key", "value")
+    request = {name: RANDOM.normal(size=(2, 2, 30, 16)).tolist() for name in names}
+    page = open_page()
+    paste_text(page, json.dumps(request))
+    wait(page)
+    page.locator("#batch").fill("1")
+    page.locator("#heads button").nth(1).click()
+    page.locator("#pipeline button[value=output]").click(position={"x": 12, "y": 8})
+    page.locator("#large").press("ArrowDown")
+    page.evaluate("performance.clearMeasures()")
+    page.locator("#ask").click()
+    wait(page)
+    one = np.zeros((30, 16))
+    one[1, 0] = 1
+    right = gradient({name: request[name][1][1] for name in names} | {"grad_output": one})[0]
+    np.testing.assert_allclose(numbers(page, STAGE), right, atol=1e-12)
 
 
 def test_there_is_no_gradient_without_a_cotangent(open_page: Open) -> None:
@@ -105,7 +164,7 @@ def test_the_sentence_has_the_numbers_by_hand(open_page: Open) -> None:
     np.testing.assert_allclose(numbers(page, STAGE), [[-0.75, 0.75]], rtol=1e-12)
     page.locator("#row tr").nth(1).click()
     steps = page.locator("#steps dd")
-    expect(steps).to_have_text(["1·5 = 5", "1·4 = 4", "0.75 × (5 − 4) = 0.75"])
+    expect(steps).to_have_text(["5·1 = 5", "4·1 = 4", "0.75 × (5 − 4) = 0.75"])
     page.locator("#row tr").nth(0).click()
     expect(steps.last).to_have_text("0.25 × (1 − 4) = −0.75")
 
@@ -132,7 +191,7 @@ def test_each_head_has_its_own_gradient(layout: str, dtype: str, open_page: Open
 
 
 def test_a_hidden_key_says_why_its_gradient_is_0(open_page: Open) -> None:
-    page = open_own(open_page, JOINED | {"is_causal": True}, query=1, key=2)
+    page = open_own(open_page, JOINED | {"is_causal": True})
     np.testing.assert_allclose(numbers(page, STAGE), gradient(JOINED, 2, causal=True)[0], atol=1e-12)
     page.locator("#row tr").nth(2).click()
     expect(page.locator("#readout")).to_contain_text("hidden by is_causal")

@@ -1,8 +1,8 @@
 // From the forms of the page to a request, from its response to pictures.
 
-import { bounded, clamp, fillIn, find, make } from "./dom.js";
+import { bounded, clamp, fillIn, find, make, times } from "./dom.js";
 import { fromText, toText } from "./tensors.js";
-import { LEFT_OUT, forStages, forWindow, readFiles, requestOfText, sentenceRequest, sizesOf, withOptions } from "./request.js";
+import { GRADIENT, LEFT_OUT, forStages, forWindow, readFiles, requestOfText, sentenceRequest, sizesOf, withOptions } from "./request.js";
 import { post, postForTensors, session } from "./service.js";
 import { Result, View } from "./result.js";
 import { paintStages } from "./stages.js";
@@ -230,6 +230,26 @@ function moveChoice(event) {
 	event.currentTarget.querySelector(`[data-axis=${axis}][tabindex="0"]`)?.focus();
 }
 
+/** @type {oneHot} */
+const oneHot = ([axis, ...axes], [count, ...shape], at, number = 1) => (axis ? times(count, (n) => oneHot(axes, shape, at, n === at[axis] ? number : 0)) : number);
+
+/** Shows how the chosen number of the output depends on each score. */
+async function askForGradient() {
+	const { result, choice } = /** @type {View} */ (view());
+	const { batch: b, query: l, feature: d } = choice;
+	const { cols, h } = result.blocks.output;
+	if (h === 1) choice.head = Math.floor((d * result.metadata.num_heads) / cols); // heads are joined
+	choice.stage = GRADIENT;
+	const { shape } = result.tensors.output;
+	state.request = { ...currentRequest(), grad_output: oneHot([...result.axesOf("output", shape.length)], shape, { b, h: choice.head, l, d }) };
+	const pasted = editable(state.request);
+	if (!pasted) return send();
+	find("file").value = "";
+	writeForm("source", { example: "data", pasted });
+	await loadSource();
+	state.choice = choice;
+}
+
 async function compareKernel() {
 	changed = find("compare");
 	forgetComparison();
@@ -291,6 +311,7 @@ function listen() {
 	};
 	find("batch").oninput = () => (state.result ? choose({ batch: find("batch").valueAsNumber }) : send());
 	find("large").onkeydown = find("row").onkeydown = find("lines").onkeydown = moveChoice;
+	find("ask").onclick = askForGradient;
 	find("compare").onsubmit = compareKernel;
 	find("all-heads").onchange = find("numbers").ontoggle = find("colours").onchange = find("first").onchange = window.onresize = paint;
 	find("problem").onclick = ({ target }) => /** @type {HTMLElement} */ (target).id === "retry" && send();

@@ -3,9 +3,6 @@
 import { make, makeSvg, show, times } from "./dom.js";
 import { isMatrix } from "./request.js";
 
-/** The smallest weight with a colour of its own on a logarithmic scale, as a part of the largest. */
-const LEAST_SHARE = 1e6;
-
 /** @type {interpolate} */
 function interpolate(name) {
 	const anchors = getComputedStyle(document.body).getPropertyValue(name).match(/#\w+/g) ?? [];
@@ -32,7 +29,7 @@ const limitsOf = (view, { name, values, least }) => view.once(`${name} limits ${
 	}
 	const most = Math.max(high, -low) || 1;
 	if (name !== "attention_weights" || low < 0) return { low: -most, high: most, diverging: true };
-	if (colours === "log") return { low: high / LEAST_SHARE, high, log: true };
+	if (colours === "log") return { low: high / 1e6, high, log: true };
 	return { low, high: colours === "unit" ? 1 : high };
 });
 
@@ -157,8 +154,7 @@ const drawScale = (view, grid, x, y) => {
 	const { low, high, diverging: isDiverging } = limitsOf(view, grid);
 	const bar = times(64, (n) => makeSvg("rect", { x: x + 66 + 2 * n, y, width: 2.5, height: 10, fill: `rgb(${(isDiverging ? diverging : sequential)[4 * n]})` }));
 	const ends = [low, high].map((value, n) => makeSvg("text", { x: x + 201 * n, y: y + 5, class: "range", "text-anchor": "start" }, show(value, 3)));
-	const zero = isDiverging ? [makeSvg("text", { x: x + 131, y: y + 5, fill: "#111" }, "0")] : [];
-	return [...bar, ...zero, ...ends];
+	return [...bar, ...ends];
 };
 
 /** @type {drawNumbers} */

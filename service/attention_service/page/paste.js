@@ -12,9 +12,7 @@ const ASSIGNS = /\s*[=:]/y;
 const MODULE = /^(-?)(?:np|numpy|math|torch)\./;
 /** Functions whose first argument is what they return. */
 const ARRAYS = /^(?:\w+\.)*(?:(?:as)?array|(?:as_)?tensor|\w*float\d*)$/i;
-/** @type {[string, any][]} */
-const NAMED = [["true", true], ["false", false], ["none", undefined], ["null", undefined], ["-inf", -Infinity], ["-infinity", -Infinity]];
-const CONSTANTS = new Map(NAMED);
+const CONSTANTS = new Map(/** @type {[string, any][]} */ ([["true", true], ["false", false], ["none", undefined], ["null", undefined], ["-inf", -Infinity], ["-infinity", -Infinity]]));
 const SHORT = new Map([["q", "query"], ["k", "key"], ["v", "value"], ["x", "input"]]);
 const TOKENS = new Map([["input", "query_tokens"], ["query", "query_tokens"], ["key", "key_tokens"]]);
 /** Brackets within each other. */

@@ -93,16 +93,15 @@ function gradientSteps(view, { normalization }) {
 	const [weight, value, hidden] = [view.at("attention_weights"), view.at(GRADIENT), whyHidden(view)];
 	if (hidden) return [["Gradient", `0: ${hidden}`]];
 	const values = view.row("present_value", view.choice.key);
-	const all = view.row("given.grad_output", view.index("query"));
-	const first = (view.choice.head * values.length) % all.length; // of a row with all heads, those of the chosen one
-	const given = all.slice(first, first + values.length);
 	const outputs = view.row("head_outputs");
-	const [own, mean] = [values, outputs].map((factors) => given.reduce((sum, factor, n) => sum + factor * factors[n], 0));
+	const all = view.row("given.grad_output", view.index("query"));
+	const given = all.slice((view.choice.head * values.length) % all.length); // from the chosen head on
+	const [own, mean] = [values, outputs].map((factors) => factors.reduce((sum, factor, n) => sum + factor * given[n], 0));
 	const isWhole = Math.abs(weight * (own - mean) - value) <= (isHalf(view) ? 0.02 : 1e-5) * weight * (Math.abs(own) + Math.abs(mean));
 	if (normalization !== "softmax" || !isWhole) return [["Gradient", `${show(value, 6)}, after other options, not written out here`]];
 	return [
-		["grad_output · value", products([given, values], own)],
-		["grad_output · output", products([given, outputs], mean)],
+		["Value · grad_output", products([values, given], own)],
+		["Output · grad_output", products([outputs, given], mean)],
 		["Gradient", formula("{0} × ({1} − {2})", weight, own, mean, value)],
 	];
 }
@@ -152,7 +151,7 @@ export function paintRow(view) {
 		steps.push(["Largest weights", keys.map((key) => `${view.label("key", key - view.index("key", 0))} (${show(weights[key], 3)})`).join(", ")]);
 	}
 	for (const step of isHalf(view) ? steps : []) {
-		if (!/Exp|Sum|[gG]rad/.test(step[0])) step[1] = step[1].replace(/ [=≈] (?=\S+$)/, `, rounded to ${view.result.metadata.dtype}: `);
+		if (!/Exp|Sum|rad/.test(step[0])) step[1] = step[1].replace(/ [=≈] (?=\S+$)/, `, rounded to ${view.result.metadata.dtype}: `);
 	}
 	find("row-title").textContent = `By hand: ${view.names(stage).join(" → ")}`;
 	find("steps").replaceChildren(...steps.flatMap(([title, text]) => [make("dt", {}, title), make("dd", {}, text)]));

@@ -13,7 +13,10 @@ export function paintStages(view) {
 		button.hidden = !view.result.blocks[name];
 		if (button.hidden) continue;
 		const before = dataset.before; // equal, unless an option changes it
-		button.classList.toggle("same", !!before && view.once(`${name} same`, () => areEqual(view.block(name).values, view.block(before).values)));
+		button.classList.toggle("same", !!before && view.once(`${name} same`, () => {
+			const { values } = view.block(before);
+			return view.block(name).values.every((value, at) => value === values[at]);
+		}));
 		button.setAttribute("aria-pressed", String(name === choice.stage));
 		keep(button.querySelector("span"), pixelsOf(view, view.grid(name), "stage"));
 		button.onclick = () => choose({ stage: name });
@@ -25,9 +28,6 @@ export function paintStages(view) {
 	find("change-label").hidden = !view.result.blocks.change;
 	if (find("numbers").open) paintNumbers(view);
 }
-
-/** @param {Numbers} some @param {Numbers} others */
-const areEqual = (some, others) => some.every((value, at) => value === others[at]);
 
 /** @param {View} view */
 function paintLarge(view) {

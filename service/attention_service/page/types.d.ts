@@ -53,6 +53,8 @@ declare global {
   type showColours = (choice: Fields) => void;
   /** Shows a window of a long sequence, or all of it. */
   type zoom = (window?: Zoom) => void;
+  /** Nested lists with these axes and lengths: 1 where each axis has this index, 0 elsewhere. */
+  type oneHot = (axes: string[], shape: number[], at: Record<string, number>, number?: number) => any;
   type compute = (signal: AbortSignal) => Promise<void>;
   /** Shows a request with its own options, some changed. */
   type load = (request: Fields, changed?: Options) => void;
@@ -296,7 +298,7 @@ declare global {
     "long-stage": HTMLSelectElement; "row-title": HTMLElement; "save-html": HTMLElement;
     "save-json": HTMLElement; "save-png": HTMLElement; "save-svg": HTMLElement;
     "save-size": HTMLSelectElement; "save-title": HTMLInputElement; "save-what": HTMLSelectElement; "lines-title": HTMLElement;
-    actual: HTMLTextAreaElement; batch: HTMLInputElement; compare: HTMLElement; copied: HTMLDialogElement; curl: HTMLTemplateElement; data: HTMLFieldSetElement;
+    actual: HTMLTextAreaElement; ask: HTMLElement; batch: HTMLInputElement; compare: HTMLElement; copied: HTMLDialogElement; curl: HTMLTemplateElement; data: HTMLFieldSetElement;
     example: HTMLSelectElement; lesson: HTMLElement; lessons: HTMLElement; more: HTMLDetailsElement; notebooks: HTMLElement; padding: HTMLElement; file: HTMLInputElement;
     heads: HTMLElement; key: HTMLInputElement; large: HTMLElement; lines: HTMLElement; long: HTMLElement;
     colours: HTMLSelectElement; first: HTMLInputElement; change: HTMLInputElement; "change-label": HTMLElement; hint: HTMLElement; pictures: HTMLElement;

@@ -257,7 +257,7 @@ async function compareKernel() {
 	const files = find("actual-file").files;
 	const given = files?.length ? await readFiles(files) : requestOfText(find("actual").value);
 	const actual = given.actual ?? (given.input ? { output: given.input } : given);
-	const response = await post("attention/compare", { ...currentRequest(), grad_output: null, grad_logsumexp: null, actual }, "application/json", signal);
+	const response = await post("attention/compare", { ...currentRequest(), actual }, "application/json", signal);
 	state.comparison = { actual, report: await response.json() };
 	showFaults();
 	paintComparison(state.comparison, view());

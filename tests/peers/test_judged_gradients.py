@@ -1,0 +1,108 @@
+"""The gradients that torch's attention and JAX compute on a CPU, judged: right in every type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from attention_service.library import compare
+
+torch = pytest.importorskip("torch")
+CORES: Final = {
+    "math": torch.nn.attention.SDPBackend.MATH,
+    "flash": torch.nn.attention.SDPBackend.FLASH_ATTENTION,
+}
+TYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NAMES: Final = ("grad_query", "grad_key", "grad_value")
+
+
+def requests(count: int, seed: int, dtype: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Random requests, and what torch's function takes beside query, key and value."""
+    for n in range(seed, seed + count):
+        random, generator = np.random.default_rng(n), torch.Generator().manual_seed(n)
+        d, heads = int(random.choice([4, 16, 64, 128])), int(random.integers(1, 5))
+        keys = int(random.integers(1, 400))
+        queries = keys if random.random() < 0.5 else int(random.integers(1, 200))
+        lengths = {"query": queries, "key": keys, "value": keys, "grad_output": queries}
+        arrays = {
+            name: (torch.randn(2, heads, length, d, generator=generator) * float(random.choice([0.3, 1, 3]))).to(dtype)
+            for name, length in lengths.items()
+        }
+        options: dict[str, Any] = {}
+        if random.random() < 0.5:
+            options = {"is_causal": True}  # aligns the first query with the first key
+        elif random.random() < 0.3:
+            options = {"attn_mask": torch.from_numpy(random.random((queries, keys)) < 0.7)}
+            options["attn_mask"][:, 0] = True
+        if random.random() < 0.3:
+            options["scale"] = 0.5
+        yield {**arrays, "layout": "bhld"}, options
+
+
+def gradients_of_torch(core: str, fields: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The gradients of torch's own function."""
+    inputs = [fields[name].clone().requires_grad_() for name in ("query", "key", "value")]
+    with torch.nn.attention.sdpa_kernel(CORES[core]):
+        output = torch.nn.functional.scaled_dot_product_attention(*inputs, **options)
+    output.backward(fields["grad_output"])
+    return dict(zip(NAMES, (one.grad for one in inputs), strict=True))
+
+
+def judged(actual: dict[str, Any], fields: dict[str, Any], options: dict[str, Any]) -> Any:
+    """The verdict. options: of torch's function"""
+    request = fields | {name: value for name, value in options.items() if name != "attn_mask"}
+    if options.get("is_causal"):
+        request["query_offset"] = 0
+    if "attn_mask" in options:
+        request["mask"] = options["attn_mask"]
+    return compare(actual, **request, time_limit=1e-3).verdict
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gradients_of_torch_are_right(dtype: str, core: str) -> None:
+    check_torch(core, dtype, 6, 0)
+
+
+def check_torch(core: str, dtype: str, count: int, seed: int) -> float:
+    """Judge so many gradients. Returns the largest ratio."""
+    largest = 0.0
+    for fields, options in requests(count, seed, TYPES[dtype]):
+        try:
+            actual = gradients_of_torch(core, fields, options)
+        except RuntimeError as error:  # a mask, or a type, that the core does not take
+            assert "No available kernel" in str(error)
+            continue
+        verdict = judged(actual, fields, options)
+        assert verdict.ratio is not None, (fields["query"].shape, options, verdict)
+        assert verdict.ratio <= 2, (fields["query"].shape, fields["key"].shape, options, verdict)
+        largest = max(largest, verdict.ratio)
+    return largest
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_jax_are_right(dtype: str) -> None:
+    jax = pytest.importorskip("jax")
+    for fields, options in requests(1, 101, TYPES[dtype]):
+        arrays = {
+            name: jax.numpy.asarray(fields[name].float().numpy()).astype(dtype).swapaxes(1, 2)
+            for name in ("query", "key", "value", "grad_output")
+        }
+        mask = options.get("attn_mask")
+        call: Callable[..., Any] = lambda q, k, v, mask=mask, options=options: jax.nn.dot_product_attention(  # noqa: E731
+            q,
+            k,
+            v,
+            mask=None if mask is None else mask.numpy()[None, None],
+            scale=options.get("scale"),
+            is_causal=options.get("is_causal", False),
+        )
+        _, pull = jax.vjp(call, arrays["query"], arrays["key"], arrays["value"])
+        found = pull(arrays["grad_output"])
+        actual = {name: one.swapaxes(1, 2) for name, one in zip(NAMES, found, strict=True)}
+        verdict = judged(actual, fields, options)
+        assert verdict.ratio is not None
+        assert verdict.ratio <= 2, (fields["query"].shape, options, verdict)

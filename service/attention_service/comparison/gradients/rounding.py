@@ -50,7 +50,13 @@ class Bounds(TileBackward):
     """
 
     def __init__(
-        self, plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, output: Array | None, slope: float
+        self,
+        plan: Plan,
+        lib: ArrayLibrary,
+        loaded: LoadedOperands,
+        output: Array | None,
+        of_type: np.dtype,
+        slope: float,
     ) -> None:
         super().__init__(plan, lib, loaded, None if output is None else np.abs(output))
         self.query, self.key, self.value = (np.abs(array) for array in (self.query, self.key, self.value))
@@ -64,6 +70,9 @@ class Bounds(TileBackward):
         extra = sum(float(np.max(term.largest_added(sizes))) for term in plan.terms)
         products = products + min(extra, 1e3)
         roots = math.sqrt(sizes.key_length) + math.sqrt(sizes.value_dim) + math.sqrt(sizes.query_length)
+        # Weights below the smallest normal number may be 0, or have few digits.
+        self._least = 2.0 ** (-1022 if of_type.itemsize == 8 else -126) / (epsilon(of_type) / 4)
+        self.reads = self.reads | {"masked_scores"}
         self._steps = (8 + roots + (math.sqrt(sizes.head_dim) + 2) * products)[..., None]  # b h q 1
 
     def steps(self, tile: Tile) -> np.ndarray:
@@ -74,7 +83,8 @@ class Bounds(TileBackward):
     def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
         """The bounds on what a tile adds, as of TileBackward."""
         magnitudes = {name: np.abs(array) if name == "scores" else array for name, array in stages.items()}
-        parts = super().run(tile, weights * self.steps(tile), magnitudes, write)
+        seen = np.isfinite(stages["masked_scores"])
+        parts = super().run(tile, weights * self.steps(tile) + self._least * seen, magnitudes, write)
         return [part._replace(numbers=np.abs(part.numbers)) for part in parts]
 
     def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
@@ -229,7 +239,9 @@ def _bounds(case: GradientCase, step: float, tanh: float) -> dict[str, np.ndarra
     """Bounds in steps of ε/4, like the gradients. tanh: the absolute error of 1 - tanh²"""
     slope = tanh / step
 
-    of_tiles = partial(Bounds, slope=0.0 if case.plan.softcap is None else _relative(case, slope))
+    of_tiles = partial(
+        Bounds, of_type=compute_dtype(case.dtype), slope=0.0 if case.plan.softcap is None else _relative(case, slope)
+    )
     sums: Sums = {}
 
     def kept(found: Sums) -> Sums:

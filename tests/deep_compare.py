@@ -1,6 +1,6 @@
 """`make test-deep`: how good comparisons are, by thousands of random requests with planted mistakes.
 
-    python -m tests.deep_compare [mistakes pairs power apart right kernels] [--draws N] [--seed N]
+    python -m tests.deep_compare [mistakes pairs power apart right kernels gradients backwards] [--draws N] [--seed N]
 
 Each part prints its figures, and what it got wrong. The exit status is 1 if a figure is below what it should be.
 """
@@ -19,6 +19,7 @@ import numpy as np
 
 from attention_service.attention.arrays import BFLOAT16
 from attention_service.comparison.errors import distance
+from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.inputs import make_input
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.recipes import POSITIONAL
@@ -26,12 +27,15 @@ from attention_service.comparison.sample import everything
 from attention_service.comparison.solve import solve
 from attention_service.library import attend, compare
 from tests.helpers.planted import COMMON_PAIRS, Draw, draw, named_first, random_recipe, returned, shown, tells_apart
+from tests.helpers.planted_gradients import draw_gradients
+from tests.helpers.right_backward import backward, random_request
 from tests.helpers.right_kernels import FOLDS, Kernel, flash
 from tests.peers.conformance.adapters import ADAPTERS
 
 # What the mistakes of each part must reach: the share of those that can be told which are named first.
 MISTAKES: Final = 0.95
 PAIRS: Final = 0.80
+GRADIENTS: Final = 0.98
 # Options that other libraries have.
 OPTIONS_OF_OTHERS: Final = {"is_causal", "mask", "key_mask", "bias", "softcap", "sinks", "alibi_slopes", "window"}
 # Mistakes that can be planted: an output may resemble those of rounding, but never prove them.
@@ -234,6 +238,46 @@ def arrays_that_show(name: str) -> tuple[str, ...]:
     return ("output", "logsumexp") if MUTANTS[name].needs else ("output",)
 
 
+def gradients(count: int, seed: int) -> bool:
+    """Plant each mistake of backward passes, and count how often it is named first where the request can tell it."""
+    counts = Counter[str]()
+    for name in GRADIENT_MUTANTS:
+        found = (drawn for n in range(50 * count) if (drawn := draw_gradients(seed + n, name)))
+        for drawn in islice(found, -(-count // len(GRADIENT_MUTANTS))):
+            report = compare(drawn.gradients, **drawn.fields)
+            best = report.hypotheses[0] if report.hypotheses else None
+            if name in report.power.survivors:
+                counts["untellable"] += 1
+            elif named_first(report, (name,)):
+                counts["first"] += 1
+                counts["proved"] += best is not None and best.certainty == "proof"
+            else:
+                counts["not first"] += 1
+                counts["false proof"] += best is not None and best.certainty == "proof"
+                dtype = drawn.fields["query"].dtype.name
+                print(f"  {name} in {dtype}: {[one.name for one in report.hypotheses[:2]]}", flush=True)
+    tellable = counts["first"] + counts["not first"]
+    print(f"gradients: {counts['first'] / tellable:.2%} of {tellable} tellable ones named first; {dict(counts)}")
+    return counts["first"] / tellable >= GRADIENTS and not counts["false proof"]
+
+
+def backwards(count: int, seed: int) -> bool:
+    """Judge right backward passes as production writes them, by their verdicts alone: none is wrong or imprecise."""
+    counts = Counter[str]()
+    for n in range(seed, seed + count):
+        fields, kernel, options = random_request(np.random.default_rng(n))
+        arrays = {name: fields[name] for name in ("query", "key", "value", "grad_output")}
+        with np.errstate(all="ignore"):
+            answer = backward(**arrays, kernel=kernel, **options)
+        verdict = compare(answer, **fields, **options, time_limit=1e-3).verdict
+        is_wrong = verdict.status in ("wrong", "imprecise")
+        counts[f"{verdict.status if is_wrong else 'right'} {fields['query'].dtype.name}"] += 1
+        if is_wrong:
+            print(f"  {n}: {arrays['query'].shape}, {kernel}, {sorted(options)}: {verdict.message}", flush=True)
+    print(f"backwards: {dict(counts)}", flush=True)
+    return not any(name.startswith(("wrong", "imprecise")) for name in counts)
+
+
 PARTS: Final = {
     "mistakes": (mistakes, 10_000),
     "pairs": (pairs, 900),
@@ -241,6 +285,8 @@ PARTS: Final = {
     "apart": (apart, 100),
     "right": (right, 10_000),
     "kernels": (kernels, 2_000),
+    "gradients": (gradients, 4_000),
+    "backwards": (backwards, 1_000),
 }
 
 

@@ -1,16 +1,19 @@
 """Right backward passes as production writes them: tiles, weights from the logsumexp, D from the rounded output.
 
-Tri Dao, "FlashAttention-2" (2023), algorithm 2. Nothing of the service is used.
+Tri Dao, "FlashAttention-2" (2023), algorithm 2. Nothing of the service computes in them.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from attention_service.attention.arrays import BFLOAT16
 
 
 @dataclass(frozen=True)
@@ -117,3 +120,41 @@ def backward(
 def _slices(part: np.ndarray, length: int) -> list[slice]:
     """Consecutive indices in slices of a length."""
     return [slice(part[i], part[min(i + length, len(part)) - 1] + 1) for i in range(0, len(part), length)]
+
+
+def random_request(random: np.random.Generator) -> tuple[dict[str, Any], BackwardKernel, dict[str, Any]]:
+    """A random request in layout bhld with a cotangent, a right kernel for its type, and the options of the kernel."""
+    types = [np.dtype(np.float32), BFLOAT16, np.dtype(np.float16), np.dtype(np.float64)]
+    dtype = types[random.integers(len(types))]
+    d, g = int(random.choice([1, 2, 4, 8, 16, 32, 64, 128])), int(random.integers(1, 3))
+    b, h, e = int(random.integers(1, 3)), g * int(random.integers(1, 4)), int(random.choice([d, d, 3]))
+    queries = int(random.integers(1, 150))
+    keys = queries if random.random() < 0.5 else int(random.integers(1, 300))
+    arrays = {
+        "query": random.normal(size=(b, h, queries, d)) * random.choice([0.01, 0.3, 1, 4]),
+        "key": random.normal(size=(b, g, keys, d)),
+        "value": random.normal(size=(b, g, keys, e)) + random.choice([0, 0, 5]),
+        "grad_output": random.normal(size=(b, h, queries, e)) * random.choice([1e-3, 1, 1, 30]),
+    }
+    options: dict[str, Any] = {}
+    if random.random() < 0.5:
+        options |= {"is_causal": True, "query_offset": np.asarray(keys - queries if random.random() < 0.7 else 0)}
+    made: dict[str, Callable[[], Any]] = {
+        "softcap": lambda: float(random.choice([1, 5, 20, 50])),
+        "sinks": lambda: (random.normal(size=h) * 2).astype(np.float32),
+        "bias": lambda: random.normal(size=(1, h, queries, keys)).astype(np.float32),
+        "key_mask": lambda: random.random((b, keys)) < 0.7,
+        "grad_logsumexp": lambda: random.normal(size=(b, h, queries)).astype(np.float32),
+        "scale": lambda: float(random.choice([0.05, 0.3, 1])),
+    }
+    options |= {name: make() for name, make in made.items() if random.random() < 0.2}
+    is_half = dtype.itemsize == 2
+    kernel = BackwardKernel(
+        rows=int(random.choice([16, 32, 64, 128])),
+        keys=int(random.choice([16, 32, 64, 128])),
+        rounds=is_half and bool(random.random() < 0.8),
+        expands=is_half and bool(random.random() < 0.5),
+        splits=int(random.choice([1, 1, 2, 4])) if keys >= 4 else 1,
+    )
+    fields = {name: array.astype(dtype) for name, array in arrays.items()} | {"layout": "bhld"}
+    return fields, kernel, options

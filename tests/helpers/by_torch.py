@@ -21,17 +21,21 @@ ACTIVATIONS = {
     "none": lambda x: x,
     "sigmoid": torch.sigmoid,
     "silu": torch.nn.functional.silu,
-    "softplus": lambda x: torch.nn.functional.softplus(x, threshold=1e9),
+    "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
 }
 
 
 class Composed(NamedTuple):
-    """output: in the axes of the request; logsumexp: (b, h, q); leaves: by field; stages: scores by name"""
+    """output: in the axes of the request; logsumexp: (b, h, q); leaves: by field; stages: scores by name
+
+    seen: which keys a query sees, (b, h, q, k)
+    """
 
     output: torch.Tensor
     logsumexp: torch.Tensor | None
     leaves: dict[str, torch.Tensor]
     stages: dict[str, torch.Tensor]
+    seen: torch.Tensor
 
 
 def leaf(array: Any) -> torch.Tensor:
@@ -100,10 +104,10 @@ class _Composition:
             key = torch.cat([fields["past_key"].reshape(b, g, past, -1), key], 2)
             value = torch.cat([fields["past_value"].reshape(b, g, past, -1), value], 2)
         key, value = (array.repeat_interleave(h // g, 1) for array in (key, value))
-        weights, logsumexp, stages = self.weights(query, key)
+        weights, logsumexp, stages, seen = self.weights(query, key)
         outputs = self.normalised(weights @ value, "output")
         joined = self.joined(self.gated(outputs, sources[0]))
-        return Composed(joined, logsumexp, self.leaves, stages)
+        return Composed(joined, logsumexp, self.leaves, stages, seen)
 
     def heads(self, sources: tuple[torch.Tensor, ...]) -> tuple[int, int]:
         spec, projection = self.spec, self.fields["projection"] or {}
@@ -171,8 +175,8 @@ class _Composition:
 
     def weights(
         self, query: torch.Tensor, key: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, torch.Tensor]]:
-        """Weights (b, h, q, k), logsumexp, and the scores by their names."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, torch.Tensor], torch.Tensor]:
+        """Weights (b, h, q, k), logsumexp, the scores by their names, and what is seen of them."""
         spec, fields = self.spec, self.fields
         b, h, q, d = query.shape
         k = key.shape[2]
@@ -202,20 +206,20 @@ class _Composition:
             stage.retain_grad()
         hidden = masked.masked_fill(~seen, -torch.inf)
         if spec.normalization == "sigmoid":
-            return torch.sigmoid(hidden), None, stages
+            return torch.sigmoid(hidden), None, stages, seen
         if spec.normalization == "sum":
             shown = masked.masked_fill(~seen, 0.0)
             total = shown.sum(-1, keepdim=True)
-            return torch.where(total == 0, 0.0, shown / torch.where(total == 0, 1.0, total)), None, stages
+            return torch.where(total == 0, 0.0, shown / torch.where(total == 0, 1.0, total)), None, stages, seen
         if fields["sinks"] is None:
             sees = seen.any(-1, keepdim=True)
             weights = torch.softmax(hidden.masked_fill(~sees, 0.0), -1).masked_fill(~sees, 0.0)
             lse = torch.logsumexp(hidden.masked_fill(~sees, 0.0), -1)
-            return weights, torch.where(sees[..., 0], lse, 0.0), stages
+            return weights, torch.where(sees[..., 0], lse, 0.0), stages, seen
         sinks = fields["sinks"]
         column = sinks[:, None].expand(h, q) if sinks.ndim == 1 else sinks.reshape(b, h, q)
         extended = torch.cat([hidden, column.expand(b, h, q)[..., None]], -1)
-        return torch.softmax(extended, -1)[..., :-1], torch.logsumexp(extended, -1), stages
+        return torch.softmax(extended, -1)[..., :-1], torch.logsumexp(extended, -1), stages, seen
 
     def offset(self, b: int, q: int, k: int) -> np.ndarray:
         past = self.spec.past_key

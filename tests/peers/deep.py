@@ -1,4 +1,4 @@
-"""`make test-deep`: 10,000 random configurations for each peer, 1,000 for each option that a model introduced.
+"""`make test-deep`: 10,000 random configurations for each peer and of gradients, 1,000 for each option of a model.
 
     python -m tests.peers.deep [NAME ...]
 
@@ -17,11 +17,17 @@ from pathlib import Path
 
 import torch
 
+from tests.peers.gradients import GRADIENTS, run_gradients
 from tests.peers.options import COMPARISONS, run_option
 from tests.peers.peers import PEERS
 from tests.peers.run import run
 
-EXAMPLES = {**dict.fromkeys(PEERS, 10_000), **dict.fromkeys(COMPARISONS, 1_000)}
+EXAMPLES = {
+    **dict.fromkeys(PEERS, 10_000),
+    **dict.fromkeys(COMPARISONS, 1_000),
+    "gradients": 10_000,
+    "gradients of JAX": 500,
+}
 PIECE = 500
 PROGRESS = Path(".peers-progress.json")
 
@@ -49,6 +55,8 @@ def piece(name: str, seed: int, number: int) -> tuple[int, float]:
     """The number of configurations of a piece, and its worst deviation. number: of the piece; each has its own"""
     if name in PEERS:
         return run(name, PIECE, seed + number)
+    if name in GRADIENTS:
+        return run_gradients(name, PIECE, seed + number * PIECE)
     return run_option(name, PIECE, seed + number * PIECE)
 
 

@@ -53,6 +53,7 @@ from tests.peers.layers_of_models import (
     rms,
 )
 from tests.peers.peers import worst_ratio
+from tests.peers.run import run_seeds
 
 Comparison = Callable[[np.random.Generator], Both]
 LAYER_TYPES = ["full_attention"]
@@ -358,10 +359,5 @@ def ratio(name: str, seed: int) -> float:
 
 
 def run_option(name: str, examples: int, first_seed: int) -> tuple[int, float]:
-    """Compare so many configurations; returns their number and the largest ratio. Asserts that none exceeds 1."""
-    worst = 0.0
-    for seed in range(first_seed, first_seed + examples):
-        found = ratio(name, seed)
-        assert found <= 1, f"{name}, seed {seed}: {found:.3g} times what is allowed"
-        worst = max(worst, found)
-    return examples, worst
+    """Compare so many configurations, as `run_seeds` does."""
+    return run_seeds(name, ratio, examples, first_seed)

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="import-not-found"
 """The torch backend on a GPU, beside torch's kernels, the copies and the HTTP floor by themselves.
 
-    python -m benchmarks.gpu [--step kernel|end-to-end|batches]
+    python -m benchmarks.gpu [--step kernel|gradients|end-to-end|batches]
 
 Each step takes under eight minutes; without --step all run. --device cpu runs them with small sizes as a test that they
 run: its numbers mean nothing.
@@ -145,10 +145,11 @@ def arrays(size: Size) -> dict[str, np.ndarray]:
     return {name: random.normal(size=size.shape).astype(np.float32).astype(ml_dtypes.bfloat16) for name in names}
 
 
-def planned(size: Size) -> tuple[AttentionSpec, Plan]:
-    """Return a request without weights, and its plan."""
+def planned(size: Size, *, gradients: bool = False) -> tuple[AttentionSpec, Plan]:
+    """Return a request without weights, and its plan. gradients: True to ask for all, with the query as cotangent"""
     given = arrays(size)
     spec = AttentionSpec(query=given["query"], key=given["key"], value=given["value"], layout="hld", include=())
+    spec = spec._replace(grad_output=spec.query, gradients="all") if gradients else spec
     return spec, make_plan(spec)
 
 
@@ -174,9 +175,9 @@ class WithoutCopies(TorchLibrary):
         return dict.fromkeys(arrays, np.empty(0))
 
 
-def on_the_device(device: str, size: Size) -> float:
+def on_the_device(device: str, size: Size, *, gradients: bool = False) -> float:
     """Return the milliseconds of the backend's work on the device, without the copies there and back."""
-    spec, plan = planned(size)
+    spec, plan = planned(size, gradients=gradients)
     where = devices.resolve(device)
     backend = TorchBackend(cpu_count())
     lib = WithoutCopies(plan, where, backend.tiling)
@@ -273,6 +274,22 @@ def kernel_step(device: str, size: Size) -> None:
     print(table)
 
 
+def gradients_step(device: str, size: Size) -> None:
+    """Print the gradients of query, key and value beside those of torch's autograd through its kernels."""
+    shape = (1, *size.shape)
+    table = Table("{} heads × {} × {}, output and gradients".format(*size.shape), "ms")
+    for dtype in (torch.bfloat16, torch.float32):
+        leaves = [torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3)]
+
+        def differentiate(_: int, leaves: list[torch.Tensor] = leaves) -> object:
+            return torch.autograd.grad(scaled_dot_product_attention(*leaves), leaves, leaves[0].detach())
+
+        table.add(f"torch's autograd, {dtype}", f"{median_ms(device, differentiate, size.times):.3f}")
+    between = on_the_device(device, size, gradients=True)
+    table.add("the backend on the device, bfloat16 computed in float32", f"{between:.3f}")
+    print(table)
+
+
 def end_to_end_step(device: str, size: Size) -> None:
     """Print a binary request from end to end, beside the sum of kernel, copies and HTTP floor."""
     best = min(bare_kernels(device, size).values(), default=float("nan"))
@@ -361,7 +378,7 @@ def batches_step(device: str, size: Size) -> None:
     print(table)
 
 
-STEPS = {"kernel": kernel_step, "end-to-end": end_to_end_step, "batches": batches_step}
+STEPS = {"kernel": kernel_step, "gradients": gradients_step, "end-to-end": end_to_end_step, "batches": batches_step}
 
 
 def main() -> int:

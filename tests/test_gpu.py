@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from attention_service import attend
+from attention_service.attention.arrays import FLOATS
 from attention_service.attention.operands import make_operands
 from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec, Window
@@ -136,6 +137,43 @@ def test_float32_is_not_computed_in_tf32(tokens: int) -> None:
         assert np.max(np.abs(ours.output - exact.output)) <= 2e-6 * np.sqrt(tokens) * largest
         if wanted:
             np.testing.assert_allclose(ours["logsumexp"], exact["logsumexp"], rtol=2e-6, atol=2e-6)
+
+
+GRADIENTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": dict,
+    "causal": lambda: {"is_causal": True, "query_offset": -3, "softcap": 3.0},  # rows without a key
+    "added": lambda: {"bias": normal(4, 150, 200), "sinks": normal(4), "alibi_slopes": np.ones(4, np.float32)},
+    "padding": lambda: {"key_lengths": 170, "scale": np.array([0.1, 0.2, 0.0, -0.1])},
+    "sigmoid": lambda: {"normalization": "sigmoid", "bias": normal(150, 200)},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", *HALVES])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_are_those_of_the_numpy_backend_in_float64(name: str, dtype: str) -> None:
+    """Halves are computed in float32 and rounded once, by up to half a unit in the last place."""
+    kind, shapes = FLOATS[dtype], {"query": (4, 150, 64), "key": (2, 200, 64), "value": (2, 200, 32)}
+    arrays: dict[str, Any] = {
+        field: normal(*shape, dtype=kind, seed=seed) for seed, (field, shape) in enumerate(shapes.items())
+    }
+    arrays["grad_output"] = normal(4, 150, 32, dtype=kind, seed=3)
+    options: dict[str, Any] = {"layout": "hld", "query_offset": 50, "gradients": "all"} | GRADIENTS[name]()
+    wide: dict[str, Any] = {field: array.astype(np.float64) for field, array in arrays.items()}
+    exact = attend(**wide, **options, backend="numpy")
+    if name == "padding":
+        arrays["key"][:, 170:], arrays["value"][:, 170:] = np.nan, np.inf
+    found = attend(**arrays, **options, **ON_GPU)
+    assert found.metadata.device == "cuda:0"
+    names = [each for each in exact if each.startswith("grad_")]
+    assert {"grad_query", "grad_key", "grad_value"} <= {*names}
+    relative = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(dtype, 0.0)
+    for each in names:
+        right = np.asarray(exact[each])
+        absolute = (1e-12 if dtype == "float64" else 1e-5) * (1 + np.abs(right).max())
+        np.testing.assert_allclose(found[each].astype(np.float64), right, rtol=relative, atol=absolute, err_msg=each)
+    if name == "padding":
+        assert not found.grad_key[:, 170:].any()
+        assert not found.grad_value[:, 170:].any()
 
 
 # Choice of the kernel, and memory.

@@ -245,6 +245,7 @@ def test_the_benchmark_runs_on_the_cpu() -> None:
     for row in (
         "bare kernel: flash_attention",
         "the server's compute step",
+        "the backend on the device, bfloat16 computed in float32",
         "the three together",
         "6 × 4: torch, in batches",
     ):

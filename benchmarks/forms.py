@@ -54,9 +54,9 @@ class Form:
     decode: Callable[[Reply], dict[str, np.ndarray]]
 
 
-def fetch(port: int, request: Request) -> Reply:
+def fetch(port: int, request: Request, timeout: float = 60) -> Reply:
     """Send a request with http.client, and return the answer. Errors: ConnectionError for any status but 200."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     connection.request("POST", request.path, request.body, AUTHORIZATION | dict(request.headers))
     answer = connection.getresponse()
     body = answer.read()

@@ -1,52 +1,82 @@
-"""Time and memory of a long sequence: 65,536 tokens × 64 features, causal, no weights, safetensors over HTTP."""
+"""Time and memory of a long sequence: 65,536 tokens × 64 features, causal, no weights, safetensors over HTTP.
+
+In float32 without gradients, and in bfloat16 with those of query, key and value.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import time
+from typing import Any
 
+import ml_dtypes
 import numpy as np
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
+from attention_service.codecs.safetensors import SafetensorsCodec
 from benchmarks.forms import SAFETENSORS, Request, fetch
 from benchmarks.ratios import Ratio, rows
 from benchmarks.table import OURS
 
 LENGTH, FEATURES = 65_536, 64
-BOUND = 6.0
+# Of the peak, in inputs; with gradients, of the peak over inputs and results in MiB.
+BOUND, BOUND_WITH_GRADIENTS = 6.0, 64.0
+TIMEOUT = 600.0
 # Queries whose outputs are compared with NumPy.
 SAMPLE = (0, 1, 1000, LENGTH // 2, LENGTH - 1)
 
 
-def row(arrays: dict[str, np.ndarray], query: int) -> np.ndarray:
-    """Return the output of one query in float64, with a causal mask."""
+Arrays = dict[str, np.ndarray]
+
+
+def row(arrays: Arrays, query: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the output of one query in float64, with a causal mask, and the gradient of the query."""
     seen = slice(0, query + 1)
-    scores = arrays["key"][0, seen].astype(np.float64) @ arrays["query"][0, query] / math.sqrt(FEATURES)
+    key, value = (arrays[name][0, seen].astype(np.float64) for name in ("key", "value"))
+    scores = key @ arrays["query"][0, query].astype(np.float64) / math.sqrt(FEATURES)
     weights = np.exp(scores - scores.max())
-    output: np.ndarray = weights @ arrays["value"][0, seen] / weights.sum()
-    return output
+    weights /= weights.sum()
+    of_weights = value @ arrays["grad_output"][0, query].astype(np.float64)
+    of_scores = weights * (of_weights - weights @ of_weights) / math.sqrt(FEATURES)
+    return weights @ value, of_scores @ key
+
+
+def measure(arrays: Arrays, fields: dict[str, Any]) -> tuple[Arrays, float]:
+    """Send a request to a fresh server, print its time, and return the arrays of the answer and the peak in MiB."""
+    text = {"layout": "hld", "is_causal": True, "include": []} | fields
+    request = Request("/attention", {"Content-Type": SAFETENSORS}, save(arrays, {"request": json.dumps(text)}))
+    with OURS.started() as running:
+        running.forget_peak()
+        idle, before = running.resident(), running.processor_seconds()
+        start = time.perf_counter()
+        reply = fetch(running.port, request, TIMEOUT)
+        seconds, used = time.perf_counter() - start, running.processor_seconds() - before
+        growth = running.peak() - idle
+    found = SafetensorsCodec().decode(reply.body, len(reply.body)).fields
+    given, received = (sum(array.nbytes for array in named.values()) / 2**20 for named in (arrays, found))
+    print(f"{seconds:.1f} s ({used:.1f} s of processors), {growth:.0f} MiB peak memory over idle, "
+          f"for {given:.0f} MiB there and {received:.0f} MiB back\n")  # fmt: skip
+    return found, growth
 
 
 def main() -> None:
-    """Send one request to a fresh server."""
+    """Send a request without gradients, and one with."""
     random = np.random.default_rng(0)
-    arrays = {name: random.normal(size=(1, LENGTH, FEATURES)).astype(np.float32) for name in ("query", "key", "value")}
-    fields = json.dumps({"layout": "hld", "is_causal": True, "include": []})
-    request = Request("/attention", {"Content-Type": SAFETENSORS}, save(arrays, {"request": fields}))
-    with OURS.started() as running:
-        running.forget_peak()
-        idle = running.resident()
-        start = time.perf_counter()
-        reply = fetch(running.port, request)
-        seconds = time.perf_counter() - start
-        growth = running.peak() - idle
-    output = load(reply.body)["output"][0]
+    names = ("query", "key", "value", "grad_output")
+    arrays = {name: random.normal(size=(1, LENGTH, FEATURES)).astype(np.float32) for name in names}
+    found, growth = measure({name: arrays[name] for name in names[:3]}, {})
     for query in SAMPLE:
-        np.testing.assert_allclose(output[query], row(arrays, query), rtol=1e-4, atol=1e-5)
-    given = sum(array.nbytes for array in arrays.values()) / 2**20
-    print(f"{seconds:.1f} s, {growth:.0f} MB peak memory over idle, for {given:.0f} MB of query, key and value\n")
-    print(rows([Ratio("peak / input", growth / given, BOUND)]))
+        np.testing.assert_allclose(found["output"][0, query], row(arrays, query)[0], rtol=1e-4, atol=1e-5)
+    ratios = [Ratio("peak / input", growth / (3 * arrays["query"].nbytes / 2**20), BOUND)]
+    halves = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
+    found, growth = measure(halves, {"gradients": "all"})
+    for query in SAMPLE:
+        for name, right in zip(("output", "grad_query"), row(halves, query), strict=True):
+            numbers = found[name][0, query].astype(np.float64)
+            np.testing.assert_allclose(numbers, right, rtol=2**-8, atol=1e-5 * np.abs(right).max() + 1e-7)
+    beyond = growth - sum(array.nbytes for array in (*halves.values(), *found.values())) / 2**20
+    print(rows([*ratios, Ratio("with gradients, MiB over inputs and results", beyond, BOUND_WITH_GRADIENTS)]))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ SPREAD: Final = 64
 MOST_DRAWS: Final = 16
 FEWEST_DRAWS: Final = 2
 # Right gradients are within so many root mean squares of the errors.
-DEVIATIONS: Final = 3.0
+DEVIATIONS: Final = 3.5
 # Queries or keys of a tile whose sums some kernels round before they add the next (torch on a CPU).
 ADDED: Final = 32
 # Signs that are drawn for errors on their way through maps and norms.

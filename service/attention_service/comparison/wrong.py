@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from attention_service.comparison.baseline import TINY
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distances
 from attention_service.comparison.problem import scaled_scores, without_values
@@ -146,5 +147,5 @@ def shown(number: float, error: float) -> str:
         if float(text) != 1 or abs(number - 1) <= error:
             return text
     places = -math.floor(math.log10(error))
-    unit = 10.0**-places
+    unit = max(10.0**-places, TINY)
     return f"{round(number, places):.{max(0, places)}f} ± {math.ceil(error / unit) * unit:g}"

@@ -27,6 +27,7 @@ from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.operands import LoadedOperands
 from attention_service.comparison.baseline import TINY
 from attention_service.comparison.errors import epsilon, largest_number, ulp
+from attention_service.comparison.floors import UNKNOWN
 from attention_service.comparison.gradients.case import GradientCase, Gradients, Sums
 from attention_service.comparison.legal import TANH_ERROR
 
@@ -68,7 +69,9 @@ class Bounds(TileBackward):
         scale = np.abs(np.broadcast_to(plan.scales, (sizes.num_heads,)))[:, None]
         products = lengths * np.repeat(most, sizes.num_heads // sizes.num_kv_heads, axis=1)[..., None] * scale
         extra = sum(float(np.max(term.largest_added(sizes))) for term in plan.terms)
-        products = products + min(extra, 1e3)
+        if plan.all_sinks is not None:
+            extra += float(np.max(np.abs(plan.all_sinks), where=np.isfinite(plan.all_sinks), initial=0.0))
+        products = products + extra
         roots = math.sqrt(sizes.key_length) + math.sqrt(sizes.value_dim) + math.sqrt(sizes.query_length)
         # Weights below the smallest normal number may be 0, or have few digits.
         self._least = 2.0 ** (-1022 if of_type.itemsize == 8 else -126) / (epsilon(of_type) / 4)
@@ -83,7 +86,11 @@ class Bounds(TileBackward):
     def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
         """The bounds on what a tile adds, as of TileBackward."""
         magnitudes = {name: np.abs(array) if name == "scores" else array for name, array in stages.items()}
+        if "logsumexp" in stages:  # what sinks weigh, times their steps
+            magnitudes["logsumexp"] = stages["logsumexp"] - np.log(self.steps(tile)[..., 0])
         seen = np.isfinite(stages["masked_scores"])
+        if self.plan.normalization == "sum":
+            weights = weights * _lost(stages["masked_scores"])
         parts = super().run(tile, weights * self.steps(tile) + self._least * seen, magnitudes, write)
         return [part._replace(numbers=np.abs(part.numbers)) for part in parts]
 
@@ -108,16 +115,23 @@ class Bounds(TileBackward):
     ) -> tuple[Array, list[Part]]:
         """Magnitudes over the sum of the scores, whose relative error counts, too."""
         scores = np.where(np.isfinite(stages["masked_scores"]), stages["masked_scores"], 0.0)
-        total = scores.sum(axis=-1, keepdims=True)
-        lost = np.abs(scores).sum(axis=-1, keepdims=True) / np.where(total == 0, 1, np.abs(total))
+        total, lost = scores.sum(axis=-1, keepdims=True), _lost(stages["masked_scores"])
         assert of_weights is not None
-        gradient = (of_weights + (np.abs(weights) / self.steps(tile) * of_weights).sum(axis=-1, keepdims=True)) * lost
+        gradient = of_weights * lost + (np.abs(weights) / self.steps(tile) * of_weights).sum(axis=-1, keepdims=True)
         gradient = gradient * self.steps(tile) / np.where(total == 0, 1, np.abs(total))
         return np.where(np.isfinite(stages["masked_scores"]) & (total != 0), gradient, 0.0), []
 
     def softcap_slope(self, stages: Mapping[str, Array]) -> Array:
         """The slope, and its absolute error: kernels subtract the square of tanh from 1."""
         return super().softcap_slope(stages) + self._slope
+
+
+def _lost(scores: np.ndarray) -> np.ndarray:
+    """The digits that the sum of the finite scores of each row loses, as a factor, (b, h, r, 1)."""
+    finite = np.where(np.isfinite(scores), scores, 0.0)
+    total = np.abs(finite.sum(axis=-1, keepdims=True))
+    found: np.ndarray = np.abs(finite).sum(axis=-1, keepdims=True) / np.where(total == 0, 1, total)
+    return found
 
 
 class Dithered(TileBackward):
@@ -145,6 +159,7 @@ class Dithered(TileBackward):
         noise = self._random.uniform(-1, 1, array.shape)
         noise *= np.abs(array) * self._unit + self._least * (array != 0)
         noise += array
+        noise[np.abs(array) <= self._least] = 0  # all alike, so that their errors add up
         return noise
 
     def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
@@ -172,14 +187,16 @@ class Dithered(TileBackward):
         return found
 
     def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
-        """D, from an output that was rounded."""
-        found = super().delta(tile, weights, of_weights)
-        if self.output is not None:
-            place = tile.batch, tile.heads, tile.rows
-            terms = self._case.outputs[place] * self.output[place]
-            spread = self._unit * np.sqrt(np.vecdot(terms, terms))[..., None]
-            found = found + spread * self._random.choice((-1.0, 1.0), found.shape)  # one number that all features share
-        return found
+        """D, from an output that was rounded, and made of rounded weights: one number that all features share."""
+        if self.output is None:
+            return super().delta(tile, weights, of_weights)
+        place = tile.batch, tile.heads, tile.rows
+        outputs = (np.abs(self._case.outputs[place]) * self._unit + self._least) * self.output[place]
+        products = weights * of_weights * self._unit
+        spread = np.sqrt(np.vecdot(outputs, outputs) + np.vecdot(products, products))
+        is_softmax = self.plan.normalization == "softmax"
+        found = self._case.delta[place][..., None] if is_softmax else super().delta(tile, weights, of_weights)
+        return found + (spread * self._random.choice((-1.0, 1.0), spread.shape))[..., None]
 
     def products(self, tile: Tile, gradient: Array) -> list[Part]:
         """What a tile adds to query and key, from rounded gradients of scores."""
@@ -219,7 +236,8 @@ def limits_of(case: GradientCase, right: Gradients, served: Gradients) -> Limits
             limit = np.maximum(limit, DEVIATIONS * apart + step * (2 + np.abs(array).max(initial=0.0)))
         stored = stored_dtype(case, name)
         least = np.minimum(np.abs(array), largest_number(stored))
-        found[name] = np.asarray(limit + ulp(least, stored) / 4 + TINY)
+        limit = np.asarray(limit + ulp(least, stored) / 4 + TINY)
+        found[name] = np.where(limit < UNKNOWN, limit, UNKNOWN)  # also where it is NaN
     return Limits(found, worst)
 
 

@@ -59,7 +59,7 @@ class LocalDelta(Wrong):
         return found
 
 
-@mutant("delta_local", "D is that of a part of the keys, not of the whole row.")
+@mutant("delta_local", "The sum of output times its gradient, D, is taken of a part of the keys, not of the whole row.")
 def delta_local(case: GradientCase) -> Iterator[Variant]:
     if is_softmax(case) and case.cotangent is not None and case.plan.all_sinks is None and case.plan.gathered is None:
         for parts, is_mean in itertools.product(SPLITS, (False, True)):

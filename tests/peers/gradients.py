@@ -54,6 +54,8 @@ CORNERS: tuple[tuple[str | None, changes.Change], ...] = (
 )
 # Differences of scores whose exponentials are 0.
 UNDERFLOWS = -800.0
+# Scores whose roundoff, which norms enlarge, is more than what is allowed elsewhere.
+LARGE = 100.0
 POISON = (np.nan, np.inf, -np.inf)
 
 
@@ -203,6 +205,8 @@ def by_torch(random: np.random.Generator) -> float:
     # The gradient of a scale is 0 with normalization sum: what is added to that is large where the sum is small.
     terms = right.stages["grad_scaled_scores"].grad * right.stages["grad_scores"].detach()
     sizes = {"grad_scale": float(terms.abs().sum())}
+    scores = right.stages["grad_scaled_scores"].detach().masked_fill(~right.seen, 0)
+    condition = max(1.0, float(scores.abs().max()) / LARGE)
     plan = make_plan(request)
     worst = 0.0
     for backend in ("numpy", "torch"):
@@ -214,7 +218,7 @@ def by_torch(random: np.random.Generator) -> float:
         )
         if not _has_zeros(found, request, right, stages):
             return np.inf
-    return worst
+    return worst / condition
 
 
 def _cotangents(right: Composed, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:

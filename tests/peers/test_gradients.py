@@ -13,7 +13,7 @@ from tests.peers.gradients import run_gradients
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # `make test-deep` runs as many as tests/peers/deep.py says.
-CONFIGURATIONS = {"gradients": 150, "gradients of JAX": 8}
+CONFIGURATIONS = {"gradients": 150, "gradients of JAX": 6}
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

@@ -43,8 +43,8 @@ ZERO: Final[dict[str, Any]] = {
 @pytest.mark.parametrize("name", ["attention_weights", "logsumexp"])
 def test_an_output_map_needs_no_output(name: str) -> None:
     arrays = attend(**JOINED, include=[name])
-    assert compare({name: arrays[name]}, **JOINED).verdict.status in RIGHT
-    assert compare({name: arrays[name] + 1}, **JOINED).verdict.status == "wrong"
+    assert compare({name: arrays[name]}, **JOINED, time_limit=0).verdict.status in RIGHT
+    assert compare({name: arrays[name] + 1}, **JOINED, time_limit=0).verdict.status == "wrong"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -71,9 +71,9 @@ def test_lists_are_cast_to_the_type_of_the_request_first(client: httpx.Client, d
     names = ["output", "logsumexp", "attention_weights", "scores", "key", "present_value"]
     answer = client.post("/attention", json={**fields, "include": names[1:]}).json()
     actual = {name: answer[name] for name in names}
-    response = client.post("/attention/compare", json={**fields, "actual": actual})
+    response = client.post("/attention/compare", json={**fields, "actual": actual, "time_limit": 0})
     report = CompareReport.model_validate(response.json())
-    assert report.verdict.status == "correct", report.verdict
+    assert report.verdict.status in RIGHT, report.verdict
     largest = max(report.errors[name].max_abs or 0 for name in ("logsumexp", "scores"))
     assert largest < 1e-5  # they are returned in float32, in which rounded operands have no error
 
@@ -99,18 +99,16 @@ def test_what_the_type_cannot_hold_is_refused() -> None:
 def test_scores_that_nearly_sum_to_zero() -> None:
     """By hand: the exact output is -34.34, with the error of the scores over their sum."""
     for error in (-7.4e-14, 0, 7.4e-14):
-        assert compare(np.array([[-34.34 + error]]), **NEARLY_ZERO).verdict.status in RIGHT
-    assert compare(np.array([[-34.34 + 1e-9]]), **NEARLY_ZERO).verdict.status == "wrong"
+        assert compare(np.array([[-34.34 + error]]), **NEARLY_ZERO, time_limit=0).verdict.status in RIGHT
+    assert compare(np.array([[-34.34 + 1e-9]]), **NEARLY_ZERO, time_limit=0).verdict.status == "wrong"
     exact = attend(**NEARLY_ZERO, include=["received", "head_outputs", "attention_weights"])
     arrays = {name: exact[name] * (1 + 4e-15) for name in ("received", "head_outputs", "attention_weights")}
-    assert compare(arrays, **NEARLY_ZERO).verdict.status in RIGHT
+    assert compare(arrays, **NEARLY_ZERO, time_limit=0).verdict.status in RIGHT
 
 
 @pytest.mark.parametrize("output", [0.0, 3e15, -7e16])
 def test_scores_that_sum_to_zero_may_have_any_output(output: float) -> None:
-    report = compare(np.array([[output]]), **ZERO)
-    assert report.verdict.status == "inconclusive"
-    assert report.hypotheses == []
+    assert compare(np.array([[output]]), **ZERO, time_limit=0).verdict.status in RIGHT
 
 
 def in_reverse(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -160,9 +158,9 @@ def test_another_order_of_sums_is_right(tokens: int) -> None:
             "key_norm": {},
         }
         arrays = in_another_order(fields)
-        report = compare(arrays, **fields)
+        report = compare(arrays, **fields, time_limit=0)
         assert report.verdict.status in RIGHT, (seed, report.verdict)
-        wrong = compare({**arrays, "scores": arrays["scores"] * (1 + 1e-11)}, **fields)
+        wrong = compare({**arrays, "scores": arrays["scores"] * (1 + 1e-11)}, **fields, time_limit=0)
         assert wrong.verdict.status in ("wrong", "imprecise")
 
 
@@ -171,8 +169,8 @@ def test_errors_of_products_that_cancel_are_right() -> None:
     query, key = np.array([[1e6 / 3, 1e6 / 7]]), np.array([[1e6 / 7, -1e6 / 3], [0.0, 0.0]])
     fields: dict[str, Any] = {"query": query, "key": key, "value": np.array([[1.0], [2.0]])}
     weight = 1 / (1 + np.exp(4e-6))
-    assert compare(np.array([[1 + weight]]), **fields).verdict.status in RIGHT
-    assert compare(np.array([[1.4]]), **fields).verdict.status == "wrong"
+    assert compare(np.array([[1 + weight]]), **fields, time_limit=0).verdict.status in RIGHT
+    assert compare(np.array([[1.4]]), **fields, time_limit=0).verdict.status == "wrong"
 
 
 def test_a_list_of_scales_that_is_ignored_is_named() -> None:

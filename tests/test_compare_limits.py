@@ -14,6 +14,7 @@ from attention_service import attend
 from attention_service.attention.shapes import Sizes
 from attention_service.backends.base import no_check
 from attention_service.codecs.decoded import Decoded
+from attention_service.comparison import inputs
 from attention_service.comparison.case import make_case
 from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, OPTIONS, made_scores, make_input, suggest
 from attention_service.comparison.memory import (
@@ -127,7 +128,9 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
     ("size", "options"),
     [(size, name) for size in RECIPES for name in CHOICES if size == "of usual heads" or len(CHOICES[name]) != 1],
 )
-def test_memory_is_estimated_for_every_made_input(size: str, options: str) -> None:
+def test_memory_is_estimated_for_every_made_input(size: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each seed takes the same memory; two are tried, as the first is kept meanwhile."""
+    monkeypatch.setattr(inputs, "TRIES", 2)
     sizes: Any = RECIPES[size]
     recipe = Recipe(frozenset(CHOICES[options]), keys=257, **sizes)
     peak = peak_of(lambda: suggest(recipe, tuple(MUTANTS), ("output",), 0, no_check))
@@ -237,9 +240,8 @@ def test_a_query_that_holds_the_scale_is_right(dtype: type, d: int, tokens: tupl
     """Also where √d is a power of two, so that the scale alone would round nothing."""
     for seed in range(2):
         fields, arrays = folded(dtype, d, tokens, seed)
-        report = compare(arrays, **fields)
+        report = compare(arrays, **fields, time_limit=0)
         assert report.verdict.status in RIGHT, report.verdict
-        assert report.hypotheses == []
 
 
 @pytest.mark.parametrize("d", [16, 64])
@@ -346,7 +348,9 @@ def test_made_inputs_show_mistakes_of_tiles(name: str) -> None:
     query, key, value = (found.fields[role][0, 0].astype(np.float64) for role in ("query", "key", "value"))
     for tile in (16, 32, 64, 128):
         wrong = without_rescale(query, key, value, tile)
-        assert compare(wrong, query=query, key=key, value=value, dtype="float32").verdict.status == "wrong"
+        assert (
+            compare(wrong, query=query, key=key, value=value, dtype="float32", time_limit=0).verdict.status == "wrong"
+        )
 
 
 def test_the_next_input_of_few_keys_shows_mistakes_of_tiles() -> None:

@@ -27,6 +27,8 @@ QUERY: Final = np.zeros((2, 3, 4))
 KEY: Final = np.random.default_rng(0).standard_normal((2, 3, 4))
 VALUE: Final = np.random.default_rng(1).standard_normal((2, 3, 4))
 REQUEST: Final[dict[str, Any]] = {"query": QUERY, "key": KEY, "value": VALUE, "layout": "hld", "is_causal": True}
+# The same where a test reads no names of mistakes, whose search takes most of the time.
+QUICK: Final = {**REQUEST, "time_limit": 0}
 OUTPUT: Final = VALUE.cumsum(axis=1) / np.arange(1, 4)[:, None]
 LOGSUMEXP: Final = np.broadcast_to(np.log(np.arange(1, 4)), (2, 3))
 
@@ -44,8 +46,8 @@ def test_a_report_is_printed_as_text_and_named_in_two_lines() -> None:
     line, message = repr(report).split("\n")
     assert re.fullmatch(r"CompareReport\(wrong in output, ratio \S+, proof: output\.mean_value\)", line)
     assert message == f"  {report.verdict.message}"
-    assert re.match(r"CompareReport\(inconclusive\)\n  \w", repr(compare(**REQUEST)))
-    assert re.match(r"CompareReport\(\w+, ratio \S+\)\n  \w", repr(compare(OUTPUT, **REQUEST)))
+    assert re.match(r"CompareReport\(inconclusive\)\n  \w", repr(compare(**QUICK)))
+    assert re.match(r"CompareReport\(\w+, ratio \S+\)\n  \w", repr(compare(OUTPUT, **QUICK)))
     for other in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
         assert (repr(other), other._repr_html_()) == (repr(report), report._repr_html_())
     # Over HTTP and on the command line it has the same fields.
@@ -77,7 +79,7 @@ def picture(html: str) -> ElementTree.Element:
 def test_notebooks_show_where_an_array_is_wrong() -> None:
     wrong = OUTPUT.copy()
     wrong[1, 2, 0] += 1
-    report = compared(wrong, **REQUEST)
+    report = compared(wrong, **QUICK)
     html = report._repr_html_()
     svg = picture(html)
     assert (
@@ -87,9 +89,9 @@ def test_notebooks_show_where_an_array_is_wrong() -> None:
     assert report._wrong is not None
     assert (report._wrong.grid > 10).tolist() == [[False] * 4, [False] * 4, [True, False, False, False]]
     assert "&lt;" not in html  # nothing in this text needs it
-    right = compared({"output": OUTPUT, "logsumexp": LOGSUMEXP / np.log(2)}, logsumexp_base="2", **REQUEST)
+    right = compared({"output": OUTPUT, "logsumexp": LOGSUMEXP / np.log(2)}, logsumexp_base="2", **QUICK)
     assert right._repr_html_().startswith("<pre>")
-    second = compared({"output": OUTPUT, "logsumexp": LOGSUMEXP}, logsumexp_base="2", **REQUEST)
+    second = compared({"output": OUTPUT, "logsumexp": LOGSUMEXP}, logsumexp_base="2", **QUICK)
     assert (picture(second._repr_html_()).findtext("{*}title") or "").startswith("logsumexp: heads down, rows across")
 
 
@@ -98,7 +100,7 @@ def test_places_and_worst_elements_name_their_array_and_its_axes() -> None:
     wrong = OUTPUT.copy()
     wrong[1, 2, 0] += 1
     query, key, value, output = (array.swapaxes(0, 1)[None] for array in (QUERY, KEY, VALUE, wrong))
-    report = compared(output, query=query, key=key, value=value, layout="blhd", is_causal=True)
+    report = compared(output, query=query, key=key, value=value, layout="blhd", is_causal=True, time_limit=0)
     assert [(place.array, place.message) for place in report.where] == [
         ("output", "1 of 24 elements of the output (4.2%) are wrong"),
         ("output", "head 1 only"),
@@ -117,7 +119,7 @@ def test_places_of_an_array_of_keys_count_keys() -> None:
     """Rows see 1, 2 and 3 keys with equal weights: what keys receive is 1 + 1/2 + 1/3, 1/2 + 1/3 and 1/3."""
     received = np.broadcast_to([11 / 6, 5 / 6, 1 / 3], (2, 3)).copy()
     received[1, 2] *= 2
-    report = compared({"received": received}, **REQUEST)
+    report = compared({"received": received}, **QUICK)
     assert [place.message for place in report.where] == [
         "1 of 6 elements of received (16.7%) are wrong",
         "head 1 only",
@@ -125,7 +127,7 @@ def test_places_of_an_array_of_keys_count_keys() -> None:
     ]
     assert "\n  received at head 1, key 2: 0.66666667 where 0.33333333 is right\n" in str(report)
     assert (picture(report._repr_html_()).findtext("{*}title") or "").startswith("received: heads down, keys across")
-    some = {**REQUEST, "select_heads": [1]}
+    some = {**QUICK, "select_heads": [1]}
     assert compared({"received": received[1:]}, **some).where[1].message == "key 2 only"
 
 
@@ -133,7 +135,7 @@ def test_the_verdict_says_which_array_is_right_and_which_is_wrong() -> None:
     report = compared({"output": OUTPUT, "logsumexp": LOGSUMEXP / np.log(2)}, **REQUEST)
     assert report.hypotheses[0].certainty == "proof"
     assert report.verdict.message.startswith("Wrong: the output is right; the logsumexp is wrong: ")
-    report = compared({"output": OUTPUT * 1.01, "logsumexp": LOGSUMEXP}, **REQUEST)
+    report = compared({"output": OUTPUT * 1.01, "logsumexp": LOGSUMEXP}, **QUICK)
     assert report.verdict.message.startswith("Wrong: the logsumexp is right; the output is wrong: ")
     noise = np.array([[0, 0, 0.3], [0.1, 0, 0]])
     report = compared({"output": OUTPUT, "logsumexp": LOGSUMEXP + noise}, **REQUEST)
@@ -161,7 +163,7 @@ def test_what_explains_half_of_the_error_is_not_in_the_verdict() -> None:
 
 
 def test_what_the_inputs_show_is_said_once_of_each_mistake() -> None:
-    report = compared(OUTPUT, **REQUEST)
+    report = compared(OUTPUT, **QUICK)
     report.power = ReportedPower(
         mutants=5,
         killed=1,
@@ -188,7 +190,7 @@ def test_the_mistake_of_the_kernel_in_torch_is_named_as_the_page_says() -> None:
 
 
 def test_the_text_in_notebooks_is_escaped() -> None:
-    report = compared(OUTPUT, **REQUEST)
+    report = compared(OUTPUT, **QUICK)
     report.verdict.message = "<script>&"
     assert "&lt;script&gt;&amp;" in report._repr_html_()
 
@@ -198,7 +200,7 @@ def test_a_large_picture_shows_a_single_wrong_element(place: tuple[int, int]) ->
     value = np.random.default_rng(0).standard_normal((2, 130))
     output = np.broadcast_to(value.mean(axis=0), (100, 130)).copy()
     output[place] = np.nan
-    report = compared(output, query=np.zeros((100, 1)), key=np.zeros((2, 1)), value=value)
+    report = compared(output, query=np.zeros((100, 1)), key=np.zeros((2, 1)), value=value, time_limit=0)
     assert report._wrong is not None
     assert report._wrong.grid.shape == (MOST, MOST)
     assert len(report._repr_html_()) < 6000, "a page of text, and one image"
@@ -208,20 +210,20 @@ def test_a_large_picture_shows_a_single_wrong_element(place: tuple[int, int]) ->
 
 def test_the_reference_is_returned_if_it_is_asked_for() -> None:
     sent = {"output": OUTPUT, "logsumexp": LOGSUMEXP / np.log(2)}
-    report = compare(sent, **REQUEST, logsumexp_base="2", reference=True)
+    report = compare(sent, **QUICK, logsumexp_base="2", reference=True)
     assert report.reference is not None
     assert list(report.reference) == ["output", "logsumexp"]
     np.testing.assert_allclose(report.reference["output"], OUTPUT, rtol=1e-14)
     np.testing.assert_allclose(report.reference["logsumexp"], LOGSUMEXP / np.log(2), atol=1e-14)
-    alone = compare(**REQUEST, reference=True)
+    alone = compare(**QUICK, reference=True)
     assert alone.reference is not None
     np.testing.assert_allclose(alone.reference["output"], OUTPUT, rtol=1e-14)
-    assert compare(sent, **REQUEST).reference is None
+    assert compare(sent, **QUICK).reference is None
     assert json.loads(report.model_dump_json())["reference"]["output"] == report.reference["output"].tolist()
 
 
 def test_the_reference_is_in_the_report_over_http(client: httpx.Client) -> None:
-    body = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in REQUEST.items()}
+    body = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in QUICK.items()}
     mask = {"mask": np.zeros((3, 3), bool).tolist(), "actual": {"logsumexp": [[None] * 3] * 2}}
     for more, expected in (({}, {"output": OUTPUT.tolist()}), (mask, {"logsumexp": [[None] * 3] * 2})):
         found = client.post("/attention/compare", json=body | more | {"reference": True}).json()["reference"]

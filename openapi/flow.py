@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import attention_service
@@ -55,6 +56,7 @@ def defines_operation(module: Path) -> bool:
     return any(ast.unparse(base).startswith(OPERATION) for item in classes for base in item.bases)
 
 
+@cache
 def imported(module: Path) -> set[str]:
     """The modules of the service that a module imports."""
     tree = ast.parse(module.read_text(encoding="utf-8"))

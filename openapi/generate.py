@@ -11,6 +11,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -116,6 +117,7 @@ def drawn(fields: dict[str, Any]) -> str:
     return Heatmap(make_heatmap_request(Decoded(fields, untyped)), Backends().choose("numpy", "cpu")).svg
 
 
+@cache
 def document() -> str:
     """The API document, of a service with default settings."""
     from attention_service.app import (

@@ -23,6 +23,7 @@ from PIL import Image
 from attention_service import attend
 from attention_service.attention.terms import CAUSES
 from attention_service.backends.registry import Backends
+from attention_service.cli import main
 from attention_service.codecs.decoded import Decoded
 from attention_service.errors import FieldConflict, InvalidRequest, InvalidValue
 from attention_service.pipeline.engine import Engine
@@ -464,20 +465,17 @@ def test_nulls_are_defaults(client: httpx.Client) -> None:
     assert client.post("/attention/heatmap", json=REQUEST | {"heatmap": None}).content == plain.content
 
 
-def test_the_command_line_draws(tmp_path: Path) -> None:
+def test_the_command_line_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Here; tests/test_cli.py has a process that draws what it reads."""
     request = tmp_path / "request.json"
     request.write_text(json.dumps(REQUEST | {"heatmap": {"title": "from the file"}}))
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "attention_service", "heatmap", str(request), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert run("-o", str(tmp_path / "a.svg"), "--stage", "scores").returncode == 0
+    assert main(["heatmap", str(request), "-o", str(tmp_path / "a.svg"), "--stage", "scores"]) == 0
     root = ElementTree.parse(tmp_path / "a.svg").getroot()
     assert "from the file" in texts(root)
     assert cells(root)["q → 0"][0] == "1"
-    wrong = run("-o", str(tmp_path / "a.gif"))
-    assert (wrong.returncode, ".png" in wrong.stderr) == (2, True)
+    assert main(["heatmap", str(request), "-o", str(tmp_path / "a.gif")]) == 2
+    assert ".png" in capsys.readouterr().err
     piped = subprocess.run(
         [sys.executable, "-m", "attention_service", "heatmap", "-", "-o", "-", "--stage", "scores"],
         input=request.read_bytes(),
@@ -485,8 +483,8 @@ def test_the_command_line_draws(tmp_path: Path) -> None:
         check=False,
     )
     assert (piped.returncode, piped.stderr, piped.stdout) == (0, b"", (tmp_path / "a.svg").read_bytes())
-    bad = run("-o", str(tmp_path / "a.svg"), "--max-cells", "0")
-    assert (bad.returncode, "/heatmap/max_cells" in bad.stderr) == (1, True)
+    assert main(["heatmap", str(request), "-o", str(tmp_path / "a.svg"), "--max-cells", "0"]) == 1
+    assert "/heatmap/max_cells" in capsys.readouterr().err
 
 
 def test_the_examples_of_the_page_draw(client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

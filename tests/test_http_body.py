@@ -78,7 +78,7 @@ def test_the_lease_of_a_body_grows_as_it_arrives(length: int | None) -> None:
 
 
 def test_many_small_chunks_take_little_more_memory_than_they_hold() -> None:
-    count, size = 50_000, 10
+    count, size = 10_000, 10
     tracemalloc.start()
     try:
         body, _, _ = received(Sender(size, count))

@@ -6,8 +6,6 @@ Expected numbers are the definition, written in NumPy.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -19,6 +17,7 @@ import pytest
 from attention_service import attend
 from attention_service.attention.outputs import FORWARD, OUTPUTS
 from attention_service.attention.spec import Output
+from attention_service.cli import main
 from tests.helpers import oip, wire
 from tests.helpers.backends import BACKENDS, compute_as_if_large
 from tests.test_encoding import untyped
@@ -174,11 +173,10 @@ def test_outputs_are_right_over_grpc(variant: str, grpc: Any) -> None:
         check(grpc.infer(messages.request(arrays, parameters, outputs=("output", *include))), include, variant)
 
 
-def test_outputs_are_right_on_the_command_line(tmp_path: Path) -> None:
+def test_outputs_are_right_on_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "request.json"
     variant = "a masked row in the middle"
     options, _ = VARIANTS[variant]
     file.write_bytes(wire.write(request() | options | {"num_heads": H, "include": list(NAMES)}, wire.JSON))
-    command = [sys.executable, "-m", "attention_service", "compute", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    check(json.loads(done.stdout), list(NAMES), variant, is_json=True)
+    assert main(["compute", str(file)]) == 0
+    check(json.loads(capfd.readouterr().out), list(NAMES), variant, is_json=True)

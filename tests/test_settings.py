@@ -295,4 +295,4 @@ def test_the_table_of_settings_has_every_choice_and_is_the_same_on_every_machine
     assert "| `16.0KiB` |" in rows["ATTENTION_READ_RATE"]
     command = [sys.executable, "-m", "attention_service", "settings"]
     limited = ["sh", "-c", 'ulimit -v 1048576; exec "$@"', "sh", *command]
-    assert run(limited).stdout == run(command).stdout == f"{table()}\n"
+    assert run(limited).stdout == f"{table()}\n"  # as in this process, which has all memory

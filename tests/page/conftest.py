@@ -5,17 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, Route, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    Request,
+    WebError,
+    expect,
+    sync_playwright,
+)
 
 from tests.conftest import app, serving
 from tests.page.helpers import wait
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-expect.set_options(timeout=15_000)
+expect.set_options(timeout=60_000)
 
 
 @pytest.fixture(scope="session")
@@ -37,30 +47,43 @@ def address(service: httpx.Client) -> str:
     return str(service.base_url)
 
 
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    """A context whose requests to other machines fail the test, as do errors of scripts and policies."""
+@pytest.fixture(scope="session")
+def shared_context(browser: Browser) -> Iterator[BrowserContext]:
+    """One cache for the modules of the page, which keeps nothing else."""
     context = browser.new_context(
         viewport={"width": 1440, "height": 900}, permissions=["clipboard-read", "clipboard-write"]
     )
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def context(shared_context: BrowserContext) -> Iterator[BrowserContext]:
+    """A context whose requests to other machines fail the test, as do errors of scripts and policies."""
+    context = shared_context
     foreign: list[str] = []
     faults: list[str] = []
 
-    def only_here(route: Route, request: Request) -> None:
+    def ask(request: Request) -> None:  # `route` would take each request of each module through this process
         if urlsplit(request.url).hostname not in ("127.0.0.1", None):
             foreign.append(request.url)
-        route.continue_()
 
     def note(message: ConsoleMessage) -> None:
         refused = "Failed to load resource" in message.text  # what tests of errors ask for
         if message.type in ("error", "warning") and not refused:
             faults.append(message.text)
 
-    context.route("**/*", only_here)
-    context.on("console", note)
-    context.on("weberror", lambda error: faults.append(str(error.error)))
+    def fail(error: WebError) -> None:
+        faults.append(str(error.error))
+
+    listeners: dict[Any, Callable[..., None]] = {"request": ask, "console": note, "weberror": fail}
+    for event, listener in listeners.items():
+        context.on(event, listener)
     yield context
-    context.close()
+    for page in context.pages:
+        page.close()
+    for event, listener in listeners.items():
+        context.remove_listener(event, listener)
     assert foreign == []
     assert faults == []
 

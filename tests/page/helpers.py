@@ -24,7 +24,7 @@ def wait(page: Page, changes: int = 1) -> None:
             && measure.startTime + 0.01 >= mark.startTime;
         }""",
         arg=changes,
-        timeout=30_000,
+        timeout=120_000,
     )
 
 

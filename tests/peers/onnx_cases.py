@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ class OnnxCase:
     outputs: dict[str, np.ndarray]
 
 
+@cache
 def collect(operator: str) -> list[OnnxCase]:
     """All tests of an operator, without those of its expansion into other operators.
 

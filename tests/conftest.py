@@ -35,6 +35,9 @@ if find_spec("hypothesis"):  # the environment of `make test-clients` does not h
     examples.register_profile("deep", max_examples=2000, **sound)  # by `make test-deep`
     examples.load_profile("sample")
 
+# Seconds. No test asserts how long an answer takes; a comparison on a busy machine may take more than half a minute.
+CLIENT_TIMEOUT = 600.0
+
 # Buffers for results hold NaN, so that an output that was not computed cannot pass.
 ArrayLibrary.fill = math.nan
 
@@ -53,7 +56,7 @@ def serving(app: FastAPI | Callable[..., Any], **options: Any) -> Iterator[httpx
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         scheme = "https" if options.get("ssl_certfile") else "http"
-        with httpx.Client(base_url=f"{scheme}://127.0.0.1:{port}", timeout=30, verify=False) as client:
+        with httpx.Client(base_url=f"{scheme}://127.0.0.1:{port}", timeout=CLIENT_TIMEOUT, verify=False) as client:
             yield client
     finally:
         server.should_exit = True
@@ -115,5 +118,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     url = request.config.getoption("--url")
-    with httpx.Client(base_url=url, timeout=30) if url else serving(app()) as client:
+    with httpx.Client(base_url=url, timeout=CLIENT_TIMEOUT) if url else serving(app()) as client:
         yield client

@@ -26,7 +26,7 @@ class Remote:
     def send(self, method: str, data: bytes = b"", **more: Any) -> bytes:
         """The bytes of the response to a request in bytes. Errors: grpc.RpcError."""
         call: Any = self.channel.unary_unary(f"/{SERVICE}/{method}")
-        answer, info = call.with_call(data, timeout=more.pop("timeout", 30), **more)
+        answer, info = call.with_call(data, timeout=more.pop("timeout", 600), **more)
         self.trailers = dict(info.trailing_metadata())
         return bytes(answer)
 

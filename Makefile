@@ -144,7 +144,9 @@ test-fast: $(VENV)/.test ## the tests that are not marked slow, without coverage
 # The oldest and the newest: a change that breaks only a version between them has not been seen.
 PYENV_PYTHONS := $(sort $(wildcard $(HOME)/.pyenv/versions/3.1[1-9].*/bin/python))
 # Tests of numbers, which NumPy computes in the same way in each.
-OF_NUMBERS := tests/memory tests/test_options.py tests/test_gradients.py $(wildcard tests/test_compare*.py tests/test_conformance*.py)
+OF_NUMBERS := tests/memory $(wildcard tests/test_compare*.py tests/test_conformance*.py) $(patsubst %,tests/test_%.py, \
+	batch_invariance corner_cases gates gradients head_scales hidden_by laws long_sequences norms options outputs properties \
+	relative_keys rotation_tables selected_keys sigmoid sinks tiles)
 OTHER_PYTHONS ?= $(firstword $(PYENV_PYTHONS)) $(lastword $(PYENV_PYTHONS))
 
 .PHONY: test-pythons

@@ -49,16 +49,17 @@ def assert_freed() -> Iterator[None]:
     """Disables garbage collection inside, and asserts at the end that no objects or tracebacks of requests are left."""
     gc.collect()
     gc.disable()
+    gc.freeze()  # `gc.get_objects` lists only what is made from here on
     try:
-        before = {id(found) for found in gc.get_objects() if type(found) in {*KINDS, TracebackType}}
         yield
-        until(lambda: not _left(before))  # the server may still be returning from the last function
+        until(lambda: not _is_left())  # the server may still be returning from the last function
     finally:
+        gc.unfreeze()
         gc.enable()
 
 
-def _left(before: set[int]) -> bool:
-    return any(id(found) not in before and (type(found) in KINDS or _is_ours(found)) for found in gc.get_objects())
+def _is_left() -> bool:
+    return any(type(found) in KINDS or _is_ours(found) for found in gc.get_objects())
 
 
 def _is_ours(found: object) -> bool:

@@ -213,8 +213,8 @@ CASES = [
         SAFETENSORS,
         SAFETENSORS,
         lambda: (
-            heads(8, 2, 500, 20_000, 128)
-            | {"selected_keys": 2000 * digits(8, 500, 2000), "bias": normal(500, 20_000), "include": ["entropy"]}
+            heads(8, 2, 200, 20_000, 128)
+            | {"selected_keys": 2000 * digits(8, 200, 2000), "bias": normal(200, 20_000), "include": ["entropy"]}
         ),
     ),
     Case(
@@ -241,7 +241,7 @@ CASES = [
         SAFETENSORS,
         SAFETENSORS,
         lambda: {
-            "input": normal(2, 4000, 256, dtype=F2),
+            "input": normal(2, 1000, 256, dtype=F2),
             "projection": {"gate": {"weight": normal(2048, 256), "activation": "silu"}} | maps(256, 2048),
             "value_norm": {"kind": "layer", "over": "all", "weight": normal(2048)},
             "num_heads": 16,

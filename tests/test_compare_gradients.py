@@ -271,3 +271,61 @@ def test_inputs_for_a_request_with_a_cotangent_have_one(tmp_path: Path, capsys: 
     assert np.shape(fields["grad_output"]) == (*np.shape(fields["query"])[:3], np.shape(fields["value"])[3])
     assert fields["gradients"] == "all"
     assert compare(**fields).power.weak == []
+
+
+@pytest.mark.parametrize("garbage", [1e5, np.nan])
+def test_hidden_keys_change_no_verdict(garbage: float) -> None:
+    """A cache has anything behind its last key: it is read by nobody, and no baseline grows by it."""
+    fields = request(0, TYPES["float32"], key_lengths=np.array([60, 60]))
+    found = attend(**fields, gradients="all")
+    right = {name: np.array(found[name]) for name in ("grad_query", "grad_key", "grad_value")}
+    hidden = fields | {name: fields[name].copy() for name in ("key", "value")}
+    for name in ("key", "value"):
+        hidden[name][:, :, 60:] = garbage
+    ratio = compare(right, **fields, time_limit=1e-3).verdict.ratio
+    assert compare(right, **hidden, time_limit=1e-3).verdict.ratio == pytest.approx(ratio, rel=0.5)
+    wrong = {**right, "grad_query": right["grad_query"] * np.float32(1.01)}
+    assert compare(wrong, **hidden).verdict.status == "wrong"
+    zeros = compare(np.zeros_like(found.output), **hidden, time_limit=1e-3)
+    assert zeros.verdict.ratio == pytest.approx(compare(np.zeros_like(found.output), **fields).verdict.ratio, rel=0.5)
+
+
+def test_what_is_not_0_is_never_proved_to_be_0() -> None:
+    """Gradients of sinks in bfloat16 of one tile of queries alone: far smaller than the right ones, but no zeros."""
+    fields = request(0, TYPES["bfloat16"], length=200, sinks=np.linspace(-1, 1, 4).astype(np.float32))
+    found = attend(**fields, gradients="all")
+    report = compare({"grad_sinks": found.grad_sinks * np.float32(0.02)}, **fields)
+    assert not any(one.name == "grad.zero" and one.certainty == "proof" for one in report.hypotheses)
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-310])
+def test_subnormal_gradients_are_judged(size: float) -> None:
+    fields = BY_HAND | {"grad_output": [[size]]}
+    report = compare({"grad_value": [[1.0], [1.0]]}, **fields)
+    assert report.verdict.status == "wrong"
+    assert compare({"grad_value": [[size / 2], [size / 2]]}, **fields).verdict.ratio < 2  # type: ignore[operator]
+
+
+def test_a_sum_near_0_leaves_gradients_of_values_room() -> None:
+    """Scores are divided by their sum, which loses digits where they cancel: torch in float32 does as well."""
+    random = np.random.default_rng(0)
+    fields: dict[str, Any] = {
+        name: random.normal(size=(2, 60, 16)).astype(np.float32) for name in ("query", "key", "value")
+    }
+    fields |= {"grad_output": random.normal(size=(2, 60, 16)).astype(np.float32), "layout": "hld"}
+    scores = np.einsum("hqd,hkd->hqk", fields["query"], fields["key"]) / np.float32(4)
+    weights = scores / scores.sum(axis=-1, keepdims=True)
+    actual = {"grad_value": np.einsum("hqk,hqe->hke", weights, fields["grad_output"])}
+    verdict = compare(actual, **fields, normalization="sum", time_limit=1e-3).verdict
+    assert verdict.ratio is not None
+    assert verdict.ratio < 2
+
+
+def test_the_worst_elements_are_those_with_the_largest_ratios() -> None:
+    fields = request(0, TYPES["float32"], length=256, is_causal=True, query_offset=np.asarray(0))
+    found = returned(fields)
+    found["grad_value"][0, 0, -1, 3] *= np.float32(1.1)
+    report = compare(found, **fields, time_limit=1e-3)
+    assert report.where[0].worst is not None
+    assert report.where[0].worst[0].index == [0, 0, 255, 3]
+    assert report.where[0].worst[0].actual == pytest.approx(float(found["grad_value"][0, 0, -1, 3]))

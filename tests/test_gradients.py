@@ -546,13 +546,6 @@ def test_the_inference_protocol_returns_the_arrays_that_it_is_asked_for(client: 
     assert "projection.query.kernel" in answer.text
 
 
-def test_a_comparison_refuses_gradients(client: httpx.Client) -> None:
-    request = as_lists(layer()) | {"actual": {"output": as_lists(attend(**layer()).output)}}
-    answer = client.post("/attention/compare", json=request)
-    assert answer.status_code == httpx.codes.UNPROCESSABLE_ENTITY
-    assert answer.json()["errors"][0]["pointer"] == "/grad_output"
-
-
 def test_a_picture_is_that_of_the_request_without_gradients() -> None:
     fields = layer()
     plain_fields = {name: value for name, value in fields.items() if not name.startswith("grad")}

@@ -154,7 +154,10 @@ def steps_of(case: Case, plain: Case, sample: Sample, *, of_scores: bool) -> Err
     with np.errstate(all="ignore"):
         scores = np.where(seen, scaled_scores(problem), 0).astype(np.float64)
         products, inherited = _errors_of_scores(case, sample, seen)
-        root, value = math.sqrt(case.plan.sizes.key_length), largest(problem.value)
+        visible = np.expand_dims(
+            np.broadcast_to(seen, scores.shape).any(axis=2), -1
+        )  # values of hidden keys count for nothing
+        root, value = math.sqrt(case.plan.sizes.key_length), largest(np.where(visible, problem.value, 0))
         errors, legal = np.zeros(()), 0.0
         if of_scores and case.dtype.itemsize < 4:
             legal = _error_of_liberties(case, sample, problem)

@@ -132,8 +132,7 @@ class TileBackward:
         gradient, of_sinks = steps[plan.normalization](tile, weights, of_weights, stages)
         write(DZ, tile, gradient)
         parts += of_sinks
-        for term in plan.terms:
-            parts += term.backward(gradient, tile, lib)
+        parts += self.of_terms(gradient, tile)
         if plan.softcap is not None:
             gradient = gradient * self._shown(self.softcap_slope(stages), seen)
         write(DS, tile, gradient)
@@ -154,6 +153,10 @@ class TileBackward:
         xp, (b, h, r, _), groups = self.lib.xp, left.shape, tile.kv_heads.stop - tile.kv_heads.start
         left, right = (xp.reshape(x, (b, groups, h // groups * r, x.shape[-1])) for x in (left, right))
         return self.lib.matmul(xp.permute_dims(left, (0, 1, 3, 2)), right)
+
+    def of_terms(self, gradient: Array, tile: Tile) -> list[Part]:
+        """What a tile adds to the arrays of terms. gradient: (b, h, r, k), of the masked scores"""
+        return [part for term in self.plan.terms for part in term.backward(gradient, tile, self.lib)]
 
     def softcap_slope(self, stages: Mapping[str, Array]) -> Array:
         """The derivative (b, h, r, k) of the capped scores: 1 - tanh², as 4 σ' for its digits near 0."""

@@ -28,7 +28,7 @@ from attention_service.comparison.judged import Judged
 from attention_service.comparison.places import places, worst
 from attention_service.comparison.wrong import Wrong
 from attention_service.errors import InvalidArray, ShapeMismatch, shape
-from attention_service.schemas.compare import Fact, Place
+from attention_service.schemas.compare import Fact, Place, WorstElement
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,9 +133,17 @@ def _where(truth: GradientTruth, name: str) -> list[Place]:
     sent, right = truth.scaled(truth.sent, name), truth.scaled(truth.case.right, name)
     axes = axes_of(truth.case, name, sent.ndim)
     found = places(name, sent, right, CORRECT, axes)
-    found[0].axes = list(axes)
-    found[0].worst = worst(truth.sent[name], truth.case.right[name])
+    for whole in found[:1]:  # none where what is wrong is right by the last digit of the ratio
+        whole.axes = list(axes)
+        whole.worst = [_as_sent(one, truth, name) for one in worst(sent, right)]
     return found
+
+
+def _as_sent(one: WorstElement, truth: GradientTruth, name: str) -> WorstElement:
+    """One of the worst elements in baselines, with the numbers that were sent and that are right."""
+    at = tuple(one.index)
+    actual, reference = (float(array[at]) for array in (truth.sent[name], truth.case.right[name]))
+    return WorstElement(index=one.index, actual=actual, reference=reference)
 
 
 def axes_of(case: GradientCase, name: str, rank: int) -> tuple[str, ...]:

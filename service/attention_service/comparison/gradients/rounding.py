@@ -64,39 +64,45 @@ class Bounds(TileBackward):
         self.logsumexp = None if self.logsumexp is None else np.abs(self.logsumexp)
         self._slope = slope
         sizes = plan.sizes
-        most = np.sqrt(np.vecdot(self.key, self.key)).max(axis=2, initial=0.0)  # b g
-        lengths = np.sqrt(np.vecdot(self.query, self.query))  # b h q
-        scale = np.abs(np.broadcast_to(plan.scales, (sizes.num_heads,)))[:, None]
-        products = lengths * np.repeat(most, sizes.num_heads // sizes.num_kv_heads, axis=1)[..., None] * scale
+        self._group = sizes.num_heads // sizes.num_kv_heads
+        self._lengths = [np.sqrt(np.vecdot(array, array)) for array in (self.query, self.key)]
         extra = sum(float(np.max(term.largest_added(sizes))) for term in plan.terms)
         if plan.all_sinks is not None:
             extra += float(np.max(np.abs(plan.all_sinks), where=np.isfinite(plan.all_sinks), initial=0.0))
-        products = products + extra
-        roots = math.sqrt(sizes.key_length) + math.sqrt(sizes.value_dim) + math.sqrt(sizes.query_length)
+        self._added = extra
+        self._roots = 8 + math.sqrt(sizes.key_length) + math.sqrt(sizes.value_dim) + math.sqrt(sizes.query_length)
         # Weights below the smallest normal number may be 0, or have few digits.
         self._least = 2.0 ** (-1022 if of_type.itemsize == 8 else -126) / (epsilon(of_type) / 4)
+        self._steps = np.zeros(())  # of the tile that is computed
         self.reads = self.reads | {"masked_scores"}
-        self._steps = (8 + roots + (math.sqrt(sizes.head_dim) + 2) * products)[..., None]  # b h q 1
 
-    def steps(self, tile: Tile) -> np.ndarray:
-        """The error of weights in steps, relative to them, (b, h, r, 1)."""
-        found: np.ndarray = self._steps[tile.batch, tile.heads, tile.rows]
-        return found
+    def _steps_of(self, tile: Tile, seen: np.ndarray) -> np.ndarray:
+        """The error of weights in steps, relative to them, (b, h, r, 1): by the longest key that a query sees."""
+        keys = np.repeat(self._lengths[1][tile.batch, tile.kv_heads, tile.columns], self._group, axis=1)
+        most = np.max(np.broadcast_to(keys[:, :, None], seen.shape), axis=-1, where=seen, initial=0.0)
+        products = (
+            self._lengths[0][tile.batch, tile.heads, tile.rows] * most * np.abs(np.squeeze(self.scale(tile), None))
+        )
+        found: np.ndarray = self._roots + (math.sqrt(self.plan.sizes.head_dim) + 2) * (products + self._added)
+        return found[..., None]
 
     def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
         """The bounds on what a tile adds, as of TileBackward."""
+        seen = np.isfinite(stages["masked_scores"])
+        self._steps = self._steps_of(tile, seen)
         magnitudes = {name: np.abs(array) if name == "scores" else array for name, array in stages.items()}
         if "logsumexp" in stages:  # what sinks weigh, times their steps
-            magnitudes["logsumexp"] = stages["logsumexp"] - np.log(self.steps(tile)[..., 0])
-        seen = np.isfinite(stages["masked_scores"])
+            magnitudes["logsumexp"] = stages["logsumexp"] - np.log(self._steps[..., 0])
+        errors = weights * self._steps
         if self.plan.normalization == "sum":
-            weights = weights * _lost(stages["masked_scores"])
-        parts = super().run(tile, weights * self.steps(tile) + self._least * seen, magnitudes, write)
+            total, relative = self._of_sum(stages["masked_scores"])
+            errors = np.abs(weights) * relative + np.where(seen, self._steps - self._roots, 0) / total
+        parts = super().run(tile, errors + self._least * seen, magnitudes, write)
         return [part._replace(numbers=np.abs(part.numbers)) for part in parts]
 
     def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
         """The sum of the magnitudes of the terms of D, which are added."""
-        return -super().delta(tile, weights, of_weights) / self.steps(tile)
+        return -super().delta(tile, weights, of_weights) / self._steps
 
     def scale(self, tile: Tile) -> Array | float:
         """The magnitude of the scale."""
@@ -108,30 +114,29 @@ class Bounds(TileBackward):
     ) -> tuple[Array, list[Part]]:
         """The derivative of the sigmoid, with the errors of its score."""
         gradient, parts = super().sigmoid(tile, weights, of_weights, stages)
-        return gradient * self.steps(tile), parts
+        return gradient * self._steps, parts
 
     def sum(
         self, tile: Tile, weights: Array, of_weights: Array | None, stages: Mapping[str, Array]
     ) -> tuple[Array, list[Part]]:
-        """Magnitudes over the sum of the scores, whose relative error counts, too."""
-        scores = np.where(np.isfinite(stages["masked_scores"]), stages["masked_scores"], 0.0)
-        total, lost = scores.sum(axis=-1, keepdims=True), _lost(stages["masked_scores"])
+        """Magnitudes over the sum of the scores, whose relative error counts, too. weights: their errors"""
         assert of_weights is not None
-        gradient = of_weights * lost + (np.abs(weights) / self.steps(tile) * of_weights).sum(axis=-1, keepdims=True)
-        gradient = gradient * self.steps(tile) / np.where(total == 0, 1, np.abs(total))
-        return np.where(np.isfinite(stages["masked_scores"]) & (total != 0), gradient, 0.0), []
+        total, relative = self._of_sum(stages["masked_scores"])
+        gradient = (of_weights * relative + (weights * of_weights).sum(axis=-1, keepdims=True)) / total
+        return np.where(np.isfinite(stages["masked_scores"]), gradient, 0.0), []
+
+    def _of_sum(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The magnitude of the sum of the finite scores of each row, and its relative error, (b, h, r, 1) both."""
+        finite = np.isfinite(scores)
+        scores = np.where(finite, scores, 0.0)
+        total = np.abs(scores.sum(axis=-1, keepdims=True))
+        total[total == 0] = np.inf  # such rows are 0
+        spread = np.sqrt(finite.sum(axis=-1, keepdims=True)) * (self._steps - self._roots) * DEVIATIONS
+        return total, self._roots + (spread + self._roots * np.abs(scores).sum(axis=-1, keepdims=True)) / total
 
     def softcap_slope(self, stages: Mapping[str, Array]) -> Array:
         """The slope, and its absolute error: kernels subtract the square of tanh from 1."""
         return super().softcap_slope(stages) + self._slope
-
-
-def _lost(scores: np.ndarray) -> np.ndarray:
-    """The digits that the sum of the finite scores of each row loses, as a factor, (b, h, r, 1)."""
-    finite = np.where(np.isfinite(scores), scores, 0.0)
-    total = np.abs(finite.sum(axis=-1, keepdims=True))
-    found: np.ndarray = np.abs(finite).sum(axis=-1, keepdims=True) / np.where(total == 0, 1, total)
-    return found
 
 
 class Dithered(TileBackward):
@@ -159,7 +164,8 @@ class Dithered(TileBackward):
         noise = self._random.uniform(-1, 1, array.shape)
         noise *= np.abs(array) * self._unit + self._least * (array != 0)
         noise += array
-        noise[np.abs(array) <= self._least] = 0  # all alike, so that their errors add up
+        if self._random.random() < 1 / 2:
+            noise[np.abs(array) <= self._least] = 0  # all alike, so that their errors add up
         return noise
 
     def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
@@ -177,6 +183,10 @@ class Dithered(TileBackward):
             scores = np.abs(scores) + spread
         moved = weights * (1 + self._unit * self._random.uniform(-1, 1, scores.shape) * scores)
         return super().run(tile, moved, stages, write)
+
+    def of_terms(self, gradient: Array, tile: Tile) -> list[Part]:
+        """What a tile adds to a bias, from rounded gradients of scores."""
+        return super().of_terms(self.rounded(gradient), tile)
 
     def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
         """The product of each head, of rounded weights or gradients, rounded before heads of a group are added."""
@@ -228,7 +238,7 @@ def limits_of(case: GradientCase, right: Gradients, served: Gradients) -> Limits
     tanh = 4 * TANH_ERROR if approximates else 8 * step
     bounds = _bounds(case, step, tanh)
     spreads, worst = _spreads(case, right) if approximates else ({}, dict(served))
-    found = {}
+    found, smallest = {}, 2.0 ** (-1022 if of_type.itemsize == 8 else -126)  # products below it may be 0
     for name, array in right.items():
         limit = bounds[name] * step + DEVIATIONS * spreads.get(name, 0.0)
         if not _is_of_tiles(case, name):
@@ -236,7 +246,7 @@ def limits_of(case: GradientCase, right: Gradients, served: Gradients) -> Limits
             limit = np.maximum(limit, DEVIATIONS * apart + step * (2 + np.abs(array).max(initial=0.0)))
         stored = stored_dtype(case, name)
         least = np.minimum(np.abs(array), largest_number(stored))
-        limit = np.asarray(limit + ulp(least, stored) / 4 + TINY)
+        limit = np.asarray(limit + ulp(least, stored) / 4 + max(smallest, TINY))
         found[name] = np.where(limit < UNKNOWN, limit, UNKNOWN)  # also where it is NaN
     return Limits(found, worst)
 

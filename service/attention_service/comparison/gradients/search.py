@@ -33,7 +33,7 @@ from attention_service.comparison.mutants import MUTANTS
 from attention_service.comparison.power import Power
 from attention_service.comparison.recipes import recipe_of
 from attention_service.comparison.search import TOLD
-from attention_service.errors import InvalidRequest
+from attention_service.errors import InvalidRequest, Overflow
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.schemas.compare import Fact
 
@@ -181,8 +181,7 @@ def _answer(truth: GradientTruth, places_of: Mapping[str, np.ndarray], wrong: Co
     truth.case.check()
     name, variant, case = named
     with np.errstate(all="ignore"):
-        made = variant.run()
-        made = {**truth.case.right, **made}
+        made = _made(truth, variant)
         killed = truth.apart(made, truth.case.right) > CORRECT
         ratio, is_closer, contradicts = 0.0, False, False
         for one, sent in truth.sent.items():
@@ -191,7 +190,7 @@ def _answer(truth: GradientTruth, places_of: Mapping[str, np.ndarray], wrong: Co
             ratio = max(ratio, apart)
             if one not in wrong:
                 contradicts |= truth.ratio(one, made[one], truth.case.right[one]) > 2 * CORRECT
-            elif np.isfinite(sent).any():
+            elif np.isfinite(sent).any() and (made[one].any() or not sent.any()):  # 0 everywhere is seen, not fitted
                 from_right = truth.ratio(one, sent, truth.case.right[one])
                 is_closer |= truth.ratio(one, sent, made[one]) * PROOF < from_right
         arrays = {one: truth.scaled(made, one).ravel()[at] for one, at in places_of.items()}
@@ -199,6 +198,15 @@ def _answer(truth: GradientTruth, places_of: Mapping[str, np.ndarray], wrong: Co
     did = None if row is None else row.message
     is_proof = ratio <= CORRECT and is_closer and (sizes.key_length > 1 or sizes.query_length > 1)
     return Answer(Candidate((name,), case, arrays, did), killed, ratio, is_proof, contradicts)
+
+
+def _made(truth: GradientTruth, variant: Variant) -> Gradients:
+    """The gradients of a form of a mistake; NaN if it sees what is hidden, and is too large or no number."""
+    right = truth.case.right
+    try:
+        return {**right, **variant.run()}
+    except Overflow:
+        return {name: np.full(array.shape, np.nan) for name, array in right.items()}
 
 
 def _own_limits(truth: GradientTruth, name: str, made: np.ndarray) -> np.ndarray:
@@ -299,7 +307,7 @@ def shown_by(fields: dict[str, Any], wanted: Collection[str], backend: Backend, 
         for variant in GRADIENT_MUTANTS[name].edit(truth.case):
             seen.add(name)
             with np.errstate(all="ignore"):
-                made = {**truth.case.right, **variant.run()}
+                made = _made(truth, variant)
                 if not truth.apart(made, truth.case.right) > CORRECT:
                     alive.add(name)
     return seen - alive

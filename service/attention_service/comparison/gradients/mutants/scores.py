@@ -139,6 +139,20 @@ def causal_added(case: GradientCase) -> Iterator[Variant]:
         yield Variant(partial(other.run, partial(Recomputed, case=case)))
 
 
+@mutant("causal_shifted", "The backward pass applies the causal mask with another offset than the forward pass.")
+def causal_shifted(case: GradientCase) -> Iterator[Variant]:
+    if is_softmax(case) and case.spec.is_causal:
+        sizes, offset = case.plan.sizes, case.spec.query_offset
+        own = np.asarray(case.plan.roles.past_length) if offset is None else offset
+        others = {"one key more": own + 1, "one key less": own - 1, "the first query with the first key": own * 0}
+        others["the last query with the last key"] = own * 0 + sizes.key_length - sizes.query_length
+        for detail, other in others.items():
+            if (other != own).any():
+                yield Variant(
+                    partial(case.changed({"query_offset": other}).run, partial(Recomputed, case=case)), detail
+                )
+
+
 class Slope(Wrong):
     def __init__(
         self, *arguments: Any, case: GradientCase, slope: Callable[[np.ndarray], np.ndarray], stage: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -234,18 +234,15 @@ def first_chunk(case: GradientCase) -> Iterator[Variant]:
 
 
 class FirstOfBias(Wrong):
-    def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
-        parts = super().run(tile, weights, stages, write)
-        bias = next(term for term in self.plan.terms if isinstance(term, Bias))
-        gradient: list[Array] = []
-        super().run(tile, weights, stages, lambda name, _, block: gradient.append(block.copy()))
-        first = gradient[0]
+    def of_terms(self, gradient: Array, tile: Tile) -> list[Part]:
+        bias, first = next(term for term in self.plan.terms if isinstance(term, Bias)), gradient
         for axis, part in enumerate((tile.batch, tile.heads, tile.rows, tile.columns)):
             if bias.numbers.shape[axis] == 1 < self.lengths[axis]:
                 place = [1] * 4
                 place[axis] = -1
                 first = first * (np.arange(part.start, part.stop) == 0).reshape(place)
-        return [one for one in parts if one.field != "bias"] + bias.backward(first, tile, self.lib)
+        others = [one for one in super().of_terms(gradient, tile) if one.field != "bias"]
+        return others + bias.backward(first, tile, self.lib)
 
     @property
     def lengths(self) -> tuple[int, int, int, int]:

@@ -152,9 +152,11 @@ def test_heads_and_batch_entries_of_large_requests_are_asked_for(open_page: Open
 def test_there_is_no_gradient_without_a_cotangent(open_page: Open) -> None:
     page = open_page(example="gradient")
     page.evaluate("performance.clearMeasures()")
+    expect(page.locator("#loss")).to_be_visible()
     page.locator("#example").select_option("dot_product")
     wait(page)
     expect(page.locator(f"#pipeline button[value={STAGE}]")).to_be_hidden()
+    expect(page.locator("#loss")).to_be_hidden()
     page = open_page(example="dot_product", stage=STAGE)
     expect(page.locator("#large-title")).to_have_text("Weights")
 

@@ -11,13 +11,13 @@ export function paintStages(view) {
 	for (const button of find("pipeline").querySelectorAll("button")) {
 		const { value: name, dataset } = button;
 		button.hidden = !view.result.blocks[name];
+		button.setAttribute("aria-pressed", String(name === choice.stage));
 		if (button.hidden) continue;
 		const before = dataset.before; // equal, unless an option changes it
 		button.classList.toggle("same", !!before && view.once(`${name} same`, () => {
 			const { values } = view.block(before);
 			return view.block(name).values.every((value, at) => value === values[at]);
 		}));
-		button.setAttribute("aria-pressed", String(name === choice.stage));
 		keep(button.querySelector("span"), pixelsOf(view, view.grid(name), "stage"));
 		button.onclick = () => choose({ stage: name });
 	}

@@ -331,6 +331,30 @@ def test_the_own_request_starts_from_what_was_shown(open_page: Open) -> None:
     expect(page.locator("#status")).to_contain_text("2 × 2")
 
 
+def test_edits_of_the_own_request_keep_options_and_the_cell(open_page: Open) -> None:
+    """While its lengths stay, also after a text that cannot be read; an option that the text changes is the text's."""
+    page = open_page()
+    paste_text(page, "input = [[1, 0], [0, 1], [1, 1]]")
+    wait(page)
+    fill(page, "is_causal", True)
+    fill(page, "scale", 0.5)
+    for key in ("ArrowDown", "ArrowRight"):
+        page.locator("#large").press(key)
+    page.locator("#pipeline button[value=masked_scores]").click()
+    for text in ("input = [[1, 0], [2", 'input = [[1, 0], [2, 1], [1, 1]]\nquery_tokens = ["I", "see", "you"]'):
+        page.locator("#pasted").fill(text)
+        expect(page.locator("#problem")).to_be_visible(visible="query" not in text)
+    readout = page.locator("#readout")
+    expect(readout).to_have_text("query 1 “\u2068see\u2069”, key 1 “\u2068see\u2069”: 2.500000")  # 5 · 0.5
+    expect(page.locator("[name=is_causal]")).to_be_checked()
+    page.locator("#pasted").fill("input = [[1, 0], [2, 1], [1, 1]]\nscale = 2")
+    expect(readout).to_have_text("query 1, key 1: 10.000000")
+    expect(page.locator("[name=is_causal]")).to_be_checked()
+    page.locator("#pasted").fill("input = [[1, 0], [2, 1]]")
+    expect(readout).to_contain_text("query 0, key 0: 0.330238")  # 1 / (1 + exp(1 / √2))
+    expect(page.locator("[name=is_causal]")).not_to_be_checked()
+
+
 def test_the_own_request_starts_small_where_the_example_is_large(open_page: Open) -> None:
     page = open_page(example="sentence", text="a " * 100, dim=100)
     page.locator("#example").select_option("data")

@@ -147,7 +147,7 @@ function showError(error) {
 }
 
 /** @type {load} */
-const load = (request, changed = {}) => {
+const load = (request, changed) => {
 	Object.assign(state, { request, choice: firstChoice(), former: undefined, zoom: undefined });
 	showOptions(request, changed);
 	send();
@@ -165,9 +165,15 @@ async function loadSource() {
 	for (const kind of /** @type {const} */ (["sentence", "data"])) find(kind).hidden = find(kind).disabled = example !== kind;
 	const { text, dim, seed } = readForm("source");
 	find("lesson").textContent = state.examples[example]?.text ?? "";
-	if (example in state.examples) load(state.examples[example].request);
+	if (example in state.examples) load(state.examples[example].request, {});
 	else if (example === "sentence") load(sentenceRequest(text, Math.max(1, Math.trunc(Number(dim))), seed), { num_heads: readForm("options").num_heads });
 	else await loadOwn(shown);
+}
+
+/** @param {Fields} request */
+function lengthsOf(request) {
+	const { b, q, k } = sizesOf(request);
+	return [b, q, k].join();
 }
 
 /** @type {loadOwn} */
@@ -186,8 +192,10 @@ async function loadOwn(shown) {
 	find("packed").value = packed;
 	if ((text || files.length) && !packed) find("copy-link").title = find("copy-link").dataset.large ?? "";
 	writeAddress({});
-	load(text ? requestOfText(text) : request);
-	if (isNew) state.choice = choice;
+	const next = text ? requestOfText(text) : request;
+	const isEdited = !shown && state.result && lengthsOf(next) === lengthsOf(state.result.request);
+	load(next, isEdited ? undefined : {});
+	if (isNew || isEdited) state.choice = choice;
 }
 
 async function loadAddress() {

@@ -34,6 +34,7 @@ export const changedOptions = () => Object.fromEntries(Object.entries(readForm("
 /** @type {showOptions} */
 export const showOptions = (request, changed) => {
 	const [options, more] = [find("options"), find("more")];
+	const [former, mine] = [own, Object.entries(changedOptions())];
 	const keys = sizesOf(request).k;
 	options.reset();
 	options.key_lengths.max = keys;
@@ -43,7 +44,7 @@ export const showOptions = (request, changed) => {
 		control.disabled = request[control.name] instanceof Object || (control.name === "layout" && (!/^(ld|dl)$/.test(control.value) || hasTensors(request)));
 	}
 	own = readForm("options");
-	writeForm("options", { ...own, ...changed });
+	writeForm("options", { ...own, ...(changed ?? Object.fromEntries(mine.filter(([name]) => own[name] === former[name]))) });
 	more.open ||= !!more.querySelector("option:checked:not(:first-child, [hidden]), input:not(:placeholder-shown)");
 };
 

@@ -56,7 +56,7 @@ declare global {
   /** Nested lists with these axes and lengths: 1 where each axis has this index, 0 elsewhere. */
   type oneHot = (axes: string[], shape: number[], at: Record<string, number>, number?: number) => any;
   type compute = (signal: AbortSignal) => Promise<void>;
-  /** Shows a request with its own options, some changed. */
+  /** Shows a request with its own options, some changed: by default those that the user has changed before. */
   type load = (request: Fields, changed?: Options) => void;
   /** Shows the user's own request: from the text, else from the files, else from what was shown before. */
   type loadOwn = (shown?: Fields) => Promise<void>;
@@ -75,8 +75,8 @@ declare global {
   type readForm = (id: "options" | "source") => Options;
   type controlsOf = (id: "options" | "source") => Iterable<HTMLInputElement>;
   type writeForm = (id: "options" | "source", values: Options) => void;
-  /** Shows the options of a request. Lists cannot be changed. */
-  type showOptions = (request: Fields, changed: Options) => void;
+  /** Shows the options of a request, some changed: by default those that the user has changed, and the request has not. Lists cannot be changed. */
+  type showOptions = (request: Fields, changed?: Options) => void;
   /** Shows faults at their controls, all others after `near`, by default above the pictures. */
   type showFaults = (faults?: Fault[], title?: string, near?: Element) => void;
   /** The options whose controls the user has changed: all others are sent as the request has them. */

@@ -77,6 +77,9 @@ def test_a_large_scale_takes_one_key_and_a_small_one_all() -> None:
     assert (weights("softmax_and_scale", scale=1).max(axis=-1) > 0.7).all()
     assert np.abs(weights("softmax_and_scale", scale=0.001) - 0.2).max() < 0.01
     np.testing.assert_allclose(weights("softmax_and_scale").sum(axis=-1), 1)
+    for d in (16, 256):
+        query, key = np.random.default_rng(d).normal(size=(2, 10_000, d))
+        np.testing.assert_allclose((query * key).sum(axis=-1).std(), np.sqrt(d), rtol=0.05)
 
 
 def test_a_causal_mask_hides_what_comes_after_the_query() -> None:

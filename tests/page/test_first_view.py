@@ -167,7 +167,7 @@ def test_the_padding_of_a_batch_stays_as_sent(open_page: Open) -> None:
     expect(page.locator("#status")).to_contain_text("3 × 3")
     expect(page.locator("[name=key_lengths]")).to_be_disabled()
     expect(page.locator("#padding")).to_have_text("as the request has it for each entry")
-    expect(page.locator("#row .sum td").nth(4)).to_have_text("1.0000")
+    expect(page.locator("#row .sum td").nth(5)).to_have_text("1.0000")
 
 
 def test_on_a_phone_the_picture_comes_before_the_options(open_page: Open) -> None:

@@ -80,6 +80,15 @@ def test_the_numbers_of_one_cell_are_written_out(open_page: Open) -> None:
     expect(steps).to_contain_text("Largest score1.495")
     expect(steps).to_contain_text("exp(1.495 − 1.495) = 1")
     expect(steps).to_contain_text("1 / 4.203601 ≈ 0.237891")
+    expect(steps).to_contain_text("so that no exponential overflows")
+    page.locator("[name=scale]").fill("2")  # 2 · 0.9544 = 1.9088, and exp(1.9088 − 2.99) = 0.3392
+    heads = page.locator(".by-hand th[scope=col]:visible")
+    expect(heads).to_have_text(["key", "score", "scaled", "exp(· − max)", "weight", "weight · v"])
+    expect(page.locator("#row tr").first.locator("td:visible")).to_have_text(
+        ["0.9544", "1.9088", "0.3392", re.compile("."), re.compile(".")]
+    )
+    page.locator("[name=scale]").fill("1")
+    expect(heads).to_have_text(["key", "score", "exp(· − max)", "weight", "weight · v"])
     expect(page.locator("#row .sum")).to_contain_text("1.0000")
 
 

@@ -82,7 +82,7 @@ function weightSteps(view, { normalization, max, parts, sum }) {
 	if (normalization === "sigmoid") return [...steps, ["Weight", formula("1 / (1 + exp(−{0}))", masked, weight)]];
 	if (normalization === "softmax") {
 		const exponential = formula("exp({0} − {1})", masked, max, part);
-		steps.push(["Largest score", signed(rounded(max))], ["Exponential", masked === max ? exponential.replace("≈", "=") : exponential]);
+		steps.push(["Largest score", `${signed(rounded(max))}, subtracted so that no exponential overflows; the weights stay the same`], ["Exponential", masked === max ? exponential.replace("≈", "=") : exponential]);
 	}
 	const terms = parts.map((_, n) => `{${n}}${n === view.block("all_scores").cols ? " (sink)" : ""}`);
 	return [...steps, ["Sum", formula(joined(terms), ...parts, sum)], ["Weight", sum ? formula("{0} / {1}", part, sum, weight) : "0 by definition, as the sum is 0"]];
@@ -173,20 +173,20 @@ function paintTable(view, all) {
 
 /** @type {rowsOf} */
 function rowsOf(view, { normalization, parts, sum }, keys) {
-	const [, scaled, capped, masked, weights] = SCORES.map((name) => view.row(name));
+	const [scores, scaled, capped, masked, weights] = SCORES.map((name) => view.row(name));
 	/** @param {number[]} values */
 	const listed = (values, factor = 1) => joined(values.map((value, n) => (n < 8 ? show(value * factor, 3) : "")), ", ", 8);
 	const rows = keys.map((key) => {
-		const numbers = [scaled[key] ?? "", capped[key] ?? "", masked[key], parts[view.index("key", key)], weights[key], listed(view.row("present_value", key), weights[key])];
+		const numbers = [scores[key] ?? "", scaled[key] ?? "", capped[key] ?? "", masked[key], parts[view.index("key", key)], weights[key], listed(view.row("present_value", key), weights[key])];
 		const row = tableRow(view.label("key", key), numbers, { "data-key": key, "data-axis": "key" });
 		row.onclick = () => view.choose({ key });
 		return row;
 	});
 	const all = view.row("all_weights");
 	const more = all.length - keys.length;
-	if (more) rows.push(tableRow("…", [`${more} more`, "", "", "", "", ""], {}));
-	if (view.result.request.sinks) rows.push(tableRow("sink", ["", "", view.at("sinks"), parts[all.length], "", ""], {}));
+	if (more) rows.push(tableRow("…", [`${more} more`, "", "", "", "", "", ""], {}));
+	if (view.result.request.sinks) rows.push(tableRow("sink", ["", "", "", view.at("sinks"), parts[all.length], "", ""], { class: "sink" }));
 	const total = all.reduce((sum, weight) => sum + weight, 0);
-	const numbers = ["", "", "", normalization === "sigmoid" ? "" : sum, total, listed(view.row("head_outputs"))];
+	const numbers = ["", "", "", "", normalization === "sigmoid" ? "" : sum, total, listed(view.row("head_outputs"))];
 	return [...rows, tableRow("Σ", numbers, { class: "sum" })];
 }

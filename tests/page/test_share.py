@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import BrowserContext, Page, Route, expect
 
 from tests.page.helpers import copied, download, numbers, open_details, paste_text, wait
 
@@ -51,6 +51,28 @@ def packed(text: bytes) -> str:
 def own_data(page: Page, text: str) -> None:
     paste_text(page, text)
     wait(page)
+
+
+def refuse_clipboard(route: Route) -> None:
+    response = route.fetch()
+    route.fulfill(response=response, headers={**response.headers, "permissions-policy": "clipboard-write=()"})
+
+
+def test_it_says_if_a_text_was_copied_and_where_a_link_works(open_page: Open) -> None:
+    page = open_page()
+    note = page.locator("#copied-note")
+    open_details(page, "share")
+    page.locator("#copy-link").click()
+    expect(note).to_have_text("Copied. It works on this computer only; for others, save the page as HTML.")
+    page.locator("#copied button").click()
+    page.locator("#copy-curl").click()
+    expect(note).to_have_text("Copied.")
+    page.route("**/", refuse_clipboard)
+    page.reload()
+    wait(page)
+    open_details(page, "share")
+    page.locator("#copy-link").click()
+    expect(note).to_contain_text("The browser does not allow copying")
 
 
 def test_a_link_and_a_reload_restore_own_data(open_page: Open, context: BrowserContext) -> None:
@@ -173,6 +195,13 @@ def test_a_picture_has_its_title_and_its_size(open_page: Open, folder: Path) -> 
     assert "Scaled" in [element.text for element in svg.iter("{http://www.w3.org/2000/svg}text")]
     _, _, width, height = map(float, (svg.get("viewBox") or "").split())
     assert float((svg.get("height") or "").removesuffix("mm")) == pytest.approx(85 * height / width)
+    for size, (most_width, most_height) in {"180": (180, 240), "338.67": (338.67, 190)}.items():
+        page.locator("#save-size").select_option(size)
+        svg = ElementTree.fromstring(download(page, "#save-svg", folder).read_text())
+        wide, high = (float((svg.get(side) or "").removesuffix("mm")) for side in ("width", "height"))
+        assert wide / high == pytest.approx(width / height)
+        assert max(wide / most_width, high / most_height) == pytest.approx(1), "the larger side fits exactly"
+    page.locator("#save-size").select_option("85")
     page.locator("#save-title").fill("Scores of a small model")
     png = download(page, "#save-png", folder).read_bytes()
     assert abs(int.from_bytes(png[16:20], "big") - 85 / 25.4 * 300) <= 3, "300 pixels an inch"

@@ -342,7 +342,8 @@ function listenToShares() {
 	}
 	find("copy-link").onclick = () => {
 		find("link-note").textContent = find("copy-link").title; // why there is no link
-		if (!find("copy-link").title) return copy(location.href);
+		const isLocal = /^(localhost|127\..*|\[::1\])$/.test(location.hostname);
+		if (!find("copy-link").title) return copy(location.href, isLocal ? find("copied-note").dataset.local : "");
 	};
 	find("save-json").onclick = () => download("attention.json", addressOf(toText({ request: asked(), answer: answer() })));
 	find("save-svg").onclick = find("save-png").onclick = savePicture;

@@ -56,11 +56,13 @@ export const asProgram = (language, address, request) => {
 };
 
 /** @type {copy} */
-export function copy(text) {
+export async function copy(text, note = "") {
 	find("copied-text").value = text;
+	find("copied-note").textContent = "";
 	find("copied").showModal();
 	find("copied-text").select();
-	return navigator.clipboard?.writeText(text);
+	const isCopied = await navigator.clipboard?.writeText(text).then(() => true, () => false); // undefined: an address without https
+	find("copied-note").textContent = `${find("copied-note").dataset[isCopied ? "done" : "failed"]} ${note}`;
 }
 
 /** @type {download} */
@@ -85,8 +87,9 @@ function asPicture(what) {
 	const title = find("save-title").value || document.querySelector(`#${what}-title`)?.firstChild?.textContent;
 	const box = { x, y: y - 34, width, height: height + 44 };
 	copy.prepend(makeSvg("rect", { ...box, fill: "#fff" }), makeSvg("text", { x: x + 8, y: y - 14, "font-size": 15 }, title ?? ""));
-	const size = Number(find("save-size").value);
-	decorate(copy, { viewBox: Object.values(box).join(" "), width: `${size}mm`, height: `${(size * box.height) / width}mm`, "font-family": "sans-serif", "font-size": 12 });
+	const { value, dataset } = find("save-size").selectedOptions[0];
+	const millimetres = Math.min(Number(value) / width, Number(dataset.height) / box.height);
+	decorate(copy, { viewBox: Object.values(box).join(" "), width: `${millimetres * width}mm`, height: `${millimetres * box.height}mm`, "font-family": "sans-serif", "font-size": 12 });
 	return addressOf(new XMLSerializer().serializeToString(copy), "image/svg+xml");
 }
 

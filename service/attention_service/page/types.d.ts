@@ -254,8 +254,8 @@ declare global {
   // share.js
   /** The page as one file that works without a server. */
   type asHtml = (saved: Fields) => Promise<string>;
-  /** Copies a text and shows it. */
-  type copy = (text: string) => Promise<void>;
+  /** Shows a text and copies it; then says if the browser allowed it, and a note. */
+  type copy = (text: string, note?: string) => Promise<void>;
   /** A program, from a template of the page. */
   type asProgram = (language: "curl" | "python", address: string, request: Fields) => string;
   /** The address of a picture as SVG with its title and size: styles are attributes of its parts, in the light theme. */
@@ -290,7 +290,7 @@ declare global {
 
   /** The elements of index.html by id. */
   interface PageElements {
-    "actual-file": HTMLInputElement; "all-heads": HTMLInputElement; "batch-label": HTMLElement; "copied-text": HTMLTextAreaElement;
+    "actual-file": HTMLInputElement; "all-heads": HTMLInputElement; "batch-label": HTMLElement; "copied-text": HTMLTextAreaElement; "copied-note": HTMLElement;
     "copy-curl": HTMLElement; "copy-link": HTMLElement; "copy-python": HTMLElement; "part-title": HTMLElement;
     joined: HTMLElement; "other-layout": HTMLOptionElement; "key-field": HTMLElement; "large-title": HTMLElement; "link-note": HTMLElement; "long-bins": HTMLSelectElement; "long-head": HTMLInputElement;
     "long-image": HTMLImageElement; "long-options": HTMLElement; "long-query": HTMLInputElement; "long-key": HTMLInputElement; "long-window": HTMLElement;

@@ -196,9 +196,9 @@ def test_a_hidden_key_says_why_its_gradient_is_0(open_page: Open) -> None:
     page = open_own(open_page, JOINED | {"is_causal": True})
     np.testing.assert_allclose(numbers(page, STAGE), gradient(JOINED, 2, causal=True)[0], atol=1e-12)
     page.locator("#row tr").nth(2).click()
-    expect(page.locator("#readout")).to_contain_text("hidden by is_causal")
-    expect(page.locator("#steps")).to_contain_text("0: hidden by is_causal")
-    expect(page.locator("#large .legend")).to_have_text(["hidden by is_causal"])
+    expect(page.locator("#readout")).to_contain_text("hidden by the causal mask")
+    expect(page.locator("#steps")).to_contain_text("0: hidden by the causal mask")
+    expect(page.locator("#large .legend")).to_have_text(["hidden by the causal mask"])
 
 
 @pytest.mark.parametrize(

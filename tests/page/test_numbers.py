@@ -135,8 +135,8 @@ def test_before_the_masks_nothing_is_hidden(open_page: Open) -> None:
     expect(page.locator("#readout")).to_have_text(re.compile(r"key 2.*: −?\d\.\d+$"))
     expect(page.locator("#large .legend")).to_have_count(0)
     page.locator("#pipeline button[value=masked_scores]").click()
-    expect(page.locator("#readout")).to_contain_text("hidden by is_causal")
-    expect(page.locator("#large .legend")).to_have_text(["hidden by is_causal"])
+    expect(page.locator("#readout")).to_contain_text("hidden by the causal mask")
+    expect(page.locator("#large .legend")).to_have_text(["hidden by the causal mask"])
     page.locator("#pipeline button[value=query]").click()
     expect(page.locator("#readout")).to_have_text(re.compile(r"^query 0.*, feature 0: −?\d\.\d+$"))
 
@@ -153,13 +153,13 @@ def test_the_axes_have_names(layout: str, open_page: Open) -> None:
 
 def test_a_hidden_cell_says_why(open_page: Open) -> None:
     page = open_page(example="causal", is_causal="true", window__left=1, query=3, key=1)
-    expect(page.locator("#readout")).to_contain_text("hidden by window (from position 3 only keys 2 to")
+    expect(page.locator("#readout")).to_contain_text("hidden by the window (from position 3 only keys 2 to")
     for key in ("ArrowUp", "ArrowUp", "ArrowRight"):
         page.locator("#large").press(key)
     expect(page.locator("#readout")).to_contain_text("query 1")
-    expect(page.locator("#readout")).to_contain_text("hidden by is_causal (key 2 comes after position 1)")
-    expect(page.locator("#large .legend")).to_have_text(["hidden by window", "hidden by is_causal"])
-    expect(page.locator("#steps")).to_contain_text("−∞: hidden by is_causal")
+    expect(page.locator("#readout")).to_contain_text("hidden by the causal mask (key 2 comes after position 1)")
+    expect(page.locator("#large .legend")).to_have_text(["hidden by the window", "hidden by the causal mask"])
+    expect(page.locator("#steps")).to_contain_text("−∞: hidden by the causal mask")
 
 
 def test_cells_are_chosen_by_click_and_arrow_keys(open_page: Open) -> None:

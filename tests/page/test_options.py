@@ -114,7 +114,7 @@ def test_sinks_take_their_part_of_the_row(sinks: Any, paste: Callable[..., Page]
     expect(page.locator("#row tr", has_text="sink")).to_contain_text(f"{logit:.4f}".replace("-", "−"))
     assert "(sink)" in check_step(page, "Sum")
     page.locator("#large").press("ArrowDown")
-    expect(page.locator("#steps")).to_contain_text("hidden by mask (false for this query and key)")
+    expect(page.locator("#steps")).to_contain_text("hidden by the mask (false for this query and key)")
     cells = page.locator("#row .sum td").all_inner_texts()
     assert cells[3:5] == ["1.0000", "0.0000"]
     expect(page.locator("#row")).not_to_contain_text("∞1")
@@ -124,8 +124,8 @@ def test_sinks_take_their_part_of_the_row(sinks: Any, paste: Callable[..., Page]
 def test_keys_that_are_not_selected_say_so(paste: Callable[..., Page]) -> None:
     page = paste(selected_keys=[[0, 1], [1, -1], [2, 3], [0, 3]], is_causal=True)
     page.locator("#large").press("ArrowDown")
-    expect(page.locator("#readout")).to_contain_text("hidden by selected_keys (the key is not one of those selected")
-    expect(page.locator("#large .legend")).to_have_text(["hidden by is_causal", "hidden by selected_keys"])
+    expect(page.locator("#readout")).to_contain_text("hidden by selected keys (the key is not one of those")
+    expect(page.locator("#large .legend")).to_have_text(["hidden by the causal mask", "hidden by selected keys"])
     marks = [page.locator(f"#large rect[fill='url(#stripes-{cause})']") for cause in ("is_causal", "selected_keys")]
     assert [mark.count() for mark in marks] == [1, 1]
     texts = page.locator("#large text").all_inner_texts()
@@ -182,7 +182,7 @@ def test_gates_near_one_are_written_out(paste: Callable[..., Page]) -> None:
 @pytest.mark.parametrize(("offset", "place"), [(9, "9"), (-3, "−3")])
 def test_a_window_outside_the_keys_sees_no_key(offset: int, place: str, paste: Callable[..., Page]) -> None:
     page = paste(window={"left": 0, "right": 0}, query_offset=offset)
-    expect(page.locator("#readout")).to_contain_text(f"hidden by window (from position {place} only no key)")
+    expect(page.locator("#readout")).to_contain_text(f"hidden by the window (from position {place} only no key)")
 
 
 def test_a_sum_of_zero_divides_nothing(open_page: Open) -> None:

@@ -182,7 +182,7 @@ def test_a_picture_names_its_head_and_what_hides(open_page: Open, folder: Path) 
     text = download(page, "#save-svg", folder).read_text()
     assert "Masked" in text
     assert "head 1" in text
-    assert "is_causal" in text
+    assert "hidden by the causal mask" in text
 
 
 def test_a_picture_has_its_title_and_its_size(open_page: Open, folder: Path) -> None:

@@ -172,8 +172,8 @@ def test_masks_of_decoders_are_hidden_cells(side: str, page: Page, tmp_path: Pat
     page.goto((tmp_path / "it.html").as_uri())
     page.locator("#batch").fill("1")
     page.locator("#row tr").nth(9).click()
-    expect(page.locator("#readout")).to_contain_text("hidden by mask")
-    expect(page.locator("#steps")).to_contain_text("−∞: hidden by mask")
+    expect(page.locator("#readout")).to_contain_text("hidden by the mask")
+    expect(page.locator("#steps")).to_contain_text("−∞: hidden by the mask")
 
 
 def test_rows_and_heads_keep_their_numbers(trained: Any, page: Page, tmp_path: Path) -> None:

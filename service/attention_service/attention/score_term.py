@@ -61,7 +61,8 @@ class Cause(NamedTuple):
 
     bit: in `hidden_by`; clients rely on it: it never changes
     tint: the colour of the keys that it hides, sRGB
-    reason: on the page, about one query and key; names between braces are filled in by `whyHidden` of page/row.js
+    reason: on the page, after "hidden by": a name, and in parentheses what is true of one query and key; names between
+      braces are filled in by `whyHidden` of page/row.js
     hides: which keys, as the end of a sentence that begins with "hides a key"
     """
 

@@ -1,6 +1,6 @@
 // Heatmaps: colours, cells, hidden cells, labels, numbers, and the chosen cell.
 
-import { make, makeSvg, show, times } from "./dom.js";
+import { find, make, makeSvg, show, times } from "./dom.js";
 import { isMatrix } from "./request.js";
 
 /** @type {interpolate} */
@@ -145,7 +145,7 @@ const drawStripes = (view, grid, size, x) => {
 		const shapes = [makeSvg("pattern", pattern, stripe), makeSvg("path", { d: runs.join(""), fill })];
 		if (!runs.length) return shapes;
 		y += 20;
-		return [...shapes, makeSvg("rect", { x, y: y - 6, width: 15, height: 12, fill }), makeSvg("text", { x: x + 22, y, class: "legend", "text-anchor": "start" }, `hidden by ${cause}`)];
+		return [...shapes, makeSvg("rect", { x, y: y - 6, width: 15, height: 12, fill }), makeSvg("text", { x: x + 22, y, class: "legend", "text-anchor": "start" }, `hidden by ${find("reasons").dataset[cause]?.split(" (")[0]}`)];
 	});
 };
 

@@ -21,7 +21,7 @@ export function whyHidden(view) {
 	const keys = first > last ? "no key" : `keys ${from} to ${to}`;
 	const values = { key: name, place: signed(place), keys, chunk };
 	const reasons = find("reasons").dataset;
-	const causes = view.result.causesIn(view.at("hidden_by")).map((cause) => `${cause} (${fillIn(reasons[cause], values)})`);
+	const causes = view.result.causesIn(view.at("hidden_by")).map((cause) => fillIn(reasons[cause], values));
 	return causes.length ? `hidden by ${causes.join(" and ")}` : "";
 }
 
@@ -82,7 +82,7 @@ function weightSteps(view, { normalization, max, parts, sum }) {
 	if (normalization === "sigmoid") return [...steps, ["Weight", formula("1 / (1 + exp(−{0}))", masked, weight)]];
 	if (normalization === "softmax") {
 		const exponential = formula("exp({0} − {1})", masked, max, part);
-		steps.push(["Largest score", `${signed(rounded(max))}, subtracted so that no exponential overflows; the weights stay the same`], ["Exponential", masked === max ? exponential.replace("≈", "=") : exponential]);
+		steps.push(["Largest score", signed(rounded(max)) + find("steps").dataset.largest], ["Exponential", masked === max ? exponential.replace("≈", "=") : exponential]);
 	}
 	const terms = parts.map((_, n) => `{${n}}${n === view.block("all_scores").cols ? " (sink)" : ""}`);
 	return [...steps, ["Sum", formula(joined(terms), ...parts, sum)], ["Weight", sum ? formula("{0} / {1}", part, sum, weight) : "0 by definition, as the sum is 0"]];
@@ -184,8 +184,8 @@ function rowsOf(view, { normalization, parts, sum }, keys) {
 	});
 	const all = view.row("all_weights");
 	const more = all.length - keys.length;
-	if (more) rows.push(tableRow("…", [`${more} more`, "", "", "", "", "", ""], {}));
-	if (view.result.request.sinks) rows.push(tableRow("sink", ["", "", "", view.at("sinks"), parts[all.length], "", ""], { class: "sink" }));
+	if (more) rows.push(tableRow("…", [`${more} more`], {}));
+	if (view.result.request.sinks) rows.push(tableRow("sink", ["", "", "", view.at("sinks"), parts[all.length]], { class: "sink" }));
 	const total = all.reduce((sum, weight) => sum + weight, 0);
 	const numbers = ["", "", "", "", normalization === "sigmoid" ? "" : sum, total, listed(view.row("head_outputs"))];
 	return [...rows, tableRow("Σ", numbers, { class: "sum" })];

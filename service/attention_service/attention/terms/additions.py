@@ -23,7 +23,9 @@ class Bias(ScoreTerm):
     """Numbers (b, h, q, k), each axis full or 1; -inf hides."""
 
     numbers: np.ndarray
-    cause: ClassVar[Cause | None] = Cause("bias", 256, "#a0522d", "minus infinity is added", "where it is −∞")
+    cause: ClassVar[Cause | None] = Cause(
+        "bias", 256, "#a0522d", "the bias (minus infinity is added)", "where it is −∞"
+    )
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:

@@ -21,7 +21,9 @@ class Mask(ScoreTerm):
     """Booleans (b, h, q, k), each axis full or 1; True = visible."""
 
     booleans: np.ndarray
-    cause: ClassVar[Cause | None] = Cause("mask", 1, "#b5466f", "false for this query and key", "where it is false")
+    cause: ClassVar[Cause | None] = Cause(
+        "mask", 1, "#b5466f", "the mask (false for this query and key)", "where it is false"
+    )
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -42,7 +44,9 @@ class KeyMask(Mask):
     """Keys (b or 1, 1, 1, k); False hides a key from all queries."""
 
     __slots__ = ()
-    cause: ClassVar[Cause | None] = Cause("key_mask", 2, "#2f81a8", "false for this key", "where it is false")
+    cause: ClassVar[Cause | None] = Cause(
+        "key_mask", 2, "#2f81a8", "the key mask (false for this key)", "where it is false"
+    )
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -59,7 +63,9 @@ class KeyLengths(KeyMask):
     """Keys beyond `key_lengths` are padding."""
 
     __slots__ = ()
-    cause: ClassVar[Cause | None] = Cause("key_lengths", 4, "#3b6ea8", "the key is padding", "that is padding")
+    cause: ClassVar[Cause | None] = Cause(
+        "key_lengths", 4, "#3b6ea8", "key padding (the key comes after those that count)", "that is padding"
+    )
 
     @classmethod
     def of(cls, spec: AttentionSpec, frame: Frame) -> Self | None:
@@ -75,7 +81,11 @@ class QueryLengths(Mask):
 
     __slots__ = ()
     cause: ClassVar[Cause | None] = Cause(
-        "query_lengths", 8, "#5b8db8", "the query is padding", "every key of a query that is padding"
+        "query_lengths",
+        8,
+        "#5b8db8",
+        "query padding (the query comes after those that count)",
+        "every key of a query that is padding",
     )
 
     @classmethod
@@ -94,7 +104,7 @@ class Segments(ScoreTerm):
     query: np.ndarray
     key: np.ndarray
     cause: ClassVar[Cause | None] = Cause(
-        "segment_ids", 16, "#1a7f64", "query and key are in different segments", "with another id than the query"
+        "segment_ids", 16, "#1a7f64", "segments (query and key are in different ones)", "with another id than the query"
     )
 
     @classmethod

@@ -57,7 +57,7 @@ class Causal(Band):
 
     __slots__ = ()
     cause: ClassVar[Cause | None] = Cause(
-        "is_causal", 128, "#6e7781", "key {key} comes after position {place}", "after the query"
+        "is_causal", 128, "#6e7781", "the causal mask (key {key} comes after position {place})", "after the query"
     )
 
     @classmethod
@@ -71,7 +71,7 @@ class SlidingWindow(Band):
 
     __slots__ = ()
     cause: ClassVar[Cause | None] = Cause(
-        "window", 32, "#b0762b", "from position {place} only {keys}", "outside the window"
+        "window", 32, "#b0762b", "the window (from position {place} only {keys})", "outside the window"
     )
 
     @classmethod
@@ -102,7 +102,7 @@ class Chunks(ScoreTerm):
         "chunk_size",
         64,
         "#8250df",
-        "position {place} and key {key} are in different chunks of {chunk}",
+        "chunks (position {place} and key {key} are in different ones of {chunk})",
         "of another chunk",
     )
 

@@ -29,7 +29,7 @@ class SelectedKeys(ScoreTerm):
         "selected_keys",
         512,
         "#6f8f1f",
-        "the key is not one of those selected for this query",
+        "selected keys (the key is not one of those for this query)",
         "that is not selected for the query",
     )
 

@@ -148,7 +148,7 @@ def test_padding_is_the_number_of_keys_that_count(open_page: Open) -> None:
     assert "key_lengths" not in page.url
     fill(page, "key_lengths", 2)
     expect(shown).to_have_text("2 of 6 keys count")
-    expect(page.locator("#large .legend")).to_have_text(["hidden by key_lengths"])
+    expect(page.locator("#large .legend")).to_have_text(["hidden by key padding"])
     assert "key_lengths=2" in page.url
     page.reload()
     wait(page)
@@ -168,6 +168,22 @@ def test_the_padding_of_a_batch_stays_as_sent(open_page: Open) -> None:
     expect(page.locator("[name=key_lengths]")).to_be_disabled()
     expect(page.locator("#padding")).to_have_text("as the request has it for each entry")
     expect(page.locator("#row .sum td").nth(5)).to_have_text("1.0000")
+
+
+@pytest.mark.parametrize("width", [390, 1024])
+def test_the_chosen_stage_is_in_view(width: int, open_page: Open) -> None:
+    """The strip of stages scrolls, and the page does not."""
+    page = open_page()
+    page.set_viewport_size({"width": width, "height": 844})
+    inside = """button => {
+      const [own, strip] = [button, button.closest("ol")].map(part => part.getBoundingClientRect());
+      return own.left >= strip.left && own.right <= strip.right && scrollY === 0;
+    }"""
+    for name, stage in {"gradient": "grad_masked_scores", "causal_mask": "attention_weights"}.items():
+        page.locator("#example").select_option(name)
+        chosen = page.locator(f"#pipeline [value={stage}]")
+        expect(chosen).to_have_attribute("aria-pressed", "true")
+        assert chosen.evaluate(inside)
 
 
 def test_on_a_phone_the_picture_comes_before_the_options(open_page: Open) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -73,7 +74,20 @@ def test_the_first_key_can_be_left_out_of_colours_and_lines(paste: Callable[[dic
     expect(page.locator("#lines path")).to_have_count(6)
     page.locator("#first").check()
     assert ends(page) == ["0.000", "0.045"]
+    expect(page.locator("#large g text[fill]", has_text="0.909").first).to_have_attribute("fill", "var(--ink)")
     expect(page.locator("#lines path")).to_have_count(4)
+
+
+def test_labels_of_columns_are_turned_where_they_do_not_fit(paste: Callable[[dict[str, Any]], Page]) -> None:
+    page = paste({"input": [[1, 0], [0, 1], [1, 1]], "query_tokens": ["I", "see", "you"]})
+    labels = page.locator("#large [data-key]")
+    expect(labels).to_have_text(["I", "see", "you"])
+    assert not [one for one in labels.all() if "rotate" in (one.get_attribute("transform") or "")]
+    boxes = [box for one in labels.all() if (box := one.bounding_box())]
+    assert all(one["x"] + one["width"] < other["x"] for one, other in itertools.pairwise(boxes))
+    paste_text(page, json.dumps({"input": [[1]] * 3, "query_tokens": ["representation"] * 3}))
+    expect(labels.first).to_have_text("representation")
+    assert all("rotate" in (one.get_attribute("transform") or "") for one in labels.all())
 
 
 def test_stripes_of_two_causes_have_different_angles(open_page: Open) -> None:
@@ -120,7 +134,7 @@ def test_a_service_that_does_not_answer_can_be_asked_again(open_page: Open) -> N
     page.unroute("**/attention")
     page.locator("#retry").click()
     expect(problem).to_be_hidden()
-    expect(page.locator("#large .legend")).to_have_text(["hidden by is_causal"])
+    expect(page.locator("#large .legend")).to_have_text(["hidden by the causal mask"])
 
 
 def test_pictures_of_many_tokens_are_kept_while_the_choice_moves(open_page: Open) -> None:
@@ -159,6 +173,7 @@ def test_what_an_option_changed_is_the_difference_of_the_weights(open_page: Open
     toggle.uncheck()
     np.testing.assert_allclose(shown_numbers(page), third, rtol=1e-15)
     toggle.check()
+    assert "stage" not in page.url, "a link has no weights before the option"
     page.locator("#example").select_option("six_tokens_trained")
     expect(toggle).to_be_hidden()
     expect(page.locator("#large-title")).to_have_text("Weights")

@@ -53,7 +53,8 @@ function paint() {
 	for (const [name, count] of Object.entries(counts)) choice[name] = clamp(choice[name], count - 1);
 	find("batch").value = choice.batch;
 	Object.assign(choice, { colours: find("colours").value, first: find("first").checked ? "true" : "" });
-	if (!saved) writeAddress(choice, firstChoice());
+	const stage = choice.stage === "change" ? FIRST.stage : choice.stage; // no link has the former weights
+	if (!saved) writeAddress({ ...choice, stage }, firstChoice());
 	paintLayers(shown, state.layers); // first, as it changes the width of the others
 	for (const part of [paintStages, paintHeads, paintLines, paintRow]) part(shown);
 	if (state.comparison) paintComparison(state.comparison, shown);
@@ -170,12 +171,6 @@ async function loadSource() {
 	else await loadOwn(shown);
 }
 
-/** @param {Fields} request */
-function lengthsOf(request) {
-	const { b, q, k } = sizesOf(request);
-	return [b, q, k].join();
-}
-
 /** @type {loadOwn} */
 async function loadOwn(shown) {
 	const turn = turns;
@@ -193,7 +188,8 @@ async function loadOwn(shown) {
 	if ((text || files.length) && !packed) find("copy-link").title = find("copy-link").dataset.large ?? "";
 	writeAddress({});
 	const next = text ? requestOfText(text) : request;
-	const isEdited = !shown && state.result && lengthsOf(next) === lengthsOf(state.result.request);
+	const [lengths, former] = [next, state.result?.request ?? {}].map((one) => toText({ ...sizesOf(one), h: 0 }));
+	const isEdited = !shown && lengths === former;
 	load(next, isEdited ? undefined : {});
 	if (isNew || isEdited) state.choice = choice;
 }

@@ -48,17 +48,21 @@ const inkOn = ([red, green, blue]) => (0.299 * red + 0.587 * green + 0.114 * blu
 /** @type {hiddenIn} */
 const hiddenIn = (view, { name, values }) => (/masked|weights/.test(name) ? view.grid("hidden_by").values : new Uint8Array(values.length));
 
+/** @type {faintIn} */
+const faintIn = (view, grid) => {
+	const [hidden, isFirst] = [hiddenIn(view, grid), isLeftOut(view, grid.name)];
+	return (at) => !!hidden[at] || (isFirst && (grid.colAxis === "key" ? at % grid.cols === 0 : at < grid.cols));
+};
+
 /** @type {pixelsOf} */
 export const pixelsOf = (view, grid, place) => view.once(`${grid.name} ${place}`, () => {
 	const canvas = make("canvas", { width: grid.cols, height: grid.rows });
 	const pixels = new ImageData(grid.cols, grid.rows);
 	const words = new Uint32Array(pixels.data.buffer); // a pixel each, red in the lowest byte
-	const [hidden, limits] = [hiddenIn(view, grid), limitsOf(view, grid)];
-	const first = isLeftOut(view, grid.name) && (grid.colAxis === "key" ? grid.cols : grid.rows);
+	const [isFaint, limits] = [faintIn(view, grid), limitsOf(view, grid)];
 	grid.values.forEach((value, at) => {
 		const [red, green, blue] = colourOf(value, limits);
-		const isFirst = first && (grid.colAxis === "key" ? at % first === 0 : at < grid.cols);
-		words[at] = hidden[at] || isFirst ? 0x26808080 : (255 << 24) | (blue << 16) | (green << 8) | red; // hidden: a faint grey
+		words[at] = isFaint(at) ? 0x26808080 : (255 << 24) | (blue << 16) | (green << 8) | red;
 	});
 	canvas.getContext("2d")?.putImageData(pixels, 0, 0);
 	return canvas;
@@ -73,8 +77,11 @@ export const choiceAt = ({ rows, cols, rowAxis, colAxis }, { target, clientX, cl
 /** @type {drawGrid} */
 export const drawGrid = (view, grid, most) => {
 	const { rows, cols, rowAxis, colAxis } = grid;
-	const [left, top] = [16 + roomFor(view, rowAxis, rows), 16 + 0.8 * roomFor(view, colAxis, cols)];
-	const size = Math.min((most - left - 20) / cols, (500 - top) / rows, 72);
+	const [left, room] = [16 + roomFor(view, rowAxis, rows), roomFor(view, colAxis, cols)];
+	const turned = 16 + 0.8 * room;
+	const size = Math.min((most - left - 20) / cols, (500 - turned) / rows, 72);
+	const isFlat = 1.5 * (room - 18) < size * Math.ceil(13 / size); // also in wide letters
+	const top = isFlat ? 36 : turned;
 	const place = { width: size * cols, height: size * rows };
 	const href = pixelsOf(view, grid, "large").toDataURL();
 	const stripes = drawStripes(view, grid, size, 8 - left);
@@ -84,7 +91,7 @@ export const drawGrid = (view, grid, most) => {
 		...stripes,
 		...drawScale(view, grid, 8 - left, place.height + 12),
 		...drawLabels(view, rowAxis, rows, size, (at) => ({ transform: `translate(-7 ${at})`, "text-anchor": "end" })),
-		...drawLabels(view, colAxis, cols, size, (at) => ({ transform: `translate(${at} -7) rotate(-55)`, "text-anchor": "start" })),
+		...drawLabels(view, colAxis, cols, size, (at) => (isFlat ? { transform: `translate(${at} -11)` } : { transform: `translate(${at} -7) rotate(-55)`, "text-anchor": "start" })),
 		makeSvg("text", { transform: `translate(${8 - left} ${place.height / 2}) rotate(-90)` }, rowAxis),
 		makeSvg("text", { transform: `translate(${place.width / 2} ${8 - top})` }, colAxis),
 		...(size < 30 ? [] : drawNumbers(view, grid, size)),
@@ -159,11 +166,11 @@ const drawScale = (view, grid, x, y) => {
 
 /** @type {drawNumbers} */
 const drawNumbers = (view, grid, size) => {
-	const [hidden, limits] = [hiddenIn(view, grid), limitsOf(view, grid)];
+	const [isFaint, limits] = [faintIn(view, grid), limitsOf(view, grid)];
 	const digits = grid.values.every(Number.isInteger) ? 0 : 3;
 	return Array.from(grid.values, (value, at) => {
-		const text = hidden[at] && !value ? "" : show(value, digits);
-		const fill = hidden[at] ? "var(--ink)" : inkOn(colourOf(value, limits));
+		const text = isFaint(at) && !value ? "" : show(value, digits);
+		const fill = isFaint(at) ? "var(--ink)" : inkOn(colourOf(value, limits));
 		const place = { x: ((at % grid.cols) + 0.5) * size, y: (Math.floor(at / grid.cols) + 0.5) * size };
 		return makeSvg("text", { ...place, fill, "font-size": Math.min(13, (1.45 * size) / text.length) }, text);
 	});

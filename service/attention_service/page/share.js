@@ -57,12 +57,13 @@ export const asProgram = (language, address, request) => {
 
 /** @type {copy} */
 export async function copy(text, note = "") {
+	const line = find("copied-note");
 	find("copied-text").value = text;
-	find("copied-note").textContent = "";
+	line.textContent = "";
 	find("copied").showModal();
 	find("copied-text").select();
-	const isCopied = await navigator.clipboard?.writeText(text).then(() => true, () => false); // undefined: an address without https
-	find("copied-note").textContent = `${find("copied-note").dataset[isCopied ? "done" : "failed"]} ${note}`;
+	const isCopied = await navigator.clipboard?.writeText(text).then(() => true, () => false);
+	line.textContent = `${line.dataset[isCopied ? "done" : "failed"]} ${note}`;
 }
 
 /** @type {download} */
@@ -88,8 +89,8 @@ function asPicture(what) {
 	const box = { x, y: y - 34, width, height: height + 44 };
 	copy.prepend(makeSvg("rect", { ...box, fill: "#fff" }), makeSvg("text", { x: x + 8, y: y - 14, "font-size": 15 }, title ?? ""));
 	const { value, dataset } = find("save-size").selectedOptions[0];
-	const millimetres = Math.min(Number(value) / width, Number(dataset.height) / box.height);
-	decorate(copy, { viewBox: Object.values(box).join(" "), width: `${millimetres * width}mm`, height: `${millimetres * box.height}mm`, "font-family": "sans-serif", "font-size": 12 });
+	const unit = Math.min(Number(value) / width, Number(dataset.height) / box.height);
+	decorate(copy, { viewBox: Object.values(box).join(" "), width: `${unit * width}mm`, height: `${unit * box.height}mm`, "font-family": "sans-serif", "font-size": 12 });
 	return addressOf(new XMLSerializer().serializeToString(copy), "image/svg+xml");
 }
 

@@ -8,10 +8,12 @@ import { whyHidden } from "./row.js";
 export function paintStages(view) {
 	const { choice, choose } = view;
 	paintLarge(view);
-	for (const button of find("pipeline").querySelectorAll("button")) {
+	const strip = find("pipeline");
+	for (const button of strip.querySelectorAll("button")) {
 		const { value: name, dataset } = button;
 		button.hidden = !view.result.blocks[name];
-		button.setAttribute("aria-pressed", String(name === choice.stage));
+		const isNew = name === choice.stage && button.ariaPressed !== "true";
+		button.ariaPressed = String(name === choice.stage);
 		if (button.hidden) continue;
 		const before = dataset.before; // equal, unless an option changes it
 		button.classList.toggle("same", !!before && view.once(`${name} same`, () => {
@@ -20,6 +22,9 @@ export function paintStages(view) {
 		}));
 		keep(button.querySelector("span"), pixelsOf(view, view.grid(name), "stage"));
 		button.onclick = () => choose({ stage: name });
+		if (!isNew) continue;
+		const left = button.offsetLeft - strip.offsetLeft; // the strip scrolls, and the page does not
+		strip.scrollLeft = Math.min(left - 20, Math.max(strip.scrollLeft, left + button.offsetWidth + 20 - strip.clientWidth));
 	}
 	const { layer, projection, normalization = "softmax" } = view.result.request;
 	find("normalization").textContent = normalization;

@@ -138,6 +138,8 @@ declare global {
   type colourOf = (value: number, limits: Limits) => number[];
   /** Black or white, whichever reads better. */
   type inkOn = ([red, green, blue]: Colour) => "#111" | "#fff";
+  /** True for cells that are drawn as a faint grey: hidden ones, and the first key if it is left out. */
+  type faintIn = (view: View, grid: Grid) => (at: number) => boolean;
   /** For each cell the bits of what hides it, 0 in stages before the masks. */
   type hiddenIn = (view: View, grid: Grid) => Numbers;
   /** The cells as a canvas with one pixel each: one for each place. */
@@ -254,7 +256,7 @@ declare global {
   // share.js
   /** The page as one file that works without a server. */
   type asHtml = (saved: Fields) => Promise<string>;
-  /** Shows a text and copies it; then says if the browser allowed it, and a note. */
+  /** Shows a text and copies it; then says if the browser allowed it, which it does not without https, and a note. */
   type copy = (text: string, note?: string) => Promise<void>;
   /** A program, from a template of the page. */
   type asProgram = (language: "curl" | "python", address: string, request: Fields) => string;

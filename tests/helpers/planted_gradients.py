@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.gradients.case import make_case
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.inputs import make_input
+from attention_service.comparison.recipes import Recipe
 from attention_service.library import attend
 from attention_service.pipeline.prepare import make_spec_and_plan
 from tests.helpers.planted import random_recipe
@@ -31,13 +33,37 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "softcap_after_mask": ("softcap", "bias"),
     "sink_absent": ("sinks",),
     "sink_sign": ("sinks",),
+    "sink_padding": ("sinks", "query_lengths"),
     "lse_cotangent_ignored": ("grad_logsumexp",),
     "lse_cotangent_sign": ("grad_logsumexp",),
     "lse_cotangent_base2": ("grad_logsumexp",),
     "rotary_not_undone": ("rotary",),
     "empty_nan": ("mask",),
 }
-GROUPED: Final = ("not_grouped", "group_mean", "query_head")
+# Options that leave no room for them, and sizes in which they show, by those of a random recipe.
+WITHOUT: Final[dict[str, set[str]]] = {
+    "causal_added": {"is_causal"},
+    "value_features": {"rotary"},
+    "first_chunk": {"is_causal", "window", "past"},
+}
+Size = Callable[[Recipe], int]
+GROUPS: Final[dict[str, Size]] = {"kv_heads": lambda recipe: 2, "heads": lambda recipe: 4 + 2 * (recipe.heads % 2)}
+SQUARE: Final[dict[str, Size]] = {"queries": lambda recipe: recipe.keys, "kv_heads": lambda recipe: recipe.heads}
+ROWS: Final[dict[str, Size]] = {"queries": lambda recipe: min(37, recipe.keys)}
+SIZES: Final[dict[str, dict[str, Size]]] = {
+    "not_grouped": GROUPS,
+    "group_mean": GROUPS,
+    "query_head": GROUPS,
+    "dq_dk_swapped": SQUARE,
+    "transposed": SQUARE,
+    "tail_dropped": ROWS,
+    "not_accumulated": ROWS,
+    "value_features": {"head_dim": lambda recipe: 4, "value_dim": lambda recipe: 8},
+    "delta_layout": {"heads": lambda recipe: 2 * recipe.kv_heads},
+    "dk_dv_swapped": {"value_dim": lambda recipe: recipe.head_dim},
+    "first_chunk": {"keys": lambda recipe: 64, "queries": lambda recipe: 13},
+    "bias_not_summed": {"batch": lambda recipe: 2},
+}
 
 
 @dataclass(frozen=True)
@@ -55,23 +81,11 @@ def draw_gradients(seed: int, name: str) -> GradientDraw | None:
     """
     random = np.random.default_rng(seed)
     mistake = name.removeprefix("grad.")
-    recipe = random_recipe(random, ())
     options = {"grad_output", *NEEDS.get(mistake, ())} | ({"grad_logsumexp"} if random.random() < 0.3 else set())
-    if mistake == "causal_added":
-        recipe = replace(recipe, options=recipe.options - {"is_causal"})
-    if mistake in GROUPED:
-        recipe = replace(recipe, kv_heads=2, heads=int(random.choice([4, 6])))
-    if mistake in ("dk_dv_swapped",):
-        recipe = replace(recipe, value_dim=recipe.head_dim)
-    if mistake in ("dq_dk_swapped", "transposed"):
-        recipe = replace(recipe, queries=recipe.keys, kv_heads=recipe.heads)
-    if mistake in ("first_chunk",):
-        recipe = replace(recipe, keys=64, queries=13, options=frozenset())
-    if mistake in ("tail_dropped", "not_accumulated"):
-        recipe = replace(recipe, queries=min(37, recipe.keys))
-    if mistake == "bias_not_summed":
-        recipe = replace(recipe, batch=2)
-    recipe = replace(recipe, options=recipe.options | options)
+    recipe = random_recipe(random, ())
+    sizes: dict[str, Any] = {field: make(recipe) for field, make in SIZES.get(mistake, {}).items()}
+    recipe = replace(recipe, **sizes)
+    recipe = replace(recipe, options=recipe.options - WITHOUT.get(mistake, set()) | options)
     fields = make_input(recipe, seed)
     spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
     assert plan.gradients is not None

@@ -6,12 +6,12 @@ says which known mistakes describe it, if any does.
 
 from typing import Final
 
-from tests.peers.real_bugs import edges, heads, logsumexps, masks, memory, merges, scales, sinks, softmaxes
+from tests.peers.real_bugs import edges, gradients, heads, logsumexps, masks, memory, merges, scales, sinks, softmaxes
 from tests.peers.real_bugs.parts import Arrays, Bug, Fields
 
 BUGS: Final[tuple[Bug, ...]] = (
     *edges.BUGS, *merges.BUGS, *softmaxes.BUGS, *masks.BUGS, *memory.BUGS, *heads.BUGS, *scales.BUGS, *sinks.BUGS,
-    *logsumexps.BUGS,
+    *logsumexps.BUGS, *gradients.BUGS,
 )  # fmt: skip
 
 __all__ = ["BUGS", "Arrays", "Bug", "Fields"]

@@ -15,6 +15,7 @@ from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.tile import Tile
 from attention_service.attention.visibility import visible
 from attention_service.backends.dense.library import Array
+from attention_service.backends.dense.products import grouped_matmul
 from attention_service.comparison.gradients.case import GradientCase, Gradients, Sums
 from attention_service.comparison.gradients.mutants.table import (
     Recomputed,
@@ -66,6 +67,44 @@ def delta_local(case: GradientCase) -> Iterator[Variant]:
             if parts <= case.plan.sizes.key_length:
                 kind = partial(LocalDelta, parts=parts, is_mean=is_mean)
                 yield made_by(case, kind, f"in {parts} parts{', each a softmax of its own' if is_mean else ''}")
+
+
+class OtherMemory(Wrong):
+    def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
+        b, h, q = self.case.delta.shape
+        read = self.case.delta.swapaxes(1, 2).reshape(b, h, q)
+        return read[tile.batch, tile.heads, tile.rows][..., None]
+
+
+@mutant("delta_layout", "D is computed of memory that has tokens before heads, read as if heads came first.")
+def delta_layout(case: GradientCase) -> Iterator[Variant]:
+    sizes = case.plan.sizes
+    if is_softmax(case) and case.cotangent is not None and min(sizes.num_heads, sizes.query_length) > 1:
+        yield made_by(case, OtherMemory)
+
+
+class FirstFeatures(Wrong):
+    def of_weights(self, output: Array, tile: Tile) -> Array:
+        features = self.plan.sizes.head_dim
+        value = self.value[tile.batch, tile.kv_heads, tile.columns, :features]
+        return grouped_matmul(output[..., :features], value.swapaxes(-1, -2), self.lib)
+
+    def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
+        return self.deltas(tile)
+
+
+@mutant("value_features", "The gradient of the weights sums over as many features of a value as a key has.")
+def value_features(case: GradientCase) -> Iterator[Variant]:
+    if case.cotangent is not None and case.plan.sizes.value_dim > case.plan.sizes.head_dim:
+        yield made_by(case, FirstFeatures)
+        for name in ("grad_query", "grad_key"):
+            if name in case.names:
+                yield Variant(partial(only, case, name), f"that of the {name.removeprefix('grad_')} only")
+
+
+def only(case: GradientCase, name: str) -> Gradients:
+    """The right gradients, but one of too few features of the values."""
+    return {**case.right, name: case.run(partial(FirstFeatures, case=case))[name]}
 
 
 class OtherBase(Recomputed):
@@ -218,6 +257,18 @@ def sink_sign(case: GradientCase) -> Iterator[Variant]:
 
     if "grad_sinks" in case.names:
         yield edited(case, edit)
+
+
+@mutant("sink_padding", "Padded queries add to the gradient of the sinks.")
+def sink_padding(case: GradientCase) -> Iterator[Variant]:
+    if "grad_sinks" in case.names and case.spec.query_lengths is not None and is_softmax(case):
+        yield Variant(partial(with_padding, case))
+
+
+def with_padding(case: GradientCase) -> Gradients:
+    """The right gradients, but those of sinks of a request without padded queries."""
+    whole = case.changed({"query_lengths": None}).run()
+    return {**case.right, "grad_sinks": whole["grad_sinks"]}
 
 
 class OtherCotangent(Wrong):

@@ -178,7 +178,8 @@ async function loadOwn(shown) {
 	const pasted = find("pasted");
 	const files = [...(find("file").files ?? [])];
 	const isNew = shown && !pasted.value && !files.length;
-	if (isNew) pasted.value = editable(shown) || pasted.placeholder;
+	const start = isNew && editable(shown);
+	if (isNew) pasted.value = start || pasted.placeholder;
 	const text = pasted.value.trim() && pasted.value;
 	const request = text ? {} : await readFiles(files);
 	const isLarge = files.reduce((size, file) => size + file.size, 0) > MOST_TEXT;
@@ -188,10 +189,10 @@ async function loadOwn(shown) {
 	if ((text || files.length) && !packed) find("copy-link").title = find("copy-link").dataset.large ?? "";
 	writeAddress({});
 	const next = text ? requestOfText(text) : request;
-	const [lengths, former] = [next, state.result?.request ?? {}].map((one) => toText({ ...sizesOf(one), h: 0 }));
-	const isEdited = !shown && lengths === former;
+	const [mine, other] = [next, state.result?.request ?? {}].map((one) => toText({ ...sizesOf(one), h: 0 }));
+	const isEdited = !shown && mine === other;
 	load(next, isEdited ? undefined : {});
-	if (isNew || isEdited) state.choice = choice;
+	if (start || isEdited) state.choice = choice;
 }
 
 async function loadAddress() {

@@ -80,7 +80,7 @@ export const drawGrid = (view, grid, most) => {
 	const [left, room] = [16 + roomFor(view, rowAxis, rows), roomFor(view, colAxis, cols)];
 	const turned = 16 + 0.8 * room;
 	const size = Math.min((most - left - 20) / cols, (500 - turned) / rows, 72);
-	const isFlat = 1.5 * (room - 18) < size * Math.ceil(13 / size); // also in wide letters
+	const isFlat = 1.5 * (room - 18) < size * Math.ceil(13 / size); // of wide letters
 	const top = isFlat ? 36 : turned;
 	const place = { width: size * cols, height: size * rows };
 	const href = pixelsOf(view, grid, "large").toDataURL();

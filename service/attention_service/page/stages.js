@@ -23,7 +23,7 @@ export function paintStages(view) {
 		keep(button.querySelector("span"), pixelsOf(view, view.grid(name), "stage"));
 		button.onclick = () => choose({ stage: name });
 		if (!isNew) continue;
-		const left = button.offsetLeft - strip.offsetLeft; // the strip scrolls, and the page does not
+		const left = button.offsetLeft - strip.offsetLeft; // without scrolling the page
 		strip.scrollLeft = Math.min(left - 20, Math.max(strip.scrollLeft, left + button.offsetWidth + 20 - strip.clientWidth));
 	}
 	const { layer, projection, normalization = "softmax" } = view.result.request;

@@ -89,7 +89,7 @@ def test_a_page_of_a_model_shows_the_weights_of_eager_attention(trained: Any, pa
     page.locator("#lines [data-axis=key][data-index='3']").click()
     assert f"{attentions[3][0, 1, 10, 3]:.4f}" in page.locator("#readout").inner_text()
     exponentials = np.array(
-        [float(cell) for cell in page.locator("#row tr:not(.sum) td:nth-child(5)").all_inner_texts()]
+        [float(cell) for cell in page.locator("#row tr:not(.sum) td:nth-child(6)").all_inner_texts()]
     )
     np.testing.assert_allclose(exponentials / exponentials.sum(), attentions[3][0, 1, 10], rtol=0, atol=2e-4)
     assert page.locator("#steps dt").all_inner_texts() == ["Masked", "Largest score", "Exponential", "Sum", "Weight"]

@@ -262,8 +262,8 @@ def test_capped_scores_are_a_step_by_hand(open_page: Open) -> None:
     expect(page.locator("#steps")).to_contain_text("2 · tanh(3 / 2) ≈ 1.810297")
     expect(page.locator("#steps")).to_contain_text("1 / 1.163606 ≈ 0.859398")
     head = page.locator("section:has(#row) thead th").all_inner_texts()
-    assert head == ["key", "scaled", "capped", "masked", "exp(· − max)", "weight", "weight · v"]
+    assert head == ["key", "score", "scaled", "capped", "masked", "exp(· − max)", "weight", "weight · v"]
     first = page.locator("#row tr").first.locator("td").all_inner_texts()
-    assert first == ["3.0000", "1.8103", "1.8103", "1.0000", "0.8594", "0.859"]
+    assert first == ["3.0000", "3.0000", "1.8103", "1.8103", "1.0000", "0.8594", "0.859"]
     page.locator("[name=softcap]").fill("")
     expect(page.locator("section:has(#row) th", has_text="capped")).to_be_hidden()

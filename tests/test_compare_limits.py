@@ -16,7 +16,15 @@ from attention_service.backends.base import no_check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison import inputs
 from attention_service.comparison.case import make_case
-from attention_service.comparison.inputs import MADE_OUTPUTS, MADE_ROOM, OPTIONS, made_scores, make_input, suggest
+from attention_service.comparison.inputs import (
+    COTANGENTS,
+    MADE_OUTPUTS,
+    MADE_ROOM,
+    OPTIONS,
+    made_scores,
+    make_input,
+    suggest,
+)
 from attention_service.comparison.memory import (
     ARRAY_BYTES,
     HEAD_BYTES,
@@ -378,7 +386,7 @@ def test_a_finite_error_that_is_too_large_for_a_ratio_is_not_called_infinite() -
 
 
 def test_recipes_know_the_options_that_inputs_make() -> None:
-    assert OPTIONS.keys() == MADE
+    assert OPTIONS.keys() | COTANGENTS.keys() == MADE
 
 
 @pytest.mark.parametrize(("offset", "expected"), [(6, "last"), (0, 0), (2, 3)])

@@ -279,7 +279,7 @@ READERS = {
     "comparison/gradients/mutants/scores.py": "of a case",
     "comparison/gradients/mutants/sums.py": "of a case",
     "comparison/gradients/mutants/table.py": "of a case",
-    "comparison/gradients/rounding.py": "bounds of what the general path computes; a request with others is inconclusive",
+    "comparison/gradients/rounding.py": "of a case; a request with others is inconclusive",
     "comparison/gradients/search.py": "of a case",
     "comparison/memory.py": "tests/memory measures comparisons",
     "comparison/mutants/heads.py": "of a case",

@@ -329,3 +329,13 @@ def test_the_worst_elements_are_those_with_the_largest_ratios() -> None:
     assert report.where[0].worst is not None
     assert report.where[0].worst[0].index == [0, 0, 255, 3]
     assert report.where[0].worst[0].actual == pytest.approx(float(found["grad_value"][0, 0, -1, 3]))
+
+
+@pytest.mark.parametrize("scale", [0.5, np.linspace(0.2, 0.8, 4)])
+def test_heads_may_have_scales_of_their_own(scale: Any) -> None:
+    fields = request(0, TYPES["float32"], scale=scale)
+    found = attend(**fields, gradients="all")
+    sent = {name: np.asarray(found[name]) for name in ("grad_query", "grad_key", "grad_scale")}
+    assert compare(sent, **fields, time_limit=1e-3).verdict.ratio < 2  # type: ignore[operator]
+    sent["grad_scale"] = sent["grad_scale"] * np.float32(2)
+    assert compare(sent, **fields).where[0].array == "grad_scale"

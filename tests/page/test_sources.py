@@ -617,7 +617,7 @@ def test_the_page_works_below_a_prefix(context: BrowserContext, address: str) ->
 
 def test_all_examples_can_be_chosen(open_page: Open) -> None:
     page = open_page()
-    assert page.locator("#example option").count() == len(BY_NAME) + 11
+    assert page.locator("#example option").count() == len(BY_NAME) + 12
     page.locator("#example").select_option("multihead")
     expect(page.locator("#status")).to_contain_text("6 × 6 · 2 heads")
     expect(page.locator("[name=layout]")).to_have_value("dl")

@@ -83,7 +83,8 @@ def _wrong(comparison: Comparison) -> Wrong | None:
     name, limit = comparison.where[0].array, comparison.judged[comparison.where[0].array].limit
     if is_gradient(name):
         errors = distances(sent[name].astype(np.float64), comparison.reference[name]) / limit
-        *others, down, across = ("row", *(comparison.where[0].axes or ()))[-max(2, errors.ndim) :]
+        axes = ["row", "number"][: max(0, 2 - errors.ndim)] + (comparison.where[0].axes or [])
+        *others, down, across = axes
         errors = errors.reshape((1,) * (2 - errors.ndim) + errors.shape)
     else:
         actual = read_actual({name: sent[name]}, plan, base2=comparison.question.base2).as_sent[name]

@@ -80,9 +80,8 @@ class Bounds(TileBackward):
         """The error of weights in steps, relative to them, (b, h, r, 1): by the longest key that a query sees."""
         keys = np.repeat(self._lengths[1][tile.batch, tile.kv_heads, tile.columns], self._group, axis=1)
         most = np.max(np.broadcast_to(keys[:, :, None], seen.shape), axis=-1, where=seen, initial=0.0)
-        products = (
-            self._lengths[0][tile.batch, tile.heads, tile.rows] * most * np.abs(np.squeeze(self.scale(tile), None))
-        )
+        scales = np.reshape(np.abs(self.scale(tile)), (-1, 1))  # one, or h
+        products = self._lengths[0][tile.batch, tile.heads, tile.rows] * most * scales
         found: np.ndarray = self._roots + (math.sqrt(self.plan.sizes.head_dim) + 2) * (products + self._added)
         return found[..., None]
 

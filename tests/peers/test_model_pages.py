@@ -20,7 +20,7 @@ from transformers import AutoModel, AutoTokenizer
 from attention_service.cli import main
 from attention_service.transformers import Captured, capture
 from tests.helpers.pages import addresses, array_of, parts_of
-from tests.page.conftest import browser, context  # noqa: F401  # fixtures
+from tests.page.conftest import browser, context, shared_context  # noqa: F401  # fixtures
 from tests.page.helpers import numbers
 from tests.peers.architectures import tiny_model
 from tests.peers.test_capture import PACKAGE, SENTENCE, shown_by_eager
@@ -211,7 +211,7 @@ def test_roles_sinks_and_softcaps(architecture: str, page: Page, tmp_path: Path)
     page.goto((tmp_path / "it.html").as_uri())
     page.get_by_role("tab").last.click()
     page.locator("#lines [data-axis=query][data-index='9']").click()
-    parts = [float(text) for text in page.locator("#row tr:not(.sum) td:nth-child(5)").all_inner_texts()]
+    parts = [float(text) for text in page.locator("#row tr:not(.sum) td:nth-child(6)").all_inner_texts()]
     total = float(re.split("[≈=] ", page.locator("#steps dd").nth(-2).inner_text())[1])
     weights = [part / total for part in parts[: weights.shape[-1]]]  # without the sink
     np.testing.assert_allclose(weights, expected[name][0, 0, 9], rtol=0, atol=2e-4)

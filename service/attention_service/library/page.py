@@ -110,6 +110,7 @@ def html(saved: Mapping[str, Any], title: str = TITLE, *, has_batch: bool = Fals
     page = re.sub("^ +", "", (FOLDER / "index.html").read_text(encoding="utf-8"), flags=re.MULTILINE)
     names = re.findall(r'rel="modulepreload" href="page/(.*)"', page)
     modules = "".join((FOLDER / name).read_text(encoding="utf-8") for name in names)
+    modules = re.sub(r"^[ \t]*/\*\*.*?\*/\n", "", modules, flags=re.MULTILINE | re.DOTALL)  # types, for tsc alone
     script = re.sub(r"^export ", "", re.sub(r"^import .*$", "", modules, flags=re.MULTILINE), flags=re.MULTILINE)
     parts = [
         ["style", {}, (FOLDER / "page.css").read_text(encoding="utf-8")],

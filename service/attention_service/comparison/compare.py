@@ -15,11 +15,7 @@ from attention_service.attention.planning import make_plan
 from attention_service.attention.result import Metadata
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.actual import Actual, axes_of, canonical, is_gradient
-from attention_service.comparison.baseline import (
-    CORRECT,
-    FIELDS,
-    IMPRECISE,
-)
+from attention_service.comparison.baseline import CORRECT, FIELDS, IMPRECISE
 from attention_service.comparison.candidates import candidates
 from attention_service.comparison.case import Case, make_case, unknown_options
 from attention_service.comparison.errors import distance, distances
@@ -141,6 +137,7 @@ def _compared(question: Question, backend: Backend, check: Check, end: float | N
     found = Comparison(question, None, {}, {}, tolerances, [], [], no_power(tolerances), None)
     learned, of_gradients = Learned(no_power(tolerances)), LearnedGradients()
     judged = {} if gradients is None else judge_gradients(gradients)
+    is_complete = False
     with suppress(TimeIsUp):
         if truth is not None:
             learn(learned, truth, tolerances, limited(check, end))
@@ -150,12 +147,12 @@ def _compared(question: Question, backend: Backend, check: Check, end: float | N
             learn_gradients(
                 of_gradients, gradients, judged, forward, backend, limited(check, end), explains=truth is None
             )
-        learned.is_complete = True
+        is_complete = True
     if truth is not None:
         found = _with_outputs(found, truth, learned)
     if gradients is not None:
         found = _with_gradients(found, gradients, judged, of_gradients)
-    return replace(found, ended_early=not learned.is_complete)
+    return replace(found, ended_early=not is_complete)
 
 
 def _with_outputs(found: Comparison, truth: Truth, learned: Learned) -> Comparison:
@@ -219,7 +216,6 @@ class Learned:
     hypotheses: list[Hypothesis] = field(default_factory=list)
     facts: tuple[Fact, ...] = ()
     suggestion: Suggestion | None = None
-    is_complete: bool = False
 
 
 def learn(learned: Learned, truth: Truth, tolerances: tuple[Tolerance, ...], check: Check) -> None:

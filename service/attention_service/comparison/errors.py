@@ -146,6 +146,11 @@ def largest_number(dtype: np.dtype) -> float:
     return math.ldexp(2 - 2.0 ** (1 - bits), 1 - least)
 
 
+def smallest_normal(dtype: np.dtype) -> float:
+    """The smallest number of a type that has all of its digits."""
+    return math.ldexp(1.0, _FORMATS[dtype.name][1])
+
+
 def epsilon(dtype: np.dtype) -> float:
     """The distance from one to the next number of a type."""
     return 2.0 ** (1 - _FORMATS[dtype.name][0])

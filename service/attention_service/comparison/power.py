@@ -95,7 +95,7 @@ def power(
         for tolerance in tolerances
     }
     names = tuple(dict.fromkeys(one.names[0] for one in killed))
-    return Power(names, survivors, _groups(killed, limits), missed, shown)
+    return Power(names, survivors, groups(killed, limits), missed, shown)
 
 
 def _can_confirm(case: Case) -> bool:
@@ -143,14 +143,14 @@ def _distances(block: Sample, right: Arrays, one: Candidate) -> dict[str, float]
     return {name: distance(array, right[name]) for name, array in arrays_of(solve(one.case, block), one.arrays).items()}
 
 
-def _groups(killed: list[Candidate], limits: Mapping[str, float]) -> tuple[tuple[str, ...], ...]:
+def groups(killed: list[Candidate], limits: Mapping[str, float]) -> tuple[tuple[str, ...], ...]:
     """Groups of names whose first answers do not differ."""
-    groups: list[list[Candidate]] = []
+    found: list[list[Candidate]] = []
     for one in {one.names[0]: one for one in reversed(killed)}.values():
-        for group in groups:
+        for group in found:
             if ratio(one.arrays, group[0].arrays, limits) <= CORRECT:
                 group.append(one)
                 break
         else:
-            groups.append([one])
-    return tuple(tuple(sorted(one.names[0] for one in group)) for group in groups if len(group) > 1)
+            found.append([one])
+    return tuple(tuple(sorted(one.names[0] for one in group)) for group in found if len(group) > 1)

@@ -12,6 +12,7 @@ from attention_service.attention.outputs import FORWARD, OUTPUTS, row_of
 from attention_service.attention.spec import AttentionSpec, DType
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.actual import check_names, is_gradient
+from attention_service.comparison.gradients.case import included
 from attention_service.comparison.gradients.judge import GradientQuestion
 from attention_service.comparison.legal import chosen
 from attention_service.comparison.tolerances import Tolerance
@@ -66,7 +67,7 @@ def _gradients(
         return None
     if names and not has_cotangent:
         raise MissingField.at("/grad_output", f"the gradient of output, which {names[0]} belongs to", "none")
-    include = tuple(dict.fromkeys(name if name in OUTPUTS else name.partition(".")[0] for name in names))
+    include = included(names)
     spec = spec._replace(gradients=None if names else "all", include=include)  # type: ignore[arg-type]  # names of arrays
     whole = spec._replace(top_k=None, average_heads=False)
     spec, plan = planned(whole, layer)

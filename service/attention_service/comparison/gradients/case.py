@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ class GradientCase:
     spec, plan: with cotangents, in float64; names: of the gradients that are compared; dtype: of the request
     outputs: (b, h, q, e), of the heads before their steps; cotangent: (b, h, q, e), theirs, None for zeros
     logsumexp: (b, h, q)
-    check: raises to end the computation
+    check: raises to end the computation; right: the right gradients
     """
 
     spec: AttentionSpec
@@ -53,6 +53,7 @@ class GradientCase:
     logsumexp: np.ndarray
     cotangent: np.ndarray | None
     check: Check = no_check
+    right: Gradients = field(default_factory=dict)
 
     @cached_property
     def delta(self) -> np.ndarray:
@@ -62,11 +63,6 @@ class GradientCase:
         found: np.ndarray = np.vecdot(self.outputs, self.cotangent)
         return found
 
-    @cached_property
-    def right(self) -> Gradients:
-        """The right gradients."""
-        return self.run()
-
     @property
     def group(self) -> int:
         """Query heads that share a key/value head."""
@@ -74,11 +70,8 @@ class GradientCase:
 
     def changed(self, change: Mapping[str, Any]) -> GradientCase:
         """The case of a request with other fields, but the outputs and the logsumexp of this one."""
-        gone = {PREFIX + name for name, value in change.items() if value is None}
-        spec = self.spec._replace(**change)
-        spec = spec._replace(include=tuple(name for name in spec.include if name not in gone))
-        names = tuple(name for name in self.names if name.partition(".")[0] not in gone)
-        return replace(self, spec=spec, plan=make_plan(spec), names=names)
+        spec = with_fields(self.spec, change)
+        return replace(self, spec=spec, plan=make_plan(spec), names=names_in(self.names, spec))
 
     def library(self) -> NumpyLibrary:
         """NumPy with tiles of whole rows, computed one after the other."""
@@ -111,7 +104,7 @@ def make_case(spec: AttentionSpec, dtype: np.dtype, names: tuple[str, ...], chec
 
     Errors: InvalidRequest of every kind.
     """
-    include = tuple(dict.fromkeys(name if name in OUTPUTS else name.partition(".")[0] for name in names))
+    include = included(names)
     exact = as_cast(spec, dtype)._replace(
         dtype="float64",
         backend="numpy",
@@ -135,7 +128,25 @@ def make_case(spec: AttentionSpec, dtype: np.dtype, names: tuple[str, ...], chec
     sizes = plan.sizes
     shape = (sizes.batch_size, sizes.num_heads, sizes.query_length)
     logsumexp = np.asarray(buffers.arrays.get("logsumexp", np.zeros(shape)))
-    return GradientCase(exact, plan, names, dtype, loaded, outputs, logsumexp, cotangent, check)
+    case = GradientCase(exact, plan, names, dtype, loaded, outputs, logsumexp, cotangent, check)
+    with np.errstate(all="ignore"):
+        return replace(case, right=case.run())
+
+
+def included(names: Iterable[str]) -> tuple[str, ...]:
+    """What a request includes for gradients with these dotted names."""
+    return tuple(dict.fromkeys(name if name in OUTPUTS else name.partition(".")[0] for name in names))
+
+
+def with_fields(spec: AttentionSpec, change: Mapping[str, Any]) -> AttentionSpec:
+    """A request with other fields, which includes no gradient of those that are None."""
+    gone = {PREFIX + name for name, value in change.items() if value is None}
+    return spec._replace(**change, include=tuple(name for name in spec.include if name not in gone))
+
+
+def names_in(names: Iterable[str], spec: AttentionSpec) -> tuple[str, ...]:
+    """The dotted names of gradients whose fields a request has, and those of scores."""
+    return tuple(name for name in names if getattr(spec, name.removeprefix(PREFIX).partition(".")[0], 0) is not None)
 
 
 def leaves(arrays: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:

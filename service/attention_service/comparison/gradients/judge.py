@@ -22,7 +22,7 @@ from attention_service.comparison.baseline import CORRECT, TINY
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distances, measure
 from attention_service.comparison.facts import find_facts
-from attention_service.comparison.gradients.case import GradientCase, Gradients, leaves, make_case
+from attention_service.comparison.gradients.case import GradientCase, Gradients, included, leaves, make_case
 from attention_service.comparison.gradients.rounding import Limits, limits_of, stored_dtype
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.places import places, worst
@@ -73,7 +73,7 @@ def gradient_truth(
     spec, dtype, names = question.spec, question.plan.dtype, question.names
     with np.errstate(all="ignore"):
         case = make_case(spec, dtype, names, check)
-        include = tuple(dict.fromkeys(name if name in OUTPUTS else name.partition(".")[0] for name in names))
+        include = included(names)
         plain = spec._replace(dtype=dtype.name, backend="numpy", device="cpu", gradients=None, include=include)  # type: ignore[arg-type]  # names of arrays
         plain = plain._replace(allow_non_finite=True)
         found = backend.run(make_plan(plain), plain, plain.sources, check)

@@ -25,8 +25,7 @@ from attention_service.backends.dense.backward import Backward
 from attention_service.backends.dense.gradients import TileBackward
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.operands import LoadedOperands
-from attention_service.comparison.baseline import TINY
-from attention_service.comparison.errors import epsilon, largest_number, ulp
+from attention_service.comparison.errors import epsilon, largest_number, smallest_normal, ulp
 from attention_service.comparison.floors import UNKNOWN
 from attention_service.comparison.gradients.case import GradientCase, Gradients, Sums
 from attention_service.comparison.legal import TANH_ERROR
@@ -72,7 +71,7 @@ class Bounds(TileBackward):
         self._added = extra
         self._roots = 8 + math.sqrt(sizes.key_length) + math.sqrt(sizes.value_dim) + math.sqrt(sizes.query_length)
         # Weights below the smallest normal number may be 0, or have few digits.
-        self._least = 2.0 ** (-1022 if of_type.itemsize == 8 else -126) / (epsilon(of_type) / 4)
+        self._least = smallest_normal(of_type) / (epsilon(of_type) / 4)
         self._steps = np.zeros(())  # of the tile that is computed
         self.reads = self.reads | {"masked_scores"}
 
@@ -178,9 +177,7 @@ class Dithered(TileBackward):
         spread = (
             norms[0][..., None] * repeated[:, :, None] * np.abs(self.scale(tile)) / math.sqrt(self.plan.sizes.head_dim)
         )
-        if spread.shape == scores.shape:
-            scores = np.abs(scores) + spread
-        moved = weights * (1 + self._unit * self._random.uniform(-1, 1, scores.shape) * scores)
+        moved = weights * (1 + self._unit * self._random.uniform(-1, 1, scores.shape) * (np.abs(scores) + spread))
         return super().run(tile, moved, stages, write)
 
     def of_terms(self, gradient: Array, tile: Tile) -> list[Part]:
@@ -237,7 +234,7 @@ def limits_of(case: GradientCase, right: Gradients, served: Gradients) -> Limits
     tanh = 4 * TANH_ERROR if approximates else 8 * step
     bounds = _bounds(case, step, tanh)
     spreads, worst = _spreads(case, right) if approximates else ({}, dict(served))
-    found, smallest = {}, 2.0 ** (-1022 if of_type.itemsize == 8 else -126)  # products below it may be 0
+    found = {}
     for name, array in right.items():
         limit = bounds[name] * step + DEVIATIONS * spreads.get(name, 0.0)
         if not _is_of_tiles(case, name):
@@ -245,7 +242,7 @@ def limits_of(case: GradientCase, right: Gradients, served: Gradients) -> Limits
             limit = np.maximum(limit, DEVIATIONS * apart + step * (2 + np.abs(array).max(initial=0.0)))
         stored = stored_dtype(case, name)
         least = np.minimum(np.abs(array), largest_number(stored))
-        limit = np.asarray(limit + ulp(least, stored) / 4 + max(smallest, TINY))
+        limit = np.asarray(limit + ulp(least, stored) / 4 + smallest_normal(of_type))  # below it, products may be 0
         found[name] = np.where(limit < UNKNOWN, limit, UNKNOWN)  # also where it is NaN
     return Limits(found, worst)
 
@@ -277,7 +274,7 @@ def _bounds(case: GradientCase, step: float, tanh: float) -> dict[str, np.ndarra
 
     first = case.run(of_tiles, kept)
     if not any(case.plan.steps) and all(role.map is None for role in case.plan.roles.inputs):
-        return {name: _of_row(case, name, np.abs(array)) for name, array in first.items()}
+        return {name: np.abs(array) for name, array in first.items()}
     return _through(case, sums, first)
 
 
@@ -296,7 +293,7 @@ def _through(case: GradientCase, sums: Sums, first: Gradients) -> dict[str, np.n
         signed = {name: array * random.choice((-1.0, 1.0), array.shape) for name, array in sums.items()}
         for name, array in _fields(case, signed).items():
             most[name] = np.maximum(most[name], np.abs(array - base[name]))
-    widened = {name: _of_row(case, name, array, is_mixed=True) for name, array in most.items() if name in case.names}
+    widened = {name: _of_row(case, name, array, mean=False) for name, array in most.items() if name in case.names}
     matrices = {name: np.abs(array) for name, array in first.items() if name not in widened}
     return widened | matrices
 
@@ -322,19 +319,16 @@ def _spreads(case: GradientCase, right: Gradients) -> tuple[dict[str, np.ndarray
     return {name: np.sqrt(_of_row(case, name, total / draws, mean=True)) for name, total in squares.items()}, found
 
 
-def _of_row(
-    case: GradientCase, name: str, array: np.ndarray, *, mean: bool = False, is_mixed: bool = False
-) -> np.ndarray:
-    """The mean or the maximum of each row of query, key, value and what they come from; others as they are.
+def _of_row(case: GradientCase, name: str, array: np.ndarray, *, mean: bool) -> np.ndarray:
+    """The mean or the maximum of each row of query, key, value and what they come from.
 
-    is_mixed: True after norms and maps, which make features of each other: rows have their maxima, parameters one
+    Others stay as they are; but parameters in objects have one maximum for all numbers, as norms and maps make features
+    of each other.
     """
     field = name.removeprefix(PREFIX)
     of_role = {"query": 0, "key": 1, "value": 2, "past_key": 1, "past_value": 2}
-    if not (mean or is_mixed):
-        return array
     if field not in of_role and field not in ("input", "context"):
-        if not is_mixed or "." not in field:
+        if mean or "." not in field:
             return array
         return np.full(array.shape, array.max(initial=0.0))
     layout = case.plan.layout if array.ndim == len(case.plan.layout) else "d"

@@ -9,16 +9,16 @@ from typing import Any, Final, get_type_hints
 
 import numpy as np
 
-from attention_service.attention.gradients import PREFIX
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.candidates import Candidate, unexplained
+from attention_service.comparison.candidates import ratio as apart
 from attention_service.comparison.case import INEXPRESSIBLE, Case
 from attention_service.comparison.errors import distances
 from attention_service.comparison.evidence import PROOF, Hypothesis
-from attention_service.comparison.gradients.case import GradientCase, Gradients, make_case
+from attention_service.comparison.gradients.case import GradientCase, Gradients, make_case, names_in, with_fields
 from attention_service.comparison.gradients.judge import (
     GradientQuestion,
     GradientTruth,
@@ -30,7 +30,7 @@ from attention_service.comparison.gradients.mutants.table import Variant
 from attention_service.comparison.inputs import TRIES, Suggestion, make_input
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.mutants import MUTANTS
-from attention_service.comparison.power import Power
+from attention_service.comparison.power import Power, groups
 from attention_service.comparison.recipes import recipe_of
 from attention_service.comparison.search import TOLD
 from attention_service.errors import InvalidRequest, Overflow
@@ -139,11 +139,8 @@ def _of_forward(truth: GradientTruth, forward: Case) -> Iterator[Named]:
 
 def _differentiated(case: GradientCase, spec: AttentionSpec) -> Gradients:
     """The gradients of another request; none if it is no valid one."""
-    names = tuple(
-        name for name in case.names if getattr(spec, name.removeprefix(PREFIX).partition(".")[0], 0) is not None
-    )
     try:
-        return make_case(spec, np.dtype(np.float64), names, case.check).right
+        return make_case(spec, np.dtype(np.float64), names_in(case.names, spec), case.check).right
     except InvalidRequest:
         return {}
 
@@ -155,8 +152,7 @@ def changed_spec(spec: AttentionSpec, change: Mapping[str, Any] | None) -> Atten
     values = {name: _value(AttentionSpec, name, value, getattr(spec, name)) for name, value in change.items()}
     if any(value is NotImplemented for value in values.values()):
         return None
-    gone = {PREFIX + name for name, value in change.items() if value is None}
-    return spec._replace(**values, include=tuple(name for name in spec.include if name not in gone))
+    return with_fields(spec, values)
 
 
 def _value(kind: type, name: str, value: Any, former: Any) -> Any:
@@ -236,7 +232,8 @@ def _hypotheses(answers: list[Answer], sent: Gradients, right: Gradients) -> lis
             judged.append(Hypothesis(answer.candidate, explained, answer.ratio, answer.is_proof))
         kept: list[Hypothesis] = []
         for one in sorted(judged, key=lambda hypothesis: hypothesis.rank):
-            same = next((other for other in kept if _are_same(one, other)), None)
+            arrays = one.candidate.arrays
+            same = next((other for other in kept if apart(arrays, other.candidate.arrays, ones) <= CORRECT), None)
             if same is None:
                 kept.append(one)
             elif one.candidate.names != same.candidate.names and one.candidate.names[0] not in same.also:
@@ -245,31 +242,16 @@ def _hypotheses(answers: list[Answer], sent: Gradients, right: Gradients) -> lis
     return proofs[:1] or [one for one in kept if one.is_told][:TOLD]
 
 
-def _are_same(one: Hypothesis, other: Hypothesis) -> bool:
-    """True if two mistakes have the same gradients, within rounding."""
-    arrays = other.candidate.arrays
-    return all(
-        float(distances(array, arrays[name]).max(initial=0.0)) <= CORRECT
-        for name, array in one.candidate.arrays.items()
-    )
-
-
 def _power(answers: list[Answer]) -> Power:
     """Which mistakes of the backward pass the request can show."""
     survive = {one.candidate.names[0] for one in answers if not one.killed}
     names = dict.fromkeys(one.candidate.names[0] for one in answers)
-    killed = {one.candidate.names[0]: one for one in reversed(answers) if one.candidate.names[0] not in survive}
-    groups: list[list[Answer]] = []
-    for one in killed.values():
-        for group in groups:
-            apart = (distances(array, group[0].candidate.arrays[name]) for name, array in one.candidate.arrays.items())
-            if all(float(array.max(initial=0.0)) <= CORRECT for array in apart):
-                group.append(one)
-                break
-        else:
-            groups.append([one])
-    same = tuple(tuple(sorted(one.candidate.names[0] for one in group)) for group in groups if len(group) > 1)
-    return Power(tuple(killed), tuple(name for name in names if name in survive), same, {})
+    killed = [one.candidate for one in answers if one.candidate.names[0] not in survive]
+    with np.errstate(all="ignore"):
+        same = groups(killed, dict.fromkeys(killed[0].arrays, 1.0)) if killed else ()
+    return Power(
+        tuple(name for name in names if name not in survive), tuple(name for name in names if name in survive), same, {}
+    )
 
 
 def _suggestion(

@@ -1,7 +1,7 @@
 """The table of mistakes of backward passes: each a function from a case to the gradients that it makes.
 
 They keep the right output and logsumexp. Mistakes of the forward pass that another request would say are differentiated
-as that request is, see `judge`.
+as that request is, see `search`.
 """
 
 from __future__ import annotations

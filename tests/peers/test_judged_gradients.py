@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -91,15 +92,9 @@ def test_gradients_of_jax_are_right(dtype: str) -> None:
             name: jax.numpy.asarray(fields[name].float().numpy()).astype(dtype).swapaxes(1, 2)
             for name in ("query", "key", "value", "grad_output")
         }
-        mask = options.get("attn_mask")
-        call: Callable[..., Any] = lambda q, k, v, mask=mask, options=options: jax.nn.dot_product_attention(  # noqa: E731
-            q,
-            k,
-            v,
-            mask=None if mask is None else mask.numpy()[None, None],
-            scale=options.get("scale"),
-            is_causal=options.get("is_causal", False),
-        )
+        scale, is_causal = options.get("scale"), options.get("is_causal", False)
+        mask = None if "attn_mask" not in options else options["attn_mask"].numpy()[None, None]
+        call = partial(jax.nn.dot_product_attention, bias=None, mask=mask, scale=scale, is_causal=is_causal)
         _, pull = jax.vjp(call, arrays["query"], arrays["key"], arrays["value"])
         found = pull(arrays["grad_output"])
         actual = {name: one.swapaxes(1, 2) for name, one in zip(NAMES, found, strict=True)}

@@ -108,7 +108,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]  # Any where to
         return None, None, *_Gradients.apply(context.others, context.names, needed, grad_output, *context.saved_tensors)
 
 
-class _Gradients(torch.autograd.Function):  # type: ignore[misc]
+class _Gradients(torch.autograd.Function):  # type: ignore[misc]  # likewise
     """The gradients of a layer, which cannot be differentiated again.
 
     `once_differentiable` would let torch.autograd.grad take the second derivative for 0.

@@ -62,7 +62,7 @@ class LocalDelta(Wrong):
 
 @mutant("delta_local", "The sum of output times its gradient, D, is taken of a part of the keys, not of the whole row.")
 def delta_local(case: GradientCase) -> Iterator[Variant]:
-    if is_softmax(case) and case.cotangent is not None and case.plan.all_sinks is None and case.plan.gathered is None:
+    if is_softmax(case) and case.cotangent is not None and case.plan.all_sinks is None:
         for parts, is_mean in itertools.product(SPLITS, (False, True)):
             if parts <= case.plan.sizes.key_length:
                 kind = partial(LocalDelta, parts=parts, is_mean=is_mean)

@@ -139,7 +139,7 @@ class Transposed(Wrong):
 @mutant("transposed", "The gradient of the key is made of the gradients of the scores without their transpose.")
 def transposed(case: GradientCase) -> Iterator[Variant]:
     sizes = case.plan.sizes
-    if "key" in case.plan.gradient_shapes and sizes.query_length == sizes.key_length > 1 and case.plan.gathered is None:
+    if "key" in case.plan.gradient_shapes and sizes.query_length == sizes.key_length > 1:
         yield made_by(case, Transposed)
 
 
@@ -201,7 +201,7 @@ class LastKeys(Wrong):
 )
 def query_not_accumulated(case: GradientCase) -> Iterator[Variant]:
     length = case.plan.sizes.key_length
-    if "query" in case.plan.gradient_shapes and case.plan.gathered is None:
+    if "query" in case.plan.gradient_shapes:
         firsts = {(length - 1) // tile * tile: f"of {tile} keys" for tile in TILES if length > tile}
         firsts |= {length - length // n: f"of {n} parts" for n in SPLITS if length % n == 0 and length > n}
         for first, detail in firsts.items():
@@ -227,7 +227,7 @@ class FirstChunk(Wrong):
 @mutant("first_chunk", "Each step over a part of the keys differentiates the first part.")
 def first_chunk(case: GradientCase) -> Iterator[Variant]:
     length = case.plan.sizes.key_length
-    if case.plan.gathered is None and not case.plan.skips_hidden_keys and not case.plan.roles.past_length:
+    if not case.plan.skips_hidden_keys and not case.plan.roles.past_length:
         for parts in SPLITS:
             if length % parts == 0 and length > parts:
                 yield made_by(case, partial(FirstChunk, parts=parts), f"of {parts}")
@@ -255,7 +255,7 @@ def bias_not_summed(case: GradientCase) -> Iterator[Variant]:
     shape = case.plan.gradient_shapes.get("bias")
     sizes = case.plan.sizes
     full = sizes.batch_size, sizes.num_heads, sizes.query_length, sizes.key_length
-    if shape is not None and shape != full and case.plan.gathered is None:
+    if shape is not None and shape != full:
         yield made_by(case, FirstOfBias)
 
 

@@ -74,11 +74,7 @@ def read_actual(
     """
     sent: dict[str, np.ndarray] = {}
     for name, array in given.items():
-        if array.dtype.kind not in "iu" and not is_float(array.dtype):
-            raise InvalidArray.at(f"/{field}/{name}", "numbers", f"{array.dtype} of shape {array.shape}")
-        wanted = _shown_shape(name, plan)
-        if array.shape != wanted:
-            raise ShapeMismatch.of(f"/{field}/{name}", f"{shape(wanted)}, as this request returns it", array)
+        check_array(array, shown_shape(name, plan), f"/{field}/{name}")
         sent[name] = array if rows is not None else _as_float(array, is_base2=base2 and name == "logsumexp")
     chosen = plan.selection
     selects = chosen.heads is not None or chosen.queries is not None or chosen.average_heads
@@ -89,6 +85,14 @@ def read_actual(
             name: _as_float(array[:, :, rows], is_base2=base2 and name == "logsumexp") for name, array in found.items()
         }
     return Actual(sent, found)
+
+
+def check_array(array: np.ndarray, wanted: tuple[int, ...], pointer: str) -> None:
+    """Errors: InvalidArray for anything but numbers, ShapeMismatch. wanted: the shape in a response"""
+    if array.dtype.kind not in "iu" and not is_float(array.dtype):
+        raise InvalidArray.at(pointer, "numbers", f"{array.dtype} of shape {array.shape}")
+    if array.shape != wanted:
+        raise ShapeMismatch.of(pointer, f"{shape(wanted)}, as this request returns it", array)
 
 
 def _as_float(array: np.ndarray, *, is_base2: bool) -> np.ndarray:
@@ -122,7 +126,7 @@ def axes_of(name: str, plan: Plan, *, as_sent: bool = False) -> tuple[str, ...]:
     return tuple(f"selected {AXES[one]}" if selects and is_part.get(one) else AXES[one] for one in letters)
 
 
-def _shown_shape(name: str, plan: Plan) -> tuple[int, ...]:
+def shown_shape(name: str, plan: Plan) -> tuple[int, ...]:
     """The shape of an output as the request shows it."""
     axes, shown = request_axes(name, plan)
     lengths = dict(zip(axes, plan.output_shape(name), strict=True))

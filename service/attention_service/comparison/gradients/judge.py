@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attention_service.attention.arrays import is_float
 from attention_service.attention.gradients import PREFIX
 from attention_service.attention.outputs import OUTPUTS
 from attention_service.attention.plan import Plan
@@ -17,7 +16,7 @@ from attention_service.attention.result import Metadata, request_axes
 from attention_service.attention.shapes import canonical
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import Backend, Check, no_check
-from attention_service.comparison.actual import AXES
+from attention_service.comparison.actual import AXES, check_array, shown_shape
 from attention_service.comparison.baseline import CORRECT, TINY
 from attention_service.comparison.case import Case
 from attention_service.comparison.errors import distances, measure
@@ -27,7 +26,6 @@ from attention_service.comparison.gradients.rounding import Limits, limits_of, s
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.places import places, worst
 from attention_service.comparison.wrong import Wrong
-from attention_service.errors import InvalidArray, ShapeMismatch, shape
 from attention_service.schemas.compare import Fact, Place, WorstElement
 
 
@@ -88,23 +86,11 @@ def read_gradients(given: Mapping[str, np.ndarray], question: GradientQuestion, 
     for name in question.names:
         if name not in given:
             continue
-        array, pointer = given[name], f"/{field}/{name.replace('.', '/')}"
-        if array.dtype.kind not in "iu" and not is_float(array.dtype):
-            raise InvalidArray.at(pointer, "numbers", f"{array.dtype} of shape {array.shape}")
-        wanted = shape_of(question.plan, name)
-        if array.shape != wanted:
-            raise ShapeMismatch.of(pointer, f"{shape(wanted)}, as this request returns it", array)
+        array, plan = given[name], question.plan
+        wanted = shown_shape(name, plan) if name in OUTPUTS else plan.output_shape(name)
+        check_array(array, wanted, f"/{field}/{name.replace('.', '/')}")
         found[name] = array.astype(np.float64)
     return found
-
-
-def shape_of(plan: Plan, name: str) -> tuple[int, ...]:
-    """The shape of a gradient as a request returns it."""
-    lengths = plan.output_shape(name)
-    if name not in OUTPUTS:
-        return lengths
-    axes, shown = request_axes(name, plan)
-    return tuple(dict(zip(axes, lengths, strict=True))[letter] for letter in shown)
 
 
 def judge_gradients(truth: GradientTruth) -> dict[str, Judged]:

@@ -357,7 +357,9 @@ class TestComputation:
                 np.testing.assert_allclose(gradient, whole[name], rtol=0, atol=1e-12)
 
     @pytest.mark.parametrize("name", OPTIONS)
-    def test_every_option_in_many_tiles(self, name: str) -> None:
+    @pytest.mark.parametrize("fast_rows", [0, 1])
+    def test_every_option_in_many_tiles(self, name: str, fast_rows: int) -> None:
+        """In tiles of whole rows, and in blocks of one key if a softmax returns no matrices."""
         spec = with_options(name)
         assert spec is not None
         shape = NumpyBackend().run(make_plan(spec), spec, spec.sources).output.shape
@@ -365,17 +367,28 @@ class TestComputation:
         whole = gradients_of(spec, NumpyBackend())
         for threads in (None, 2):
             small = NumpyBackend(threads)
-            small.tiling = Tiling(scores=3, workers=threads or 1, fast_rows=1, max_scores=8)
+            small.tiling = Tiling(3, workers=threads or 1, fast_rows=fast_rows, fast_columns=1, max_scores=8)
             for field, gradient in gradients_of(spec, small).items():
                 np.testing.assert_allclose(gradient, whole[field], rtol=1e-12, atol=1e-12, err_msg=field)
 
-    def test_threads_hold_the_gradients_of_their_own_tile_only(self) -> None:
-        """Many tiles, each of which adds to the gradients of all keys."""
+    def test_blocks_of_keys_keep_the_digits_of_large_scores(self) -> None:
+        # Scores 2^23 and 2^23 - 1, whose softmax is that of 1 and 0; float32 has no number between them.
+        query, key = np.array([[2.0**12, 1.0]], np.float32), np.array([[2.0**11, 0.0], [2.0**11, -1.0]], np.float32)
+        value, output = np.zeros((2, 1), np.float32), np.ones((1, 1), np.float32)
+        spec = AttentionSpec(query, key, value, scale=1.0, query_offset=np.array(0), grad_output=output, include=())
+        backend = NumpyBackend()
+        backend.tiling = Tiling(scores=1, fast_rows=1, fast_columns=1)
+        found = gradients_of(spec, backend)["value"]
+        assert found == pytest.approx(np.array([[math.e], [1.0]]) / (math.e + 1), rel=1e-6)
+
+    @pytest.mark.parametrize("normalization", ["softmax", "sigmoid"])
+    def test_threads_hold_the_gradients_of_their_own_tile_only(self, normalization: Any) -> None:
+        """Many tiles of whole rows, each of which adds to the gradients of all keys, or blocks of keys."""
         random = np.random.default_rng(0)
         query, output = random.normal(size=(2, 1, 2**11, 16)).astype(np.float32)
         key, value = random.normal(size=(2, 1, 2**14, 16)).astype(np.float32)
         arrays = {"query": query, "key": key, "value": value, "grad_output": output, "query_offset": np.array(0)}
-        spec = AttentionSpec(**arrays, include=(), gradients="all")
+        spec = AttentionSpec(**arrays, include=(), gradients="all", normalization=normalization)
         backend, plan = NumpyBackend(2), make_plan(spec)
         tracemalloc.start()
         try:

@@ -6,6 +6,7 @@ Letters as everywhere: b batch, h query heads, g key/value heads, q queries, k k
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil, prod
 from typing import Final, NamedTuple
 
@@ -17,7 +18,7 @@ from attention_service.attention.plan import Plan
 from attention_service.attention.roles import Role
 from attention_service.attention.spec import AttentionSpec
 from attention_service.attention.steps import Steps
-from attention_service.attention.tiles import Tiling, tile_size
+from attention_service.attention.tiles import Tiling, backward_tiling, block_columns, tile_size
 
 # Bytes of an index, as top_k returns them.
 INDEX: Final = 8
@@ -216,12 +217,25 @@ def gathered_bytes(plan: Plan, tile: tuple[int, int, int, int]) -> int:
 
 
 def working_bytes(plan: Plan, tiling: Tiling) -> int:
-    """Upper bound of the bytes for the tiles that NumPy computes at the same time."""
+    """Upper bound of the bytes for the tiles that NumPy computes at the same time, and for what passes share."""
+    blocks = backward_tiling(plan, tiling)
+    if blocks is None:
+        return tile_bytes(plan, tiling)
+    rows = 2 * plan.sizes.batch_size * plan.sizes.num_heads * plan.sizes.query_length
+    forward = tile_bytes(replace(plan, gradients=None), tiling)
+    return rows * plan.compute_dtype.itemsize + max(forward, tile_bytes(plan, blocks))
+
+
+def tile_bytes(plan: Plan, tiling: Tiling) -> int:
+    """Upper bound of the bytes for tiles computed at the same time, or for blocks of keys if the tiling streams."""
     (h, g, b, q, k, _, e), chosen = plan.sizes, plan.selection
     computing, step = plan.compute_dtype.itemsize, tile_size(plan, tiling)
-    tile = step.batch, step.kv_heads * (h // g), step.rows, plan.computed_keys
+    group, columns = step.kv_heads * (h // g), plan.computed_keys
+    if tiling.streams:
+        columns = min(columns, block_columns(tiling, group * step.rows))
+    tile = step.batch, group, step.rows, columns
     scores, heights = prod(tile), ceil(q / step.rows)
-    tiles = ceil(b / step.batch) * ceil(g / step.kv_heads) * heights
+    tiles = ceil(b / step.batch) * ceil(g / step.kv_heads) * heights * ceil(plan.computed_keys / columns)
     memory = (scores + prod(tile[:3]) * e) * computing
     # Masks that are made and combined; and some of the scores by themselves.
     masks, beside = mask_bytes(plan, tile)

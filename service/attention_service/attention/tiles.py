@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Final, NamedTuple
 
+from attention_service.attention.outputs import outputs_of
 from attention_service.attention.plan import Plan
 from attention_service.attention.score_term import ScoreTerm
 from attention_service.attention.tile import Tile
@@ -64,7 +65,7 @@ def tiles(plan: Plan, tiling: Tiling, entries: slice | None = None) -> Iterator[
         for kv_heads in _slices(slice(0, g), step.kv_heads):
             heads = slice(kv_heads.start * h // g, kv_heads.stop * h // g)
             for rows in _slices(slice(0, q), step.rows):
-                yield Tile(batch, kv_heads, heads, rows, _columns(plan, batch, rows))
+                yield Tile(batch, kv_heads, heads, rows, columns_of(plan, batch, rows))
 
 
 def whole(plan: Plan) -> Tile:
@@ -117,8 +118,26 @@ def key_blocks(tile: Tile, tiling: Tiling) -> Iterator[Tile]:
         yield tile
         return
     one_column = prod(part.stop - part.start for part in (tile.heads, tile.rows))
-    for block in _slices(tile.columns, max(tiling.fast_columns, tiling.scores // one_column)):
+    for block in _slices(tile.columns, block_columns(tiling, one_column)):
         yield replace(tile, columns=block)
+
+
+def backward_tiling(plan: Plan, tiling: Tiling) -> Tiling | None:
+    """How the backward pass of a plan is cut into blocks of keys, after a forward pass; None for tiles of whole rows.
+
+    Rows are cut if `fast_rows` of them have as many scores as a tile. Only the gradients of a softmax are known for a
+    part of a row, from its output and logsumexp.
+    """
+    matrices = plan.selection.include & outputs_of("scores", "weights", "gradients")
+    if plan.gradients is None or plan.normalization != "softmax" or plan.gathered is not None or matrices:
+        return None
+    one_row = plan.sizes.num_heads // plan.sizes.num_kv_heads * plan.computed_keys
+    return None if tiling.fast_rows * one_row < tiling.scores else replace(tiling, streams=True)
+
+
+def block_columns(tiling: Tiling, rows: int) -> int:
+    """How many keys a block has if the tiling streams. rows: of the tile, those of all its heads"""
+    return max(tiling.fast_columns, tiling.scores // rows)
 
 
 def _fair(groups: int, queries: int, rows: int, workers: int) -> int:
@@ -138,7 +157,8 @@ def _slices(part: slice, step: int) -> Iterator[slice]:
         yield slice(start, min(start + step, part.stop))
 
 
-def _columns(plan: Plan, batch: slice, rows: slice) -> slice:
+def columns_of(plan: Plan, batch: slice, rows: slice) -> slice:
+    """The keys that are computed for these queries of these entries."""
     length = plan.computed_keys
     return visible_columns(plan.terms, batch, rows, length) if plan.skips_hidden_keys else slice(0, length)
 

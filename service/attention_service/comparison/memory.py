@@ -7,7 +7,7 @@ from math import prod
 from typing import Final
 
 from attention_service.attention.arrays import FLOATS, compute_dtype
-from attention_service.attention.cost import arrays_of, copied_bytes, peak_bytes, working_bytes
+from attention_service.attention.cost import arrays_of, copied_bytes, peak_bytes, tile_bytes
 from attention_service.attention.planning import make_plan
 from attention_service.attention.shapes import Sizes
 from attention_service.attention.terms.relative import RelativeKeys
@@ -72,7 +72,7 @@ def _gradient_bytes(question: Question, workers: int) -> int:
     spec, plan, names = question.gradients.spec, question.gradients.plan, question.gradients.names
     exact = make_plan(spec._replace(dtype="float64", backend="numpy", device="cpu", allow_non_finite=True))
     sizes = [prod(exact.output_shape(name)) for name in names]
-    running = peak_bytes(exact, working_bytes(exact, Tiling(scores=TILE)), copied_bytes(exact, spec))
+    running = peak_bytes(exact, tile_bytes(exact, Tiling(scores=TILE)), copied_bytes(exact, spec))
     sampled = sum(min(size, SAMPLED) for size in sizes)
     kept = GRADIENT_COPIES * sum(sizes) + GRADIENT_ANSWERS * sampled
     outputs = prod((plan.sizes.batch_size, plan.sizes.num_heads, plan.sizes.query_length, plan.sizes.value_dim))

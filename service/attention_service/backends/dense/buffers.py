@@ -77,6 +77,10 @@ class ResultBuffers:
             places, heads = self._heads_within(tile)
             self._write(name, tile, places, *self._selected_rows(tile, block[:, heads]))
 
+    def add_logsumexp(self, tile: Tile, subtracted: Array | float, log_total: Array) -> None:
+        """Write the logsumexp of the rows of a tile, if it is included: the sum of both parts, (b, h, r, 1) each."""
+        self.add("logsumexp", tile, (subtracted + log_total)[..., 0])
+
     def add_weights(self, tile: Tile, weights: Array) -> Array | None:
         """Write what the plan includes of the weights of a tile. Returns `received` of the tile, (b, h, k)."""
         xp, chosen = self._lib.xp, self._chosen
@@ -149,6 +153,25 @@ class ResultBuffers:
         if not isinstance(heads, slice) and not isinstance(rows, slice):
             heads = heads[:, None]
         target[(tile.batch, heads, rows, *columns)] = block
+
+
+class RowBuffers(ResultBuffers):
+    """Buffers that keep the parts of the logsumexp of all rows, for a second pass over the scores of a softmax.
+
+    subtracted, log_total: (b, h, q, 1), logsumexp = subtracted + log_total; 0 for rows that see no key
+    """
+
+    def __init__(self, plan: Plan, lib: ArrayLibrary) -> None:
+        super().__init__(plan, lib)
+        shape = plan.sizes.batch_size, plan.sizes.num_heads, plan.sizes.query_length, 1
+        self.subtracted, self.log_total = (lib.empty(shape, plan.compute_dtype) for _ in range(2))
+
+    def add_logsumexp(self, tile: Tile, subtracted: Array | float, log_total: Array) -> None:
+        """Keep both parts, and write the logsumexp as `ResultBuffers` does."""
+        super().add_logsumexp(tile, subtracted, log_total)
+        xp, place = self._lib.xp, (tile.batch, tile.heads, tile.rows)
+        self.subtracted[place] = subtracted
+        self.log_total[place] = xp.where(log_total == -np.inf, xp.zeros_like(log_total), log_total)
 
 
 def _x_log_x(weights: Array, xp: Any) -> Array:

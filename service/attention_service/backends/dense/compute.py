@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain
 from typing import Final
 
@@ -12,12 +11,12 @@ from attention_service.attention.outputs import OUTPUT
 from attention_service.attention.plan import Notice, Plan
 from attention_service.attention.result import Computed
 from attention_service.attention.tile import Tile
-from attention_service.attention.tiles import tiles
+from attention_service.attention.tiles import backward_tiling
 from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.backward import Backward
-from attention_service.backends.dense.buffers import ResultBuffers, TileSums
+from attention_service.backends.dense.buffers import ResultBuffers, RowBuffers, TileSums
 from attention_service.backends.dense.gates import apply_map, gated
-from attention_service.backends.dense.gradients import GradientBuffers, TileBackward
+from attention_service.backends.dense.gradients import BlockBackward, GradientBuffers, TileBackward
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.numerics import choose_paths
 from attention_service.backends.dense.operands import LoadedOperands, stepped_outputs
@@ -58,17 +57,23 @@ def differentiate(
     loaded: LoadedOperands,
     head_outputs: Array,
     check: Check,
-    backward_of: Callable[..., TileBackward] = TileBackward,
 ) -> tuple[ResultBuffers, dict[str, Array]]:
     """Write the head outputs of a plan; what it returns of scores and weights, and its gradients. Errors: as `compute`.
 
-    Tiles are computed once, as no gradient of a head output depends on another, but twice if a norm follows them.
-    backward_of: makes the backward pass of tiles
+    Tiles are computed once, as no gradient of a head output depends on another, but twice if a norm follows them, or if
+    long rows are cut into blocks of keys.
     """
     backward = Backward(plan, lib, loaded)
+    if backward_tiling(plan, lib.tiling) is not None:
+        rows = RowBuffers(plan, lib)
+        compute_tiles(plan, lib, loaded, head_outputs, rows, check)
+        of_blocks = BlockBackward(plan, lib, loaded, backward.output(head_outputs), head_outputs)
+        buffers = GradientBuffers(plan, lib, of_blocks)
+        compute_tiles(plan, lib, loaded, head_outputs, buffers, check, rows=rows)
+        return rows, backward.fields(head_outputs, buffers.gradients)
     if plan.output_steps:
         compute_tiles(plan, lib, loaded, head_outputs, ResultBuffers(plan, lib), check)
-    of_tiles = backward_of(plan, lib, loaded, backward.output(head_outputs))
+    of_tiles = TileBackward(plan, lib, loaded, backward.output(head_outputs))
     buffers = GradientBuffers(plan, lib, of_tiles)
     compute_tiles(plan, lib, loaded, head_outputs, buffers, check)
     return buffers, backward.fields(head_outputs, buffers.gradients)
@@ -82,11 +87,12 @@ def compute_tiles(
     buffers: ResultBuffers,
     check: Check,
     chosen: np.ndarray | None = None,
+    rows: RowBuffers | None = None,
 ) -> None:
     """Write the head outputs (b, h, q, e) of a plan, and what it returns of scores and weights. Errors: as `compute`.
 
     Entries whose numbers require different steps never share a tile. chosen: (b,), True for those that are computed;
-    None for all
+    None for all; rows: of a softmax that was computed before: only its weights are computed, for the buffers
     """
     paths = choose_paths(plan, lib, loaded)
     if chosen is not None:
@@ -95,9 +101,9 @@ def compute_tiles(
     computations = {}
     for _, path in paths:
         query = scaled if path.scales_query else None
-        computations[path] = TileComputation(plan, lib, loaded, path, query, head_outputs, buffers, check)
+        computations[path] = TileComputation(plan, lib, loaded, path, query, head_outputs, buffers, check, rows)
     of_entry = {i: computations[path] for part, path in paths for i in range(part.start, part.stop)}
-    cut = chain.from_iterable(tiles(plan, computations[path].tiling, entries) for entries, path in paths)
+    cut = chain.from_iterable(computations[path].cut(entries) for entries, path in paths)
 
     def run(numbered: tuple[int, Tile]) -> TileSums:
         number, tile = numbered

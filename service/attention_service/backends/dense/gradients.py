@@ -1,5 +1,8 @@
 """The backward pass of scores and weights: each tile, while its weights are in the cache.
 
+A tile has whole rows, and their weights and outputs are computed just before. Long rows come in blocks of keys, whose
+weights are computed once more from the logsumexp (Dao et al. 2022, "FlashAttention", algorithm 4).
+
 With P the weights, S the scaled scores, Z the masked scores, O the head outputs, dX the gradient of X, dL the cotangent
 of the logsumexp:
 
@@ -28,6 +31,7 @@ from attention_service.attention.plan import Plan
 from attention_service.attention.score_term import Part
 from attention_service.attention.spec import Output
 from attention_service.attention.tile import Tile, part_of
+from attention_service.attention.tiles import columns_of
 from attention_service.attention.visibility import visible
 from attention_service.backends.dense.buffers import ResultBuffers
 from attention_service.backends.dense.gates import logistic_slope
@@ -58,8 +62,8 @@ class GradientBuffers(ResultBuffers):
         self._backward = backward
         self.gradients = {name: lib.zeros(shape, plan.compute_dtype) for name, shape in plan.gradient_shapes.items()}
         # Of the tiles that are computed now, by the tile: scores of former stages, and what the tile adds to gradients.
-        self._stages: dict[tuple[int, int, int], dict[str, Array]] = {}
-        self._parts: dict[tuple[int, int, int], list[Part]] = {}
+        self._stages: dict[tuple[int, ...], dict[str, Array]] = {}
+        self._parts: dict[tuple[int, ...], list[Part]] = {}
         self._turn = threading.Condition()
         self._next = 0
         self._has_failed = False
@@ -139,7 +143,7 @@ class TileBackward:
         if "scale" in self.wanted:
             products = gradient * self._shown(stages["scores"], seen)
             parts.append(Part("scale", (tile.heads,), lib.xp.sum(products, axis=(0, 2, 3))))
-        gradient = gradient * self.scale(tile)
+        gradient *= self.scale(tile)
         write(DQK, tile, gradient)
         return parts + self.products(tile, gradient)
 
@@ -176,7 +180,7 @@ class TileBackward:
         self, tile: Tile, weights: Array, of_weights: Array | None, stages: Mapping[str, Array]
     ) -> tuple[Array, list[Part]]:
         """The gradient (b, h, r, k) of the masked scores, and what the tile adds to that of the sinks."""
-        lib, shift = self.lib, self.lib.zeros((*weights.shape[:3], 1), self.plan.compute_dtype)
+        shift = self.lib.zeros((*weights.shape[:3], 1), self.plan.compute_dtype)
         if self.logsumexp is not None:
             shift = shift + self.logsumexp[tile.batch, tile.heads, tile.rows][..., None]
         if of_weights is not None:
@@ -184,16 +188,20 @@ class TileBackward:
             of_weights += shift
             of_weights *= weights
         gradient = weights * shift if of_weights is None else of_weights
+        return gradient, self.of_sinks(tile, shift, stages)
+
+    def of_sinks(self, tile: Tile, shift: Array, stages: Mapping[str, Array]) -> list[Part]:
+        """What a tile adds to the gradient of the sinks. shift: (b, h, r, 1), dL - D"""
         if self.plan.all_sinks is None or "sinks" not in self.wanted:
-            return gradient, []
-        sinks = lib.load(part_of(self.plan.all_sinks, tile))
+            return []
+        lib, sinks = self.lib, self.lib.load(part_of(self.plan.all_sinks, tile))
         of_sinks = lib.xp.exp(sinks - stages["logsumexp"][..., None]) * shift  # b h r 1
         if self.plan.row_sinks is None:
             place: tuple[slice, ...] = (slice(0, 1), tile.heads)
             of_sinks = lib.xp.sum(of_sinks, axis=(0, 2), keepdims=True)
         else:
             place = (tile.batch, tile.heads, tile.rows)
-        return gradient, [Part("sinks", place, of_sinks)]
+        return [Part("sinks", place, of_sinks)]
 
     def sum(
         self, tile: Tile, weights: Array, of_weights: Array | None, stages: Mapping[str, Array]
@@ -249,8 +257,29 @@ class TileBackward:
         return numbers
 
 
-def _key(tile: Tile) -> tuple[int, int, int]:
-    return tile.batch.start, tile.heads.start, tile.rows.start
+class BlockBackward(TileBackward):
+    """The backward pass of blocks of keys: D comes from the outputs of their rows. head_outputs: (b, h, q, e)"""
+
+    def __init__(
+        self, plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands, output: Array | None, head_outputs: Array
+    ) -> None:
+        super().__init__(plan, lib, loaded, output)
+        self._head_outputs = head_outputs
+
+    def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
+        """D (b, h, r, 1) of the rows of a block."""
+        assert self.output is not None
+        place = tile.batch, tile.heads, tile.rows
+        return self.lib.row_sums(self._head_outputs[place] * self.output[place])
+
+    def of_sinks(self, tile: Tile, shift: Array, stages: Mapping[str, Array]) -> list[Part]:
+        """What the first block of its rows adds to the gradient of the sinks, which have no keys; [] for the others."""
+        is_first = tile.columns.start == columns_of(self.plan, tile.batch, tile.rows).start
+        return super().of_sinks(tile, shift, stages) if is_first else []
+
+
+def _key(tile: Tile) -> tuple[int, int, int, int]:
+    return tile.batch.start, tile.heads.start, tile.rows.start, tile.columns.start
 
 
 def _finite(plan: Plan, lib: ArrayLibrary, loaded: LoadedOperands) -> tuple[Array, Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +10,10 @@ import numpy as np
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import overflow
 from attention_service.attention.tile import Tile, part_of
-from attention_service.attention.tiles import key_blocks
+from attention_service.attention.tiles import key_blocks, tiles
 from attention_service.attention.visibility import additions, hidden_parts, hiding_bits, visible
 from attention_service.backends.base import Check, no_check
-from attention_service.backends.dense.buffers import ResultBuffers, TileSums
+from attention_service.backends.dense.buffers import ResultBuffers, RowBuffers, TileSums
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.numerics import NumericPath
 from attention_service.backends.dense.operands import LoadedOperands
@@ -25,7 +26,7 @@ class TileComputation:
     scaled: the query times the scale, if the path has `scales_query`
     head_outputs: (b, h, q, e), filled tile by tile; buffers: filled with what the plan returns of the scores
     check: raises to end the computation; called for each block of keys
-    tiling: how the plan is to be cut
+    rows: of a softmax that was computed before: only weights are computed, in blocks of keys; None for all
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class TileComputation:
         head_outputs: Array,
         buffers: ResultBuffers,
         check: Check = no_check,
+        rows: RowBuffers | None = None,
     ) -> None:
         self._plan = plan
         self._lib = lib
@@ -55,21 +57,41 @@ class TileComputation:
         self._keeps_sinks_apart = includes_weights and plan.all_sinks is not None
         streams = lib.writes_in_place and path.divides_last and not path.subtracts_max and buffers.streams
         streams = streams and plan.gathered is None
-        self.tiling = replace(lib.tiling, streams=streams)
+        self._rows = rows
+        self._tiling = replace(lib.tiling, streams=streams if rows is None else True)
+
+    def cut(self, entries: slice) -> Iterator[Tile]:
+        """The tiles of these batch entries, each for a call of `run`."""
+        for tile in tiles(self._plan, self._tiling, entries):
+            yield from (tile,) if self._rows is None else key_blocks(tile, self._tiling)
 
     def run(self, tile: Tile) -> TileSums:
         """Write the head outputs of a tile, and what the plan returns of its scores."""
+        if self._rows is not None:
+            return self._softmax_again(tile, self._rows)
         steps = {"softmax": self._softmax, "sum": self._normalise_by_sum, "sigmoid": self._sigmoid}
         selected = self._plan.gathered
         outputs, sums = steps[self._plan.normalization](tile if selected is None else selected.gathered(tile))
         self._head_outputs[tile.batch, tile.heads, tile.rows] = outputs
         return replace(sums, tile=tile)  # which does not hold the gathered keys
 
+    def _softmax_again(self, tile: Tile, rows: RowBuffers) -> TileSums:
+        """Compute the weights of a block of keys once more, for the buffers. rows: of the softmax over all keys"""
+        xp, place, weights = self._lib.xp, (tile.batch, tile.heads, tile.rows), self._masked_scores(tile)
+        subtracted, log_total = rows.subtracted[place], rows.log_total[place]
+        self._buffers.add("logsumexp", tile, (subtracted + log_total)[..., 0])
+        if self._path.subtracts_max:  # by itself, as the digits of the logarithm would be lost in a sum of both
+            weights -= subtracted
+        weights -= log_total
+        xp.exp(weights, out=weights)
+        self._buffers.add_weights(tile, weights)
+        return TileSums(tile, 0)
+
     def _softmax(self, tile: Tile) -> tuple[Array, TileSums]:
         """The head outputs (b, h, r, e) and sums of a tile. Its keys come in blocks if the tiling streams."""
         plan, lib, xp, buffers = self._plan, self._lib, self._lib.xp, self._buffers
         outputs = total = None
-        for block in key_blocks(tile, self.tiling):
+        for block in key_blocks(tile, self._tiling):
             weights = self._masked_scores(block)  # which become the weights in place
             subtracted, unseen = self._exponentials(weights, tile)
             total = _added(total, lib.row_sums(weights))  # b h r 1
@@ -82,7 +104,7 @@ class TileComputation:
         else:
             if plan.all_sinks is not None:
                 total = total + xp.exp(self._sinks(tile) - subtracted)
-            buffers.add("logsumexp", tile, (subtracted + xp.log(total))[..., 0])
+            buffers.add_logsumexp(tile, subtracted, xp.log(total))
             total = xp.where(total == 0, xp.ones_like(total), total)  # rows that see no key stay 0
         if buffers.needs_weights or outputs is None:
             weights /= total

@@ -53,9 +53,8 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._interval = min(1.0, limits.head / 4, limits.write / 4)  # seconds between two looks at the time limits
         self._cycle: Any = None  # of the last request whose head is complete
         self._left = 0  # bytes of its body that are still to come, at most
-        self._untaken = (
-            0  # received bytes of a head that is not complete, or of a body that the application has not taken
-        )
+        # Received bytes of a head that is not complete, or of a body that the application has not taken.
+        self._untaken = 0
         self._head_due = inf  # when the next head must be complete, or begin after connecting; in seconds of the loop
         self._delivered = 0  # bytes of responses, as seen last
         self._write_due = 0.0  # when the client is too slow, unless it takes more until then
@@ -117,11 +116,7 @@ class LimitedProtocol(asyncio.BufferedProtocol):
         self._state.clear()
         self.transport.forget_protocol()
         self._cycle = None
-        for name in (
-            "cycle",
-            "scope",
-            "pipeline",
-        ):  # requests refer to uvicorn's protocol, and to this one by their state
+        for name in ("cycle", "scope", "pipeline"):  # requests refer to both protocols
             setattr(self._protocol, name, None)
 
     @property

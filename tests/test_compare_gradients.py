@@ -118,13 +118,16 @@ def test_mistakes_of_the_forward_pass_are_named_with_the_request_that_says_them(
     assert best.change
 
 
-def test_an_ungrouped_kernel_is_named() -> None:
-    """Of FlashAttention's tests: dK and dV of one head of the group, in the place of the sum over it."""
+@pytest.mark.parametrize("names", [("grad_key", "grad_value"), ("grad_key",), ("grad_value",)])
+def test_an_ungrouped_kernel_is_named(names: tuple[str, ...]) -> None:
+    """dK, dV or both of one head of the group, in the place of the sum over it, as in public threads."""
     fields = request(0, TYPES["float32"])
     repeated = {name: np.repeat(fields[name], 2, axis=1) for name in ("key", "value")}
     every = returned(fields | repeated)
-    report = compare({**every, **{name: every[name][:, ::2] for name in ("grad_key", "grad_value")}}, **fields)
-    assert report.verdict.message.startswith("Wrong: grad_query is right; grad_key and grad_value are wrong: ")
+    one = {name: every[name][:, ::2] for name in names}
+    report = compare({**returned(fields), **one}, **fields)
+    wrong = " and ".join(names) + (" are" if len(names) > 1 else " is")
+    assert f"{wrong} wrong: " in report.verdict.message
     assert report.hypotheses[0].name == "grad.not_grouped"
     assert report.hypotheses[0].certainty == "proof"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from attention_service.attention.score_term import Part
 from attention_service.attention.steps.rotation import RotationStep
 from attention_service.attention.terms.additions import Bias
 from attention_service.attention.tile import Tile
+from attention_service.backends.dense.gradients import TileBackward
 from attention_service.backends.dense.library import Array
 from attention_service.comparison.case import TILES
 from attention_service.comparison.gradients.case import GradientCase, Gradients, Sums
@@ -57,9 +58,25 @@ class OneOfGroup(Wrong):
 
 @mutant("not_grouped", "The gradients of key and value are those of one query head, not the sum over its group.")
 def not_grouped(case: GradientCase) -> Iterator[Variant]:
-    if case.group > 1:
-        yield made_by(case, partial(OneOfGroup, index=0), "the first")
-        yield made_by(case, partial(OneOfGroup, index=-1), "the last")
+    if case.group == 1:
+        return
+    for index, place in ((0, "the first"), (-1, "the last")):
+        kind = partial(OneOfGroup, case=case, index=index)
+        yield Variant(partial(case.run, kind), place)
+        for role in [role for role in ("key", "value") if role in case.plan.gradient_shapes]:
+            yield Variant(partial(of_role, case, kind, role), f"{place}, that of the {role} only")
+
+
+def of_role(case: GradientCase, kind: Callable[..., TileBackward], role: str) -> Gradients:
+    """The gradients of a mistake that one role has, the others not. kind: makes the backward pass of tiles"""
+    kept: list[Sums] = []
+
+    def keep(sums: Sums) -> Sums:
+        kept.append(sums)
+        return dict(sums)
+
+    case.run(kind, keep)
+    return case.run(edit=lambda sums: {**sums, role: kept[0][role]})
 
 
 @mutant("group_mean", "The gradients of key and value are the mean over the query heads of a group, not the sum.")

@@ -164,6 +164,29 @@ def test_errors_far_below_the_largest_gradient_are_seen() -> None:
     assert report.where[1].message == "key 255 only"
 
 
+@pytest.mark.parametrize("seed", [1, 8])
+def test_rows_that_few_keys_dominate_are_right(seed: int) -> None:
+    """Their errors are those of few numbers, in the direction of few keys: too few to be drawn twice only."""
+    random = np.random.default_rng(seed)
+    shapes = {"query": (2, 3, 129, 128), "key": (2, 3, 385, 128), "value": (2, 3, 385, 128)}
+    arrays = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    arrays |= {"query": arrays["query"] * 2.5, "value": arrays["value"] + random.normal(size=(1, 3, 1, 1)) * 2}
+    arrays["grad_output"] = random.normal(size=shapes["query"])
+    fields: dict[str, Any] = {name: array.astype(BFLOAT16) for name, array in arrays.items()} | {"layout": "bhld"}
+    report = compare(returned(fields, BackwardKernel(16, 16, rounds=True)), **fields, time_limit=1e-3)
+    assert ratio_of(report) < 1
+
+
+def test_what_is_exactly_0_has_no_rounding() -> None:
+    """Also in half types: no number of this type is between."""
+    fields = request(0, TYPES["bfloat16"], length=16, key_mask=np.tile(np.arange(16) < 12, (2, 1)))
+    right = returned(fields, BackwardKernel(rounds=True))
+    assert not right["grad_key"][:, :, 12:].any()
+    right["grad_key"][:, :, 13] = 1e-6
+    report = compare(right, **fields, time_limit=1e-3)
+    assert (report.verdict.status, report.where[1].message) == ("wrong", "key 13 only")
+
+
 def test_rows_without_a_key_have_gradients_of_0() -> None:
     fields = request(0, TYPES["float32"])
     fields["mask"] = np.ones((67, 67), bool)

@@ -34,10 +34,14 @@ from attention_service.comparison.legal import TANH_ERROR
 SPREAD: Final = 64
 MOST_DRAWS: Final = 16
 FEWEST_DRAWS: Final = 2
+# The root mean square of the errors of rounding, in half units of the last place, up to which all are as likely.
+MEAN: Final = 1 / math.sqrt(3)
 # Right gradients are within so many root mean squares of the errors.
 DEVIATIONS: Final = 3.5
 # Queries or keys of a tile whose sums some kernels round before they add the next (torch on a CPU).
 ADDED: Final = 32
+# What is rounded at random, one after the other.
+SOURCES: Final = ("scores", "delta", "products")
 # Signs that are drawn for errors on their way through maps and norms.
 SIGNS: Final = 4
 
@@ -138,8 +142,9 @@ class Bounds(TileBackward):
 
 
 class Dithered(TileBackward):
-    """Rounds at random what kernels of half types round before products: weights, gradients of scores, and D, which is
-    made of the rounded output. Numbers move by up to half a unit in the last place."""
+    """Rounds at random what kernels of half types round before products, one of SOURCES at a time: scores, by a query
+    that was multiplied by the scale; D, which is made of the rounded output; operands of products, weights and
+    gradients of scores."""
 
     def __init__(
         self,
@@ -148,18 +153,26 @@ class Dithered(TileBackward):
         loaded: LoadedOperands,
         output: Array | None,
         case: GradientCase,
+        source: str,
         seed: int,
     ) -> None:
         super().__init__(plan, lib, loaded, output)
-        self._case, self._unit = case, epsilon(case.dtype) / 2
+        self._case, self._source, self._unit = case, source, epsilon(case.dtype) / 2
         self._least = 2.0**-25 if case.dtype == np.float16 else 0.0
         self._random = np.random.default_rng(seed)
         self.reads = self.reads | {"scaled_scores"}
         self._norms = [np.sqrt(np.vecdot(array, array)) for array in (self.query, self.key)]
 
+    def noise(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Errors in half units, as large as the mean ones: few draws are not small all at once then, where one number
+        makes the error of a row."""
+        return np.where(self._random.integers(0, 2, shape, np.int8), MEAN, -MEAN)
+
     def rounded(self, array: np.ndarray) -> np.ndarray:
-        """An array, each number rounded up or down by up to half a unit."""
-        noise = self._random.uniform(-1, 1, array.shape)
+        """An array, each number rounded up or down."""
+        if self._source != "products":
+            return array
+        noise = self.noise(array.shape)
         noise *= np.abs(array) * self._unit + self._least * (array != 0)
         noise += array
         if self._random.random() < 1 / 2:
@@ -168,6 +181,8 @@ class Dithered(TileBackward):
 
     def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
         """What a tile adds, from weights of scores whose query or key was multiplied by the scale and rounded."""
+        if self._source != "scores":
+            return super().run(tile, weights, stages, write)
         scores = np.where(np.isfinite(stages["scaled_scores"]), stages["scaled_scores"], 0.0)
         norms = [
             self._norms[0][tile.batch, tile.heads, tile.rows],
@@ -177,7 +192,7 @@ class Dithered(TileBackward):
         spread = (
             norms[0][..., None] * repeated[:, :, None] * np.abs(self.scale(tile)) / math.sqrt(self.plan.sizes.head_dim)
         )
-        moved = weights * (1 + self._unit * self._random.uniform(-1, 1, scores.shape) * (np.abs(scores) + spread))
+        moved = weights * (1 + self._unit * self.noise(scores.shape) * (np.abs(scores) + spread))
         return super().run(tile, moved, stages, write)
 
     def of_terms(self, gradient: Array, tile: Tile) -> list[Part]:
@@ -194,7 +209,7 @@ class Dithered(TileBackward):
 
     def delta(self, tile: Tile, weights: Array, of_weights: Array) -> Array:
         """D, from an output that was rounded, and made of rounded weights: one number that all features share."""
-        if self.output is None:
+        if self.output is None or self._source != "delta":
             return super().delta(tile, weights, of_weights)
         place = tile.batch, tile.heads, tile.rows
         outputs = (np.abs(self._case.outputs[place]) * self._unit + self._least) * self.output[place]
@@ -212,7 +227,9 @@ class Dithered(TileBackward):
 
     def added(self, array: np.ndarray, count: int) -> np.ndarray:
         """A sum of so many terms, rounded, and rounded before the terms of each further tile were added."""
-        noise: np.ndarray = self._random.uniform(-1, 1, array.shape)
+        if self._source != "products":
+            return array
+        noise = self.noise(array.shape)
         noise *= np.abs(array) * self._unit * math.sqrt(count / ADDED)
         noise += array
         return noise
@@ -242,7 +259,8 @@ def limits_of(case: GradientCase, right: Gradients, served: Gradients) -> Limits
             limit = np.maximum(limit, DEVIATIONS * apart + step * (2 + np.abs(array).max(initial=0.0)))
         stored = stored_dtype(case, name)
         least = np.minimum(np.abs(array), largest_number(stored))
-        limit = np.asarray(limit + ulp(least, stored) / 4 + smallest_normal(of_type))  # below it, products may be 0
+        last = np.where(least > 0, ulp(least, stored), 0.0)  # 0 is 0 in every type
+        limit = np.asarray(limit + last / 4 + smallest_normal(of_type))  # below it, products may be 0
         found[name] = np.where(limit < UNKNOWN, limit, UNKNOWN)  # also where it is NaN
     return Limits(found, worst)
 
@@ -309,14 +327,23 @@ def _spreads(case: GradientCase, right: Gradients) -> tuple[dict[str, np.ndarray
     sizes = case.plan.sizes
     few = any(name.removeprefix(PREFIX) not in ROLES for name in right)
     draws = MOST_DRAWS if few else -(-SPREAD // min(sizes.head_dim, sizes.value_dim))
-    draws = max(FEWEST_DRAWS, min(MOST_DRAWS, draws))
+    draws = max(FEWEST_DRAWS, min(MOST_DRAWS, draws) // len(SOURCES))
     squares = {name: np.zeros(array.shape) for name, array in right.items()}
-    found: Gradients = right
+    worst: dict[str, np.ndarray] = {}
     for seed in range(draws):
-        found = case.run(partial(Dithered, case=case, seed=seed))
-        for name, array in found.items():
-            squares[name] += np.square(array - right[name])
-    return {name: np.sqrt(_of_row(case, name, total / draws, mean=True)) for name, total in squares.items()}, found
+        worst = {name: np.array(array) for name, array in right.items()}
+        for source in SOURCES:  # apart, so that their errors do not cancel
+            found = case.run(partial(Dithered, case=case, source=source, seed=seed))
+            for name, array in found.items():
+                apart = array - right[name]
+                worst[name] += apart
+                squares[name] += np.square(apart)
+    spreads = {}
+    for name, total in squares.items():
+        mean = total / draws
+        # Where one term makes the error of a row, a large feature of it has a large error.
+        spreads[name] = np.sqrt(np.maximum(mean, _of_row(case, name, mean, mean=True)))
+    return spreads, worst
 
 
 def _of_row(case: GradientCase, name: str, array: np.ndarray, *, mean: bool) -> np.ndarray:

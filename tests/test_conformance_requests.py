@@ -14,6 +14,7 @@ from attention_service.cli import main
 from attention_service.conformance import read, run, write
 from attention_service.conformance.changes import Fields
 from attention_service.conformance.corners import CORNERS, LONG_TILES, TILE_CORNERS
+from attention_service.conformance.gradient_corners import GRADIENT_CORNERS
 from attention_service.conformance.requests import LONG_TYPES, NAMES, Choice, make_fields
 from attention_service.conformance.runner import run_cases
 from attention_service.conformance.suite import SuiteCase, finished, make_cases
@@ -23,7 +24,8 @@ from tests.helpers.right_kernels import Kernel, flash
 DIMS: Final = (64, 128)
 KNOWN: Final = ("is_causal", "key_lengths")
 # So many cases have each corner of long cases once.
-COUNT: Final = 5 * -(-len((*TILE_CORNERS, *CORNERS)) // 3)
+LONG_CORNERS: Final = (*TILE_CORNERS, *CORNERS, *GRADIENT_CORNERS)
+COUNT: Final = 5 * -(-len(LONG_CORNERS) // 3)
 MISTAKES: Final = ("not_rescaled", "output_not_rescaled", "tail_dropped", "tail_seen", "sum_of_last_tile", "last_tile")
 
 
@@ -147,7 +149,7 @@ def test_long_cases_have_the_dimensions_and_types_that_were_named() -> None:
     assert len(made) == 2 * COUNT
     assert {(head_dim(case.fields), case.dtype) for case in made} == {(d, t) for d in DIMS for t in LONG_TYPES}
     own = {"float64"}
-    assert {case.corner for case in made} == {corner.name for corner in (*TILE_CORNERS, *CORNERS)} - own | {"combined"}
+    assert {case.corner for case in made} == {corner.name for corner in LONG_CORNERS} - own | {"combined"}
     assert max(case.fields["key"].size // case.fields["key"].shape[-1] for case in made) > 1000
 
 

@@ -34,12 +34,13 @@ def add_commands(commands: Any) -> None:
     runner = inner.add_parser(
         "run",
         help="judge an implementation",
-        description="Call a function with the fields of each case, and judge what it returns. Exit status 0: all that "
-        "it supports is right; 1: some is not; 2: nothing could be judged; 3: an error.",
+        description="Call a function with the fields of each case, and judge what it returns; its gradients too, if it "
+        "has a parameter grad_output, is called with --torch, or returns arrays of JAX. Exit status 0: all that it "
+        "supports is right; 1: some is not; 2: nothing could be judged; 3: an error.",
     )
     runner.usage_status = FAILED
     runner.set_defaults(run=_run)
-    runner.add_argument("--dir", metavar="DIR", help="a suite that `write` made (default: 300 cases, made at once)")
+    runner.add_argument("--dir", metavar="DIR", help="a suite that `write` made (default: 420 cases, made at once)")
     for parser in (writer, runner):
         _add_choice(parser)
     lawyer = inner.add_parser(

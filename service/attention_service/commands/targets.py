@@ -44,7 +44,7 @@ def is_target(text: str) -> bool:
 
 def load(name: str, options: argparse.Namespace) -> Target:
     """The function `module:function`, also of a module in this directory. Errors: CommandError."""
-    from attention_service.conformance.target import TargetFailed, load_target, with_tensors
+    from attention_service.conformance.target import TargetFailed, WithTensors, load_target
 
     sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
@@ -56,7 +56,7 @@ def load(name: str, options: argparse.Namespace) -> Target:
         return target
     device = options.device or "cpu"
     try:
-        return with_tensors(target, device)
+        return WithTensors(target, device)
     except ModuleNotFoundError:
         raise CommandError("--torch: expected torch, got no such module (pip install torch)", FAILED) from None
     except Exception as error:  # torch has many for a device that it does not know, or cannot use

@@ -1,10 +1,11 @@
 """Conformance: cases of attention with exact answers, and a judge of implementations that compute them.
 
-- corners: the table of what implementations get wrong; changes: what edits a request
+- corners, gradient_corners: the tables of what implementations get wrong; changes: what edits a request
 - requests: which corners a suite has, and the request of each
 - suite: cases, each a request with its exact answer and its tolerances
 - files: a suite as safetensors files with an index, for programs that do not have this service
-- target: the implementation, a callable; judge: is its answer to a case right; runner: its answers to a whole suite
+- target: the implementation, a callable; gradients: how it is asked for them; judge: is its answer to a case right;
+  runner: its answers to a whole suite
 - law_checks: what holds for every right function, checked without a reference
 - report: what is printed of a result; cli: the commands
 """

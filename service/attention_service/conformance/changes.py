@@ -34,6 +34,22 @@ def large_scores(fields: Fields, random: np.random.Generator) -> None:
     fields["query"] = (fields["query"] * 300).astype(fields["query"].dtype)
 
 
+def near_cap(fields: Fields, random: np.random.Generator) -> None:
+    """Multiply queries, so that many scores are near the softcap."""
+    fields["query"] = (fields["query"] * 3).astype(fields["query"].dtype)
+
+
+def nearly_equal_values(fields: Fields, random: np.random.Generator) -> None:
+    """Let the values of a head differ by thousandths."""
+    value = fields["value"]
+    fields["value"] = (value[:, :, :1] + 1e-3 * (value - value[:, :, :1])).astype(value.dtype)
+
+
+def zero_cotangent(fields: Fields, random: np.random.Generator) -> None:
+    """Let the gradient of the output be 0."""
+    fields["grad_output"] = np.zeros_like(fields["grad_output"])
+
+
 def beyond_float16(fields: Fields, random: np.random.Generator) -> None:
     """Multiply queries and keys, so that unscaled scores are beyond 65504, and scale them to a few units."""
     for name in ("query", "key"):
@@ -272,8 +288,13 @@ def sum_of_scores(fields: Fields, random: np.random.Generator) -> None:
 
 
 def to_layout(fields: Fields, layout: str) -> None:
-    """Bring query, key and value from layout bhld into another. Layouts without b take the first batch entry."""
-    for name in ("query", "key", "value"):
+    """Bring query, key, value and the gradient of the output from layout bhld into another.
+
+    Layouts without b take the first batch entry.
+    """
+    for name in ("query", "key", "value", "grad_output"):
+        if name not in fields:
+            continue
         array = fields[name]
         if "b" not in layout:
             array = array[:1]

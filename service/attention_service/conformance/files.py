@@ -15,6 +15,7 @@ from attention_service.version import __version__
 
 INDEX: Final = "index.json"
 EXPECTED: Final = "expected"
+TOLERANCE: Final = "tolerance"
 # The version of the files, which changes with what their readers must know.
 FORMAT: Final = 1
 
@@ -40,7 +41,7 @@ def write(
     entries = []
     for case in make_cases(cases, seed, choice):
         name = f"{case.name}.safetensors"
-        arrays = dict(dotted_tensors({**case.fields, EXPECTED: case.expected}))
+        arrays = dict(dotted_tensors({**case.fields, EXPECTED: case.expected, TOLERANCE: case.tolerance}))
         (folder / name).write_bytes(b"".join(file_chunks(arrays, {})[0]))
         entries.append(
             {
@@ -49,7 +50,7 @@ def write(
                 "dtype": case.dtype,
                 "options": case.options,
                 "request": plain_fields(case.fields),
-                "tolerance": dict(case.tolerance),
+                TOLERANCE: plain_fields(case.tolerance),
             }
         )
     index = {"format": FORMAT, "version": __version__, "seed": seed, "cases": entries}
@@ -66,7 +67,7 @@ def read(directory: str | Path) -> Iterator[SuiteCase]:
     for entry in index["cases"]:
         body = (folder / entry["file"]).read_bytes()
         arrays = SafetensorsCodec().decode(body, len(body)).fields
-        expected = arrays.pop(EXPECTED)
+        expected, tolerance = arrays.pop(EXPECTED), entry[TOLERANCE] | arrays.pop(TOLERANCE, {})
         fields = entry["request"]
         add_dotted(fields, dict(dotted_tensors(arrays)))
-        yield SuiteCase(Path(entry["file"]).stem, entry["corner"], fields, expected, entry["tolerance"])
+        yield SuiteCase(Path(entry["file"]).stem, entry["corner"], fields, expected, tolerance)

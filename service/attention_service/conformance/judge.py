@@ -9,7 +9,8 @@ from typing import Final, Literal
 import numpy as np
 
 from attention_service.comparison.baseline import CORRECT, IMPRECISE
-from attention_service.comparison.errors import distance
+from attention_service.comparison.errors import distances
+from attention_service.conformance.gradients import call_gradients, is_differentiated
 from attention_service.conformance.suite import SuiteCase
 from attention_service.conformance.target import Target, Unsupported, call, described
 from attention_service.errors import InvalidRequest
@@ -64,7 +65,7 @@ def judge(case: SuiteCase, target: Target) -> Outcome:
     """The outcome of a case. Whatever an implementation raises, except Unsupported, is an error."""
     try:
         with np.errstate(all="ignore"):
-            actual = call(target, case.fields)
+            actual = _answer(case, target)
     except Unsupported as error:
         return Outcome(case, "unsupported", message=str(error))
     except (Exception, SystemExit) as error:  # of somebody else's code: anything, but no exit status of its choice
@@ -72,22 +73,31 @@ def judge(case: SuiteCase, target: Target) -> Outcome:
     return judge_arrays(case, actual)
 
 
+def _answer(case: SuiteCase, target: Target) -> dict[str, np.ndarray]:
+    """What an implementation returns for a case, by name. Errors: as of `call`."""
+    if is_differentiated(case.fields):
+        return call_gradients(target, case.fields, case.expected)
+    return call(target, case.fields)
+
+
 def judge_arrays(case: SuiteCase, actual: Mapping[str, np.ndarray]) -> Outcome:
     """The outcome of a case for these arrays. Arrays that the case has no answer for do not count."""
-    worst = 0.0
+    worst, where = 0.0, ""
     for name, expected in case.expected.items():
         if name not in actual:
             continue
         if actual[name].shape != expected.shape:
             shapes = f"{name} of shape {actual[name].shape}, expected {expected.shape}"
             return Outcome(case, "wrong", message=shapes)
-        apart = distance(actual[name].astype(np.float64), expected)
-        if not np.isfinite(apart):
+        apart = distances(actual[name].astype(np.float64), expected)
+        if not np.isfinite(apart).all():
             return Outcome(case, "wrong", message=_non_finite(name, actual[name].astype(np.float64), expected))
-        worst = max(worst, CORRECT * apart / case.tolerance[name] if apart else 0.0)
+        ratio = float(np.divide(CORRECT * apart, case.tolerance[name], where=apart > 0, out=apart).max(initial=0.0))
+        if ratio > worst:
+            worst, where = ratio, "" if name == "output" else f" in {name}"
     if worst <= CORRECT:
         return Outcome(case, "correct", worst)
-    message = f"an error of {worst:.3g} baselines, where {CORRECT:g} are right"
+    message = f"an error of {worst:.3g} baselines{where}, where {CORRECT:g} are right"
     return Outcome(case, "imprecise" if worst <= IMPRECISE else "wrong", worst, message)
 
 
@@ -95,8 +105,8 @@ def diagnose(case: SuiteCase, target: Target) -> Diagnosis | None:
     """The mistake that explains a wrong answer; None if the implementation raises, or returns other shapes."""
     try:
         with np.errstate(all="ignore"):
-            actual = call(target, case.fields)
-        if not np.isfinite(actual["output"].astype(np.float64)).any():
+            actual = _answer(case, target)
+        if not any(np.isfinite(actual[name].astype(np.float64)).any() for name in case.expected if name in actual):
             return Diagnosis(None, None, "nothing finite to compare")
         report = compare({name: actual[name] for name in case.expected if name in actual}, **case.fields)
     except InvalidRequest:

@@ -11,21 +11,23 @@ from typing import Any, Final, Self
 import numpy as np
 
 from attention_service.attention.arrays import FLOATS
-from attention_service.comparison.inputs import OPTIONS, make_input
+from attention_service.comparison.inputs import COTANGENTS, OPTIONS, make_input
 from attention_service.comparison.recipes import HEAD_DIM, POSITIONAL, Recipe
 from attention_service.conformance import changes
 from attention_service.conformance.changes import Fields
 from attention_service.conformance.corners import COMBINED, CORNERS, TILE_CORNERS, TYPES, Corner
+from attention_service.conformance.gradient_corners import GRADIENT_CORNERS
 
 HEADS: Final = 3
 # The options of `combined`, each of which a case has with this probability, drawn in their order.
 SHARE: Final = 0.3
 COMBINED_OPTIONS: Final = sorted({*OPTIONS, "past"} - {"output_norm", "query_lengths"})
 CACHE: Final = ("past_key", "past_value")
-SOURCES: Final = frozenset({"query", "key", "value"})
+# What a choice need not name: `gradients` stands beside a gradient of the output.
+SOURCES: Final = frozenset({"query", "key", "value", "gradients"})
 # The fields that cases have beside query, key and value.
 NAMES: Final = sorted(
-    {*OPTIONS} - {"output_norm"}
+    {*OPTIONS, *COTANGENTS} - {"output_norm"}
     | {*CACHE, "include", "layout", "normalization", "num_heads", "num_kv_heads", "projection"}
     | {"query_lengths", "query_offset", "scale"}
 )
@@ -116,7 +118,7 @@ class Choice:
     @property
     def corners(self) -> tuple[Corner, ...]:
         """All corners but `combined`, in their order."""
-        every = (*TILE_CORNERS, *CORNERS) if self.head_dims else CORNERS
+        every = (*(TILE_CORNERS if self.head_dims else ()), *CORNERS, *GRADIENT_CORNERS)
         return tuple(corner for corner in every if self.types(corner))
 
     def types(self, corner: Corner) -> list[str]:

@@ -14,7 +14,7 @@ from attention_service.conformance.suite import SuiteCase, make_cases
 from attention_service.conformance.target import Target, load_target
 
 # Without a directory, so many cases are made: each corner about twice. They show every mistake that `compare` knows.
-CASES: Final = 300
+CASES: Final = 420
 # What is not right, the worst first: a wrong answer is worse than an error, which nobody overlooks.
 FAILURES: Final[tuple[Status, ...]] = ("wrong", "error", "imprecise")
 
@@ -76,7 +76,7 @@ def run(
 ) -> SuiteResult:
     """The result of an implementation for a suite.
 
-    directory: as `write` makes it; None for 300 cases that are made at once
+    directory: as `write` makes it; None for 420 cases that are made at once
     target:    a callable, or its name `module:function`. It is called with the fields of each request by name, arrays
                as ndarrays, and returns the output or a dict of arrays; it may raise Unsupported
     only:      the fields that requests may have beside query, key and value; cases with others are left out

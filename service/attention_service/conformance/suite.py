@@ -13,11 +13,13 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.actual import canonical
 from attention_service.comparison.baseline import CORRECT, Arrays, baselines
 from attention_service.comparison.case import make_case
+from attention_service.comparison.gradients.judge import GradientQuestion, gradient_truth
 from attention_service.comparison.sample import everything
 from attention_service.conformance.changes import Fields
 from attention_service.conformance.corners import COMBINED
 from attention_service.conformance.requests import EVERYTHING, SOURCES, Choice, make_fields
 from attention_service.library import attend
+from attention_service.library.calls import backends
 from attention_service.pipeline.prepare import make_spec_and_plan
 
 # Of so many cases in a row, the last ones are of the corner `combined`.
@@ -31,16 +33,17 @@ class SuiteCase:
     """A request with its exact answer.
 
     fields:    of the request, arrays as ndarrays
-    expected:  `output`, `logsumexp` where it is defined, and `weights_without_sinks` where the request asks for them,
-               in float64 and in the axes of a response
-    tolerance: the largest absolute error of a right answer, by the name of the array
+    expected:  `output`, `logsumexp` where it is defined, and `weights_without_sinks` where the request asks for them;
+               of a request with gradients of the output, the gradients of its arrays; in float64 and in the axes of a
+               response
+    tolerance: the largest absolute error of a right answer, by the name of the array; of gradients one for each number
     """
 
     name: str
     corner: str
     fields: Fields
     expected: Mapping[str, np.ndarray]
-    tolerance: Mapping[str, float]
+    tolerance: Mapping[str, float | np.ndarray]
 
     @property
     def dtype(self) -> str:
@@ -75,6 +78,11 @@ def make_cases(count: int, seed: int, choice: Choice = EVERYTHING) -> Iterator[S
 def finished(name: str, corner: str, fields: Fields) -> SuiteCase:
     """The case of a request, with its answer in float64 and its tolerances."""
     spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
+    if plan.gradients is not None:
+        wanted = tuple(gradient.name for gradient in plan.gradients.wanted)
+        truth = gradient_truth(GradientQuestion(spec, plan, wanted), {}, backends().choose("numpy", "cpu"))
+        allowed = {array: CORRECT * limits for array, limits in truth.limits.limits.items()}
+        return SuiteCase(name, corner, fields, dict(truth.case.right), allowed)
     names = ["logsumexp"] if plan.normalization == "softmax" else []
     names += [ALONE] if ALONE in fields.get("include", ()) else []
     exact = {**fields, "dtype": "float64", "include": names}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import traceback
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Callable, Collection, Mapping
+from functools import update_wrapper
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -55,31 +55,37 @@ def load_target(name: str) -> Target:
     return target
 
 
-def with_tensors(target: Target, device: str) -> Target:
-    """The callable, which is given tensors of torch on a device in the place of arrays.
+class WithTensors:
+    """A callable that is given tensors of torch on a device in the place of arrays."""
 
-    Errors: ModuleNotFoundError without torch; RuntimeError, or another error of torch, for the device.
-    """
-    import torch
+    def __init__(self, target: Target, device: str) -> None:
+        """Errors: ModuleNotFoundError without torch; RuntimeError, or another error of torch, for the device."""
+        import torch
 
-    from attention_service.torch_arrays import as_array, as_tensor
+        torch.empty(0, device=device)
+        self._target, self._device = target, device
+        update_wrapper(self, target)
 
-    torch.empty(0, device=device)
+    def __call__(self, **fields: Any) -> Any:
+        """What the callable returns for these fields."""
+        from attention_service.torch_arrays import as_array
 
-    def converted(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: converted(inner) for name, inner in value.items()}
-        return as_tensor(value).to(device) if isinstance(value, np.ndarray) else value
-
-    @wraps(target)
-    def call_with_tensors(**fields: Any) -> Any:
-        tensors = converted(fields)
-        found = target(**tensors)
+        tensors = self._converted(fields)
+        found = self._target(**tensors)
         if "out" in fields:  # which the callable writes to: a tensor may have memory of its own
             fields["out"][...] = as_array(tensors["out"])
         return found
 
-    return call_with_tensors
+    def tensor(self, array: np.ndarray) -> Any:
+        """An array, which is writeable, as a tensor on the device."""
+        from attention_service.torch_arrays import as_tensor
+
+        return as_tensor(array).to(self._device)
+
+    def _converted(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: self._converted(inner) for name, inner in value.items()}
+        return self.tensor(value) if isinstance(value, np.ndarray) else value
 
 
 def parameters(target: Target) -> Mapping[str, inspect.Parameter] | None:
@@ -121,8 +127,8 @@ def answer(target: Target, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: array for name, array in named(found).items() if array is not None}
 
 
-def call(target: Target, fields: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The arrays that an implementation returns for a request, by name.
+def supported_answer(target: Target, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an implementation returns for a request, by name, arrays as they are.
 
     Errors: Unsupported also for a field that the callable has no argument for, and for NotImplemented; and what the
     implementation raises.
@@ -134,11 +140,20 @@ def call(target: Target, fields: Mapping[str, Any]) -> dict[str, np.ndarray]:
     except ValueError:
         pass  # a callable without a signature
     try:
-        found = as_numpy(answer(target, fields))
+        return answer(target, fields)
     except NotImplementedError as error:
         raise Unsupported(str(error)) from None
-    arrays = {name: np.asarray(array) for name, array in found.items()}
-    missing = [name for name in ("output", *fields.get("include", ())) if name not in arrays]
+
+
+def call(target: Target, fields: Mapping[str, Any], needed: Collection[str] = ("output",)) -> dict[str, np.ndarray]:
+    """The arrays that an implementation returns for a request, by name.
+
+    needed: names of arrays that it must return, beside those that the request includes
+
+    Errors: as of `supported_answer`; Unsupported also where one of them is missing.
+    """
+    arrays = {name: np.asarray(array) for name, array in as_numpy(supported_answer(target, fields)).items()}
+    missing = [name for name in (*needed, *fields.get("include", ())) if name not in arrays]
     if missing:
         raise Unsupported(f"returns no {missing[0]}")
     return arrays

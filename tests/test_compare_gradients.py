@@ -106,6 +106,15 @@ OTHERS: Final[list[tuple[dict[str, Any], dict[str, Any], str]]] = [
 ]
 
 
+@pytest.mark.parametrize(("seed", "name"), [(19, "grad.causal_absent"), (17, "grad.chunk_absent")])
+def test_mistakes_beyond_float16_are_named(seed: int, name: str) -> None:
+    """Weights of hidden keys may be far larger than 1: some gradients are infinite in the type of the request."""
+    drawn = draw_gradients(seed, name)
+    assert drawn is not None
+    assert np.isinf(drawn.gradients["grad_key"]).any()
+    assert named_first(compare(drawn.gradients, **drawn.fields), (name,))
+
+
 @pytest.mark.parametrize(("options", "other", "name"), OTHERS, ids=[name for *_, name in OTHERS])
 def test_mistakes_of_the_forward_pass_are_named_with_the_request_that_says_them(
     options: dict[str, Any], other: dict[str, Any], name: str

@@ -16,7 +16,7 @@ from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.candidates import Candidate, unexplained
 from attention_service.comparison.candidates import ratio as apart
 from attention_service.comparison.case import INEXPRESSIBLE, Case
-from attention_service.comparison.errors import distances
+from attention_service.comparison.errors import distances, largest_number
 from attention_service.comparison.evidence import PROOF, Hypothesis
 from attention_service.comparison.gradients.case import GradientCase, Gradients, make_case, names_in, with_fields
 from attention_service.comparison.gradients.judge import (
@@ -27,6 +27,7 @@ from attention_service.comparison.gradients.judge import (
 )
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.comparison.gradients.mutants.table import Variant
+from attention_service.comparison.gradients.rounding import stored_dtype
 from attention_service.comparison.inputs import TRIES, Suggestion, make_input
 from attention_service.comparison.judged import Judged
 from attention_service.comparison.mutants import MUTANTS
@@ -197,12 +198,19 @@ def _answer(truth: GradientTruth, places_of: Mapping[str, np.ndarray], wrong: Co
 
 
 def _made(truth: GradientTruth, variant: Variant) -> Gradients:
-    """The gradients of a form of a mistake; NaN if it sees what is hidden, and is too large or no number."""
+    """The gradients of a form of a mistake, infinite beyond the largest number of their type.
+
+    NaN if it sees what is hidden, and is too large or no number.
+    """
     right = truth.case.right
     try:
-        return {**right, **variant.run()}
+        made = {**right, **variant.run()}
     except Overflow:
         return {name: np.full(array.shape, np.nan) for name, array in right.items()}
+    for name, array in made.items():
+        is_beyond = np.abs(array) > largest_number(stored_dtype(truth.case, name))
+        made[name] = np.where(is_beyond, np.copysign(np.inf, array), array)
+    return made
 
 
 def _own_limits(truth: GradientTruth, name: str, made: np.ndarray) -> np.ndarray:

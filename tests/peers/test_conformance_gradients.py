@@ -31,6 +31,16 @@ MISTAKES: Final = (
     ("exponential_overflows", "gradients.large_scores", "gradients"),
     ("zero_divided", "gradients.zero", "gradients"),
 )
+# Corners whose options torch's own function has, and those of steps in a half type that do not hide a whole row.
+OF_TORCH: Final = (
+    *("gradients", "gradients.more_queries", "gradients.long", "gradients.value_dim", "gradients.grouped_heads"),
+    *("gradients.large_scores", "gradients.bias", "gradients.mask", "gradients.empty_row", "gradients.causal"),
+    *("gradients.causal_first", "gradients.causal_more_queries", "gradients.cancellation", "gradients.zero"),
+)
+IN_STEPS: Final = (
+    *("gradients", "gradients.more_queries", "gradients.long", "gradients.value_dim", "gradients.grouped_heads"),
+    *("gradients.mask", "gradients.softcap", "gradients.zero"),
+)
 
 
 def seen_by(b: int, q: int, k: int, options: dict[str, Any]) -> Any:
@@ -170,6 +180,39 @@ def test_what_torch_differentiates_is_right_in_every_corner(name: str) -> None:
 def test_a_right_backward_pass_is_right_in_every_corner(name: str) -> None:
     found = judged(name, WithTensors(planted, "cpu"))
     assert {outcome.status for outcome in found.outcomes} == {"correct"}, found.first_failure
+
+
+def of_torch(
+    query: Any, key: Any, value: Any, mask: Any = None, bias: Any = None, is_causal: bool = False, query_offset: int = 0
+) -> Any:
+    """torch's own function, whose causal mask aligns the first query with the first key."""
+    if query_offset:
+        return NotImplemented
+    hidden = {"attn_mask": bias if mask is None else mask, "is_causal": is_causal}
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True, **hidden)
+
+
+def in_steps(query: Any, key: Any, value: Any, mask: Any = None, softcap: float | None = None) -> Any:
+    """Each step in the type of the query but the softmax, as models of Hugging Face compute it."""
+    key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + torch.where(mask, 0.0, torch.finfo(scores.dtype).min).to(scores.dtype)
+    return torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ value
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_what_torch_itself_computes_is_right(name: str) -> None:
+    assert {outcome.status for outcome in judged(name, WithTensors(of_torch, "cpu")).outcomes} == {"correct"}
+
+
+@pytest.mark.parametrize("name", IN_STEPS)
+def test_steps_that_are_rounded_are_right(name: str) -> None:
+    """Also where gradients of weights are rounded to a half type before D is subtracted."""
+    types = ("float32", "bfloat16", "float16")
+    assert {outcome.status for outcome in judged(name, WithTensors(in_steps, "cpu"), types).outcomes} == {"correct"}
 
 
 @pytest.mark.parametrize(("mistake", "wrong", "right"), MISTAKES)

@@ -32,7 +32,7 @@ GRADIENT_CORNERS: Final = (
     Corner(
         "gradients.layouts", "axes in another order, heads packed, columns as tokens", (OUTPUT,), changes.any_layout
     ),
-    Corner("gradients.large_scores", "scores whose exponentials overflow", (OUTPUT,), changes.large_scores),
+    Corner("gradients.large_scores", "scores whose exponentials overflow", (OUTPUT,), changes.large_scores, types=WIDE),
     Corner("gradients.softcap", "times 1 − tanh²(scaled / softcap)", (OUTPUT, "softcap")),
     Corner("gradients.softcap_near", "scores near the softcap", (OUTPUT, "softcap"), changes.near_cap, types=WIDE),
     Corner("gradients.bias", "that of a bias, summed over batch entries", (OUTPUT, "bias")),

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from attention_service.attention.gradients import PREFIX
 from attention_service.codecs.array_objects import as_numpy
 from attention_service.comparison.inputs import COTANGENTS
 from attention_service.conformance.target import Target, Unsupported, WithTensors, call, parameters, supported_answer
 
-PREFIX: Final = "grad_"
 NOT_ASKED: Final = "not asked for gradients"
 NO_WAY: Final = (
     f"{NOT_ASKED}: it has no parameter grad_output, and returns neither a tensor (--torch) nor an array of JAX"

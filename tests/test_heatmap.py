@@ -130,10 +130,10 @@ def test_numbers_stand_in_cells_with_room() -> None:
 def test_hidden_cells_say_what_hides_them() -> None:
     root = svg(input=normal(4, 2), is_causal=True, window={"left": 1}, key_lengths=3, query_tokens=list("abcd"))
     found = cells(root)
-    assert {"is_causal", "window", "key_lengths"} <= set(texts(root))  # the legend
-    assert found["a → b"][0] == "hidden by is_causal"
-    assert found["d → a"][0] == "hidden by window"
-    assert found["a → d"][0] == "hidden by key_lengths, is_causal"
+    assert {"the causal mask", "the window", "key padding"} <= set(texts(root))  # the legend
+    assert found["a → b"][0] == "hidden by the causal mask"
+    assert found["d → a"][0] == "hidden by the window"
+    assert found["a → d"][0] == "hidden by key padding and the causal mask"
     assert not found["b → a"][0].startswith("hidden")
     colours = {what: fill for what, fill in found.values() if what.startswith("hidden")}
     assert len(set(colours.values())) == 3
@@ -146,7 +146,7 @@ def test_scores_have_signs_and_masked_cells_only_after_the_masks() -> None:
     assert (scores["0 → 0"][1], scores["0 → 1"][1]) == ("#67001f", "#053061")  # the ends of RdBu
     assert scores["1 → 0"][1] == "#f7f6f6"  # its middle, between two levels
     masked = cells(svg(heatmap={"stage": "masked_scores"}, **request))
-    assert masked["0 → 1"][0] == "hidden by is_causal"
+    assert masked["0 → 1"][0] == "hidden by the causal mask"
 
 
 @pytest.mark.parametrize("stage", ["scores", "scaled_scores", "capped_scores"])
@@ -158,7 +158,7 @@ def test_hidden_numbers_of_any_size_leave_the_colours_of_the_others(stage: str, 
     found = cells(ElementTree.fromstring(result.heatmap(stage).svg))  # type: ignore[arg-type]  # a parameter
     assert (found["0 → 0"][1], found["1 → 0"][1]) == ("#67001f", "#053061")  # the ends of RdBu
     assert found["0 → 1"][1] not in ("#67001f", "#f7f6f6")
-    assert found["0 → 2"][0] == ("1e+30" if garbage == 1e30 else "hidden by key_lengths")
+    assert found["0 → 2"][0] == ("1e+30" if garbage == 1e30 else "hidden by key padding")
     nothing = attend(query, key[:2], np.ones((2, 1)), key_lengths=0, query_offset=0, scale=1.0)
     fills = [fill for _, fill in cells(ElementTree.fromstring(nothing.heatmap("scores").svg)).values()]
     assert len(set(fills)) == 4, "if nothing is visible, the colours are those of all"
@@ -412,7 +412,7 @@ def test_themes() -> None:
 
 
 def test_rows_that_see_nothing_and_one_cell_are_drawn() -> None:
-    assert "hidden by mask" in json.dumps(cells(svg(**SIXTHS, mask=np.zeros((3, 3), bool))))
+    assert "hidden by the mask" in json.dumps(cells(svg(**SIXTHS, mask=np.zeros((3, 3), bool))))
     assert cells(svg(query=[[1.0]], key=[[1.0]], value=[[1.0]]))["0 → 0"][0] == "1"
     assert texts(svg(heatmap={"title": "Mine & yours"}, **SIXTHS))[0] == "Mine & yours"
 
@@ -499,7 +499,7 @@ def test_the_examples_of_the_page_draw(client: httpx.Client, tmp_path: Path, mon
     drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix in (".svg", ".png")}
     assert drawn.keys() == {"sentence.svg", "gradient.svg", "weights.svg", "scores.png", "scores.svg"}
     assert drawn["sentence.svg"] == (ROOT / "docs" / "images" / "sentence.svg").read_bytes()
-    assert "hidden by is_causal" in drawn["scores.svg"].decode()
+    assert "hidden by the causal mask" in drawn["scores.svg"].decode()
 
 
 # In Python.

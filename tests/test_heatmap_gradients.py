@@ -72,7 +72,7 @@ def test_each_gradient_is_that_of_its_stage() -> None:
 def test_a_hidden_key_is_hidden_in_the_gradient() -> None:
     request = {name: normal(3, 2, seed=seed) for seed, name in enumerate(("query", "key", "value", "grad_output"))}
     found = cells(svg(heatmap={"stage": "grad_scores"}, is_causal=True, **request))
-    assert found["0 → 1"][0] == "hidden by is_causal"
+    assert found["0 → 1"][0] == "hidden by the causal mask"
     right = gradient(request, np.triu(np.ones((3, 3), bool), 1)) / math.sqrt(2)
     for row, column in zip(*np.tril_indices(3), strict=True):
         assert float(found[f"{row} → {column}"][0]) == pytest.approx(right[row, column], rel=1e-5, abs=1e-15)
@@ -169,7 +169,7 @@ def test_a_result_draws_its_gradients() -> None:
     found = cells(ElementTree.fromstring(result.heatmap("grad_masked_scores").svg))
     assert float(found["0 → 1"][0]) == pytest.approx(0.75, rel=1e-3)
     assert found["0 → 1"][0] == f"{float(result.grad_masked_scores[0, 1]):.6g}"
-    assert found["0 → 2"][0] == "hidden by key_lengths"
+    assert found["0 → 2"][0] == "hidden by key padding"
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_where_everything_stands() -> None:
     # A gap of 24, nine letters of 6 pixels and 8 more, a swatch of 14, a gap of 6.
     assert places(found, "hidden by") == [(200, under + 9, "start")]
     assert lines[3:] == [(264, under + 10, 274, under)]
-    assert places(found, "is_causal") == [(282, under + 9, "start")]
+    assert places(found, "the causal mask") == [(282, under + 9, "start")]
     assert (found.width, found.height) == (lefts[2] + 112 + 16, top + 112 + 56 + 16)
 
 

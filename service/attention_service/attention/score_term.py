@@ -61,8 +61,8 @@ class Cause(NamedTuple):
 
     bit: in `hidden_by`; clients rely on it: it never changes
     tint: the colour of the keys that it hides, sRGB
-    reason: on the page, after "hidden by": a name, and in parentheses what is true of one query and key; names between
-      braces are filled in by `whyHidden` of page/row.js
+    reason: after "hidden by": a name, and in parentheses what is true of one query and key, which pictures leave out;
+      names between braces are filled in by `whyHidden` of page/row.js
     hides: which keys, as the end of a sentence that begins with "hides a key"
     """
 
@@ -71,6 +71,11 @@ class Cause(NamedTuple):
     tint: str
     reason: str
     hides: str
+
+    @property
+    def name(self) -> str:
+        """What hides the key, without what is true of one query and key."""
+        return self.reason.partition(" (")[0]
 
 
 class ScoreTerm:

@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 
-from attention_service.attention.terms import CAUSES
 from attention_service.render.colours import DIVERGING, LEVELS, SEQUENTIAL, is_dark, mixed, rgb, table
 from attention_service.render.drawing import Colour
 from attention_service.render.picture import GAP, Panel, Picture
@@ -65,4 +64,4 @@ class Painter:
         return WHITE if is_dark(fill) else BLACK
 
     def _tint(self, bits: int) -> Colour:
-        return rgb(CAUSES[self._picture.causes_of(bits)[0]].tint)
+        return rgb(self._picture.causes_of(bits)[0].tint)

@@ -218,7 +218,7 @@ def _add_cell(  # the parts of one cell
     red, green, blue = (int(part) for part in pixels[row, column, :3])
     fill: Colour = (red, green, blue)
     bits, value = int(panel.hidden_by[row, column]), float(panel.values[row, column])
-    what = f"hidden by {', '.join(picture.causes_of(bits))}" if bits else f"{value:.6g}"
+    what = f"{HIDDEN} {' and '.join(cause.name for cause in picture.causes_of(bits))}" if bits else f"{value:.6g}"
     names = f"{picture.rows.name(row)} → {picture.columns.name(column)}"
     if picture.rows.what == "key":
         names = f"{picture.columns.name(column)} → {picture.rows.name(row)}"
@@ -291,7 +291,7 @@ def _add_column_labels(drawing: Drawing, axis: Axis, grid: Grid, x: float, y: fl
 
 def legend_width(picture: Picture) -> float:
     """The pixels that the legend takes from the left margin on."""
-    names = [text_width(name, SMALL) + SWATCH + 18 for name in picture.causes.values()]
+    names = [text_width(cause.name, SMALL) + SWATCH + 18 for cause in picture.causes.values()]
     return BAR + 24 + sum(names) + (text_width(HIDDEN, SMALL) + 8 if names else 0)
 
 
@@ -311,8 +311,8 @@ def add_legend(drawing: Drawing, picture: Picture, painter: Painter, y: float) -
     if picture.causes:
         drawing.shapes.append(Text(x, y + SMALL - 1, HIDDEN, SMALL, "muted"))
         x += text_width(HIDDEN, SMALL) + 8
-    for bit, name in picture.causes.items():
-        drawing.shapes.append(Box(x, y - 2, SWATCH, SWATCH, painter.hidden(bit), f"hidden by {name}"))
+    for bit, cause in picture.causes.items():
+        drawing.shapes.append(Box(x, y - 2, SWATCH, SWATCH, painter.hidden(bit), f"{HIDDEN} {cause.name}"))
         drawing.shapes.append(Line(x + 2, y + SWATCH - 4, x + SWATCH - 2, y, painter.mark(bit)))
-        drawing.shapes.append(Text(x + SWATCH + 6, y + SMALL - 1, name, SMALL, "muted"))
-        x += SWATCH + 18 + text_width(name, SMALL)
+        drawing.shapes.append(Text(x + SWATCH + 6, y + SMALL - 1, cause.name, SMALL, "muted"))
+        x += SWATCH + 18 + text_width(cause.name, SMALL)

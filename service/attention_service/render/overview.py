@@ -43,7 +43,7 @@ class OverviewRequested:
         """The numbers of all rows, with one scale of colours. Errors: InvalidRequest of every kind."""
         pictures = [row.requested.picture(backend) for row in self.rows]
         low, high = min(each.low for each in pictures), max(each.high for each in pictures)
-        causes = {bit: name for each in pictures for bit, name in each.causes.items()}
+        causes = {bit: cause for each in pictures for bit, cause in each.causes.items()}
         return [replace(each, low=low, high=high, causes=causes) for each in pictures]
 
     def written(self, picture: list[Picture], media_type: str) -> bytes:

@@ -13,7 +13,9 @@ from attention_service.attention.operands import Operands, make_operands
 from attention_service.attention.outputs import Selection
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Metadata, Result, make_result
+from attention_service.attention.score_term import Cause
 from attention_service.attention.spec import AttentionSpec, Output
+from attention_service.attention.terms import CAUSES
 from attention_service.attention.visibility import causes
 from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.binning import BinnedScores, Bins
@@ -81,7 +83,7 @@ class Axis:
 class Picture:
     """All that a heatmap shows.
 
-    low, high: of the colours; causes: what hides cells, by their bits in `hidden_by`
+    low, high: of the colours; causes: what hides cells, by its bit in `hidden_by`
     bin_size:  most queries and keys in a cell
     """
 
@@ -92,7 +94,7 @@ class Picture:
     low: float
     high: float
     is_log: bool
-    causes: Mapping[int, str]
+    causes: Mapping[int, Cause]
     reduction: str
     bin_size: tuple[int, int]
     metadata: Metadata
@@ -110,9 +112,9 @@ class Picture:
         word = "maximum" if self.reduction == "max" else "mean"
         return f"each cell is the {word} of up to {self.bin_size[0]} by {self.bin_size[1]}"
 
-    def causes_of(self, bits: int) -> list[str]:
-        """The names of what hides a cell."""
-        return [name for bit, name in self.causes.items() if bits & bit]
+    def causes_of(self, bits: int) -> list[Cause]:
+        """What hides a cell."""
+        return [cause for bit, cause in self.causes.items() if bits & bit]
 
 
 def bins_of(length: int, most: int) -> np.ndarray:
@@ -199,7 +201,7 @@ def make_picture(
         low=low,
         high=high,
         is_log=options.scale == "log",
-        causes={bit: name for name, bit in causes(plan.terms).items() if bit & present},
+        causes={bit: CAUSES[name] for name, bit in causes(plan.terms).items() if bit & present},
         reduction=options.bins,
         bin_size=(int(np.bincount(row_bins[queries]).max()), int(np.bincount(columns).max())),
         metadata=metadata,

@@ -54,6 +54,7 @@ ELSEWHERE = {
     ("docs/layers.md", ""): ("tests/test_layer_import.py", "needs a checkpoint, and a service with its layers"),
     ("docs/models.md", ""): ("tests/peers/test_capture.py", "needs transformers and a trained model"),
     ("docs/heatmaps.md", ""): ("tests/test_heatmap.py", "each block writes a file"),
+    ("docs/paper.md", ""): ("tests/test_paper_pictures.py", "each block writes a file"),
     ("docs/agents.md", ""): ("tests/test_docs.py", "each block goes on where the one before it ended"),
     ("docs/tutorial-by-hand.md", ""): ("tests/test_tutorials.py", "each block goes on where the one before it ended"),
     ("docs/tutorial-kernel.md", ""): ("tests/test_tutorials.py", "each block goes on where the one before it ended"),

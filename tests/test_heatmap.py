@@ -33,6 +33,7 @@ from attention_service.render.layout import layout
 from attention_service.render.operation import HeatmapOperation
 from attention_service.render.picture import Picture, make_picture
 from attention_service.routes.page import FOLDER
+from attention_service.schemas.heatmap import HeatmapOptions
 from attention_service.settings import Settings
 from tests.helpers.documents import BLOCKS, ROOT
 from tests.helpers.wire import MEDIA_TYPES, write
@@ -447,6 +448,10 @@ def test_every_wire_format_is_drawn(client: httpx.Client, media_type: str) -> No
         ({"heatmap": {"colour": "red"}}, "/heatmap/colour"),
         ({"heatmap": {"max_cells": 0}}, "/heatmap/max_cells"),
         ({"heatmap": {"batch_entry": 10**30}}, "/heatmap/batch_entry"),
+        ({"heatmap": {"vmax": 0}}, "/heatmap/vmax"),
+        ({"heatmap": {"vmax": 10**400}}, "/heatmap/vmax"),
+        ({"heatmap": {"width_mm": -85}}, "/heatmap/width_mm"),
+        ({"heatmap": {"dpi": 300.5}}, "/heatmap/dpi"),
         ({"heatmap": {"scale": "log", "stage": "scores"}}, "/heatmap/scale"),
         ({"heatmap": []}, "/heatmap"),
         ({"key": [[1.0, 2.0], [1.0, 2.0]]}, "/key"),
@@ -459,7 +464,7 @@ def test_errors_name_the_field(client: httpx.Client, change: dict[str, Any], poi
 
 
 def test_nulls_are_defaults(client: httpx.Client) -> None:
-    nothing = dict.fromkeys(["stage", "scale", "bins", "max_cells", "batch_entry", "theme", "values", "title", "bare"])
+    nothing = dict.fromkeys(HeatmapOptions.model_fields)
     plain = client.post("/attention/heatmap", json=REQUEST)
     assert client.post("/attention/heatmap", json=REQUEST | {"heatmap": nothing}).content == plain.content
     assert client.post("/attention/heatmap", json=REQUEST | {"heatmap": None}).content == plain.content

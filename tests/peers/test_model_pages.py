@@ -18,6 +18,7 @@ from playwright.sync_api import BrowserContext, FrameLocator, Page, expect
 from transformers import AutoModel, AutoTokenizer
 
 from attention_service.cli import main
+from attention_service.errors import InvalidRequest
 from attention_service.transformers import Captured, capture
 from tests.helpers.pages import addresses, array_of, parts_of
 from tests.page.conftest import browser, context, shared_context  # noqa: F401  # fixtures
@@ -226,8 +227,25 @@ def test_an_overview_has_a_panel_for_each_head(trained: Any, tmp_path: Path) -> 
         assert f">{text}</text>" in picture.svg
     assert ">Weights</text>" in captured.heatmap("masked_scores", title="Weights", theme="dark", max_cells=4).svg
     picture.save(tmp_path / "it.png")
+    small = captured.heatmap(select_heads=[5], width_mm=85).svg
+    assert (small.count("<image "), small.count('width="85mm"')) == (2 + 1, 1)
     with pytest.raises(ValueError, match="a captured layer draws attention_weights or masked_scores, not scores"):
         captured.heatmap("scores")
+
+
+def test_one_head_of_a_captured_layer_is_drawn(trained: Any) -> None:
+    """By its number in the model, which is in its title, too."""
+    captured, attentions = captured_of(trained, layers=[2, 3], heads=[1, 5, 7])
+    found = captured[3].heatmap(select_heads=[5, 7], title="").svg
+    assert ">head 5</text>" in found
+    assert ">head 1</text>" not in found
+    assert f"{attentions[3][0, 5, 0, 1]:.6g}"[:6] in captured[3].heatmap(select_heads=[5], title="").svg
+    assert "-0." in captured[3].heatmap(select_heads=[5], minus=captured[2]).svg
+    with pytest.raises(InvalidRequest, match="/select_heads: expected heads that were captured, 1, 5, 7, got number 0"):
+        captured[3].heatmap(select_heads=[0])
+    for layers in (captured[3], captured):
+        with pytest.raises(TypeError, match=r"heatmap: expected stage, scale, .*; got head. select_heads=\[1\] draws"):
+            layers.heatmap(head=1)
 
 
 def test_what_cannot_be_shown_is_an_error(trained: Any, tmp_path: Path) -> None:

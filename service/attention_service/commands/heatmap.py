@@ -34,10 +34,13 @@ def add_commands(add: Callable[..., Any]) -> None:
         "their gradients grad_scores, grad_scaled_scores or grad_masked_scores",
     )
     heatmap.add_argument("--scale", help="how weights become colours: linear (default) or log")
+    heatmap.add_argument("--vmax", type=float, help="the number at the end of the colours (default: the largest)")
     heatmap.add_argument("--bins", help="what a cell of several numbers shows: max (default) or mean")
     heatmap.add_argument("--max-cells", type=int, help="most cells on each side of a head (default: 512)")
     heatmap.add_argument("--batch-entry", type=int, help="the batch entry that is drawn (default: 0)")
     heatmap.add_argument("--theme", help="auto (default), light or dark")
+    heatmap.add_argument("--width-mm", type=float, help="width on paper, in mm (default: 96 pixels to the inch)")
+    heatmap.add_argument("--dpi", type=int, help="pixels of a PNG to the inch (default: 192)")
     heatmap.add_argument("--title", help="text above the picture (default: what is drawn)")
 
 

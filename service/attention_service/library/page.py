@@ -20,6 +20,7 @@ from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec, Output
 from attention_service.backends.registry import Backends
 from attention_service.codecs import typed_arrays
+from attention_service.render.picture import key_labels
 from attention_service.schemas.response import answer
 
 FOLDER: Final = Path(__file__).parents[1] / "page"
@@ -83,8 +84,8 @@ def page_of_request(spec: AttentionSpec, plan: Plan) -> str:
     plan = make_plan(spec)
     found = Backends().choose(spec.backend, spec.device).program(plan, spec)(spec.sources, None)
     request = {name: _plain(field) for name, field in spec._asdict().items() if name not in OWN and field is not None}
-    if spec.input is not None and spec.context is None and spec.past_key is None and spec.query_tokens is not None:
-        request.setdefault("key_tokens", spec.query_tokens)
+    if (labels := key_labels(spec, plan)) is not None:
+        request["key_tokens"] = labels
     answered = answer(spec._replace(key_tokens=request.get("key_tokens")), found, "")
     tensors = {name: _plain(answered.pop(name)) for name in found.arrays}
     options = {name: field for name, field in request.items() if not isinstance(field, orjson.Fragment)}

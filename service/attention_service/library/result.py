@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from attention_service.attention.outputs import OUTPUTS
+from attention_service.attention.outputs import OUTPUTS, make_selection
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Result
 from attention_service.attention.spec import AttentionSpec
+from attention_service.errors import InvalidValue
 
 if TYPE_CHECKING:  # drawing is imported when it is asked for
-    from attention_service.render.heatmap import Heatmap
+    from attention_service.render.heatmap import Heatmap, HeatmapRequested
+    from attention_service.render.options import Options
     from attention_service.schemas.heatmap import Bins, Colours, Stage, Theme
 
 # Scores of the largest request that shows itself as a picture: a second.
@@ -102,22 +105,31 @@ class AttentionResult(Result, Mapping[str, Any]):
         stage: Stage = "attention_weights",
         *,
         scale: Colours = "linear",
+        vmax: float | None = None,
         bins: Bins = "max",
         max_cells: int = 512,
         batch_entry: int = 0,
         theme: Theme = "auto",
+        width_mm: float | None = None,
+        dpi: int = 192,
         values: bool = True,
         title: str | None = None,
+        select_heads: Sequence[int] | None = None,
+        minus: AttentionResult | None = None,
     ) -> Heatmap:
         """A picture of the weights, a score stage or its gradient, of all heads that the request selects.
+
+        select_heads: other heads than these
+        minus: a result whose numbers are subtracted: the difference is blue below 0 and red above it
 
         It is computed from the request anew, so that the stage need not be in `include`. Notebooks show it;
         `heatmap.save("weights.svg")` writes it. docs/heatmaps.md describes the arguments.
 
         Errors: InvalidRequest for a wrong argument.
         """
-        given: dict[str, Any] = {"stage": stage, "scale": scale, "bins": bins, "max_cells": max_cells}
-        given |= {"batch_entry": batch_entry, "theme": theme, "values": values, "title": title}
+        given: dict[str, Any] = {"stage": stage, "scale": scale, "vmax": vmax, "bins": bins, "max_cells": max_cells}
+        given |= {"batch_entry": batch_entry, "theme": theme, "width_mm": width_mm, "dpi": dpi}
+        given |= {"values": values, "title": title}
         plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
         from attention_service.render.heatmap import Heatmap
         from attention_service.render.options import make_options
@@ -125,7 +137,32 @@ class AttentionResult(Result, Mapping[str, Any]):
         from attention_service.schemas.validate import validate
 
         options = make_options(validate(HeatmapOptions, plain))
-        return Heatmap.of(self._spec, self._plan, options)
+        drawn = self._drawn(options, select_heads)
+        if minus is None:
+            return Heatmap.of(drawn)
+        if not isinstance(minus, AttentionResult):
+            raise InvalidValue.at("/minus", "a result of attend()", type(minus).__name__)
+        return Heatmap.of(replace(drawn, minus=minus._drawn(options, select_heads)))
+
+    def _drawn(self, options: Options, heads: Sequence[int] | None) -> HeatmapRequested:
+        """What a picture shows. heads: None for those that the request selects. Errors: InvalidRequest."""
+        from attention_service.render.heatmap import HeatmapRequested
+
+        plan = self._plan
+        if heads is not None:
+            places = np.asarray(self._places(heads))
+            chosen = make_selection(self._spec._replace(select_heads=places), plan.sizes)
+            plan = replace(plan, selection=replace(plan.selection, heads=chosen.heads))
+        return HeatmapRequested(self._spec, plan, options, heads=self._numbers)
+
+    @property
+    def _numbers(self) -> Sequence[int] | None:
+        """What heads are called, None for their indices."""
+        return None
+
+    def _places(self, heads: Sequence[int]) -> Sequence[int]:
+        """The indices of heads by what they are called. Errors: InvalidRequest."""
+        return heads
 
     def page(self, path: str | Path) -> None:
         """Write the page with every stage of this request and each number by hand: one HTML file, without a server.
@@ -151,7 +188,7 @@ class AttentionResult(Result, Mapping[str, Any]):
         from attention_service.render.heatmap import Heatmap
         from attention_service.render.options import Options
 
-        return f"{Heatmap.of(self._spec, self._plan, Options(), self).html}{text}"
+        return f"{Heatmap.of(replace(self._drawn(Options(), None), returned=self)).html}{text}"
 
     def _missing(self, name: object) -> str:
         """The message of an error for a name that is not there."""

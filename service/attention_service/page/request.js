@@ -74,8 +74,9 @@ export function sizesOf(request) {
 
 /** @param {Fields} request */
 export function forStages(request) {
-	const { input, context, past_key, query_tokens, grad_output, grad_logsumexp } = request;
-	const labels = input && !context && !past_key && { key_tokens: query_tokens };
+	const { context, query_tokens, grad_output, grad_logsumexp } = request;
+	const { q, k } = sizesOf(request);
+	const labels = q === k && !context && { key_tokens: query_tokens };
 	return { ...labels, ...request, include: grad_output || grad_logsumexp ? [...STAGES, GRADIENT] : STAGES };
 }
 

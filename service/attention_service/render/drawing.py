@@ -64,6 +64,9 @@ class Cells:
     cell: float
 
 
+# Pixels of a drawing to the inch, as CSS has them, and millimetres.
+PIXELS: Final = 96
+MM: Final = 25.4
 # Characters of a label or title that are drawn.
 MAX_TEXT: Final = 200
 
@@ -72,12 +75,23 @@ Shape = Box | Line | Text | Cells
 
 @dataclass(slots=True)
 class Drawing:
-    """Shapes in the order in which they are drawn. title: what is seen, for readers of the screen"""
+    """Shapes in the order in which they are drawn.
+
+    title: what is seen, for readers of the screen
+    width_mm: on paper, None for pixels at 96 to the inch; dpi: pixels of a PNG to the inch
+    """
 
     width: float
     height: float
     title: str
     shapes: list[Shape] = field(default_factory=list)
+    width_mm: float | None = None
+    dpi: int = 192
+
+    @property
+    def inches(self) -> float:
+        """The width on paper."""
+        return self.width / PIXELS if self.width_mm is None else self.width_mm / MM
 
 
 def text_width(text: str, size: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from attention_service.backends.registry import Backends
 from attention_service.codecs.decoded import Decoded
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.prepare import planned, validated
+from attention_service.render.difference import check_alike, difference
 from attention_service.render.drawing import Drawing, counted
 from attention_service.render.layout import layout
 from attention_service.render.options import Options, make_options
@@ -38,17 +39,25 @@ SUFFIXES: Final = {".svg": SVG, ".png": PNG}
 
 @dataclass(frozen=True)
 class HeatmapRequested:
-    """A request that is validated and planned. plan: of the request itself; returned: what was computed of it before"""
+    """A request that is validated and planned.
+
+    plan: of the request itself; returned: what was computed of it before
+    minus: another request, whose numbers are subtracted; see `check_alike`
+    heads: the numbers that titles have for the heads of the request, None for 0, 1, 2 and so on
+    """
 
     spec: AttentionSpec
     plan: Plan
     options: Options
     returned: Result | None = None
+    minus: HeatmapRequested | None = None
+    heads: Sequence[int] | None = None
 
     def picture(self, backend: Backend, check: Check = no_check) -> Picture:
         """The numbers of the heatmap. backend: NumPy's. Errors: InvalidRequest, and what `check` raises."""
         assert isinstance(backend, NumpyBackend)
-        return make_picture(self.spec, self.plan, self.options, backend, check, self.returned)
+        drawn = make_picture(self.spec, self.plan, self.options, backend, check, self.returned, self.heads)
+        return drawn if self.minus is None else difference(drawn, self.minus.picture(backend, check), self.options.vmax)
 
     def written(self, picture: Picture, media_type: str) -> bytes:
         """The picture as a file of a media type."""
@@ -59,7 +68,8 @@ class HeatmapRequested:
         heads = sizes.num_heads if chosen.heads is None else len(chosen.heads)
         queries = sizes.query_length if chosen.queries is None else len(chosen.queries)
         parts = counted(heads, "head"), counted(queries, "query"), counted(sizes.key_length, "key")
-        return f"{self.options.stage}, {parts[0]}, {parts[1]} by {parts[2]}"
+        of = "" if self.minus is None else "difference of "
+        return f"{of}{self.options.stage}, {parts[0]}, {parts[1]} by {parts[2]}"
 
 
 def make_heatmap_request(decoded: Decoded, layer: Layer | None = None) -> HeatmapRequested:
@@ -105,13 +115,13 @@ class Heatmap:
         self._backend = backend
 
     @classmethod
-    def of(cls, spec: AttentionSpec, plan: Plan, options: Options, returned: Result | None = None) -> Heatmap:
-        """The picture of a request that was computed. Errors: InvalidRequest for options that do not fit it.
-
-        returned: a result of the request, whose weights are drawn as they are; None to compute all anew
-        """
-        picture_plan(plan, options)  # raises its errors
-        return cls(HeatmapRequested(spec, plan, options, returned), Backends().choose("numpy", "cpu"))
+    def of(cls, wanted: HeatmapRequested) -> Heatmap:
+        """The picture of a request that was computed. Errors: InvalidRequest for options that do not fit it."""
+        picture_plan(wanted.plan, wanted.options)  # raises its errors
+        if wanted.minus is not None:
+            picture_plan(wanted.minus.plan, wanted.minus.options)
+            check_alike(wanted.plan, wanted.minus.plan, wanted.options)
+        return cls(wanted, Backends().choose("numpy", "cpu"))
 
     @cached_property
     def svg(self) -> str:

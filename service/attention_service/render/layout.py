@@ -86,6 +86,12 @@ def drawn_pixels(heads: int, rows: int, columns: int) -> int:
     return int(width * height)
 
 
+def least_width(heads: int, rows: int, columns: int) -> float:
+    """At most the width of the drawing of so many heads with so many cells, if no sinks take two more columns."""
+    across = _across(heads)
+    return max(2 * MARGIN + BAR, across * columns * _cell(heads, across, rows, columns + 2))
+
+
 def _cell(heads: int, across: int, rows: int, columns: int) -> float:
     """The side of a cell: as large as there is room, in whole pixels unless that is one."""
     height, width = (ALONE, WIDTH) if heads == 1 else (WIDTH / across - GUTTER,) * 2
@@ -97,12 +103,13 @@ def layout(picture: Picture, options: Options) -> Drawing:
     """The drawing of a picture."""
     painter = Painter(picture)
     if options.bare:
-        return _bare(picture, painter)
+        return _bare(picture, painter, options)
     title = plain(options.title) if options.title is not None else _title(picture)
     grid = _grid(picture, HEADER if title or picture.bins else MARGIN + FONT)
     right, bottom = grid.end(len(picture.panels))
     width = max(right + MARGIN, 2 * MARGIN + max(text_width(title, FONT + 2), legend_width(picture)))
-    drawing = Drawing(width, bottom + LEGEND + MARGIN, title or _title(picture))
+    paper = options.width_mm, options.dpi
+    drawing = Drawing(width, bottom + LEGEND + MARGIN, title or _title(picture), [], *paper)
     drawing.shapes.append(Box(0, 0, drawing.width, drawing.height, "paper"))
     if title:
         drawing.shapes.append(Text(MARGIN, MARGIN + FONT, title, FONT + 2))
@@ -116,11 +123,11 @@ def layout(picture: Picture, options: Options) -> Drawing:
     return drawing
 
 
-def _bare(picture: Picture, painter: Painter) -> Drawing:
+def _bare(picture: Picture, painter: Painter, options: Options) -> Drawing:
     """Nothing but cells, the panels beside each other."""
     image = np.concatenate([painter.pixels(panel) for panel in picture.panels], axis=1)
     height, width = image.shape[:2]
-    return Drawing(width, height, _title(picture), [Cells(0, 0, image, 1)])
+    return Drawing(width, height, _title(picture), [Cells(0, 0, image, 1)], options.width_mm, options.dpi)
 
 
 def _title(picture: Picture) -> str:

@@ -12,16 +12,18 @@ from attention_service.codecs.chunks import Encoded, whole
 from attention_service.codecs.decoded import Decoded
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.operation import Cost, Operation
+from attention_service.render.drawing import MM, PIXELS
 from attention_service.render.heatmap import FORMATS, PNG, HeatmapRequested, make_heatmap_request
-from attention_service.render.layout import drawn_pixels
+from attention_service.render.layout import drawn_pixels, least_width
+from attention_service.render.options import Options
 from attention_service.render.picture import Picture, picture_plan, whole_plan
-from attention_service.render.png import SHARP
+from attention_service.render.png import MAX_SIDE
 
 # Bytes for each cell of all panels: numbers, bits, counts, and pixels; and for each pixel of a PNG.
 CELL_BYTES: Final = 96
 LINE_BYTES: Final = 64
 SMALL: Final = 2**22
-PIXEL_BYTES: Final = 2 * 4 * SHARP**2
+PIXEL_BYTES: Final = 2 * 4
 # How many times the memory of the same computation without scores is taken: numbers, bits, and what is reduced of them.
 TILES: Final = 2
 
@@ -42,7 +44,7 @@ class HeatmapOperation(Operation[HeatmapRequested, str, Picture]):
         sizes, chosen = plan.sizes, plan.selection.heads
         heads = sizes.num_heads if chosen is None else len(chosen)
         rows, columns = min(sizes.query_length, most), min(sizes.key_length, most) + 2
-        pixels = drawn_pixels(heads, rows, columns) if encoder == PNG else 0
+        pixels = _pixels(request.options, heads, rows, columns) if encoder == PNG else 0
         lines = LINE_BYTES * (heads * sizes.query_length + sizes.key_length)
         drawing = lines + CELL_BYTES * heads * rows * columns + PIXEL_BYTES * pixels
         memory = SMALL + self._computing_bytes(request) + drawing
@@ -62,3 +64,11 @@ class HeatmapOperation(Operation[HeatmapRequested, str, Picture]):
 
     def encode(self, request: HeatmapRequested, result: Picture, encoder: str, request_id: str) -> Encoded:
         return whole(encoder, request.written(result, encoder))
+
+
+def _pixels(options: Options, heads: int, rows: int, columns: int) -> int:
+    """At least the pixels of a PNG of so many heads with so many cells, of which two columns may be of sinks."""
+    drawn = max(drawn_pixels(heads, rows, columns), drawn_pixels(heads, columns, rows))  # rows may be keys
+    width = min(least_width(heads, rows, columns - 2), least_width(heads, columns - 2, rows))
+    inches = width / PIXELS if options.width_mm is None else options.width_mm / MM
+    return int(min(drawn * (options.dpi * inches / width) ** 2, max(drawn, MAX_SIDE**2)))

@@ -15,10 +15,13 @@ class Options:
 
     stage: Stage = "attention_weights"
     scale: Colours = "linear"
+    vmax: float | None = None
     bins: Reduction = "max"
     max_cells: int = 512
     batch_entry: int = 0
     theme: Theme = "auto"
+    width_mm: float | None = None
+    dpi: int = 192
     values: bool = True
     title: str | None = None
     bare: bool = False

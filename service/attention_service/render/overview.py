@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from attention_service.backends.base import Backend
 from attention_service.render.cells import Painter
-from attention_service.render.drawing import Box, Cells, Drawing, Text, counted, plain, shortened, text_width
+from attention_service.render.drawing import Box, Cells, Drawing, Shape, Text, counted, plain, shortened, text_width
 from attention_service.render.heatmap import FORMATS, Drawable
 from attention_service.render.layout import FONT, LABEL, LEGEND, MARGIN, SMALL, WIDTH, add_legend, legend_width
 from attention_service.render.picture import Picture
@@ -32,12 +32,17 @@ class OverviewRow(NamedTuple):
 
 @dataclass(frozen=True)
 class OverviewRequested:
-    """An overview that was asked for. title: what stands above it, None for what it shows, empty for nothing"""
+    """An overview that was asked for. title: what stands above it, None for what it shows, empty for nothing
+
+    width_mm, dpi: see HeatmapOptions
+    """
 
     rows: Sequence[OverviewRow]
     stage: str
     theme: Theme
     title: str | None
+    width_mm: float | None = None
+    dpi: int = 192
 
     def picture(self, backend: Backend) -> list[Picture]:
         """The numbers of all rows, with one scale of colours. Errors: InvalidRequest of every kind."""
@@ -68,10 +73,10 @@ def _layout(requested: OverviewRequested, pictures: list[Picture]) -> Drawing:
     note = "each panel: queries down, keys across" + "".join(f"; {each.bins}" for each in pictures[:1] if each.bins)
     legend = legend_width(pictures[0])
     width = max(left + heads * pitch, MARGIN + max(text_width(title, FONT + 2), text_width(note, SMALL), legend))
-    shapes = [Text(MARGIN, MARGIN + FONT, title, FONT + 2)] if title else []
-    drawing = Drawing(
-        width + MARGIN, 0, title or str(requested), [*shapes, Text(MARGIN, top + SMALL, note, SMALL, "muted")]
-    )
+    shapes: list[Shape] = [Text(MARGIN, MARGIN + FONT, title, FONT + 2)] if title else []
+    shapes.append(Text(MARGIN, top + SMALL, note, SMALL, "muted"))
+    paper = requested.width_mm, requested.dpi
+    drawing = Drawing(width + MARGIN, 0, title or str(requested), shapes, *paper)
     y = top + 2 * SMALL + 3 * GAP
     longest = max(rows, key=lambda row: len(row.heads))
     for column, name in enumerate(longest.heads):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -167,9 +167,11 @@ def make_picture(
     backend: NumpyBackend,
     check: Check = no_check,
     returned: Result | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> Picture:
     """The picture of a request. plan: of the request itself; returned: what was computed of it before, None for nothing
 
+    numbers: of heads in titles, None for 0, 1, 2 and so on
     Errors: InvalidRequest of every kind, and what `check` raises.
     """
     shown = picture_plan(plan, options)
@@ -195,7 +197,7 @@ def make_picture(
     present = int(np.bitwise_or.reduce(hidden[hidden != GAP], initial=0))  # the legend names what hides a cell
     return Picture(
         stage=options.stage,
-        panels=tuple(Panel(*one) for one in zip(_titles(plan, options, heads), values, hidden, strict=True)),
+        panels=tuple(Panel(*one) for one in zip(_titles(plan, options, heads, numbers), values, hidden, strict=True)),
         rows=rows,
         columns=keys,
         low=low,
@@ -272,25 +274,29 @@ def _axis(what: str, tokens: np.ndarray, bins: np.ndarray, labels: tuple[str, ..
     return Axis(what, len(tokens), tokens[starts], tokens[np.append(starts[1:], len(bins)) - 1], labels)
 
 
+def key_labels(spec: AttentionSpec, plan: Plan) -> tuple[Any, ...] | None:
+    """The labels of all keys: those of the queries if none are given, as many keys as queries, and no context."""
+    is_self = spec.context is None and plan.sizes.query_length == plan.sizes.key_length
+    return spec.query_tokens if spec.key_tokens is None and is_self else spec.key_tokens
+
+
 def _labels(spec: AttentionSpec, plan: Plan, what: str, options: Options) -> tuple[str, ...] | None:
-    """The labels of queries or keys of the batch entry. Keys of self-attention have those of the queries."""
-    given = spec.query_tokens if what == "query" else spec.key_tokens
-    is_self = spec.input is not None and spec.context is None and not plan.roles.past_length
-    if given is None and what == "key" and is_self:
-        given = spec.query_tokens
+    """The labels of queries or keys of the batch entry."""
+    given = spec.query_tokens if what == "query" else key_labels(spec, plan)
     if not given:
         return None
     entry = given if isinstance(given[0], str) else given[options.batch_entry]
     return tuple(entry)
 
 
-def _titles(plan: Plan, options: Options, heads: np.ndarray) -> list[str]:
+def _titles(plan: Plan, options: Options, heads: np.ndarray, numbers: Sequence[int] | None) -> list[str]:
     """The titles of the panels, one for each of these heads, or one for their mean."""
     if averages_heads(plan, options) and len(heads) > 1:
         return [f"mean of {len(heads)} heads"]
     entry = f"batch entry {options.batch_entry} of {plan.sizes.batch_size}"
     parts = [entry] if plan.sizes.batch_size > 1 else []
-    return [", ".join([f"head {head}", *parts] if plan.sizes.num_heads > 1 else parts) for head in heads]
+    named = heads if numbers is None else [numbers[head] for head in heads]
+    return [", ".join([f"head {head}", *parts] if plan.sizes.num_heads > 1 else parts) for head in named]
 
 
 def _with_sinks(plan: Plan, options: Options, found: BinnedScores, bins: Bins) -> tuple[np.ndarray, np.ndarray]:
@@ -333,10 +339,16 @@ def _limits(values: np.ndarray, options: Options) -> tuple[float, float]:
     seen = values[np.isfinite(values)]
     low, high = (float(seen.min()), float(seen.max())) if seen.size else (0.0, 0.0)
     if options.stage != "attention_weights" or low < 0:
-        most = max(-low, high, float(np.finfo(np.float64).tiny))
+        most = options.vmax or most_of(-low, high)
         return -most, most
-    high = high or 1.0
+    high = options.vmax or high or 1.0
     if options.scale != "log":
         return 0.0, high
     positive = seen[seen > 0]
-    return max(float(positive.min()) if positive.size else 0.0, high * LEAST), high
+    is_free = options.vmax is None and positive.size
+    return max(float(positive.min()) if is_free else 0.0, high * LEAST), high
+
+
+def most_of(*numbers: float) -> float:
+    """The largest of numbers of at least 0, of which half is not 0; 1 if all are 0."""
+    return max(*numbers, float(np.finfo(np.float64).tiny)) if any(numbers) else 1.0

@@ -19,8 +19,11 @@ FONTS: Final = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', sans-serif"
 def to_svg(drawing: Drawing, theme: Theme = "auto") -> str:
     """The SVG of a drawing. theme: auto has both, of which the viewer takes its own"""
     width, height = _number(drawing.width), _number(drawing.height)
+    size = f'width="{width}" height="{height}"'
+    if (paper := drawing.width_mm) is not None:
+        size = f'width="{_number(paper)}mm" height="{_number(paper * drawing.height / drawing.width)}mm"'
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="{CLASS}-{theme}" width="{width}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{CLASS}-{theme}" {size} '
         f'viewBox="0 0 {width} {height}" role="img" font-family="{FONTS}">'
     )
     parts = [head, f"<title>{escape(drawing.title)}</title>", f"<style>{_style(theme)}</style>"]
@@ -78,10 +81,10 @@ def _cells(cells: Cells) -> str:
     )
 
 
-def png_bytes(image: Image.Image) -> bytes:
-    """An image as PNG."""
+def png_bytes(image: Image.Image, dpi: float | None = None) -> bytes:
+    """An image as PNG. dpi: pixels to the inch that its chunk pHYs says, None for no such chunk"""
     found = io.BytesIO()
-    image.save(found, "PNG", compress_level=6)
+    image.save(found, "PNG", compress_level=6, **({} if dpi is None else {"dpi": (dpi, dpi)}))
     return found.getvalue()
 
 

@@ -30,6 +30,9 @@ class HeatmapOptions(Closed):
     """The matrix that is drawn, by its name in `include`. A gradient needs `grad_output` or `grad_logsumexp`."""
     scale: Colours | None = "linear"
     """How numbers become colours: linear, or log for weights that differ by orders of magnitude."""
+    vmax: Annotated[float, Field(ge=1e-300, le=1e300)] | None = None
+    """The number that has the last colour, so that several pictures have one scale; 1 draws weights from 0 to 1.
+    Numbers with signs go from minus it. Larger ones have the last colour, too. Default: the largest that is drawn."""
     bins: Bins | None = "max"
     """What a cell shows where it stands for several queries or keys: their largest or mean number, hidden ones left
     out."""
@@ -39,6 +42,10 @@ class HeatmapOptions(Closed):
     """The batch entry that is drawn."""
     theme: Theme | None = "auto"
     """light, dark, or auto: an SVG follows its viewer, a PNG is light."""
+    width_mm: Annotated[float, Field(ge=1, le=1000)] | None = None
+    """The width on paper, in mm. Default: that of its pixels at 96 to the inch."""
+    dpi: Annotated[int, Field(ge=24, le=1200)] | None = 192
+    """Pixels of a PNG to the inch; fewer if a side would have more than 8192."""
     values: bool | None = True
     """Write numbers into cells that have room for them."""
     title: Annotated[str, Field(max_length=200)] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from attention_service.attention.result import Result
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.registry import Backends
 from attention_service.codecs.decoded import Decoded
+from attention_service.errors import InvalidValue
 from attention_service.library import AttentionResult
 from attention_service.library.page import check_size
 from attention_service.pipeline.prepare import make_spec_and_plan, planned
@@ -58,11 +60,29 @@ class CapturedAttention(AttentionResult):
     def heatmap(self, stage: Any = "attention_weights", **options: Any) -> Heatmap:
         """A picture of the captured rows: of their weights, or of their masked scores. options: of AttentionResult
 
-        Errors: ValueError for another stage, InvalidRequest for a wrong argument.
+        select_heads: heads by their numbers in the model
+
+        Errors: ValueError for another stage, TypeError for an unknown argument, InvalidRequest for a wrong one.
         """
         if stage not in DRAWN:
             raise ValueError(f"a captured layer draws {' or '.join(DRAWN)}, not {stage}")
+        known = [*signature(AttentionResult.heatmap).parameters][1:]
+        for name in options:
+            if name not in known:
+                raise TypeError(
+                    f"heatmap: expected {', '.join(known)}; got {name}. select_heads=[1] draws head 1 alone"
+                )
         return super().heatmap(stage, **options)
+
+    @property
+    def _numbers(self) -> list[int]:
+        return self.heads
+
+    def _places(self, heads: Sequence[int]) -> Sequence[int]:
+        for head in heads:
+            if head not in self.heads:
+                raise InvalidValue.of("/select_heads", f"heads that were captured, {_listed(self.heads)}", head)
+        return [self.heads.index(head) for head in heads]
 
     @property
     def size(self) -> int:
@@ -142,7 +162,14 @@ class Captured(Mapping[int, CapturedAttention]):
         raise KeyError(f"layer {index if layer < 0 else layer} is not captured; {there}. To be captured, {needed}")
 
     def heatmap(
-        self, stage: Any = "attention_weights", *, theme: Theme = "auto", title: str | None = None, **options: Any
+        self,
+        stage: Any = "attention_weights",
+        *,
+        theme: Theme = "auto",
+        title: str | None = None,
+        width_mm: float | None = None,
+        dpi: int = 192,
+        **options: Any,
     ) -> Heatmap:
         """A picture of all layers and heads: a row for each layer, a small heatmap for each head, one scale of colours.
 
@@ -152,13 +179,14 @@ class Captured(Mapping[int, CapturedAttention]):
         """
         calls = self._last_calls()
         check_sizes([call.size for call in calls])
-        options = {"max_cells": MAX_CELLS, **options, "theme": theme, "title": title}
+        options = {"max_cells": MAX_CELLS, **options, "theme": theme, "title": title, "width_mm": width_mm, "dpi": dpi}
         pictures = [call.heatmap(stage, **options).requested for call in calls]
         rows = [
-            OverviewRow(name, list(map(str, call.heads)), picture)
+            OverviewRow(name, list(map(str, options.get("select_heads") or call.heads)), picture)
             for name, call, picture in zip(_names(calls), calls, pictures, strict=True)
         ]
-        return Heatmap(OverviewRequested(rows, stage, theme, title), Backends().choose("numpy", "cpu"))
+        wanted = OverviewRequested(rows, stage, theme, title, width_mm, dpi)
+        return Heatmap(wanted, Backends().choose("numpy", "cpu"))
 
     def page(self, path: str | Path, *, title: str = TITLE) -> None:
         """Write a page of all layers: one HTML file, which needs no server.

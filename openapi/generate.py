@@ -266,7 +266,7 @@ def commands() -> str:
     rows = ["| command | what |", "|---|---|"]
     for name, command in sub.choices.items():
         arguments = [action for action in command._actions if action.dest != "help"]
-        words = " ".join(str(action.metavar) for action in arguments if not action.option_strings)
+        words = " ".join(str(action.metavar) for action in arguments if action.metavar and not action.option_strings)
         rows.append(f"| `attention-service {name}{' ' * bool(words)}{words}` | {helps[name]} |")
         rows += [f"| `{action.option_strings[0]}` | {action.help} |" for action in arguments if action.option_strings]
     return "\n".join(rows)

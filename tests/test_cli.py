@@ -64,16 +64,37 @@ def test_heatmap_reads_standard_input_and_prints() -> None:
     find_spec("transformers") is not None, reason="tests/peers has what the command does with the extra"
 )
 def test_page_says_which_extra_it_needs(tmp_path: Path) -> None:
-    done = run("page", "a text", "--model", ".", "-o", str(tmp_path / "it.html"))
+    done = run("page", "a text", "--model", "a", "-o", str(tmp_path / "it.html"))
     assert (done.returncode, done.stdout) == (2, "")
     extra = "pip install 'attention-service[transformers]'"
     assert done.stderr == f"this command needs the extra transformers, and torch: {extra}\n"
     assert list(tmp_path.iterdir()) == []
-    missing = run("page", "a text", "--model", ".", "-o", str(tmp_path / "no" / "it.html"))
+    missing = run("page", "a text", "--model", "a", "-o", str(tmp_path / "no" / "it.html"))
     assert (missing.returncode, missing.stderr) == (
         2,
         f"{tmp_path}/no/it.html: expected a file in a directory that exists\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ["--layers", "3", "-1", "a text"],
+            "TEXT: expected one text in quotes, got '-1', 'a text'. Several layers are",
+        ),
+        (["--layers", "a text"], "argument --layers: expected indices like 3 or 3,-1, got a text"),
+        (["--layers", "-2,-1", "a text"], "one that begins with - stands behind =, as in --layers=-2,-1"),
+        (["-o", "it.png", "a text"], "it.png: expected a name that ends in .html"),
+        (["--model", "a/b/c", "a text"], "--model a/b/c: expected a directory of a model, or its name on the hub; got"),
+        (["--model", ".", "a text"], "as save_pretrained() writes both: it has no config.json"),
+    ],
+)
+def test_page_says_what_is_wrong_before_it_loads_a_model(arguments: list[str], text: str, tmp_path: Path) -> None:
+    given = ["--model", str(tmp_path), "-o", str(tmp_path / "it.html"), *arguments]
+    done = run("page", *given)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert text in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow

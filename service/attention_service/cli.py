@@ -65,6 +65,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the usage, and the error on one line, and exit."""
+        if message.endswith("expected one argument"):
+            message += "; one that begins with - stands behind =, as in --layers=-2,-1"
         self.print_usage(sys.stderr)
         self.exit(self.usage_status, f"{self.prog}: error: {printable(message)}\n")
 

@@ -268,7 +268,7 @@ def test_what_cannot_be_shown_is_an_error(trained: Any, tmp_path: Path) -> None:
 
 def test_the_command_writes_what_capture_does(trained: Any, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "it.html"
-    assert main(["page", "--model", str(FOLDER), SENTENCE, "-o", str(path), "--layers", "3", "-1"]) == 0
+    assert main(["page", "--model", str(FOLDER), SENTENCE, "-o", str(path), "--layers", "3,-1"]) == 0
     printed = capsys.readouterr()
     assert (printed.err, printed.out) == ("", f"{path}: 2 layers, 12 heads, 15 tokens, {path.stat().st_size:,} bytes\n")
     _, attentions = captured_of(trained)
@@ -287,14 +287,36 @@ def test_the_command_writes_what_capture_does(trained: Any, tmp_path: Path, caps
     ("arguments", "status", "text"),
     [
         (["--model", str(FOLDER), "-o", "no/it.html"], 2, "no/it.html: expected a file in a directory that exists"),
-        (["--model", "no-such-model", "-o", "it.html"], 2, "no-such-model: "),
-        (["--model", ".", "-o", "it.html"], 2, ".: Unrecognized model in ."),
+        (["--model", str(FOLDER), "-o", "it.svg"], 2, "it.svg: expected a name that ends in .html"),
+        (
+            ["--model", "no-such-model", "-o", "it.html"],
+            2,
+            "--model no-such-model: no such directory, and no such model",
+        ),
+        (["--model", "no/such/model", "-o", "it.html"], 2, "or its name on the hub; got nothing there"),
+        (
+            ["--model", "./model", "-o", "it.html"],
+            2,
+            "--model ./model: expected a directory of a model, or its name on",
+        ),
+        (["--model", "/proc/version", "-o", "it.html"], 2, "or its name on the hub; got a file"),
+        (
+            ["--model", ".", "-o", "it.html"],
+            2,
+            "--model .: expected a directory of a model and its tokenizer, as save_",
+        ),
+        (["--model", ".", "-o", "it.html"], 2, "writes both: it has no config.json"),
+        (
+            ["--model", str(FOLDER), "-o", "it.html", "--layers", "3", "-1", "more"],
+            2,
+            "Several layers are --layers 3,5",
+        ),
         (["--model", str(FOLDER), "-o", "it.html", "--layers", "9"], 1, "layers: "),
         (["--model", str(FOLDER), "-o", "/proc/it.html"], 2, "/proc/it.html: No such file or directory"),
     ],
 )
 def test_errors_of_the_command_are_one_line(arguments: list[str], status: int, text: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "attention_service", "page", "a text", *arguments]
+    command = [sys.executable, "-m", "attention_service", "page", *arguments, "a text"]
     offline = os.environ | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=offline, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (status, "")

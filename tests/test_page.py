@@ -16,7 +16,7 @@ from tests.conftest import app, serving
 from tests.test_auth import HASH
 
 MODULES = sorted(FOLDER.glob("*.js"))
-LARGEST = 98_000  # bytes of all modules
+LARGEST = 98_900  # bytes of all modules
 LARGEST_SENT = 60_000  # bytes of them that a browser receives, compressed
 
 

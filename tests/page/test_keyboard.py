@@ -149,9 +149,13 @@ def test_arrow_keys_move_the_choice_and_not_the_page(open_page: Open) -> None:
     expect(page.locator("#readout")).to_contain_text("query 5")
 
 
-@pytest.mark.parametrize("example", ["six_tokens_trained", "sentence", "causal"])
-def test_an_example_is_printed_on_one_page(example: str, open_page: Open, folder: Path) -> None:
-    page = open_page(example=example, theme="dark")
+PRINTED: Final = [{"example": "trained_head"}, {"example": "trained_head", "is_causal": "true", "softcap": 3},
+                  *({"example": example} for example in ("six_tokens_trained", "sentence", "causal"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", PRINTED, ids=lambda fields: " ".join(map(str, fields.values())))
+def test_an_example_is_printed_on_one_page(fields: dict[str, object], open_page: Open, folder: Path) -> None:
+    page = open_page(**fields)
     page.locator("#theme").check()
     pdf = page.pdf(prefer_css_page_size=True)
     assert pdf.count(b"/Type /Page\n") == 1
@@ -163,6 +167,9 @@ def test_an_example_is_printed_on_one_page(example: str, open_page: Open, folder
         expect(page.locator(shown)).to_be_visible()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+    picture = page.locator("#large svg").bounding_box()
+    assert picture is not None
+    assert picture["height"] >= 100, "large enough to be read"
     cells = page.locator("#table").evaluate("table => table.getBoundingClientRect().right")
     assert cells <= page.locator("section:has(#table)").evaluate("part => part.getBoundingClientRect().right")
 

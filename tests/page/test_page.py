@@ -93,3 +93,16 @@ def test_all_columns_and_stages_fit_a_laptop(open_page: Open) -> None:
         cut, shadow = part.evaluate(hidden)
         assert cut > 0
         assert "gradient" in shadow
+
+
+def test_beside_a_softcap_and_a_mask_a_row_by_hand_has_one_line_and_all_numbers_to_the_weight(open_page: Open) -> None:
+    """Its products with 32 features, a line for each of eight, are reached by scrolling inside."""
+    page = open_page(example="trained_head", softcap=3, is_causal="true")
+    page.set_viewport_size({"width": 1400, "height": 900})
+    box = page.locator(".scroll:has(#row)").bounding_box()
+    weight = page.locator("#row tr td:nth-child(7)").first.bounding_box()
+    assert box is not None
+    assert weight is not None
+    assert weight["x"] + weight["width"] <= box["x"] + box["width"]
+    assert weight["height"] < 30
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1400

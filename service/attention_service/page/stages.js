@@ -55,7 +55,8 @@ function paintLarge(view) {
 	const title = document.querySelector(`#pipeline [value=${grid.name}] b`)?.textContent ?? "Change of the weights";
 	const text = textOf(view);
 	large.setAttribute("aria-label", `${title}, ${grid.rows} rows, ${grid.cols} columns. ${text}`);
-	find("large-title").textContent = title + (view.result.metadata.num_heads > 1 ? `, head ${view.head()}` : "");
+	const { name = "" } = view.result.answer; // of a layer
+	find("large-title").textContent = title + (name && `, ${name}`) + (view.result.metadata.num_heads > 1 ? `, head ${view.head()}` : "");
 	find("readout").textContent = text;
 }
 
@@ -63,9 +64,10 @@ function paintLarge(view) {
 function paintNumbers(view) {
 	const { rows, cols, values, rowAxis, colAxis } = view.grid(view.choice.stage);
 	const shown = Math.min(cols, 64);
+	const digits = shown > 9 ? 4 : 8; // that a row of fifteen tokens fits on paper beside its picture
 	const head = times(shown, (col) => make("th", { scope: "col" }, view.label(colAxis, col)));
 	const body = times(Math.min(rows, 64), (row) => {
-		return tableRow(view.label(rowAxis, row), [...values.subarray(row * cols, row * cols + shown)], {}, 8);
+		return tableRow(view.label(rowAxis, row), [...values.subarray(row * cols, row * cols + shown)], {}, digits);
 	});
 	find("table").replaceChildren(make("tr", {}, make("td"), ...head), ...body);
 }

@@ -47,6 +47,14 @@ def test_the_page_has_every_stage_of_the_request(tmp_path: Path) -> None:
     assert "select_heads" not in layer["request"]
 
 
+def test_labels_of_queries_are_those_of_as_many_keys(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"query": np.eye(4), "key": np.eye(4), "value": np.eye(4), "query_tokens": TOKENS}
+    _, saved = written(tmp_path, **fields)
+    assert saved["layers"][0]["request"]["key_tokens"] == TOKENS
+    _, saved = written(tmp_path, **fields | {"key": np.eye(5)[:, :4], "value": np.eye(5), "query_offset": 0})
+    assert "key_tokens" not in saved["layers"][0]["request"]
+
+
 @pytest.mark.parametrize("name", [name for name in CHANGES if "include" not in name])
 def test_the_request_of_a_page_is_that_of_the_result(name: str) -> None:
     """Sent to the service, as *Copy as curl* has it, it gives the numbers of the page."""

@@ -267,3 +267,16 @@ def test_capped_scores_are_a_step_by_hand(open_page: Open) -> None:
     assert first == ["3.0000", "3.0000", "1.8103", "1.8103", "1.0000", "0.8594", "0.859"]
     page.locator("[name=softcap]").fill("")
     expect(page.locator("section:has(#row) th", has_text="capped")).to_be_hidden()
+
+
+def test_labels_of_queries_stand_at_as_many_keys(open_page: Open) -> None:
+    """Of a query, key and value as of an input, unless the keys are of a context."""
+    page = open_page()
+    rows = [[1, 0], [0, 1]]
+    for request, name in (
+        ({"query": rows, "key": rows, "value": rows}, "0 “\u2068a\u2069”"),
+        ({"input": rows, "context": rows}, "0:"),
+        ({"input": rows}, "0 “\u2068a\u2069”"),
+    ):
+        paste_text(page, json.dumps({**request, "query_tokens": ["a", "b"]}))
+        expect(page.locator("#readout")).to_contain_text(f"key {name}")

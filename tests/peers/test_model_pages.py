@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from playwright.sync_api import BrowserContext, FrameLocator, Page, expect
 from transformers import AutoModel, AutoTokenizer
 
@@ -22,7 +23,7 @@ from attention_service.errors import InvalidRequest
 from attention_service.transformers import Captured, capture
 from tests.helpers.pages import addresses, array_of, parts_of
 from tests.page.conftest import browser, context, shared_context  # noqa: F401  # fixtures
-from tests.page.helpers import numbers
+from tests.page.helpers import download, numbers, open_details
 from tests.peers.architectures import tiny_model
 from tests.peers.test_capture import PACKAGE, SENTENCE, shown_by_eager
 from tests.peers.test_transformers import TOKENS, padding
@@ -99,7 +100,7 @@ def test_a_page_of_a_model_shows_the_weights_of_eager_attention(trained: Any, pa
 
 def test_layers_are_tabs_and_heads_a_grid_for_the_keyboard(trained: Any, page: Page, tmp_path: Path) -> None:
     captured_of(trained)[0].page(tmp_path / "it.html")
-    page.goto((tmp_path / "it.html").as_uri())
+    page.goto((tmp_path / "it.html").as_uri() + "#layer=0&head=0")
     tabs = page.get_by_role("tab")
     assert tabs.all_inner_texts() == [f"Layer {layer}" for layer in range(6)]
     assert [tab.get_attribute("tabindex") for tab in tabs.all()] == ["0", "-1", "-1", "-1", "-1", "-1"]
@@ -125,6 +126,56 @@ def test_layers_are_tabs_and_heads_a_grid_for_the_keyboard(trained: Any, page: P
     expect(tabs.nth(0)).to_be_focused()
 
 
+def test_the_first_view_is_of_two_words_that_are_no_neighbours(trained: Any, page: Page, tmp_path: Path) -> None:
+    """Of the middle layer the largest weight, without the first token, the last one, and neighbours."""
+    captured, attentions = captured_of(trained)
+    captured.page(tmp_path / "it.html")
+    page.goto((tmp_path / "it.html").as_uri())
+    weights = attentions[3][0]
+    far = [(h, q, k) for h in range(12) for q in range(1, 15) for k in range(1, 14) if abs(q - k) > 1]
+    head, query, key = max(far, key=lambda cell: float(weights[cell]))
+    assert (trained[2][query], trained[2][key]) == ("it", "animal")
+    expect(page.locator("#large-title")).to_have_text(f"Weights, Layer 3, head {head}")
+    expect(page.locator("#readout")).to_contain_text(f"query {query} “\u2068it\u2069”, key {key} “\u2068animal\u2069”")
+    captured_of(trained, layers=[0], rows=[0])[0].page(tmp_path / "row.html")  # no such pair
+    page.goto((tmp_path / "row.html").as_uri())
+    expect(page.locator("#readout")).to_contain_text("query 0 “\u2068[CLS]\u2069”, key 0")
+
+
+def test_the_address_has_the_layer_and_the_head(trained: Any, page: Page, tmp_path: Path) -> None:
+    """A link opens there, whatever it names; and nothing stands in it at first."""
+    captured_of(trained)[0].page(tmp_path / "it.html")
+    address = (tmp_path / "it.html").as_uri()
+    page.goto(address)
+    expect(page.locator("#large-title")).to_contain_text("Layer 3")
+    assert page.url.rstrip("#") == address
+    choose(page, 1, 8)
+    page.locator("#pipeline [value=masked_scores]").click()
+    assert page.url == f"{address}#layer=1&head=8&stage=masked_scores"
+    page.reload()
+    expect(page.locator("#large-title")).to_have_text("Masked, Layer 1, head 8")
+    page.evaluate("location.hash = '#layer=99&head=x&query=3&stage=nothing'")
+    expect(page.locator("#large-title")).to_have_text("Weights, Layer 5, head 0")
+    expect(page.locator("#readout")).to_contain_text("query 3 ")
+
+
+@pytest.mark.parametrize("what", ["large", "lines"])
+def test_pictures_of_a_layer_are_saved(what: str, trained: Any, page: Page, tmp_path: Path) -> None:
+    captured_of(trained)[0].page(tmp_path / "it.html")
+    page.goto((tmp_path / "it.html").as_uri() + "#layer=2&head=5")
+    open_details(page, "share")
+    assert page.locator("#share button:visible").all_inner_texts() == ["JSON", "SVG", "PNG"]
+    open_details(page, "save-options")
+    page.locator("#save-what").select_option(what)
+    svg = download(page, "#save-svg", tmp_path).read_text(encoding="utf-8")
+    title = {"large": "Weights, Layer 2, head 5", "lines": "Who attends to whom"}[what]
+    assert f">{title}</text>" in svg
+    assert 'width="180mm"' in svg
+    assert Image.open(download(page, "#save-png", tmp_path)).width == pytest.approx(180 / 25.4 * 300, abs=2)
+    saved = json.loads(download(page, "#save-json", tmp_path).read_text(encoding="utf-8"))
+    assert saved["answer"]["name"] == "Layer 2"
+
+
 def test_a_notebook_shows_and_keeps_the_page(trained: Any, page: Page) -> None:
     """Within a page of the notebook, and after its output was saved and read again."""
     captured, attentions = captured_of(trained, layers=[3, 5])
@@ -132,7 +183,13 @@ def test_a_notebook_shows_and_keeps_the_page(trained: Any, page: Page) -> None:
     page.set_content(f"<h1>A notebook</h1><div>{output}</div>")
     frame = page.frame_locator("iframe")
     choose(frame, 0, 1)
-    expect(frame.locator("#readout")).to_contain_text(f"{attentions[3][0, 1, 0, 0]:.4f}")
+    frame.locator("#lines [data-axis=query][data-index='10']").click()
+    frame.locator("#lines [data-axis=key][data-index='3']").click()
+    expect(frame.locator("#readout")).to_contain_text(f"{attentions[3][0, 1, 10, 3]:.4f}")
+    with page.expect_download() as download:
+        frame.locator("#share summary").first.click()
+        frame.locator("#save-svg").click()
+    assert download.value.suggested_filename == "attention.svg"
     assert page.locator("#overview").count() == 0
     assert page.evaluate("document.querySelector('iframe').contentDocument === null"), "neither reads the other"
 
@@ -140,7 +197,7 @@ def test_a_notebook_shows_and_keeps_the_page(trained: Any, page: Page) -> None:
 def test_every_stage_that_was_captured_is_shown(trained: Any, page: Page, tmp_path: Path) -> None:
     captured, _ = captured_of(trained, include=EVERY_STAGE, layers=[3])
     captured.page(tmp_path / "it.html")
-    page.goto((tmp_path / "it.html").as_uri())
+    page.goto((tmp_path / "it.html").as_uri() + "#head=0&query=0&key=0")
     names = {"query": "query", "key": "present_key", "value": "present_value", "output": "head_outputs"}
     for name, stage in names.items():
         np.testing.assert_allclose(numbers(page, stage), captured[3][name][0, 0], rtol=ROUNDED, atol=1e-6)
@@ -170,7 +227,7 @@ def test_masks_of_decoders_are_hidden_cells(side: str, page: Page, tmp_path: Pat
         np.testing.assert_allclose(found, np.where(seen, weights, 0), rtol=ROUNDED, atol=1e-6)
         assert (found[hidden] == 0).all()
         assert hidden[0, 0, 0, 9]
-    page.goto((tmp_path / "it.html").as_uri())
+    page.goto((tmp_path / "it.html").as_uri() + "#head=0&query=0")
     page.locator("#batch").fill("1")
     page.locator("#row tr").nth(9).click()
     expect(page.locator("#readout")).to_contain_text("hidden by the mask")
@@ -180,7 +237,7 @@ def test_masks_of_decoders_are_hidden_cells(side: str, page: Page, tmp_path: Pat
 def test_rows_and_heads_keep_their_numbers(trained: Any, page: Page, tmp_path: Path) -> None:
     captured, attentions = captured_of(trained, layers=[3], heads=[1, 5], rows=[10, 4])
     captured.page(tmp_path / "it.html")
-    page.goto((tmp_path / "it.html").as_uri())
+    page.goto((tmp_path / "it.html").as_uri() + "#query=0&key=0")
     assert page.locator("#overview th[scope=col]").all_inner_texts() == ["1", "5"]
     assert page.locator("#heads b").all_inner_texts() == ["Head 1", "Head 5"]
     choose(page, 0, 1)
@@ -209,7 +266,7 @@ def test_roles_sinks_and_softcaps(architecture: str, page: Page, tmp_path: Path)
     assert layers.keys() == expected.keys()
     for name, weights in expected.items():
         np.testing.assert_allclose(weights_of(layers[name]), weights, rtol=ROUNDED, atol=1e-6, err_msg=name)
-    page.goto((tmp_path / "it.html").as_uri())
+    page.goto((tmp_path / "it.html").as_uri() + "#head=0")
     page.get_by_role("tab").last.click()
     page.locator("#lines [data-axis=query][data-index='9']").click()
     parts = [float(text) for text in page.locator("#row tr:not(.sum) td:nth-child(6)").all_inner_texts()]

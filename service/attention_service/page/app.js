@@ -31,7 +31,13 @@ let changed;
 
 const currentRequest = () => withOptions(state.request, changedOptions());
 /** What is shown of the source until the user chooses. @returns {Choice} */
-const firstChoice = () => ({ ...FIRST, ...state.examples[find("example").value]?.choice });
+const firstChoice = () => ({ ...FIRST, ...saved?.choice, ...state.examples[find("example").value]?.choice });
+const readAddress = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+/** @type {choiceOf} */
+const choiceOf = (address) => {
+	const known = Object.entries(address).filter(([name, value]) => name in FIRST && (name !== "stage" || find("pipeline").querySelector(`[value="${CSS.escape(value)}"]`)));
+	return { ...firstChoice(), ...Object.fromEntries(known) };
+};
 const view = () => state.result && new View(state.result, state.choice, choose);
 
 /** @type {Choose} */
@@ -54,7 +60,7 @@ function paint() {
 	find("batch").value = choice.batch;
 	Object.assign(choice, { colours: find("colours").value, first: find("first").checked ? "true" : "" });
 	const stage = choice.stage === "change" ? FIRST.stage : choice.stage; // no link has the former weights
-	if (!saved) writeAddress({ ...choice, stage }, firstChoice());
+	writeAddress({ ...choice, stage }, firstChoice(), saved ? {} : undefined);
 	paintLayers(shown, state.layers); // first, as it changes the width of the others
 	for (const part of [paintStages, paintHeads, paintLines, paintRow]) part(shown);
 	if (state.comparison) paintComparison(state.comparison, shown);
@@ -196,7 +202,7 @@ async function loadOwn(shown) {
 }
 
 async function loadAddress() {
-	let address = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+	let address = readAddress();
 	let notice = "";
 	try {
 		if (address.data) address.pasted = await unpack(address.data);
@@ -211,8 +217,7 @@ async function loadAddress() {
 	if (readForm("source").pasted === "" && !find("file").files?.length) notice = find("notice").dataset.empty ?? "";
 	find("notice").textContent = notice;
 	showOptions(state.request, address);
-	const chosen = Object.entries(address).filter(([name, value]) => name in FIRST && (name !== "stage" || find("pipeline").querySelector(`[value="${CSS.escape(value)}"]`)));
-	state.choice = { ...firstChoice(), ...Object.fromEntries(chosen) };
+	state.choice = choiceOf(address);
 	showColours(address);
 }
 
@@ -286,9 +291,14 @@ function restore() {
 	state.layers = layers.map((/** @type {Fields} */ { request, tensors, answer }) => new Result(request, tensors, answer));
 	writeForm("source", source);
 	showOptions(state.request, options);
-	showColours(state.choice);
 	document.querySelectorAll("form fieldset").forEach((inputs) => inputs.setAttribute("disabled", ""));
-	choose({});
+	const open = () => {
+		state.choice = choiceOf(readAddress());
+		showColours(state.choice);
+		choose({ layer: clamp(state.choice.layer, layers.length - 1) });
+	};
+	window.onhashchange = open;
+	open();
 	find("status").textContent = note ?? `${find("status").dataset.saved} · ${statusOf()}`;
 }
 
@@ -320,7 +330,6 @@ function listen() {
 	find("compare").onsubmit = compareKernel;
 	find("all-heads").onchange = find("numbers").ontoggle = find("colours").onchange = find("first").onchange = window.onresize = paint;
 	find("problem").onclick = ({ target }) => /** @type {HTMLElement} */ (target).id === "retry" && send();
-	window.onhashchange = loadAddress;
 	window.onbeforeprint = () => {
 		find("numbers").open = true;
 		paint();
@@ -361,6 +370,7 @@ async function start() {
 	for (const [value, { text, title, source }] of Object.entries(state.examples)) {
 		find(text ? "lessons" : "notebooks").append(make("option", { value, title: source }, title));
 	}
+	window.onhashchange = loadAddress;
 	await loadAddress();
 }
 

@@ -79,8 +79,9 @@ function showAtControl({ pointer, text }) {
 }
 
 /** @type {writeAddress} */
-export const writeAddress = (choice, first = {}) => {
-	const { pasted, data, ...source } = readForm("source");
+export const writeAddress = (choice, first = {}, fields = { ...readForm("source"), ...changedOptions() }) => {
+	const { pasted, data, ...others } = fields;
 	const chosen = Object.entries(choice).filter(([name, value]) => value !== first[name]);
-	history.replaceState(null, "", `#${new URLSearchParams({ ...source, ...changedOptions(), ...Object.fromEntries(chosen), ...(data && { data }) })}`);
+	const [page] = location.href.split("#"); // within a notebook, a relative address would be of the notebook
+	history.replaceState(null, "", `${page}#${new URLSearchParams({ ...others, ...Object.fromEntries(chosen), ...(data && { data }) })}`);
 };

@@ -72,7 +72,7 @@ export function sizesOf(request) {
 	return { b: size(query, "b") ?? 1, h: size(query, "h") ?? stacked, q: size(query, "l") ?? 1, k: past + (size(key, "l") ?? 1) };
 }
 
-/** @param {Fields} request */
+/** @param {Fields} request @returns {Fields} */
 export function forStages(request) {
 	const { context, query_tokens, grad_output, grad_logsumexp } = request;
 	const { q, k } = sizesOf(request);

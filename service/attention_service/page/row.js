@@ -158,14 +158,16 @@ export function paintRow(view) {
 	paintTable(view, all);
 }
 
+/** What the table shows, of which layer in a page of a model. @type {{ result?: Result, row?: string }} */
+let painted = {};
+
 /** @type {paintTable} */
 function paintTable(view, all) {
 	const { batch, head, query, key } = view.choice;
-	const { drawn } = view.result;
 	const keys = around(key, view.result.metadata.key_length);
 	const row = [batch, head, query, keys[0]].join();
-	if (drawn.row !== row) find("row").replaceChildren(...rowsOf(view, all, keys));
-	drawn.row = row;
+	if (painted.result !== view.result || painted.row !== row) find("row").replaceChildren(...rowsOf(view, all, keys));
+	painted = { result: view.result, row };
 	find("row").querySelector("[tabindex]")?.removeAttribute("tabindex");
 	find("row").querySelector(`[data-key="${key}"]`)?.setAttribute("tabindex", "0");
 	find("part-title").textContent = find("part-title").dataset[all.normalization] ?? "";

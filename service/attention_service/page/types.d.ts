@@ -49,6 +49,8 @@ declare global {
   type moveChoice = (event: any) => void;
   /** Shows that a request is being computed: pales the pictures after a moment, and says so after another one. */
   type showBusy = (isBusy: boolean) => void;
+  /** What is shown for an address. */
+  type choiceOf = (address: Options) => Choice;
   /** Shows how a choice colours pictures. */
   type showColours = (choice: Fields) => void;
   /** Shows a window of a long sequence, or all of it. */
@@ -84,7 +86,8 @@ declare global {
   /** Writes how many keys count beside their slider. */
   type showPadding = () => void;
   /** Puts the source, changed options, and what of the choice differs from the first one into the address. */
-  type writeAddress = (choice: Fields, first?: Fields) => void;
+  /** Keeps in the address what is not as at first. fields: what else stands there, by default of the forms. */
+  type writeAddress = (choice: Fields, first?: Fields, fields?: Options) => void;
 
   // dom.js
   /** A number as text, with a minus in place of hyphens. */

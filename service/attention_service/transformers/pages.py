@@ -11,7 +11,7 @@ import orjson
 
 from attention_service.attention.result import Result
 from attention_service.codecs.json.writer import dumps
-from attention_service.library.page import html
+from attention_service.library.page import CHOICE, html
 
 # Digits of weights and of operands, and decimals of scores: 4 decimals of a score are 4 digits of its exponential.
 DIGITS: Final = 4
@@ -31,7 +31,7 @@ NOTE: Final = (
     f"A saved page, which computes nothing new. Numbers are rounded here: scores to {DIGITS} decimals, others to "
     f"{DIGITS} digits"
 )
-FRAME: Final = 'width="100%" height="960" sandbox="allow-scripts" style="border:0"'
+FRAME: Final = 'width="100%" height="960" sandbox="allow-scripts allow-downloads" style="border:0"'
 
 
 class PageLayer(NamedTuple):
@@ -62,7 +62,22 @@ def page_of_layers(layers: Sequence[PageLayer], title: str) -> str:
     """The page of layers, as HTML."""
     content = [_saved(layer) for layer in layers]
     batch = max(layer.kept.metadata.batch_size for layer in layers)
-    return html({"layers": content, "note": NOTE}, title, has_batch=batch > 1)
+    return html({"layers": content, "note": NOTE, "choice": _first_choice(layers)}, title, has_batch=batch > 1)
+
+
+def _first_choice(layers: Sequence[PageLayer]) -> dict[str, Any]:
+    """What a page shows first: of the middle layer the largest weight between two words that are no neighbours.
+
+    Most heads of the first layers look at neighbours, and many of all layers at the first or the last token, such as
+    [CLS] and [SEP], where they find nothing (Clark et al. 2019, What does BERT look at?): such a head explains little.
+    """
+    index = len(layers) // 2
+    layer = layers[index]
+    weights = layer.drawn.arrays["attention_weights"][0]
+    rows, keys = np.array(layer.rows)[:, None], np.arange(weights.shape[-1])
+    says_little = (np.abs(rows - keys) < 2) | (keys == 0) | (keys == keys[-1]) | (rows == 0)
+    head, query, key = np.unravel_index(np.where(says_little, 0, weights).argmax(), weights.shape)
+    return {**CHOICE, "layer": index, "head": int(head), "query": int(query), "key": int(key)}
 
 
 def in_frame(page: str) -> str:

@@ -201,14 +201,14 @@ def test_a_difference_of_sinks_has_their_column() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({**SIXTHS, "query": np.ones((2, 1)), "query_offset": 0}, "1 heads, 2 queries, 3 keys"),
-        ({**SIXTHS, "sinks": np.zeros(1)}, "1 heads, 3 queries, 3 keys, sinks"),
+        ({**SIXTHS, "query": np.ones((2, 1)), "query_offset": 0}, "1 head, 2 queries, 3 keys"),
+        ({**SIXTHS, "sinks": np.zeros(1)}, "1 head, 3 queries, 3 keys, sinks"),
         ({"input": normal(3, 2), "num_heads": 2}, "2 heads, 3 queries, 3 keys"),
-        ({"input": normal(3, 3), "layout": "dl"}, "1 heads, 3 queries, 3 keys, tokens as columns"),
+        ({"input": normal(3, 3), "layout": "dl"}, "1 head, 3 queries, 3 keys, tokens as columns"),
     ],
 )
 def test_a_difference_of_other_cells_is_refused(fields: dict[str, Any], text: str) -> None:
-    expected = f"/minus: expected a result with 1 heads, 3 queries, 3 keys, as this one, got {text}"
+    expected = f"/minus: expected a result with 1 head, 3 queries, 3 keys, as this one, got {text}"
     with pytest.raises(FieldConflict) as caught:
         attend(**SIXTHS).heatmap(minus=attend(**fields))
     assert str(caught.value) == expected

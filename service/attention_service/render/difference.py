@@ -8,8 +8,9 @@ import numpy as np
 
 from attention_service.attention.plan import Plan
 from attention_service.errors import FieldConflict
+from attention_service.render.drawing import counted
 from attention_service.render.options import Options
-from attention_service.render.picture import GAP, Panel, Picture, averages_heads, most_of
+from attention_service.render.picture import GAP, Panel, Picture, averages_heads, has_sinks, most_of
 
 
 def check_alike(plan: Plan, other: Plan, options: Options) -> None:
@@ -25,10 +26,11 @@ def _shape(plan: Plan, options: Options) -> str:
     chosen, sizes = plan.selection, plan.sizes
     heads = sizes.num_heads if chosen.heads is None else len(chosen.heads)
     queries = sizes.query_length if chosen.queries is None else len(chosen.queries)
-    sinks = ", sinks" if plan.all_sinks is not None and options.stage == "attention_weights" else ""
+    sinks = ", sinks" if has_sinks(plan, options) else ""
     columns = ", tokens as columns" if plan.score_axes.endswith("kq") else ""
     mean = " as their mean" if averages_heads(plan, options) else ""
-    return f"{heads} heads{mean}, {queries} queries, {sizes.key_length} keys{sinks}{columns}"
+    parts = counted(heads, "head") + mean, counted(queries, "query"), counted(sizes.key_length, "key")
+    return ", ".join(parts) + sinks + columns
 
 
 def difference(one: Picture, other: Picture, vmax: float | None) -> Picture:

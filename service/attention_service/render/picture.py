@@ -299,9 +299,14 @@ def _titles(plan: Plan, options: Options, heads: np.ndarray, numbers: Sequence[i
     return [", ".join([f"head {head}", *parts] if plan.sizes.num_heads > 1 else parts) for head in named]
 
 
+def has_sinks(plan: Plan, options: Options) -> bool:
+    """True if sinks have a column of their own."""
+    return plan.all_sinks is not None and options.stage == "attention_weights"
+
+
 def _with_sinks(plan: Plan, options: Options, found: BinnedScores, bins: Bins) -> tuple[np.ndarray, np.ndarray]:
     """Values and bits (h, rows, columns), with a gap and a column for the sinks if these take weight."""
-    if plan.all_sinks is None or options.stage != "attention_weights":
+    if plan.all_sinks is None or not has_sinks(plan, options):
         return found.values, found.hidden_by
     kept = bins.rows >= 0
     entry = bins.batch_entry if len(plan.all_sinks) > 1 else 0

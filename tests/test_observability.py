@@ -115,6 +115,7 @@ def test_the_metrics_of_alerts_and_dashboard_start_at_0() -> None:
         ("http", "/attention"),
         ("http", "/attention/compare"),
         ("http", "/attention/heatmap"),
+        ("http", "/attention/merge"),
         ("http", "/v2/models/{model_name}/infer"),
         ("http", "/v2/models/{model_name}/versions/{model_version}/infer"),
         ("grpc", "/inference.GRPCInferenceService/ModelInfer"),

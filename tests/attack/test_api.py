@@ -96,13 +96,14 @@ def from_examples(operation: Any) -> st.SearchStrategy[Any]:
 
 
 # Paths, the share of the cases that each gets, and of these the share that succeeds: a comparison refuses top_k, and
-# shapes that do not fit those of `actual`.
+# shapes that do not fit those of `actual`, a merge parts of different shapes.
 @pytest.mark.parametrize(
     ("path", "share", "success"),
     [
         ("/attention", 1.0, SUCCESS_RATE),
         ("/attention/compare", 0.25, SUCCESS_RATE / 2),
         ("/attention/heatmap", 0.25, SUCCESS_RATE),
+        ("/attention/merge", 0.25, SUCCESS_RATE / 2),
     ],
 )
 def test_attention_responses_follow_the_api_document(
@@ -163,4 +164,4 @@ def test_inference_responses_follow_the_api_document(document: Any, path: str) -
 def test_every_operation_has_a_test(document: Any) -> None:
     """A new operation must be added to one of the lists above."""
     found = {result.ok().path for result in document.get_all_operations()}
-    assert found == {"/attention", "/attention/compare", "/attention/heatmap", *INFER, *OTHERS}
+    assert found == {"/attention", "/attention/compare", "/attention/heatmap", "/attention/merge", *INFER, *OTHERS}

@@ -58,7 +58,7 @@ def _nbytes(value: Any, owners: dict[int, int]) -> int:
     if isinstance(value, dict):
         return sum([_nbytes(item, owners) for item in value.values()])
     if isinstance(value, list):
-        inside = value if value and isinstance(value[0], list | str) else ()  # else numbers, counted as elements
+        inside = value if value and isinstance(value[0], list | str | dict) else ()  # else numbers, counted as elements
         return LIST + ELEMENT * len(value) + sum([_nbytes(item, owners) for item in inside])
     return STRING + len(value) if isinstance(value, str) else ELEMENT
 

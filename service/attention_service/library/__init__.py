@@ -4,6 +4,7 @@
 - assertion: what assert_attention() does with a report, WeakInputs
 - calls: what they do with their arguments; frames: labels from data frames
 - result: what attend() returns, page: as one HTML file; report: what compare() returns
+- engines: call() and merge(), for calls of other libraries
 - types: the types of arguments
 """
 
@@ -11,7 +12,18 @@ from __future__ import annotations
 
 from attention_service.library.assertion import WeakInputs
 from attention_service.library.calls import backends
+from attention_service.library.engines import CallResult, call, merge
 from attention_service.library.functions import assert_attention, attend, compare
 from attention_service.library.result import AttentionResult
 
-__all__ = ["AttentionResult", "WeakInputs", "assert_attention", "attend", "backends", "compare"]
+__all__ = [
+    "AttentionResult",
+    "CallResult",
+    "WeakInputs",
+    "assert_attention",
+    "attend",
+    "backends",
+    "call",
+    "compare",
+    "merge",
+]

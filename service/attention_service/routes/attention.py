@@ -84,7 +84,7 @@ def add_routes(app: FastAPI) -> None:
         summary="Compute attention",
         response_model=AttentionResponse,
         response_description="The output, the results that `include` names, and metadata.",
-        responses=problems(*TENSOR_STATUSES) | tensor_answer(),
+        responses=problems(*TENSOR_STATUSES) | tensor_answer("answer.json"),
         openapi_extra=tensor_body(AttentionRequest, "examples.json"),
     )
 

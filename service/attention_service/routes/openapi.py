@@ -22,6 +22,7 @@ from attention_service.schemas.arrays import ElementType
 from attention_service.schemas.compare import Certainty, CompareRequest, Liberty, LogsumexpBase, Status
 from attention_service.schemas.heatmap import Bins, Colours, HeatmapRequest, Stage, Theme
 from attention_service.schemas.inference import Datatype, InferenceError, InferenceRequest
+from attention_service.schemas.merge import MergeRequest
 from attention_service.schemas.problem import Problem
 from attention_service.schemas.request import AttentionRequest, Encoding
 from attention_service.settings import Settings
@@ -113,9 +114,10 @@ def heatmap_answer() -> Responses:
     return {200: {"content": {SVG: svg} | {PNG: _binary("A PNG image.")}}}
 
 
-def tensor_answer() -> Responses:
-    """The 200 response of POST /attention, beside its JSON model: an example, and the binary media types."""
-    return {200: {"content": {JSON: {"example": _file("answer.json")}} | _tensors("response")}}
+def tensor_answer(example: str | None) -> Responses:
+    """A 200 response with tensors, beside its JSON model: an example in a file, and the binary media types."""
+    shown = {} if example is None else {JSON: {"example": _file(example)}}
+    return {200: {"content": shown | _tensors("response")}}
 
 
 def inference_body() -> dict[str, Any]:
@@ -204,7 +206,8 @@ def _add_headers(responses: dict[str, Any], *, is_tensor_operation: bool) -> Non
 
 def _add_models(schemas: dict[str, Any]) -> None:
     """Add models and named enums that FastAPI does not see; drop its validation errors, which are never sent."""
-    for model in (Problem, InferenceError, AttentionRequest, CompareRequest, HeatmapRequest, InferenceRequest):
+    requests = (AttentionRequest, CompareRequest, HeatmapRequest, MergeRequest, InferenceRequest)
+    for model in (Problem, InferenceError, *requests):
         described = model.model_json_schema(ref_template=REFERENCE)
         schemas.update(described.pop("$defs", {}))
         schemas[model.__name__] = described

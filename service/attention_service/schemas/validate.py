@@ -15,6 +15,7 @@ from attention_service.errors import (
     Fault,
     InvalidArray,
     InvalidValue,
+    MissingField,
     UnknownField,
     child,
     describe,
@@ -60,6 +61,8 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
         case "literal_error":
             expected = f"one of {context['expected']}"
             hint = near(given, re.findall("'([^']*)'", context["expected"])) if isinstance(given, str) else ""
+        case "missing":
+            return Fault(pointer, "this field", "none", code=MissingField.code)
         case "list_type":
             expected = "a valid list"
             hint = f"write [{json.dumps(given[:QUOTE_LENGTH])}]" if isinstance(given, str) else ""
@@ -71,7 +74,7 @@ def _fault(model: type[BaseModel], details: ErrorDetails) -> Fault:
         case "string_pattern_mismatch":
             expected = f"text of the pattern {context['pattern']}"
         case _:
-            expected = details["msg"].removeprefix("Input should be ").removeprefix("Input should have ")
+            expected = re.sub("^(Input|List) should (be|have) ", "", details["msg"])
     return Fault(pointer, expected, describe(given), hint, InvalidValue.code)
 
 
@@ -97,7 +100,9 @@ def _window_for(given: Any) -> str:
 def _model_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel]:
     """The model of the object at this location inside `model`."""
     for step in loc:
-        annotation = model.model_fields[str(step)].annotation
+        if isinstance(step, int):  # an element of a list, whose model its field has said
+            continue
+        annotation = model.model_fields[step].annotation
         options = getattr(annotation, "__args__", (annotation,))
         model = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
     return model

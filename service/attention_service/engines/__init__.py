@@ -1,0 +1,7 @@
+"""The vocabularies of other attention engines: addressing in front of the mathematics, and back.
+
+- tokens: where the tokens of each sequence are: in slots, in pages, as codes with factors
+- partial: states of parts of the keys, merged
+- arguments: the arguments of a call, checked and read; call: a call as requests, and its answer from their results
+- flash_attention, flashinfer, pytorch, vllm: the arguments of each library, one row each; table: all functions
+"""

@@ -1,0 +1,177 @@
+"""A call of an engine as requests, one for each length of sequences, and its answer in the axes of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from attention_service.engines.partial import BASES
+from attention_service.engines.tokens import Tokens, same
+from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, ShapeMismatch
+
+Fields = dict[str, Any]
+
+
+class Form(NamedTuple):
+    """The axes of an answer, from (slots, l, h, e) and (slots, l, h), and the base of its logarithms."""
+
+    output: Callable[[np.ndarray], np.ndarray]
+    logsumexp: Callable[[np.ndarray], np.ndarray]
+    base: str = "e"
+
+
+DENSE: Final = Form(lambda x: x, lambda x: x.transpose(0, 2, 1))
+RAGGED: Final = Form(lambda x: x[0], lambda x: x[0].T)
+TOKENS: Final = Form(lambda x: x[0], lambda x: x[0], "2")
+
+
+class Answer(NamedTuple):
+    """What a call returns, in the axes of the library. Rows that belong to no sequence are NaN.
+
+    weights: (h, q, k) of each sequence, if they were asked for
+    """
+
+    output: np.ndarray
+    logsumexp: np.ndarray
+    weights: list[np.ndarray] | None = None
+
+
+class Call(NamedTuple):
+    """A call, decoded: where the tokens of each sequence are, and the options that all of them have.
+
+    own: further options of a sequence; past: keys and values before those of `key` and `value`
+    offset: of the first query among the keys, beyond the one that aligns the last query with the last key;
+    None aligns the first with the first; names: of arguments by fields of the request, for errors
+    """
+
+    query: Tokens
+    key: Tokens
+    value: Tokens
+    form: Form
+    options: Mapping[str, Any]
+    own: Callable[[int], Fields] | None = None
+    past: tuple[Tokens, Tokens] | None = None
+    offset: int | None = 0
+    names: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def keys(self) -> np.ndarray:
+        """The number of keys of each sequence, (b,)."""
+        return self.key.lengths if self.past is None else self.key.lengths + self.past[0].lengths
+
+    def check(self) -> None:
+        """Refuse tokens that do not fit each other. Errors: ShapeMismatch, FieldConflict."""
+        query, key = self.query, self.key
+        same(key.name, key, self.value)
+        if self.past is not None:
+            before, values = self.past
+            same(before.name, before, values)
+            same(key.name, key, before._replace(lengths=key.lengths))
+            _fits(values, self.value.features, self.value.name)
+            _fits(before, query.features, query.name)
+        _fits(key, query.features, query.name)
+        if query.heads % key.heads:
+            raise ShapeMismatch.at(
+                f"/{key.name}", f"a divisor of {query.heads}, the heads of {query.name}", str(key.heads)
+            )
+        b = len(query.lengths)
+        if len(key.lengths) != b or (self.past is not None and len(self.past[0].lengths) != b):
+            raise FieldConflict.at(f"/{key.name}", f"{b} sequences, as {query.name}", "another number")
+
+    def groups(self) -> Iterator[list[int]]:
+        """The sequences that have queries and keys, those of the same lengths and options together."""
+        found: dict[Any, list[int]] = {}
+        past = np.zeros_like(self.keys) if self.past is None else self.past[0].lengths
+        sizes = np.stack([self.query.lengths, self.key.lengths, past], axis=-1)
+        has_some = (self.query.lengths > 0) & (self.keys > 0)
+        for n in np.flatnonzero(has_some).tolist():
+            found.setdefault(n if self.own is not None else tuple(sizes[n].tolist()), []).append(n)
+        yield from found.values()
+
+    def request(self, group: list[int]) -> Fields:
+        """The fields of the request for a group of sequences, in layout blhd."""
+        first = group[0]
+        arrays: Fields = {"query": self.query, "key": self.key, "value": self.value}
+        if self.past is not None:
+            if self.key.lengths[first]:
+                arrays |= {"past_key": self.past[0], "past_value": self.past[1]}
+            else:
+                arrays |= {"key": self.past[0], "value": self.past[1]}
+        fields: Fields = {name: _together(tokens, group) for name, tokens in arrays.items()}
+        for name in arrays.keys() & {"past_key", "past_value"}:
+            fields[name] = fields[name].transpose(0, 2, 1, 3)
+        offset = 0 if self.offset is None else int(self.keys[first] - self.query.lengths[first]) + self.offset
+        fields |= {"layout": "blhd", "query_offset": offset, "dtype": "float64"}
+        return fields | dict(self.options) | ({} if self.own is None else self.own(first))
+
+    def fault(self, group: list[int]) -> InvalidArray | None:
+        """The error for the first number of these sequences that is infinite or NaN, None if there is none."""
+        for tokens in (self.query, *(self.past or ()), self.key, self.value):
+            for n in group:
+                if (bad := np.argwhere(~np.isfinite(tokens.of(n).astype(np.float64)))).size:
+                    token, head, feature = bad[0].tolist()
+                    got = f"{float(tokens.of(n)[token, head, feature])} in token {token} of sequence {n}"
+                    return InvalidArray.at(f"/{tokens.name}", "finite numbers in tokens that a query sees", got)
+        return None
+
+
+class Collected:
+    """The answer of a call, while the results of its requests come."""
+
+    def __init__(self, call: Call, *, weights: bool) -> None:
+        """weights: True if the results have attention_weights"""
+        rows, heads = call.query.rows, call.query.heads
+        assert rows is not None, "queries lie in slots"
+        self._call, self._rows = call, rows
+        self._output = np.full((rows.slots, rows.length, heads, call.value.features), np.nan)
+        self._sums = np.full((rows.slots, rows.length, heads), np.nan)
+        sinks = call.options.get("sinks")
+        for n in np.flatnonzero(rows.lengths).tolist():  # what a sequence without keys has
+            self._output[rows.of(n)] = 0.0
+            self._sums[rows.of(n)] = -np.inf if sinks is None else sinks
+        shapes = zip(rows.lengths.tolist(), call.keys.tolist(), strict=True)
+        self._weights = [np.zeros((heads, q, k)) for q, k in shapes] if weights else None
+
+    def add(self, group: list[int], results: Mapping[str, Any]) -> None:
+        """Add the results of a request: output (n, q, h, e), logsumexp (n, h, q), attention_weights (n, h, q, k)."""
+        for at, n in enumerate(group):
+            self._output[self._rows.of(n)] = results["output"][at]
+            self._sums[self._rows.of(n)] = results["logsumexp"][at].T
+            if self._weights is not None:
+                self._weights[n] = results["attention_weights"][at]
+
+    def answer(self) -> Answer:
+        """The answer, in float64."""
+        form = self._call.form
+        sums = form.logsumexp(self._sums * BASES[form.base])
+        return Answer(form.output(self._output), sums, self._weights)
+
+
+def window_of(name: str, left: int | None, right: int | None) -> tuple[Fields, int]:
+    """The fields for a window that is inclusive on both sides, and what its offset is moved by.
+
+    None is unbounded. A side may be negative where the other leaves keys between them. Errors: InvalidValue.
+    """
+    if left is not None and right is not None and left + right < 0:
+        raise InvalidValue.at(f"/{name}", "sides whose sum is at least 0", f"{left} and {right}")
+    moved = -left if left is not None and left < 0 else min(right, 0) if right is not None else 0
+    if (left, right) == (None, moved):
+        return {"is_causal": True}, moved
+    sides = {"left": None if left is None else left + moved, "right": None if right is None else right - moved}
+    return ({} if (left, right) == (None, None) else {"window": sides}), moved
+
+
+def _fits(tokens: Tokens, features: int, name: str) -> None:
+    """Refuse another number of features. Errors: ShapeMismatch."""
+    if tokens.features != features:
+        raise ShapeMismatch.at(f"/{tokens.name}", f"{features} features, as {name}", str(tokens.features))
+
+
+def _together(tokens: Tokens, group: list[int]) -> np.ndarray:
+    """The tokens of sequences of one length, (n, l, h, d) in float64; a view of one sequence in float64."""
+    found = [tokens.of(n) for n in group]
+    array = found[0][None] if len(found) == 1 else np.stack(found)
+    return array.astype(np.float64, copy=False)

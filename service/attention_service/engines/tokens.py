@@ -1,0 +1,271 @@
+"""Where the tokens of each sequence are: in slots of an array, in pages of a cache, or as codes with factors.
+
+Letters: b sequences, h heads, hk key/value heads, d features. All are views as long as NumPy can make them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from attention_service.attention.arrays import FLOATS, cast, integers
+from attention_service.errors import FieldConflict, InvalidArray, ShapeMismatch, shape
+
+# Types whose numbers are codes, which a factor makes numbers of.
+CODES: Final = (np.dtype(np.int8), *map(np.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
+E4M3FNUZ: Final = np.dtype(ml_dtypes.float8_e4m3fnuz)
+# The axes of caches in the order (pages, page, hk, …), and as they are. What is after hk are features.
+CACHES: Final[Mapping[str, tuple[tuple[int, ...], str]]] = {
+    "NHD": ((0, 1, 2, 3), "pages, page, hk, d"),
+    "HND": ((0, 2, 1, 3), "pages, hk, page, d"),
+    "classic key": ((0, 3, 1, 2, 4), "pages, hk, d/x, page, x"),
+    "classic value": ((0, 3, 1, 2), "pages, hk, d, page"),
+}
+
+
+class Rows(NamedTuple):
+    """Where tokens are in an array (slots, l, …): those of sequence i from [slot[i], first[i]] on."""
+
+    slots: int
+    length: int
+    slot: np.ndarray
+    first: np.ndarray
+    lengths: np.ndarray
+
+    def of(self, sequence: int) -> tuple[Any, slice]:
+        """The index of the tokens of a sequence."""
+        first = int(self.first[sequence])
+        return int(self.slot[sequence]), slice(first, first + int(self.lengths[sequence]))
+
+
+class Tokens(NamedTuple):
+    """The tokens of each sequence.
+
+    name: the argument that they come from; lengths: (b,); heads, features: of each token
+    of: the tokens of a sequence, (tokens, heads, features); rows: where they are, None for pages
+    """
+
+    name: str
+    lengths: np.ndarray
+    heads: int
+    features: int
+    of: Callable[[int], np.ndarray]
+    rows: Rows | None = None
+
+
+def slots(name: str, array: np.ndarray, rows: Rows) -> Tokens:
+    """Tokens of an array (slots, l, h, d), as views. Errors: InvalidArray, ShapeMismatch."""
+    array = numbers(name, array, 4, "b, l, h, d")
+    _check_head(name, array)
+    _, _, heads, features = array.shape
+    return Tokens(name, rows.lengths, heads, features, lambda sequence: array[rows.of(sequence)], rows)
+
+
+def joined(one: Tokens, other: Tokens) -> Tokens:
+    """Features of two beside each other, as queries and keys with a rotated part have them. Errors: ShapeMismatch."""
+    same(one.name, one, other)
+    both = one.features + other.features
+    return one._replace(
+        features=both, of=lambda sequence: np.concatenate([one.of(sequence), other.of(sequence)], axis=-1)
+    )
+
+
+def descaled(name: str, given: np.ndarray | None, codes: Tokens, heads: int) -> Tokens:
+    """Codes times their factors, in float64; the codes themselves without factors. Errors: as of `factors`."""
+    if given is None:
+        return codes
+    found = factors(name, given, codes, heads)
+
+    def of(sequence: int) -> np.ndarray:
+        tokens = codes.of(sequence).astype(np.float64)
+        scaled: np.ndarray = tokens * found[sequence if len(found) > 1 else 0, :, : len(tokens)].T[..., None]
+        return scaled
+
+    return codes._replace(of=of)
+
+
+def numbers(name: str, array: np.ndarray, rank: int, axes: str) -> np.ndarray:
+    """The array, if its elements are floats, codes or plain numbers, and it has these axes.
+
+    Errors: InvalidArray, ShapeMismatch.
+    """
+    if array.ndim != rank:
+        raise ShapeMismatch.of(f"/{name}", f"({axes})", array)
+    if array.dtype not in (*FLOATS.values(), *CODES, E4M3FNUZ) and array.dtype.kind != "i":
+        got = f"{array.dtype.name} of shape {shape(array.shape)}"
+        raise InvalidArray.at(f"/{name}", "numbers: a float type, float8 or int8", got)
+    return array
+
+
+def _check_head(name: str, array: np.ndarray) -> None:
+    if 0 in array.shape[2:]:
+        raise ShapeMismatch.of(f"/{name}", "at least one head and one feature", array)
+
+
+Named = tuple[str, np.ndarray]  # an argument by its name
+
+
+def dense(name: str, array: np.ndarray, used: Named | None = None) -> Tokens:
+    """A sequence in each slot of (b, l, h, d), of which the first `used` tokens count.
+
+    Errors: InvalidArray, ShapeMismatch.
+    """
+    b, length, *_ = numbers(name, array, 4, "b, l, h, d").shape
+    lengths = np.full(b, length, np.int64)
+    lengths = lengths if used is None else counts(*used, lengths)
+    return slots(name, array, Rows(b, length, np.arange(b), np.zeros(b, np.int64), lengths))
+
+
+def ragged(name: str, array: np.ndarray, bounds: Named, used: Named | None = None) -> Tokens:
+    """Sequences beside each other in (total, h, d), of which the first `used` tokens count.
+
+    bounds: cumulated lengths, (b + 1). Errors: InvalidArray, ShapeMismatch.
+    """
+    array = numbers(name, array, 3, "total, h, d")[None]
+    first, lengths = boundaries(*bounds, array.shape[1], f"tokens of {name}")
+    lengths = lengths if used is None else counts(*used, lengths)
+    return slots(name, array, Rows(1, array.shape[1], np.zeros(len(first), np.int64), first, lengths))
+
+
+def boundaries(name: str, given: np.ndarray, total: int, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """Where sequences begin and how long they are, (b,), from cumulated lengths (b + 1). total: most of the last
+
+    Errors: InvalidArray, ShapeMismatch.
+    """
+    bounds = whole(name, given, (len(given) if given.ndim == 1 else None,), "b + 1,")
+    if not len(bounds):
+        raise ShapeMismatch.of(f"/{name}", "(b + 1,)", given)
+    if bounds[0] != 0:
+        raise InvalidArray.at(f"/{name}/0", "0, where the first sequence begins", str(bounds[0]))
+    lengths = np.diff(bounds)
+    if (bad := np.flatnonzero(lengths < 0)).size:
+        n = int(bad[0])
+        raise InvalidArray.at(f"/{name}/{n + 1}", f"at least {bounds[n]}, as lengths are cumulated", str(bounds[n + 1]))
+    if bounds[-1] > total:
+        raise InvalidArray.at(f"/{name}/{len(bounds) - 1}", f"at most {total}, the {what}", str(bounds[-1]))
+    return bounds[:-1], lengths
+
+
+def whole(name: str, given: np.ndarray, sizes: tuple[int | None, ...], axes: str) -> np.ndarray:
+    """Integers of this shape as int64; None stands for any size. Errors: InvalidArray, ShapeMismatch."""
+    fits = given.ndim == len(sizes) and all(want in (None, got) for want, got in zip(sizes, given.shape, strict=True))
+    if not fits:
+        wanted = shape(tuple("·" if size is None else size for size in sizes))
+        raise ShapeMismatch.of(f"/{name}", f"({axes})" + (f", {wanted} here" if None not in sizes else ""), given)
+    if given.size == 0 and given.dtype.kind == "f":  # an empty list
+        given = given.astype(np.int64)
+    return integers(given, f"/{name}", {given.shape: axes})
+
+
+def counts(name: str, given: np.ndarray, most: np.ndarray, low: int = 0) -> np.ndarray:
+    """Lengths (b,), from low to `most` (b,), or one integer for all. Errors: InvalidArray, ShapeMismatch."""
+    given = np.broadcast_to(given, most.shape) if given.ndim == 0 else given
+    lengths = whole(name, given, most.shape, "b,")
+    if (bad := np.flatnonzero((lengths < low) | (lengths > most))).size:
+        n = int(bad[0])
+        raise InvalidArray.at(f"/{name}/{n}", f"an integer from {low} to {most[n]}", str(lengths[n]))
+    return lengths
+
+
+def paged(name: str, cache: np.ndarray, axes: str, table: Table, first: np.ndarray | None = None) -> Tokens:
+    """The tokens of pages: token t of a sequence is in the page of entry t // page, at t % page.
+
+    They are views where pages follow each other in the cache, and its axes allow it.
+    axes: a name of CACHES; first: tokens before it, (b,), are not used. Errors: InvalidArray, ShapeMismatch.
+    """
+    order, letters = CACHES[axes]
+    cache = numbers(name, cache, len(order), letters).transpose(order)
+    _check_head(name, cache)
+    table.check(cache, name)
+    page, heads, features = cache.shape[1], cache.shape[2], math.prod(cache.shape[3:])
+
+    def of(sequence: int) -> np.ndarray:
+        skipped, length = 0 if first is None else int(first[sequence]), int(table.lengths[sequence])
+        low, start = skipped // page, int(table.start[sequence])
+        entries = table.entries[start + low : start + -(-length // page)]
+        is_run = len(entries) > 0 and bool((np.diff(entries) == 1).all())
+        pages = cache[entries[0] : entries[0] + len(entries)] if is_run else cache[entries]
+        tokens = pages.reshape(len(entries) * page, heads, features)
+        return tokens[skipped - low * page : length - low * page]
+
+    return Tokens(name, table.lengths if first is None else table.lengths - first, heads, features, of)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of pages, not yet checked: the entries of sequence i begin at start[i].
+
+    name: the argument; entries: of all sequences; page: tokens of a page; columns: of a table with rows, else 0
+    """
+
+    name: str
+    entries: np.ndarray
+    start: np.ndarray
+    lengths: np.ndarray
+    page: int
+    columns: int = 0
+
+    @classmethod
+    def of_rows(cls, name: str, given: np.ndarray, lengths: Named, page: int, b: int) -> Table:
+        """A table (b, max pages). lengths: tokens of each sequence, (b,). Errors: InvalidArray, ShapeMismatch."""
+        rows = whole(name, given, (b, None), "b, max pages")
+        columns = rows.shape[1]
+        used = counts(*lengths, np.full(b, columns * page))
+        return cls(name, rows.reshape(-1), np.arange(b) * columns, used, page, columns)
+
+    def check(self, cache: np.ndarray, name: str) -> None:
+        """Refuse entries of used pages that are no pages of the cache. Errors: InvalidArray, ShapeMismatch."""
+        pages, page = cache.shape[:2]
+        if page != self.page or page < 1:
+            raise ShapeMismatch.at(f"/{name}", f"pages of {max(self.page, 1)} tokens", str(page))
+        taken = -(-self.lengths // page)
+        index = np.repeat(self.start - np.cumsum(taken) + taken, taken) + np.arange(int(taken.sum()))
+        entries = self.entries[index]
+        if (bad := np.flatnonzero((entries < 0) | (entries >= pages))).size:
+            at = int(index[bad[0]])
+            place = "/".join(map(str, divmod(at, self.columns))) if self.columns else str(at)
+            raise InvalidArray.at(f"/{self.name}/{place}", f"a page from 0 to {pages - 1}", str(self.entries[at]))
+
+
+def last_pages(bounds: Named, indices: Named, last: Named, page: int) -> Table:
+    """The table of FlashInfer: boundaries (b + 1) of each sequence's indices, and the tokens in its last page (b,).
+
+    Errors: InvalidArray, ShapeMismatch.
+    """
+    entries = whole(*indices, (None,), "pages of all sequences,")
+    start, taken = boundaries(*bounds, len(entries), f"entries of {indices[0]}")
+    name, given = last
+    if given.shape == taken.shape:
+        given = np.where(taken > 0, given, given.dtype.type(1))  # without pages it means nothing
+    used = counts(name, given, np.full(len(taken), page), 1)
+    return Table(indices[0], entries, start, np.where(taken > 0, (taken - 1) * page + used, 0), page)
+
+
+def factors(name: str, given: np.ndarray, codes: Tokens, heads: int) -> np.ndarray:
+    """Factors of codes, (b or 1, h or 1, tokens or 1), from shape (), (b,), (b, hk) or (b, hk, k).
+
+    heads: hk; a factor stands for all heads of its group. Errors: InvalidArray, ShapeMismatch.
+    """
+    b, longest = len(codes.lengths), int(codes.lengths.max(initial=0))
+    leading = (b, heads)
+    if given.ndim > 3 or given.shape[:2] != leading[: given.ndim] or any(size < longest for size in given.shape[2:]):
+        expected = f"(), {shape((b,))}, {shape((b, heads))} or {shape((b, heads, longest))}"
+        raise ShapeMismatch.of(f"/{name}", expected, given)
+    if codes.heads % heads:
+        raise ShapeMismatch.at(f"/{codes.name}", f"a multiple of {heads} heads", str(codes.heads))
+    found = cast(given, FLOATS["float64"], f"/{name}")
+    found = found.reshape([*given.shape, 1, 1, 1][:3])
+    return found.repeat(codes.heads // heads, axis=1) if given.ndim > 1 else found
+
+
+def same(name: str, one: Tokens, other: Tokens) -> None:
+    """Refuse keys and values of different heads or numbers of tokens. Errors: ShapeMismatch, FieldConflict."""
+    if one.heads != other.heads:
+        raise ShapeMismatch.at(f"/{other.name}", f"{one.heads} heads, as {name}", str(other.heads))
+    if not np.array_equal(one.lengths, other.lengths):
+        raise FieldConflict.at(f"/{other.name}", f"as many tokens as {name}", "another number")

@@ -1,0 +1,52 @@
+"""Merging what attention over parts of the keys returned, as an operation: POST /attention/merge."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from attention_service.attention.result import Result
+from attention_service.backends.base import Check
+from attention_service.codecs.base import Codec
+from attention_service.codecs.chunks import Encoded
+from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.table import CODECS
+from attention_service.errors import UnknownField, quote
+from attention_service.layers.layer import Layer
+from attention_service.pipeline.operation import Cost, Operation
+from attention_service.pipeline.parts import Parts, make_parts
+
+# Copies of an output and of all logsumexps in float64 while parts are added, and operations for each number.
+OUTPUTS: Final = 5
+SUMS: Final = 4
+STEPS: Final = 8
+
+
+class MergeOperation(Operation[Parts, Codec, Result]):
+    """POST /attention/merge."""
+
+    encoders = CODECS
+
+    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> Parts:
+        """The parts of the request."""
+        if layer is not None:
+            raise UnknownField.at("/layer", "a known field", quote("layer"))
+        return make_parts(decoded)
+
+    def cost(self, request: Parts, encoder: Codec) -> Cost:
+        """A few passes over each part."""
+        output, count = request.states[0].output, len(request.states)
+        rows = math.prod(output.shape[:-1])
+        results = 8 * (output.size + rows)
+        memory = 8 * (OUTPUTS * output.size + SUMS * rows * (count + 1))
+        encode = encoder.encode_bytes(results, request.decoded)
+        inline = results < encoder.encode_inline
+        return Cost(STEPS * output.size * count, memory, results, encode=encode, encodes_inline=inline)
+
+    def compute(self, request: Parts, check: Check) -> Result:
+        """The merged result."""
+        return request.merged(check)
+
+    def encode(self, request: Parts, result: Result, encoder: Codec, request_id: str) -> Encoded:
+        """Output and logsumexp."""
+        return encoder.encode(result.arrays, request.decoded)

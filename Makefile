@@ -179,6 +179,7 @@ test-deep: $(VENV)/.test $(TORCH_VENV)/.torch $(ATTACK_VENV)/.attack ## thousand
 	ATTACK_CASES=5000 $(ATTACK_BIN)/python -m pytest tests/attack/test_api.py
 	$(TORCH_BIN)/python -m tests.peers.deep
 	$(TORCH_BIN)/python -W ignore -m tests.deep_compare
+	$(BIN)/python -m tests.deep_engines
 	$(ATTACK_BIN)/python -m tests.framing.deep
 	$(BIN)/python -m tests.deep_mutations
 

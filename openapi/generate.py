@@ -33,6 +33,7 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
 from attention_service.comparison.candidates import MESSAGES
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
+from attention_service.engines.table import FUNCTIONS
 from attention_service.errors import error_classes
 from attention_service.observability.metrics import Metrics
 from attention_service.observability.requests import ComputedRequest, RequestRecord
@@ -242,6 +243,28 @@ def results() -> str:
     return "\n".join(["| result | meaning |", "|---|---|", *rows])
 
 
+def engine_calls() -> str:
+    """The functions of other libraries that `call` understands, and their arguments, as Markdown tables."""
+    parts = []
+    for library in dict.fromkeys(name.partition(".")[0] for name in FUNCTIONS):
+        own = {name: function for name, function in FUNCTIONS.items() if name.startswith(f"{library}.")}
+        users = defaultdict[tuple[str, str], list[str]](list)
+        for function in own.values():
+            for argument, row in function.rows.items():
+                users[argument, row.text].append(f"{function.name} {', '.join(row.versions)}".strip())
+        arguments = defaultdict[tuple[str, str], list[str]](list)
+        for (argument, text), names in users.items():
+            arguments["; ".join(names), text].append(f"`{argument}`")
+        names = [f"- {function.name}: `{name}`" for name, function in own.items()]
+        rows = [f"| {', '.join(alike)} | {of} | {marked(text)} |" for (of, text), alike in arguments.items()]
+        parts += [
+            f"### {library}",
+            "\n".join(names),
+            "\n".join(["| argument | of | meaning |", "|---|---|---|", *rows]),
+        ]
+    return "\n\n".join(parts)
+
+
 def metrics() -> str:
     """All metrics as a Markdown table, with the names and labels that they have after a request."""
     engine = Engine(Settings.model_construct())
@@ -310,6 +333,7 @@ def main() -> None:
         (docs / "commands.md", lambda: filled(docs / "commands.md", "commands", commands())),
         (docs / "operations.md", lambda: filled(docs / "operations.md", "metrics", metrics())),
         (docs / "errors.md", lambda: filled(docs / "errors.md", "errors", errors())),
+        (docs / "coming-from.md", lambda: filled(docs / "coming-from.md", "calls", engine_calls())),
         (docs / "mistakes.md", lambda: filled(docs / "mistakes.md", "mistakes", mistakes())),
         (docs / "attention.md", lambda: filled(docs / "attention.md", "fields", fields())),
         (docs / "attention.md", lambda: filled(docs / "attention.md", "results", results())),

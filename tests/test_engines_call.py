@@ -214,6 +214,27 @@ def test_errors_of_requests_have_the_names_of_the_library() -> None:
     assert fault("torch.scaled_dot_product_attention", query=Q, key=Q, value=Q, **mask)[0].startswith("/attn_mask")
 
 
+def test_a_factor_that_makes_numbers_infinite_is_refused() -> None:
+    pointer, text = fault("flash_attn.flash_attn_func", 3, q=Q, k=K * 1e10, v=V, k_descale=np.array(1e308))
+    assert (pointer, "inf" in text) == ("/k", True)
+
+
+def test_parts_of_keys_may_have_types_that_no_other_holds() -> None:
+    """bfloat16 beside float16: with equal scores the answer is the mean of the values 1 and 3."""
+    where: dict[str, Any] = {
+        "qo_indptr": [0, 1],
+        "kv_indptr": [0, 1],
+        "kv_indices": [0],
+        "kv_len_arr": [2],
+        "sm_scale": 1,
+    }
+    ckv, kpe = np.array([[[1.0], [3.0]]], ml_dtypes.bfloat16), np.zeros((1, 2, 1), np.float16)
+    queries: dict[str, Any] = {"q_nope": np.zeros((1, 1, 1)), "q_pe": ONES((1, 1, 1))}
+    found = call("flashinfer.BatchMLAPagedAttentionWrapper.run", ckv_cache=ckv, kpe_cache=kpe, **queries, **where)
+    assert found.output.ravel().tolist() == [2.0]
+    assert found.logsumexp.ravel().tolist() == [1.0]
+
+
 def test_results_are_computed_in_float64_and_rounded_once() -> None:
     exact = call("flash_attn.flash_attn_func", q=Q, k=K, v=V, include=["attention_weights"])
     rounded = call("flash_attn.flash_attn_func", q=Q, k=K, v=V, include=["attention_weights"], dtype="bfloat16")

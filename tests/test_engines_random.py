@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attention_service import call
+from attention_service.engines.table import FUNCTIONS
 from tests.helpers.engine_calls import Array, Draw, Drawn
 from tests.helpers.engine_draws import DRAWS
 
@@ -51,6 +52,12 @@ def check(name: str, seed: int) -> float:
             if finite.any():
                 errors.append(float(np.abs(got[finite] - wanted[finite]).max()))
     return max(errors)
+
+
+def test_every_function_is_drawn() -> None:
+    """But for those that merge, which test_engines_call.py has."""
+    drawn = {DRAWS[name](Draw(seed)).function for name in DRAWS for seed in range(20)}
+    assert drawn == FUNCTIONS.keys() - {"flashinfer.merge_state", "flashinfer.merge_states"}
 
 
 @pytest.mark.parametrize("name", DRAWS)

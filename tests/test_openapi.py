@@ -65,6 +65,7 @@ def test_damaged_generated_sections_are_found_and_restored(tmp_path: Path) -> No
             re.sub(r"(: generated (?:-->|\*/)\n).*?(\n *(?:<!--|/\*) end )", r"\1\2", text, flags=re.DOTALL)
         )
     sections = {
+        "calls",
         "settings",
         "commands",
         "metrics",

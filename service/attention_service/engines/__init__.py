@@ -3,5 +3,5 @@
 - tokens: where the tokens of each sequence are: in slots, in pages, as codes with factors
 - partial: states of parts of the keys, merged
 - arguments: the arguments of a call, checked and read; call: a call as requests, and its answer from their results
-- flash_attention, flashinfer, pytorch, vllm: the arguments of each library, one row each; table: all functions
+- arguments.txt: a row for each argument; flash_attention, flashinfer, pytorch, vllm: what reads them; table: all
 """

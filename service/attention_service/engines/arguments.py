@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from attention_service.attention.arrays import FLOATS, per_head
-from attention_service.engines.call import Answer, Call, Fields
-from attention_service.engines.tokens import Tokens, descaled
+from attention_service.engines.call import Fields
+from attention_service.engines.tokens import NUMBERS, Tokens, descaled
 from attention_service.errors import (
     FieldConflict,
     InvalidArray,
@@ -34,28 +34,33 @@ class Row(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A function of a library. rows: of its arguments; versions: the library's, empty if there is but one"""
+    """A function of a library. name: its short one; rows: of its arguments; versions: the library's, "" for one only"""
 
-    make: Callable[[Arguments], Call | Answer]
-    rows: Mapping[str, Row]
-    versions: str = ""
+    name: str
+    rows: dict[str, Row]
+
+    @property
+    def versions(self) -> str:
+        """All versions that its rows name."""
+        return "".join(sorted(set("".join(row.versions for row in self.rows.values()))))
 
 
-def functions(table: str, made: Mapping[str, Callable[[Arguments], Call | Answer]]) -> dict[str, Function]:
-    """The functions of a table, by what makes a call of each, in the order of the table's short names.
+def read_functions(text: str) -> dict[str, Function]:
+    """The functions of arguments.txt, by their full names.
 
-    A line of the table: arguments | short names of functions, each with a colon and versions if not all have it | text.
-    The text `refused unless VALUE: REASON` refuses all others, `refused: REASON` any value.
+    The meaning `refused unless VALUE: REASON` refuses all other values, `refused: REASON` any value.
     """
-    rows: dict[str, dict[str, Row]] = {name: {} for name in made}
-    for names, users, text in (line.split(" | ") for line in table.strip().splitlines()):
-        found = re.fullmatch(r"refused(?: unless (.*?))?: .*", text)
-        neutral = None if found is None else tuple(json.loads(value) for value in found.groups() if value)
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    heads = [line.split(" = ") for line in lines if " | " not in line]
+    found = {name: Function(short, {}) for name, short in heads}
+    by_short = {function.name: function for function in found.values()}
+    for names, users, meaning in (line.split(" | ") for line in lines if " | " in line):
+        match = re.fullmatch(r"refused(?: unless (.*?))?: .*", meaning)
+        neutral = None if match is None else tuple(json.loads(value) for value in match.groups() if value)
         for user in users.split():
-            name, _, versions = user.partition(":")
-            rows[name] |= dict.fromkeys(names.split(), Row(text, versions, neutral))
-    every = {name: sorted(set("".join(row.versions for row in rows[name].values()))) for name in made}
-    return {name: Function(make, rows[name], "".join(every[name])) for name, make in made.items()}
+            short, _, versions = user.partition(":")
+            by_short[short].rows.update(dict.fromkeys(names.split(), Row(meaning, versions, neutral)))
+    return found
 
 
 class Arguments:
@@ -103,7 +108,7 @@ class Arguments:
                 found = np.array(found)
             except ValueError:
                 raise InvalidArray.of(f"/{name}", "an array, not ragged", found) from None
-        if found.dtype.kind in "OUSM":
+        if found.dtype.kind not in "biu" and found.dtype not in NUMBERS:
             raise InvalidArray.of(f"/{name}", "an array of numbers", self.given[name])
         array: np.ndarray = found
         return array

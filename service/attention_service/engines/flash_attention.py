@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import numpy as np
 
 from attention_service.attention.arrays import FLOATS, cast
-from attention_service.engines.arguments import Arguments, functions, options
+from attention_service.engines.arguments import Arguments, options
 from attention_service.engines.call import DENSE, RAGGED, Call, Fields, Form, window_of
 from attention_service.engines.tokens import (
     Rows,
@@ -26,54 +25,6 @@ from attention_service.engines.tokens import (
     whole,
 )
 from attention_service.errors import FieldConflict, InvalidValue, ShapeMismatch, shape
-
-# Line by line: arguments, the functions with their versions, the meaning (`functions` of arguments.py).
-TABLE: Final = """
-q | func varlen kvcache | queries (b, q, h, d); with cu_seqlens_q (total_q, h, d)
-k | func varlen kvcache | keys (b, k, hk, d); with cu_seqlens_k (total_k, hk, d); with a table (pages, page, hk, d); in kvcache new ones
-v | func varlen kvcache | values, as k
-k_cache | kvcache | keys (slots, l, hk, d); with a table (pages, page, hk, d)
-v_cache | kvcache | values, as k_cache
-cu_seqlens_q | varlen kvcache:3 | (b + 1), where the queries of each sequence begin
-cu_seqlens_k | varlen | (b + 1), where the keys of each sequence begin; with block_table, lengths cumulated
-cu_seqlens_k_new | kvcache:3 | (b + 1), where the new keys of each sequence begin
-seqused_q | varlen:34 | (b), how many queries of each sequence count; other rows of the answer are NaN
-seqused_k | varlen:34 | (b), how many keys of each sequence count
-cache_seqlens | kvcache | an integer or (b): keys in the cache, before new ones; default: all that fit
-cache_batch_idx | kvcache | (b), the slot of the cache, or the row of the table, of each sequence
-cache_leftpad | kvcache | (b), where keys begin in the cache; not with block_table
-block_table | varlen:2 kvcache:2 | (b, max pages), the pages of each sequence
-page_table | varlen:4 kvcache:3 | (b, max pages), the pages of each sequence
-rotary_cos rotary_sin | kvcache | (positions, d/2): new keys are rotated from cache_seqlens on, queries, too
-rotary_interleaved | kvcache | true (the default): pairs of adjacent features
-rotary_seqlens | kvcache:3 | (b), the first position of the rotation; default: cache_seqlens
-softmax_scale | func varlen kvcache | `scale`
-causal | func varlen kvcache | `is_causal`, the last query at the last key
-window_size | func varlen kvcache | `window`; unbounded is −1, in 4 None. In 4, sides whose sum is negative are no window
-attention_chunk | func:3 varlen:3 kvcache:3 | `chunk_size`; 0 is none
-softcap | func varlen kvcache | `softcap`; 0 is none
-alibi_slopes | func:2 varlen:2 kvcache:2 | `alibi_slopes`, (h) or (b, h)
-learnable_sink | func:4 varlen:4 | `sinks`, (h)
-q_descale | func:3 varlen:3 kvcache:3 | factors of queries: a number, (b), (b, hk) or (b, hk, q)
-k_descale v_descale | func:3 varlen:3 kvcache:3 | factors of keys and values: a number, (b), (b, hk) or (b, hk, k)
-qv | func:34 varlen:34 kvcache:3 | adds qv · v to q · k
-dropout_p | func:2 varlen:2 | refused unless 0: attention here is exact
-gather_kv_indices | func:4 varlen:4 | refused: use selected_keys of a request
-score_mod score_mod_bwd mask_mod aux_tensors aux_scalars | func:4 varlen:4 | refused: code of a kernel cannot be sent
-block_sparse_tensors | func:4 varlen:4 | refused: send a mask with a request
-block_sparse_tensors_bwd | func:4 | refused: send a mask with a request
-max_seqlen_q | varlen kvcache:3 | changes nothing
-max_seqlen_k | varlen | changes nothing
-deterministic | func varlen | changes nothing
-num_splits | func:34 varlen:34 kvcache | changes nothing
-pack_gqa | func:34 varlen:34 kvcache:3 | changes nothing
-sm_margin | func:3 varlen:3 kvcache:3 | changes nothing
-return_attn_probs | func:23 varlen:23 | changes nothing
-return_lse | func:4 varlen:4 | changes nothing
-return_softmax_lse | kvcache | changes nothing
-scheduler_metadata | varlen:4 kvcache:3 | changes nothing
-min_seqlen_k seqlen_k_per_split disable_scheduler_metadata | varlen:4 | changes nothing
-"""  # noqa: E501
 
 
 def func(given: Arguments) -> Call:
@@ -259,9 +210,3 @@ def _later(left: int | None, right: int | None, causal: bool) -> tuple[int | Non
     if left is not None and right is not None and left + right < 0:
         return None, 0 if causal else None
     return left, right
-
-
-FUNCTIONS: Final = {
-    f"flash_attn.flash_attn_{'with_' * (name == 'kvcache')}{name}{'_func' * (name == 'varlen')}": function
-    for name, function in functions(TABLE, {"func": func, "varlen": varlen, "kvcache": kvcache}).items()
-}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from attention_service.engines.arguments import Arguments, functions, options, scaled
+from attention_service.engines.arguments import Arguments, options, scaled
 from attention_service.engines.call import TOKENS, Answer, Call, Fields, Form, window_of
 from attention_service.engines.partial import State, merge
 from attention_service.engines.tokens import (
@@ -24,97 +24,6 @@ from attention_service.engines.tokens import (
     whole,
 )
 from attention_service.errors import FieldConflict, InvalidArray, MissingField, ShapeMismatch, shape
-
-# Line by line: arguments, the functions, the meaning (`functions` of arguments.py).
-TABLE: Final = """
-q | prefill1 decode paged ragged | queries (total_q, h, d)
-q | decode1 | query (h, d)
-k v | prefill1 decode1 | keys and values (k, hk, d), with HND (hk, k, d)
-k v | ragged | keys and values (total_k, hk, d)
-query | trt_decode trt_context | queries (total_q, h, d)
-q_nope q_pe | mla | queries (total_q, h, 512) without rotation, and their rotated part (total_q, h, 64)
-paged_kv_cache | decode paged | (pages, 2, page, hk, d), with HND (pages, 2, hk, page, d), or a pair of caches without the 2
-kv_cache | trt_decode trt_context | (pages, 2, hk, page, d), with NHD (pages, 2, page, hk, d), or a pair of caches without the 2
-ckv_cache kpe_cache | mla | keys (pages, page, 512) without rotation, which are the values, and their rotated part (pages, page, 64)
-kv_layout | prefill1 decode1 decode paged ragged | NHD (the default) or HND
-kv_layout | trt_decode trt_context | HND (the default) or NHD
-indptr | decode | (b + 1), where the pages of each sequence begin in indices
-indices | decode | pages of all sequences
-last_page_len | decode | (b), how many keys are in the last page of each sequence
-qo_indptr | paged ragged mla | (b + 1), where the queries of each sequence begin
-kv_indptr | ragged | (b + 1), where the keys of each sequence begin
-paged_kv_indptr | paged | (b + 1), where the pages of each sequence begin in paged_kv_indices
-paged_kv_indices | paged | pages of all sequences
-paged_kv_last_page_len | paged | (b), how many keys are in the last page of each sequence
-kv_indptr | mla | (b + 1), where the pages of each sequence begin in kv_indices
-kv_indices | mla | pages of all sequences
-kv_len_arr | mla | (b), the keys of each sequence
-block_tables | trt_decode trt_context | (b, max pages), or (b, 2, max pages) where uses_shared_paged_kv_idx is false
-seq_lens | trt_decode trt_context | (b), the keys of each sequence
-cum_seq_lens_q | trt_decode trt_context | (b + 1), where the queries of each sequence begin
-uses_shared_paged_kv_idx | trt_decode trt_context | true (the default): one table for keys and values
-q_len_per_req | decode trt_decode | queries of each sequence, the last one at the last key; in trtllm_batch_decode 1 by default
-causal | prefill1 paged ragged mla | `is_causal`, the last query at the last key
-causal | trt_context | the same, true by default
-custom_mask | prefill1 | `mask` (q, k), true = attends; it replaces causal, not window_left
-custom_mask | paged ragged | the masks of all sequences, flat; they replace causal, not window_left
-packed_custom_mask | prefill1 paged ragged | the same, eight to a byte, the first in the lowest bit, each sequence from a new byte
-window_left | prefill1 decode1 decode paged ragged trt_decode trt_context | `window.left`; −1 is unbounded
-window_right | decode | `window.right`, 0 by default; −1 is unbounded
-sm_scale | prefill1 decode1 decode paged ragged mla | `scale`
-logits_soft_cap | prefill1 decode1 decode paged ragged | `softcap`; 0 is none
-sinks | decode paged trt_decode trt_context | `sinks`, (h)
-q_scale | decode1 decode paged ragged | a number that queries are multiplied by
-k_scale v_scale | prefill1 decode1 decode paged ragged | numbers that keys and values are multiplied by
-scale_q scale_k scale_v | prefill1 | (h), (hk), (hk), factors of queries, keys and values
-bmm1_scale | trt_decode trt_context | `scale`, with the factors of queries and keys in it; 1 by default
-bmm2_scale | trt_decode trt_context | a number that values are multiplied by
-ckv_scale kpe_scale | mla | numbers that ckv_cache and kpe_cache are multiplied by
-return_lse_base_on_e | mla | true: natural logarithms; of base 2 otherwise, as in all other functions
-v_a v_b | merge_state | outputs of two parts (n, h, d)
-s_a s_b | merge_state | their logsumexps (n, h), of base 2
-v | merge_states | outputs of all parts (n, parts, h, d)
-s | merge_states | their logsumexps (n, parts, h), of base 2
-pos_encoding_mode | prefill1 decode1 decode paged ragged | refused unless "NONE": rotate before; its ALiBi adds slope · (j − i)
-kv_cache_sf | prefill1 decode paged ragged trt_decode trt_context | refused: FP4 caches are not read
-ckv_scale_arr | mla | refused: use one ckv_scale
-mask bmm1_scale_log2 | trt_decode | refused: trees of speculation, and scales as logarithms
-enable_block_sparse_attention | trt_decode | refused unless false: pages of each head are not read
-skip_softmax_threshold_scale_factor | decode paged trt_decode trt_context | refused: it skips keys
-uses_spcompress | paged trt_context | refused unless false: it skips keys
-o_scale | ragged mla trt_decode | refused unless 1: the output is not quantised
-o_sf_scale | trt_decode trt_context | refused unless 1: the output is not quantised
-prefix_len_ptr token_pos_in_items_ptr max_item_len_ptr | paged ragged | refused: items of several prompts are not read
-v_indptr o_indptr | ragged | refused: values and outputs lie as keys and queries
-num_qo_heads num_kv_heads | decode paged ragged | must be as in the arrays
-head_dim | decode | must be as in the arrays
-head_dim_qk head_dim_vo | paged ragged | must be as in the arrays
-page_size | decode paged mla | must be as in the arrays
-num_heads head_dim_ckv head_dim_kpe | mla | must be as in the arrays
-float_workspace_buffer use_cuda_graph | decode paged ragged mla | changes nothing
-jit_args kv_data_type | decode paged ragged | changes nothing
-o_data_type non_blocking fixed_split_size disable_split_kv enable_pdl | decode paged ragged | changes nothing
-jit_kwargs use_fp16_qk_reduction | paged ragged | changes nothing
-seq_lens block_tables | decode paged | changes nothing
-seq_lens | ragged | changes nothing
-seq_lens_q token_pos_in_items_len max_token_per_sequence max_sequence_kv | paged ragged | changes nothing
-qo_indptr_buf custom_mask_buf mask_indptr_buf | paged ragged | changes nothing
-paged_kv_indptr_buf paged_kv_indices_buf paged_kv_last_page_len_buf | paged | changes nothing
-paged_kv_indptr_buffer paged_kv_indices_buffer paged_kv_last_page_len_buffer | decode | changes nothing
-kv_indptr_buf | ragged | changes nothing
-use_tensor_cores data_type | decode | changes nothing
-use_tensor_cores | decode1 | changes nothing
-o_dtype use_fp16_qk_reduction | prefill1 | changes nothing
-use_fp16_softmax | paged trt_context | changes nothing
-kv_data_type use_profiler profiler_buffer kv_len page_table | mla | changes nothing
-backend | prefill1 decode paged ragged mla trt_decode | changes nothing
-q_data_type out lse | decode paged ragged mla | changes nothing
-return_lse | prefill1 decode1 decode paged ragged mla trt_decode trt_context | changes nothing
-rope_scale rope_theta | prefill1 decode1 decode paged ragged | changes nothing
-workspace_buffer out lse out_dtype o_sf_vec_size enable_pdl max_q_len multi_ctas_kv_counter_buffer | trt_decode trt_context | changes nothing
-max_seq_len bf16q_fp8kv_transform_mode | trt_decode | changes nothing
-max_kv_len batch_size cum_seq_lens_kv | trt_context | changes nothing
-"""  # noqa: E501
 
 
 def single_prefill(given: Arguments) -> Call:
@@ -340,21 +249,3 @@ def _masks(given: Arguments, queries: np.ndarray, keys: np.ndarray) -> Callable[
         return {"mask": part.reshape(queries[sequence], keys[sequence])}
 
     return own
-
-
-_MADE: Final[dict[str, tuple[str, Callable[[Arguments], Call | Answer]]]] = {
-    "prefill1": ("single_prefill_with_kv_cache", single_prefill),
-    "decode1": ("single_decode_with_kv_cache", single_decode),
-    "decode": ("BatchDecodeWithPagedKVCacheWrapper.run", decode),
-    "paged": ("BatchPrefillWithPagedKVCacheWrapper.run", paged_prefill),
-    "ragged": ("BatchPrefillWithRaggedKVCacheWrapper.run", ragged_prefill),
-    "mla": ("BatchMLAPagedAttentionWrapper.run", mla),
-    "trt_decode": ("trtllm_batch_decode_with_kv_cache", trtllm_decode),
-    "trt_context": ("trtllm_batch_context_with_kv_cache", trtllm_context),
-    "merge_state": ("merge_state", merge_state),
-    "merge_states": ("merge_states", merge_states),
-}
-FUNCTIONS: Final = {
-    f"flashinfer.{_MADE[name][0]}": function
-    for name, function in functions(TABLE, {name: make for name, (_, make) in _MADE.items()}).items()
-}

@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import numpy as np
 
-from attention_service.engines.arguments import Arguments, functions, options
+from attention_service.engines.arguments import Arguments, options
 from attention_service.engines.call import RAGGED, Call, Fields, Form, window_of
 from attention_service.engines.tokens import Table, Tokens, dense, numbers, paged, ragged
 from attention_service.errors import FieldConflict, InvalidValue, MissingField, ShapeMismatch, shape
-
-TABLE: Final = """
-query | sdpa | queries (…, h, q, d)
-key value | sdpa | keys and values (…, hk, k, d)
-query | varlen | queries (total_q, h, d)
-key value | varlen | keys and values (total_k, hk, d), with block_table (pages, page, hk, d)
-attn_mask | sdpa | `mask` of booleans, true = attends, or `bias`; broadcast to (…, h, q, k)
-is_causal | sdpa | `is_causal`, the first query at the first key
-scale | sdpa varlen | `scale`
-enable_gqa | sdpa varlen | true allows fewer heads of keys than of queries
-cu_seq_q | varlen | (b + 1), where the queries of each sequence begin
-cu_seq_k | varlen | (b + 1), where the keys of each sequence begin; with block_table it changes nothing
-window_size | varlen | `window`, the last query at the last key; −1 is unbounded, (−1, 0) is causal
-seqused_k | varlen | (b), how many keys of each sequence count
-block_table | varlen | (b, max pages), the pages of each sequence; needs seqused_k
-dropout_p | sdpa | refused unless 0: attention here is exact
-max_q max_k return_aux num_splits | varlen | changes nothing
-"""
 
 
 def sdpa(given: Arguments) -> Call:
@@ -101,9 +82,3 @@ def _mask(given: Arguments, scores: tuple[int, ...]) -> Fields:
     if len(scores) > 4:
         mask = np.broadcast_to(mask, scores).reshape(-1, *scores[-3:])
     return {"mask" if mask.dtype == np.bool_ else "bias": mask.reshape((1,) * (4 - mask.ndim) + mask.shape)}
-
-
-FUNCTIONS: Final = {
-    "torch.scaled_dot_product_attention": functions(TABLE, {"sdpa": sdpa, "varlen": varlen})["sdpa"],
-    "torch.varlen_attn": functions(TABLE, {"sdpa": sdpa, "varlen": varlen})["varlen"],
-}

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.resources import files
 from typing import Any, Final
 
 from attention_service.engines import flash_attention, flashinfer, pytorch, vllm
-from attention_service.engines.arguments import Arguments, Function
+from attention_service.engines.arguments import Arguments, read_functions
 from attention_service.engines.call import Answer, Call
 from attention_service.errors import InvalidValue
 from attention_service.schemas.names import near
 
-FUNCTIONS: Final[Mapping[str, Function]] = {
-    **flash_attention.FUNCTIONS,
-    **flashinfer.FUNCTIONS,
-    **pytorch.FUNCTIONS,
-    **vllm.FUNCTIONS,
+FUNCTIONS: Final = read_functions(files("attention_service.engines").joinpath("arguments.txt").read_text("utf-8"))
+# What reads the arguments of each, by its short name.
+READERS: Final[Mapping[str, Callable[[Arguments], Call | Answer]]] = {
+    "func": flash_attention.func,
+    "varlen": flash_attention.varlen,
+    "kvcache": flash_attention.kvcache,
+    "single_prefill": flashinfer.single_prefill,
+    "single_decode": flashinfer.single_decode,
+    "decode": flashinfer.decode,
+    "paged": flashinfer.paged_prefill,
+    "ragged": flashinfer.ragged_prefill,
+    "mla": flashinfer.mla,
+    "trt_decode": flashinfer.trtllm_decode,
+    "trt_context": flashinfer.trtllm_context,
+    "merge_state": flashinfer.merge_state,
+    "merge_states": flashinfer.merge_states,
+    "sdpa": pytorch.sdpa,
+    "varlen_attn": pytorch.varlen,
+    "attention": vllm.attention,
 }
 
 
@@ -27,7 +42,7 @@ def decode(name: str, given: Mapping[str, Any], version: int | None = None) -> C
     if name not in FUNCTIONS:
         raise InvalidValue.of("/call", "a function of docs/coming-from.md", name, near(str(name), FUNCTIONS))
     function = FUNCTIONS[name]
-    call = function.make(Arguments.of(name, function, given, version))
+    call = READERS[function.name](Arguments.of(name, function, given, version))
     if isinstance(call, Call):
         call.check()
     return call

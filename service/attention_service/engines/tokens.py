@@ -16,9 +16,11 @@ import numpy as np
 from attention_service.attention.arrays import FLOATS, cast, integers
 from attention_service.errors import FieldConflict, InvalidArray, ShapeMismatch, shape
 
-# Types whose numbers are codes, which a factor makes numbers of.
-CODES: Final = (np.dtype(np.int8), *map(np.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
-E4M3FNUZ: Final = np.dtype(ml_dtypes.float8_e4m3fnuz)
+# Types of numbers, and of codes, which a factor makes numbers of; int8 is one of these, too.
+NUMBERS: Final = (
+    *FLOATS.values(),
+    *map(np.dtype, (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fnuz)),
+)
 # The axes of caches in the order (pages, page, hk, …), and as they are. What is after hk are features.
 CACHES: Final[Mapping[str, tuple[tuple[int, ...], str]]] = {
     "NHD": ((0, 1, 2, 3), "pages, page, hk, d"),
@@ -69,10 +71,11 @@ def slots(name: str, array: np.ndarray, rows: Rows) -> Tokens:
 def joined(one: Tokens, other: Tokens) -> Tokens:
     """Features of two beside each other, as queries and keys with a rotated part have them. Errors: ShapeMismatch."""
     same(one.name, one, other)
-    both = one.features + other.features
-    return one._replace(
-        features=both, of=lambda sequence: np.concatenate([one.of(sequence), other.of(sequence)], axis=-1)
-    )
+
+    def of(sequence: int) -> np.ndarray:
+        return np.concatenate([tokens.of(sequence).astype(np.float64) for tokens in (one, other)], axis=-1)
+
+    return one._replace(features=one.features + other.features, of=of)
 
 
 def descaled(name: str, given: np.ndarray | None, codes: Tokens, heads: int) -> Tokens:
@@ -83,7 +86,8 @@ def descaled(name: str, given: np.ndarray | None, codes: Tokens, heads: int) -> 
 
     def of(sequence: int) -> np.ndarray:
         tokens = codes.of(sequence).astype(np.float64)
-        scaled: np.ndarray = tokens * found[sequence if len(found) > 1 else 0, :, : len(tokens)].T[..., None]
+        with np.errstate(over="ignore", invalid="ignore"):  # the backend refuses what is infinite then
+            scaled: np.ndarray = tokens * found[sequence if len(found) > 1 else 0, :, : len(tokens)].T[..., None]
         return scaled
 
     return codes._replace(of=of)
@@ -96,7 +100,7 @@ def numbers(name: str, array: np.ndarray, rank: int, axes: str) -> np.ndarray:
     """
     if array.ndim != rank:
         raise ShapeMismatch.of(f"/{name}", f"({axes})", array)
-    if array.dtype not in (*FLOATS.values(), *CODES, E4M3FNUZ) and array.dtype.kind != "i":
+    if array.dtype not in NUMBERS and array.dtype.kind != "i":
         got = f"{array.dtype.name} of shape {shape(array.shape)}"
         raise InvalidArray.at(f"/{name}", "numbers: a float type, float8 or int8", got)
     return array

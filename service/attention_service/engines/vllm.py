@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from attention_service.attention.arrays import FLOATS, per_head
-from attention_service.engines.arguments import Arguments, functions, options, scaled
+from attention_service.engines.arguments import Arguments, options, scaled
 from attention_service.engines.call import RAGGED, Call, window_of
 from attention_service.engines.tokens import Table, numbers, paged, ragged
 from attention_service.errors import FieldConflict, InvalidValue, ShapeMismatch
-
-TABLE: Final = """
-query | attention | queries (tokens, h, d)
-kv_cache | attention | (2, pages, page, hk, d) of FlashAttention, or (pages, 2, page, hk, d) of FlashInfer
-key_cache | attention | (pages, page, hk, d), or the classic (pages, hk, d/x, page, x)
-value_cache | attention | (pages, page, hk, d), beside a classic key_cache (pages, hk, d, page)
-query_start_loc | attention | (b + 1), where the queries of each sequence begin
-seq_lens | attention | (b), the keys of each sequence
-block_table | attention | (b, max pages), the pages of each sequence
-num_actual_tokens | attention | queries before the padding, whose rows are NaN
-causal | attention | `is_causal`, the last query at the last key; true by default
-scale | attention | `scale`
-sliding_window | attention | keys up to and with the query: `window.left` is one less; on both sides where not causal
-alibi_slopes | attention | `alibi_slopes`, (h)
-logits_soft_cap | attention | `softcap`; 0 is none
-sinks | attention | `sinks`, (h)
-q_scale | attention | a number that queries are multiplied by
-k_scale | attention | a number that keys are multiplied by
-v_scale | attention | a number that values are multiplied by
-"""
 
 
 def attention(given: Arguments) -> Call:
@@ -75,6 +53,3 @@ def _caches(given: Arguments) -> list[tuple[str, np.ndarray, str]]:
 def _part(cache: np.ndarray, axis: int, n: int) -> np.ndarray:
     """Keys (0) or values (1), as a view."""
     return cache[n] if axis == 0 else cache[:, n]
-
-
-FUNCTIONS: Final = {"vllm.attention": functions(TABLE, {"attention": attention})["attention"]}

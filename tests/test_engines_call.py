@@ -180,6 +180,21 @@ def test_a_window_that_versions_read_differently_needs_the_version() -> None:
     assert fault("flash_attn.flash_attn_func", 2, **arrays, window_size=(1, 2.5))[0] == "/window_size/1"
 
 
+def test_windows_of_torch_have_no_other_negative_side() -> None:
+    bounds: dict[str, Any] = {"cu_seq_q": [0, 2], "cu_seq_k": [0, 2], "max_q": 2, "max_k": 2}
+    tokens: dict[str, Any] = {name: ONES((2, 1, 1)) for name in ("query", "key", "value")}
+    for window in [(-2, 0), (0, -2)]:
+        pointer, text = fault("torch.varlen_attn", **tokens, **bounds, window_size=window)
+        assert (pointer, "-1 for no bound" in text) == ("/window_size", True)
+
+
+def test_flags_may_be_numbers_of_numpy() -> None:
+    arrays: dict[str, Any] = {"q": Q, "k": K, "v": V}
+    plain = call("flash_attn.flash_attn_func", **arrays, causal=True)
+    assert np.array_equal(plain.output, call("flash_attn.flash_attn_func", **arrays, causal=np.True_).output)
+    assert fault("flash_attn.flash_attn_func", **arrays, causal=np.array([True]))[0] == "/causal"
+
+
 def test_names_that_are_not_known_are_refused_with_the_nearest() -> None:
     arrays: dict[str, Any] = {"q": Q, "k": K, "v": V}
     assert fault("flash_attn.flash_attn_fun")[1].endswith("(did you mean flash_attn.flash_attn_func?)")

@@ -107,7 +107,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"scale": np.inf}, "/scale", "inf"),
     ({"causal": 1}, "/causal", "1"),
     ({"k_scale": ONES(2)}, "/k_scale", "(2,)"),
-    ({"sliding_window": 0}, "/sliding_window", "0"),
+    ({"sliding_window": 0}, "/sliding_window", "at least 1"),
     ({"sliding_window": 1.5}, "/sliding_window", "1.5"),
     ({"alibi_slopes": ONES((3, 2))}, "/alibi_slopes", "(3, 2)"),
     ({"block_tables": GOOD["block_table"]}, "/block_tables", "did you mean block_table?"),

@@ -257,6 +257,8 @@ def test_ranks_are_those_of_masks() -> None:
         ([[[0]], [[0]]], "shape_mismatch", "/selected_keys", "broadcasts to (2, 1), or (b, h, q, n)"),
         ([[], []], "invalid_array", "/selected_keys", "at least one"),
         (3, "invalid_array", "/selected_keys", "an array"),
+        ({"dtype": "bool", "shape": [], "data": "AQ=="}, "invalid_array", "/selected_keys", "at least one"),
+        ({"dtype": "int32", "shape": [], "data": "AQAAAA=="}, "invalid_array", "/selected_keys", "at least one"),
     ],
 )
 def test_wrong_indices_are_refused(selected: Any, code: str, pointer: str, expected: str, client: httpx.Client) -> None:

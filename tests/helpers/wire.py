@@ -19,7 +19,17 @@ JSON, NPZ, SAFETENSORS = "application/json", "application/x-npz", "application/v
 # A decoded request without fields: it sets no option of the response.
 NO_OPTIONS = Decoded({}, frozenset())
 MEDIA_TYPES = (JSON, NPZ, SAFETENSORS)
-TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "BOOL": "?", "BF16": ml_dtypes.bfloat16}
+TYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I8": "i1",
+    "U8": "u1",
+    "BOOL": "?",
+    "BF16": ml_dtypes.bfloat16,
+}
 
 
 def typed_array(array: np.ndarray) -> dict[str, Any]:

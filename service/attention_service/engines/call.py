@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -10,9 +11,11 @@ import numpy as np
 
 from attention_service.engines.partial import BASES
 from attention_service.engines.tokens import Tokens, same
-from attention_service.errors import FieldConflict, InvalidArray, InvalidValue, ShapeMismatch
+from attention_service.errors import FieldConflict, InvalidArray, InvalidRequest, InvalidValue, Overflow, ShapeMismatch
 
 Fields = dict[str, Any]
+# Numbers of the tokens of sequences that are computed together: a few of these arrays are held at a time.
+TOGETHER: Final = 2**20
 
 
 class Form(NamedTuple):
@@ -82,17 +85,23 @@ class Call(NamedTuple):
             raise FieldConflict.at(f"/{key.name}", f"{b} sequences, as {query.name}", "another number")
 
     def groups(self) -> Iterator[list[int]]:
-        """The sequences that have queries and keys, those of the same lengths and options together."""
+        """The sequences that have queries and keys; small ones of the same lengths and options together."""
         found: dict[Any, list[int]] = {}
         past = np.zeros_like(self.keys) if self.past is None else self.past[0].lengths
         sizes = np.stack([self.query.lengths, self.key.lengths, past], axis=-1)
         has_some = (self.query.lengths > 0) & (self.keys > 0)
         for n in np.flatnonzero(has_some).tolist():
             found.setdefault(n if self.own is not None else tuple(sizes[n].tolist()), []).append(n)
-        yield from found.values()
+        for group in found.values():
+            tokens = self.query.lengths[group[0]] * self.query.heads + self.keys[group[0]] * self.key.heads
+            step = max(1, TOGETHER // int(tokens * max(self.query.features, self.value.features)))
+            yield from (group[start : start + step] for start in range(0, len(group), step))
 
-    def request(self, group: list[int]) -> Fields:
-        """The fields of the request for a group of sequences, in layout blhd."""
+    def request(self, group: list[int], *, shapes_only: bool = False) -> Fields:
+        """The fields of the request for a group of sequences, in layout blhd.
+
+        shapes_only: True for arrays of zeros that take no memory in the place of tokens
+        """
         first = group[0]
         arrays: Fields = {"query": self.query, "key": self.key, "value": self.value}
         if self.past is not None:
@@ -100,7 +109,8 @@ class Call(NamedTuple):
                 arrays |= {"past_key": self.past[0], "past_value": self.past[1]}
             else:
                 arrays |= {"key": self.past[0], "value": self.past[1]}
-        fields: Fields = {name: _together(tokens, group) for name, tokens in arrays.items()}
+        made = _shape_of if shapes_only else _together
+        fields: Fields = {name: made(tokens, group) for name, tokens in arrays.items()}
         for name in arrays.keys() & {"past_key", "past_value"}:
             fields[name] = fields[name].transpose(0, 2, 1, 3)
         offset = 0 if self.offset is None else int(self.keys[first] - self.query.lengths[first]) + self.offset
@@ -116,6 +126,30 @@ class Call(NamedTuple):
                     got = f"{float(tokens.of(n)[token, head, feature])} in token {token} of sequence {n}"
                     return InvalidArray.at(f"/{tokens.name}", "finite numbers in tokens that a query sees", got)
         return None
+
+    def renamed(self, error: InvalidRequest) -> InvalidRequest:
+        """The error of a request with the names of the library in the place of the fields."""
+        names = dict(self.names) | {"query": self.query.name, "key": self.key.name, "value": self.value.name}
+        faults = []
+        for fault in error.faults:
+            _, name, *rest = (fault.pointer or "/").split("/")
+            faults.append(replace(fault, pointer="/".join(["", names.get(name, name), *rest]) if name else ""))
+        return type(error)(*faults)
+
+    def answer(self, run: Callable[[Fields], Mapping[str, Any]], *, weights: bool = False) -> Answer:
+        """The answer, from the results that `run` returns for each request. weights: True for all weights, too
+
+        Errors: InvalidRequest of every kind, and what `run` raises.
+        """
+        collected = Collected(self, weights=weights)
+        include = ["logsumexp", *["attention_weights"] * weights]
+        for group in self.groups():
+            try:
+                collected.add(group, run({**self.request(group), "include": include}))
+            except InvalidRequest as error:
+                is_number = isinstance(error, Overflow) or any("finite" in fault.expected for fault in error.faults)
+                raise (self.fault(group) if is_number else None) or self.renamed(error) from None
+        return collected.answer()
 
 
 class Collected:
@@ -168,6 +202,12 @@ def _fits(tokens: Tokens, features: int, name: str) -> None:
     """Refuse another number of features. Errors: ShapeMismatch."""
     if tokens.features != features:
         raise ShapeMismatch.at(f"/{tokens.name}", f"{features} features, as {name}", str(tokens.features))
+
+
+def _shape_of(tokens: Tokens, group: list[int]) -> np.ndarray:
+    """Zeros of the shape of the tokens together."""
+    shape = (len(group), int(tokens.lengths[group[0]]), tokens.heads, tokens.features)
+    return np.broadcast_to(np.zeros(()), shape)
 
 
 def _together(tokens: Tokens, group: list[int]) -> np.ndarray:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,10 +11,10 @@ from attention_service.attention.arrays import FLOATS
 from attention_service.backends.base import no_check
 from attention_service.codecs.array_objects import PLAIN, as_numpy
 from attention_service.codecs.decoded import Decoded
-from attention_service.engines.call import Answer, Call, Collected
+from attention_service.engines.call import Answer, Call
 from attention_service.engines.partial import State
 from attention_service.engines.table import decode
-from attention_service.errors import InvalidRequest, InvalidValue, Overflow
+from attention_service.errors import InvalidRequest, InvalidValue
 from attention_service.library import calls
 from attention_service.library.result import AttentionResult
 from attention_service.library.types import Array
@@ -69,7 +68,9 @@ def call(
     try:
         wanted = _wanted(include, dtype)
         decoded = decode(function, {name: _converted(name, value) for name, value in arguments.items()}, version)
-        return _rounded(decoded if isinstance(decoded, Answer) else computed(decoded, wanted), dtype)
+        if isinstance(decoded, Call):
+            decoded = decoded.answer(_attend, weights="attention_weights" in wanted)
+        return _rounded(decoded, dtype)
     except InvalidRequest as error:  # a mistake of the caller, who has no use for the lines that found it
         raise error.with_traceback(None) from None
 
@@ -120,28 +121,9 @@ def _part(part: Any, n: int) -> dict[str, Any]:
     return found
 
 
-def computed(decoded: Call, wanted: Sequence[str]) -> Answer:
-    """The answer of a call, by one request for each of its groups. Errors: InvalidRequest of every kind."""
-    collected = Collected(decoded, weights="attention_weights" in wanted)
-    for group in decoded.groups():
-        fields = {**decoded.request(group), "include": ["logsumexp", *wanted]}
-        try:
-            collected.add(group, calls.attend({**_ABSENT, **fields, "unknown": {}}))
-        except InvalidRequest as error:
-            is_number = isinstance(error, Overflow) or any("finite" in fault.expected for fault in error.faults)
-            raise (decoded.fault(group) if is_number else None) or _renamed(error, decoded) from None
-    return collected.answer()
-
-
-def _renamed(error: InvalidRequest, decoded: Call) -> InvalidRequest:
-    """The error with the names of the library in the place of those of requests."""
-    tokens = {"query": decoded.query, "key": decoded.key, "value": decoded.value}
-    names = {**decoded.names, **{name: one.name for name, one in tokens.items()}}
-    faults = []
-    for fault in error.faults:
-        _, name, *rest = fault.pointer.split("/") if fault.pointer else ("", "")
-        faults.append(replace(fault, pointer="/".join(["", names.get(name, name), *rest]) if name else ""))
-    return type(error)(*faults)
+def _attend(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The results of a request."""
+    return calls.attend({**_ABSENT, **fields, "unknown": {}})
 
 
 def _wanted(include: Sequence[str], dtype: str | None) -> list[str]:

@@ -14,6 +14,7 @@ from attention_service.layers.store import LayerStore
 from attention_service.pipeline.admission import AdmissionController
 from attention_service.pipeline.attention import AttentionOperation
 from attention_service.pipeline.batching import Batcher
+from attention_service.pipeline.calls import AttentionOrCall
 from attention_service.pipeline.execution import Execution, Timings
 from attention_service.pipeline.layers import Layers
 from attention_service.runtime.memory import FreeMemory
@@ -29,7 +30,7 @@ class Engine:
     """The objects that all requests of a worker share, made from the settings.
 
     admission: grants memory and slots; layers: the stored layers
-    attention: the operation, with the plans that it keeps
+    attention: the operation, with the plans that it keeps; attention_or_call: calls of other libraries, too
     batcher: computes small requests in batches, None unless the settings ask for it
     chunk_lock: held while a chunk of a response is encoded
     ready: True once the first request is as quick as all others; stopping: True once the service was told to stop
@@ -53,6 +54,7 @@ class Engine:
         if settings.batch_window:
             self.batcher = Batcher(settings.batch_window, self.admission, settings.inline_flops)
         self.attention = AttentionOperation(self._backends, None if self.batcher is None else self.batcher.compute)
+        self.attention_or_call = AttentionOrCall(self.attention, self._backends)
         self.ready = self._backends.preferred == "numpy"
 
     @property

@@ -70,7 +70,7 @@ async def compute_attention(request: Request) -> Response:
       -H 'Content-Type: application/vnd.safetensors' -o answer.safetensors
     ```
     """
-    return await respond(request, request.app.state.engine.attention)
+    return await respond(request, request.app.state.engine.attention_or_call)
 
 
 def add_routes(app: FastAPI) -> None:

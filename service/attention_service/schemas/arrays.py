@@ -23,7 +23,20 @@ MAX_RANK = 8
 # The hint for a mask of 0 and 1: libraries do not agree which of them hides.
 FLAGS = "if 1 means takes part, send true for 1 and false for 0; else the other way round"
 
-ElementType = Literal["bool", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+ElementType = Literal[
+    "bool",
+    "int8",
+    "uint8",
+    "int32",
+    "int64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+]
 
 
 class EncodedTensor(BaseModel):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from attention_service.attention import spec
-from attention_service.errors import UnknownLayer, quote
+from attention_service.errors import FieldConflict, UnknownLayer, quote
 from attention_service.schemas.arrays import (
     Bias,
     Gate,
@@ -28,6 +28,8 @@ from attention_service.schemas.arrays import (
 Encoding = Literal["list", "base64"]
 
 
+# The fields of a request that is a call of another library.
+CALL = {"call", "version", "arguments"}
 # Names in a list: longer lists take long to validate.
 MAX_NAMES = 64
 
@@ -315,6 +317,14 @@ class AttentionRequest(Closed):
     """Labels of the key tokens, returned unchanged: (k,) or (b, k). Default: none."""
     encoding: Encoding | None = "list"
     """Arrays of a JSON response: nested lists, or objects with base64 data."""
+    call: Annotated[str, Field(max_length=100)] | None = None
+    """Name of a function of another library, whose arguments stand in `arguments`. The answer has the axes of the
+    function, and the list of weights an array for each sequence. Beside it may be version, include, dtype (of the
+    results), backend, device and encoding. docs/coming-from.md lists the functions. Default: none."""
+    version: Annotated[int, Field(ge=2, le=4)] | None = None
+    """The version of the library of `call`, where versions differ. Default: names of all versions are known."""
+    arguments: dict[str, Any] | None = None
+    """The arguments of `call`, by their own names. Default: none."""
 
     def attention_spec(self, untyped: AbstractSet[str], *, allow_non_finite: bool = False) -> spec.AttentionSpec:
         """This request as an AttentionSpec, with defaults.
@@ -325,6 +335,9 @@ class AttentionRequest(Closed):
         """
         given = self.given()
         given.pop("encoding", None)
+        if foreign := given.keys() & CALL:
+            name = min(foreign)
+            raise FieldConflict.at(f"/{name}", "call and arguments, in POST /attention only", quote(name))
         if given.pop("layer", None) is not None:  # a service puts the fields of a layer in the place of its name
             raise UnknownLayer.at("/layer", "no layer: only a service has layers", quote(str(self.layer)))
         if self.include is not None:

@@ -39,7 +39,7 @@ class SelectedKeys(ScoreTerm):
         given, sizes = spec.selected_keys, frame.sizes
         if given is None:
             return None
-        if 0 in given.shape:
+        if not given.ndim or 0 in given.shape:
             raise InvalidArray.of("/selected_keys", "at least one index on every axis", given, "-1 selects no key")
         indices = integers(given, "/selected_keys", {given.shape: ""})
         within(indices, -1, sizes.key_length - 1, "/selected_keys")

@@ -50,6 +50,8 @@ def chunks(value: Any, *, base64: bool = False) -> Iterator[Chunk]:
     """A value of any size as JSON, in chunks of at most `MAX_CHUNK` bytes. base64: True for typed arrays"""
     if isinstance(value, np.ndarray) and base64:
         yield from typed_arrays.chunks(value)
+    elif base64 and isinstance(value, list) and any(isinstance(item, np.ndarray) for item in value):
+        yield from _joined(chunks(item, base64=True) for item in value)
     elif _cost(value) <= AT_ONCE and not (base64 and isinstance(value, dict)):
         yield dumps(value)
     elif isinstance(value, dict):

@@ -1,0 +1,239 @@
+"""Requests that are calls of other libraries: their arguments become requests, whose results one answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from attention_service.attention.arrays import FLOATS
+from attention_service.attention.cost import copied_bytes
+from attention_service.attention.result import Metadata, Result
+from attention_service.backends.base import Backend, Check
+from attention_service.backends.registry import Backends
+from attention_service.codecs import typed_arrays
+from attention_service.codecs.base import Codec
+from attention_service.codecs.chunks import Encoded
+from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.table import CODECS
+from attention_service.codecs.typed_arrays import KEYS
+from attention_service.engines.call import Answer, Call, Fields
+from attention_service.engines.table import decode
+from attention_service.errors import FieldConflict, InvalidRequest, InvalidValue, MissingField, quote
+from attention_service.layers.layer import Layer
+from attention_service.pipeline.attention import AttentionOperation, PreparedRequest
+from attention_service.pipeline.execution import Execution
+from attention_service.pipeline.operation import Cost, Operation
+from attention_service.pipeline.prepare import make_spec_and_plan
+from attention_service.schemas.request import CALL, AttentionRequest
+from attention_service.schemas.validate import validate
+from attention_service.version import __version__
+
+# The fields that may stand beside a call, and what its `include` may name.
+BESIDE: Final = CALL | {"include", "dtype", "backend", "device", "encoding"}
+INCLUDED: Final = ("logsumexp", "attention_weights")
+# Copies of gathered tokens in float64: as they are stored, as numbers, and stacked.
+COPIES: Final = 3
+JSON: Final = "application/json"
+
+
+class PreparedCall(NamedTuple):
+    """A call that is decoded. asked: as AttentionOperation has it; largest: bytes for computing its largest requests"""
+
+    decoded: Decoded
+    call: Call | Answer
+    dtype: np.dtype
+    weights: bool
+    backend: Backend
+    device: str
+    largest: int
+
+    def cost(self, encoder: Codec) -> Cost:
+        """Its largest request, the answer in float64 and in its own type, and the weights of all sequences."""
+        results = self._results
+        encode = encoder.encode_bytes(results, self.decoded)
+        return Cost(
+            flops=math.inf,
+            compute=self.largest + 2 * results,
+            results=2 * results,
+            waits_for_gpu=self.backend.is_gpu(self.device),
+            encode=encode,
+            encodes_inline=results < encoder.encode_inline,
+        )
+
+    @property
+    def _results(self) -> int:
+        if isinstance(self.call, Answer):
+            return self.call.output.nbytes + self.call.logsumexp.nbytes
+        query, rows = self.call.query, self.call.query.rows
+        assert rows is not None
+        numbers = rows.slots * rows.length * query.heads * (self.call.value.features + 1)
+        scores = int((query.lengths * self.call.keys).sum()) if self.weights else 0
+        return 8 * (numbers + query.heads * scores)
+
+    def compute(self, check: Check) -> Result:
+        """The result. Errors: InvalidRequest of every kind, and what `check` raises."""
+        found: list[Result] = []
+
+        def run(fields: Fields) -> Mapping[str, Any]:
+            check()
+            fields = fields | {"backend": self.backend.name, "device": self.device}
+            spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
+            found[:] = [self.backend.program(plan, spec)(spec.sources, check)]
+            return found[0].arrays
+
+        call = self.call
+        with in_arguments():
+            answer = call if isinstance(call, Answer) else call.answer(run, weights=self.weights)
+        with np.errstate(over="ignore"):
+            arrays: dict[str, Any] = {"output": answer.output.astype(self.dtype)}
+            arrays["logsumexp"] = answer.logsumexp.astype(self.dtype)
+            if answer.weights is not None:
+                arrays["attention_weights"] = [array.astype(self.dtype) for array in answer.weights]
+        return Result(arrays, self._metadata(answer, found[0].metadata if found else None))
+
+    def _metadata(self, answer: Answer, last: Metadata | None) -> Metadata:
+        """The sizes of the whole call; how it was computed, as of its last request."""
+        empty = int(np.isneginf(answer.logsumexp).sum())
+        kernel, device = ("none", "cpu") if last is None else (last.kernel, last.device)
+        b, h, hk, q, k, d, e, scale = 1, 1, 1, 0, 0, 0, answer.output.shape[-1], 1.0
+        if isinstance(self.call, Call):
+            query, key = self.call.query, self.call.key
+            b, h, hk, d = len(query.lengths), query.heads, key.heads, query.features
+            q, k = int(query.lengths.max(initial=0)), int(self.call.keys.max(initial=0))
+        used = scale if last is None else last.scale
+        name = self.backend.name
+        return Metadata(name, device, self.dtype.name, kernel, h, hk, b, q, k, d, e, used, empty, ())
+
+    def encode(self, result: Result, encoder: Codec, request_id: str) -> Encoded:
+        """The answer: weights as a list, in formats of tensors by their numbers."""
+        fields = dict(result.arrays)
+        if "attention_weights" in fields and encoder.media_type != JSON:
+            fields["attention_weights"] = {str(n): array for n, array in enumerate(fields["attention_weights"])}
+        metadata = {**result.metadata.present(), "request_id": request_id, "version": __version__}
+        return encoder.encode(fields | {"metadata": metadata}, self.decoded)
+
+
+class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
+    """POST /attention: a request, or the call of another library."""
+
+    encoders = CODECS
+
+    def __init__(self, attention: AttentionOperation, backends: Backends) -> None:
+        self._attention = attention
+        self._backends = backends
+        if attention.batch is not None:
+            self.batch = self._in_batch
+
+    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> PreparedRequest | PreparedCall:
+        """The request, or the call."""
+        if CALL.isdisjoint(decoded.fields):
+            return self._attention.prepare(decoded, layer)
+        return prepare_call(decoded, self._backends)
+
+    def is_planned(self, decoded: Decoded, layer: Layer | None) -> bool:
+        """As of attention; no call is."""
+        return self._attention.is_planned(decoded, layer)
+
+    def cost(self, request: PreparedRequest | PreparedCall, encoder: Codec) -> Cost:
+        """What it costs."""
+        if isinstance(request, PreparedCall):
+            return request.cost(encoder)
+        return self._attention.cost(request, encoder)
+
+    def compute(self, request: PreparedRequest | PreparedCall, check: Check) -> Result:
+        """The result."""
+        return request.compute(check) if isinstance(request, PreparedCall) else self._attention.compute(request, check)
+
+    def encode(
+        self, request: PreparedRequest | PreparedCall, result: Result, encoder: Codec, request_id: str
+    ) -> Encoded:
+        """The answer."""
+        if isinstance(request, PreparedCall):
+            return request.encode(result, encoder, request_id)
+        return self._attention.encode(request, result, encoder, request_id)
+
+    def advice(self, request: PreparedRequest | PreparedCall) -> str:
+        """How it would need less memory."""
+        if isinstance(request, PreparedCall):
+            return "include without attention_weights, and fewer sequences at a time, need less"
+        return self._attention.advice(request)
+
+    async def _in_batch(self, request: PreparedRequest | PreparedCall, execution: Execution) -> Result:
+        assert isinstance(request, PreparedRequest), "calls are not computed in batches"
+        assert self._attention.batch is not None
+        return await self._attention.batch(request, execution)
+
+
+def prepare_call(decoded: Decoded, backends: Backends) -> PreparedCall:
+    """The call of a request. Errors: InvalidRequest of every kind, with pointers into /arguments."""
+    body = validate(AttentionRequest, decoded.fields)
+    for name in decoded.fields.keys() - BESIDE:
+        raise FieldConflict.at(f"/{name}", "none beside call", quote(name), "the arguments of the function say it all")
+    if body.call is None or body.arguments is None:
+        raise MissingField.at("/arguments" if body.arguments is None else "/call", "call and arguments", "one of them")
+    include = body.include if "include" in body.model_fields_set and body.include is not None else ()
+    for n, name in enumerate(include):
+        if name not in INCLUDED:
+            raise InvalidValue.of(f"/include/{n}", f"one of {', '.join(INCLUDED)}, as in all calls", name)
+    given = {name: _listed(name, value) for name, value in body.arguments.items()}
+    with in_arguments():
+        call = decode(body.call, given, body.version)
+    device = body.device or "auto"
+    backend = backends.choose(body.backend or "auto", device)
+    weights = "attention_weights" in include
+    largest = largest_bytes(call, backend, device, weights=weights) if isinstance(call, Call) else 0
+    return PreparedCall(decoded, call, FLOATS[body.dtype or "float64"], weights, backend, device, largest)
+
+
+@contextmanager
+def in_arguments() -> Iterator[None]:
+    """Points the faults of arguments into /arguments. Errors: InvalidRequest of every kind."""
+    try:
+        yield
+    except InvalidRequest as error:
+        own = ("/call", "/version", "")
+        faults = [
+            fault if fault.pointer in own else replace(fault, pointer=f"/arguments{fault.pointer}")
+            for fault in error.faults
+        ]
+        raise type(error)(*faults) from None
+
+
+def largest_bytes(call: Call, backend: Backend, device: str, *, weights: bool) -> int:
+    """Bytes for computing the request of a call that takes most, from arrays that have its shapes only."""
+    groups = list(call.groups())
+    queries, keys = call.query.lengths, call.keys
+    sizes = [(int(len(group) * queries[group[0]]), int(len(group) * keys[group[0]])) for group in groups]
+    measures: list[Callable[[int], int]] = [
+        lambda n: sizes[n][0],
+        lambda n: sizes[n][1],
+        lambda n: sizes[n][0] * sizes[n][1],
+    ]
+    most = 0
+    for n in {max(range(len(groups)), key=measure) for measure in measures} if groups else ():
+        fields = call.request(groups[n], shapes_only=True)
+        fields["include"] = ["logsumexp", *["attention_weights"] * weights]
+        spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
+        arrays = sum(array.nbytes for array in spec.sources.values())
+        arrays += sum(array.nbytes for array in (spec.past_key, spec.past_value) if array is not None)
+        most = max(most, COPIES * arrays + backend.peak_bytes(plan, device, copied_bytes(plan, spec)))
+    return most
+
+
+def _measures(sizes: list[tuple[int, int]]) -> list[Callable[[int], int]]:
+    """The number of queries, of keys, and of both of a group."""
+    return [lambda n: sizes[n][0], lambda n: sizes[n][1], lambda n: sizes[n][0] * sizes[n][1]]
+
+
+def _listed(name: str, value: Any) -> Any:
+    """A pair of arrays as a list of them: tensors with the names 0 and 1, or typed arrays in a list of JSON."""
+    if isinstance(value, dict) and value.keys() == {"0", "1"}:
+        return [value["0"], value["1"]]
+    if isinstance(value, list) and value and all(isinstance(item, dict) and item.keys() == KEYS for item in value):
+        return [typed_arrays.decode(item, f"/arguments/{name}/{n}") for n, item in enumerate(value)]
+    return value

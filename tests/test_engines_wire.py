@@ -1,0 +1,214 @@
+"""POST /attention with `call`: every function in every wire format gives what call() gives, within all limits."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from attention_service import call
+from attention_service.backends.numpy.backend import NumpyBackend
+from attention_service.schemas.request import CALL
+from tests.conftest import app, serving
+from tests.helpers.engine_calls import Draw
+from tests.helpers.engine_draws import DRAWS
+from tests.helpers.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, typed_array, write
+from tests.test_engines_hostile import damaged
+from tests.test_operations import problem
+from tests.test_requests_freed import assert_freed
+
+VARLEN = "flash_attn.flash_attn_varlen_func"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    made = app()
+    with serving(made) as client:
+        yield client
+        assert made.state.engine.admission.counted_requests == 0
+
+
+def arguments(seed: int = 0, **more: Any) -> dict[str, Any]:
+    """Sequences of 3, 0 and 4 queries, 2, 4 and 3 keys."""
+    random = np.random.default_rng(seed)
+    q, k, v = random.normal(size=(7, 4, 8)), random.normal(size=(9, 2, 8)), random.normal(size=(9, 2, 5))
+    bounds = {"cu_seqlens_q": np.array([0, 3, 3, 7], np.int32), "cu_seqlens_k": np.array([0, 2, 6, 9], np.int32)}
+    return {"q": q, "k": k, "v": v, "causal": True, **bounds, **more}
+
+
+def as_json(value: Any) -> Any:
+    """Arguments with typed arrays, and a pair of arrays as two of them."""
+    if isinstance(value, np.ndarray | np.generic):
+        return typed_array(np.asarray(value)) if np.ndim(value) else value.item()
+    if isinstance(value, tuple | list):
+        return [as_json(item) for item in value]
+    return {name: as_json(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def written(fields: dict[str, Any], media_type: str) -> bytes:
+    """A body; a pair of arrays has the names 0 and 1 in formats of tensors."""
+    if media_type == JSON:
+        return json.dumps(as_json(fields)).encode()
+    pairs = {
+        name: dict(zip("01", value, strict=True))
+        for name, value in fields["arguments"].items()
+        if isinstance(value, tuple) and isinstance(value[0], np.ndarray)
+    }
+    return write({**fields, "arguments": {**fields["arguments"], **pairs}}, media_type)
+
+
+def post(client: httpx.Client, media_type: str = JSON, accept: str = SAFETENSORS, **fields: Any) -> httpx.Response:
+    headers = {"content-type": media_type, "accept": accept}
+    return client.post("/attention", content=written(fields, media_type), headers=headers)
+
+
+def tensors(answer: httpx.Response) -> dict[str, np.ndarray]:
+    from safetensors.numpy import load
+
+    assert answer.status_code == 200, answer.text
+    return load(answer.content)
+
+
+@pytest.mark.parametrize("media_type", MEDIA_TYPES)
+@pytest.mark.parametrize("name", DRAWS)
+def test_every_function_in_every_format_gives_what_call_gives(client: httpx.Client, name: str, media_type: str) -> None:
+    for seed in range(5):
+        drawn = DRAWS[name](Draw(seed))
+        if media_type == NPZ and any(one.query.dtype.isbuiltin != 1 for one in drawn.sequences):
+            continue  # which has neither bfloat16 nor float8
+        version = {} if drawn.version is None else {"version": drawn.version}
+        include = ["attention_weights"]
+        fields: dict[str, Any] = {"call": drawn.function, "arguments": drawn.arguments, "include": include, **version}
+        found = tensors(post(client, media_type, **fields))
+        wanted = call(drawn.function, version=drawn.version, include=include, **drawn.arguments)
+        assert wanted.attention_weights is not None
+        assert np.array_equal(found["output"], wanted.output, equal_nan=True), (name, seed)
+        assert np.array_equal(found["logsumexp"], wanted.logsumexp, equal_nan=True), (name, seed)
+        for n, weights in enumerate(wanted.attention_weights):
+            assert np.array_equal(found[f"attention_weights.{n}"], weights), (name, seed, n)
+
+
+def test_json_has_a_list_of_weights_and_null_for_what_is_not_finite(client: httpx.Client) -> None:
+    answer = post(client, accept=JSON, call=VARLEN, arguments=arguments(), include=["attention_weights"]).json()
+    assert [np.array(weights).shape for weights in answer["attention_weights"]] == [(4, 3, 2), (4, 0), (4, 4, 3)]
+    assert answer["logsumexp"][0][0] is None
+    assert answer["output"][0] == [[0.0] * 5] * 4
+    about = answer["metadata"]
+    assert (about["batch_size"], about["num_heads"], about["num_kv_heads"], about["head_dim"]) == (3, 4, 2, 8)
+    assert (about["query_length"], about["key_length"], about["fully_masked_rows"]) == (4, 4, 8)
+    fields: dict[str, Any] = {"call": VARLEN, "arguments": arguments(), "include": ["attention_weights"]}
+    fields["encoding"] = "base64"
+    typed = post(client, accept=JSON, **fields, dtype="float32").json()
+    assert {one["dtype"] for one in [typed["output"], typed["logsumexp"], *typed["attention_weights"]]} == {"float32"}
+
+
+def test_parts_are_merged(client: httpx.Client) -> None:
+    given = {"v_a": [[[4.0]]], "s_a": [[0.0]], "v_b": [[[0.0]]], "s_b": [[np.log2(3)]]}
+    answer = post(client, accept=JSON, call="flashinfer.merge_state", arguments=given).json()
+    assert answer["output"] == [[[pytest.approx(1.0)]]]
+    assert answer["logsumexp"] == [[pytest.approx(2.0)]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer", "text"),
+    [
+        ({"call": VARLEN}, "/arguments", "one of them"),
+        ({"arguments": {}}, "/call", "one of them"),
+        ({"version": 2}, "/arguments", "one of them"),
+        ({"call": "flash_attn.flash_attn_fun", "arguments": {}}, "/call", "did you mean"),
+        ({"call": VARLEN, "arguments": arguments(), "scale": 1}, "/scale", "none beside call"),
+        ({"call": VARLEN, "arguments": arguments(), "layer": "x"}, "/layer", "stored layers"),
+        ({"call": VARLEN, "arguments": arguments(), "version": 5}, "/version", "less than or equal to 4"),
+        ({"call": "vllm.attention", "arguments": {}, "version": 2}, "/version", "none"),
+        ({"call": VARLEN, "arguments": arguments(scale=1)}, "/arguments/scale", "an argument of"),
+        ({"call": VARLEN, "arguments": arguments(softmax_scale="1")}, "/arguments/softmax_scale", "numbers"),
+        ({"call": VARLEN, "arguments": arguments(cu_seqlens_q=[0, 9])}, "/arguments/cu_seqlens_q/1", "at most 7"),
+        ({"call": VARLEN, "arguments": arguments(), "include": ["scores"]}, "/include/0", "logsumexp"),
+        ({"call": VARLEN, "arguments": 3}, "/arguments", "dictionary"),
+        ({"call": 3, "arguments": {}}, "/call", "string"),
+    ],
+)
+def test_faults_point_into_the_arguments(client: httpx.Client, fields: Any, pointer: str, text: str) -> None:
+    content = json.dumps(as_json(fields))
+    answer = client.post("/attention", content=content, headers={"content-type": JSON})
+    assert answer.status_code == 422, answer.text
+    (fault,) = answer.json()["errors"]
+    assert fault["pointer"] == pointer
+    assert text in answer.json()["detail"]
+
+
+def test_other_operations_take_no_calls(client: httpx.Client) -> None:
+    content = json.dumps({"call": VARLEN, "arguments": {}, "query": [[1.0]], "key": [[1.0]], "value": [[1.0]]})
+    for path in ("/attention/compare", "/attention/heatmap"):
+        answer = client.post(path, content=content, headers={"content-type": JSON})
+        assert problem(answer) == (422, "field_conflict")
+    for name in CALL:
+        assert name not in json.dumps(client.get("/v2/models/attention").json()["inputs"])
+
+
+def test_damaged_calls_never_fail(client: httpx.Client) -> None:
+    statuses = set()
+    for name in DRAWS:
+        for seed in range(12):
+            drawn, random = DRAWS[name](Draw(seed)), np.random.default_rng(seed)
+            changed = str(random.choice(sorted(drawn.arguments)))
+            drawn.arguments[changed] = damaged(drawn.arguments[changed], random)
+            try:
+                content = written({"call": drawn.function, "arguments": drawn.arguments}, JSON)
+            except (TypeError, ValueError, AttributeError):
+                continue  # JSON has no such value
+            answer = client.post("/attention", content=content, headers={"content-type": JSON})
+            statuses.add(answer.status_code)
+            assert answer.status_code in (200, 400, 422), (name, seed, answer.text)
+    assert {200, 422} <= statuses
+
+
+def test_a_table_that_names_one_page_a_million_times_is_refused_by_its_estimate() -> None:
+    """A body of 4 MB, whose sequence would have 2**28 tokens."""
+    made = app(memory_limit=2**28)
+    cache = np.ones((1, 256, 1, 8), np.float16)
+    given = {
+        "q": np.ones((1, 1, 1, 8)),
+        "k_cache": cache,
+        "v_cache": cache,
+        "page_table": np.zeros((1, 2**20), np.int32),
+    }
+    with serving(made) as client:
+        answer = post(client, SAFETENSORS, call="flash_attn.flash_attn_with_kvcache", arguments=given)
+        assert problem(answer) == (413, "memory_limit")
+        given["page_table"] = np.zeros((64, 8), np.int32)  # one after the other they need little
+        given["q"] = np.ones((64, 1, 1, 8))
+        answer = post(client, SAFETENSORS, call="flash_attn.flash_attn_with_kvcache", arguments=given)
+        assert tensors(answer)["output"].shape == (64, 1, 1, 8)
+        assert made.state.engine.admission.free == made.state.engine.admission.memory
+
+
+def test_a_call_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences of many lengths: between them the deadline is checked."""
+    begun = threading.Event()
+    execute = NumpyBackend.execute
+
+    def slow(self: NumpyBackend, *given: Any) -> Any:
+        begun.set()
+        threading.Event().wait(0.01)
+        return execute(self, *given)
+
+    monkeypatch.setattr(NumpyBackend, "execute", slow)
+    lengths = np.arange(1, 200)
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    tokens = np.ones((bounds[-1], 1, 1))
+    given = {"q": tokens, "k": tokens, "v": tokens, "cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+    with serving(app(time_limit=0.1)) as client:
+        assert problem(post(client, SAFETENSORS, call=VARLEN, arguments=given)) == (504, "time_limit")
+    assert begun.is_set()
+
+
+def test_a_call_is_freed(client: httpx.Client) -> None:
+    for _ in range(2):  # the first fills caches
+        with assert_freed():
+            assert post(client, call=VARLEN, arguments=arguments()).status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +17,8 @@ from attention_service.errors import FieldConflict, InvalidArray, InvalidRequest
 Fields = dict[str, Any]
 # Numbers of the tokens of sequences that are computed together: a few of these arrays are held at a time.
 TOGETHER: Final = 2**20
+# Sequences that are computed together, before the deadline is checked again.
+MOST: Final = 4096
 
 
 class Form(NamedTuple):
@@ -86,16 +89,39 @@ class Call(NamedTuple):
 
     def groups(self) -> Iterator[list[int]]:
         """The sequences that have queries and keys; small ones of the same lengths and options together."""
-        found: dict[Any, list[int]] = {}
-        past = np.zeros_like(self.keys) if self.past is None else self.past[0].lengths
-        sizes = np.stack([self.query.lengths, self.key.lengths, past], axis=-1)
-        has_some = (self.query.lengths > 0) & (self.keys > 0)
-        for n in np.flatnonzero(has_some).tolist():
-            found.setdefault(n if self.own is not None else tuple(sizes[n].tolist()), []).append(n)
-        for group in found.values():
-            tokens = self.query.lengths[group[0]] * self.query.heads + self.keys[group[0]] * self.key.heads
-            step = max(1, TOGETHER // int(tokens * max(self.query.features, self.value.features)))
-            yield from (group[start : start + step] for start in range(0, len(group), step))
+        index, kinds, _ = self._kinds()
+        if not len(index):
+            return
+        order = np.argsort(kinds, kind="stable")
+        cuts = [0, *(np.flatnonzero(np.diff(kinds[order])) + 1).tolist(), len(order)]
+        for start, stop in pairwise(cuts):
+            alike = index[order[start:stop]]
+            step = int(self._together(alike[:1]).sum())
+            yield from (alike[at : at + step].tolist() for at in range(0, len(alike), step))
+
+    def largest(self) -> list[list[int]]:
+        """Groups of the most queries, keys and scores. All sequences of a group are the same one, to ask for shapes."""
+        index, kinds, first = self._kinds()
+        ones = index[first]
+        count = np.minimum(np.bincount(kinds), self._together(ones)) if len(ones) else first
+        queries, keys = count * self.query.lengths[ones], count * self.keys[ones]
+        best = {int(sizes.argmax()) for sizes in (queries, keys, queries * keys) if len(sizes)}
+        return [[int(ones[n])] * int(count[n]) for n in best]
+
+    def _kinds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The sequences with queries and keys, the kind of each, and the first of each kind among them."""
+        index = np.flatnonzero((self.query.lengths > 0) & (self.keys > 0))
+        if self.own is not None:
+            return index, np.arange(len(index)), np.arange(len(index))
+        sizes = np.stack([self.query.lengths, self.key.lengths, self.keys], axis=-1)[index]
+        _, first, kinds = np.unique(sizes, axis=0, return_index=True, return_inverse=True)
+        return index, kinds.reshape(-1), first
+
+    def _together(self, sequences: np.ndarray) -> np.ndarray:
+        """How many sequences of the size of each are computed together."""
+        tokens = self.query.lengths[sequences] * self.query.heads + self.keys[sequences] * self.key.heads
+        together: np.ndarray = np.clip(TOGETHER // (tokens * max(self.query.features, self.value.features)), 1, MOST)
+        return together
 
     def request(self, group: list[int], *, shapes_only: bool = False) -> Fields:
         """The fields of the request for a group of sequences, in layout blhd.
@@ -109,7 +135,7 @@ class Call(NamedTuple):
                 arrays |= {"past_key": self.past[0], "past_value": self.past[1]}
             else:
                 arrays |= {"key": self.past[0], "value": self.past[1]}
-        made = _shape_of if shapes_only else _together
+        made = _shape_of if shapes_only else _stacked
         fields: Fields = {name: made(tokens, group) for name, tokens in arrays.items()}
         for name in arrays.keys() & {"past_key", "past_value"}:
             fields[name] = fields[name].transpose(0, 2, 1, 3)
@@ -210,7 +236,7 @@ def _shape_of(tokens: Tokens, group: list[int]) -> np.ndarray:
     return np.broadcast_to(np.zeros(()), shape)
 
 
-def _together(tokens: Tokens, group: list[int]) -> np.ndarray:
+def _stacked(tokens: Tokens, group: list[int]) -> np.ndarray:
     """The tokens of sequences of one length, (n, l, h, d) in float64; a view of one sequence in float64."""
     found = [tokens.of(n) for n in group]
     array = found[0][None] if len(found) == 1 else np.stack(found)

@@ -228,10 +228,12 @@ class Table:
         if page != self.page or page < 1:
             raise ShapeMismatch.at(f"/{name}", f"pages of {max(self.page, 1)} tokens", str(page))
         taken = -(-self.lengths // page)
-        index = np.repeat(self.start - np.cumsum(taken) + taken, taken) + np.arange(int(taken.sum()))
-        entries = self.entries[index]
-        if (bad := np.flatnonzero((entries < 0) | (entries >= pages))).size:
-            at = int(index[bad[0]])
+        edges = np.zeros(len(self.entries) + 1, np.int8)
+        edges[self.start[taken > 0]] += 1
+        edges[(self.start + taken)[taken > 0]] -= 1
+        used = np.cumsum(edges[:-1], dtype=np.int8).astype(bool)
+        if (bad := np.flatnonzero(used & ((self.entries < 0) | (self.entries >= pages)))).size:
+            at = int(bad[0])
             place = "/".join(map(str, divmod(at, self.columns))) if self.columns else str(at)
             raise InvalidArray.at(f"/{self.name}/{place}", f"a page from 0 to {pages - 1}", str(self.entries[at]))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -206,28 +206,15 @@ def in_arguments() -> Iterator[None]:
 
 def largest_bytes(call: Call, backend: Backend, device: str, *, weights: bool) -> int:
     """Bytes for computing the request of a call that takes most, from arrays that have its shapes only."""
-    groups = list(call.groups())
-    queries, keys = call.query.lengths, call.keys
-    sizes = [(int(len(group) * queries[group[0]]), int(len(group) * keys[group[0]])) for group in groups]
-    measures: list[Callable[[int], int]] = [
-        lambda n: sizes[n][0],
-        lambda n: sizes[n][1],
-        lambda n: sizes[n][0] * sizes[n][1],
-    ]
     most = 0
-    for n in {max(range(len(groups)), key=measure) for measure in measures} if groups else ():
-        fields = call.request(groups[n], shapes_only=True)
+    for group in call.largest():
+        fields = call.request(group, shapes_only=True)
         fields["include"] = ["logsumexp", *["attention_weights"] * weights]
         spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
         arrays = sum(array.nbytes for array in spec.sources.values())
         arrays += sum(array.nbytes for array in (spec.past_key, spec.past_value) if array is not None)
         most = max(most, COPIES * arrays + backend.peak_bytes(plan, device, copied_bytes(plan, spec)))
     return most
-
-
-def _measures(sizes: list[tuple[int, int]]) -> list[Callable[[int], int]]:
-    """The number of queries, of keys, and of both of a group."""
-    return [lambda n: sizes[n][0], lambda n: sizes[n][1], lambda n: sizes[n][0] * sizes[n][1]]
 
 
 def _listed(name: str, value: Any) -> Any:

@@ -180,6 +180,16 @@ def test_a_window_that_versions_read_differently_needs_the_version() -> None:
     assert fault("flash_attn.flash_attn_func", 2, **arrays, window_size=(1, 2.5))[0] == "/window_size/1"
 
 
+@pytest.mark.parametrize(("right", "expected"), [(None, [2, 3]), (0, [2, 3]), (1, [3, 3]), (-1, [3, 3])])
+def test_decode_of_several_queries_is_causal_unless_the_window_is_wider(right: int | None, expected: list[int]) -> None:
+    """How many of three equal keys each of two queries sees, by its logsumexp of base 2."""
+    where: dict[str, Any] = {"indptr": [0, 2], "indices": [1, 0], "last_page_len": [1], "q_len_per_req": 2}
+    function = "flashinfer.BatchDecodeWithPagedKVCacheWrapper.run"
+    caches = np.zeros((2, 2, 2, 1, 1))
+    found = call(function, q=ONES((2, 1, 1)), paged_kv_cache=caches, window_right=right, **where)
+    assert np.exp2(found.logsumexp).round(12).ravel().tolist() == expected
+
+
 def test_windows_of_torch_have_no_other_negative_side() -> None:
     bounds: dict[str, Any] = {"cu_seq_q": [0, 2], "cu_seq_k": [0, 2], "max_q": 2, "max_k": 2}
     tokens: dict[str, Any] = {name: ONES((2, 1, 1)) for name in ("query", "key", "value")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +13,13 @@ import numpy as np
 import pytest
 
 from attention_service import call
+from attention_service.backends.base import no_check
 from attention_service.backends.numpy.backend import NumpyBackend
+from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.table import CODECS
+from attention_service.pipeline.engine import Engine
 from attention_service.schemas.request import CALL
+from attention_service.settings import Settings
 from tests.conftest import app, serving
 from tests.helpers.engine_calls import Draw
 from tests.helpers.engine_draws import DRAWS
@@ -186,6 +192,39 @@ def test_a_table_that_names_one_page_a_million_times_is_refused_by_its_estimate(
         answer = post(client, SAFETENSORS, call="flash_attn.flash_attn_with_kvcache", arguments=given)
         assert tensors(answer)["output"].shape == (64, 1, 1, 8)
         assert made.state.engine.admission.free == made.state.engine.admission.memory
+
+
+def large(name: str) -> dict[str, Any]:
+    """A call that takes more than 8 MiB."""
+    random = np.random.default_rng(0)
+    q, k = (random.normal(size=(1024, heads, 64)).astype(np.float16) for heads in (8, 2))
+    if name == "pages":
+        table = random.integers(0, 64, (16, 64)).astype(np.int32)
+        caches = {n: random.normal(size=(64, 16, 2, 64)).astype(np.float16) for n in ("key_cache", "value_cache")}
+        where = {"query_start_loc": np.arange(17) * 64, "seq_lens": np.full(16, 1024), "block_table": table}
+        return {"call": "vllm.attention", "arguments": {"query": q, **caches, **where}}
+    if name == "mask":
+        where = {"qo_indptr": np.array([0, 1024]), "kv_indptr": np.array([0, 1024])}
+        mask = np.full(1024 * 128, 255, np.uint8)
+        function = "flashinfer.BatchPrefillWithRaggedKVCacheWrapper.run"
+        return {"call": function, "arguments": {"q": q, "k": k, "v": k, "packed_custom_mask": mask, **where}}
+    cuts = {"one": [1024], "two": [600, 424], "many": [16] * 64, "weights": [600, 424]}[name]
+    bounds = np.concatenate([[0], np.cumsum(cuts)])
+    given = {"q": q, "k": k, "v": k, "cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "causal": True}
+    return {"call": VARLEN, "arguments": given, "include": ["attention_weights"] if name == "weights" else []}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pages", "mask", "one", "two", "many", "weights"])
+def test_a_call_takes_no_more_memory_than_its_estimate(name: str) -> None:
+    operation = Engine(Settings.model_construct()).attention_or_call
+    request = operation.prepare(Decoded(large(name), frozenset()))
+    cost = operation.cost(request, CODECS[SAFETENSORS])
+    tracemalloc.start()
+    operation.compute(request, no_check)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak <= cost.compute <= 4 * peak
 
 
 def test_a_call_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

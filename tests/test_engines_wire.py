@@ -24,6 +24,7 @@ from tests.conftest import app, serving
 from tests.helpers.engine_calls import Draw
 from tests.helpers.engine_draws import DRAWS
 from tests.helpers.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, typed_array, write
+from tests.test_cli import run
 from tests.test_engines_hostile import damaged
 from tests.test_operations import problem
 from tests.test_requests_freed import assert_freed
@@ -155,6 +156,13 @@ def test_other_operations_take_no_calls(client: httpx.Client) -> None:
         assert problem(answer) == (422, "field_conflict")
     for name in CALL:
         assert name not in json.dumps(client.get("/v2/models/attention").json()["inputs"])
+
+
+def test_the_command_line_computes_calls() -> None:
+    fields = {"call": VARLEN, "arguments": arguments()}
+    done = run("compute", "-", stdin=json.dumps(as_json(fields)))
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(json.loads(done.stdout)["output"], call(VARLEN, **arguments()).output)
 
 
 def test_damaged_calls_never_fail(client: httpx.Client) -> None:

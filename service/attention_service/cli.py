@@ -169,7 +169,7 @@ def _compute(options: argparse.Namespace) -> int:
     async def write(body: bytes) -> None:
         engine, codec = Engine(load_settings()), CODECS["application/json"]
         execution = Execution(engine.admission, math.inf)
-        encoded = await run(engine, engine.attention, body, codec, codec, execution, uuid4().hex)
+        encoded = await run(engine, engine.attention_or_call, body, codec, codec, execution, uuid4().hex)
         sys.stdout.buffer.writelines(encoded.chunks)
 
     with reported():

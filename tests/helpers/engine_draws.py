@@ -124,20 +124,26 @@ def flash_varlen(draw: Draw) -> Drawn:
 
 
 def flash_kvcache(draw: Draw) -> Drawn:
+    """In version 3, queries and new keys may lie beside each other."""
     version, options = draw.number(2, 3), Options()
     draw.e = draw.number(1, 8)
-    new = draw.number(1, 4) if draw.maybe() else 0
-    keys = draw.lengths(new, 40)
-    q = draw.number(1, 5)
-    sequences = draw.sequences([q] * draw.b, keys)
-    arguments: dict[str, Any] = {"q": np.stack([one.query for one in sequences])}
+    new, q = draw.number(1, 4) if draw.maybe() else 0, draw.number(1, 5)
+    is_ragged = version == 3 and draw.maybe()
+    news = [draw.number(0, new) for _ in range(draw.b)] if is_ragged else [new] * draw.b
+    queries = draw.lengths(0, 5) if is_ragged else [q] * draw.b
+    sequences = draw.sequences(queries, [max(k, n) for k, n in zip(draw.lengths(0, 40), news, strict=True)])
+    arguments: dict[str, Any] = {}
     flash_options(draw, version, options, arguments)
-    cached = [Sequence(x.query, x.key[: len(x.key) - new], x.value[: len(x.key) - new], x.factors) for x in sequences]
+    ends = [len(x.key) - n for x, n in zip(sequences, news, strict=True)]
+    cached = [Sequence(x.query, x.key[:n], x.value[:n], x.factors) for x, n in zip(sequences, ends, strict=True)]
+    put = draw.beside if is_ragged else np.stack
+    arguments["q"] = put([one.query for one in sequences])
     if new:
-        arguments |= {
-            "k": np.stack([x.key[-new:] for x in sequences]),
-            "v": np.stack([x.value[-new:] for x in sequences]),
-        }
+        arguments["k"] = put([x.key[n:] for x, n in zip(sequences, ends, strict=True)])
+        arguments["v"] = put([x.value[n:] for x, n in zip(sequences, ends, strict=True)])
+    if is_ragged:
+        arguments["cu_seqlens_q"] = draw.bounds(queries)
+        arguments |= {"cu_seqlens_k_new": draw.bounds(news)} if new else {}
     lengths = [len(x.key) for x in cached]
     paged = draw.maybe()
     pads = [0] * draw.b
@@ -166,7 +172,10 @@ def flash_kvcache(draw: Draw) -> Drawn:
         }
     if order is not None:
         arguments["cache_batch_idx"] = draw.whole(order)
-    return Drawn("flash_attn.flash_attn_with_kvcache", arguments, version, sequences, options, form="dense")
+    form, about = "dense", {}
+    if is_ragged:
+        form, about = "ragged", {"starts": arguments["cu_seqlens_q"][:-1].tolist()}
+    return Drawn("flash_attn.flash_attn_with_kvcache", arguments, version, sequences, options, form=form, about=about)
 
 
 def infer_options(draw: Draw, arguments: dict[str, Any], options: Options, *, causal: bool) -> None:

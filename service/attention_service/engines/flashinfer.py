@@ -79,10 +79,6 @@ def mla(given: Arguments) -> Call:
     entries = whole("kv_indices", given.array("kv_indices"), (None,), "pages of all sequences,")
     start, pages = boundaries(*given.named("kv_indptr"), len(entries), "entries of kv_indices")
     table = Table("kv_indices", entries, start, counts(*given.named("kv_len_arr"), pages * page), page)
-    if caches[1][1].shape[:2] != caches[0][1].shape[:2]:
-        raise ShapeMismatch.of(
-            "/kpe_cache", f"pages and tokens {shape(caches[0][1].shape[:2])}, as ckv_cache", caches[1][1]
-        )
     value, rotated = (paged(name, cache, "NHD", table) for name, cache in caches)
     value, rotated = scaled(given, "ckv_scale", value), scaled(given, "kpe_scale", rotated)
     if "sm_scale" not in given:

@@ -337,7 +337,7 @@ class AttentionRequest(Closed):
         given.pop("encoding", None)
         if foreign := given.keys() & CALL:
             name = min(foreign)
-            raise FieldConflict.at(f"/{name}", "call and arguments, in POST /attention only", quote(name))
+            raise FieldConflict.at(f"/{name}", "no call: POST /attention, compute and call() take them", quote(name))
         if given.pop("layer", None) is not None:  # a service puts the fields of a layer in the place of its name
             raise UnknownLayer.at("/layer", "no layer: only a service has layers", quote(str(self.layer)))
         if self.include is not None:

@@ -12,7 +12,8 @@ import pytest
 from attention_service import call
 from attention_service.engines.table import FUNCTIONS
 from attention_service.errors import InvalidRequest
-from tests.helpers.engine_calls import Options, Sequence, attention
+from tests.helpers.engine_calls import Draw, Options, Sequence, attention
+from tests.helpers.engine_draws import DRAWS
 
 ONES: Any = np.ones
 RANDOM = np.random.default_rng(0)
@@ -310,3 +311,32 @@ def test_torch_computes_the_same_and_its_tensors_are_read() -> None:
         expected = torch.nn.functional.scaled_dot_product_attention(**given)
         found = call("torch.scaled_dot_product_attention", **given)
         np.testing.assert_allclose(found.output, expected.numpy(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["flashinfer decode", "flash_attn_varlen_func", "vllm"])
+def test_tensors_of_torch_are_read_as_arrays_are(name: str) -> None:
+    """bfloat16 and float8 included, and a pair of caches."""
+    import torch
+
+    from attention_service.torch_arrays import as_tensor
+
+    def tensor(value: Any) -> Any:
+        if isinstance(value, tuple) and isinstance(value[0], np.ndarray):
+            return tuple(map(tensor, value))
+        return as_tensor(value.copy()) if isinstance(value, np.ndarray) else value
+
+    for seed in range(20):
+        drawn = DRAWS[name](Draw(seed))
+        given = {argument: tensor(value) for argument, value in drawn.arguments.items()}
+        assert any(isinstance(value, torch.Tensor) for value in given.values())
+        found, wanted = (call(drawn.function, version=drawn.version, **one) for one in (given, drawn.arguments))
+        assert np.array_equal(found.output, wanted.output, equal_nan=True)
+
+
+def test_a_mask_of_another_size_is_refused() -> None:
+    tokens: dict[str, Any] = {"q": ONES((3, 1, 4)), "k": ONES((5, 1, 4)), "v": ONES((5, 1, 4))}
+    call("flashinfer.single_prefill_with_kv_cache", **tokens, custom_mask=ONES((3, 5), bool))
+    for shape in [(5, 3), (16,), (3, 5, 1), ()]:
+        name = "flashinfer.single_prefill_with_kv_cache"
+        assert fault(name, **tokens, custom_mask=ONES(shape, bool))[0] == "/custom_mask"

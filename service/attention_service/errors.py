@@ -370,4 +370,6 @@ def shape(sizes: tuple[Any, ...]) -> str:
 
 
 def _kind(array: np.ndarray) -> str:
+    if array.dtype.name.startswith("float8"):
+        return f"codes of {array.dtype.name}"
     return {"b": "booleans", "i": "integers", "u": "integers", "c": "complex numbers"}.get(array.dtype.kind, "numbers")

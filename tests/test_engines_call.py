@@ -111,6 +111,16 @@ def test_new_tokens_are_rotated_where_they_are_appended(causal: bool, interleave
         np.testing.assert_allclose(found.logsumexp[n], sums[0], rtol=1e-12)
 
 
+def test_slopes_of_each_sequence_go_with_a_rotation() -> None:
+    given: dict[str, Any] = {"q": Q, "k": K[:, :1], "v": V[:, :1], "k_cache": K, "v_cache": V, "cache_seqlens": 4}
+    given |= {"rotary_cos": np.full((9, 2), 0.6), "rotary_sin": np.full((9, 2), 0.8), "version": 2}
+    slopes = np.array([0.1, 0.2, 0.3, 0.4])
+    of_all, none = (call("flash_attn.flash_attn_with_kvcache", **given, alibi_slopes=x) for x in (slopes, None))
+    of_each = call("flash_attn.flash_attn_with_kvcache", **given, alibi_slopes=np.stack([slopes, slopes]))
+    assert np.array_equal(of_all.output, of_each.output)
+    assert not np.array_equal(of_all.output, none.output)
+
+
 def test_queries_of_values_are_added_to_the_scores() -> None:
     """The default scale is 1/√(d + e)."""
     qv = RANDOM.normal(size=(2, 3, 4, 6))
@@ -118,6 +128,13 @@ def test_queries_of_values_are_added_to_the_scores() -> None:
     output, sums = by_loops(np.concatenate([Q, qv], -1), np.concatenate([K, V], -1), V, Options())
     np.testing.assert_allclose(found.output, output, rtol=1e-12)
     np.testing.assert_allclose(found.logsumexp, sums, rtol=1e-12)
+    later = call("flash_attn.flash_attn_func", version=4, q=Q, k=K, v=V, qv=qv)  # whose logsumexp has other axes then
+    assert np.array_equal(later.logsumexp, found.logsumexp.swapaxes(1, 2))
+    bounds: dict[str, Any] = {"cu_seqlens_q": [0, 3, 6], "cu_seqlens_k": [0, 5, 10]}
+    beside: dict[str, Any] = {n: x.reshape(-1, *x.shape[2:]) for n, x in (("q", Q), ("k", K), ("v", V), ("qv", qv))}
+    ragged = call("flash_attn.flash_attn_varlen_func", version=4, **beside, **bounds)
+    assert np.array_equal(ragged.logsumexp, later.logsumexp.reshape(6, 4))
+    assert fault("flash_attn.flash_attn_func", q=Q, k=K, v=V, qv=qv)[0] == "/qv"
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (4, 3, 8), (2, 4, 3, 8), (3, 1, 2, 4, 3, 8)])

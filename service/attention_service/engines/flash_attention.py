@@ -43,7 +43,7 @@ def varlen(given: Arguments) -> Call:
     else:
         k = numbers("k", given.array("k"), 4, "pages, page, hk, d")
         capacity = len(query.lengths) * (given.array(name).shape[-1] if given.array(name).ndim else 0) * k.shape[1]
-        if "seqused_k" in given:
+        if "seqused_k" in given or name == "page_table":
             lengths = given.named("seqused_k")
         else:
             bounds = given.named("cu_seqlens_k")
@@ -135,6 +135,10 @@ def _call(
         values = descaled("v_descale", given.maybe("v_descale"), values, values.heads)
         past = descaled("k_descale", given.maybe("k_descale"), before, before.heads), values
     if "qv" in given:
+        if given.version is None:
+            raise FieldConflict.at("/qv", "`version` beside it: 4 returns the logsumexp in other axes", "none")
+        if given.version == 4:
+            form = form._replace(logsumexp=form.output)
         query = joined(query, _tokens(given, "qv", "cu_seqlens_q", given.maybe_named("seqused_q")))
         key, past = joined(key, value), None if past is None else (joined(*past), past[1])
     fields, names = options(given, query, scale="softmax_scale", softcap="softcap", sinks="learnable_sink")
@@ -142,9 +146,11 @@ def _call(
     fields |= window
     if (chunk := given.integer("attention_chunk") or 0) > 0:
         fields["chunk_size"] = chunk
-    own = _alibi(given, query, fields)
+    own = slopes = _alibi(given, query, fields)
     if "rotary_cos" in given and past is not None:
-        own = _rotary(given, query, key, is_local=bool(window) or chunk > 0)
+        own = rotary = _rotary(given, query, key, is_local=bool(window) or chunk > 0)
+        if slopes is not None:
+            own = lambda sequence: rotary(sequence) | slopes(sequence)  # noqa: E731
     return Call(query, key, value, form, fields, own, past, moved, names)
 
 
@@ -168,8 +174,6 @@ def _rotary(given: Arguments, query: Tokens, key: Tokens, *, is_local: bool) -> 
     cos, sin = (numbers(name, given.array(name), 2, "positions, d/2") for name in ("rotary_cos", "rotary_sin"))
     if sin.shape != cos.shape:
         raise ShapeMismatch.of("/rotary_sin", f"{shape(cos.shape)}, as rotary_cos", sin)
-    if "alibi_slopes" in given:
-        raise FieldConflict.at("/rotary_cos", "no alibi_slopes beside it", "both")
     new, most = key.lengths, np.full(len(key.lengths), len(cos))
     name = "rotary_seqlens" if "rotary_seqlens" in given else "cache_seqlens"
     first = counts(name, given.array(name), most - np.maximum(new, query.lengths if is_local else 1))

@@ -11,7 +11,7 @@ from attention_service.attention.arrays import FLOATS
 from attention_service.backends.base import no_check
 from attention_service.codecs.array_objects import PLAIN, as_numpy
 from attention_service.codecs.decoded import Decoded
-from attention_service.engines.call import Answer, Call
+from attention_service.engines.call import Call
 from attention_service.engines.partial import State
 from attention_service.engines.table import decode
 from attention_service.errors import InvalidRequest, InvalidValue
@@ -59,7 +59,8 @@ def call(
         function: Its name, `flash_attn.flash_attn_func` for example.
         version: Of FlashAttention: 2, 3 or 4, which differ in names and windows. Default: the names of all.
         include: ["attention_weights"] returns the weights, an array for each sequence.
-        dtype: float32, float16 or bfloat16: what results are rounded to. Default: float64.
+        dtype: float32, float16 or bfloat16: what results are rounded to, logsumexp to float32 at least. Default:
+            float64.
         arguments: Those of the function. None stands for one that is left out.
 
     Errors: attention_service.errors.InvalidRequest, with a pointer to each argument at fault.
@@ -70,7 +71,7 @@ def call(
         decoded = decode(function, {name: _converted(name, value) for name, value in arguments.items()}, version)
         if isinstance(decoded, Call):
             decoded = decoded.answer(_attend, weights="attention_weights" in wanted)
-        return _rounded(decoded, dtype)
+        return CallResult(*decoded.rounded(FLOATS[dtype or "float64"]))
     except InvalidRequest as error:  # a mistake of the caller, who has no use for the lines that found it
         raise error.with_traceback(None) from None
 
@@ -145,12 +146,3 @@ def _converted(name: str, value: Any) -> Any:
     ):
         return [as_numpy(one, f"/{name}/{n}") for n, one in enumerate(value)]
     return as_numpy(value, f"/{name}")
-
-
-def _rounded(answer: Answer, dtype: str | None) -> CallResult:
-    if dtype is None:
-        return CallResult(*answer)
-    kind = FLOATS[dtype]
-    with np.errstate(over="ignore"):
-        weights = None if answer.weights is None else [one.astype(kind) for one in answer.weights]
-        return CallResult(answer.output.astype(kind), answer.logsumexp.astype(kind), weights)

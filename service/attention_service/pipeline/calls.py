@@ -42,7 +42,7 @@ JSON: Final = "application/json"
 
 
 class PreparedCall(NamedTuple):
-    """A call that is decoded. asked: as AttentionOperation has it; largest: bytes for computing its largest requests"""
+    """A call that is decoded. weights: True if they are asked for; largest: bytes for computing its largest request"""
 
     decoded: Decoded
     call: Call | Answer
@@ -89,25 +89,23 @@ class PreparedCall(NamedTuple):
         call = self.call
         with in_arguments():
             answer = call if isinstance(call, Answer) else call.answer(run, weights=self.weights)
-        with np.errstate(over="ignore"):
-            arrays: dict[str, Any] = {"output": answer.output.astype(self.dtype)}
-            arrays["logsumexp"] = answer.logsumexp.astype(self.dtype)
-            if answer.weights is not None:
-                arrays["attention_weights"] = [array.astype(self.dtype) for array in answer.weights]
+        typed = answer.rounded(self.dtype)
+        arrays: dict[str, Any] = {"output": typed.output, "logsumexp": typed.logsumexp}
+        if typed.weights is not None:
+            arrays["attention_weights"] = typed.weights
         return Result(arrays, self._metadata(answer, found[0].metadata if found else None))
 
     def _metadata(self, answer: Answer, last: Metadata | None) -> Metadata:
         """The sizes of the whole call; how it was computed, as of its last request."""
         empty = int(np.isneginf(answer.logsumexp).sum())
-        kernel, device = ("none", "cpu") if last is None else (last.kernel, last.device)
-        b, h, hk, q, k, d, e, scale = 1, 1, 1, 0, 0, 0, answer.output.shape[-1], 1.0
+        kernel, device, scale = ("none", "cpu", 1.0) if last is None else (last.kernel, last.device, last.scale)
+        b, h, hk, q, k, d = 1, 1, 1, 0, 0, 0
         if isinstance(self.call, Call):
             query, key = self.call.query, self.call.key
             b, h, hk, d = len(query.lengths), query.heads, key.heads, query.features
             q, k = int(query.lengths.max(initial=0)), int(self.call.keys.max(initial=0))
-        used = scale if last is None else last.scale
-        name = self.backend.name
-        return Metadata(name, device, self.dtype.name, kernel, h, hk, b, q, k, d, e, used, empty, ())
+        sizes = (h, hk, b, q, k, d, answer.output.shape[-1])
+        return Metadata(self.backend.name, device, self.dtype.name, kernel, *sizes, scale, empty, ())
 
     def encode(self, result: Result, encoder: Codec, request_id: str) -> Encoded:
         """The answer: weights as a list, in formats of tensors by their numbers."""

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 from uuid import uuid4
 
 from attention_service.commands import compare, conformance, heatmap, layers, page
-from attention_service.commands.terminal import CommandError, reported
+from attention_service.commands.terminal import CommandError, natural, reported
 from attention_service.printable import printable
 from attention_service.version import __version__
 
@@ -105,14 +105,7 @@ def parser() -> argparse.ArgumentParser:
         "Request /health/ready of the server at ATTENTION_HOST and ATTENTION_PORT. Exit status 1 if the response is "
         "not 200.",
     )
-    compute = add(
-        "compute",
-        _compute,
-        "compute one request without a server",
-        "Compute one JSON request and print the response of POST /attention. Exit status 1 if the request is not "
-        "valid.",
-    )
-    compute.add_argument("request", metavar="REQUEST.json", help="file with the request, or - for standard input")
+    _add_compute(add)
     heatmap.add_commands(add)
     page.add_commands(add)
     compare.add_commands(add)
@@ -125,6 +118,20 @@ def parser() -> argparse.ArgumentParser:
     conformance.add_commands(commands)
     layers.add_commands(commands)
     return top
+
+
+def _add_compute(add: Callable[..., Any]) -> None:
+    """Add the command `compute`. add: as of add_commands of other modules"""
+    compute = add(
+        "compute",
+        _compute,
+        "compute one request without a server",
+        "Compute one JSON request and print the response of POST /attention, or one call of a recording by the flight "
+        "recorder of FlashInfer: its output, logsumexp and weights. Exit status 1 if the request is not valid.",
+    )
+    text = "file with the request, or - for standard input; or the folder of a recording, or of one of its calls"
+    compute.add_argument("request", metavar="REQUEST.json", help=text)
+    compute.add_argument("--call", type=natural, metavar="N", help="which call of attention of the recording, from 0")
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -173,8 +180,15 @@ def _compute(options: argparse.Namespace) -> int:
         sys.stdout.buffer.writelines(encoded.chunks)
 
     with reported():
-        body = sys.stdin.buffer.read() if options.request == "-" else Path(options.request).read_bytes()
-        asyncio.run(write(body))
+        if options.request != "-" and Path(options.request).is_dir():
+            from attention_service.commands.recordings import write_computed
+
+            write_computed(Path(options.request), options.call, sys.stdout.buffer)
+        elif options.call is not None:
+            raise CommandError(f"--call: expected the folder of a recording, got {options.request}", 2)
+        else:
+            body = sys.stdin.buffer.read() if options.request == "-" else Path(options.request).read_bytes()
+            asyncio.run(write(body))
     sys.stdout.buffer.write(b"\n")
     return 0
 

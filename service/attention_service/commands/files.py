@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from attention_service.attention.arrays import BFLOAT16
 from attention_service.codecs.array_objects import as_numpy
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.named_tensors import REQUEST, dotted_tensors, plain_fields
-from attention_service.codecs.safetensors import request_bytes
+from attention_service.codecs.safetensors import SafetensorsCodec, request_bytes
 from attention_service.codecs.table import CODECS
 from attention_service.errors import InvalidRequest, InvalidTensors, NotAcceptable, UnsupportedMediaType
 from attention_service.pipeline.json_fields import json_fields
@@ -40,7 +41,7 @@ def read_request(path: Path, names: Collection[str] = ()) -> Decoded:
     if path.suffix != ".pt":
         suffix, content = _content(path)
         return CODECS[_type(path, suffix, ".pt")].decode(content, MAX_BYTES)
-    fields = _read_torch(path)
+    fields = read_torch(path)
     if not isinstance(fields, Mapping):
         raise InvalidRequest.at("", "a dict of the request's fields", f"a tensor in {path.name}")
     if "request" not in fields:
@@ -60,7 +61,7 @@ def read_arrays(path: Path, names: Collection[str]) -> dict[str, Any]:
     Errors: as of read_request.
     """
     if path.suffix == ".pt":
-        found = _read_torch(path)
+        found = read_torch(path)
         fields = dict(found) if isinstance(found, Mapping) else {"output": found}
         return _chosen(fields, names)
     suffix, content = _content(path)
@@ -74,6 +75,16 @@ def read_arrays(path: Path, names: Collection[str]) -> dict[str, Any]:
     if suffix == ".json" and content.lstrip()[:1] == b"[":
         content = b'{"output":' + content + b"}"
     return _chosen(CODECS[_type(path, suffix, ".npy", ".pt")].decode(content, MAX_BYTES).fields, names)
+
+
+def map_tensors(path: Path) -> dict[str, Any]:
+    """The tensors of a file in safetensors, which are read when they are used. Errors: as of read_request."""
+    with path.open("rb") as file:
+        try:
+            body = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:  # an empty file
+            raise InvalidTensors.at("", "a file of tensors", f"an empty file {path.name}") from None
+    return SafetensorsCodec().decode(memoryview(body), MAX_BYTES).fields
 
 
 def write_request(fields: Mapping[str, Any], path: Path) -> None:
@@ -124,7 +135,7 @@ def _type(path: Path, suffix: str, *others: str) -> str:
     return TYPES[suffix]
 
 
-def _read_torch(path: Path) -> Any:
+def read_torch(path: Path) -> Any:
     """What torch saved in a file: a tensor, or a dict of tensors and numbers. Errors: InvalidRequest without torch."""
     try:
         import torch

@@ -1,0 +1,213 @@
+"""Recordings of engines: folders that the flight recorder of FlashInfer wrote (flashinfer/api_logging.py, 0.6.18).
+
+`session.jsonl` has a line before and after each call; the folder of a call has its arguments and results. An object of
+a wrapper class has several calls: its constructor, `plan`, and `run`, whose pages and lengths are those of the last
+`plan`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from attention_service.backends.base import no_check
+from attention_service.backends.registry import Backends
+from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.table import CODECS
+from attention_service.commands.files import map_tensors, read_torch
+from attention_service.commands.terminal import CommandError
+from attention_service.engines.table import FUNCTIONS
+from attention_service.errors import InvalidRequest, MissingField
+from attention_service.pipeline.calls import JSON, prepare_call
+
+SESSION: Final = "session.jsonl"
+METADATA: Final = "metadata.jsonl"
+LIBRARY: Final = "flashinfer."
+# Engines that capture graphs use subclasses, which differ in nothing that is recorded.
+CAPTURED: Final = "CUDAGraph"
+# What the calls before `run` of the same object are called.
+STATES: Final = ("__init__", "plan")
+RESULTS: Final = ("output", "logsumexp")
+IGNORED: Final = "changes nothing"
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A call in a recording.
+
+    name: its folder in the recording; function: as `call` names it; record: the last line about it
+    before: the constructor and the last plan of its object
+    """
+
+    name: str
+    folder: Path
+    function: str
+    record: Record
+    before: tuple[tuple[Path, Record], ...] = ()
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by name, those of the constructor and of the plan included. Errors: InvalidRequest, OSError."""
+        rows = FUNCTIONS[self.function].rows
+        found: dict[str, Any] = {}
+        for folder, record in (*self.before, (self.folder, self.record)):
+            found |= _arguments(folder, record)
+        return {name: value for name, value in found.items() if name not in rows or rows[name].text != IGNORED}
+
+    def results(self) -> dict[str, np.ndarray]:
+        """What the call returned. Errors: MissingField if it did not end; InvalidRequest, OSError."""
+        tensors = _tensors(self.folder, "outputs")
+        if not tensors:
+            raise MissingField.at("", "results of the call", f"execution_status {self.record.get('execution_status')}")
+        return dict(zip(RESULTS, (tensors[key] for key in sorted(tensors)), strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Calls of attention in the order in which they began. others: of other functions; lost: lines that are cut off"""
+
+    calls: list[RecordedCall]
+    others: int
+    lost: int
+
+
+def is_recording(path: Path) -> bool:
+    """True for a folder that a recorder wrote: of a session, or of one call."""
+    return any((path / name).is_file() for name in (SESSION, METADATA)) or any(path.glob(f"*/{METADATA}"))
+
+
+def read_recording(root: Path) -> Recording:
+    """The calls of a recording, read as far as it goes. root: its folder, or one of a call. Errors: OSError."""
+    if (root / METADATA).is_file():
+        every = read_recording(root.parent)
+        return Recording([one for one in every.calls if one.folder == root], 0, every.lost)
+    records, lost = _records(root)
+    states: dict[tuple[Any, Any], dict[str, tuple[Path, Record]]] = {}
+    calls, others = [], 0
+    for name, record in records.items():
+        owner, _, method = str(record.get("function_name")).removeprefix(CAPTURED).rpartition(".")
+        state = states.setdefault((record.get("process_id"), record.get("self_id")), {}) if owner else {}
+        if owner and method in STATES:
+            if method == STATES[0]:
+                state.clear()
+            state[method] = root / name, record
+            continue
+        function = LIBRARY + (f"{owner}.{method}" if owner else method)
+        if function not in FUNCTIONS:
+            others += 1
+            continue
+        before = tuple(state[one] for one in STATES if one in state)
+        calls.append(RecordedCall(name, root / name, function, record, before))
+    return Recording(calls, others, lost)
+
+
+def _records(root: Path) -> tuple[dict[str, Record], int]:
+    """The last line about each call, by its folder, and how many lines are no whole ones.
+
+    A captured call is replaced by its replays, each with a folder of its own.
+    """
+    files = [root / SESSION] if (root / SESSION).is_file() else sorted(root.glob(f"*/{METADATA}"))
+    found: dict[str, Record] = {}
+    lost = 0
+    for file in files:
+        for line in file.read_bytes().splitlines():
+            try:
+                record = json.loads(line)
+                folder = Path(record["dump_dir"])
+                base = record.get("graph_capture_base_dump_dir")
+                name = folder.name if base is None else f"{Path(base).name}/{folder.parent.name}/{folder.name}"
+            except (ValueError, KeyError, TypeError, AttributeError):
+                lost += bool(line.strip())
+                continue
+            found[name] = record
+    replayed = {name.partition("/")[0] for name in found if "/" in name}
+    return {name: record for name, record in found.items() if name not in replayed}, lost
+
+
+def _arguments(folder: Path, record: Record) -> dict[str, Any]:
+    """The arguments of one call by name. Errors: InvalidRequest, OSError."""
+    found: dict[str, Any] = {}
+    names = parameters(str(record.get("function_signature", "")))
+    tensors = _tensors(folder, "inputs")
+    plain = record.get("input_metadata")
+    if not isinstance(plain, Mapping):
+        raise InvalidRequest.of("/input_metadata", "an object", plain)
+    for key in dict.fromkeys((*tensors, *plain)):
+        kind, _, name = key.partition("_")
+        if "__" in name and key not in plain:  # of a list or an object, which stands in the metadata
+            continue
+        value = tensors[key] if key in tensors else _value(plain[key], tensors)
+        if kind == "kwarg":
+            found[name] = value
+        elif kind == "arg" and name.isdecimal() and int(name) < len(names):
+            if (parameter := names[int(name)]) != "self":
+                found[parameter] = value
+        else:
+            raise InvalidRequest.at("", f"{len(names)} arguments, as the signature has them", key)
+    return found
+
+
+def parameters(signature: str) -> list[str]:
+    """The names of parameters in the text of a signature, which may have values that are no Python."""
+    names, depth, begun = [], 0, ""
+    for part in re.split(r"([\[\](){}<>,]|->)", signature.partition("(")[2]):
+        if part in ("[", "(", "{", "<"):
+            depth += 1
+        elif part in ("]", ")", "}", ">") and depth:
+            depth -= 1
+        elif part in (",", ")") and not depth:
+            names.append(re.split(r"[:=]", begun)[0].strip())
+            begun = ""
+            if part == ")":
+                break
+        elif not depth:
+            begun += part
+    return [name for name in names if name and not name.startswith(("*", "/"))]
+
+
+def _value(value: Any, tensors: Mapping[str, np.ndarray]) -> Any:
+    """A value of the metadata: numbers and text as they are, the name of an enumeration's member or of a type."""
+    if not isinstance(value, Mapping):
+        return value
+    if "tensor_key" in value:
+        return tensors.get(value["tensor_key"])
+    if "items" in value and value.get("type") != "dict":
+        return [_value(item, tensors) for item in value["items"]]
+    if value.get("type") == "enum":
+        return value.get("value")
+    return str(value.get("value", value.get("repr", ""))).removeprefix("torch.")
+
+
+def _tensors(folder: Path, kind: str) -> dict[str, Any]:
+    """The tensors of a call, `inputs` or `outputs`; none without a file of them. Errors: InvalidRequest, OSError."""
+    if (file := folder / f"{kind}.safetensors").is_file():
+        return map_tensors(file)
+    if (file := folder / f"{kind}.pt").is_file():
+        found = read_torch(file)
+        if isinstance(found, Mapping):
+            return dict(found)
+        raise InvalidRequest.at("", "a dict of tensors", f"another object in {file.name}")
+    return {}
+
+
+def write_computed(root: Path, number: int | None, file: BinaryIO) -> None:
+    """Write the exact answer of a recorded call as JSON, with its weights. number: which call; None for the only one
+
+    Errors: CommandError, ServiceError of every kind, OSError.
+    """
+    calls = read_recording(root).calls
+    number = 0 if number is None and len(calls) == 1 else number
+    if number is None or number >= len(calls):
+        numbers = f"a number from 0 to {len(calls) - 1}" if calls else "a recording with calls of attention"
+        raise CommandError(f"--call: expected {numbers}, got {number}", 2)
+    call = calls[number]
+    fields = {"call": call.function, "arguments": call.arguments(), "include": ["attention_weights"]}
+    prepared = prepare_call(Decoded(fields, frozenset()), Backends())
+    file.writelines(prepared.encode(prepared.compute(no_check), CODECS[JSON], call.name).chunks)

@@ -103,6 +103,14 @@ $(PAGE_VENV)/.page: requirements/build.txt requirements/core.txt requirements/te
 	$(call install-tests-with,$(PAGE_VENV),requirements/page.txt)
 	@touch $@
 
+# An eighth holds Ray.
+RAY_VENV ?= .venv-ray
+RAY_BIN := $(RAY_VENV)/bin
+
+$(RAY_VENV)/.ray: requirements/build.txt requirements/core.txt requirements/test.txt requirements/ray.txt pyproject.toml
+	$(call install-tests-with,$(RAY_VENV),requirements/ray.txt)
+	@touch $@
+
 .PHONY: serve
 serve: $(VENV)/.core ## run the service (ATTENTION_HOST, ATTENTION_PORT)
 	@exec $(BIN)/attention-service serve
@@ -192,6 +200,10 @@ test-attack: $(ATTACK_VENV)/.attack ## hostile requests and clients, for ten min
 .PHONY: test-servers
 test-servers: $(SERVERS_VENV)/.servers ## the same answers under uvicorn, hypercorn and granian
 	$(SERVERS_BIN)/python -m pytest --numprocesses 2 tests/servers
+
+.PHONY: test-ray
+test-ray: $(RAY_VENV)/.ray ## the Ray backend on a cluster of two nodes on this machine
+	$(RAY_BIN)/python -m pytest tests/ray
 
 .PHONY: fuzz
 fuzz: $(ATTACK_VENV)/.attack ## 1,000,000 mutated bodies for each wire format
@@ -343,7 +355,7 @@ openapi: $(VENV)/.test ## regenerate what is generated: API document, examples, 
 # In folder $(1): the core by the package's own metadata, the rest by their .in; with $(2), to the newest versions.
 define compile-locks
 cd $(1) && $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/core.txt pyproject.toml && \
-for name in build test grpc otel peers attack servers page cuda deploy docs; do \
+for name in build test grpc otel peers attack servers page ray cuda deploy docs; do \
 	$(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/$$name.txt requirements/$$name.in || exit; \
 done && \
 $(abspath $(BIN))/pip-compile $(LOCK_FLAGS) $(2) --output-file requirements/clients.txt pyproject.toml requirements/clients.in
@@ -402,4 +414,4 @@ docs: $(DOCS_VENV)/.docs ## the documentation as a site, in build/site; fails fo
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) .venv-3.* $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) $(ATTACK_VENV) $(SERVERS_VENV) $(CLIENTS_VENV) $(PAGE_VENV) $(NODE)/node_modules tests/page/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist
+	rm -rf $(VENV) .venv-3.* $(TORCH_VENV) $(DEPLOY_VENV) $(DOCS_VENV) $(ATTACK_VENV) $(SERVERS_VENV) $(CLIENTS_VENV) $(PAGE_VENV) $(RAY_VENV) $(NODE)/node_modules tests/page/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist

@@ -50,6 +50,7 @@ ELSEWHERE = {
     ("docs/inference-protocol.md", "import asyncio"): ("tests/clients/test_docs.py", "needs kserve"),
     ("docs/inference-protocol.md", "pip install"): ("tests/clients/test_docs.py", "serves until it is stopped"),
     ("docs/clients.md", ""): ("tests/clients", "needs other languages and generators"),
+    ("docs/scaling.md", "pip install"): ("tests/ray", "needs Ray, and serves until it is stopped"),
     ("docs/compare.md", "import torch"): ("tests/test_library_report.py", "needs torch"),
     ("docs/layers.md", ""): ("tests/test_layer_import.py", "needs a checkpoint, and a service with its layers"),
     ("docs/models.md", ""): ("tests/peers/test_capture.py", "needs transformers and a trained model"),

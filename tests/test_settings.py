@@ -73,7 +73,7 @@ WRONG: dict[str, tuple[dict[str, str], str]] = {
     "no such format": ({"LOG_FORMAT": "text"}, "LOG_FORMAT: Input should be 'human' or 'json'"),
     "no such level": ({"LOG_LEVEL": "loud"},
                       "LOG_LEVEL: Input should be 'critical', 'error', 'warning', 'info' or 'debug'"),
-    "no such backend": ({"BACKEND": "jax"}, "BACKEND: Input should be 'numpy', 'torch' or 'auto'"),
+    "no such backend": ({"BACKEND": "jax"}, "BACKEND: Input should be 'numpy', 'torch', 'ray' or 'auto'"),
     "neither true nor false": ({"METRICS": "maybe"}, "METRICS: Input should be 'true' or 'false'"),
     "origin without a scheme": ({"CORS_ORIGINS": "https://a.example, localhost:9000"}, f"CORS_ORIGINS: {ORIGINS}"),
     "origin with a path": ({"CORS_ORIGINS": "https://app.example/"}, f"CORS_ORIGINS: {ORIGINS}"),

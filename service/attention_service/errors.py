@@ -40,6 +40,7 @@ wrong with one request: a JSON pointer, what was expected, and what came instead
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -83,6 +84,10 @@ class ServiceError(Exception):
         self.faults = tuple(replace(fault, code=fault.code or self.code) for fault in faults)
         self.headers = headers or {}
         super().__init__("; ".join(fault.sentence() for fault in self.faults) or self.title)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How it is pickled: made of its faults, not of its sentence, as exceptions are."""
+        return partial(type(self), headers=self.headers), self.faults
 
     @classmethod
     def description(cls) -> str:

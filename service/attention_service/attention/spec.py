@@ -13,7 +13,7 @@ import numpy as np
 
 Layout = Literal["ld", "dl", "bld", "lbd", "bdl", "hld", "bhld", "blhd"]
 DType = Literal["float64", "float32", "float16", "bfloat16"]
-Backend = Literal["auto", "numpy", "torch"]
+Backend = Literal["auto", "numpy", "torch", "ray"]
 Normalization = Literal["softmax", "sum", "sigmoid"]
 NormKind = Literal["rms", "layer"]
 NormOver = Literal["head", "all"]

@@ -14,6 +14,7 @@ from attention_service.errors import UnknownBackend
 BACKENDS: Final[dict[spec.Backend, tuple[str, str]]] = {
     "numpy": ("attention_service.backends.numpy.backend", "NumpyBackend"),
     "torch": ("attention_service.backends.torch.backend", "TorchBackend"),
+    "ray": ("attention_service.backends.ray.backend", "RayBackend"),
 }
 # The backend that has CUDA devices.
 CUDA: Final = "torch"
@@ -25,12 +26,14 @@ class Backends:
     preferred: the backend for requests that ask for `auto`. If it is `auto` itself, the backend that sees a GPU is
     taken, else NumPy.
     threads: that each backend computes with; None leaves the threads of the process as they are
+    ray_address: of the cluster that the backend ray computes on; "" for one that it starts on this machine
 
     Errors: UnknownBackend.
     """
 
-    def __init__(self, preferred: spec.Backend = "numpy", threads: int | None = None) -> None:
+    def __init__(self, preferred: spec.Backend = "numpy", threads: int | None = None, ray_address: str = "") -> None:
         self._threads = threads
+        self._options: dict[spec.Backend, dict[str, str]] = {"ray": {"address": ray_address}}
         self._made: dict[spec.Backend, Backend] = {}
         self.preferred = preferred
         if preferred == "auto":
@@ -56,4 +59,4 @@ class Backends:
             hint = f"install attention-service[{name}] where the service runs"
             missing = f"{name} without {error.name}"
             raise UnknownBackend.at("/backend", "a backend that is installed", missing, hint) from None
-        return self._made.setdefault(name, found(self._threads))
+        return self._made.setdefault(name, found(self._threads, **self._options.get(name, {})))

@@ -47,7 +47,7 @@ class Engine:
         self.chunk_lock = asyncio.Lock()
         self.stopping = False
         self.new_timings: Callable[[], Timings] = Timings
-        self._backends = Backends(settings.backend, settings.compute_threads)
+        self._backends = Backends(settings.backend, settings.compute_threads, settings.ray_address)
         if settings.backend == "auto" and self._backends.preferred == "numpy":
             logger.warning("ATTENTION_BACKEND=auto: torch is not there, or sees no GPU; NumPy computes")
         self.batcher: Batcher | None = None

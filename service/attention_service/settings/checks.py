@@ -34,6 +34,8 @@ def check_backend(backend: str) -> str:
     """The name of a backend, if what it needs is installed."""
     if backend == "torch" and not all(map(find_spec, ("torch", "array_api_compat"))):
         raise ValueError("torch is not there; install attention-service[torch]")
+    if backend == "ray" and find_spec("ray") is None:
+        raise ValueError("Ray is not there; install attention-service[ray]")
     return backend
 
 

@@ -201,9 +201,14 @@ class Settings(BaseSettings):
         description="Threads of each worker that compute on the CPU. 0 divides the available processors among the "
         "workers.",
     )
-    backend: Annotated[Literal["numpy", "torch", "auto"], AfterValidator(check_backend)] = Field(
+    backend: Annotated[Literal["numpy", "torch", "ray", "auto"], AfterValidator(check_backend)] = Field(
         "numpy",
         description="Backend for requests that do not name one. auto is torch if torch finds a GPU, else NumPy.",
+    )
+    ray_address: str = Field(
+        "",
+        description="Address of the Ray cluster that the backend ray computes on, like 10.0.0.5:6379. Without one, the "
+        "service starts Ray on its own machine when the first request asks for it (docs/scaling.md).",
     )
     batch_window: float = Field(
         0.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -152,26 +152,34 @@ class ResultBuffers:
         columns = (tile.columns,) if has_all_keys and block.ndim == 4 else ()
         if not isinstance(heads, slice) and not isinstance(rows, slice):
             heads = heads[:, None]
-        target[(tile.batch, heads, rows, *columns)] = block
+        self.put(name, (tile.batch, heads, rows, *columns), block)
+
+    def put(self, name: str, place: tuple[Any, ...], block: Array) -> None:
+        """Write numbers to their place in a buffer."""
+        self.arrays[name][place] = block
+
+
+class SoftmaxRows(NamedTuple):
+    """The parts of the logsumexp of all rows, (b, h, q, 1) each, whose sum it is; 0 for rows that see no key."""
+
+    subtracted: Array
+    log_total: Array
 
 
 class RowBuffers(ResultBuffers):
-    """Buffers that keep the parts of the logsumexp of all rows, for a second pass over the scores of a softmax.
-
-    subtracted, log_total: (b, h, q, 1), logsumexp = subtracted + log_total; 0 for rows that see no key
-    """
+    """Buffers that keep the parts of the logsumexp, for a second pass over the scores of a softmax."""
 
     def __init__(self, plan: Plan, lib: ArrayLibrary) -> None:
         super().__init__(plan, lib)
         shape = plan.sizes.batch_size, plan.sizes.num_heads, plan.sizes.query_length, 1
-        self.subtracted, self.log_total = (lib.empty(shape, plan.compute_dtype) for _ in range(2))
+        self.softmax = SoftmaxRows(*(lib.empty(shape, plan.compute_dtype) for _ in range(2)))
 
     def add_logsumexp(self, tile: Tile, subtracted: Array | float, log_total: Array) -> None:
         """Keep both parts, and write the logsumexp as `ResultBuffers` does."""
         super().add_logsumexp(tile, subtracted, log_total)
         xp, place = self._lib.xp, (tile.batch, tile.heads, tile.rows)
-        self.subtracted[place] = subtracted
-        self.log_total[place] = xp.where(log_total == -np.inf, xp.zeros_like(log_total), log_total)
+        self.softmax.subtracted[place] = subtracted
+        self.softmax.log_total[place] = xp.where(log_total == -np.inf, xp.zeros_like(log_total), log_total)
 
 
 def _x_log_x(weights: Array, xp: Any) -> Array:

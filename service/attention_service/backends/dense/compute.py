@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from typing import Final
 
@@ -14,11 +15,11 @@ from attention_service.attention.tile import Tile
 from attention_service.attention.tiles import backward_tiling
 from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.backward import Backward
-from attention_service.backends.dense.buffers import ResultBuffers, RowBuffers, TileSums
+from attention_service.backends.dense.buffers import ResultBuffers, RowBuffers, SoftmaxRows, TileSums
 from attention_service.backends.dense.gates import apply_map, gated
 from attention_service.backends.dense.gradients import BlockBackward, GradientBuffers, TileBackward
 from attention_service.backends.dense.library import Array, ArrayLibrary
-from attention_service.backends.dense.numerics import choose_paths
+from attention_service.backends.dense.numerics import NumericPath, choose_paths
 from attention_service.backends.dense.operands import LoadedOperands, stepped_outputs
 from attention_service.backends.dense.products import join_heads
 from attention_service.backends.dense.scores import TileComputation, scales
@@ -69,7 +70,7 @@ def differentiate(
         compute_tiles(plan, lib, loaded, head_outputs, rows, check)
         of_blocks = BlockBackward(plan, lib, loaded, backward.output(head_outputs), head_outputs)
         buffers = GradientBuffers(plan, lib, of_blocks)
-        compute_tiles(plan, lib, loaded, head_outputs, buffers, check, rows=rows)
+        compute_tiles(plan, lib, loaded, head_outputs, buffers, check, rows=rows.softmax)
         return rows, backward.fields(head_outputs, buffers.gradients)
     if plan.output_steps:
         compute_tiles(plan, lib, loaded, head_outputs, ResultBuffers(plan, lib), check)
@@ -87,7 +88,7 @@ def compute_tiles(
     buffers: ResultBuffers,
     check: Check,
     chosen: np.ndarray | None = None,
-    rows: RowBuffers | None = None,
+    rows: SoftmaxRows | None = None,
 ) -> None:
     """Write the head outputs (b, h, q, e) of a plan, and what it returns of scores and weights. Errors: as `compute`.
 
@@ -97,21 +98,44 @@ def compute_tiles(
     paths = choose_paths(plan, lib, loaded)
     if chosen is not None:
         paths = [(slice(i, i + 1), path) for part, path in paths for i in range(part.start, part.stop) if chosen[i]]
-    scaled = loaded.query * scales(plan, lib) if any(path.scales_query for _, path in paths) else None
-    computations = {}
-    for _, path in paths:
-        query = scaled if path.scales_query else None
-        computations[path] = TileComputation(plan, lib, loaded, path, query, head_outputs, buffers, check, rows)
-    of_entry = {i: computations[path] for part, path in paths for i in range(part.start, part.stop)}
-    cut = chain.from_iterable(computations[path].cut(entries) for entries, path in paths)
-
-    def run(numbered: tuple[int, Tile]) -> TileSums:
-        number, tile = numbered
-        with buffers.turn(number, tile):
-            return of_entry[tile.batch.start].run(tile)
-
-    for sums in lib.run(run, enumerate(cut)):
+    work = TileWork(plan, lib, loaded, paths, head_outputs, buffers, check, rows)
+    for sums in lib.run(work, enumerate(work.cut())):
         buffers.add_sums(sums)
+
+
+class TileWork:
+    """Computes tiles of a plan, each in the numeric path of its entries. Arguments: as of `compute_tiles`"""
+
+    def __init__(
+        self,
+        plan: Plan,
+        lib: ArrayLibrary,
+        loaded: LoadedOperands,
+        paths: list[tuple[slice, NumericPath]],
+        head_outputs: Array,
+        buffers: ResultBuffers,
+        check: Check = no_check,
+        rows: SoftmaxRows | None = None,
+    ) -> None:
+        self.plan, self.loaded, self.paths = plan, loaded, paths
+        self.head_outputs, self.buffers, self.check, self.rows = head_outputs, buffers, check, rows
+        scaled = loaded.query * scales(plan, lib) if any(path.scales_query for _, path in paths) else None
+        self._computations = {}
+        for _, path in paths:
+            query = scaled if path.scales_query else None
+            found = TileComputation(plan, lib, loaded, path, query, head_outputs, buffers, check, rows)
+            self._computations[path] = found
+        self._of_entry = {i: self._computations[path] for part, path in paths for i in range(part.start, part.stop)}
+
+    def cut(self) -> Iterator[Tile]:
+        """The tiles."""
+        return chain.from_iterable(self._computations[path].cut(entries) for entries, path in self.paths)
+
+    def __call__(self, numbered: tuple[int, Tile]) -> TileSums:
+        """Compute a tile. numbered: its number and itself"""
+        number, tile = numbered
+        with self.buffers.turn(number, tile):
+            return self._of_entry[tile.batch.start].run(tile)
 
 
 def empty_outputs(plan: Plan, lib: ArrayLibrary, dtype: np.dtype) -> Array:

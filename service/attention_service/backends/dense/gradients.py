@@ -59,7 +59,7 @@ class GradientBuffers(ResultBuffers):
     def __init__(self, plan: Plan, lib: ArrayLibrary, backward: TileBackward) -> None:
         super().__init__(plan, lib)
         self.needs_weights, self.streams = True, False
-        self._backward = backward
+        self.backward = backward
         self.gradients = {name: lib.zeros(shape, plan.compute_dtype) for name, shape in plan.gradient_shapes.items()}
         # Of the tiles that are computed now, by the tile: scores of former stages, and what the tile adds to gradients.
         self._stages: dict[tuple[int, ...], dict[str, Array]] = {}
@@ -71,14 +71,14 @@ class GradientBuffers(ResultBuffers):
     def add(self, name: Output, tile: Tile, block: Array) -> None:
         """Write a block as `ResultBuffers` does, and keep it if the gradients of the tile need it."""
         super().add(name, tile, block)
-        if name in self._backward.reads:
+        if name in self.backward.reads:
             self._stages.setdefault(_key(tile), {})[name] = self._lib.xp.asarray(block, copy=True)
 
     def add_weights(self, tile: Tile, weights: Array) -> Array | None:
         """Write what the plan includes of the weights of a tile, and compute the gradients of the tile."""
         received = super().add_weights(tile, weights)
         stages = self._stages.pop(_key(tile), {})
-        self._parts[_key(tile)] = self._backward.run(tile, weights, stages, super().add)
+        self._parts[_key(tile)] = self.backward.run(tile, weights, stages, super().add)
         return received
 
     @contextmanager

@@ -13,7 +13,7 @@ from attention_service.attention.tile import Tile, part_of
 from attention_service.attention.tiles import key_blocks, tiles
 from attention_service.attention.visibility import additions, hidden_parts, hiding_bits, visible
 from attention_service.backends.base import Check, no_check
-from attention_service.backends.dense.buffers import ResultBuffers, RowBuffers, TileSums
+from attention_service.backends.dense.buffers import ResultBuffers, SoftmaxRows, TileSums
 from attention_service.backends.dense.library import Array, ArrayLibrary
 from attention_service.backends.dense.numerics import NumericPath
 from attention_service.backends.dense.operands import LoadedOperands
@@ -39,7 +39,7 @@ class TileComputation:
         head_outputs: Array,
         buffers: ResultBuffers,
         check: Check = no_check,
-        rows: RowBuffers | None = None,
+        rows: SoftmaxRows | None = None,
     ) -> None:
         self._plan = plan
         self._lib = lib
@@ -75,7 +75,7 @@ class TileComputation:
         self._head_outputs[tile.batch, tile.heads, tile.rows] = outputs
         return replace(sums, tile=tile)  # which does not hold the gathered keys
 
-    def _softmax_again(self, tile: Tile, rows: RowBuffers) -> TileSums:
+    def _softmax_again(self, tile: Tile, rows: SoftmaxRows) -> TileSums:
         """Compute the weights of a block of keys once more, for the buffers. rows: of the softmax over all keys"""
         xp, place, weights = self._lib.xp, (tile.batch, tile.heads, tile.rows), self._masked_scores(tile)
         subtracted, log_total = rows.subtracted[place], rows.log_total[place]

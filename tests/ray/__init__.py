@@ -1,0 +1,1 @@
+"""The Ray backend and Ray Serve, on a cluster of two nodes on this machine."""

@@ -18,4 +18,4 @@ class AttentionService:
     """Answers as the service does. Settings are environment variables of the replicas (docs/settings.md)."""
 
 
-app = AttentionService.bind()
+app = AttentionService.bind()  # type: ignore[attr-defined]  # Ray Serve makes a Deployment of the class

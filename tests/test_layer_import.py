@@ -179,12 +179,10 @@ def test_tensors_that_no_field_holds_are_refused(tmp_path: Path) -> None:
     import_layer(checkpoint(tmp_path, LLAMA_CONFIG, given), 1)
     with pytest.raises(BadFile, match=r"q_norm.weight.* has a meaning that is not known"):
         import_layer(checkpoint(tmp_path, LLAMA_CONFIG, given | {f"{place}q_norm.weight": np.ones(4, np.float32)}), 1)
-    given[f"{place}q_proj.weight"] = np.ones((Q, HIDDEN), np.int32)
-    with pytest.raises(BadFile, match="holds int32"):
-        import_layer(checkpoint(tmp_path, LLAMA_CONFIG, given), 1)
-    given[f"{place}q_proj.weight"] = np.ones((Q, HIDDEN), np.uint8)
-    with pytest.raises(BadFile, match=r"to be one of BOOL, .*, got string 'U8'"):
-        import_layer(checkpoint(tmp_path, LLAMA_CONFIG, given), 1)
+    for dtype in (np.int32, np.uint8):
+        given[f"{place}q_proj.weight"] = np.ones((Q, HIDDEN), dtype)
+        with pytest.raises(BadFile, match=f"holds {np.dtype(dtype)}"):
+            import_layer(checkpoint(tmp_path, LLAMA_CONFIG, given), 1)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def unusual(b: int, h: int, l: int, d: int) -> dict[str, dict[str, Any]]:  # noq
         "scale of each head": {"scale": np.resize([0.5, -2.0], h)},
         "softcap": {"softcap": 0.5},
         "bias": {"bias": numbers(l, l)},
+        "bias of each score": {"bias": numbers(b, h, l, l)},
         "alibi_slopes": {"alibi_slopes": np.resize([0.5, 2.0], h)},
         "mask": {"mask": numbers(l, l) > 0},
         "key_mask": {"key_mask": np.arange(l) != 1},

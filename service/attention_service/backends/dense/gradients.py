@@ -143,7 +143,7 @@ class TileBackward:
         if "scale" in self.wanted:
             products = gradient * self._shown(stages["scores"], seen)
             parts.append(Part("scale", (tile.heads,), lib.xp.sum(products, axis=(0, 2, 3))))
-        gradient *= self.scale(tile)
+        gradient = gradient * self.scale(tile)  # terms hold it as it was
         write(DQK, tile, gradient)
         return parts + self.products(tile, gradient)
 

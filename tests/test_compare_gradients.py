@@ -141,6 +141,15 @@ def test_an_ungrouped_kernel_is_named(names: tuple[str, ...]) -> None:
     assert report.hypotheses[0].certainty == "proof"
 
 
+@pytest.mark.parametrize(("name", "shape"), [("grad_bias", (67, 67)), ("grad_alibi_slopes", (4,))])
+def test_the_gradient_of_an_option_is_judged_alone(name: str, shape: tuple[int, ...]) -> None:
+    fields = request(0, TYPES["float32"])
+    fields[name.removeprefix("grad_")] = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    found = getattr(attend(**fields, gradients="all", include=[]), name)
+    assert compare({name: found}, **fields).verdict.status == "correct"
+    assert compare({name: found * np.float32(1.5)}, **fields).verdict.status == "wrong"
+
+
 def test_an_unknown_mistake_is_told_by_facts() -> None:
     fields = request(0, TYPES["float32"])
     found = returned(fields)

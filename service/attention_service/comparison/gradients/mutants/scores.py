@@ -16,7 +16,7 @@ from attention_service.attention.tile import Tile
 from attention_service.attention.visibility import visible
 from attention_service.backends.dense.library import Array
 from attention_service.backends.dense.products import grouped_matmul
-from attention_service.comparison.gradients.case import GradientCase, Gradients, Sums
+from attention_service.comparison.gradients.case import GradientCase, Gradients, Sums, names_in, with_fields
 from attention_service.comparison.gradients.mutants.table import (
     Recomputed,
     Variant,
@@ -151,14 +151,15 @@ LEFT_OUT: Final[dict[str, tuple[tuple[str, ...], str]]] = {
 def left_out(name: str, fields: tuple[str, ...], message: str) -> None:
     @mutant(name, message)
     def leave_out(case: GradientCase) -> Iterator[Variant]:
-        if is_softmax(case) and any(_has(case, field) for field in fields):
-            yield Variant(partial(without, case, fields))
+        change = {field: AttentionSpec._field_defaults[field] for field in fields}
+        is_told = names_in(case.names, with_fields(case.spec, change))  # not by the gradients of these fields alone
+        if is_softmax(case) and any(_has(case, field) for field in fields) and is_told:
+            yield Variant(partial(without, case, change))
 
 
-def without(case: GradientCase, fields: tuple[str, ...]) -> Gradients:
+def without(case: GradientCase, change: Mapping[str, Any]) -> Gradients:
     """The gradients of a backward pass that computes weights without some fields, from the right logsumexp."""
-    other = case.changed({field: AttentionSpec._field_defaults[field] for field in fields})
-    return other.run(partial(Recomputed, case=case))
+    return case.changed(change).run(partial(Recomputed, case=case))
 
 
 def _has(case: GradientCase, field: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from attention_service.cli import main
 from attention_service.commands.recordings import is_recording, parameters, read_recording
@@ -178,6 +179,14 @@ def test_a_call_that_did_not_end_says_so(tmp_path: Path) -> None:
     (call,) = read_recording(tmp_path).calls
     with pytest.raises(MissingField, match="inputs_saved"):
         call.results()
+
+
+def test_a_tensor_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    folder = single(FlightRecorder(tmp_path))
+    kept = {f"arg_{n}": tensor(2, 1, 4) for n in range(2)}
+    safetensors.numpy.save_file(kept, folder / "inputs.safetensors")
+    with pytest.raises(MissingField, match="arg_2"):
+        read_recording(tmp_path).calls[0].arguments()
 
 
 def test_other_functions_are_counted(tmp_path: Path) -> None:

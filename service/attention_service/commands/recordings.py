@@ -139,6 +139,11 @@ def _arguments(folder: Path, record: Record) -> dict[str, Any]:
     plain = record.get("input_metadata")
     if not isinstance(plain, Mapping):
         raise InvalidRequest.of("/input_metadata", "an object", plain)
+    info = record.get("tensor_info")
+    listed = info.get("input_tensor_keys", ()) if isinstance(info, Mapping) else ()
+    for key in listed:
+        if key not in tensors:
+            raise MissingField.at("", f"the tensor {key} in the inputs of the call", "none")
     for key in dict.fromkeys((*tensors, *plain)):
         kind, _, name = key.partition("_")
         if "__" in name and key not in plain:  # of a list or an object, which stands in the metadata
@@ -177,7 +182,7 @@ def _value(value: Any, tensors: Mapping[str, np.ndarray]) -> Any:
     if not isinstance(value, Mapping):
         return value
     if "tensor_key" in value:
-        return tensors.get(value["tensor_key"])
+        return tensors[value["tensor_key"]]
     if "items" in value and value.get("type") != "dict":
         return [_value(item, tensors) for item in value["items"]]
     if value.get("type") == "enum":

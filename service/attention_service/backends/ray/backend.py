@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import ray
@@ -19,11 +22,12 @@ from attention_service.backends.base import Check, no_check
 from attention_service.backends.dense.buffers import TileSums
 from attention_service.backends.dense.compute import TileWork, compute
 from attention_service.backends.dense.operands import load_operands
-from attention_service.backends.numpy.backend import NumpyBackend, NumpyLibrary
+from attention_service.backends.numpy.backend import CPU, NumpyBackend, NumpyLibrary
 from attention_service.backends.ray.work import Part, SharedWork, compute_part
 from attention_service.errors import Busy, ServiceError
 
 NAMESPACE: Final = "attention-service"
+_connecting: Final = threading.Lock()
 # Tasks for each processor of the cluster: more share the work more evenly, and each costs some milliseconds.
 PER_PROCESSOR: Final = 4
 # Seconds between two looks at the deadline.
@@ -48,7 +52,7 @@ class RayBackend(NumpyBackend):
 
     def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:
         """Compute all that the plan includes, see Backend.execute. Errors: also Busy if workers are lost."""
-        if plan.flops < SHARED_FLOPS:  # sending it would take longer
+        if device not in CPU or plan.flops < SHARED_FLOPS:  # sending it would take longer
             return super().execute(plan, operands, device, check)
         processors = connect(self._address)
         lib = RayLibrary(plan, replace(self._tiling(plan), workers=processors), check)
@@ -64,13 +68,14 @@ def connect(address: str) -> int:
 
     Errors: Busy if the cluster cannot be reached, or has no processors.
     """
-    if not ray.is_initialized():
-        own: dict[str, Any] = {"address": address} if address else {"address": "local", "include_dashboard": False}
-        try:
-            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, **own)
-        except (ConnectionError, RuntimeError) as error:
-            raise unavailable(str(error)) from None
-    processors = int(ray.cluster_resources().get("CPU", 0))
+    own: dict[str, Any] = {"address": address} if address else {"address": "local", "include_dashboard": False}
+    try:
+        with _connecting:
+            if not ray.is_initialized():
+                ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, **own)
+        processors = int(ray.cluster_resources().get("CPU", 0))
+    except (OSError, RuntimeError, ValueError, RayError) as error:  # an address that is none, or where nobody answers
+        raise unavailable(str(error)) from None
     if processors < 1:
         raise unavailable("a cluster without processors")
     return processors
@@ -96,15 +101,24 @@ class RayLibrary(NumpyLibrary):
         return found
 
     def _sums(self, work: TileWork, tiles: list[Tile]) -> Iterator[TileSums]:
-        shared = ray.put(SharedWork.of(work, self.tiling))
         parts = cut(tiles, PER_PROCESSOR * self.tiling.workers)
-        waiting = [_compute.remote(shared, part) for part in parts]
+        waiting: deque[Any] = deque()
         try:
-            while waiting:
+            shared = ray.put(SharedWork.of(work, self.tiling))
+            while True:
+                # No more at once than are computed and one each that waits: results lie in the object store.
+                for tiles_of_part in islice(parts, 2 * self.tiling.workers - len(waiting)):
+                    waiting.append(_compute.remote(shared, tiles_of_part))
+                if not waiting:
+                    return
                 part = self._result(waiting[0])
-                del waiting[0]
+                waiting.popleft()
                 part.put(work)
                 yield from part.sums
+        except RayTaskError:  # a defect of ours
+            raise
+        except RayError as error:
+            raise unavailable(f"{type(error).__name__}: {error}") from None
         finally:
             for reference in waiting:
                 ray.cancel(reference, force=True)
@@ -122,8 +136,6 @@ class RayLibrary(NumpyLibrary):
                 if isinstance(error.cause, ServiceError | MemoryError):
                     raise error.cause from None
                 raise
-            except RayError as error:
-                raise unavailable(f"{type(error).__name__}: {error}") from None
 
 
 @ray.remote(num_cpus=1)

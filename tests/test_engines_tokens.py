@@ -82,6 +82,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (changed("query_start_loc", (0,), 1), "/query_start_loc/0", "1"),
     (changed("query_start_loc", (2,), 2), "/query_start_loc/2", "2"),
     (changed("query_start_loc", (3,), 6), "/query_start_loc/3", "6"),
+    ({"query_start_loc": np.array([0, 2**63 - 1, -(2**63), 5])}, "/query_start_loc/1", str(2**63 - 1)),
+    ({"query_start_loc": np.array([0, -(2**63), 2**63 - 1, 5])}, "/query_start_loc/1", str(-(2**63))),
     ({"query_start_loc": np.zeros((0,), int)}, "/query_start_loc", "(0,)"),
     ({"query_start_loc": np.zeros((2, 2), int)}, "/query_start_loc", "(2, 2)"),
     ({"query_start_loc": np.array([0, 5])}, "/block_table", "(3, 3)"),

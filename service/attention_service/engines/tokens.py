@@ -137,7 +137,7 @@ def ragged(name: str, array: np.ndarray, bounds: Named, used: Named | None = Non
 
 
 def boundaries(name: str, given: np.ndarray, total: int, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Where sequences begin and how long they are, (b,), from cumulated lengths (b + 1). total: most of the last
+    """Where sequences begin and how long they are, (b,), from cumulated lengths (b + 1). total: the most of each
 
     Errors: InvalidArray, ShapeMismatch.
     """
@@ -146,12 +146,13 @@ def boundaries(name: str, given: np.ndarray, total: int, what: str) -> tuple[np.
         raise ShapeMismatch.of(f"/{name}", "(b + 1,)", given)
     if bounds[0] != 0:
         raise InvalidArray.at(f"/{name}/0", "0, where the first sequence begins", str(bounds[0]))
+    if (bad := np.flatnonzero((bounds < 0) | (bounds > total))).size:  # before differences, which may overflow
+        n = int(bad[0])
+        raise InvalidArray.at(f"/{name}/{n}", f"at least 0 and at most {total}, the {what}", str(bounds[n]))
     lengths = np.diff(bounds)
     if (bad := np.flatnonzero(lengths < 0)).size:
         n = int(bad[0])
         raise InvalidArray.at(f"/{name}/{n + 1}", f"at least {bounds[n]}, as lengths are cumulated", str(bounds[n + 1]))
-    if bounds[-1] > total:
-        raise InvalidArray.at(f"/{name}/{len(bounds) - 1}", f"at most {total}, the {what}", str(bounds[-1]))
     return bounds[:-1], lengths
 
 

@@ -158,6 +158,9 @@ def test_flashinfer_merges_states_of_base_2() -> None:
     assert np.array_equal(again.output, found.output)
     assert fault("flashinfer.merge_state", v_a=one, s_a=s_one, v_b=other, s_b=ONES(2))[0] == "/s_b"
     assert fault("flashinfer.merge_states", v=one, s=s_one)[0] == "/s"
+    assert fault("flashinfer.merge_state", v_a=1, s_a=0, v_b=1, s_b=0)[0] == "/v_a"
+    assert fault("flashinfer.merge_state", v_a=one, s_a=s_one, v_b=one[0], s_b=s_one)[0] == "/v_b"
+    assert fault("flashinfer.merge_state", v_a=one, s_a=0, v_b=one, s_b=s_one)[0] == "/s_a"
 
 
 @pytest.mark.parametrize(

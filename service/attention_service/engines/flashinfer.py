@@ -104,6 +104,9 @@ def trtllm_context(given: Arguments) -> Call:
 
 def merge_state(given: Arguments) -> Answer:
     """merge_state: two parts."""
+    for name in ("v_a", "v_b"):
+        if (v := given.array(name)).ndim != 3:
+            raise ShapeMismatch.of(f"/{name}", "(n, h, d)", v)
     return _merged([(given.named(f"v_{one}"), given.named(f"s_{one}")) for one in "ab"])
 
 

@@ -18,7 +18,7 @@ from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
 from attention_service.pipeline.engine import Engine
-from attention_service.schemas.request import CALL
+from attention_service.schemas.request import CALL, AttentionRequest
 from attention_service.settings import Settings
 from tests.conftest import app, serving
 from tests.helpers.engine_calls import Draw
@@ -130,6 +130,7 @@ def test_parts_are_merged(client: httpx.Client) -> None:
         ({"call": "flash_attn.flash_attn_fun", "arguments": {}}, "/call", "did you mean"),
         ({"call": VARLEN, "arguments": arguments(), "scale": 1}, "/scale", "none beside call"),
         ({"call": VARLEN, "arguments": arguments(), "layer": "x"}, "/layer", "stored layers"),
+        ({"call": VARLEN, "arguments": None}, "/arguments", "one of them"),
         ({"call": VARLEN, "arguments": arguments(), "version": 5}, "/version", "less than or equal to 4"),
         ({"call": "vllm.attention", "arguments": {}, "version": 2}, "/version", "none"),
         ({"call": VARLEN, "arguments": arguments(scale=1)}, "/arguments/scale", "an argument of"),
@@ -147,6 +148,17 @@ def test_faults_point_into_the_arguments(client: httpx.Client, fields: Any, poin
     (fault,) = answer.json()["errors"]
     assert fault["pointer"] == pointer
     assert text in answer.json()["detail"]
+
+
+def test_null_is_the_default_of_every_field(client: httpx.Client) -> None:
+    """One key, whose value is the output, without a call; and a call with null in the place of all other fields."""
+    query: dict[str, Any] = {"query": [[1.0]], "key": [[1.0]], "value": [[5.0]]}
+    answer = client.post("/attention", json={**dict.fromkeys(CALL), **query})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["output"] == [[5.0]]
+    absent: dict[str, Any] = dict.fromkeys(AttentionRequest.model_fields.keys() - CALL - {"include", "layer"})
+    found = tensors(post(client, call=VARLEN, arguments=arguments(), **absent))
+    assert np.array_equal(found["output"], call(VARLEN, **arguments()).output, equal_nan=True)
 
 
 def test_other_operations_take_no_calls(client: httpx.Client) -> None:

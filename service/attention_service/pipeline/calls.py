@@ -129,7 +129,7 @@ class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
 
     def prepare(self, decoded: Decoded, layer: Layer | None = None) -> PreparedRequest | PreparedCall:
         """The request, or the call."""
-        if CALL.isdisjoint(decoded.fields):
+        if CALL.isdisjoint(_present(decoded)):
             return self._attention.prepare(decoded, layer)
         return prepare_call(decoded, self._backends)
 
@@ -170,7 +170,7 @@ class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
 def prepare_call(decoded: Decoded, backends: Backends) -> PreparedCall:
     """The call of a request. Errors: InvalidRequest of every kind, with pointers into /arguments."""
     body = validate(AttentionRequest, decoded.fields)
-    for name in decoded.fields.keys() - BESIDE:
+    for name in _present(decoded) - BESIDE:
         raise FieldConflict.at(f"/{name}", "none beside call", quote(name), "the arguments of the function say it all")
     if body.call is None or body.arguments is None:
         raise MissingField.at("/arguments" if body.arguments is None else "/call", "call and arguments", "one of them")
@@ -186,6 +186,11 @@ def prepare_call(decoded: Decoded, backends: Backends) -> PreparedCall:
     weights = "attention_weights" in include
     largest = largest_bytes(call, backend, device, weights=weights) if isinstance(call, Call) else 0
     return PreparedCall(decoded, call, FLOATS[body.dtype or "float64"], weights, backend, device, largest)
+
+
+def _present(decoded: Decoded) -> set[str]:
+    """The names of fields that are not null."""
+    return {name for name, value in decoded.fields.items() if value is not None}
 
 
 @contextmanager

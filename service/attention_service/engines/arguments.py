@@ -73,7 +73,8 @@ class Arguments:
     @classmethod
     def of(cls, name: str, function: Function, given: Mapping[str, Any], version: int | None) -> Arguments:
         """The arguments, whose names are those of the function. Errors: InvalidValue, UnknownField."""
-        if version is not None and str(version) not in list(function.versions):
+        is_integer = isinstance(version, int | np.integer)
+        if version is not None and not (is_integer and str(version) in list(function.versions)):
             versions = " or ".join(function.versions)
             raise InvalidValue.of("/version", f"{versions}, which have {name}" if versions else "none", version)
         known = {

@@ -39,7 +39,7 @@ def decode(name: str, given: Mapping[str, Any], version: int | None = None) -> C
 
     Errors: InvalidRequest of every kind, with a pointer to each argument at fault.
     """
-    if name not in FUNCTIONS:
+    if not isinstance(name, str) or name not in FUNCTIONS:
         raise InvalidValue.of("/call", "a function of docs/coming-from.md", name, near(str(name), FUNCTIONS))
     function = FUNCTIONS[name]
     call = READERS[function.name](Arguments.of(name, function, given, version))

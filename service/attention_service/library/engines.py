@@ -43,7 +43,7 @@ def call(
     /,
     *,
     version: int | None = None,
-    include: Sequence[str] = (),
+    include: Sequence[str] | None = None,
     dtype: str | None = None,
     **arguments: Any,
 ) -> CallResult:
@@ -127,12 +127,15 @@ def _attend(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return calls.attend({**_ABSENT, **fields, "unknown": {}})
 
 
-def _wanted(include: Sequence[str], dtype: str | None) -> list[str]:
+def _wanted(include: Sequence[str] | None, dtype: str | None) -> list[str]:
     """The results beside output and logsumexp. Errors: InvalidValue."""
-    if dtype is not None and dtype not in FLOATS:
+    if dtype is not None and (not isinstance(dtype, str) or dtype not in FLOATS):
         raise InvalidValue.of("/dtype", f"one of {', '.join(FLOATS)}", dtype)
+    include = () if include is None else include
+    if not isinstance(include, list | tuple):
+        raise InvalidValue.of("/include", "a list of names", include)
     for n, name in enumerate(include):
-        if name not in INCLUDED:
+        if not isinstance(name, str) or name not in INCLUDED:
             raise InvalidValue.of(f"/include/{n}", f"one of {', '.join(INCLUDED)}", name, near(str(name), INCLUDED))
     return [name for name in include if name != "logsumexp"]
 

@@ -1,0 +1,46 @@
+"""Arguments of calls in types or forms that others also have: read as what they say, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attention_service import call
+from tests.test_engines_call import K, Q, V, fault
+
+
+@pytest.mark.parametrize("version", ["4", 4.0, [4], True])
+def test_a_version_is_an_integer(version: Any) -> None:
+    """Windows of a version that were read as those of another would give another answer."""
+    pointer, text = fault("flash_attn.flash_attn_func", version, q=Q, k=K, v=V, window_size=(-1, 0))
+    assert (pointer, "2 or 3 or 4" in text) == ("/version", True)
+    call("flash_attn.flash_attn_func", version=np.int64(4), q=Q, k=K, v=V, window_size=(-1, 0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "pointer"),
+    [
+        ({"include": "attention_weights"}, "/include"),
+        ({"include": 5}, "/include"),
+        ({"include": {"logsumexp": True}}, "/include"),
+        ({"include": [["logsumexp"]]}, "/include/0"),
+        ({"include": [np.array(["logsumexp", "output"])]}, "/include/0"),
+        ({"dtype": ["float32"]}, "/dtype"),
+        ({"dtype": np.array(["float32", "float16"])}, "/dtype"),
+    ],
+)
+def test_options_of_another_type_are_refused(wrong: dict[str, Any], pointer: str) -> None:
+    assert fault("flash_attn.flash_attn_func", q=Q, k=K, v=V, **wrong)[0] == pointer
+
+
+def test_a_name_of_another_type_is_refused() -> None:
+    wrong: list[Any] = [["flash_attn.flash_attn_func"], None, np.array(["a", "b"])]
+    for name in wrong:
+        assert fault(name)[0] == "/call"
+
+
+def test_include_may_be_none() -> None:
+    found = call("flash_attn.flash_attn_func", q=Q, k=K, v=V, include=None)
+    assert np.array_equal(found.output, call("flash_attn.flash_attn_func", q=Q, k=K, v=V).output)

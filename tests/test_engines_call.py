@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from attention_service import call
-from attention_service.engines.table import FUNCTIONS
+from attention_service.engines.call import Call
+from attention_service.engines.table import FUNCTIONS, decode
 from attention_service.errors import InvalidRequest
 from tests.helpers.engine_calls import Draw, Options, Sequence, attention
 from tests.helpers.engine_draws import DRAWS
@@ -145,6 +146,41 @@ def test_torch_has_any_number_of_leading_axes(shape: tuple[int, ...]) -> None:
     weights = np.exp(query @ key.swapaxes(-1, -2) / math.sqrt(8) + bias)
     np.testing.assert_allclose(found.output, weights / weights.sum(-1, keepdims=True) @ key, rtol=1e-12)
     np.testing.assert_allclose(found.logsumexp, np.log(weights.sum(-1)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("leading", [(4,), (2, 2), (2, 1)])
+@pytest.mark.parametrize("of_heads", [2, 1])
+def test_masks_of_torch_go_with_their_entries(
+    monkeypatch: pytest.MonkeyPatch, leading: tuple[int, ...], of_heads: int
+) -> None:
+    """Each entry is computed alone, as entries of many tokens are; no mask is copied before."""
+    monkeypatch.setattr("attention_service.engines.call.TOGETHER", 1)
+    query, key = RANDOM.normal(size=(4, 2, 3, 8)), RANDOM.normal(size=(4, 2, 5, 8))
+    masks: list[np.ndarray] = [RANDOM.normal(size=(*leading, of_heads, 3, 5)), ONES((*leading, of_heads, 3, 5), bool)]
+    masks[1][..., 1:] = RANDOM.random((*leading, of_heads, 3, 4)) < 0.5
+    arrays: dict[str, Any] = {"query": query.reshape(*leading[:1], -1, 2, 3, 8)}
+    arrays |= dict.fromkeys(("key", "value"), key.reshape(*leading[:1], -1, 2, 5, 8))
+    if leading == (4,):
+        arrays = {name: array[:, 0] for name, array in arrays.items()}
+    for mask in masks:
+        found = call("torch.scaled_dot_product_attention", **arrays, attn_mask=mask)
+        bias = np.where(mask, 0.0, -np.inf) if mask.dtype == bool else mask
+        bias = np.broadcast_to(bias, (*arrays["query"].shape[:-1], 5)).reshape(4, 2, 3, 5)
+        weights = np.exp(query @ key.swapaxes(-1, -2) / math.sqrt(8) + bias)
+        np.testing.assert_allclose(
+            found.output.reshape(4, 2, 3, 8), weights / weights.sum(-1, keepdims=True) @ key, rtol=1e-12
+        )
+        decoded = decode("torch.scaled_dot_product_attention", arrays | {"attn_mask": mask})
+        assert isinstance(decoded, Call)
+        fields = decoded.request([3], shapes_only=True)
+        assert np.shares_memory(fields.get("mask", fields.get("bias")), mask)
+
+
+def test_a_number_of_a_mask_is_named_with_its_entry() -> None:
+    mask = np.zeros((2, 1, 4, 4))
+    mask[1, 0, 2, 3] = np.nan
+    arrays: dict[str, Any] = dict.fromkeys(("query", "key", "value"), ONES((2, 3, 4, 8)))
+    assert fault("torch.scaled_dot_product_attention", **arrays, attn_mask=mask)[0] == "/attn_mask/1/0/2/3"
 
 
 def test_flashinfer_merges_states_of_base_2() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
+from attention_service.attention.arrays import cast, is_float
 from attention_service.engines.arguments import Arguments, options
 from attention_service.engines.call import RAGGED, Call, Fields, Form, window_of
 from attention_service.engines.tokens import Table, Tokens, dense, numbers, paged, ragged
@@ -27,7 +29,8 @@ def sdpa(given: Arguments) -> Call:
     _check_groups(given, tokens["query"], tokens["key"])
     fields, names = options(given, tokens["query"], scale="scale", softcap="", sinks="")
     q, k = arrays["query"].shape[-2], arrays["key"].shape[-2]
-    fields |= _mask(given, (*lead, q, k))
+    mask, own = _mask(given, (*lead, q, k))
+    fields |= mask
     if given.flag("is_causal"):
         if "attn_mask" in given:
             raise FieldConflict.at("/is_causal", "attn_mask or is_causal", "both")
@@ -37,7 +40,7 @@ def sdpa(given: Arguments) -> Call:
         lambda x: x.transpose(0, 2, 1).reshape(*lead, q),
     )
     names |= {"mask": "attn_mask", "bias": "attn_mask"}
-    return Call(tokens["query"], tokens["key"], tokens["value"], form, fields, offset=None, names=names)
+    return Call(tokens["query"], tokens["key"], tokens["value"], form, fields, own, offset=None, names=names)
 
 
 def varlen(given: Arguments) -> Call:
@@ -67,18 +70,31 @@ def _check_groups(given: Arguments, query: Tokens, key: Tokens) -> None:
         raise ShapeMismatch.at(f"/{key.name}", f"{query.heads} heads, or enable_gqa", str(key.heads))
 
 
-def _mask(given: Arguments, scores: tuple[int, ...]) -> Fields:
-    """attn_mask as (b, h, q, k), or with axes of length 1. scores: (…, q, k). Errors: ShapeMismatch."""
+def _mask(given: Arguments, scores: tuple[int, ...]) -> tuple[Fields, Callable[[int], Fields] | None]:
+    """attn_mask, for all sequences or of each, as (b, h, q, k), or with axes of length 1. scores: (…, q, k).
+
+    Errors: ShapeMismatch.
+    """
     mask = given.maybe("attn_mask")
     if mask is None:
-        return {}
+        return {}, None
     try:
-        np.broadcast_shapes(mask.shape, scores)
         fits = np.broadcast_shapes(mask.shape, scores) == scores
     except ValueError:
         fits = False
     if not fits:
         raise ShapeMismatch.of("/attn_mask", f"what broadcasts to {shape(scores)}", mask)
-    if len(scores) > 4:
-        mask = np.broadcast_to(mask, scores).reshape(-1, *scores[-3:])
-    return {"mask" if mask.dtype == np.bool_ else "bias": mask.reshape((1,) * (4 - mask.ndim) + mask.shape)}
+    field = "mask" if mask.dtype == np.bool_ else "bias"
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    if math.prod(mask.shape[:-3]) == 1:
+        return {field: mask.reshape(1, *mask.shape[-3:])}, None
+    leading = scores[:-3]
+    masks = np.broadcast_to(mask, (*leading, *mask.shape[-3:]))
+
+    def own(sequence: int) -> Fields:
+        part = masks[np.unravel_index(sequence, leading)]
+        if is_float(part.dtype):  # an error of the request would name its only sequence
+            cast(part, part.dtype, f"/attn_mask/{sequence}", minus_infinity=True)
+        return {field: part[None]}
+
+    return {}, own

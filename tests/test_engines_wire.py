@@ -150,6 +150,34 @@ def test_faults_point_into_the_arguments(client: httpx.Client, fields: Any, poin
     assert text in answer.json()["detail"]
 
 
+def test_a_cache_in_lists_is_refused_where_it_may_be_a_pair(client: httpx.Client) -> None:
+    """Keys of 0, and values of 1 and 3 in two pages of one token: 2, as one cache and as a pair, in arrays.
+
+    As a pair the array would be keys of 0 and 1, values of 0 and 3.
+    """
+    function = "flashinfer.BatchDecodeWithPagedKVCacheWrapper.run"
+    pair = (np.zeros((2, 1, 1, 1)), np.array([1.0, 3.0]).reshape(2, 1, 1, 1))
+    cache = np.stack(pair, axis=1)
+    where: dict[str, Any] = {"q": [[[1.0]]], "indptr": [0, 2], "indices": [0, 1], "last_page_len": [1]}
+    fields: dict[str, Any] = {"call": function, "arguments": where}
+    for right in (cache, pair):
+        fields["arguments"] = where | {"paged_kv_cache": right}
+        assert tensors(post(client, **fields))["output"].ravel().tolist() == [2.0]
+    for wrong in (cache, np.stack(pair)):
+        fields["arguments"] = where | {"paged_kv_cache": wrong.tolist()}
+        answer = client.post("/attention", json=fields)
+        assert answer.status_code == 422, answer.text
+        (fault,) = answer.json()["errors"]
+        assert (fault["pointer"], fault["hint"]) == (
+            "/arguments/paged_kv_cache",
+            "a pair is two arrays, in JSON typed ones",
+        )
+    three = np.zeros((3, 2, 1, 1, 1))
+    three[:, 1] = 2
+    fields["arguments"] = where | {"paged_kv_cache": three.tolist()}
+    assert tensors(post(client, **fields))["output"].ravel().tolist() == [2.0]
+
+
 def test_null_is_the_default_of_every_field(client: httpx.Client) -> None:
     """One key, whose value is the output, without a call; and a call with null in the place of all other fields."""
     query: dict[str, Any] = {"query": [[1.0]], "key": [[1.0]], "value": [[5.0]]}

@@ -35,7 +35,8 @@ class RequestedOutputs(NamedTuple):
 class Decoded(NamedTuple):
     """A decoded body.
 
-    fields: the request, arrays as ndarrays; untyped: top-level fields whose numbers came without a type
+    fields: the request, arrays as ndarrays; untyped: top-level fields whose numbers came without a type,
+    and pointers of such arguments of a call
     outputs: None in formats that do not name them
     """
 

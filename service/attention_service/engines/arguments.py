@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,14 +65,27 @@ def read_functions(text: str) -> dict[str, Function]:
 
 
 class Arguments:
-    """The arguments of one call; those that are None are absent. version: of the library, None if unknown"""
+    """The arguments of one call; those that are None are absent.
 
-    def __init__(self, given: Mapping[str, Any], version: int | None = None) -> None:
+    version: of the library, None if unknown; untyped: names of arrays that came as lists, beside those that are lists
+    """
+
+    def __init__(
+        self, given: Mapping[str, Any], version: int | None = None, untyped: AbstractSet[str] = frozenset()
+    ) -> None:
         self.given = {name: value for name, value in given.items() if value is not None}
         self.version = version
+        self.untyped = untyped
 
     @classmethod
-    def of(cls, name: str, function: Function, given: Mapping[str, Any], version: int | None) -> Arguments:
+    def of(
+        cls,
+        name: str,
+        function: Function,
+        given: Mapping[str, Any],
+        version: int | None,
+        untyped: AbstractSet[str] = frozenset(),
+    ) -> Arguments:
         """The arguments, whose names are those of the function. Errors: InvalidValue, UnknownField."""
         is_integer = isinstance(version, int | np.integer)
         if version is not None and not (is_integer and str(version) in list(function.versions)):
@@ -88,7 +102,7 @@ class Arguments:
             row = known[argument]
             if row.neutral is not None and value is not None and not any(_equal(value, one) for one in row.neutral):
                 raise InvalidValue.of(f"/{argument}", f"no {argument}", value, row.text.rpartition(": ")[2])
-        return cls(given, version)
+        return cls(given, version, untyped)
 
     def agree(self, sizes: Mapping[str, int]) -> None:
         """Refuse numbers that are not what the shapes of arrays say. Errors: FieldConflict and those of `integer`."""
@@ -98,6 +112,10 @@ class Arguments:
 
     def __contains__(self, name: str) -> bool:
         return name in self.given
+
+    def is_untyped(self, name: str) -> bool:
+        """True if an argument came as lists, within which arrays and lists of arrays are the same."""
+        return name in self.untyped or not isinstance(self.given.get(name), np.ndarray)
 
     def array(self, name: str) -> np.ndarray:
         """An argument that is needed, as an array. Errors: MissingField, InvalidArray."""

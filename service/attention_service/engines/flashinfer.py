@@ -144,13 +144,16 @@ def _queries(given: Arguments, name: str, b: int) -> Tokens:
 
 
 def _caches(given: Arguments, name: str, layout: str) -> list[tuple[np.ndarray, str]]:
-    """The caches of keys and values, of one tensor or a pair, and their layout."""
+    """The caches of keys and values, of one tensor or a pair of arrays, and their layout."""
     found = given.given.get(name)
-    if isinstance(found, list | tuple) and len(found) == 2:
-        return [(np.asarray(one), layout) for one in found]
+    if isinstance(found, list | tuple) and len(found) == 2 and all(isinstance(one, np.ndarray) for one in found):
+        return [(one, layout) for one in found]
     cache = numbers(name, given.array(name), 5, "pages, 2, page, hk, d" if layout == "NHD" else "pages, 2, hk, page, d")
+    hint = "a pair is two arrays, in JSON typed ones" if given.is_untyped(name) and len(cache) == 2 else ""
     if cache.shape[1] != 2:
-        raise ShapeMismatch.of(f"/{name}", "2 on the second axis, keys and values", cache)
+        raise ShapeMismatch.of(f"/{name}", "2 on the second axis, keys and values", cache, hint)
+    if hint:
+        raise ShapeMismatch.of(f"/{name}", "an array, as lists with two pages may be a pair", cache, hint)
     return [(cache[:, 0], layout), (cache[:, 1], layout)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from importlib.resources import files
 from typing import Any, Final
 
@@ -34,15 +35,19 @@ READERS: Final[Mapping[str, Callable[[Arguments], Call | Answer]]] = {
 }
 
 
-def decode(name: str, given: Mapping[str, Any], version: int | None = None) -> Call | Answer:
+def decode(
+    name: str, given: Mapping[str, Any], version: int | None = None, untyped: AbstractSet[str] = frozenset()
+) -> Call | Answer:
     """A call by the name of its function, with the arguments of the library; the answer itself of one that merges.
+
+    untyped: names of arrays that came as lists
 
     Errors: InvalidRequest of every kind, with a pointer to each argument at fault.
     """
     if not isinstance(name, str) or name not in FUNCTIONS:
         raise InvalidValue.of("/call", "a function of docs/coming-from.md", name, near(str(name), FUNCTIONS))
     function = FUNCTIONS[name]
-    call = READERS[function.name](Arguments.of(name, function, given, version))
+    call = READERS[function.name](Arguments.of(name, function, given, version, untyped))
     if isinstance(call, Call):
         call.check()
     return call

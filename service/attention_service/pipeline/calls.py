@@ -23,7 +23,7 @@ from attention_service.codecs.table import CODECS
 from attention_service.codecs.typed_arrays import KEYS
 from attention_service.engines.call import Answer, Call, Fields
 from attention_service.engines.table import decode
-from attention_service.errors import FieldConflict, InvalidRequest, InvalidValue, MissingField, quote
+from attention_service.errors import FieldConflict, InvalidRequest, InvalidValue, MissingField, child, quote
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.attention import AttentionOperation, PreparedRequest
 from attention_service.pipeline.execution import Execution
@@ -179,8 +179,9 @@ def prepare_call(decoded: Decoded, backends: Backends) -> PreparedCall:
         if name not in INCLUDED:
             raise InvalidValue.of(f"/include/{n}", f"one of {', '.join(INCLUDED)}, as in all calls", name)
     given = {name: _listed(name, value) for name, value in body.arguments.items()}
+    untyped = {name for name in given if child("/arguments", name) in decoded.untyped}
     with in_arguments():
-        call = decode(body.call, given, body.version)
+        call = decode(body.call, given, body.version, untyped)
     device = body.device or "auto"
     backend = backends.choose(body.backend or "auto", device)
     weights = "attention_weights" in include

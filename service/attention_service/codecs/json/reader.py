@@ -121,7 +121,7 @@ class _Reader:
 
     check_elements: look for lists among the elements of each array; quickly: as in `decode`
     brackets: how many opening brackets the arrays and lists account for
-    untyped: the top-level fields whose arrays came as lists
+    untyped: the top-level fields whose arrays came as lists, and the pointers of such arguments of a call
     """
 
     def __init__(self, body: Body, *, check_elements: bool = False, quickly: bool = False) -> None:
@@ -151,8 +151,8 @@ class _Reader:
             if "\0" in key:  # simdjson looks for the part before it
                 raise InvalidJSON.at(here, "keys without NUL characters", quote(key))
             value: Any = found[key]
-            if depth == 1 and type(value) is simdjson.Array:
-                self.untyped.append(key)
+            if type(value) is simdjson.Array and (depth == 1 or pointer == "/arguments"):
+                self.untyped.append(key if depth == 1 else here)
             fields[key] = self._value(value, here, depth)
         return fields
 

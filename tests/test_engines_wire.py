@@ -189,6 +189,17 @@ def test_null_is_the_default_of_every_field(client: httpx.Client) -> None:
     assert np.array_equal(found["output"], call(VARLEN, **arguments()).output, equal_nan=True)
 
 
+@pytest.mark.parametrize(("masks", "entry"), [(2, 0), (2, 1), (1, 0)])
+def test_a_number_of_a_mask_is_named_with_its_place(client: httpx.Client, masks: int, entry: int) -> None:
+    mask = np.zeros((masks, 1, 3, 3))
+    mask[entry, 0, 1, 2] = np.nan
+    given: dict[str, Any] = dict.fromkeys(("query", "key", "value"), np.ones((2, 1, 3, 4)))
+    answer = post(client, call="torch.scaled_dot_product_attention", arguments=given | {"attn_mask": mask})
+    assert answer.status_code == 422, answer.text
+    (fault,) = answer.json()["errors"]
+    assert fault["pointer"] == f"/arguments/attn_mask/{entry}/0/1/2"
+
+
 def test_other_operations_take_no_calls(client: httpx.Client) -> None:
     content = json.dumps({"call": VARLEN, "arguments": {}, "query": [[1.0]], "key": [[1.0]], "value": [[1.0]]})
     for path in ("/attention/compare", "/attention/heatmap"):
@@ -251,6 +262,10 @@ def large(name: str) -> dict[str, Any]:
         caches = {n: random.normal(size=(64, 16, 2, 64)).astype(np.float16) for n in ("key_cache", "value_cache")}
         where = {"query_start_loc": np.arange(17) * 64, "seq_lens": np.full(16, 1024), "block_table": table}
         return {"call": "vllm.attention", "arguments": {"query": q, **caches, **where}}
+    if name == "entries":
+        mask = random.random((4, 1, 1024, 1024)) < 0.5
+        arrays = dict.fromkeys(("query", "key", "value"), random.normal(size=(4, 1, 1024, 256)))
+        return {"call": "torch.scaled_dot_product_attention", "arguments": {**arrays, "attn_mask": mask}}
     if name == "mask":
         where = {"qo_indptr": np.array([0, 1024]), "kv_indptr": np.array([0, 1024])}
         mask = np.full(1024 * 128, 255, np.uint8)
@@ -263,7 +278,7 @@ def large(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pages", "mask", "one", "two", "many", "weights"])
+@pytest.mark.parametrize("name", ["pages", "entries", "mask", "one", "two", "many", "weights"])
 def test_a_call_takes_no_more_memory_than_its_estimate(name: str) -> None:
     operation = Engine(Settings.model_construct()).attention_or_call
     request = operation.prepare(Decoded(large(name), frozenset()))

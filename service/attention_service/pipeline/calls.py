@@ -185,7 +185,8 @@ def prepare_call(decoded: Decoded, backends: Backends) -> PreparedCall:
     device = body.device or "auto"
     backend = backends.choose(body.backend or "auto", device)
     weights = "attention_weights" in include
-    largest = largest_bytes(call, backend, device, weights=weights) if isinstance(call, Call) else 0
+    with in_arguments():
+        largest = largest_bytes(call, backend, device, weights=weights) if isinstance(call, Call) else 0
     return PreparedCall(decoded, call, FLOATS[body.dtype or "float64"], weights, backend, device, largest)
 
 
@@ -209,12 +210,18 @@ def in_arguments() -> Iterator[None]:
 
 
 def largest_bytes(call: Call, backend: Backend, device: str, *, weights: bool) -> int:
-    """Bytes for computing the request of a call that takes most, from arrays that have its shapes only."""
+    """Bytes for computing the request of a call that takes most, from arrays that have its shapes only.
+
+    Errors: InvalidRequest of every kind, for the options of the call.
+    """
     most = 0
     for group in call.largest():
-        fields = call.request(group, shapes_only=True)
-        fields["include"] = ["logsumexp", *["attention_weights"] * weights]
-        spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
+        try:
+            fields = call.request(group, shapes_only=True)
+            fields["include"] = ["logsumexp", *["attention_weights"] * weights]
+            spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
+        except InvalidRequest as error:
+            raise call.renamed(error) from None
         arrays = sum(array.nbytes for array in spec.sources.values())
         arrays += sum(array.nbytes for array in (spec.past_key, spec.past_value) if array is not None)
         most = max(most, COPIES * arrays + backend.peak_bytes(plan, device, copied_bytes(plan, spec)))

@@ -115,7 +115,7 @@ class Call(NamedTuple):
         ones = index[first]
         count = np.minimum(np.bincount(kinds), self._together(ones)) if len(ones) else first
         queries, keys = count * self.query.lengths[ones], count * self.keys[ones]
-        best = {int(sizes.argmax()) for sizes in (queries, keys, queries * keys) if len(sizes)}
+        best = {int(sizes.argmax()) for sizes in (queries, keys, queries * keys // count) if len(sizes)}
         return [[int(ones[n])] * int(count[n]) for n in best]
 
     def _kinds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

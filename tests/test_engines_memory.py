@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from attention_service.engines.call import Call
 from attention_service.engines.table import decode
+from attention_service.errors import InvalidRequest
 
 ONES: Any = np.ones
 
@@ -18,9 +22,32 @@ def decoded(function: str, **arguments: Any) -> Call:
     return found
 
 
+def peak(do: Callable[[], Any]) -> int:
+    """The most bytes that are held at a time, without what is there before."""
+    tracemalloc.start()
+    try:
+        do()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
 def test_the_most_scores_are_of_one_long_sequence_beside_many_short_ones() -> None:
     """4,000 · 8,000 scores, and 4,096 times 1 · 2, which have more queries and keys together."""
     queries, keys = (np.cumsum([0, size, *[each] * 4096]) for size, each in ((4000, 1), (8000, 2)))
     arrays = {"q": ONES((queries[-1], 1, 1)), "k": ONES((keys[-1], 1, 1)), "v": ONES((keys[-1], 1, 1))}
     call = decoded("flash_attn.flash_attn_varlen_func", **arrays, cu_seqlens_q=queries, cu_seqlens_k=keys)
     assert [0] in call.largest()
+
+
+def test_a_table_is_not_repeated_for_sequences_that_share_its_rows() -> None:
+    """A row of 50,000 entries for 200 sequences; then the first fault is in the row that has it."""
+    caches = {name: ONES((4, 2, 1, 1)) for name in ("k_cache", "v_cache")}
+    given = {"q": ONES((200, 1, 1, 1)), **caches, "cache_seqlens": 3, "cache_batch_idx": np.zeros(200, np.int32)}
+    given["page_table"] = np.zeros((1, 50_000), np.int64)
+    assert peak(lambda: decoded("flash_attn.flash_attn_with_kvcache", **given)) < 4 * given["page_table"].nbytes
+    given["page_table"] = np.array([[9, 9], [0, 1], [0, 4]])  # the first row belongs to no sequence
+    given["cache_batch_idx"] = np.arange(200) % 2 + 1
+    with pytest.raises(InvalidRequest) as caught:
+        decoded("flash_attn.flash_attn_with_kvcache", **given)
+    assert caught.value.faults[0].pointer == "/page_table/2/1"

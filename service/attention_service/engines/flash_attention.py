@@ -92,20 +92,20 @@ def _cached(given: Arguments, b: int, new: np.ndarray) -> tuple[Tokens, Tokens]:
     """Cached keys and values. new: the number of tokens that are appended to each sequence, (b,)"""
     name = _table(given)
     cache = numbers("k_cache", given.array("k_cache"), 4, "slots, l, hk, d")
-    rows = len(cache) if name is None else len(np.atleast_1d(given.array(name)))
+    table = None if name is None else whole(name, given.array(name), (None, None), "b, max pages")
+    rows, columns = (len(cache), 1) if table is None else table.shape
     slot = np.arange(b)
     if "cache_batch_idx" in given:
         slot = counts("cache_batch_idx", given.array("cache_batch_idx"), np.full(b, rows - 1))
     elif rows != b:
         raise ShapeMismatch.at(f"/{name or 'k_cache'}", f"{b} sequences, as q, or cache_batch_idx", str(rows))
-    columns = 1 if name is None else whole(name, given.array(name), (None, None), "b, max pages").shape[1]
     most = np.full(b, columns * cache.shape[1]) - new
     if (most < 0).any():
         raise ShapeMismatch.at("/k", f"at most {columns * cache.shape[1]} tokens, as the cache", str(int(new.max())))
     lengths = counts(*given.named("cache_seqlens"), most) if "cache_seqlens" in given else most
     pad = given.maybe("cache_leftpad")
     first = np.zeros(b, np.int64) if pad is None else counts("cache_leftpad", pad, lengths)
-    if name is None:
+    if name is None or table is None:
         found = [given.array(one) for one in ("k_cache", "v_cache")]
         if found[1].shape[:2] != cache.shape[:2]:
             raise ShapeMismatch.of("/v_cache", f"slots and tokens {shape(cache.shape[:2])}, as k_cache", found[1])
@@ -115,8 +115,8 @@ def _cached(given: Arguments, b: int, new: np.ndarray) -> tuple[Tokens, Tokens]:
         raise FieldConflict.at(
             "/cache_leftpad", "no block_table beside it", "both", "FlashAttention 2 refuses them, too"
         )
-    table = Table.of_rows(name, given.array(name)[slot], ("cache_seqlens", lengths), cache.shape[1], b)
-    key, value = (paged(one, given.array(one), "NHD", table, first) for one in ("k_cache", "v_cache"))
+    pages = Table(name, table.reshape(-1), slot * columns, lengths, cache.shape[1], columns)
+    key, value = (paged(one, given.array(one), "NHD", pages, first) for one in ("k_cache", "v_cache"))
     return key, value
 
 

@@ -229,10 +229,10 @@ class Table:
         if page != self.page or page < 1:
             raise ShapeMismatch.at(f"/{name}", f"pages of {max(self.page, 1)} tokens", str(page))
         taken = -(-self.lengths // page)
-        edges = np.zeros(len(self.entries) + 1, np.int8)
-        edges[self.start[taken > 0]] += 1
-        edges[(self.start + taken)[taken > 0]] -= 1
-        used = np.cumsum(edges[:-1], dtype=np.int8).astype(bool)
+        edges = np.zeros(len(self.entries) + 1, np.int32)
+        np.add.at(edges, self.start[taken > 0], 1)  # sequences may share a row
+        np.add.at(edges, (self.start + taken)[taken > 0], -1)
+        used = np.cumsum(edges[:-1], dtype=np.int32) > 0
         if (bad := np.flatnonzero(used & ((self.entries < 0) | (self.entries >= pages)))).size:
             at = int(bad[0])
             place = "/".join(map(str, divmod(at, self.columns))) if self.columns else str(at)

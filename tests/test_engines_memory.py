@@ -51,3 +51,10 @@ def test_a_table_is_not_repeated_for_sequences_that_share_its_rows() -> None:
     with pytest.raises(InvalidRequest) as caught:
         decoded("flash_attn.flash_attn_with_kvcache", **given)
     assert caught.value.faults[0].pointer == "/page_table/2/1"
+
+
+def test_factors_are_repeated_neither_for_all_heads_nor_beyond_the_longest_sequence() -> None:
+    """Of 20,000 factors the one query needs one."""
+    arrays = {"q": ONES((1, 1, 1000, 1)), "k": ONES((1, 1, 1, 1)), "v": ONES((1, 1, 1, 1))}
+    factors = ONES((1, 1, 20_000), np.float32)
+    assert peak(lambda: decoded("flash_attn.flash_attn_func", **arrays, q_descale=factors)) < 4 * factors.nbytes

@@ -86,8 +86,10 @@ def descaled(name: str, given: np.ndarray | None, codes: Tokens, heads: int) -> 
 
     def of(sequence: int) -> np.ndarray:
         tokens = codes.of(sequence).astype(np.float64)
+        factor = found[sequence if len(found) > 1 else 0, :, : len(tokens)]
+        factor = factor.repeat(codes.heads // len(factor), axis=0)
         with np.errstate(over="ignore", invalid="ignore"):  # the backend refuses what is infinite then
-            scaled: np.ndarray = tokens * found[sequence if len(found) > 1 else 0, :, : len(tokens)].T[..., None]
+            scaled: np.ndarray = tokens * factor.T[..., None]
         return scaled
 
     return codes._replace(of=of)
@@ -254,7 +256,7 @@ def last_pages(bounds: Named, indices: Named, last: Named, page: int) -> Table:
 
 
 def factors(name: str, given: np.ndarray, codes: Tokens, heads: int) -> np.ndarray:
-    """Factors of codes, (b or 1, h or 1, tokens or 1), from shape (), (b,), (b, hk) or (b, hk, k).
+    """Factors of codes, (b or 1, hk or 1, tokens or 1), from shape (), (b,), (b, hk) or (b, hk, k).
 
     heads: hk; a factor stands for all heads of its group. Errors: InvalidArray, ShapeMismatch.
     """
@@ -265,9 +267,8 @@ def factors(name: str, given: np.ndarray, codes: Tokens, heads: int) -> np.ndarr
         raise ShapeMismatch.of(f"/{name}", expected, given)
     if codes.heads % heads:
         raise ShapeMismatch.at(f"/{codes.name}", f"a multiple of {heads} heads", str(codes.heads))
-    found = cast(given, FLOATS["float64"], f"/{name}")
-    found = found.reshape([*given.shape, 1, 1, 1][:3])
-    return found.repeat(codes.heads // heads, axis=1) if given.ndim > 1 else found
+    found = cast(given[..., :longest] if given.ndim == 3 else given, FLOATS["float64"], f"/{name}")
+    return found.reshape([*found.shape, 1, 1, 1][:3])
 
 
 def same(name: str, one: Tokens, other: Tokens) -> None:

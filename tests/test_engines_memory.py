@@ -58,3 +58,18 @@ def test_factors_are_repeated_neither_for_all_heads_nor_beyond_the_longest_seque
     arrays = {"q": ONES((1, 1, 1000, 1)), "k": ONES((1, 1, 1, 1)), "v": ONES((1, 1, 1, 1))}
     factors = ONES((1, 1, 20_000), np.float32)
     assert peak(lambda: decoded("flash_attn.flash_attn_func", **arrays, q_descale=factors)) < 4 * factors.nbytes
+
+
+def test_of_large_pages_only_the_tokens_that_are_used_are_copied() -> None:
+    """One of 20,000 tokens for each of 200 sequences; then the last of one page and the first of another."""
+    page = 20_000
+    arrays = {"query": ONES((200, 1, 16)), "query_start_loc": np.arange(201)}
+    caches = {"key_cache": ONES((1, 1, 2, page, 8), np.float16), "value_cache": ONES((1, 1, 16, page), np.float16)}
+    where: dict[str, Any] = {"seq_lens": np.ones(200, np.int32), "block_table": np.zeros((200, 1), np.int32)}
+    one = decoded("vllm.attention", **arrays, **caches, **where)
+    assert peak(lambda: one.request(list(range(200)))) < 2**18
+    cache = np.arange(2.0 * page).reshape(2, page, 1, 1)
+    where = {"page_table": [[1, 0]], "cache_seqlens": [page + 1], "cache_leftpad": [page - 1]}
+    two = decoded("flash_attn.flash_attn_with_kvcache", q=ONES((1, 1, 1, 1)), k_cache=cache, v_cache=cache, **where)
+    assert peak(lambda: two.key.of(0)) < 2**12
+    assert two.key.of(0).ravel().tolist() == [2 * page - 1, 0]

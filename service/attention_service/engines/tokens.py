@@ -190,15 +190,22 @@ def paged(name: str, cache: np.ndarray, axes: str, table: Table, first: np.ndarr
     _check_head(name, cache)
     table.check(cache, name)
     page, heads, features = cache.shape[1], cache.shape[2], math.prod(cache.shape[3:])
+    has_no_gaps = cache.strides[0] == page * cache.strides[1]
 
     def of(sequence: int) -> np.ndarray:
         skipped, length = 0 if first is None else int(first[sequence]), int(table.lengths[sequence])
         low, start = skipped // page, int(table.start[sequence])
         entries = table.entries[start + low : start + -(-length // page)]
-        is_run = len(entries) > 0 and bool((np.diff(entries) == 1).all())
-        pages = cache[entries[0] : entries[0] + len(entries)] if is_run else cache[entries]
-        tokens = pages.reshape(len(entries) * page, heads, features)
-        return tokens[skipped - low * page : length - low * page]
+        used = slice(skipped - low * page, length - low * page)
+        if len(entries) == 1:
+            tokens = cache[entries[0], used]
+        elif has_no_gaps and len(entries) and (np.diff(entries) == 1).all():
+            pages = cache[entries[0] : entries[0] + len(entries)]
+            tokens = pages.reshape(len(entries) * page, *cache.shape[2:])[used]
+        else:  # token by token: the first and the last page may be much larger than what is used of them
+            at, place = np.divmod(np.arange(skipped, length), page)
+            tokens = cache[table.entries[start + at], place]
+        return tokens.reshape(length - skipped, heads, features)
 
     return Tokens(name, table.lengths if first is None else table.lengths - first, heads, features, of)
 

@@ -17,6 +17,7 @@ from attention_service.backends.base import no_check
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
+from attention_service.errors import InvalidRequest
 from attention_service.pipeline.engine import Engine
 from attention_service.schemas.request import CALL, AttentionRequest
 from attention_service.settings import Settings
@@ -119,6 +120,29 @@ def test_parts_are_merged(client: httpx.Client) -> None:
     answer = post(client, accept=JSON, call="flashinfer.merge_state", arguments=given).json()
     assert answer["output"] == [[[pytest.approx(1.0)]]]
     assert answer["logsumexp"] == [[pytest.approx(2.0)]]
+
+
+def test_parts_are_merged_within_memory_and_deadline() -> None:
+    """As POST /attention/merge: a lease before they are merged, the deadline before each, and as many at most."""
+    operation = Engine(Settings.model_construct()).attention_or_call
+
+    def prepared(parts: int) -> Any:
+        arrays = {"v": np.ones((1000, parts, 2, 4)), "s": np.zeros((1000, parts, 2))}
+        return operation.prepare(Decoded({"call": "flashinfer.merge_states", "arguments": arrays}, frozenset()))
+
+    request = prepared(50)
+    cost = operation.cost(request, CODECS[SAFETENSORS])
+    checks: list[int] = []
+    tracemalloc.start()
+    operation.compute(request, lambda: checks.append(1))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak <= cost.compute <= 4 * peak
+    assert cost.flops >= 1000 * 50 * 2 * 4
+    assert len(checks) >= 50
+    with pytest.raises(InvalidRequest, match="1 to 1024 parts") as caught:
+        prepared(1025)
+    assert caught.value.faults[0].pointer == "/arguments/v"
 
 
 @pytest.mark.parametrize(

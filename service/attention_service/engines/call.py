@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from attention_service.attention.arrays import compute_dtype, wider
-from attention_service.engines.partial import BASES
+from attention_service.engines.partial import BASES, State, merge
 from attention_service.engines.tokens import Tokens, same
 from attention_service.errors import FieldConflict, InvalidArray, InvalidRequest, InvalidValue, Overflow, ShapeMismatch
 
@@ -53,6 +53,17 @@ class Answer(NamedTuple):
             raise Overflow.at("/dtype", "a type that can hold the output", dtype.name, wider(dtype))
         weights = None if self.weights is None else [array.astype(dtype) for array in self.weights]
         return Answer(output, sums, weights)
+
+
+class Merge(NamedTuple):
+    """A call that merges parts, with logarithms of base 2. names: of output and logsumexp of each part, for errors"""
+
+    parts: list[State]
+    names: list[tuple[str, str]]
+
+    def answer(self, check: Callable[[], None]) -> Answer:
+        """The answer. Errors: those of `merge`, and what `check` raises."""
+        return Answer(*merge(self.parts, "2", names=self.names, check=check))
 
 
 class Call(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from attention_service.engines.arguments import Arguments, options, scaled
-from attention_service.engines.call import TOKENS, Answer, Call, Fields, Form, window_of
-from attention_service.engines.partial import State, merge
+from attention_service.engines.call import TOKENS, Call, Fields, Form, Merge, window_of
+from attention_service.engines.partial import State
 from attention_service.engines.tokens import (
     Table,
     Tokens,
@@ -24,6 +24,7 @@ from attention_service.engines.tokens import (
     whole,
 )
 from attention_service.errors import FieldConflict, InvalidArray, MissingField, ShapeMismatch, shape
+from attention_service.schemas.merge import MAX_PARTS
 
 
 def single_prefill(given: Arguments) -> Call:
@@ -102,7 +103,7 @@ def trtllm_context(given: Arguments) -> Call:
     return _trtllm(given, None, causal=given.flag("causal", default=True))
 
 
-def merge_state(given: Arguments) -> Answer:
+def merge_state(given: Arguments) -> Merge:
     """merge_state: two parts."""
     for name in ("v_a", "v_b"):
         if (v := given.array(name)).ndim != 3:
@@ -110,19 +111,19 @@ def merge_state(given: Arguments) -> Answer:
     return _merged([(given.named(f"v_{one}"), given.named(f"s_{one}")) for one in "ab"])
 
 
-def merge_states(given: Arguments) -> Answer:
+def merge_states(given: Arguments) -> Merge:
     """merge_states: parts on the second axis."""
     v, s = given.array("v"), given.array("s")
     if v.ndim != 4 or s.shape != v.shape[:-1]:
         raise ShapeMismatch.of("/s", f"{shape(v.shape[:-1])}, v (n, parts, h, d) without d", s)
+    if not 1 <= v.shape[1] <= MAX_PARTS:
+        raise ShapeMismatch.of("/v", f"1 to {MAX_PARTS} parts on the second axis", v)
     return _merged([(("v", v[:, n]), ("s", s[:, n])) for n in range(v.shape[1])])
 
 
-def _merged(parts: list[Any]) -> Answer:
+def _merged(parts: list[Any]) -> Merge:
     states = [State(output, sums) for (_, output), (_, sums) in parts]
-    if not states:
-        raise ShapeMismatch.at("/v", "at least one part", "none")
-    return Answer(*merge(states, "2", names=[(one, other) for (one, _), (other, _) in parts]))
+    return Merge(states, [(one, other) for (one, _), (other, _) in parts])
 
 
 def _single(given: Arguments, q: np.ndarray) -> tuple[Tokens, Tokens, Tokens]:

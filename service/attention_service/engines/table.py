@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from attention_service.engines import flash_attention, flashinfer, pytorch, vllm
 from attention_service.engines.arguments import Arguments, read_functions
-from attention_service.engines.call import Answer, Call
+from attention_service.engines.call import Call, Merge
 from attention_service.errors import InvalidValue
 from attention_service.schemas.names import near
 
 FUNCTIONS: Final = read_functions(files("attention_service.engines").joinpath("arguments.txt").read_text("utf-8"))
 # What reads the arguments of each, by its short name.
-READERS: Final[Mapping[str, Callable[[Arguments], Call | Answer]]] = {
+READERS: Final[Mapping[str, Callable[[Arguments], Call | Merge]]] = {
     "func": flash_attention.func,
     "varlen": flash_attention.varlen,
     "kvcache": flash_attention.kvcache,
@@ -37,8 +37,8 @@ READERS: Final[Mapping[str, Callable[[Arguments], Call | Answer]]] = {
 
 def decode(
     name: str, given: Mapping[str, Any], version: int | None = None, untyped: AbstractSet[str] = frozenset()
-) -> Call | Answer:
-    """A call by the name of its function, with the arguments of the library; the answer itself of one that merges.
+) -> Call | Merge:
+    """A call by the name of its function, with the arguments of the library.
 
     untyped: names of arrays that came as lists
 

@@ -11,7 +11,7 @@ from attention_service.attention.arrays import FLOATS
 from attention_service.backends.base import no_check
 from attention_service.codecs.array_objects import PLAIN, as_numpy
 from attention_service.codecs.decoded import Decoded
-from attention_service.engines.call import Call
+from attention_service.engines.call import Merge
 from attention_service.engines.partial import State
 from attention_service.engines.table import decode
 from attention_service.errors import InvalidRequest, InvalidValue
@@ -69,9 +69,11 @@ def call(
     try:
         wanted = _wanted(include, dtype)
         decoded = decode(function, {name: _converted(name, value) for name, value in arguments.items()}, version)
-        if isinstance(decoded, Call):
-            decoded = decoded.answer(_attend, weights="attention_weights" in wanted)
-        return CallResult(*decoded.rounded(FLOATS[dtype or "float64"]))
+        if isinstance(decoded, Merge):
+            answer = decoded.answer(no_check)
+        else:
+            answer = decoded.answer(_attend, weights="attention_weights" in wanted)
+        return CallResult(*answer.rounded(FLOATS[dtype or "float64"]))
     except InvalidRequest as error:  # a mistake of the caller, who has no use for the lines that found it
         raise error.with_traceback(None) from None
 

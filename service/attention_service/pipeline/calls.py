@@ -21,12 +21,13 @@ from attention_service.codecs.chunks import Encoded
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
 from attention_service.codecs.typed_arrays import KEYS
-from attention_service.engines.call import Answer, Call, Fields
+from attention_service.engines.call import Answer, Call, Fields, Merge
 from attention_service.engines.table import decode
 from attention_service.errors import FieldConflict, InvalidRequest, InvalidValue, MissingField, child, quote
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.attention import AttentionOperation, PreparedRequest
 from attention_service.pipeline.execution import Execution
+from attention_service.pipeline.merge import merge_cost
 from attention_service.pipeline.operation import Cost, Operation
 from attention_service.pipeline.prepare import make_spec_and_plan
 from attention_service.schemas.request import CALL, AttentionRequest
@@ -45,7 +46,7 @@ class PreparedCall(NamedTuple):
     """A call that is decoded. weights: True if they are asked for; largest: bytes for computing its largest request"""
 
     decoded: Decoded
-    call: Call | Answer
+    call: Call | Merge
     dtype: np.dtype
     weights: bool
     backend: Backend
@@ -54,7 +55,9 @@ class PreparedCall(NamedTuple):
 
     def cost(self, encoder: Codec) -> Cost:
         """Its largest request, the answer in float64 and in its own type, and the weights of all sequences."""
-        results = self._results
+        if isinstance(self.call, Merge):
+            return merge_cost(self.call.parts, encoder, self.decoded)
+        results = self._results(self.call)
         encode = encoder.encode_bytes(results, self.decoded)
         return Cost(
             flops=math.inf,
@@ -65,14 +68,11 @@ class PreparedCall(NamedTuple):
             encodes_inline=results < encoder.encode_inline,
         )
 
-    @property
-    def _results(self) -> int:
-        if isinstance(self.call, Answer):
-            return self.call.output.nbytes + self.call.logsumexp.nbytes
-        query, rows = self.call.query, self.call.query.rows
+    def _results(self, call: Call) -> int:
+        query, rows = call.query, call.query.rows
         assert rows is not None
-        numbers = rows.slots * rows.length * query.heads * (self.call.value.features + 1)
-        scores = int((query.lengths * self.call.keys).sum()) if self.weights else 0
+        numbers = rows.slots * rows.length * query.heads * (call.value.features + 1)
+        scores = int((query.lengths * call.keys).sum()) if self.weights else 0
         return 8 * (numbers + query.heads * scores)
 
     def compute(self, check: Check) -> Result:
@@ -88,7 +88,7 @@ class PreparedCall(NamedTuple):
 
         call = self.call
         with in_arguments():
-            answer = call if isinstance(call, Answer) else call.answer(run, weights=self.weights)
+            answer = call.answer(check) if isinstance(call, Merge) else call.answer(run, weights=self.weights)
         typed = answer.rounded(self.dtype)
         arrays: dict[str, Any] = {"output": typed.output, "logsumexp": typed.logsumexp}
         if typed.weights is not None:

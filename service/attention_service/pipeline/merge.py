@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from attention_service.attention.result import Result
@@ -11,6 +12,7 @@ from attention_service.codecs.base import Codec
 from attention_service.codecs.chunks import Encoded
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
+from attention_service.engines.partial import State
 from attention_service.errors import UnknownField, quote
 from attention_service.layers.layer import Layer
 from attention_service.pipeline.operation import Cost, Operation
@@ -20,6 +22,17 @@ from attention_service.pipeline.parts import Parts, make_parts
 OUTPUTS: Final = 5
 SUMS: Final = 4
 STEPS: Final = 8
+
+
+def merge_cost(states: Sequence[State], encoder: Codec, decoded: Decoded) -> Cost:
+    """What merging of parts costs."""
+    output, count = states[0].output, len(states)
+    rows = math.prod(output.shape[:-1])
+    results = 8 * (output.size + rows)
+    memory = 8 * (OUTPUTS * output.size + SUMS * rows * (count + 1))
+    encode = encoder.encode_bytes(results, decoded)
+    inline = results < encoder.encode_inline
+    return Cost(STEPS * output.size * count, memory, results, encode=encode, encodes_inline=inline)
 
 
 class MergeOperation(Operation[Parts, Codec, Result]):
@@ -35,13 +48,7 @@ class MergeOperation(Operation[Parts, Codec, Result]):
 
     def cost(self, request: Parts, encoder: Codec) -> Cost:
         """A few passes over each part."""
-        output, count = request.states[0].output, len(request.states)
-        rows = math.prod(output.shape[:-1])
-        results = 8 * (output.size + rows)
-        memory = 8 * (OUTPUTS * output.size + SUMS * rows * (count + 1))
-        encode = encoder.encode_bytes(results, request.decoded)
-        inline = results < encoder.encode_inline
-        return Cost(STEPS * output.size * count, memory, results, encode=encode, encodes_inline=inline)
+        return merge_cost(request.states, encoder, request.decoded)
 
     def compute(self, request: Parts, check: Check) -> Result:
         """The merged result."""

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from attention_service import call
-from attention_service.backends.base import no_check
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
+from attention_service.engines.call import MOST
 from attention_service.errors import InvalidRequest
 from attention_service.pipeline.engine import Engine
 from attention_service.schemas.request import CALL, AttentionRequest
@@ -295,6 +295,10 @@ def large(name: str) -> dict[str, Any]:
         mask = np.full(1024 * 128, 255, np.uint8)
         function = "flashinfer.BatchPrefillWithRaggedKVCacheWrapper.run"
         return {"call": function, "arguments": {"q": q, "k": k, "v": k, "packed_custom_mask": mask, **where}}
+    if name == "empty":
+        bounds = np.zeros(2**17, np.int32)
+        given = {"q": q[:0], "k": k[:0], "v": k[:0], "cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+        return {"call": VARLEN, "arguments": given, "include": ["attention_weights"]}
     cuts = {"one": [1024], "two": [600, 424], "many": [16] * 64, "weights": [600, 424]}[name]
     bounds = np.concatenate([[0], np.cumsum(cuts)])
     given = {"q": q, "k": k, "v": k, "cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "causal": True}
@@ -302,16 +306,23 @@ def large(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pages", "entries", "mask", "one", "two", "many", "weights"])
+@pytest.mark.parametrize("name", ["pages", "entries", "mask", "one", "two", "many", "weights", "empty"])
 def test_a_call_takes_no_more_memory_than_its_estimate(name: str) -> None:
     operation = Engine(Settings.model_construct()).attention_or_call
     request = operation.prepare(Decoded(large(name), frozenset()))
     cost = operation.cost(request, CODECS[SAFETENSORS])
     tracemalloc.start()
-    operation.compute(request, no_check)
+    checks: list[int] = []
+    result = operation.compute(request, lambda: checks.append(1))
     _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    operation.encode(request, result, CODECS[SAFETENSORS], "")
+    _, encoding = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak <= cost.compute <= 4 * peak
+    assert encoding <= cost.results + cost.encode
+    if name == "empty":
+        assert len(checks) >= 2**17 / MOST
 
 
 def test_a_call_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

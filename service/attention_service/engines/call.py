@@ -183,12 +183,18 @@ class Call(NamedTuple):
             faults.append(replace(fault, pointer="/".join(["", names.get(name, name), *rest]) if name else ""))
         return type(error)(*faults)
 
-    def answer(self, run: Callable[[Fields], Mapping[str, Any]], *, weights: bool = False) -> Answer:
+    def answer(
+        self,
+        run: Callable[[Fields], Mapping[str, Any]],
+        *,
+        weights: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> Answer:
         """The answer, from the results that `run` returns for each request. weights: True for all weights, too
 
-        Errors: InvalidRequest of every kind, and what `run` raises.
+        Errors: InvalidRequest of every kind, and what `run` and `check` raise.
         """
-        collected = Collected(self, weights=weights)
+        collected = Collected(self, check, weights=weights)
         include = ["logsumexp", *["attention_weights"] * weights]
         for group in self.groups():
             try:
@@ -202,19 +208,22 @@ class Call(NamedTuple):
 class Collected:
     """The answer of a call, while the results of its requests come."""
 
-    def __init__(self, call: Call, *, weights: bool) -> None:
-        """weights: True if the results have attention_weights"""
+    def __init__(self, call: Call, check: Callable[[], None], *, weights: bool) -> None:
+        """weights: True if the results have attention_weights. Errors: what `check` raises."""
         rows, heads = call.query.rows, call.query.heads
         assert rows is not None, "queries lie in slots"
         self._call, self._rows = call, rows
         self._output = np.full((rows.slots, rows.length, heads, call.value.features), np.nan)
         self._sums = np.full((rows.slots, rows.length, heads), np.nan)
+        self._weights: list[np.ndarray] | None = [] if weights else None
         sinks = call.options.get("sinks")
-        for n in np.flatnonzero(rows.lengths).tolist():  # what a sequence without keys has
+        for n, k in enumerate(call.keys.tolist()):  # what a sequence without keys has
+            if n % MOST == 0:
+                check()
             self._output[rows.of(n)] = 0.0
             self._sums[rows.of(n)] = -np.inf if sinks is None else sinks
-        shapes = zip(rows.lengths.tolist(), call.keys.tolist(), strict=True)
-        self._weights = [np.zeros((heads, q, k)) for q, k in shapes] if weights else None
+            if self._weights is not None:
+                self._weights.append(np.zeros((heads, int(rows.lengths[n]), k)))
 
     def add(self, group: list[int], results: Mapping[str, Any]) -> None:
         """Add the results of a request: output (n, q, h, e), logsumexp (n, h, q), attention_weights (n, h, q, k)."""

@@ -21,7 +21,7 @@ from attention_service.codecs.chunks import Encoded
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
 from attention_service.codecs.typed_arrays import KEYS
-from attention_service.engines.call import Answer, Call, Fields, Merge
+from attention_service.engines.call import MOST, Answer, Call, Fields, Merge
 from attention_service.engines.table import decode
 from attention_service.errors import FieldConflict, InvalidRequest, InvalidValue, MissingField, child, quote
 from attention_service.layers.layer import Layer
@@ -39,6 +39,9 @@ BESIDE: Final = CALL | {"include", "dtype", "backend", "device", "encoding"}
 INCLUDED: Final = ("logsumexp", "attention_weights")
 # Copies of gathered tokens in float64: as they are stored, as numbers, and stacked.
 COPIES: Final = 3
+# Bytes of an array of weights beside its numbers, and of its name and place while it is encoded.
+ARRAY: Final = 200
+NAMED: Final = 1200
 JSON: Final = "application/json"
 
 
@@ -57,15 +60,15 @@ class PreparedCall(NamedTuple):
         """Its largest request, the answer in float64 and in its own type, and the weights of all sequences."""
         if isinstance(self.call, Merge):
             return merge_cost(self.call.parts, encoder, self.decoded)
-        results = self._results(self.call)
-        encode = encoder.encode_bytes(results, self.decoded)
+        results, arrays = self._results(self.call), self._arrays(self.call)
+        encode = encoder.encode_bytes(results, self.decoded) + NAMED * arrays
         return Cost(
             flops=math.inf,
             compute=self.largest + 2 * results,
             results=2 * results,
             waits_for_gpu=self.backend.is_gpu(self.device),
             encode=encode,
-            encodes_inline=results < encoder.encode_inline,
+            encodes_inline=results < encoder.encode_inline and arrays <= MOST,
         )
 
     def _results(self, call: Call) -> int:
@@ -73,7 +76,10 @@ class PreparedCall(NamedTuple):
         assert rows is not None
         numbers = rows.slots * rows.length * query.heads * (call.value.features + 1)
         scores = int((query.lengths * call.keys).sum()) if self.weights else 0
-        return 8 * (numbers + query.heads * scores)
+        return 8 * (numbers + query.heads * scores) + ARRAY * self._arrays(call)
+
+    def _arrays(self, call: Call) -> int:
+        return len(call.query.lengths) if self.weights else 0
 
     def compute(self, check: Check) -> Result:
         """The result. Errors: InvalidRequest of every kind, and what `check` raises."""
@@ -88,7 +94,10 @@ class PreparedCall(NamedTuple):
 
         call = self.call
         with in_arguments():
-            answer = call.answer(check) if isinstance(call, Merge) else call.answer(run, weights=self.weights)
+            if isinstance(call, Merge):
+                answer = call.answer(check)
+            else:
+                answer = call.answer(run, weights=self.weights, check=check)
         typed = answer.rounded(self.dtype)
         arrays: dict[str, Any] = {"output": typed.output, "logsumexp": typed.logsumexp}
         if typed.weights is not None:

@@ -327,6 +327,8 @@ def test_results_are_computed_in_float64_and_rounded_once() -> None:
     assert rounded.attention_weights[1].dtype == ml_dtypes.bfloat16
     assert fault("flash_attn.flash_attn_func", q=Q, k=K, v=V, dtype="float8")[0] == "/dtype"
     assert "float16" in fault("flash_attn.flash_attn_func", q=Q, k=K, v=V * 1e6, dtype="float16")[1]
+    pointer, text = fault("flash_attn.flash_attn_func", q=Q * 1e30, k=K * 1e30, v=V, dtype="float16")
+    assert (pointer, "hold the logsumexp" in text, "ask for dtype float64" in text) == ("/dtype", True, True)
     assert fault("flash_attn.flash_attn_func", q=Q, k=K, v=V, include=["weights"])[0] == "/include/0"
 
 

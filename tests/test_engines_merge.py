@@ -129,6 +129,7 @@ ONE: dict[str, Any] = {"output": np.ones((2, 3)), "logsumexp": np.zeros(2)}
         ({"parts": [ONE], "sinks": np.array([np.inf])}, "/sinks/0", "finite"),
         ({"parts": [ONE], "logsumexp_base": "10"}, "/logsumexp_base", "'e' or '2'"),
         ({"parts": [ONE | {"output": np.full((2, 3), 1e6)}], "dtype": "float16"}, "/dtype", "float16"),
+        ({"parts": [ONE | {"logsumexp": np.full(2, 1e60)}], "dtype": "float16"}, "/dtype", "hold the logsumexp"),
     ],
 )
 def test_faults_are_named(fields: dict[str, Any], pointer: str, text: str) -> None:

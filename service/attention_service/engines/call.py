@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from attention_service.attention.arrays import compute_dtype, wider
-from attention_service.engines.partial import BASES, State, merge
+from attention_service.attention.arrays import compute_dtype
+from attention_service.engines.partial import BASES, State, merge, rounded
 from attention_service.engines.tokens import Tokens, same
 from attention_service.errors import FieldConflict, InvalidArray, InvalidRequest, InvalidValue, Overflow, ShapeMismatch
 
@@ -47,10 +47,8 @@ class Answer(NamedTuple):
 
     def rounded(self, dtype: np.dtype) -> Answer:
         """The answer in a type, its logsumexp in float32 for halves. Errors: Overflow for what the type cannot hold."""
-        with np.errstate(over="ignore"):
-            output, sums = self.output.astype(dtype), self.logsumexp.astype(compute_dtype(dtype))
-        if (np.isinf(output) & np.isfinite(self.output)).any():
-            raise Overflow.at("/dtype", "a type that can hold the output", dtype.name, wider(dtype))
+        output = rounded("output", self.output, dtype)
+        sums = rounded("logsumexp", self.logsumexp, compute_dtype(dtype))
         weights = None if self.weights is None else [array.astype(dtype) for array in self.weights]
         return Answer(output, sums, weights)
 

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from attention_service.attention.arrays import is_float
-from attention_service.errors import InvalidArray, MissingField, ShapeMismatch, shape
+from attention_service.attention.arrays import is_float, wider
+from attention_service.errors import InvalidArray, MissingField, Overflow, ShapeMismatch, shape
 
 # The factor of natural logarithms that makes them logarithms of this base.
 BASES: Final = {"e": 1.0, "2": 1 / math.log(2)}
@@ -52,6 +52,15 @@ def merge(
             share = weight / np.where(total > 0, total, 1.0)
             output += np.where((weight > 0)[..., None], share[..., None] * part.output.astype(np.float64), 0.0)
         return State(output, (most + np.log(total)) * BASES[base])
+
+
+def rounded(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The result of this name in a type. Errors: Overflow for finite numbers that the type cannot hold."""
+    with np.errstate(over="ignore"):
+        typed = array.astype(dtype)
+    if (np.isinf(typed) & np.isfinite(array)).any():
+        raise Overflow.at("/dtype", f"a type that can hold the {name}", dtype.name, wider(dtype))
+    return typed
 
 
 def _checked(

@@ -10,7 +10,7 @@ import numpy as np
 from attention_service.attention.arrays import FLOATS, compute_dtype, per_head, wider, widest
 from attention_service.attention.result import Metadata, Result
 from attention_service.codecs.decoded import Decoded
-from attention_service.engines.partial import State, merge
+from attention_service.engines.partial import State, merge, rounded
 from attention_service.errors import Overflow, ShapeMismatch
 from attention_service.schemas.merge import MergeRequest
 from attention_service.schemas.validate import validate
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
             raise Overflow.of("/dtype", "a type that can hold the output", self.dtype.name, wider(self.dtype))
         arrays = {
             "output": typed.transpose(np.argsort(self.order)),
-            "logsumexp": sums.astype(compute_dtype(self.dtype)),
+            "logsumexp": rounded("logsumexp", sums, compute_dtype(self.dtype)),
         }
         b, h, q, e = (1,) * (4 - output.ndim) + output.shape
         empty = int(np.isinf(sums).sum())

@@ -115,6 +115,13 @@ def test_json_has_a_list_of_weights_and_null_for_what_is_not_finite(client: http
     assert {one["dtype"] for one in [typed["output"], typed["logsumexp"], *typed["attention_weights"]]} == {"float32"}
 
 
+def test_rows_without_a_key_are_counted_beside_sinks(client: httpx.Client) -> None:
+    """Of 4 heads: the first query of 3 that see 2 keys, and both of the sequence without keys."""
+    given = arguments(cu_seqlens_q=[0, 3, 5], cu_seqlens_k=[0, 2, 2], learnable_sink=np.zeros(4))
+    answer = post(client, accept=JSON, call=VARLEN, arguments=given).json()
+    assert answer["metadata"]["fully_masked_rows"] == 4 * 3
+
+
 def test_parts_are_merged(client: httpx.Client) -> None:
     given = {"v_a": [[[4.0]]], "s_a": [[0.0]], "v_b": [[[0.0]]], "s_b": [[np.log2(3)]]}
     answer = post(client, accept=JSON, call="flashinfer.merge_state", arguments=given).json()

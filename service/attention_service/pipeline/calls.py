@@ -83,14 +83,17 @@ class PreparedCall(NamedTuple):
 
     def compute(self, check: Check) -> Result:
         """The result. Errors: InvalidRequest of every kind, and what `check` raises."""
-        found: list[Result] = []
+        last: Metadata | None = None
+        masked = 0
 
         def run(fields: Fields) -> Mapping[str, Any]:
+            nonlocal last, masked
             check()
             fields = fields | {"backend": self.backend.name, "device": self.device}
             spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
-            found[:] = [self.backend.program(plan, spec)(spec.sources, check)]
-            return found[0].arrays
+            result = self.backend.program(plan, spec)(spec.sources, check)
+            last, masked = result.metadata, masked + result.metadata.fully_masked_rows
+            return result.arrays
 
         call = self.call
         with in_arguments():
@@ -102,19 +105,21 @@ class PreparedCall(NamedTuple):
         arrays: dict[str, Any] = {"output": typed.output, "logsumexp": typed.logsumexp}
         if typed.weights is not None:
             arrays["attention_weights"] = typed.weights
-        return Result(arrays, self._metadata(answer, found[0].metadata if found else None))
+        return Result(arrays, self._metadata(answer, last, masked))
 
-    def _metadata(self, answer: Answer, last: Metadata | None) -> Metadata:
-        """The sizes of the whole call; how it was computed, as of its last request."""
-        empty = int(np.isneginf(answer.logsumexp).sum())
+    def _metadata(self, answer: Answer, last: Metadata | None, masked: int) -> Metadata:
+        """The sizes of the whole call; how it was computed, as of its last request. masked: rows of all its requests"""
         kernel, device, scale = ("none", "cpu", 1.0) if last is None else (last.kernel, last.device, last.scale)
         b, h, hk, q, k, d = 1, 1, 1, 0, 0, 0
         if isinstance(self.call, Call):
             query, key = self.call.query, self.call.key
             b, h, hk, d = len(query.lengths), query.heads, key.heads, query.features
             q, k = int(query.lengths.max(initial=0)), int(self.call.keys.max(initial=0))
+            masked += h * int(query.lengths[self.call.keys == 0].sum())
+        else:
+            masked = int(np.isneginf(answer.logsumexp).sum())
         sizes = (h, hk, b, q, k, d, answer.output.shape[-1])
-        return Metadata(self.backend.name, device, self.dtype.name, kernel, *sizes, scale, empty, ())
+        return Metadata(self.backend.name, device, self.dtype.name, kernel, *sizes, scale, masked, ())
 
     def encode(self, result: Result, encoder: Codec, request_id: str) -> Encoded:
         """The answer: weights as a list, in formats of tensors by their numbers."""

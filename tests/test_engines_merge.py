@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attention_service import attend, merge
+from attention_service import attend, call, merge
 from attention_service.errors import InvalidRequest
 from attention_service.schemas.merge import MAX_PARTS, MergeRequest
 from tests.conftest import app, serving
@@ -100,6 +100,28 @@ def test_results_of_attend_are_parts() -> None:
     assert found.output.dtype == found.logsumexp.dtype == np.float32
     np.testing.assert_allclose(found.output, whole.output, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.logsumexp, whole.logsumexp, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [None, "lbd", "blhd"])
+def test_results_of_calls_are_parts_whatever_their_axes(layout: Any) -> None:
+    """As many queries as heads, so that no shape tells the axes of logsumexp, (h, q) of these functions."""
+    random = np.random.default_rng(1)
+    query, key, value = (random.normal(size=(n, 3, 4)) for n in (3, 8, 8))
+    scores = np.einsum("qhd,khd->hqk", query, key) / 2
+    output, sums = (x[0] for x in part(scores[None], value.swapaxes(0, 1)[None]))
+    parts = []
+    for n in (slice(0, 3), slice(3, 8)):
+        arrays: dict[str, Any] = {"q": query, "k": key[n], "v": value[n]}
+        if layout == "blhd":
+            arrays = {name: array[None] for name, array in arrays.items()}
+            parts.append(call("flash_attn.flash_attn_func", **arrays))
+        else:
+            bounds: dict[str, Any] = {"cu_seqlens_q": [0, 3], "cu_seqlens_k": [0, len(key[n])]}
+            parts.append(call("flash_attn.flash_attn_varlen_func", **arrays, **bounds))
+    found = merge(parts, layout=layout)
+    np.testing.assert_allclose(found.output.reshape(3, 3, 4), output.swapaxes(0, 1), rtol=1e-12)
+    wanted = sums.T if layout is None else sums
+    np.testing.assert_allclose(found.logsumexp.reshape(3, 3), wanted, rtol=1e-12)
 
 
 def test_types_are_those_of_the_outputs_or_asked_for() -> None:

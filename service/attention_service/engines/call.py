@@ -23,34 +23,39 @@ MOST: Final = 4096
 
 
 class Form(NamedTuple):
-    """The axes of an answer, from (slots, l, h, e) and (slots, l, h), and the base of its logarithms."""
+    """The axes of an answer, from (slots, l, h, e) and (slots, l, h), and the base of its logarithms.
+
+    heads_first: True if logsumexp has heads before tokens, which output has behind them
+    """
 
     output: Callable[[np.ndarray], np.ndarray]
     logsumexp: Callable[[np.ndarray], np.ndarray]
     base: str = "e"
+    heads_first: bool = False
 
 
-DENSE: Final = Form(lambda x: x, lambda x: x.transpose(0, 2, 1))
-RAGGED: Final = Form(lambda x: x[0], lambda x: x[0].T)
+DENSE: Final = Form(lambda x: x, lambda x: x.transpose(0, 2, 1), heads_first=True)
+RAGGED: Final = Form(lambda x: x[0], lambda x: x[0].T, heads_first=True)
 TOKENS: Final = Form(lambda x: x[0], lambda x: x[0], "2")
 
 
 class Answer(NamedTuple):
     """What a call returns, in the axes of the library. Rows that belong to no sequence are NaN.
 
-    weights: (h, q, k) of each sequence, if they were asked for
+    weights: (h, q, k) of each sequence, if they were asked for; heads_first: as of its form
     """
 
     output: np.ndarray
     logsumexp: np.ndarray
     weights: list[np.ndarray] | None = None
+    heads_first: bool = False
 
     def rounded(self, dtype: np.dtype) -> Answer:
         """The answer in a type, its logsumexp in float32 for halves. Errors: Overflow for what the type cannot hold."""
         output = rounded("output", self.output, dtype)
         sums = rounded("logsumexp", self.logsumexp, compute_dtype(dtype))
         weights = None if self.weights is None else [array.astype(dtype) for array in self.weights]
-        return Answer(output, sums, weights)
+        return Answer(output, sums, weights, self.heads_first)
 
 
 class Merge(NamedTuple):
@@ -235,7 +240,7 @@ class Collected:
         """The answer, in float64."""
         form = self._call.form
         sums = form.logsumexp(self._sums * BASES[form.base])
-        return Answer(form.output(self._output), sums, self._weights)
+        return Answer(form.output(self._output), sums, self._weights, form.heads_first)
 
 
 def window_of(name: str, left: int | None, right: int | None) -> tuple[Fields, int]:

@@ -138,7 +138,7 @@ def _call(
         if given.version is None:
             raise FieldConflict.at("/qv", "`version` beside it: 4 returns the logsumexp in other axes", "none")
         if given.version == 4:
-            form = form._replace(logsumexp=form.output)
+            form = form._replace(logsumexp=form.output, heads_first=False)
         query = joined(query, _tokens(given, "qv", "cu_seqlens_q", given.maybe_named("seqused_q")))
         key, past = joined(key, value), None if past is None else (joined(*past), past[1])
     fields, names = options(given, query, scale="softmax_scale", softcap="softcap", sinks="learnable_sink")

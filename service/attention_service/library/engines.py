@@ -24,6 +24,8 @@ from attention_service.schemas.names import near
 
 # What `include` of a call may name.
 INCLUDED: Final = ("logsumexp", "attention_weights")
+# Layouts whose outputs have the last two axes of logsumexp in the other order.
+SWAPPED: Final = ("blhd", "lbd")
 _ABSENT: Final = dict.fromkeys(CompareRequest.model_fields)
 
 
@@ -31,11 +33,13 @@ class CallResult(NamedTuple):
     """What a function of another library returns, exactly, in its own axes, with its own base of logarithms.
 
     Rows that belong to no sequence are NaN. attention_weights: (h, q, k) of each sequence, None unless asked for
+    heads_first: True if logsumexp has heads before queries, which output has behind them, for `merge`
     """
 
     output: np.ndarray
     logsumexp: np.ndarray
     attention_weights: list[np.ndarray] | None = None
+    heads_first: bool = False
 
 
 def call(
@@ -93,8 +97,9 @@ def merge(
 
     Args:
         parts: Of each part, the output and its logsumexp ([b,] [h,] q): a tuple, a dict with these names, or a result
-            of `attend` or `call`. A row whose logsumexp is infinite, of either sign, has no key in the part, and its
-            output does not count.
+            of `attend` or `call`; the logsumexp of `call` is brought into these axes, or without a layout into those of
+            its output. A row whose logsumexp is infinite, of either sign, has no key in the part, and its output does
+            not count.
         logsumexp_base: The base of all logarithms, "e" or "2".
         sinks: (h,): one natural logit per head that no part has yet. Default: none.
         layout: The axes of all outputs. Default: ld, bld or bhld, by rank.
@@ -105,7 +110,7 @@ def merge(
     __tracebackhide__ = True
     try:
         fields: dict[str, Any] = {"logsumexp_base": logsumexp_base, "layout": layout, "dtype": dtype}
-        fields["parts"] = [_part(part, n) for n, part in enumerate(parts)]
+        fields["parts"] = [_part(part, n, layout) for n, part in enumerate(parts)]
         fields["sinks"] = as_numpy(sinks, "/sinks")
         found = make_parts(Decoded(fields, frozenset())).merged(no_check)
         return State(found["output"], found["logsumexp"])
@@ -113,8 +118,10 @@ def merge(
         raise error.with_traceback(None) from None
 
 
-def _part(part: Any, n: int) -> dict[str, Any]:
+def _part(part: Any, n: int, layout: str | None) -> dict[str, Any]:
     """A part by its names, with arrays that have none."""
+    if isinstance(part, CallResult) and part.logsumexp.ndim > 1 and part.heads_first != (str(layout) in SWAPPED):
+        part = part._replace(logsumexp=part.logsumexp.swapaxes(-1, -2))
     is_result = isinstance(part, CallResult | AttentionResult)
     given = {"output": part.output, "logsumexp": part.logsumexp} if is_result else calls.named(part)
     found = {}

@@ -104,16 +104,16 @@ def from_examples(operation: Any) -> st.SearchStrategy[Any]:
 # Paths, the share of the cases that each gets, and of these the share that succeeds: a comparison refuses top_k, and
 # shapes that do not fit those of `actual`, a merge parts of different shapes.
 @pytest.mark.parametrize(
-    ("path", "share", "success"),
+    ("path", "share", "success", "distinct"),
     [
-        ("/attention", 1.0, SUCCESS_RATE),
-        ("/attention/compare", 0.25, SUCCESS_RATE / 2),
-        ("/attention/heatmap", 0.25, SUCCESS_RATE),
-        ("/attention/merge", 0.25, SUCCESS_RATE / 2),
+        ("/attention", 1.0, SUCCESS_RATE, 0.9),
+        ("/attention/compare", 0.25, SUCCESS_RATE / 2, 0.9),
+        ("/attention/heatmap", 0.25, SUCCESS_RATE, 0.9),
+        ("/attention/merge", 0.25, SUCCESS_RATE / 2, 0.6),  # has few examples
     ],
 )
 def test_attention_responses_follow_the_api_document(
-    document: Any, capsys: pytest.CaptureFixture[str], path: str, share: float, success: float
+    document: Any, capsys: pytest.CaptureFixture[str], path: str, share: float, success: float, distinct: float
 ) -> None:
     operation, cases = document[path]["POST"], int(CASES * share)
     statuses: Counter[int] = Counter()
@@ -125,7 +125,7 @@ def test_attention_responses_follow_the_api_document(
         statuses += attack(strategy, int(cases * part))
     with capsys.disabled():
         print(f"\n{path}: {statuses.total()} cases by status: {dict(sorted(statuses.items()))}")
-    assert statuses.total() >= cases * 0.9  # hypothesis leaves out duplicates
+    assert statuses.total() >= cases * distinct  # hypothesis leaves out duplicates
     assert statuses[200] >= success * statuses.total()
 
 

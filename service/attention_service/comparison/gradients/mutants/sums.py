@@ -69,14 +69,20 @@ def not_grouped(case: GradientCase) -> Iterator[Variant]:
 
 def of_role(case: GradientCase, kind: Callable[..., TileBackward], role: str) -> Gradients:
     """The gradients of a mistake that one role has, the others not. kind: makes the backward pass of tiles"""
-    kept: list[Sums] = []
+    wrong = sums_of(case, kind)[role]
+    return case.run(edit=lambda sums: {**sums, role: wrong})
+
+
+def sums_of(case: GradientCase, kind: Callable[..., TileBackward]) -> Sums:
+    """What the tiles of a mistake add up. kind: makes the backward pass of tiles"""
+    kept: dict[str, np.ndarray] = {}
 
     def keep(sums: Sums) -> Sums:
-        kept.append(sums)
-        return dict(sums)
+        kept.update(sums)
+        return sums
 
     case.run(kind, keep)
-    return case.run(edit=lambda sums: {**sums, role: kept[0][role]})
+    return kept
 
 
 @mutant("group_mean", "The gradients of key and value are the mean over the query heads of a group, not the sum.")
@@ -107,14 +113,7 @@ def query_head(case: GradientCase) -> Iterator[Variant]:
 def at_query_head(case: GradientCase) -> Gradients:
     """Key/value head j has what query head j alone adds to its own; what later query heads write is out of range."""
     heads = range(case.plan.sizes.num_kv_heads)
-    kept: list[Sums] = []
-
-    def keep(sums: Sums) -> Sums:
-        kept.append(sums)
-        return dict(sums)
-
-    for head in heads:
-        case.run(partial(OneHead, case=case, head=head), keep)
+    kept = [sums_of(case, partial(OneHead, case=case, head=head)) for head in heads]
 
     def edit(sums: Sums) -> Sums:
         written = {

@@ -68,6 +68,15 @@ def app(**settings: Any) -> FastAPI:
     return create_app(Settings.model_construct(**settings))
 
 
+@contextmanager
+def serving_freed() -> Iterator[httpx.Client]:
+    """An HTTP client of a service that must hold no memory of a request at the end."""
+    made = app()
+    with serving(made) as client:
+        yield client
+        assert made.state.engine.admission.counted_requests == 0
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

@@ -20,7 +20,7 @@ import pytest
 from attention_service import attend, call, merge
 from attention_service.errors import InvalidRequest
 from attention_service.schemas.merge import MAX_PARTS, MergeRequest
-from tests.conftest import app, serving
+from tests.conftest import app, serving, serving_freed
 from tests.helpers.wire import JSON, MEDIA_TYPES, SAFETENSORS, read, write
 from tests.test_operations import SVG, problem
 from tests.test_requests_freed import assert_freed
@@ -168,10 +168,8 @@ def test_the_function_has_the_fields_of_the_request() -> None:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    made = app()
-    with serving(made) as client:
+    with serving_freed() as client:
         yield client
-        assert made.state.engine.admission.counted_requests == 0
 
 
 def request(count: int = 3) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from attention_service.errors import InvalidRequest
 from attention_service.pipeline.engine import Engine
 from attention_service.schemas.request import CALL, AttentionRequest
 from attention_service.settings import Settings
-from tests.conftest import app, serving
+from tests.conftest import app, serving, serving_freed
 from tests.helpers.engine_calls import Draw
 from tests.helpers.engine_draws import DRAWS
 from tests.helpers.wire import JSON, MEDIA_TYPES, NPZ, SAFETENSORS, typed_array, write
@@ -35,10 +35,8 @@ VARLEN = "flash_attn.flash_attn_varlen_func"
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    made = app()
-    with serving(made) as client:
+    with serving_freed() as client:
         yield client
-        assert made.state.engine.admission.counted_requests == 0
 
 
 def arguments(seed: int = 0, **more: Any) -> dict[str, Any]:

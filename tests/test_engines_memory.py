@@ -71,5 +71,5 @@ def test_of_large_pages_only_the_tokens_that_are_used_are_copied() -> None:
     cache = np.arange(2.0 * page).reshape(2, page, 1, 1)
     where = {"page_table": [[1, 0]], "cache_seqlens": [page + 1], "cache_leftpad": [page - 1]}
     two = decoded("flash_attn.flash_attn_with_kvcache", q=ONES((1, 1, 1, 1)), k_cache=cache, v_cache=cache, **where)
-    assert peak(lambda: two.key.of(0)) < 2**12
+    assert peak(lambda: two.key.of(0)) < cache.nbytes / 8
     assert two.key.of(0).ravel().tolist() == [2 * page - 1, 0]

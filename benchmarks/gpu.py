@@ -295,15 +295,19 @@ def end_to_end_step(device: str, size: Size) -> None:
     best = min(bare_kernels(device, size).values(), default=float("nan"))
     copies, request = pinned_copies(device, size), large_request(size)
     with service(device) as running:
-        whole, steps, headers = asked(running.port, request, size.times)
+        _, steps, headers = asked(running.port, request, size.times)
+        whole = latency(running.port, request.message(), size.times)
     with FLOOR.started() as running:
-        floor_request = Request(f"/{headers['bytes']}", request.headers, request.body)
-        floor = latency(running.port, floor_request.message(), size.times)
+        floor, keeping = (
+            latency(running.port, Request(path, request.headers, request.body).message(), size.times)
+            for path in (f"/{headers['bytes']}", f"/{headers['bytes']}?keep")
+        )
     table = Table(f"{len(request.body) / 2**20:.0f} MiB there, {int(headers['bytes']) / 2**20:.0f} MiB back", "ms")
     table.add("best bare kernel", f"{best:.3f}")
     table.add("pinned copies of the same bytes", f"{copies:.3f}")
     table.add("HTTP floor: bare uvicorn, as many bytes", f"{floor:.3f}")
     table.add("the three together", f"{best + copies + floor:.3f}")
+    table.add("bare uvicorn that keeps the body", f"{keeping:.3f}")
     table.add("the service", f"{whole:.3f}")
     for name, milliseconds in steps.items():
         table.add(f"of that {name}", f"{milliseconds:.3f}")
@@ -364,7 +368,7 @@ def batches_step(device: str, size: Size) -> None:
         ("torch, in batches", {"batch_window": "0.002"}),
     ):
         messages = small_requests(size.clients)
-        with service(device, **settings) as running:
+        with service(device, queue=str(size.clients), **settings) as running:  # none of which is refused
             burst(running.port, messages[:50])
             rates, times = [], []
             for _ in range(size.rounds):

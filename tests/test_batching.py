@@ -61,11 +61,6 @@ def engine(**settings: Any) -> Engine:
     return Engine(Settings.model_construct(**{"batch_window": 60.0} | settings))
 
 
-def peak_bytes(decoded: Decoded) -> int:
-    """The estimated peak memory of computing a request with NumPy, in bytes."""
-    return NumpyBackend().peak_bytes(plan_of(decoded), "cpu")
-
-
 async def attend_one(engine: Engine, decoded: Decoded, call: Execution) -> Result:
     operation = engine.attention
     request = operation.prepare(decoded)
@@ -227,14 +222,25 @@ async def test_a_full_queue_refuses_all_requests_of_a_batch() -> None:
 
 
 @anyio
-async def test_a_batch_stays_within_the_memory_limit() -> None:
-    inputs, calls = [decoded(seed) for seed in range(30)], [new_execution() for _ in range(30)]
-    limit = peak_bytes(inputs[0]) * 8 + 1
-    for inline_flops in (1000, 10**9):
-        small = engine(inline_flops=inline_flops, memory_limit=limit)
-        assert_same_as_single(await attend(small, inputs, calls), inputs)
-        assert {call.timings.batch for call in calls} == {8, 6}
-        assert small.admission.free == small.admission.memory
+@pytest.mark.parametrize("inline_factor", [1, 100], ids=["worker", "inline"])
+async def test_requests_that_hold_all_memory_are_computed_in_a_batch(inline_factor: int) -> None:
+    """Eight of them at a time: their batch waits for no memory that they hold."""
+    inputs = [decoded(seed, tokens=200) for seed in range(30)]
+    operation = engine().attention
+    cost = operation.cost(operation.prepare(inputs[0]), CODECS["application/json"])
+    limit = 8 * cost.peak(inputs[0].nbytes)
+    small = engine(inline_flops=cost.flops * inline_factor, memory_limit=limit)
+    calls = [Execution(small.admission, 60) for _ in inputs]
+
+    async def one(decoded: Decoded, call: Execution) -> Result:
+        call.timings.begin()
+        with call.lease:
+            return await attend_one(small, decoded, call)
+
+    found = await asyncio.gather(*map(one, inputs, calls))
+    assert_same_as_single(list(found), inputs)
+    assert max(call.timings.batch for call in calls) == 8
+    assert small.admission.free == small.admission.memory == limit
 
 
 def batchable_requests(seed: int) -> list[Decoded]:

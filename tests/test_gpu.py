@@ -6,6 +6,9 @@ FlexAttention in float64 on the CPU, onnx.
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -174,6 +177,68 @@ def test_gradients_are_those_of_the_numpy_backend_in_float64(name: str, dtype: s
     if name == "padding":
         assert not found.grad_key[:, 170:].any()
         assert not found.grad_value[:, 170:].any()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", *HALVES])
+def test_a_mask_that_is_the_same_for_all_keys(dtype: str) -> None:
+    """Lengths of queries alone: kernels read masks in 16 bytes, and a repeated column has none."""
+    for keys in (8, 109, 189):
+        query, key = normal(3, 2, 76, 16, dtype=FLOATS[dtype]), normal(3, 1, keys, 16, dtype=FLOATS[dtype], seed=1)
+        options: dict[str, Any] = {"layout": "bhld", "include": [], "query_lengths": [0, 3, 76]}
+        found, right = (attend(query, key, key, backend=backend, **options).output for backend in ("torch", "numpy"))
+        assert not found[0].any()
+        assert not found[1, :, 3:].any()
+        tolerance = {"float64": 1e-13, "float32": 1e-5}.get(dtype, 2e-2)
+        np.testing.assert_allclose(found.astype(np.float64), right.astype(np.float64), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+@pytest.mark.parametrize("core", ["MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION"])
+def test_outputs_and_gradients_of_kernels_of_torch_are_judged_right(core: str, dtype: str) -> None:
+    """The tensors that are judged are on the GPU."""
+    requests, judged = (getattr(import_module("tests.peers.test_judged_gradients"), n) for n in ("requests", "judged"))
+    count = 0
+    for fields, options in requests(20, 0, getattr(torch, dtype)):
+        inputs = [fields[name].cuda().requires_grad_() for name in ("query", "key", "value")]
+        there = {name: value.cuda() if name == "attn_mask" else value for name, value in options.items()}
+        try:
+            with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, core)):
+                output = torch.nn.functional.scaled_dot_product_attention(*inputs, **there)
+        except RuntimeError as error:  # a mask, a type or a number of features that the kernel does not take
+            assert "No available kernel" in str(error)
+            continue
+        found = torch.autograd.grad(output, inputs, fields["grad_output"].cuda())
+        actual = dict(zip(("grad_query", "grad_key", "grad_value"), found, strict=True))
+        verdict = judged({"output": output.detach()} | actual, fields, options)
+        assert verdict.status in ("correct", "inconclusive"), (verdict, fields["query"].shape, options.keys())
+        count += 1
+    assert count > 3 or (dtype == "float32" and core in ("FLASH_ATTENTION", "CUDNN_ATTENTION"))
+
+
+LOST = """
+import torch
+from tests.conftest import app, serving
+from tests.helpers.waiting import until
+with serving(app(backend="torch")) as client:
+    until(lambda: client.get("/health/ready").status_code == 200)
+    ask = lambda: client.post("/attention", json={"input": [[1.0]], "device": "cuda", "include": []}).status_code
+    print(ask(), client.get("/health/live").status_code, flush=True)
+    with torch.inference_mode():
+        torch.ones(1, device="cuda")[torch.tensor([9], device="cuda")]
+    print(ask(), client.get("/health/live").status_code, client.get("/health/ready").status_code)
+    print(client.post("/attention", json={"input": [[1.0]], "backend": "numpy"}).status_code)
+"""
+
+
+def test_a_process_that_lost_its_gpu_says_that_it_must_be_restarted() -> None:
+    """After a number was read from behind the end of an array, CUDA refuses this process all that follows.
+
+    torch may end the process by itself, when it frees a tensor.
+    """
+    found = subprocess.run([sys.executable, "-W", "ignore", "-c", LOST], capture_output=True, text=True, timeout=120)
+    said = found.stdout.split()
+    assert said[:2] == ["200", "200"], found.stderr
+    assert said[2:] == ["500", "503", "503", "200"] or found.returncode == -signal.SIGABRT, found.stderr
 
 
 # Choice of the kernel, and memory.

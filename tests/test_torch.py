@@ -18,6 +18,7 @@ from attention_service import attend
 from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.base import OutOfMemory
+from tests.conftest import app, serving
 from tests.helpers.backends import HAS_TORCH
 from tests.helpers.by_flex import OPTIONS, compare, random_request
 
@@ -186,6 +187,25 @@ def test_the_general_path_replaces_a_kernel_that_fails(
     assert (right.metadata.kernel, found.metadata.kernel) == (sdpa.ON_CPU, "dense")
     np.testing.assert_allclose(found.output, right.output, rtol=1e-5, atol=1e-6)
     assert "kernel of torch failed" in caplog.text
+
+
+def test_a_process_that_lost_its_gpu_must_be_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/test_gpu.py loses a real one."""
+
+    def refuse(*given: Any) -> Any:
+        raise RuntimeError("CUDA error: misaligned address")
+
+    with serving(app(backend="numpy")) as client:
+        checks = "/health/live", "/health/ready", "/v2/health/live"
+        assert [client.get(path).status_code for path in checks] == [200] * 3
+        monkeypatch.setattr(TorchBackend, "compute", refuse)
+        request = {"input": [[1.0]], "backend": "torch"}
+        assert client.post("/attention", json=request).status_code == 500
+        assert [client.get(path).status_code for path in checks] == [200] * 3  # an error on the CPU loses nothing
+        monkeypatch.setattr(devices, "is_lost", lambda device: True)
+        assert client.post("/attention", json=request).status_code == 500
+        assert [client.get(path).status_code for path in checks] == [503] * 3
+        assert client.post("/attention", json={"input": [[1.0]]}).status_code == 200
 
 
 def test_scores_are_checked_unless_bounds_exclude_an_overflow() -> None:

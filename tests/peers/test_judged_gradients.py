@@ -101,3 +101,27 @@ def test_gradients_of_jax_are_right(dtype: str) -> None:
         verdict = judged(actual, fields, options)
         assert verdict.ratio is not None
         assert verdict.ratio <= 2, (fields["query"].shape, options, verdict)
+
+
+def by_rounded_weights(fields: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Gradients as torch's efficient attention computes them in float16 on a GPU: dS is made of rounded weights."""
+    half, inputs = torch.float16, {name: fields[name].double() for name in ("query", "key", "value", "grad_output")}
+    query, key, value, cotangent = inputs.values()
+    scale = options.get("scale", query.shape[-1] ** -0.5)
+    seen = options.get("attn_mask", torch.ones(query.shape[2], key.shape[2], dtype=torch.bool))
+    seen = seen.tril() if options.get("is_causal") else seen
+    weights = torch.softmax((query @ key.mT * scale).masked_fill(~seen, -torch.inf), -1)
+    delta = (cotangent * (weights @ value).to(half)).sum(-1, keepdim=True)
+    weights = weights.to(half).double()
+    of_scores = (weights * (cotangent @ value.mT - delta) * scale).to(half).double()
+    found = of_scores @ key, of_scores.mT @ query, weights.mT @ cotangent
+    return {name: array.to(half) for name, array in zip(NAMES, found, strict=True)}
+
+
+def test_gradients_of_rounded_weights_are_right() -> None:
+    """Each by itself, too: what is drawn for one must not depend on the others."""
+    for fields, options in requests(8, 0, torch.float16):
+        found = by_rounded_weights(fields, options)
+        for actual in (found, *({name: array} for name, array in found.items())):
+            verdict = judged(actual, fields, options)
+            assert verdict.ratio <= 2, (fields["query"].shape, options, verdict)

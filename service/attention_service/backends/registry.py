@@ -49,6 +49,11 @@ class Backends:
             name = CUDA if device.startswith("cuda") else self.preferred
         return self._made.get(name) or self._make(name)
 
+    @property
+    def lost(self) -> bool:
+        """True once this process can no longer use a device of a backend."""
+        return any(backend.lost for backend in self._made.values())
+
     def _make(self, name: spec.Backend) -> Backend:
         module, kind = BACKENDS[name]
         try:

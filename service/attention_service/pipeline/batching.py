@@ -92,7 +92,7 @@ class Batcher:
     """Computes small requests in batches.
 
     window: seconds that a request waits for others
-    admission: grants a slot and memory to each batch that needs a worker thread
+    admission: grants a slot to each batch that needs a worker thread
     inline_flops: see `choose_strategy`
 
     Belongs to one event loop; all methods but `_compute` run in its thread.
@@ -125,8 +125,7 @@ class Batcher:
             batch = self._open[bucket] = Batch(bucket, request)
             batch.timer = loop.call_later(self._window if self._running else 0, self._start, batch)
         batch.members.append(member)
-        count = len(batch.members)
-        if count == MAX_BATCH or (count + 1) * batch.memory > self._admission.memory:
+        if len(batch.members) == MAX_BATCH:
             self._start(batch)
 
     def _start(self, batch: Batch) -> None:
@@ -148,10 +147,10 @@ class Batcher:
                 self._start(batch)
 
     async def _run_in_thread(self, batch: Batch) -> None:
-        """Compute in a worker thread, when a slot and memory are granted."""
+        """Compute in a worker thread, when a slot is granted. Its requests hold the memory that it takes."""
         try:
             with Lease(self._admission) as lease:
-                await lease.grow(batch.cost.compute, batch.deadline, slot=True)
+                await lease.grow(0, batch.deadline, slot=True)
                 members = batch.begin()
                 self._set_outcomes(members, *await to_thread.run_sync(self._compute, batch, members))
         except Exception as error:

@@ -73,8 +73,17 @@ class Engine:
         if self.stopping:
             raise Busy.at("", "a server that takes requests", "one that stops", headers={"Retry-After": "1"})
 
+    def check_alive(self) -> None:
+        """Raise Busy once this process can no longer use its GPU, and must be started anew."""
+        if self._backends.lost:
+            raise Busy.at("", "a process that can use its GPU", "one that CUDA refuses", headers={"Retry-After": "1"})
+
     def check_ready(self) -> None:
-        """Raise Busy while the service loads or stops. Load is no reason: a full queue refuses requests by itself."""
+        """Raise Busy while the service loads or stops, and once it must be started anew.
+
+        Load is no reason: a full queue refuses requests by itself.
+        """
+        self.check_alive()
         self.check_running()
         if not self.ready:
             expected = "a service that has loaded all that it computes with"

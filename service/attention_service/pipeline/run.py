@@ -87,8 +87,8 @@ async def admit(
     """Wait until a request may compute, and return its execution strategy.
 
     Afterwards the lease holds the most memory that the request takes from now on (none if that is little, and the lease
-    not counted), and a slot for a worker thread. A request in a batch holds only the memory of its arrays and its
-    answer; a batch that needs a worker thread takes the memory for computing, and a slot, with a lease of its own.
+    not counted), and a slot for a worker thread. A batch that needs a worker thread takes a slot with a lease of its
+    own, and no memory: it would wait for memory that its own requests hold.
 
     inline_flops: see `choose_strategy`. Errors: MemoryLimit if the request can never have so much, Busy, Cancelled.
     """
@@ -102,8 +102,6 @@ async def admit(
         memory = cost.peak(execution.decoded_bytes)
         if memory > limit:
             raise memory_limit_error(memory, limit, operation.advice(request), "allowed")
-        if strategy == "batch":
-            memory = execution.decoded_bytes + cost.results + cost.encode
     if strategy == "thread" or memory:
         async with execution.cancel_on_disconnect():
             await execution.grow(memory, slot=strategy == "thread")

@@ -60,9 +60,11 @@ async def server_metadata() -> ServerMetadata:
     operation_id="checkServerLive",
     summary="Is the server alive?",
     response_description="The process responds.",
+    responses=inference_errors(503),
 )
-async def server_live() -> ServerLive:
-    """Responds with 200 as long as the process responds at all."""
+async def server_live(request: Request) -> ServerLive:
+    """Responds with 200 as long as the process responds and can use its GPU, if it has one."""
+    request.app.state.engine.check_alive()
     return ServerLive(live=True)
 
 

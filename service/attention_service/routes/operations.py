@@ -37,9 +37,11 @@ class ProblemType(BaseModel):
     operation_id="checkLive",
     summary="Is the process alive?",
     response_description="The process responds.",
+    responses=problems(503),
 )
-async def live() -> Health:
-    """Responds with 200 as long as the process responds at all. If it does not, restart it."""
+async def live(request: Request) -> Health:
+    """Responds with 200 as long as the process responds and can use its GPU, if it has one. If not, restart it."""
+    request.app.state.engine.check_alive()
     return Health()
 
 

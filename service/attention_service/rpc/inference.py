@@ -54,6 +54,10 @@ class Inference:
         raise MethodNotAllowed.at("", f"a method among {', '.join(self.methods)}", "another")
 
     async def _server_live(self, call: Call) -> bytes:
+        try:
+            self._engine.check_alive()
+        except Busy:
+            return _written("ServerLiveResponse", live=False)
         return _written("ServerLiveResponse", live=True)
 
     async def _server_ready(self, call: Call) -> bytes:

@@ -65,7 +65,8 @@ class TorchBackend(Backend):
     def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
         """Upper bound of the machine's memory for computing a plan, see Backend.peak_bytes."""
         if self.is_gpu(device):
-            return cost.peak_bytes(plan, self._mask_bytes(plan), copied) + 2 * (staging.AHEAD + 1) * staging.CHUNK
+            arrays = cost.peak_bytes(plan, self._mask_bytes(plan), copied)
+            return arrays + min(2 * arrays, 2 * (staging.AHEAD + 1) * staging.CHUNK)  # torch pins powers of two
         return self._dense_bytes(plan, copied)
 
     def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:
@@ -80,6 +81,7 @@ class TorchBackend(Backend):
                 return self.compute(plan, operands, found, check)
         except RuntimeError as error:
             if not devices.is_out_of_memory(error):
+                self.lost = self.lost or devices.is_lost(found)
                 raise
         # Outside of the handler no traceback keeps the tensors alive.
         devices.release_unused(found)

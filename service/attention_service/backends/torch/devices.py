@@ -103,6 +103,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
 
 
+def is_lost(device: torch.device) -> bool:
+    """True if a kernel on a GPU failed so that CUDA refuses all that this process asks of it from then on."""
+    if device.type != "cpu":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            return True
+    return False
+
+
 def release_unused(device: torch.device) -> None:
     """Release the memory of a GPU that torch keeps for later allocations."""
     if device.type != "cpu":

@@ -175,6 +175,10 @@ class Kernels:
         """(b, h, r, d), (b, g, k, d), (b, g, k, e) -> (b, h, r, e), and the kernel's name; None without a kernel."""
         on_cpu = query.device.type == "cpu"
         groups = query.shape[1] // key.shape[1]
+        if mask is not None and not on_cpu and mask.shape[-1] != key.shape[2]:
+            # torch would repeat the column by a stride of 0, which kernels read in 16 bytes. After a misaligned address
+            # a process can no longer use its GPU.
+            mask = mask.expand(*mask.shape[:-1], key.shape[2]).contiguous()
         with (
             nullcontext() if on_cpu else self._ordering,
             nullcontext() if on_cpu else sdpa_kernel(list(ORDER), set_priority=True),

@@ -41,7 +41,7 @@ DEVIATIONS: Final = 3.5
 # Queries or keys of a tile whose sums some kernels round before they add the next (torch on a CPU).
 ADDED: Final = 32
 # What is rounded at random, one after the other.
-SOURCES: Final = ("scores", "delta", "products")
+SOURCES: Final = ("scores", "delta", "weights", "products")
 # Signs that are drawn for errors on their way through maps and norms.
 SIGNS: Final = 4
 
@@ -143,8 +143,8 @@ class Bounds(TileBackward):
 
 class Dithered(TileBackward):
     """Rounds at random what kernels of half types round before products, one of SOURCES at a time: scores, by a query
-    that was multiplied by the scale; D, which is made of the rounded output; operands of products, weights and
-    gradients of scores."""
+    that was multiplied by the scale; D, which is made of the rounded output; weights, of which some kernels make the
+    gradients of scores, too (torch's efficient attention); gradients of scores, and what is added up."""
 
     def __init__(
         self,
@@ -168,9 +168,9 @@ class Dithered(TileBackward):
         makes the error of a row."""
         return np.where(self._random.integers(0, 2, shape, np.int8), MEAN, -MEAN)
 
-    def rounded(self, array: np.ndarray) -> np.ndarray:
-        """An array, each number rounded up or down."""
-        if self._source != "products":
+    def rounded(self, array: np.ndarray, source: str = "products") -> np.ndarray:
+        """An array, each number rounded up or down if that is the source."""
+        if self._source != source:
             return array
         noise = self.noise(array.shape)
         noise *= np.abs(array) * self._unit + self._least * (array != 0)
@@ -182,7 +182,7 @@ class Dithered(TileBackward):
     def run(self, tile: Tile, weights: Array, stages: Mapping[str, Array], write: Any) -> list[Part]:
         """What a tile adds, from weights of scores whose query or key was multiplied by the scale and rounded."""
         if self._source != "scores":
-            return super().run(tile, weights, stages, write)
+            return super().run(tile, self.rounded(weights, "weights"), stages, write)
         scores = np.where(np.isfinite(stages["scaled_scores"]), stages["scaled_scores"], 0.0)
         norms = [
             self._norms[0][tile.batch, tile.heads, tile.rows],
@@ -200,8 +200,8 @@ class Dithered(TileBackward):
         return super().of_terms(self.rounded(gradient), tile)
 
     def over_rows(self, left: Array, right: Array, tile: Tile) -> Array:
-        """The product of each head, of rounded weights or gradients, rounded before heads of a group are added."""
-        each = np.matmul(self.rounded(left).swapaxes(-1, -2), right)
+        """The product of each head, rounded before heads of a group are added."""
+        each = np.matmul(left.swapaxes(-1, -2), right)
         b, h, k, x = each.shape
         each = self.added(self.rounded(each), self.plan.sizes.query_length)
         found: Array = each.reshape(b, h // self._case.group, self._case.group, k, x).sum(axis=2)

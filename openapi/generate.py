@@ -31,6 +31,7 @@ from attention_service.backends.registry import Backends
 from attention_service.cli import parser
 from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
+from attention_service.comparison.calls.mistakes import MISTAKES
 from attention_service.comparison.candidates import MESSAGES
 from attention_service.comparison.gradients.mutants import GRADIENT_MUTANTS
 from attention_service.engines.table import FUNCTIONS
@@ -171,6 +172,7 @@ def errors() -> str:
 def mistakes() -> str:
     """All known mistakes of kernels as a Markdown table."""
     messages = MESSAGES | {name: mutant.message for name, mutant in GRADIENT_MUTANTS.items()}
+    messages |= {name: mistake.message for name, mistake in MISTAKES.items()}
     rows = [f"| `{name}` | {message} |" for name, message in sorted(messages.items())]
     return "\n".join(["| name | what the kernel did |", "|---|---|", *rows])
 

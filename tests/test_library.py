@@ -259,8 +259,9 @@ def test_importing_the_service_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_package_has_six_names() -> None:
-    assert attention_service.__all__ == ["__version__", "assert_attention", "attend", "call", "compare", "merge"]
+def test_the_package_has_eight_names() -> None:
+    functions = ["assert_attention", "assert_call", "attend", "call", "compare", "compare_call", "merge"]
+    assert attention_service.__all__ == ["__version__", *functions]
 
 
 # Prints the response to a request with torch made to appear as not installed.

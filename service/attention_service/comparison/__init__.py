@@ -14,5 +14,6 @@ In the order of a comparison:
 - mutants: the table of known mistakes; candidates: their answers; estimates: mistakes with a number that is estimated
 - evidence: what decides between proof and resemblance; search: the mistakes that explain an output
 - power: the mistakes that a request can show; inputs: requests that are made to show them, by recipes
+- calls: comparisons of calls of other engines
 - report, text: what is answered, as JSON and for people
 """

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Final, get_args
 
+import ml_dtypes
 import numpy as np
 
 from attention_service.attention.arrays import compute_dtype
@@ -25,6 +26,9 @@ from attention_service.schemas.compare import Liberty
 
 LIBERTIES: Final = frozenset(get_args(Liberty)) - {"exact"}
 LOG2E: Final = math.log2(math.e)
+# Not asked for by name: kernels of float8 queries and values round weights to float8, too, as part of rounded_weights.
+CODED_WEIGHTS: Final = "coded_weights"
+CODES: Final = np.dtype(ml_dtypes.float8_e4m3fn)
 # The polynomial of FlashAttention-4 for 2^x, 0 <= x < 1, from its constant on, and its relative error.
 CUBIC: Final = (1.0, 0.695146143436431884765625, 0.227564394474029541015625, 0.077119089663028717041015625)
 EXP2_ERROR: Final = 8.8e-5
@@ -62,6 +66,8 @@ def legal_roundings(
         if "approximate_tanh" in liberties:
             first, second = replace(first, tanh=uneven_tanh), replace(second, tanh=large_tanh)
         found += [first, second]
+        if CODED_WEIGHTS in liberties:
+            found.append(replace(first, weights=CODES))
     return tuple(dict.fromkeys(found))
 
 

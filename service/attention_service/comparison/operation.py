@@ -8,37 +8,57 @@ from typing import Final
 from attention_service.backends.base import Backend, Check
 from attention_service.codecs.chunks import Encoded, whole
 from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.calls.compare import CallComparison, compare_call
+from attention_service.comparison.calls.parts import call_bytes
+from attention_service.comparison.calls.question import CallQuestion
+from attention_service.comparison.calls.report import make_call_report
+from attention_service.comparison.calls.request import call_question
 from attention_service.comparison.compare import Comparison, compare_question
 from attention_service.comparison.memory import comparison_bytes
 from attention_service.comparison.question import make_question
 from attention_service.comparison.report import make_report
 from attention_service.comparison.truth import Question, pool_of
 from attention_service.layers.layer import Layer
+from attention_service.pipeline.calls import in_arguments, is_call
 from attention_service.pipeline.operation import Cost, Operation
 
 JSON: Final = "application/json"
 
 
-class CompareOperation(Operation[Question, str, Comparison]):
+class CompareOperation(Operation[Question | CallQuestion, str, Comparison | CallComparison]):
     """POST /attention/compare. backend: NumPy's, which computes the reference"""
 
     def __init__(self, backend: Backend) -> None:
         self.encoders = {JSON: JSON}
         self._backend = backend
 
-    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> Question:
-        """The question of the request."""
-        return make_question(decoded, layer)
+    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> Question | CallQuestion:
+        """The question of the request, about arrays or about the call of another library."""
+        return call_question(decoded) if is_call(decoded) else make_question(decoded, layer)
 
-    def cost(self, request: Question, encoder: str) -> Cost:
+    def cost(self, request: Question | CallQuestion, encoder: str) -> Cost:
         """Always in a worker thread: a comparison computes its request some hundred times."""
-        memory = comparison_bytes(request, 1 if (pool := pool_of(self._backend)) is None else pool.threads)
+        workers = 1 if (pool := pool_of(self._backend)) is None else pool.threads
+        if isinstance(request, CallQuestion):
+            with in_arguments():
+                memory = call_bytes(request, workers)
+        else:
+            memory = comparison_bytes(request, workers)
         return Cost(math.inf, memory, memory, encodes_inline=False)
 
-    def compute(self, request: Question, check: Check) -> Comparison:
+    def compute(self, request: Question | CallQuestion, check: Check) -> Comparison | CallComparison:
         """The comparison."""
-        return compare_question(request, self._backend, check)
+        if isinstance(request, Question):
+            return compare_question(request, self._backend, check)
+        with in_arguments():
+            return compare_call(request, self._backend, check)
 
-    def encode(self, request: Question, result: Comparison, encoder: str, request_id: str) -> Encoded:
+    def encode(
+        self, request: Question | CallQuestion, result: Comparison | CallComparison, encoder: str, request_id: str
+    ) -> Encoded:
         """The report as JSON."""
-        return whole(encoder, make_report(result, request_id).model_dump_json().encode())
+        if isinstance(result, CallComparison):
+            report = make_call_report(result, request_id)
+        else:
+            report = make_report(result, request_id)
+        return whole(encoder, report.model_dump_json().encode())

@@ -34,14 +34,17 @@ def places(name: str, actual: np.ndarray, expected: np.ndarray, limit: float, ax
         others = tuple(i for i in range(wrong.ndim) if i != axis)
         indices = np.flatnonzero(wrong.any(axis=others))
         if len(indices) < wrong.shape[axis]:
-            found.append(_place(name, what, indices, wrong.shape[axis]))
+            found.append(place_of(name, what, indices, wrong.shape[axis]))
     share = np.count_nonzero(wrong) / wrong.size
     message = f"{np.count_nonzero(wrong)} of {wrong.size} elements of {NOUNS.get(name, name)} ({share:.1%}) are wrong"
     return [Place(array=name, what="elements", message=message), *found]
 
 
-def _place(name: str, what: str, indices: np.ndarray, length: int) -> Place:
-    """The wrong indices of an axis in the shortest way that is exact; else the first and the last, and how many."""
+def place_of(name: str, what: str, indices: np.ndarray, length: int) -> Place:
+    """The wrong indices of an axis in the shortest way that is exact; else the first and the last, and how many.
+
+    name: of the array; what: the axis counts; length: of the axis
+    """
     first, last, count = int(indices[0]), int(indices[-1]), len(indices)
     plural = plural_of(what)
     place = partial(Place, array=name, what=plural)

@@ -14,6 +14,8 @@ import numpy as np
 F64: Final = np.dtype(np.float64)
 # Keys whose products are summed up before the sum is rounded, as the depth of a matrix instruction of a GPU.
 ACCUMULATED: Final = 16
+# The largest weight of a row where weights are float8 (FlashAttention 3).
+SCALED_WEIGHT: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ def weighted(problem: Problem, weights: np.ndarray) -> np.ndarray:
     """The sums of values (b, h, r, e) by weights; NaN where a value that is not finite has a weight."""
     rounding = problem.rounding
     if rounding.weights is not None:
-        weights = rounded(weights, rounding.weights)
+        weights = _rounded_weights(weights, rounding.weights)
     if rounding.sums is None:
         found = weights @ problem.value
     else:
@@ -230,6 +232,14 @@ def weighted(problem: Problem, weights: np.ndarray) -> np.ndarray:
         poisoned = ((weights != 0) & problem.bad_values[:, :, None]).any(axis=-1)
         found = np.where(poisoned[..., None], np.nan, found)
     return np.asarray(found)
+
+
+def _rounded_weights(weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Weights in a type; of 8 bits in parts of the largest of their row, times a power of two, as kernels have them."""
+    if dtype.itemsize > 1:
+        return rounded(weights, dtype)
+    unit = np.maximum(weights.max(axis=-1, keepdims=True, initial=0), np.finfo(weights.dtype).tiny) / SCALED_WEIGHT
+    return rounded(weights / unit, dtype) * unit
 
 
 def rounded(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from attention_service.attention.operands import as_cast
 from attention_service.attention.plan import Plan
 from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec
@@ -46,7 +45,7 @@ def compare_rows(question: Question, backend: Backend, count: int, check: Check 
     wants_all = question.reference or question.tolerance is not None or question.against is not None
     if question.actual is None or wants_all or question.gradients is not None or unknown_options(plan):
         return None
-    spec = as_cast(question.spec, plan.dtype)
+    spec = question.cast_spec
     names = tuple(name for name in question.actual if name != "output")
     exact = make_plan(spec._replace(dtype="float64", backend="numpy", device="cpu", include=names, top_k=None))  # type: ignore[arg-type]  # names of arrays
     rows = chosen_rows(question.spec, plan, count)

@@ -87,6 +87,7 @@ def _power(report: CompareReport) -> Iterator[str]:
         runs = [[tile] for tile in shown]
         said = f"shown only if the kernel's tiles have {in_words(runs, 'or')} keys" if runs else "not shown"
         yield f"{said}: {names}"
+    yield from found.weak
     if report.next_input is not None:
         yield f"next input: seed {report.next_input.seed} shows {', '.join(report.next_input.kills)}"
         if report.next_input.note:

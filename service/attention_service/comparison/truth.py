@@ -52,6 +52,7 @@ class Question:
     reference: True if the report shall have the reference
     time_limit: seconds after which the search for mistakes ends; None for no limit
     gradients: what is asked about gradients; spec and plan are those without
+    is_decoded: True if its numbers are those that a kernel computes from, which the type of the plan may not hold
     """
 
     spec: AttentionSpec
@@ -65,6 +66,12 @@ class Question:
     time_limit: float | None = None
     field: str = "actual"
     gradients: GradientQuestion | None = None
+    is_decoded: bool = False
+
+    @property
+    def cast_spec(self) -> AttentionSpec:
+        """The request with the numbers that a kernel computes from. Errors: as of `as_cast`."""
+        return self.spec if self.is_decoded else as_cast(self.spec, self.plan.dtype)
 
     @property
     def forward(self) -> Question:
@@ -99,7 +106,7 @@ class Truth:
 def reference_and_baseline(question: Question, backend: Backend, check: Check = no_check) -> Truth:
     """The reference of a question, and the baselines of all that was sent. Arguments: as of compare_question"""
     dtype, backend = question.plan.dtype, backend.cut_for(MAX_THREADS)
-    spec = as_cast(question.spec, dtype)
+    spec = question.cast_spec
     include = tuple({name: None for name in question.actual or () if name != OUTPUT} | {HEAD_OUTPUTS: None})
     exact = spec._replace(dtype="float64", backend="numpy", device="cpu", include=include, top_k=None)  # type: ignore[arg-type]  # names of arrays
     exact = exact._replace(allow_non_finite=True)

@@ -13,7 +13,15 @@ import numpy as np
 from attention_service.attention.arrays import compute_dtype
 from attention_service.engines.partial import BASES, State, merge, rounded
 from attention_service.engines.tokens import Tokens, same
-from attention_service.errors import FieldConflict, InvalidArray, InvalidRequest, InvalidValue, Overflow, ShapeMismatch
+from attention_service.errors import (
+    FieldConflict,
+    InvalidArray,
+    InvalidRequest,
+    InvalidValue,
+    Overflow,
+    ShapeMismatch,
+    shape,
+)
 
 Fields = dict[str, Any]
 # Numbers of the tokens of sequences that are computed together: a few of these arrays are held at a time.
@@ -32,6 +40,21 @@ class Form(NamedTuple):
     logsumexp: Callable[[np.ndarray], np.ndarray]
     base: str = "e"
     heads_first: bool = False
+
+    def read(self, name: str, given: np.ndarray, query: Tokens, features: int, pointer: str) -> np.ndarray:
+        """An array that the library returned, with the axes (slots, l, h, e), a logsumexp with (slots, l, h).
+
+        name: output or logsumexp; features: e; pointer: for errors. Errors: ShapeMismatch.
+        """
+        rows = query.rows
+        assert rows is not None, "queries lie in slots"
+        lengths = (rows.slots, rows.length, query.heads)
+        found = np.empty(lengths if name == "logsumexp" else (*lengths, features), given.dtype)
+        view = self.logsumexp(found) if name == "logsumexp" else self.output(found)
+        if view.shape != given.shape:
+            raise ShapeMismatch.of(pointer, f"{shape(view.shape)}, as the function returns it", given)
+        view[...] = given  # all forms are views
+        return found
 
 
 DENSE: Final = Form(lambda x: x, lambda x: x.transpose(0, 2, 1), heads_first=True)
@@ -59,14 +82,15 @@ class Answer(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """A call that merges parts, with logarithms of base 2. names: of output and logsumexp of each part, for errors"""
+    """A call that merges parts. names: of output and logsumexp of each part, for errors; base: of all logarithms"""
 
     parts: list[State]
     names: list[tuple[str, str]]
+    base: str = "2"
 
     def answer(self, check: Callable[[], None]) -> Answer:
         """The answer. Errors: those of `merge`, and what `check` raises."""
-        return Answer(*merge(self.parts, "2", names=self.names, check=check))
+        return Answer(*merge(self.parts, self.base, names=self.names, check=check))
 
 
 class Call(NamedTuple):
@@ -74,7 +98,8 @@ class Call(NamedTuple):
 
     own: further options of a sequence; past: keys and values before those of `key` and `value`
     offset: of the first query among the keys, beyond the one that aligns the last query with the last key;
-    None aligns the first with the first; names: of arguments by fields of the request, for errors
+    None aligns the first with the first, an array (b,) has those of all sequences
+    names: of arguments by fields of the request, for errors
     """
 
     query: Tokens
@@ -84,13 +109,21 @@ class Call(NamedTuple):
     options: Mapping[str, Any]
     own: Callable[[int], Fields] | None = None
     past: tuple[Tokens, Tokens] | None = None
-    offset: int | None = 0
+    offset: int | np.ndarray | None = 0
     names: Mapping[str, str] = MappingProxyType({})
 
     @property
     def keys(self) -> np.ndarray:
         """The number of keys of each sequence, (b,)."""
         return self.key.lengths if self.past is None else self.key.lengths + self.past[0].lengths
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """The position of the first query among the keys of each sequence, (b,)."""
+        if isinstance(self.offset, np.ndarray):
+            return self.offset
+        last = self.keys - self.query.lengths
+        return np.zeros_like(last) if self.offset is None else last + self.offset
 
     def check(self) -> None:
         """Refuse tokens that do not fit each other. Errors: ShapeMismatch, FieldConflict."""
@@ -137,7 +170,7 @@ class Call(NamedTuple):
         index = np.flatnonzero((self.query.lengths > 0) & (self.keys > 0))
         if self.own is not None:
             return index, np.arange(len(index)), np.arange(len(index))
-        sizes = np.stack([self.query.lengths, self.key.lengths, self.keys], axis=-1)[index]
+        sizes = np.stack([self.query.lengths, self.key.lengths, self.keys, self.offsets], axis=-1)[index]
         _, first, kinds = np.unique(sizes, axis=0, return_index=True, return_inverse=True)
         return index, kinds.reshape(-1), first
 
@@ -163,8 +196,7 @@ class Call(NamedTuple):
         fields: Fields = {name: made(tokens, group) for name, tokens in arrays.items()}
         for name in arrays.keys() & {"past_key", "past_value"}:
             fields[name] = fields[name].transpose(0, 2, 1, 3)
-        offset = 0 if self.offset is None else int(self.keys[first] - self.query.lengths[first]) + self.offset
-        fields |= {"layout": "blhd", "query_offset": offset, "dtype": "float64"}
+        fields |= {"layout": "blhd", "query_offset": int(self.offsets[first]), "dtype": "float64"}
         return fields | dict(self.options) | ({} if self.own is None else self.own(first))
 
     def fault(self, group: list[int]) -> InvalidArray | None:

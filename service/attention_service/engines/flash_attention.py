@@ -109,7 +109,7 @@ def _cached(given: Arguments, b: int, new: np.ndarray) -> tuple[Tokens, Tokens]:
         found = [given.array(one) for one in ("k_cache", "v_cache")]
         if found[1].shape[:2] != cache.shape[:2]:
             raise ShapeMismatch.of("/v_cache", f"slots and tokens {shape(cache.shape[:2])}, as k_cache", found[1])
-        at = Rows(len(cache), cache.shape[1], slot, first, lengths - first)
+        at = Rows(len(cache), cache.shape[1], slot, first, lengths - first, cache.shape[1] - first)
         return slots("k_cache", found[0], at), slots("v_cache", found[1], at)
     if pad is not None and name == "block_table":
         raise FieldConflict.at(

@@ -35,9 +35,11 @@ def merge(
     names: of output and logsumexp of each part, for errors; check: called before each part
 
     A part whose logsumexp is infinite of either sign saw no key and weighs nothing, whatever its output holds. A row
-    that no part has a key for has output 0 and logsumexp minus infinity. Errors: as of `_checked`.
+    that no part has a key for has output 0 and logsumexp minus infinity. Errors: as of `checked_sums`.
     """
-    sums = _checked(parts, names or [(f"parts/{n}/output", f"parts/{n}/logsumexp") for n in range(len(parts))], check)
+    sums = checked_sums(
+        parts, names or [(f"parts/{n}/output", f"parts/{n}/logsumexp") for n in range(len(parts))], check
+    )
     logits = np.where(np.isinf(sums), -np.inf, sums / BASES[base])
     if sinks is not None:  # a part whose output is 0
         logits = np.concatenate([logits, np.broadcast_to(sinks, logits.shape[1:])[None]])
@@ -63,7 +65,7 @@ def rounded(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return typed
 
 
-def _checked(
+def checked_sums(
     parts: Sequence[State], names: Sequence[tuple[str, str]], check: Callable[[], None] = lambda: None
 ) -> np.ndarray:
     """The logsumexps of all parts as one array in float64.

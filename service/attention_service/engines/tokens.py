@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import ml_dtypes
@@ -31,13 +31,17 @@ CACHES: Final[Mapping[str, tuple[tuple[int, ...], str]]] = {
 
 
 class Rows(NamedTuple):
-    """Where tokens are in an array (slots, l, …): those of sequence i from [slot[i], first[i]] on."""
+    """Where tokens are in an array (slots, l, …): those of sequence i from [slot[i], first[i]] on.
+
+    room: (b,), how many tokens there are of which the first `lengths` count; None for no others
+    """
 
     slots: int
     length: int
     slot: np.ndarray
     first: np.ndarray
     lengths: np.ndarray
+    room: np.ndarray | None = None
 
     def of(self, sequence: int) -> tuple[Any, slice]:
         """The index of the tokens of a sequence."""
@@ -49,7 +53,9 @@ class Tokens(NamedTuple):
     """The tokens of each sequence.
 
     name: the argument that they come from; lengths: (b,); heads, features: of each token
-    of: the tokens of a sequence, (tokens, heads, features); rows: where they are, None for pages
+    of: the tokens of a sequence, (tokens, heads, features); dtype: as they are stored
+    rows, table: where they are, in slots or in pages; at: the same tokens at other places of this kind
+    codes, factors: what they are the product of, see `factors`; None for no factors
     """
 
     name: str
@@ -57,7 +63,12 @@ class Tokens(NamedTuple):
     heads: int
     features: int
     of: Callable[[int], np.ndarray]
+    dtype: np.dtype
+    at: Callable[[Any], Tokens]
     rows: Rows | None = None
+    table: Table | None = None
+    codes: Tokens | None = None
+    factors: np.ndarray | None = None
 
 
 def slots(name: str, array: np.ndarray, rows: Rows) -> Tokens:
@@ -65,7 +76,12 @@ def slots(name: str, array: np.ndarray, rows: Rows) -> Tokens:
     array = numbers(name, array, 4, "b, l, h, d")
     _check_head(name, array)
     _, _, heads, features = array.shape
-    return Tokens(name, rows.lengths, heads, features, lambda sequence: array[rows.of(sequence)], rows)
+
+    def of(sequence: int) -> np.ndarray:
+        found: np.ndarray = array[rows.of(sequence)]
+        return found
+
+    return Tokens(name, rows.lengths, heads, features, of, array.dtype, lambda other: slots(name, array, other), rows)
 
 
 def joined(one: Tokens, other: Tokens) -> Tokens:
@@ -75,14 +91,19 @@ def joined(one: Tokens, other: Tokens) -> Tokens:
     def of(sequence: int) -> np.ndarray:
         return np.concatenate([tokens.of(sequence).astype(np.float64) for tokens in (one, other)], axis=-1)
 
-    return one._replace(features=one.features + other.features, of=of)
+    def at(places: Any) -> Tokens:
+        return joined(one.at(places), other.at(places))
+
+    return one._replace(features=one.features + other.features, of=of, at=at, codes=None, factors=None)
 
 
 def descaled(name: str, given: np.ndarray | None, codes: Tokens, heads: int) -> Tokens:
     """Codes times their factors, in float64; the codes themselves without factors. Errors: as of `factors`."""
-    if given is None:
-        return codes
-    found = factors(name, given, codes, heads)
+    return codes if given is None else times(codes, factors(name, given, codes, heads))
+
+
+def times(codes: Tokens, found: np.ndarray) -> Tokens:
+    """Codes times factors (b or 1, heads or 1, tokens or 1), in float64; a factor stands for the heads of its group."""
 
     def of(sequence: int) -> np.ndarray:
         tokens = codes.of(sequence).astype(np.float64)
@@ -92,7 +113,10 @@ def descaled(name: str, given: np.ndarray | None, codes: Tokens, heads: int) -> 
             scaled: np.ndarray = tokens * factor.T[..., None]
         return scaled
 
-    return codes._replace(of=of)
+    def at(places: Any) -> Tokens:
+        return times(codes.at(places), found)
+
+    return codes._replace(of=of, at=at, codes=codes, factors=found)
 
 
 def numbers(name: str, array: np.ndarray, rank: int, axes: str) -> np.ndarray:
@@ -122,9 +146,9 @@ def dense(name: str, array: np.ndarray, used: Named | None = None) -> Tokens:
     Errors: InvalidArray, ShapeMismatch.
     """
     b, length, *_ = numbers(name, array, 4, "b, l, h, d").shape
-    lengths = np.full(b, length, np.int64)
-    lengths = lengths if used is None else counts(*used, lengths)
-    return slots(name, array, Rows(b, length, np.arange(b), np.zeros(b, np.int64), lengths))
+    room = np.full(b, length, np.int64)
+    lengths = room if used is None else counts(*used, room)
+    return slots(name, array, Rows(b, length, np.arange(b), np.zeros(b, np.int64), lengths, room))
 
 
 def ragged(name: str, array: np.ndarray, bounds: Named, used: Named | None = None) -> Tokens:
@@ -133,9 +157,9 @@ def ragged(name: str, array: np.ndarray, bounds: Named, used: Named | None = Non
     bounds: cumulated lengths, (b + 1). Errors: InvalidArray, ShapeMismatch.
     """
     array = numbers(name, array, 3, "total, h, d")[None]
-    first, lengths = boundaries(*bounds, array.shape[1], f"tokens of {name}")
-    lengths = lengths if used is None else counts(*used, lengths)
-    return slots(name, array, Rows(1, array.shape[1], np.zeros(len(first), np.int64), first, lengths))
+    first, room = boundaries(*bounds, array.shape[1], f"tokens of {name}")
+    lengths = room if used is None else counts(*used, room)
+    return slots(name, array, Rows(1, array.shape[1], np.zeros(len(first), np.int64), first, lengths, room))
 
 
 def boundaries(name: str, given: np.ndarray, total: int, what: str) -> tuple[np.ndarray, np.ndarray]:
@@ -188,6 +212,11 @@ def paged(name: str, cache: np.ndarray, axes: str, table: Table, first: np.ndarr
     order, letters = CACHES[axes]
     cache = numbers(name, cache, len(order), letters).transpose(order)
     _check_head(name, cache)
+    return _of_pages(name, cache, table, first)
+
+
+def _of_pages(name: str, cache: np.ndarray, table: Table, first: np.ndarray | None) -> Tokens:
+    """The same, of a cache (pages, page, hk, …)."""
     table.check(cache, name)
     page, heads, features = cache.shape[1], cache.shape[2], math.prod(cache.shape[3:])
     has_no_gaps = cache.strides[0] == page * cache.strides[1]
@@ -207,7 +236,12 @@ def paged(name: str, cache: np.ndarray, axes: str, table: Table, first: np.ndarr
             tokens = cache[table.entries[start + at], place]
         return tokens.reshape(length - skipped, heads, features)
 
-    return Tokens(name, table.lengths if first is None else table.lengths - first, heads, features, of)
+    def at(other: Table) -> Tokens:
+        """By a table whose pages may be shorter: the first tokens of each."""
+        return _of_pages(name, cache[:, : other.page], other, first)
+
+    lengths = table.lengths if first is None else table.lengths - first
+    return Tokens(name, lengths, heads, features, of, cache.dtype, at, table=replace(table, pages=len(cache)))
 
 
 @dataclass(frozen=True)
@@ -215,6 +249,7 @@ class Table:
     """A table of pages, not yet checked: the entries of sequence i begin at start[i].
 
     name: the argument; entries: of all sequences; page: tokens of a page; columns: of a table with rows, else 0
+    pages: of the cache, once it is known
     """
 
     name: str
@@ -223,6 +258,7 @@ class Table:
     lengths: np.ndarray
     page: int
     columns: int = 0
+    pages: int = 0
 
     @classmethod
     def of_rows(cls, name: str, given: np.ndarray, lengths: Named, page: int, b: int) -> Table:

@@ -4,7 +4,7 @@
 - assertion: what assert_attention() does with a report, WeakInputs
 - calls: what they do with their arguments; frames: labels from data frames
 - result: what attend() returns, page: as one HTML file; report: what compare() returns
-- engines: call() and merge(), for calls of other libraries
+- engines: call() and merge(), for calls of other libraries; engine_calls: compare_call() and assert_call()
 - types: the types of arguments
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from attention_service.library.assertion import WeakInputs
 from attention_service.library.calls import backends
+from attention_service.library.engine_calls import assert_call, compare_call
 from attention_service.library.engines import CallResult, call, merge
 from attention_service.library.functions import assert_attention, attend, compare
 from attention_service.library.result import AttentionResult
@@ -21,9 +22,11 @@ __all__ = [
     "CallResult",
     "WeakInputs",
     "assert_attention",
+    "assert_call",
     "attend",
     "backends",
     "call",
     "compare",
+    "compare_call",
     "merge",
 ]

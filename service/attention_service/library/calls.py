@@ -66,7 +66,7 @@ def assert_attention(arguments: Arguments) -> CompareReport:
     __tracebackhide__ = True
     from attention_service.library.assertion import checked
 
-    must_show, rows = arguments["must_show"], _count(arguments["rows"], "/rows")
+    must_show, rows = arguments["must_show"], positive(arguments["rows"], "/rows")
     if must_show not in ("options", None):
         raise InvalidValue.of("/must_show", 'the text "options", or None', must_show)
     compared = {name: value for name, value in arguments.items() if name not in ("must_show", "rows")}
@@ -75,7 +75,7 @@ def assert_attention(arguments: Arguments) -> CompareReport:
     return _right_rows(compared, rows) or checked(compare(compared), None)
 
 
-def _count(given: Any, pointer: str) -> int | None:
+def positive(given: Any, pointer: str) -> int | None:
     """A positive integer of any type, or None. Errors: InvalidValue."""
     if given is None:
         return None

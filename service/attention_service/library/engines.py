@@ -72,7 +72,7 @@ def call(
     __tracebackhide__ = True
     try:
         wanted = _wanted(include, dtype)
-        decoded = decode(function, {name: _converted(name, value) for name, value in arguments.items()}, version)
+        decoded = decode(function, {name: converted(name, value) for name, value in arguments.items()}, version)
         if isinstance(decoded, Merge):
             answer = decoded.answer(no_check)
         else:
@@ -149,7 +149,7 @@ def _wanted(include: Sequence[str] | None, dtype: str | None) -> list[str]:
     return [name for name in include if name != "logsumexp"]
 
 
-def _converted(name: str, value: Any) -> Any:
+def converted(name: str, value: Any) -> Any:
     """An argument with ndarrays in the place of arrays of other libraries; a pair of arrays stays a pair."""
     if (
         isinstance(value, list | tuple)

@@ -11,6 +11,8 @@ from pydantic import PrivateAttr
 
 from attention_service.comparison.actual import axes_of, canonical, is_gradient, read_actual
 from attention_service.comparison.baseline import CORRECT, IMPRECISE
+from attention_service.comparison.calls.compare import CallComparison
+from attention_service.comparison.calls.report import make_call_report
 from attention_service.comparison.compare import Comparison
 from attention_service.comparison.errors import distances
 from attention_service.comparison.places import plural_of
@@ -46,6 +48,12 @@ class Report(CompareReport):
         found = cls.model_construct(report.model_fields_set, **report.__dict__)
         found._wrong = _wrong(comparison)
         return found
+
+    @classmethod
+    def of_call(cls, comparison: CallComparison) -> Report:
+        """The report of a comparison of a call."""
+        report = make_call_report(comparison)
+        return cls.model_construct(report.model_fields_set, **report.__dict__)
 
     def __str__(self) -> str:
         return as_text(self)

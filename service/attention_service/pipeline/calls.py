@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 from attention_service.attention.arrays import FLOATS
 from attention_service.attention.cost import copied_bytes
 from attention_service.attention.result import Metadata, Result
+from attention_service.attention.shapes import Sizes
 from attention_service.backends.base import Backend, Check
 from attention_service.backends.registry import Backends
 from attention_service.codecs import typed_arrays
@@ -110,15 +112,11 @@ class PreparedCall(NamedTuple):
     def _metadata(self, answer: Answer, last: Metadata | None, masked: int) -> Metadata:
         """The sizes of the whole call; how it was computed, as of its last request. masked: rows of all its requests"""
         kernel, device, scale = ("none", "cpu", 1.0) if last is None else (last.kernel, last.device, last.scale)
-        b, h, hk, q, k, d = 1, 1, 1, 0, 0, 0
         if isinstance(self.call, Call):
-            query, key = self.call.query, self.call.key
-            b, h, hk, d = len(query.lengths), query.heads, key.heads, query.features
-            q, k = int(query.lengths.max(initial=0)), int(self.call.keys.max(initial=0))
-            masked += h * int(query.lengths[self.call.keys == 0].sum())
+            sizes, masked = sizes_of(self.call), masked + keyless_rows(self.call)
         else:
+            sizes = Sizes(1, 1, 1, 0, 0, 0, answer.output.shape[-1])
             masked = int(np.isneginf(answer.logsumexp).sum())
-        sizes = (h, hk, b, q, k, d, answer.output.shape[-1])
         return Metadata(self.backend.name, device, self.dtype.name, kernel, *sizes, scale, masked, ())
 
     def encode(self, result: Result, encoder: Codec, request_id: str) -> Encoded:
@@ -143,9 +141,7 @@ class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
 
     def prepare(self, decoded: Decoded, layer: Layer | None = None) -> PreparedRequest | PreparedCall:
         """The request, or the call."""
-        if CALL.isdisjoint(_present(decoded)):
-            return self._attention.prepare(decoded, layer)
-        return prepare_call(decoded, self._backends)
+        return prepare_call(decoded, self._backends) if is_call(decoded) else self._attention.prepare(decoded, layer)
 
     def is_planned(self, decoded: Decoded, layer: Layer | None) -> bool:
         """As of attention; no call is."""
@@ -184,24 +180,39 @@ class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
 def prepare_call(decoded: Decoded, backends: Backends) -> PreparedCall:
     """The call of a request. Errors: InvalidRequest of every kind, with pointers into /arguments."""
     body = validate(AttentionRequest, decoded.fields)
-    for name in _present(decoded) - BESIDE:
-        raise FieldConflict.at(f"/{name}", "none beside call", quote(name), "the arguments of the function say it all")
-    if body.call is None or body.arguments is None:
-        raise MissingField.at("/arguments" if body.arguments is None else "/call", "call and arguments", "one of them")
+    function, given, untyped = named_call(body, decoded, BESIDE)
     include = body.include if "include" in body.model_fields_set and body.include is not None else ()
     for n, name in enumerate(include):
         if name not in INCLUDED:
             raise InvalidValue.of(f"/include/{n}", f"one of {', '.join(INCLUDED)}, as in all calls", name)
-    given = {name: _listed(name, value) for name, value in body.arguments.items()}
-    untyped = {name for name in given if child("/arguments", name) in decoded.untyped}
     with in_arguments():
-        call = decode(body.call, given, body.version, untyped)
+        call = decode(function, given, body.version, untyped)
     device = body.device or "auto"
     backend = backends.choose(body.backend or "auto", device)
     weights = "attention_weights" in include
     with in_arguments():
         largest = largest_bytes(call, backend, device, weights=weights) if isinstance(call, Call) else 0
     return PreparedCall(decoded, call, FLOATS[body.dtype or "float64"], weights, backend, device, largest)
+
+
+def named_call(
+    body: AttentionRequest, decoded: Decoded, beside: AbstractSet[str]
+) -> tuple[str, dict[str, Any], set[str]]:
+    """The function that a request calls, its arguments, and the names of those that came as lists.
+
+    beside: the fields that may stand beside. Errors: FieldConflict for others, MissingField.
+    """
+    for name in sorted(_present(decoded) - beside):
+        raise FieldConflict.at(f"/{name}", "none beside call", quote(name), "the arguments of the function say it all")
+    if body.call is None or body.arguments is None:
+        raise MissingField.at("/arguments" if body.arguments is None else "/call", "call and arguments", "one of them")
+    given = {name: _listed(name, value) for name, value in body.arguments.items()}
+    return body.call, given, {name for name in given if child("/arguments", name) in decoded.untyped}
+
+
+def is_call(decoded: Decoded) -> bool:
+    """True for the call of another library."""
+    return not CALL.isdisjoint(_present(decoded))
 
 
 def _present(decoded: Decoded) -> set[str]:
@@ -240,6 +251,19 @@ def largest_bytes(call: Call, backend: Backend, device: str, *, weights: bool) -
         arrays += sum(array.nbytes for array in (spec.past_key, spec.past_value) if array is not None)
         most = max(most, COPIES * arrays + backend.peak_bytes(plan, device, copied_bytes(plan, spec)))
     return most
+
+
+def sizes_of(call: Call) -> Sizes:
+    """The sizes of a call: of all its sequences, the most queries and keys that one has."""
+    query, key = call.query, call.key
+    longest = int(query.lengths.max(initial=0)), int(call.keys.max(initial=0))
+    heads = query.heads, key.heads
+    return Sizes(*heads, len(query.lengths), *longest, query.features, call.value.features)
+
+
+def keyless_rows(call: Call) -> int:
+    """The rows of all heads of sequences without keys."""
+    return call.query.heads * int(call.query.lengths[call.keys == 0].sum())
 
 
 def _listed(name: str, value: Any) -> Any:

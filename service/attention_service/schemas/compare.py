@@ -84,7 +84,9 @@ class OwnTolerance(Closed):
 
 
 class CompareRequest(ExtendedRequest):
-    """A request of `/attention`, and what a kernel returned for it. `include` and `encoding` have no effect."""
+    """A request of `/attention`, and what a kernel returned for it. `include` and `encoding` have no effect.
+
+    It may be a `call` of another library."""
 
     actual: ActualArrays | None = None
     """What the kernel returned. Default: nothing; the report then says what the request could show."""
@@ -202,7 +204,8 @@ class Place(Reported):
     array: str
     """The name of the array."""
     what: str
-    """elements, or the axis that is wrong in parts: batch entries, heads, key/value heads, rows, features or keys."""
+    """elements, or the axis that is wrong in parts: batch entries, heads, key/value heads, rows, features or keys; of a
+    call of an engine sequences, heads or queries."""
     message: str
     """The place in words."""
     indices: list[int] | None = None
@@ -272,7 +275,8 @@ class ReportedPower(Reported):
     """By the name of a mistake of tiles, the sizes of tiles, in keys, for which this request shows it. It is killed if
     it is shown for 16, 32, 64, 128 and 256."""
     weak: list[str] = []
-    """Why cotangents of the request hide mistakes of gradients: numbers that do not differ cancel."""
+    """Why cotangents of the request hide mistakes of gradients, as numbers that do not differ cancel, and why lengths and
+    factors of a call hide mistakes of addressing."""
     options: list[str]
     """The options of the request that a kernel could ignore: with these inputs, that changes no more than rounding."""
 

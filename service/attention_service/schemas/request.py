@@ -320,7 +320,9 @@ class AttentionRequest(Closed):
     call: Annotated[str, Field(max_length=100)] | None = None
     """Name of a function of another library, whose arguments stand in `arguments`. The answer has the axes of the
     function, and the list of weights an array for each sequence. Beside it may be version, include, dtype (of the
-    results), backend, device and encoding. docs/coming-from.md lists the functions. Default: none."""
+    results), backend, device and encoding; in a comparison version, actual (output and logsumexp, in the axes and the
+    base of the function), dtype (whose rounding is legal; default: that of the output), tolerance, legal and
+    time_limit. docs/coming-from.md lists the functions. Default: none."""
     version: Annotated[int, Field(ge=2, le=4)] | None = None
     """The version of the library of `call`, where versions differ. Default: names of all versions are known."""
     arguments: dict[str, Any] | None = None
@@ -337,7 +339,7 @@ class AttentionRequest(Closed):
         given.pop("encoding", None)
         if foreign := given.keys() & CALL:
             name = min(foreign)
-            raise FieldConflict.at(f"/{name}", "no call: POST /attention, compute and call() take them", quote(name))
+            raise FieldConflict.at(f"/{name}", "no call, which attention and comparisons take", quote(name))
         if given.pop("layer", None) is not None:  # a service puts the fields of a layer in the place of its name
             raise UnknownLayer.at("/layer", "no layer: only a service has layers", quote(str(self.layer)))
         if self.include is not None:

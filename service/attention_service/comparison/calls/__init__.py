@@ -1,0 +1,7 @@
+"""Comparisons of calls of other engines: from what a function returned, in its own axes, to one report.
+
+- question: a call and what came back; parts: its sequences as questions about padded batches; merging: merges as calls
+- compare: the comparison; judge: of a part; places: where sequences are wrong
+- mistakes: the table of mistakes of addressing; explain: which of them explain an answer
+- report: what is answered
+"""

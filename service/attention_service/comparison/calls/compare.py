@@ -1,0 +1,171 @@
+"""The comparison of what a function of another library returned with the exact answer of its call."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from attention_service.attention.result import Metadata
+from attention_service.backends.base import Backend, Check, no_check
+from attention_service.comparison.calls.explain import Explanation, explanations, shown
+from attention_service.comparison.calls.judge import is_wrong, judge, largest_errors
+from attention_service.comparison.calls.parts import parts, question_of
+from attention_service.comparison.calls.places import WrongPlaces
+from attention_service.comparison.calls.question import CallQuestion
+from attention_service.comparison.candidates import Candidate
+from attention_service.comparison.case import make_case
+from attention_service.comparison.compare import Comparison, compare_question
+from attention_service.comparison.evidence import Hypothesis
+from attention_service.comparison.time_limit import TimeIsUp, limited
+from attention_service.comparison.truth import Question
+from attention_service.engines.call import Call
+from attention_service.errors import InvalidRequest, Overflow
+from attention_service.pipeline.calls import keyless_rows, sizes_of
+from attention_service.schemas.compare import Place
+
+
+@dataclass(frozen=True)
+class CallComparison:
+    """All that a report of a call tells.
+
+    worst: the comparison of the part that is worst, with the mistakes of addressing among those that it names; of one
+    that asks for power, that of the largest part; None if no sequence has queries
+    places: where the answer is wrong; unseen: mistakes that the call cannot show because of its lengths, in sentences
+    """
+
+    question: CallQuestion
+    worst: Comparison | None
+    places: list[Place] = field(default_factory=list)
+    unseen: tuple[str, ...] = ()
+
+    @property
+    def metadata(self) -> Metadata:
+        """The sizes of the whole call, as metrics and log count them."""
+        call = self.question.addressed
+        scale = call.options.get("scale", 1 / math.sqrt(call.query.features))
+        about = ("numpy", "cpu", self.question.dtype.name, "none")
+        return Metadata(*about, *sizes_of(call), scale, keyless_rows(call), ())
+
+
+@np.errstate(all="ignore")
+def compare_call(asked: CallQuestion, backend: Backend, check: Check = no_check) -> CallComparison:
+    """Judge what a function returned for a call.
+
+    Mistakes are looked for only if it is wrong, and what the call can show also if nothing was returned.
+    backend: computes the reference; check: raises to end it all
+
+    Errors: InvalidRequest of every kind, with pointers to arguments and into /actual, and what `check` raises.
+    """
+    end = None if asked.time_limit is None else time.monotonic() + asked.time_limit
+    if asked.actual is None:
+        return _power(asked, backend, check, end)
+    judged = _Judged(WrongPlaces(asked.addressed), dict.fromkeys(asked.actual, 0.0))
+    for part in parts(asked.addressed):
+        check()
+        with _renamed(asked.addressed, part):
+            judged.add(part, judge(question_of(asked, part), backend, check, asked.rows))
+    worst = judged.worst
+    if worst is None or not is_wrong(worst):
+        return CallComparison(asked, worst)
+    return _searched(asked, judged, backend, check, end)
+
+
+@dataclass
+class _Judged:
+    """What all parts together are. errors: the largest of each array; part: the sequences of the worst comparison"""
+
+    places: WrongPlaces
+    errors: dict[str, float]
+    worst: Comparison | None = None
+    part: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    passes: dict[str, bool] = field(default_factory=dict)
+
+    def add(self, part: np.ndarray, found: Comparison) -> None:
+        """Add a part and its comparison."""
+        for name, error in largest_errors(found).items():
+            self.errors[name] = max(self.errors[name], error)
+        for name, passes in found.passes.items():
+            self.passes[name] = self.passes.get(name, True) and passes
+        if is_wrong(found):
+            self.places.add(part, found)
+        if self.worst is None or found.ratio > self.worst.ratio:
+            self.worst, self.part = found, part
+        self.worst = replace(self.worst, passes=dict(self.passes))
+
+
+def _searched(
+    asked: CallQuestion, judged: _Judged, backend: Backend, check: Check, end: float | None
+) -> CallComparison:
+    """The comparison of an answer that is wrong: mistakes of addressing first, then others of the worst part."""
+    found: list[Explanation] = []
+    ended_early = True
+    with suppress(TimeIsUp):
+        sequence = judged.places.worst_sequence
+        found += explanations(asked, judged.errors, sequence, backend, limited(check, end))
+        ended_early = False
+    question = _in_time(question_of(asked, judged.part), end)
+    worst = compare_question(question, backend, check)
+    worst = replace(worst, passes=judged.passes, ended_early=worst.ended_early or ended_early)
+    if found:
+        worst = replace(worst, hypotheses=[_hypothesis(found, question, check), *worst.hypotheses], facts=())
+    return _with_power(CallComparison(asked, worst, judged.places.places()), backend, check, end)
+
+
+def _power(asked: CallQuestion, backend: Backend, check: Check, end: float | None) -> CallComparison:
+    """What a call can show: its largest part, and mistakes of addressing."""
+    found = list(parts(asked.addressed))
+    if not found:
+        return CallComparison(asked, None)
+    largest = max(found, key=len)
+    with _renamed(asked.addressed, largest):
+        worst = compare_question(_in_time(question_of(asked, largest), end), backend, check)
+    return _with_power(CallComparison(asked, worst), backend, check, end)
+
+
+def _with_power(found: CallComparison, backend: Backend, check: Check, end: float | None) -> CallComparison:
+    """The comparison with the mistakes of addressing that the call can show."""
+    worst = found.worst
+    assert worst is not None
+    killed: list[str] = []
+    survivors: list[str] = []
+    unseen: list[str] = []
+    ended_early = True
+    with suppress(TimeIsUp):
+        for mistake, is_shown, why in shown(found.question, backend, limited(check, end)):
+            (killed if is_shown else survivors).append(mistake.name)
+            if why:
+                unseen.append(f"{why}: {mistake.name} cannot be seen")
+        ended_early = False
+    power = worst.power
+    power = replace(power, killed=(*power.killed, *killed), survivors=(*power.survivors, *survivors))
+    worst = replace(worst, power=power, ended_early=worst.ended_early or ended_early)
+    return replace(found, worst=worst, unseen=tuple(unseen))
+
+
+def _in_time(question: Question, end: float | None) -> Question:
+    """The question with the time that is left."""
+    return question if end is None else replace(question, time_limit=max(0.0, end - time.monotonic()))
+
+
+def _hypothesis(found: list[Explanation], question: Question, check: Check) -> Hypothesis:
+    """The first mistake of addressing, with the others that have the same answer."""
+    first = found[0]
+    case = replace(make_case(question.spec, question.plan.dtype, check), change=None, detail=first.detail)
+    candidate = Candidate((first.mistake.name,), case, {}, did=first.mistake.message)
+    also = tuple(one.mistake.name for one in found[1:])
+    return Hypothesis(candidate, first.explained, first.ratio, first.proves, also)
+
+
+@contextmanager
+def _renamed(call: Call, part: np.ndarray) -> Iterator[None]:
+    """Gives the errors of the request of a part the names of the library. Errors: InvalidRequest of every kind."""
+    try:
+        yield
+    except InvalidRequest as error:
+        is_number = isinstance(error, Overflow) or any("finite" in fault.expected for fault in error.faults)
+        raise (call.fault(part.tolist()) if is_number else None) or call.renamed(error) from None

@@ -1,0 +1,142 @@
+"""Which mistakes of addressing explain what a kernel returned, and which a call could show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from attention_service.attention.result import Result
+from attention_service.backends.base import Backend, Check
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.calls.judge import largest_errors, right
+from attention_service.comparison.calls.mistakes import MISTAKES, Mistake, Suspect
+from attention_service.comparison.calls.parts import parts, question_of
+from attention_service.comparison.calls.question import CallQuestion
+from attention_service.comparison.evidence import PROOF
+from attention_service.engines.call import Call, Fields
+from attention_service.errors import InvalidRequest
+from attention_service.pipeline.prepare import make_spec_and_plan
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A mistake that explains what was returned.
+
+    explained: the share of the squared error; ratio: in baselines of its own; proves: False if it is NaN alone
+    """
+
+    mistake: Mistake
+    detail: str
+    explained: float
+    ratio: float
+    proves: bool
+
+
+def explanations(
+    asked: CallQuestion, errors: Mapping[str, float], worst: int, backend: Backend, check: Check
+) -> Iterator[Explanation]:
+    """The mistakes whose answer is what was returned, and ten times closer to it than the right one.
+
+    errors: the largest error of each array; worst: the sequence that has it
+    """
+    wrong = [name for name, error in errors.items() if error > 0]
+    for mistake in MISTAKES.values():
+        for suspect in mistake.edit(asked.call) if mistake.applies(asked.call) else ():
+            if suspect.unknown is not None and suspect.unknown[worst]:
+                continue
+            found = _Agreement.of(asked, suspect, worst, backend, check)
+            left = 1.0 if found is None else min(found.errors.get(name, 0.0) / errors[name] for name in wrong)
+            if found is not None and left * PROOF < 1:
+                yield Explanation(mistake, suspect.detail, 1 - left**2, found.ratio, found.has_numbers)
+                break
+
+
+def shown(asked: CallQuestion, backend: Backend, check: Check) -> Iterator[tuple[Mistake, bool, str]]:
+    """Each mistake that could be made of a call: if its answer differs from the right one, and if not, why."""
+    known = [one for one in MISTAKES.values() if one.applies(asked.call)]
+    if not known:
+        return
+    returned = replace(asked, actual=_right(asked, backend, check), tolerance=None)
+    for mistake in known:
+        suspects, count, differs = mistake.edit(asked.call), 0, True
+        for suspect in suspects:
+            count += 1
+            differs = differs and _Agreement.of(returned, suspect, 0, backend, check) is None
+        yield mistake, differs and count > 0, "" if count else mistake.unseen
+
+
+def _right(asked: CallQuestion, backend: Backend, check: Check) -> dict[str, np.ndarray]:
+    """The right answer of a call with the axes (slots, l, h, …)."""
+    call = asked.addressed
+
+    def run(fields: Fields) -> Mapping[str, Any]:
+        check()
+        spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
+        result: Result = backend.run(plan, spec, spec.sources, check)
+        return result.arrays
+
+    answer = call.answer(run, check=check)
+    return {
+        name: call.form.read(name, array, call.query, call.value.features, f"/{name}")
+        for name, array in (("output", answer.output), ("logsumexp", answer.logsumexp))
+    }
+
+
+@dataclass(frozen=True)
+class _Agreement:
+    """What was returned is what a suspect computes. errors: the largest of each array; has_numbers: not NaN alone"""
+
+    errors: Mapping[str, float]
+    ratio: float
+    has_numbers: bool
+
+    @classmethod
+    def of(cls, asked: CallQuestion, suspect: Suspect, first: int, backend: Backend, check: Check) -> _Agreement | None:
+        """None if a sequence does not agree. first: the sequence that is tried first"""
+        other = replace(asked, call=suspect.call)
+        nan = suspect.nan
+        if nan is not None and not all(_is_nan(other, n, slice(None)) for n in np.flatnonzero(nan).tolist()):
+            return None
+        call = _without(other.addressed, *(one for one in (suspect.unknown, nan) if one is not None))
+        other = replace(other, call=call)
+        errors: dict[str, float] = {}
+        ratio, has_numbers = 0.0, False
+        for part in sorted(parts(call), key=lambda part: first not in part):
+            kept = part[_has_numbers(call, part)]
+            if not all(_is_nan(other, n, slice(-1, None)) for n in np.setdiff1d(part, kept).tolist()):
+                return None
+            if not len(kept):
+                continue
+            try:
+                found = right(question_of(other, kept), backend, check)
+            except InvalidRequest:
+                return None
+            if found is None:
+                return None
+            has_numbers, ratio = True, max(ratio, found.ratio)
+            errors |= {name: max(error, errors.get(name, 0.0)) for name, error in largest_errors(found).items()}
+        return cls(errors, ratio, has_numbers)
+
+
+def _without(call: Call, *masks: np.ndarray) -> Call:
+    """The call without the queries of some sequences."""
+    lengths = call.query.lengths
+    for mask in masks:
+        lengths = np.where(mask, 0, lengths)
+    return call._replace(query=call.query._replace(lengths=lengths), offset=call.offsets)
+
+
+def _has_numbers(call: Call, part: np.ndarray) -> np.ndarray:
+    """(n,), True for sequences whose keys and values are finite."""
+    tokens = (*(call.past or ()), call.key, call.value)
+    return np.array([all(np.isfinite(one.of(n).astype(np.float64)).all() for one in tokens) for n in part.tolist()])
+
+
+def _is_nan(asked: CallQuestion, sequence: int, queries: slice) -> bool:
+    """True if the output of queries of a sequence is NaN."""
+    rows, output = asked.addressed.query.rows, (asked.actual or {}).get("output")
+    assert rows is not None
+    return output is not None and bool(np.isnan(output[rows.of(sequence)][queries]).all())

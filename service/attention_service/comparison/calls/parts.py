@@ -1,0 +1,189 @@
+"""The sequences of a call as questions: those of like lengths in a padded batch, whose shapes are bounded before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.calls.question import CallQuestion
+from attention_service.comparison.memory import comparison_bytes
+from attention_service.comparison.truth import Question
+from attention_service.engines.call import Call, Fields
+from attention_service.engines.partial import BASES
+from attention_service.engines.tokens import Tokens
+from attention_service.errors import InvalidRequest
+from attention_service.pipeline.prepare import make_spec_and_plan
+
+# Numbers of tokens and scores of sequences that are padded to one length: always, and at most.
+FEW: Final = 2**18
+MOST: Final = 2**22
+# With padding, a batch has at most so many times the numbers of its sequences.
+PADDED: Final = 2
+# Copies of the tokens of a part in float64 beside those that a comparison counts: as stored, padded, with factors.
+COPIES: Final = 4
+# Options of a sequence that stand beside those of others in one batch.
+STACKED: Final = ("mask", "bias")
+
+
+def parts(call: Call) -> Iterator[np.ndarray]:
+    """The sequences that have queries, (n,) of each part: of like lengths, at most MOST numbers unless it is one."""
+    index = np.flatnonzero(call.query.lengths > 0)
+    if call.own is not None and len(index) and not _is_stacked(call, int(index[0])):
+        yield from index[:, None]
+        return
+    index = index[np.lexsort((call.keys[index], call.query.lengths[index]))]
+    start, alone, longest = 0, 0, 0
+    for at, n in enumerate(index):
+        q, k = int(call.query.lengths[n]), int(call.keys[n])
+        longest = max(longest, k)
+        alone += _numbers(call, q, k)
+        padded = (at + 1 - start) * _numbers(call, q, longest)
+        if at > start and (padded > MOST or padded > max(FEW, PADDED * alone)):
+            yield index[start:at]
+            start, alone, longest = at, _numbers(call, q, k), k
+    if start < len(index):
+        yield index[start:]
+
+
+def _numbers(call: Call, q: int, k: int) -> int:
+    """The numbers of a sequence of q queries and k keys: those of its tokens, and its scores."""
+    query, features = call.query, call.query.features + call.value.features
+    return q * query.heads * (features + k) + max(k, 1) * call.key.heads * features
+
+
+def _is_stacked(call: Call, sequence: int) -> bool:
+    """True if the options that a sequence has of its own may stand beside those of others in one batch."""
+    return call.own is not None and call.own(sequence).keys() <= {*STACKED}
+
+
+def question_of(asked: CallQuestion, part: np.ndarray, *, shapes_only: bool = False) -> Question:
+    """The question about the sequences of a part, a padded batch in layout blhd.
+
+    shapes_only: True for zeros that take no memory in the place of tokens. Errors: InvalidRequest of every kind.
+    """
+    call = asked.addressed
+    fields = _fields(call, part, shapes_only=shapes_only) | {"dtype": asked.dtype.name, "include": ["logsumexp"]}
+    try:
+        spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
+    except InvalidRequest as error:
+        raise call.renamed(error) from None
+    return Question(
+        spec,
+        plan,
+        _actual(asked, part, shapes_only=shapes_only),
+        call.form.base == "2",
+        asked.tolerance,
+        asked.liberties,
+        time_limit=asked.time_limit,
+        is_decoded=True,
+    )
+
+
+def _fields(call: Call, part: np.ndarray, *, shapes_only: bool) -> Fields:
+    """The fields of the request for the sequences of a part."""
+    first = int(part[0])
+    if call.own is not None and not _is_stacked(call, first) and call.keys[first]:
+        return call.request([first], shapes_only=shapes_only)
+    queries, keys = call.query.lengths[part], call.keys[part]
+    k = max(int(keys.max()), 1)
+    made = _zeros if shapes_only else _padded
+    fields: Fields = {
+        "query": made([call.query], part, int(queries.max())),
+        "key": made([call.key] if call.past is None else [call.past[0], call.key], part, k),
+        "value": made([call.value] if call.past is None else [call.past[1], call.value], part, k),
+        "layout": "blhd",
+        "query_offset": call.offsets[part],
+        **call.options,
+    }
+    if (queries < queries.max()).any():
+        fields["query_lengths"] = queries
+    if (keys < k).any():
+        fields["key_lengths"] = keys
+    if call.own is not None and keys.any():
+        fields |= _options(call, part, (int(queries.max()), k))
+    return fields
+
+
+def _zeros(tokens: list[Tokens], part: np.ndarray, length: int) -> np.ndarray:
+    """Zeros of the shape of padded tokens."""
+    return np.broadcast_to(np.zeros(()), (len(part), length, tokens[0].heads, tokens[0].features))
+
+
+def _padded(tokens: list[Tokens], part: np.ndarray, length: int) -> np.ndarray:
+    """Tokens of sequences, those of several kinds behind each other, then zeros: (n, length, heads, d) in float64."""
+    found = np.zeros((len(part), length, tokens[0].heads, tokens[0].features))
+    for row, n in zip(found, part.tolist(), strict=True):
+        at = 0
+        for kind in tokens:
+            array = kind.of(n)
+            row[at : at + len(array)] = array
+            at += len(array)
+    return found
+
+
+def _options(call: Call, part: np.ndarray, sizes: tuple[int, int]) -> Fields:
+    """Masks and biases of the sequences of a part, (n, h or 1, q, k)."""
+    assert call.own is not None
+    owned = [call.own(n) for n in part.tolist()]
+    found: Fields = {}
+    for name in owned[0]:
+        arrays = [np.asarray(own[name]) for own in owned]
+        arrays = [array.reshape((1,) * (3 - array.ndim) + array.shape[-3:]) for array in arrays]
+        heads = max(len(array) for array in arrays)
+        stacked = np.zeros((len(part), heads, *sizes), arrays[0].dtype)
+        for row, array, n in zip(stacked, arrays, part.tolist(), strict=True):
+            row[:, : call.query.lengths[n], : call.keys[n]] = array
+        found[name] = stacked
+    return found
+
+
+def _actual(asked: CallQuestion, part: np.ndarray, *, shapes_only: bool) -> Mapping[str, np.ndarray] | None:
+    """What was returned for the sequences of a part, in the axes of its request; padding as a right answer has it."""
+    if asked.actual is None:
+        return None
+    call, rows = asked.addressed, asked.addressed.query.rows
+    assert rows is not None
+    n, q, h = len(part), int(call.query.lengths[part].max()), call.query.heads
+    found: dict[str, np.ndarray] = {}
+    for name, array in asked.actual.items():
+        axes = (n, q, h) if name == "logsumexp" else (n, q, h, call.value.features)
+        if shapes_only:
+            found[name] = np.broadcast_to(np.zeros(()), axes)
+        else:
+            padding: Any = 0.0 if name == "output" else _empty_sum(call)
+            found[name] = np.broadcast_to(padding, axes).copy()
+            for to, sequence in zip(found[name], part.tolist(), strict=True):
+                to[: call.query.lengths[sequence]] = array[rows.of(sequence)]
+        if name == "logsumexp":
+            found[name] = found[name].transpose(0, 2, 1)
+    return found
+
+
+def _empty_sum(call: Call) -> Any:
+    """The logsumexp of a query that sees no key, of each head: that of its sink."""
+    sinks = call.options.get("sinks")
+    return -np.inf if sinks is None else np.asarray(sinks, np.float64) * BASES[call.form.base]
+
+
+def call_bytes(asked: CallQuestion, workers: int) -> int:
+    """Upper bound of the memory of a comparison of a call, beyond its arguments and what was returned, in bytes.
+
+    workers: threads of a comparison. Errors: InvalidRequest of every kind, for the options of the call.
+    """
+    call, most = asked.addressed, 0
+    found = list(parts(call))
+    sizes = [(len(one) * call.query.lengths[one].max(), len(one) * max(call.keys[one].max(), 1)) for one in found]
+    scores = [len(one) * call.query.lengths[one].max() * max(call.keys[one].max(), 1) for one in found]
+    largest = {int(np.argmax(column)) for column in (*zip(*sizes, strict=True), scores) if len(column)}
+    for n in largest:
+        question = question_of(asked, found[n], shapes_only=True)
+        arrays = sum(array.nbytes for array in question.spec.sources.values())
+        arrays += sum(array.nbytes for array in (question.actual or {}).values())
+        most = max(most, comparison_bytes(question, workers) + COPIES * arrays)
+    rows = call.query.rows
+    assert rows is not None
+    answers = rows.slots * rows.length * call.query.heads * (call.value.features + 1)
+    return most + 8 * COPIES * answers

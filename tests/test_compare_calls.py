@@ -202,3 +202,159 @@ def test_the_right_pages_are_right() -> None:
         DECODE, PAGES.arguments, *decoded(PAGES, lambda n: PAGES.keys(n, PAGES.tables[n], PAGES.lengths[n]))
     )
     assert report.verdict.status == "correct"
+
+
+def first(report: CompareReport) -> tuple[str, str, str]:
+    """The verdict, and the hypothesis that stands first."""
+    return report.verdict.status, report.hypotheses[0].name, report.hypotheses[0].certainty
+
+
+def test_nan_in_slots_that_no_token_fills() -> None:
+    """It is not read. A kernel that multiplies it by 0 returns NaN in sequences whose last page is not full."""
+    call = Paged.drawn([5, 8, 11, 16, 14], poison=True)
+    output, sums = decoded(call, lambda n: call.keys(n, call.tables[n], call.lengths[n]))
+    assert judged(DECODE, call.arguments, output, sums).verdict.status == "correct"
+    output[[0, 2, 4]] = np.nan
+    report = judged(DECODE, call.arguments, output, sums)
+    assert first(report) == ("wrong", "pages.stale_slot", "proof")
+    assert report.where[0].worst is not None
+    assert [place.indices for place in report.where if place.what == "sequences"] == [None]
+    assert "sequences whose index mod 2 is 0" in " ".join(place.message for place in report.where)
+
+
+RANDOM = np.random.default_rng(1)
+QUERIES, KEYS = [3, 5, 2, 4], [9, 5, 12, 7]
+Q_ENDS, K_ENDS = np.cumsum([0, *QUERIES]), np.cumsum([0, *KEYS])
+RAGGED: dict[str, Any] = {
+    "q": RANDOM.normal(size=(14, 4, 8)).astype(np.float32),
+    "k": RANDOM.normal(size=(33, 2, 8)).astype(np.float32),
+    "v": RANDOM.normal(size=(33, 2, 8)).astype(np.float32),
+    "cu_seqlens_q": Q_ENDS.astype(np.int32),
+    "cu_seqlens_k": K_ENDS.astype(np.int32),
+    "causal": True,
+}
+
+
+def varlen(
+    offset: Callable[[int], int],
+    length: Callable[[int], int] = lambda n: KEYS[n],
+    scales: tuple[Array, ...] | None = None,
+) -> tuple[Array, Array]:
+    """What a kernel returns that believes in these offsets and lengths of sequences. scales: (4, 2) of q, k, v"""
+    found = []
+    for n in range(4):
+        q = RAGGED["q"][Q_ENDS[n] : Q_ENDS[n + 1]]
+        k, v = (RAGGED[name][K_ENDS[n] : K_ENDS[n] + length(n)] for name in "kv")
+        if scales is not None:
+            q, k, v = q * np.repeat(scales[0][n], 2)[:, None], k * scales[1][n][:, None], v * scales[2][n][:, None]
+        found.append(attended(q, k, v, offset=offset(n)))
+    output, sums = (np.concatenate([one[i] for one in found]) for i in (0, 1))
+    return output.astype(np.float32), sums.T.astype(np.float32)
+
+
+def bottom_right(n: int) -> int:
+    return KEYS[n] - QUERIES[n]
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("ragged.top_left", lambda: varlen(lambda n: 0)),
+        ("ragged.previous_offset", lambda: varlen(lambda n: bottom_right(max(n - 1, 0)))),
+        ("ragged.previous_offset", lambda: varlen(lambda n: bottom_right(n - 1))),
+        ("ragged.lengths_of_first", lambda: varlen(lambda n: KEYS[0] - QUERIES[n], lambda n: KEYS[0])),
+    ],
+)
+def test_mistakes_of_ragged_batches_are_named_first(name: str, answer: Callable[[], tuple[Array, Array]]) -> None:
+    """The last sequence has fewer keys after it than the first has: of it nothing is known."""
+    output, sums = answer()
+    report = judged(VARLEN, RAGGED, output, sums)
+    assert first(report) == ("wrong", name, "proof")
+    assert judged(VARLEN, RAGGED, output).hypotheses[0].name == name
+    assert judged(VARLEN, RAGGED, *varlen(bottom_right)).verdict.status == "correct"
+
+
+def test_all_keys_of_a_slot_count() -> None:
+    used = np.array([4, 5, 9, 6], np.int32)
+    arguments = RAGGED | {"seqused_k": used}
+    right = varlen(lambda n: used[n] - QUERIES[n], lambda n: used[n])
+    assert judged(VARLEN, arguments, *right).verdict.status == "correct"
+    assert first(judged(VARLEN, arguments, *varlen(bottom_right))) == ("wrong", "ragged.padded_length", "proof")
+
+
+SCALES = tuple(RANDOM.uniform(0.5, 2, size=(4, 2)) for _ in range(3))
+
+
+def scaled(*roles: tuple[int, Callable[[Array], Array]]) -> tuple[Array, ...]:
+    found = list(SCALES)
+    for role, change in roles:
+        found[role] = change(found[role])
+    return tuple(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "scales"),
+    [
+        ("descale.absent", scaled((1, np.ones_like))),
+        ("descale.absent", scaled((0, np.ones_like), (2, np.ones_like))),
+        ("descale.twice", scaled((2, np.square))),
+        ("descale.first_head", scaled((0, lambda x: x[:, [0, 0]]))),
+        ("descale.scalar", scaled((1, lambda x: np.full_like(x, x[0, 0])))),
+        ("descale.swapped", (SCALES[0], SCALES[2], SCALES[1])),
+    ],
+)
+def test_mistakes_of_factors_are_named_first(name: str, scales: tuple[Array, ...]) -> None:
+    arguments = RAGGED | dict(zip(("q_descale", "k_descale", "v_descale"), SCALES, strict=True))
+    assert judged(VARLEN, arguments, *varlen(bottom_right, scales=SCALES)).verdict.status == "correct"
+    assert first(judged(VARLEN, arguments, *varlen(bottom_right, scales=scales))) == ("wrong", name, "proof")
+
+
+V, S = RANDOM.normal(size=(5, 3, 2, 4)), RANDOM.normal(size=(5, 3, 2)) * 3
+S[1, 2], S[2, :, 1], V[1, 2] = -np.inf, np.inf, np.nan
+MERGES = "flashinfer.merge_states"
+
+
+def merged(weigh: Callable[[Array], Array], empty: Callable[[Array], Array] = lambda x: x) -> tuple[Array, Array]:
+    """The output of parts by weights of their logsumexps (n, parts, h), and the logsumexp of base 2."""
+    is_empty = np.isinf(S)
+    weights = empty(np.where(is_empty, 0.0, weigh(np.where(is_empty, 0.0, S))))
+    total = weights.sum(axis=1)
+    output = np.einsum("nph,nphe->nhe", weights, np.where(weights[..., None] > 0, V, 0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(total[..., None] > 0, output / total[..., None], 0.0), np.log2(total)
+
+
+def test_merged_states_are_judged() -> None:
+    output, sums = merged(np.exp2)
+    assert judged(MERGES, {"v": V, "s": S}, output, sums).verdict.status == "correct"
+    assert (
+        judged(MERGES, {"v": V, "s": S}, output.astype(np.float16), sums.astype(np.float32)).verdict.status == "correct"
+    )
+    for wrong in (merged(np.exp), (merged(np.exp)[0], merged(np.exp)[1] * math.log(2))):
+        assert first(judged(MERGES, {"v": V, "s": S}, *wrong)) == ("wrong", "merge.base2", "proof")
+
+
+def test_mistakes_of_empty_and_averaged_parts() -> None:
+    """Parts without keys hold 0 here, as a mean of NaN says nothing."""
+    numbers = {"v": np.where(np.isinf(S)[..., None], 0.0, V), "s": S}
+    mean = numbers["v"].mean(axis=1)
+    mean[2, 1] = 0.0  # no part has a key
+    assert first(judged(MERGES, numbers, mean, merged(np.exp2)[1])) == ("wrong", "merge.equal_weights", "proof")
+    weighed = np.where(np.isinf(S), 1.0, np.exp2(np.where(np.isinf(S), 0.0, S)))
+    total = weighed.sum(axis=1)
+    output = np.einsum("nph,nphe->nhe", weighed, numbers["v"]) / total[..., None]
+    assert first(judged(MERGES, numbers, output, np.log2(total))) == ("wrong", "merge.empty_weighs", "proof")
+
+
+def test_a_sink_of_each_part() -> None:
+    """Four parts of the keys add the exponential of the sink four times."""
+    sinks = np.array([0.5, -0.3, 1.0, 0.1])
+    answers = []
+    for times in (1, 4):
+        output, sums = decoded(PAGES, lambda n: PAGES.keys(n, PAGES.tables[n], PAGES.lengths[n]))
+        keys = np.exp2(sums.astype(np.float64))
+        total = keys + times * np.exp(sinks)
+        answers.append(((output * (keys / total)[..., None]).astype(np.float32), np.log2(total).astype(np.float32)))
+    arguments = PAGES.arguments | {"sinks": sinks}
+    assert judged(DECODE, arguments, *answers[0]).verdict.status == "correct"
+    assert first(judged(DECODE, arguments, *answers[1])) == ("wrong", "merge.sink_each", "proof")

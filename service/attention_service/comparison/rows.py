@@ -118,18 +118,20 @@ def _worst(case: Case, sent: np.ndarray, right: np.ndarray) -> tuple[np.ndarray,
 
 
 def _parts(case: Case, batches: np.ndarray, heads: np.ndarray, count: int) -> Iterator[Sample]:
-    """So many rows in parts of about PART scores, by batch entry and heads.
+    """So many rows in parts of about PART scores, by batch entry and heads; small batch entries together.
 
     Very long keys take more scores at a time, as many as their numbers, which are read again for each part.
     """
     sizes = case.plan.sizes
     step = len(heads) if case.needs_all_heads else max(1, PART // (count * sizes.key_length))
     length = max(1, PART // (step * sizes.key_length), (sizes.head_dim + sizes.value_dim) // COPIES)
-    for batch in batches:
+    numbers = max(len(heads) * count, sizes.num_kv_heads * (sizes.head_dim + sizes.value_dim)) * sizes.key_length
+    together = max(1, PART // numbers)
+    for batch in range(0, len(batches), together):
         for head in range(0, len(heads), step):
             for start in range(0, count, length):
                 rows = np.arange(start, min(start + length, count))
-                yield Sample(np.array([batch]), heads[head : head + step], rows)
+                yield Sample(batches[batch : batch + together], heads[head : head + step], rows)
 
 
 def chosen_rows(spec: AttentionSpec, plan: Plan, count: int) -> np.ndarray:

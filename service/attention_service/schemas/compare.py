@@ -275,8 +275,8 @@ class ReportedPower(Reported):
     """By the name of a mistake of tiles, the sizes of tiles, in keys, for which this request shows it. It is killed if
     it is shown for 16, 32, 64, 128 and 256."""
     weak: list[str] = []
-    """Why cotangents of the request hide mistakes of gradients, as numbers that do not differ cancel, and why lengths and
-    factors of a call hide mistakes of addressing."""
+    """Why cotangents of the request hide mistakes of gradients: numbers that do not differ cancel; of a call, why its
+    lengths and factors hide mistakes of addressing."""
     options: list[str]
     """The options of the request that a kernel could ignore: with these inputs, that changes no more than rounding."""
 

@@ -96,24 +96,39 @@ class _Agreement:
     @classmethod
     def of(cls, asked: CallQuestion, suspect: Suspect, first: int, backend: Backend, check: Check) -> _Agreement | None:
         """None if a sequence does not agree. first: the sequence that is tried first"""
-        other = replace(asked, call=suspect.call)
-        nan = suspect.nan
-        if nan is not None and not all(_is_nan(other, n, slice(None)) for n in np.flatnonzero(nan).tolist()):
+        other, nan = replace(asked, call=suspect.call), suspect.nan
+        try:
+            call = other.addressed if suspect.unknown is None else _without(other.addressed, suspect.unknown)
+            if nan is None:
+                return cls._of_parts(other, call, first, backend, check)
+            if not all(_is_nan(other, "output", n, slice(None)) for n in np.flatnonzero(nan).tolist()):
+                return None
+            sums = {name: array for name, array in (asked.actual or {}).items() if name == "logsumexp"}
+            if sums and cls._of_parts(replace(other, actual=sums), call, first, backend, check) is None:
+                return None
+            return cls._of_parts(other, _without(call, nan), first, backend, check)
+        except InvalidRequest:  # numbers that no kernel could compute
             return None
-        call = _without(other.addressed, *(one for one in (suspect.unknown, nan) if one is not None))
-        other = replace(other, call=call)
+
+    @classmethod
+    def _of_parts(
+        cls, asked: CallQuestion, call: Call, first: int, backend: Backend, check: Check
+    ) -> _Agreement | None:
+        """The same, for all sequences of a call that have queries. Errors: InvalidRequest of every kind."""
+        asked = replace(asked, call=call)
         errors: dict[str, float] = {}
         ratio, has_numbers = 0.0, False
         for part in sorted(parts(call), key=lambda part: first not in part):
-            kept = part[_has_numbers(call, part)]
-            if not all(_is_nan(other, n, slice(-1, None)) for n in np.setdiff1d(part, kept).tolist()):
+            check()
+            keys, values = _has_numbers(call, part)
+            kept = part[keys & values]
+            are_nan = [_is_nan(asked, "output", n, slice(-1, None)) for n in part[~(keys & values)].tolist()]
+            are_nan += [_is_nan(asked, "logsumexp", n, slice(-1, None)) for n in part[~keys].tolist()]
+            if not all(are_nan):
                 return None
             if not len(kept):
                 continue
-            try:
-                found = right(question_of(other, kept), backend, check)
-            except InvalidRequest:
-                return None
+            found = right(question_of(asked, kept), backend, check)
             if found is None:
                 return None
             has_numbers, ratio = True, max(ratio, found.ratio)
@@ -121,22 +136,25 @@ class _Agreement:
         return cls(errors, ratio, has_numbers)
 
 
-def _without(call: Call, *masks: np.ndarray) -> Call:
+def _without(call: Call, mask: np.ndarray) -> Call:
     """The call without the queries of some sequences."""
-    lengths = call.query.lengths
-    for mask in masks:
-        lengths = np.where(mask, 0, lengths)
+    lengths = np.where(mask, 0, call.query.lengths)
     return call._replace(query=call.query._replace(lengths=lengths), offset=call.offsets)
 
 
-def _has_numbers(call: Call, part: np.ndarray) -> np.ndarray:
-    """(n,), True for sequences whose keys and values are finite."""
-    tokens = (*(call.past or ()), call.key, call.value)
-    return np.array([all(np.isfinite(one.of(n).astype(np.float64)).all() for one in tokens) for n in part.tolist()])
+def _has_numbers(call: Call, part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) each, True for sequences whose keys are finite, and whose values are."""
+    past = call.past or ()
+    both = ((*past[:1], call.key), (*past[1:], call.value))
+    keys, values = (
+        np.array([all(np.isfinite(one.of(n).astype(np.float64)).all() for one in tokens) for n in part.tolist()], bool)
+        for tokens in both
+    )
+    return keys, values
 
 
-def _is_nan(asked: CallQuestion, sequence: int, queries: slice) -> bool:
-    """True if the output of queries of a sequence is NaN."""
-    rows, output = asked.addressed.query.rows, (asked.actual or {}).get("output")
+def _is_nan(asked: CallQuestion, name: str, sequence: int, queries: slice) -> bool:
+    """True if an array of queries of a sequence is NaN, or was not returned."""
+    rows, array = asked.addressed.query.rows, (asked.actual or {}).get(name)
     assert rows is not None
-    return output is not None and bool(np.isnan(output[rows.of(sequence)][queries]).all())
+    return array is None or bool(np.isnan(array[rows.of(sequence)][queries]).all())

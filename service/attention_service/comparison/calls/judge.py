@@ -18,11 +18,7 @@ from attention_service.comparison.truth import Question
 
 def judge(question: Question, backend: Backend, check: Check, rows: int | None = None) -> Comparison:
     """The comparison without a search for mistakes. rows: see `right`. Errors: as of compare_question."""
-    found = right(question, backend, check, rows)
-    if found is not None:
-        return found
-    found = compare_question(replace(question, time_limit=0), backend, check)
-    return replace(found, ended_early=False, power=no_power(found.tolerances))
+    return right(question, backend, check, rows) or _whole(question, backend, check)
 
 
 def right(question: Question, backend: Backend, check: Check, rows: int | None = None) -> Comparison | None:
@@ -30,11 +26,17 @@ def right(question: Question, backend: Backend, check: Check, rows: int | None =
 
     rows: None for all. Errors: as of compare_question.
     """
-    value = question.spec.sources["value"]
-    if not np.isfinite(value).all():  # whether a query sees it, the whole comparison says
-        return None
+    if not np.isfinite(question.spec.sources["value"]).all():  # whether a query sees it, the whole comparison says
+        whole = _whole(question, backend, check)
+        return None if is_wrong(whole) else whole
     found = compare_rows(question, backend, rows or sys.maxsize, check)
     return found if found is None or rows else replace(found, rows=None)
+
+
+def _whole(question: Question, backend: Backend, check: Check) -> Comparison:
+    """The whole comparison without a search for mistakes."""
+    found = compare_question(replace(question, time_limit=0), backend, check)
+    return replace(found, ended_early=False, power=no_power(found.tolerances))
 
 
 def largest_errors(comparison: Comparison) -> Mapping[str, float]:

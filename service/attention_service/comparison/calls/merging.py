@@ -16,7 +16,10 @@ def as_call(merge: Merge) -> Call:
     """
     sums = checked_sums(merge.parts, merge.names)
     logits = np.where(np.isinf(sums), -np.inf, sums / BASES[merge.base])
-    outputs = [part.output for part in merge.parts]
+    hidden = np.isinf(sums)[..., None]
+    outputs = [
+        np.where(at, part.output.dtype.type(0), part.output) for at, part in zip(hidden, merge.parts, strict=True)
+    ]
     if len({array.dtype for array in outputs}) > 1:
         outputs = [array.astype(np.float64) for array in outputs]
     value = np.stack(outputs, axis=1)

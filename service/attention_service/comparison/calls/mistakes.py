@@ -125,6 +125,19 @@ def _has_many(call: Call | Merge) -> bool:
 FILLED: Final = "these lengths fill every page"
 
 
+@_mistake(
+    "pages.stale_slot",
+    "NaN in slots that no token fills gets into the output: 0 times NaN is NaN.",
+    _grows,
+    FILLED,
+)
+def _stale_slot(call: Call) -> Iterator[Suspect]:
+    table = _table(call)
+    is_stale = (table.lengths % table.page > 0) & (call.query.lengths > 0)
+    if is_stale.any():
+        yield Suspect(call, nan=is_stale)
+
+
 @_mistake("pages.last_full", "Every slot of the last page counts as a key.", _grows, FILLED)
 def _last_full(call: Call) -> Iterator[Suspect]:
     table = _table(call)
@@ -180,19 +193,6 @@ def _size(call: Call) -> Iterator[Suspect]:
     page = _table(call).page
     if page % 2 == 0 and (_table(call).lengths > page // 2).any():
         yield _moved(call, lambda one: replace(one, page=page // 2))
-
-
-@_mistake(
-    "pages.stale_slot",
-    "NaN in slots that no token fills gets into the output: 0 times NaN is NaN.",
-    _grows,
-    FILLED,
-)
-def _stale_slot(call: Call) -> Iterator[Suspect]:
-    table = _table(call)
-    is_stale = (table.lengths % table.page > 0) & (call.query.lengths > 0)
-    if is_stale.any():
-        yield Suspect(call, nan=is_stale)
 
 
 @_mistake(

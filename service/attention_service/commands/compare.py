@@ -81,10 +81,14 @@ def _report(options: argparse.Namespace) -> CompareReport:
     """The report that the command asks for. Errors: CommandError."""
     from attention_service.commands.files import read_arrays, read_request
     from attention_service.comparison.actual import NAMES
+    from attention_service.comparison.calls.compare import compare_call
+    from attention_service.comparison.calls.report import make_call_report
+    from attention_service.comparison.calls.request import call_question
     from attention_service.comparison.compare import compare_question
     from attention_service.comparison.question import make_question
     from attention_service.comparison.report import make_report
     from attention_service.library.calls import all_processors
+    from attention_service.pipeline.calls import is_call
 
     given = {"actual": options.actual, "against": options.against}
     functions = {field for field, name in given.items() if name is not None and targets.is_target(name)}
@@ -100,6 +104,10 @@ def _report(options: argparse.Namespace) -> CompareReport:
                 decoded.fields[field] = targets.answer_of(name, options, decoded, field)
             elif name is not None:
                 decoded.fields[field] = read_arrays(Path(name), NAMES)
+        if is_call(decoded):
+            asked = call_question(decoded)
+            with all_processors() as backend:
+                return make_call_report(compare_call(asked, backend, counted(progress)))
         question = make_question(decoded)
         with all_processors() as backend:
             return make_report(compare_question(question, backend, counted(progress)))

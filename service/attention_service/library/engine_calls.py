@@ -109,7 +109,8 @@ def assert_call(
         others = {"tolerance": tolerance, "legal": legal, "time_limit": time_limit}
         count = calls.positive(rows, "/rows")
         _question(name, arguments, None, version, dtype, others)  # arguments are refused before it runs
-        actual = function(**_taken(function, arguments))
+        if (actual := function(**_taken(function, arguments))) is None:
+            raise MissingField.at("/actual", "what the function returned", "None")
         return checked(_compared(_question(name, arguments, actual, version, dtype, others, count)), None)
     except InvalidRequest as error:
         raise error.with_traceback(None) from None

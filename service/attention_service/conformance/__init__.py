@@ -7,19 +7,28 @@
 - target: the implementation, a callable; gradients: how it is asked for them; judge: is its answer to a case right;
   runner: its answers to a whole suite
 - law_checks: what holds for every right function, checked without a reference
+- addressing_laws: what holds for every right function of another library, with ragged batches and paged caches
 - report: what is printed of a result; cli: the commands
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attention_service.conformance.addressing_laws import call_laws
     from attention_service.conformance.files import read, write
     from attention_service.conformance.law_checks import laws
     from attention_service.conformance.runner import run
     from attention_service.conformance.target import Unsupported
 
-__all__ = ["Unsupported", "laws", "read", "run", "write"]
-MODULES = {"Unsupported": "target", "laws": "law_checks", "read": "files", "run": "runner", "write": "files"}
+__all__ = ["Unsupported", "call_laws", "laws", "read", "run", "write"]
+MODULES = {
+    "Unsupported": "target",
+    "call_laws": "addressing_laws",
+    "laws": "law_checks",
+    "read": "files",
+    "run": "runner",
+    "write": "files",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -160,7 +160,7 @@ def make_input(size: Size) -> dict[str, Any]:
 def deterministic(target: Target, size: Size) -> str | None:
     """The same input twice gives the same bits."""
     fields = make_input(size)
-    return _differ(call(target, fields), call(target, fields), "the second time")
+    return differ(call(target, fields), call(target, fields), "the second time")
 
 
 def batch_invariant(target: Target, size: Size) -> str | None:
@@ -170,7 +170,7 @@ def batch_invariant(target: Target, size: Size) -> str | None:
     for i in range(size.b):
         alone = call(target, {name: array[i : i + 1] for name, array in fields.items()})
         here = {name: array[i : i + 1] for name, array in whole.items()}
-        if message := _differ(here, alone, f"where sequence {i} is alone"):
+        if message := differ(here, alone, f"where sequence {i} is alone"):
             return message
     return None
 
@@ -290,7 +290,7 @@ def _with_logsumexp(target: Target, fields: dict[str, Any]) -> dict[str, np.ndar
     return found if "logsumexp" in found else call(target, fields | {"include": ["logsumexp"]})
 
 
-def _differ(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], when: str) -> str | None:
+def differ(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], when: str) -> str | None:
     """What to say if any array has other bits."""
     for name, array in one.items():
         if name not in other or not np.array_equal(array, other[name], equal_nan=True):

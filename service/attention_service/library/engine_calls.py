@@ -104,12 +104,12 @@ def assert_call(
     """
     __tracebackhide__ = True
     try:
-        name, version = _named(function, call, version)
+        name, version = named(function, call, version)
         arguments = _bound(function, positional, arguments)
         others = {"tolerance": tolerance, "legal": legal, "time_limit": time_limit}
         count = calls.positive(rows, "/rows")
         _question(name, arguments, None, version, dtype, others)  # arguments are refused before it runs
-        if (actual := function(**_taken(function, arguments))) is None:
+        if (actual := function(**taken(function, arguments))) is None:
             raise MissingField.at("/actual", "what the function returned", "None")
         return checked(_compared(_question(name, arguments, actual, version, dtype, others, count)), None)
     except InvalidRequest as error:
@@ -138,7 +138,7 @@ def _question(
     return make_call_question(
         function,
         call,
-        None if actual is None else _returned(actual),
+        None if actual is None else returned(actual),
         dtype=dtype,
         tolerance=None if own is None else Tolerance("yours", own.rtol, own.atol, own.mismatches),
         liberties=chosen(body.legal),
@@ -156,7 +156,7 @@ def _compared(asked: CallQuestion) -> CompareReport:
         return Report.of_call(judged(asked, backend))
 
 
-def _returned(actual: Any) -> dict[str, np.ndarray]:
+def returned(actual: Any) -> dict[str, np.ndarray]:
     """What a function returned, by name. Errors: InvalidArray."""
     if isinstance(actual, CallResult):
         actual = actual[:2]
@@ -167,7 +167,7 @@ def _returned(actual: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in found.items()}
 
 
-def _named(function: Callable[..., Any], call: str | None, version: int | None) -> tuple[str, int | None]:
+def named(function: Callable[..., Any], call: str | None, version: int | None) -> tuple[str, int | None]:
     """The name in the table of a function, and the version. Errors: InvalidValue, MissingField."""
     if not callable(function):
         raise InvalidValue.of("/function", "a function", function)
@@ -196,7 +196,7 @@ def _bound(function: Callable[..., Any], positional: tuple[Any, ...], arguments:
     return {**first, **arguments}
 
 
-def _taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that a function has parameters for; all if it does not say."""
     try:
         parameters = inspect.signature(function).parameters

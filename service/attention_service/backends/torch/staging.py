@@ -73,8 +73,9 @@ def fetch(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     device = next(iter(tensors.values())).device
     pace = Pace(device, AHEAD)
     for name, tensor in tensors.items():
-        target = torch.empty(tensor.shape, dtype=tensor.dtype)
-        found[name] = as_array(target)
+        # Of NumPy, which asks the system for large pages: a fresh page takes longer than the copy into it.
+        found[name] = np.empty(tensor.shape, as_array(torch.empty(0, dtype=tensor.dtype)).dtype)
+        target = as_tensor(found[name])
         for there, here in _chunks(tensor.contiguous().reshape(-1), target.reshape(-1)):
             staged = torch.empty_like(here, pin_memory=device != CPU)
             staged.copy_(there, non_blocking=True)

@@ -283,10 +283,13 @@ def window_of(name: str, left: int | None, right: int | None) -> tuple[Fields, i
     if left is not None and right is not None and left + right < 0:
         raise InvalidValue.at(f"/{name}", "sides whose sum is at least 0", f"{left} and {right}")
     moved = -left if left is not None and left < 0 else min(right, 0) if right is not None else 0
-    if (left, right) == (None, moved):
-        return {"is_causal": True}, moved
     sides = {"left": None if left is None else left + moved, "right": None if right is None else right - moved}
-    return ({} if (left, right) == (None, None) else {"window": sides}), moved
+    fields: Fields = {}
+    if sides["right"] == 0:  # causal, so that mistakes of the window and of the mask have names of their own
+        fields, sides["right"] = {"is_causal": True}, None
+    if any(side is not None for side in sides.values()):
+        fields["window"] = sides
+    return fields, moved
 
 
 def _fits(tokens: Tokens, features: int, name: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.engine_calls import Draw, Drawn
 from tests.helpers.engine_draws import DRAWS
+from tests.helpers.planted_calls import MAKERS, plant
 from tests.test_compare_calls import DECODE, PAGES, VARLEN, Paged, decoded, first, in_axes, judged, last_full, order
 
 Array = np.ndarray
@@ -106,3 +107,17 @@ def test_planted_mistakes_of_random_calls_are_named_first(name: str) -> None:
         assert wanted in (best.name, *best.also), (name, seed, report.verdict)
         told += best.certainty == "proof"
     assert told or name in ("flashinfer single", "flashinfer MLA")
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_random_planted_mistake_is_named_first(name: str) -> None:
+    """Of each mistake; `python -m tests.deep_engines` has thousands."""
+    told = 0
+    for seed in range(4):
+        call = plant(name, seed)
+        report = judged(call.function, call.arguments, call.output, call.sums, call.version)
+        if report.verdict.status in ("wrong", "imprecise"):
+            best = report.hypotheses[0]
+            assert name in (best.name, *best.also), (seed, report.verdict)
+            told += 1
+    assert told

@@ -73,9 +73,9 @@ def of_pages(name: str, random: np.random.Generator) -> Planted:
 def factors(name: str, given: dict[str, Array], random: np.random.Generator) -> dict[str, Array]:
     """The factors (b, hk) that a kernel with a mistake multiplies by."""
     found, chosen = dict(given), str(random.choice(["q", "k", "v"]))
-    wrong: dict[str, Callable[[Any], Any]] = {
-        "descale.absent": np.ones_like,
-        "descale.twice": np.square,
+    wrong: dict[str, Callable[[Array], Array]] = {
+        "descale.absent": lambda x: np.ones_like(x),
+        "descale.twice": lambda x: x**2,
         "descale.first_head": lambda x: np.repeat(x[:, :1], x.shape[1], axis=1),
         "descale.scalar": lambda x: np.full_like(x, x[0, 0]),
     }

@@ -56,6 +56,7 @@ ELSEWHERE = {
     ("docs/models.md", ""): ("tests/peers/test_capture.py", "needs transformers and a trained model"),
     ("docs/heatmaps.md", ""): ("tests/test_heatmap.py", "each block writes a file"),
     ("docs/paper.md", ""): ("tests/test_paper_pictures.py", "each block writes a file"),
+    ("docs/engine-answers.md", ""): ("tests/test_verdicts.py", "needs an engine on a GPU; a recording is made there"),
     ("docs/agents.md", ""): ("tests/test_docs.py", "each block goes on where the one before it ended"),
     ("docs/tutorial-by-hand.md", ""): ("tests/test_tutorials.py", "each block goes on where the one before it ended"),
     ("docs/tutorial-kernel.md", ""): ("tests/test_tutorials.py", "each block goes on where the one before it ended"),
@@ -158,6 +159,7 @@ def test_all_blocks_have_languages_that_are_tested() -> None:
     others = {(block.page, block.language) for block in BLOCKS if block.language not in (SHELL, PYTHON)}
     tested = {("CONTRIBUTING.md", ""), ("CONTRIBUTING.md", "mermaid"), ("docs/http.md", "json"),
               ("docs/attention.md", "json"), ("docs/compare.md", "json"), ("docs/agents.md", "json"),
+              ("docs/engine-answers.md", "text"), ("docs/engine-answers.md", "yaml"),
               ("docs/deployment.md", "yaml"), ("docs/layers.md", "json"), ("docs/tutorial-by-hand.md", "text"),
               ("docs/tutorial-kernel.md", "text"), ("docs/tutorial-kernel.md", "diff"),
               ("docs/tutorial-model.md", "text")}  # fmt: skip

@@ -28,18 +28,24 @@ def add_commands(add: Callable[..., Any]) -> None:
         "compare",
         run_compare,
         "say whether what a kernel returned is right, and which mistake it shows",
-        "Compare what a kernel returned with exact attention. Exit status 0 if it is correct, 1 if it is wrong or "
-        "imprecise, 2 if the request is too weak to tell, 3 for errors: a file cannot be read, the request is not "
-        "valid, the function raises.",
+        "Compare what a kernel returned with exact attention, or judge all calls of recordings by the flight recorder "
+        "of FlashInfer, a line for each. Exit status 0 if it is correct, 1 if it is wrong or imprecise, 2 if the "
+        "request is too weak to tell or a call of a recording cannot be read, 3 for errors: a file cannot be read, the "
+        "request is not valid, the function raises.",
     )
     compare.usage_status = FAILED
     kinds = ".json .npz .safetensors .pt, or - for standard input"
-    compare.add_argument("request", metavar="REQUEST", help=f"file with the fields of POST /attention: {kinds}")
+    request = f"file with the fields of POST /attention: {kinds}; or the folder of a recording, or of one of its calls"
+    compare.add_argument("request", metavar="REQUEST", help=request)
     text = (
         f"what the kernel returned, in a file: {kinds}, by name, or .npy with the output; or the kernel, a function "
         "module:function, also of a module in this directory; none for what is in REQUEST, or for power only"
     )
     compare.add_argument("actual", metavar="ACTUAL", nargs="?", help=text)
+    compare.add_argument("more", metavar="RECORDING", nargs="*", help="folders of more recordings")
+    compare.add_argument(
+        "--call", type=natural, metavar="N", help="print the report on this call of a recording, from 0, alone"
+    )
     compare.add_argument(
         "--against", metavar="OTHER", help="what another kernel returned, as ACTUAL, to judge beside it"
     )
@@ -62,16 +68,41 @@ def add_commands(add: Callable[..., Any]) -> None:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    """Print the report on the files of the command, and return the exit status."""
+    """Print the report on the files of the command, or the verdicts on recordings, and return the exit status."""
+    names = [options.request, *([] if options.actual is None else [options.actual]), *options.more]
+    suite = " ".join(["compare", *names])
+    with formats.errors_as_checks(suite, options.format):
+        if any(Path(name).is_dir() for name in names):
+            return _run_recordings(options, [*map(Path, names)], suite)
+        return _print_report(_report(options), suite, options.format)
+
+
+def _run_recordings(options: argparse.Namespace, paths: list[Path], suite: str) -> int:
+    """Print the verdicts on the calls of recordings, or the report on one of them. Errors: CommandError."""
+    from attention_service.commands.recordings import METADATA, chosen_call
+    from attention_service.commands.verdicts import print_verdicts, recorded_report
+    from attention_service.library.calls import all_processors
+
+    for flag, value in (("--against", options.against), ("--torch", options.torch), ("--device", options.device)):
+        if value:
+            raise CommandError(f"{flag}: expected a request, got the recording {paths[0]}", FAILED)
+    if options.call is None and not (len(paths) == 1 and (paths[0] / METADATA).is_file()):
+        return print_verdicts(paths, suite, options.format)
+    if len(paths) > 1:
+        raise CommandError(f"--call: expected one recording, got {len(paths)}", FAILED)
+    with reported(invalid=FAILED, unreadable=FAILED), Progress(PATIENCE) as progress, all_processors() as backend:
+        report = recorded_report(chosen_call(paths[0], options.call, FAILED), backend, counted(progress))
+    return _print_report(report, suite, options.format)
+
+
+def _print_report(report: CompareReport, suite: str, format_name: str) -> int:
+    """Print a report in a format, and return the exit status."""
     from attention_service.comparison.text import as_text
 
-    suite = " ".join(["compare", options.request, *([options.actual] if options.actual else [])])
-    with formats.errors_as_checks(suite, options.format):
-        report = _report(options)
-    if options.format in formats.FORMATS:
-        print(formats.FORMATS[options.format](suite, formats.checks_of_report(report)))
+    if format_name in formats.FORMATS:
+        print(formats.FORMATS[format_name](suite, formats.checks_of_report(report)))
     else:
-        print(report.model_dump_json(indent=2) if options.format == "json" else as_text(report))
+        print(report.model_dump_json(indent=2) if format_name == "json" else as_text(report))
     verdicts = [report.verdict] if report.against is None else [report.verdict, report.against.verdict]
     statuses = {STATUSES[verdict.status] for verdict in verdicts}
     return 1 if 1 in statuses else max(statuses)
@@ -90,6 +121,9 @@ def _report(options: argparse.Namespace) -> CompareReport:
     from attention_service.library.calls import all_processors
     from attention_service.pipeline.calls import is_call
 
+    if options.more or options.call is not None:
+        flag, value = ("RECORDING", options.more[0]) if options.more else ("--call", options.request)
+        raise CommandError(f"{flag}: expected the folder of a recording, got {value}", FAILED)
     given = {"actual": options.actual, "against": options.against}
     functions = {field for field, name in given.items() if name is not None and targets.is_target(name)}
     if not functions and (options.torch or options.device is not None):

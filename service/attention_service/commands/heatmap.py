@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attention_service.commands.terminal import CommandError, reported
+from attention_service.commands.terminal import CommandError, natural, reported
 
 
 def add_commands(add: Callable[..., Any]) -> None:
@@ -23,7 +23,12 @@ def add_commands(add: Callable[..., Any]) -> None:
     heatmap.add_argument(
         "request",
         metavar="REQUEST",
-        help="file with the fields of POST /attention: .json .npz .safetensors .pt, or - for standard input",
+        help="file with the fields of POST /attention: .json .npz .safetensors .pt, or - for standard input; or the "
+        "folder of a recording by the flight recorder of FlashInfer, or of one of its calls",
+    )
+    heatmap.add_argument("--call", type=natural, metavar="N", help="which call of attention of the recording, from 0")
+    heatmap.add_argument(
+        "--sequence", type=natural, metavar="B", help="the sequence of the recorded call that is drawn (default: 0)"
     )
     heatmap.add_argument(
         "-o", "--output", metavar="FILE", required=True, help="file to write, .svg or .png, or - to print the SVG"
@@ -53,7 +58,16 @@ def run_heatmap(options: argparse.Namespace) -> int:
 
     own = {name: value for name in HeatmapOptions.model_fields if (value := getattr(options, name, None)) is not None}
     with reported():
-        decoded = read_request(Path(options.request))
+        path = Path(options.request)
+        if path.is_dir():
+            from attention_service.commands.recordings import read_sequence
+
+            decoded = read_sequence(path, options.call, options.sequence or 0)
+        elif options.call is not None or options.sequence is not None:
+            flag = "--sequence" if options.call is None else "--call"
+            raise CommandError(f"{flag}: expected the folder of a recording, got {path}", 2)
+        else:
+            decoded = read_request(path)
         given = decoded.fields.get("heatmap")
         decoded.fields["heatmap"] = {**given, **own} if isinstance(given, dict) else own if given is None else given
         picture = Heatmap(make_heatmap_request(decoded), Backends().choose("numpy", "cpu"))

@@ -22,7 +22,8 @@ from attention_service.codecs.decoded import Decoded
 from attention_service.codecs.table import CODECS
 from attention_service.commands.files import map_tensors, read_torch
 from attention_service.commands.terminal import CommandError
-from attention_service.engines.table import FUNCTIONS
+from attention_service.engines.call import Merge
+from attention_service.engines.table import FUNCTIONS, decode
 from attention_service.errors import InvalidRequest, MissingField
 from attention_service.pipeline.calls import JSON, prepare_call
 
@@ -89,11 +90,11 @@ def read_recording(root: Path) -> Recording:
         every = read_recording(root.parent)
         return Recording([one for one in every.calls if one.folder == root], 0, every.lost)
     records, lost = _records(root)
-    states: dict[tuple[Any, Any], dict[str, tuple[Path, Record]]] = {}
+    states: dict[tuple[str, str], dict[str, tuple[Path, Record]]] = {}
     calls, others = [], 0
     for name, record in records.items():
         owner, _, method = str(record.get("function_name")).removeprefix(CAPTURED).rpartition(".")
-        state = states.setdefault((record.get("process_id"), record.get("self_id")), {}) if owner else {}
+        state = states.setdefault((str(record.get("process_id")), str(record.get("self_id"))), {}) if owner else {}
         if owner and method in STATES:
             if method == STATES[0]:
                 state.clear()
@@ -111,19 +112,21 @@ def read_recording(root: Path) -> Recording:
 def _records(root: Path) -> tuple[dict[str, Record], int]:
     """The last line about each call, by its folder, and how many lines are no whole ones.
 
-    A captured call is replaced by its replays, each with a folder of its own.
+    A captured call is replaced by its replays, each with a folder of its own. Calls whose lines the session has lost
+    come last, in the order of their folders, which begin with their time.
     """
-    files = [root / SESSION] if (root / SESSION).is_file() else sorted(root.glob(f"*/{METADATA}"))
     found: dict[str, Record] = {}
     lost = 0
-    for file in files:
+    for file in (root / SESSION, *sorted(root.glob(f"*/{METADATA}"))):
+        if file.parent.name in found or not file.is_file():
+            continue
         for line in file.read_bytes().splitlines():
             try:
                 record = json.loads(line)
                 folder = Path(record["dump_dir"])
                 base = record.get("graph_capture_base_dump_dir")
                 name = folder.name if base is None else f"{Path(base).name}/{folder.parent.name}/{folder.name}"
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 lost += bool(line.strip())
                 continue
             found[name] = record
@@ -141,9 +144,8 @@ def _arguments(folder: Path, record: Record) -> dict[str, Any]:
         raise InvalidRequest.of("/input_metadata", "an object", plain)
     info = record.get("tensor_info")
     listed = info.get("input_tensor_keys", ()) if isinstance(info, Mapping) else ()
-    for key in listed:
-        if key not in tensors:
-            raise MissingField.at("", f"the tensor {key} in the inputs of the call", "none")
+    for key in listed if isinstance(listed, list) else ():
+        _tensor(key, tensors)
     for key in dict.fromkeys((*tensors, *plain)):
         kind, _, name = key.partition("_")
         if "__" in name and key not in plain:  # of a list or an object, which stands in the metadata
@@ -182,12 +184,19 @@ def _value(value: Any, tensors: Mapping[str, np.ndarray]) -> Any:
     if not isinstance(value, Mapping):
         return value
     if "tensor_key" in value:
-        return tensors[value["tensor_key"]]
+        return _tensor(value["tensor_key"], tensors)
     if "items" in value and value.get("type") != "dict":
         return [_value(item, tensors) for item in value["items"]]
     if value.get("type") == "enum":
         return value.get("value")
     return str(value.get("value", value.get("repr", ""))).removeprefix("torch.")
+
+
+def _tensor(key: Any, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The tensor with a key. Errors: MissingField."""
+    if not isinstance(key, str) or key not in tensors:
+        raise MissingField.at("", f"the tensor {key} in the inputs of the call", "none")
+    return tensors[key]
 
 
 def _tensors(folder: Path, kind: str) -> dict[str, Any]:
@@ -202,17 +211,39 @@ def _tensors(folder: Path, kind: str) -> dict[str, Any]:
     return {}
 
 
+def chosen_call(root: Path, number: int | None, status: int = 2) -> RecordedCall:
+    """A call of a recording. number: None for the only one; status: of errors. Errors: CommandError, OSError."""
+    calls = read_recording(root).calls
+    number = 0 if number is None and len(calls) == 1 else number
+    if number is None or number >= len(calls):
+        numbers = f"a number from 0 to {len(calls) - 1}" if calls else "a recording with calls of attention"
+        raise CommandError(f"--call: expected {numbers}, got {number}", status)
+    return calls[number]
+
+
+def read_sequence(root: Path, number: int | None, sequence: int) -> Decoded:
+    """The request of one sequence of a recorded call. number: as of chosen_call
+
+    Errors: CommandError, InvalidRequest of every kind, OSError.
+    """
+    recorded = chosen_call(root, number)
+    call = decode(recorded.function, recorded.arguments())
+    if isinstance(call, Merge):
+        raise CommandError(f"--call: expected a call with queries and keys, got {recorded.function}", 2)
+    has_both = np.flatnonzero((call.query.lengths > 0) & (call.keys > 0)).tolist()
+    if sequence not in has_both:
+        count = len(call.query.lengths)
+        expected = f"one of {count} sequences from 0 that has queries and keys"
+        raise CommandError(f"--sequence: expected {expected}, got {sequence}", 2)
+    return Decoded(call.request([sequence]), frozenset())
+
+
 def write_computed(root: Path, number: int | None, file: BinaryIO) -> None:
     """Write the exact answer of a recorded call as JSON, with its weights. number: which call; None for the only one
 
     Errors: CommandError, ServiceError of every kind, OSError.
     """
-    calls = read_recording(root).calls
-    number = 0 if number is None and len(calls) == 1 else number
-    if number is None or number >= len(calls):
-        numbers = f"a number from 0 to {len(calls) - 1}" if calls else "a recording with calls of attention"
-        raise CommandError(f"--call: expected {numbers}, got {number}", 2)
-    call = calls[number]
+    call = chosen_call(root, number)
     fields = {"call": call.function, "arguments": call.arguments(), "include": ["attention_weights"]}
     prepared = prepare_call(Decoded(fields, frozenset()), Backends())
     file.writelines(prepared.encode(prepared.compute(no_check), CODECS[JSON], call.name).chunks)

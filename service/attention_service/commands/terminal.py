@@ -15,6 +15,8 @@ from attention_service.printable import printable
 FAILED: Final = 3
 # Seconds between two texts that show progress.
 PERIOD: Final = 0.2
+# What moves the cursor to the start of its line, and removes the text of it.
+CLEAR: Final = "\r\033[K"
 
 
 def natural(text: str) -> int:
@@ -63,18 +65,27 @@ class Progress:
     def __init__(self, patience: float = 0.0) -> None:
         self._started = time.monotonic()
         self._next = self._started + patience
-        self._is_shown = False
+        self._shown = ""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        if self._shown:
+            print(CLEAR, end="", file=sys.stderr, flush=True)
 
     def show(self, text: str) -> None:
         """Show the text, and the seconds since the start, in place of the last text, unless that is too recent."""
         now = time.monotonic()
         if now >= self._next and sys.stderr.isatty():
-            self._next, self._is_shown = now + PERIOD, True
-            print(f"\r\033[K{printable(text)}, {now - self._started:.0f} s", end="", file=sys.stderr, flush=True)
+            self._next, self._shown = now + PERIOD, f"{CLEAR}{printable(text)}, {now - self._started:.0f} s"
+            print(self._shown, end="", file=sys.stderr, flush=True)
+
+    def print_above(self, line: str) -> None:
+        """Print a line of a result in the place of the text, which then stands below it."""
+        if not self._shown:
+            print(line, flush=True)
+            return
+        print(CLEAR, end="", file=sys.stderr, flush=True)
+        print(line, flush=True)
+        print(self._shown, end="", file=sys.stderr, flush=True)

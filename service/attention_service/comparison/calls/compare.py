@@ -108,6 +108,8 @@ def _searched(
         sequence = judged.places.worst_sequence
         found += explanations(asked, judged.errors, sequence, backend, limited(check, end))
         ended_early = False
+    if found and asked.is_brief:
+        end = time.monotonic()
     question = _in_time(question_of(asked, judged.part), end)
     worst = compare_question(question, backend, check)
     worst = replace(worst, passes=judged.passes, ended_early=worst.ended_early or ended_early)

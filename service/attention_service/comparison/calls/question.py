@@ -31,6 +31,7 @@ class CallQuestion:
     actual: output (slots, l, h, e) and logsumexp (slots, l, h), or one of them; None to ask what the call could show
     tolerance, liberties, time_limit: as of Question
     rows: of each head that are judged alone if they are right; None for all
+    is_brief: True to end the search when a mistake of addressing explains all, without others and without power
     """
 
     function: str
@@ -41,6 +42,7 @@ class CallQuestion:
     liberties: frozenset[str] = LIBERTIES
     time_limit: float | None = None
     rows: int | None = None
+    is_brief: bool = False
 
     @cached_property
     def addressed(self) -> Call:

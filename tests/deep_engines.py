@@ -1,28 +1,38 @@
-"""`make test-deep`: thousands of random calls of other engines, and of mistakes that are planted in them.
+"""`make test-deep`: thousands of random calls of other engines, mistakes that are planted in them, and a recording.
 
     python -m tests.deep_engines [NAME ...] [--draws N] [--seed N]
 
 A NAME is a function, whose answers are compared with those of loops over tokens, or a mistake of addressing, which
 another loop makes. Each function prints how many calls were right, and their largest error; each mistake how often it
-was named first, and how often another one was proved. The exit status is 1 if a call was wrong, if fewer than 98 % of
-the mistakes that can be told were named first, or if a proof was false. Seeds are printed, for
-`tests.test_engines_random.check` and `tests.helpers.planted_calls.plant`.
+was named first, and how often another one was proved; `recording`, of 500 calls, one of them wrong, how many were judged
+in a second. The exit status is 1 if a call was wrong, if fewer than 98 % of the mistakes that can be told were named
+first, or if a proof was false. Seeds are printed, for `tests.test_engines_random.check` and
+`tests.helpers.planted_calls.plant`.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
 
 from tests.helpers.engine_draws import DRAWS
 from tests.helpers.planted_calls import MAKERS, plant
+from tests.helpers.recorded_engine import record_decoding
 from tests.test_compare_calls import judged
 from tests.test_engines_random import check
 
 # The share of mistakes that can be told which must be named first.
-FIRST = 0.98
+FIRST: Final = 0.98
+RECORDING: Final = "recording"
+# Calls of the recording, which takes 2 GB, and the one that is wrong.
+CALLS: Final = 500
+WRONG: Final = 317
 
 
 def run_function(name: str, seeds: range) -> bool:
@@ -57,9 +67,27 @@ def run_mistake(name: str, seeds: range) -> bool:
     return found["first"] >= FIRST * told and not found["false proofs"]
 
 
+def judge_recording(seed: int) -> bool:
+    """True if `compare` names the wrong call of a recording, and calls all others correct."""
+    with TemporaryDirectory() as folder:
+        record_decoding(Path(folder), CALLS, {WRONG}, seed=seed)
+        started = time.monotonic()
+        command = [sys.executable, "-m", "attention_service", "compare", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        speed = CALLS / (time.monotonic() - started)
+    lines = done.stdout.splitlines()
+    others = [line for number, line in enumerate(lines[:-1]) if number != WRONG and line.split()[1] == "correct"]
+    is_right = done.returncode == 1 and len(others) == CALLS - 1 and " pages.batch_shifted; " in lines[WRONG]
+    print(
+        f"{RECORDING:24} {'right' if is_right else done.stdout + done.stderr}, {speed:.0f} calls in a second",
+        flush=True,
+    )
+    return is_right
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*DRAWS, *MAKERS]
+    names = [*DRAWS, *MAKERS, RECORDING]
     parser.add_argument("names", nargs="*", choices=[*names, []], metavar="NAME", help="default: all")
     parser.add_argument("--draws", type=int, default=10_000, help="calls of all these together")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
@@ -67,7 +95,12 @@ def main() -> None:
     chosen = given.names or names
     seeds = range(given.seed, given.seed - (-given.draws // len(chosen)))
     print(f"seed {given.seed}", flush=True)
-    passed = [(run_function if name in DRAWS else run_mistake)(name, seeds) for name in chosen]
+    passed = []
+    for name in chosen:
+        if name == RECORDING:
+            passed.append(judge_recording(given.seed))
+        else:
+            passed.append((run_function if name in DRAWS else run_mistake)(name, seeds))
     sys.exit(not all(passed))
 
 

@@ -19,7 +19,11 @@ from attention_service.commands.recordings import RecordedCall, read_recording
 from attention_service.commands.terminal import CommandError, Progress
 from attention_service.commands.verdicts import judged, judged_in_parallel
 from tests.helpers.documents import BLOCKS
+from tests.helpers.engine_calls import Draw
+from tests.helpers.engine_draws import DRAWS
+from tests.helpers.flight_recorder import FlightRecorder
 from tests.helpers.recorded_engine import WRAPPER, record_decoding
+from tests.test_compare_calls import in_axes
 
 SMALL: Final[dict[str, Any]] = {"sequences": 3, "heads": (4, 2), "features": 16, "tokens": (20, 60)}
 
@@ -217,6 +221,40 @@ def test_hostile_metadata_is_unreadable(tmp_path: Path) -> None:
         session.write_text(changed)
         (call,) = read_recording(tmp_path).calls
         assert judged((0, call)).message.startswith("expected the tensor")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in DRAWS if name.startswith("flashinfer")])
+def test_random_calls_are_judged_as_recorded(name: str, tmp_path: Path) -> None:
+    """What loops over tokens return is right; with one number that is half as large again, wrong."""
+    recorder, expected = FlightRecorder(tmp_path), []
+    for seed in range(4):
+        drawn = DRAWS[name](Draw(seed))
+        output, sums = in_axes(drawn, np.dtype(np.float32))
+        numbers = np.argwhere(np.isfinite(output) & (output != 0))
+        if not len(numbers):  # no sequence has queries and keys
+            continue
+        spoiled = output.copy()
+        spoiled[tuple(numbers[0])] *= 1.5
+        for returned, status in ((output, "correct"), (spoiled, "wrong")):
+            function = drawn.function.removeprefix("flashinfer.")
+            recorder.record(function, "(self)", (object(),), drawn.arguments, (returned, sums), self_id=seed)
+            expected.append(status)
+    verdicts = [judged((n, call)).status for n, call in enumerate(read_recording(tmp_path).calls)]
+    assert verdicts == expected
+
+
+@pytest.mark.torch
+def test_tensors_of_torch_are_mapped(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from torch import save
+
+    record_decoding(tmp_path, 2, {1}, **SMALL)
+    for file in tmp_path.glob("*/*.safetensors"):
+        save(load_file(file), file.with_suffix(".pt"))
+        file.unlink()
+    verdicts = [judged((n, call)) for n, call in enumerate(read_recording(tmp_path).calls)]
+    assert [one.mistake for one in verdicts] == [None, "pages.batch_shifted"]
 
 
 def test_a_line_stands_above_the_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

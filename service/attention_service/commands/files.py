@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
+from zipfile import is_zipfile
 
 import numpy as np
 
@@ -136,12 +137,15 @@ def _type(path: Path, suffix: str, *others: str) -> str:
 
 
 def read_torch(path: Path) -> Any:
-    """What torch saved in a file: a tensor, or a dict of tensors and numbers. Errors: InvalidRequest without torch."""
+    """What torch saved in a file: a tensor, or a dict of tensors and numbers. Errors: InvalidRequest without torch.
+
+    Tensors are read when they are used, but for those in the format of torch before 1.6, which is no zip.
+    """
     try:
         import torch
     except ModuleNotFoundError:
         raise InvalidRequest.at("", "torch, to read a file .pt", "no torch", "pip install torch") from None
     try:
-        return as_numpy(torch.load(path, map_location="cpu", weights_only=True))
+        return as_numpy(torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)))
     except Exception as error:  # pickle's and zipfile's errors, and torch's own
         raise InvalidTensors.at("", "a file that torch saved, with tensors only", str(error)[:80]) from None

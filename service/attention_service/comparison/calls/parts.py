@@ -14,7 +14,7 @@ from attention_service.comparison.truth import Question
 from attention_service.engines.call import Call, Fields
 from attention_service.engines.partial import BASES
 from attention_service.engines.tokens import Tokens
-from attention_service.errors import InvalidRequest
+from attention_service.errors import InvalidRequest, ShapeMismatch, shape
 from attention_service.pipeline.prepare import make_spec_and_plan
 
 # Numbers of tokens and scores of sequences that are padded to one length: always, and at most.
@@ -125,7 +125,10 @@ def _padded(tokens: list[Tokens], part: np.ndarray, length: int) -> np.ndarray:
 
 
 def _options(call: Call, part: np.ndarray, sizes: tuple[int, int]) -> Fields:
-    """Masks and biases of the sequences of a part, (n, h or 1, q, k)."""
+    """Masks and biases of the sequences of a part, (n, h or 1, q, k).
+
+    Errors: ShapeMismatch for those of other lengths, which a mistake of addressing makes of a sequence.
+    """
     assert call.own is not None
     owned = [call.own(n) for n in part.tolist()]
     found: Fields = {}
@@ -135,7 +138,10 @@ def _options(call: Call, part: np.ndarray, sizes: tuple[int, int]) -> Fields:
         heads = max(len(array) for array in arrays)
         stacked = np.zeros((len(part), heads, *sizes), arrays[0].dtype)
         for row, array, n in zip(stacked, arrays, part.tolist(), strict=True):
-            row[:, : call.query.lengths[n], : call.keys[n]] = array
+            own = row[:, : call.query.lengths[n], : call.keys[n]]
+            if any(given not in (1, wanted) for given, wanted in zip(array.shape[1:], own.shape[1:], strict=True)):
+                raise ShapeMismatch.of(f"/{name}", shape(own.shape), array)
+            own[...] = array
         found[name] = stacked
     return found
 

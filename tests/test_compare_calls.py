@@ -358,3 +358,58 @@ def test_a_sink_of_each_part() -> None:
     arguments = PAGES.arguments | {"sinks": sinks}
     assert judged(DECODE, arguments, *answers[0]).verdict.status == "correct"
     assert first(judged(DECODE, arguments, *answers[1])) == ("wrong", "merge.sink_each", "proof")
+
+
+def test_where_counts_all_parts() -> None:
+    """Two sequences of very different lengths are judged apart; one array is wrong in each."""
+    call = Paged.drawn([2, 3000, 5])
+    output, sums = decoded(call, lambda n: call.keys(n, call.tables[n], call.lengths[n]))
+    sums[0, 3] += 1
+    output[1, 2, 5] += 1
+    report = judged(DECODE, call.arguments, output, sums)
+    assert {place.array for place in report.where} == {"output"}
+    elements, sequences, heads = report.where
+    assert elements.worst is not None
+    assert elements.worst[0].index == [1, 2, 0, 5]
+    assert (
+        "1 of 96 elements of the output (1.0%) are wrong, most in sequence 1 of 3, head 2, query 0" in elements.message
+    )
+    assert (sequences.what, sequences.indices, heads.what, heads.indices) == ("sequences", [1], "heads", [2])
+    report = judged(DECODE, call.arguments, None, sums)
+    assert [place.message for place in report.where[1:]] == ["sequence 0 only", "head 3 only"]
+
+
+def test_a_wrong_answer_that_no_addressing_explains_is_searched_for_other_mistakes() -> None:
+    output, sums = varlen(lambda n: KEYS[n])  # every key is seen
+    report = judged(VARLEN, RAGGED, output, sums)
+    assert first(report) == ("wrong", "causal.absent", "proof")
+    assert not {one.name for one in report.hypotheses} & {"ragged.top_left", "ragged.previous_offset"}
+    assert report.power.killed
+
+
+def test_rows_of_no_sequence_are_counted() -> None:
+    output, _ = varlen(bottom_right)
+    spare = {"q": np.concatenate([RAGGED["q"], np.full((3, 4, 8), np.nan, np.float32)])}
+    output = np.concatenate([output, np.full((3, 4, 8), 7.0, np.float32)])
+    report = judged(VARLEN, RAGGED | spare, output)
+    assert (report.verdict.status, report.metadata["ignored_rows"]) == ("correct", 3)
+    assert report.verdict.message.endswith("3 rows that belong to no sequence were not judged.")
+    empty = {"cu_seqlens_q": np.zeros(5, np.int32)}
+    report = judged(VARLEN, RAGGED | spare | empty, output)
+    assert (report.verdict.status, report.metadata["ignored_rows"]) == ("inconclusive", 17)
+    assert "no sequence has a query" in report.verdict.message
+    assert judged(VARLEN, RAGGED | spare | empty, None).metadata["ignored_rows"] == 0
+
+
+def test_plus_infinity_is_a_convention_of_some_libraries() -> None:
+    """A query before all keys sees none; of FlashInfer its logsumexp is minus infinity."""
+    q, kv = np.ones((2, 1, 1)), np.ones((1, 1, 1))
+    output, sums = np.array([[[0.0]], [[1.0]]]), np.array([[np.inf], [1.0]])
+    arguments = {"q": q, "k": kv, "v": kv, "cu_seqlens_q": [0, 2], "cu_seqlens_k": [0, 1], "causal": True}
+    assert judged(VARLEN, arguments, output, sums.T).verdict.status == "correct"
+    assert judged(VARLEN, arguments, output, -sums.T).verdict.status == "wrong"
+    single = "flashinfer.single_prefill_with_kv_cache"
+    arguments = {"q": q, "k": kv, "v": kv, "causal": True}
+    assert judged(single, arguments, output, sums / math.log(2)).verdict.status == "wrong"
+    sums[0] = -np.inf
+    assert judged(single, arguments, output, sums / math.log(2)).verdict.status == "correct"

@@ -206,3 +206,36 @@ def test_damaged_calls_are_judged_or_refused(name: str) -> None:
 
 def test_stored_layers_are_refused(client: httpx.Client) -> None:
     assert problem(post(client, layer="x"))[0] == 422
+
+
+@pytest.mark.slow
+def test_the_search_takes_no_more_memory_than_was_estimated() -> None:
+    """Sequences of some thousand keys, whose answer is that of no known mistake."""
+    question = asked([2] * 6, [3000, 2000, 10, 4000, 3500, 1])
+    random = np.random.default_rng(0)
+    returned = {"output": random.normal(size=(12, 2, 8)).astype(np.float32)}
+    question = make_call_question(VARLEN, question.call, returned)
+    estimate = call_bytes(question, 1)
+    tracemalloc.start()
+    found = compare_call(question, BACKEND)
+    assert found.worst is not None
+    assert found.worst.status == "wrong"
+    assert tracemalloc.get_traced_memory()[1] < estimate < 2**30
+    tracemalloc.stop()
+
+
+def test_parts_hold_every_sequence_once_and_little_padding() -> None:
+    random = np.random.default_rng(0)
+    for most in (3, 50, 3000):
+        queries, keys = (random.integers(0, most, size=9000 if most < 9 else 60).tolist() for _ in "qk")
+        call = asked(queries, keys).addressed
+        found = [part.tolist() for part in parts(call)]
+        assert sorted(n for part in found for n in part) == [n for n, q in enumerate(queries) if q]
+        for part in found:
+            shapes = [(queries[n], max(keys[n], 1)) for n in part]
+            q, k = (max(column) for column in zip(*shapes, strict=True))
+            each = [q * 2 * (16 + k) + k * 32 for q, k in shapes]  # queries, scores, keys and values of 2 heads
+            padded = len(part) * (q * 2 * (16 + k) + k * 32)
+            assert len(part) == 1 or padded <= max(2**18, 2 * sum(each))
+            assert len(part) == 1 or padded <= 2**22
+            assert len(part) <= 4096

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
 from attention_service.backends.base import Backend, Check
 from attention_service.codecs.chunks import Encoded, whole
@@ -25,36 +25,54 @@ from attention_service.pipeline.operation import Cost, Operation
 JSON: Final = "application/json"
 
 
-class CompareOperation(Operation[Question | CallQuestion, str, Comparison | CallComparison]):
+class PreparedCallQuestion(NamedTuple):
+    """A question about a call, and the memory that its comparison takes, in bytes."""
+
+    asked: CallQuestion
+    memory: int
+
+
+class CompareOperation(Operation[Question | PreparedCallQuestion, str, Comparison | CallComparison]):
     """POST /attention/compare. backend: NumPy's, which computes the reference"""
 
     def __init__(self, backend: Backend) -> None:
         self.encoders = {JSON: JSON}
         self._backend = backend
 
-    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> Question | CallQuestion:
+    def prepare(self, decoded: Decoded, layer: Layer | None = None) -> Question | PreparedCallQuestion:
         """The question of the request, about arrays or about the call of another library."""
-        return call_question(decoded) if is_call(decoded) else make_question(decoded, layer)
+        if not is_call(decoded):
+            return make_question(decoded, layer)
+        asked = call_question(decoded)
+        with in_arguments():
+            return PreparedCallQuestion(asked, call_bytes(asked, self._workers))
 
-    def cost(self, request: Question | CallQuestion, encoder: str) -> Cost:
+    @property
+    def _workers(self) -> int:
+        """Threads of a comparison."""
+        return 1 if (pool := pool_of(self._backend)) is None else pool.threads
+
+    def cost(self, request: Question | PreparedCallQuestion, encoder: str) -> Cost:
         """Always in a worker thread: a comparison computes its request some hundred times."""
-        workers = 1 if (pool := pool_of(self._backend)) is None else pool.threads
-        if isinstance(request, CallQuestion):
-            with in_arguments():
-                memory = call_bytes(request, workers)
+        if isinstance(request, PreparedCallQuestion):
+            memory = request.memory
         else:
-            memory = comparison_bytes(request, workers)
+            memory = comparison_bytes(request, self._workers)
         return Cost(math.inf, memory, memory, encodes_inline=False)
 
-    def compute(self, request: Question | CallQuestion, check: Check) -> Comparison | CallComparison:
+    def compute(self, request: Question | PreparedCallQuestion, check: Check) -> Comparison | CallComparison:
         """The comparison."""
         if isinstance(request, Question):
             return compare_question(request, self._backend, check)
         with in_arguments():
-            return compare_call(request, self._backend, check)
+            return compare_call(request.asked, self._backend, check)
 
     def encode(
-        self, request: Question | CallQuestion, result: Comparison | CallComparison, encoder: str, request_id: str
+        self,
+        request: Question | PreparedCallQuestion,
+        result: Comparison | CallComparison,
+        encoder: str,
+        request_id: str,
     ) -> Encoded:
         """The report as JSON."""
         if isinstance(result, CallComparison):

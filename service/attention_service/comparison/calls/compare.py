@@ -12,6 +12,7 @@ import numpy as np
 
 from attention_service.attention.result import Metadata
 from attention_service.backends.base import Backend, Check, no_check
+from attention_service.comparison.baseline import CORRECT
 from attention_service.comparison.calls.explain import Explanation, explanations, shown
 from attention_service.comparison.calls.judge import is_wrong, judge, largest_errors
 from attention_service.comparison.calls.parts import parts, question_of
@@ -64,7 +65,7 @@ def compare_call(asked: CallQuestion, backend: Backend, check: Check = no_check)
     end = None if asked.time_limit is None else time.monotonic() + asked.time_limit
     if asked.actual is None:
         return _power(asked, backend, check, end)
-    judged = _Judged(WrongPlaces(asked.addressed), dict.fromkeys(asked.actual, 0.0))
+    judged = _Judged({name: WrongPlaces(asked.addressed, name) for name in asked.actual})
     for part in parts(asked.addressed):
         check()
         with _renamed(asked.addressed, part):
@@ -77,10 +78,13 @@ def compare_call(asked: CallQuestion, backend: Backend, check: Check = no_check)
 
 @dataclass
 class _Judged:
-    """What all parts together are. errors: the largest of each array; part: the sequences of the worst comparison"""
+    """What all parts together are.
 
-    places: WrongPlaces
-    errors: dict[str, float]
+    arrays: where each array is wrong; errors: the largest of each; part: the sequences of the worst comparison
+    """
+
+    arrays: dict[str, WrongPlaces]
+    errors: dict[str, float] = field(default_factory=dict)
     worst: Comparison | None = None
     part: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     passes: dict[str, bool] = field(default_factory=dict)
@@ -88,14 +92,19 @@ class _Judged:
     def add(self, part: np.ndarray, found: Comparison) -> None:
         """Add a part and its comparison."""
         for name, error in largest_errors(found).items():
-            self.errors[name] = max(self.errors[name], error)
+            self.errors[name] = max(self.errors.get(name, 0.0), error)
+            if found.judged[name].ratio > CORRECT:
+                self.arrays[name].add(part, found)
         for name, passes in found.passes.items():
             self.passes[name] = self.passes.get(name, True) and passes
-        if is_wrong(found):
-            self.places.add(part, found)
         if self.worst is None or found.ratio > self.worst.ratio:
             self.worst, self.part = found, part
         self.worst = replace(self.worst, passes=dict(self.passes))
+
+    @property
+    def places(self) -> WrongPlaces:
+        """Where the first array that is wrong is wrong."""
+        return next(one for one in self.arrays.values() if one.count)
 
 
 def _searched(
@@ -106,7 +115,8 @@ def _searched(
     ended_early = True
     with suppress(TimeIsUp):
         sequence = judged.places.worst_sequence
-        found += explanations(asked, judged.errors, sequence, backend, limited(check, end))
+        # What was found before the time is up stays.
+        found.extend(explanations(asked, judged.errors, sequence, backend, limited(check, end)))
         ended_early = False
     if found and asked.is_brief:
         end = time.monotonic()

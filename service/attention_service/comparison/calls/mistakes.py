@@ -91,11 +91,10 @@ def _within_rows(rows: Rows) -> tuple[Rows, np.ndarray]:
 
 def _within_pages(table: Table) -> tuple[Table, np.ndarray]:
     """A table without entries that are no pages, and which sequences have these."""
-    missing = np.zeros(len(table.lengths), bool)
-    for n, start in enumerate(table.start.tolist()):
-        count = -(-int(table.lengths[n]) // table.page)
-        entries = table.entries[start : start + count]
-        missing[n] = len(entries) < count or bool(((entries < 0) | (entries >= table.pages)).any())
+    is_none = (table.entries < 0) | (table.entries >= table.pages)
+    none = np.concatenate([[0], np.cumsum(is_none)])  # before each entry
+    stop, most = table.start + -(-table.lengths // table.page), len(table.entries)
+    missing = (stop > most) | (none[np.minimum(stop, most)] > none[np.minimum(table.start, most)])
     return replace(table, lengths=np.where(missing, 0, table.lengths)), missing
 
 
@@ -166,8 +165,10 @@ def _one_more(call: Call) -> Iterator[Suspect]:
 def _order(call: Call) -> Iterator[Suspect]:
     def ascending(table: Table) -> Table:
         counts = -(-table.lengths // table.page)
-        rows = [np.sort(table.entries[start : start + count]) for start, count in zip(table.start, counts, strict=True)]
-        return replace(table, entries=np.concatenate(rows), start=np.cumsum(counts) - counts)
+        first = np.cumsum(counts) - counts
+        entries = table.entries[np.arange(counts.sum()) + np.repeat(table.start - first, counts)]
+        order = np.lexsort((entries, np.repeat(np.arange(len(counts)), counts)))
+        return replace(table, entries=entries[order], start=first)
 
     yield _moved(call, ascending)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,8 @@ from attention_service.pipeline.prepare import make_spec_and_plan
 # Numbers of tokens and scores of sequences that are padded to one length: always, and at most.
 FEW: Final = 2**18
 MOST: Final = 2**22
+# Sequences of a part, at most: the deadline is checked before each part.
+SEQUENCES: Final = 4096
 # With padding, a batch has at most so many times the numbers of its sequences.
 PADDED: Final = 2
 # Copies of the tokens of a part in float64 beside those that a comparison counts: as stored, padded, with factors.
@@ -34,18 +37,24 @@ def parts(call: Call) -> Iterator[np.ndarray]:
     if call.own is not None and len(index) and not _is_stacked(call, int(index[0])):
         yield from index[:, None]
         return
+    if not len(index):
+        return
     index = index[np.lexsort((call.keys[index], call.query.lengths[index]))]
-    start, alone, longest = 0, 0, 0
-    for at, n in enumerate(index):
-        q, k = int(call.query.lengths[n]), int(call.keys[n])
-        longest = max(longest, k)
-        alone += _numbers(call, q, k)
-        padded = (at + 1 - start) * _numbers(call, q, longest)
-        if at > start and (padded > MOST or padded > max(FEW, PADDED * alone)):
-            yield index[start:at]
-            start, alone, longest = at, _numbers(call, q, k), k
-    if start < len(index):
-        yield index[start:]
+    sizes = np.stack([call.query.lengths[index], call.keys[index]])
+    cuts = [0, *(np.flatnonzero(np.diff(sizes).any(axis=0)) + 1).tolist(), len(index)]
+    start, alone, longest = 0, 0, 0  # of the part: its first sequence, the numbers of all, and the most keys
+    for at, stop in pairwise(cuts):
+        q, k = sizes[:, at].tolist()
+        while at < stop:
+            each, count = _numbers(call, q, max(longest, k)), at - start
+            added = min(stop - at, max(min(MOST // each, SEQUENCES) - count, count == 0))
+            padded = (count + added) * each
+            if not added or (count and padded > max(FEW, PADDED * (alone + added * _numbers(call, q, k)))):
+                yield index[start:at]
+                start, alone, longest = at, 0, 0
+                continue
+            at, alone, longest = at + added, alone + added * _numbers(call, q, k), max(longest, k)
+    yield index[start:]
 
 
 def _numbers(call: Call, q: int, k: int) -> int:

@@ -20,17 +20,17 @@ AXES = ("sequence", "head", "query", "feature")
 
 @dataclass
 class WrongPlaces:
-    """What is wrong of an array, gathered part by part.
+    """Where an array is wrong, gathered part by part.
 
     sequences, heads, queries: True where a number is; count: of such numbers; elements: the worst of the worst part
     """
 
     call: Call
+    array: str
     sequences: np.ndarray = field(init=False)
     heads: np.ndarray = field(init=False)
     queries: np.ndarray = field(init=False)
     count: int = 0
-    array: str = ""
     ratio: float = 0.0
     elements: list[WorstElement] = field(default_factory=list)
 
@@ -41,11 +41,8 @@ class WrongPlaces:
         self.queries = np.zeros(int(lengths.max(initial=0)), bool)
 
     def add(self, part: np.ndarray, found: Comparison) -> None:
-        """Add the places of a part that is wrong, of the array that is named first. part: its sequences"""
-        name, plan = found.where[0].array, found.question.plan
-        self.array = self.array or name
-        if name != self.array:
-            return
+        """Add the places of a part whose array is wrong. part: its sequences"""
+        name, plan = self.array, found.question.plan
         sent = canonical((found.question.actual or {})[name].astype(np.float64), name, plan)
         sent = sent * np.log(2) if name == "logsumexp" and found.question.base2 else sent
         expected = canonical(found.reference[name], name, plan)
@@ -55,8 +52,8 @@ class WrongPlaces:
         self.sequences[part[rows.any(axis=(1, 2))]] = True
         self.heads |= rows.any(axis=(0, 2))
         self.queries[: rows.shape[-1]] |= rows.any(axis=(0, 1))
-        if found.ratio >= self.ratio:
-            self.ratio, self.elements = found.ratio, worst(sent, expected)
+        if found.judged[name].ratio >= self.ratio:
+            self.ratio, self.elements = found.judged[name].ratio, worst(sent, expected)
             for one in self.elements:
                 one.index[0] = int(part[one.index[0]])
 

@@ -8,10 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attention_service.backends.base import no_check
+from attention_service.comparison.calls.explain import explanations, shown
+from attention_service.comparison.calls.question import make_call_question
+from attention_service.engines.table import decode
 from tests.helpers.engine_calls import Draw, Drawn
 from tests.helpers.engine_draws import DRAWS
 from tests.helpers.planted_calls import MAKERS, plant
-from tests.test_compare_calls import DECODE, PAGES, VARLEN, Paged, decoded, first, in_axes, judged, last_full, order
+from tests.test_compare_calls import (
+    BACKEND,
+    DECODE,
+    PAGES,
+    VARLEN,
+    Paged,
+    decoded,
+    first,
+    in_axes,
+    judged,
+    last_full,
+    order,
+)
 
 Array = np.ndarray
 PREFILL = "flashinfer.BatchPrefillWithPagedKVCacheWrapper.run"
@@ -70,6 +86,22 @@ def test_mistakes_are_named_in_every_vocabulary(name: str) -> None:
             assert report.verdict.status == "correct"
         else:
             assert first(report) == ("wrong", expected, "proof")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAWS)
+def test_every_mistake_of_random_calls_can_be_tried(name: str) -> None:
+    """Also where other lengths would need more of a mask, or of factors, than there is: that shows nothing."""
+    for seed in range(300, 330):
+        drawn = DRAWS[name](Draw(seed))
+        output, sums = in_axes(drawn, np.dtype(np.float64))
+        noise = np.random.default_rng(seed).permutation(output.reshape(-1)).reshape(output.shape)
+        call = decode(drawn.function, drawn.arguments, drawn.version)
+        asked = make_call_question(drawn.function, call, {"output": noise, "logsumexp": sums})
+        with np.errstate(all="ignore"):
+            found = list(explanations(asked, {"output": 1.0, "logsumexp": 0.0}, 0, BACKEND, no_check))
+            power = {mistake.name for mistake, _, _ in shown(asked, BACKEND, no_check)}
+        assert {one.mistake.name for one in found} <= power
 
 
 def planted(drawn: Drawn) -> str:

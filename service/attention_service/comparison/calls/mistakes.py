@@ -78,8 +78,12 @@ def _moved(call: Call, change: Callable[[Any], Any], detail: str = "") -> Suspec
         places, missing = (_within_rows if tokens.table is None else _within_pages)(change(tokens.table or tokens.rows))
         moved.append(tokens.at(places))
         unknown |= missing
+        if tokens.factors is not None and tokens.factors.shape[2] > 1:  # of each token, none of others
+            unknown |= moved[-1].lengths > tokens.factors.shape[2]
     key, value = moved
     other = call._replace(key=key, value=value) if call.past is None else call._replace(past=(key, value))
+    if call.own is not None:  # what stands for other keys in a mask is not known
+        unknown |= other.keys != call.keys
     return Suspect(other, unknown, detail=detail)
 
 

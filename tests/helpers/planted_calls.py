@@ -38,6 +38,10 @@ def flat(call: Paged, n: int) -> list[int]:
     return [*entries[sum(map(len, call.tables[:n])) :], *[0] * SPARE]
 
 
+def rightly(call: Paged, n: int) -> tuple[Array, Array]:
+    return call.keys(n, call.tables[n], call.lengths[n])
+
+
 def halved(call: Paged, n: int) -> tuple[Array, Array]:
     return call.keys(n, flat(call, n), call.lengths[n], call.page // 2)
 
@@ -61,7 +65,7 @@ def of_pages(name: str, random: np.random.Generator) -> Planted:
     lengths = random.integers(1, 5 * page, b)
     lengths = np.where(random.random(b) < 0.4, -(-lengths // page) * page, lengths).tolist()
     call = Paged.drawn(lengths, page=page, seed=int(random.integers(2**32)), poison=name == "pages.stale_slot")
-    read = READS.get(name, lambda call, n: call.keys(n, call.tables[n], call.lengths[n]))
+    read = READS.get(name, rightly)
     found = [attended(call.q[n : n + 1], *read(call, n)) for n in range(b)]
     output, sums = (np.concatenate([one[i] for one in found]) for i in (0, 1))
     if name == "pages.stale_slot":

@@ -2,6 +2,6 @@
 
 - question: a call and what came back; parts: its sequences as questions about padded batches; merging: merges as calls
 - compare: the comparison; judge: of a part; places: where sequences are wrong
-- mistakes: the table of mistakes of addressing; explain: which of them explain an answer
+- mistakes: the table of mistakes of addressing; moves: keys at other places; explain: which of them explain an answer
 - report: what is answered
 """

@@ -12,7 +12,8 @@ from attention_service.attention.result import Result
 from attention_service.backends.base import Backend, Check
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.calls.judge import largest_errors, right
-from attention_service.comparison.calls.mistakes import MISTAKES, Mistake, Suspect
+from attention_service.comparison.calls.mistakes import MISTAKES, Mistake
+from attention_service.comparison.calls.moves import Suspect
 from attention_service.comparison.calls.parts import parts, question_of
 from attention_service.comparison.calls.question import CallQuestion
 from attention_service.comparison.evidence import PROOF

@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
+from attention_service.comparison.calls.moves import Suspect, moved, stored
 from attention_service.comparison.mutants import MUTANTS
 from attention_service.engines.call import Call, Merge
 from attention_service.engines.partial import State, merge
@@ -21,19 +22,6 @@ SPLITS: Final = (2, 4, 8)
 # Options whose meaning the position of the first query changes.
 ALIGNED: Final = frozenset({"is_causal", "window", "chunk_size", "alibi_slopes"})
 ROLES: Final = ("query", "key", "value")
-
-
-class Suspect(NamedTuple):
-    """A call that a wrong kernel may have computed.
-
-    unknown, nan: (b,), True for sequences of which nothing is known, and whose output is NaN; None for none
-    detail: what tells it from others of the same mistake
-    """
-
-    call: Call | Merge
-    unknown: np.ndarray | None = None
-    nan: np.ndarray | None = None
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,44 +54,8 @@ def _mistake(
     return add
 
 
-def _stored(call: Call) -> tuple[Tokens, Tokens]:
-    """The keys and values that are not new."""
-    return (call.key, call.value) if call.past is None else call.past
-
-
-def _moved(call: Call, change: Callable[[Any], Any], detail: str = "") -> Suspect:
-    """The call whose stored keys and values lie at other places. change: of rows or of a table"""
-    moved, unknown = [], np.zeros(len(call.query.lengths), bool)
-    for tokens in _stored(call):
-        places, missing = (_within_rows if tokens.table is None else _within_pages)(change(tokens.table or tokens.rows))
-        moved.append(tokens.at(places))
-        unknown |= missing
-        if tokens.factors is not None and tokens.factors.shape[2] > 1:  # of each token, none of others
-            unknown |= moved[-1].lengths > tokens.factors.shape[2]
-    key, value = moved
-    other = call._replace(key=key, value=value) if call.past is None else call._replace(past=(key, value))
-    if call.own is not None:  # what stands for other keys in a mask is not known
-        unknown |= other.keys != call.keys
-    return Suspect(other, unknown, detail=detail)
-
-
-def _within_rows(rows: Rows) -> tuple[Rows, np.ndarray]:
-    """Rows without tokens that are beyond their array, and whose these would be."""
-    missing = rows.first + rows.lengths > rows.length
-    return rows._replace(lengths=np.where(missing, 0, rows.lengths)), missing
-
-
-def _within_pages(table: Table) -> tuple[Table, np.ndarray]:
-    """A table without entries that are no pages, and which sequences have these."""
-    is_none = (table.entries < 0) | (table.entries >= table.pages)
-    none = np.concatenate([[0], np.cumsum(is_none)])  # before each entry
-    stop, most = table.start + -(-table.lengths // table.page), len(table.entries)
-    missing = (stop > most) | (none[np.minimum(stop, most)] > none[np.minimum(table.start, most)])
-    return replace(table, lengths=np.where(missing, 0, table.lengths)), missing
-
-
 def _has_pages(call: Call | Merge) -> bool:
-    return isinstance(call, Call) and _stored(call)[0].table is not None
+    return isinstance(call, Call) and stored(call)[0].table is not None
 
 
 def _grows(call: Call | Merge) -> bool:
@@ -112,7 +64,7 @@ def _grows(call: Call | Merge) -> bool:
 
 
 def _table(call: Call) -> Table:
-    found = _stored(call)[0].table
+    found = stored(call)[0].table
     assert found is not None
     return found
 
@@ -146,7 +98,7 @@ def _last_full(call: Call) -> Iterator[Suspect]:
     table = _table(call)
     full = -(-table.lengths // table.page) * table.page
     if (full > table.lengths).any():
-        yield _moved(call, lambda one: replace(one, lengths=full))
+        yield moved(call, lambda one: replace(one, lengths=full))
 
 
 @_mistake(
@@ -158,7 +110,7 @@ def _last_full(call: Call) -> Iterator[Suspect]:
 def _one_more(call: Call) -> Iterator[Suspect]:
     table = _table(call)
     is_full = (table.lengths > 0) & (table.lengths % table.page == 0)
-    found = _moved(call, lambda one: replace(one, lengths=one.lengths + is_full * one.page))
+    found = moved(call, lambda one: replace(one, lengths=one.lengths + is_full * one.page))
     if (is_full if found.unknown is None else is_full & ~found.unknown).any():
         yield found
 
@@ -174,7 +126,7 @@ def _order(call: Call) -> Iterator[Suspect]:
         order = np.lexsort((entries, np.repeat(np.arange(len(counts)), counts)))
         return replace(table, entries=entries[order], start=first)
 
-    yield _moved(call, ascending)
+    yield moved(call, ascending)
 
 
 @_mistake(
@@ -188,7 +140,7 @@ def _batch_shifted(call: Call) -> Iterator[Suspect]:
         return replace(table, start=np.roll(table.start, by))
 
     for by, whose in ((1, "the one before"), (-1, "the one after")):
-        yield _moved(call, partial(shifted, by), whose)
+        yield moved(call, partial(shifted, by), whose)
 
 
 @_mistake(
@@ -197,7 +149,7 @@ def _batch_shifted(call: Call) -> Iterator[Suspect]:
 def _size(call: Call) -> Iterator[Suspect]:
     page = _table(call).page
     if page % 2 == 0 and (_table(call).lengths > page // 2).any():
-        yield _moved(call, lambda one: replace(one, page=page // 2))
+        yield moved(call, lambda one: replace(one, page=page // 2))
 
 
 @_mistake(
@@ -232,7 +184,7 @@ def _lengths_of_first(call: Call) -> Iterator[Suspect]:
             else replace(places, lengths=np.full_like(places.lengths, places.lengths[0]))
         )
 
-    yield _moved(call, equal)
+    yield moved(call, equal)
 
 
 @_mistake(
@@ -242,9 +194,9 @@ def _lengths_of_first(call: Call) -> Iterator[Suspect]:
     "all sequences have as many queries as keys",
 )
 def _top_left(call: Call) -> Iterator[Suspect]:
-    moved = call.offset if isinstance(call.offset, int) else 0
-    if (call.offsets != moved).any():
-        yield Suspect(call._replace(offset=np.full_like(call.offsets, moved)))
+    side = call.offset if isinstance(call.offset, int) else 0
+    if (call.offsets != side).any():
+        yield Suspect(call._replace(offset=np.full_like(call.offsets, side)))
 
 
 @_mistake(
@@ -254,7 +206,7 @@ def _top_left(call: Call) -> Iterator[Suspect]:
     "every slot is full",
 )
 def _padded_length(call: Call) -> Iterator[Suspect]:
-    yield _moved(call, lambda rows: rows._replace(lengths=rows.room))
+    yield moved(call, lambda rows: rows._replace(lengths=rows.room))
 
 
 def _room(call: Call) -> np.ndarray | None:

@@ -1,0 +1,61 @@
+"""Calls whose stored keys and values lie at other places, as a kernel believes that makes a mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_service.engines.call import Call, Merge
+from attention_service.engines.tokens import Rows, Table, Tokens
+
+
+class Suspect(NamedTuple):
+    """A call that a wrong kernel may have computed.
+
+    unknown, nan: (b,), True for sequences of which nothing is known, and whose output is NaN; None for none
+    detail: what tells it from others of the same mistake
+    """
+
+    call: Call | Merge
+    unknown: np.ndarray | None = None
+    nan: np.ndarray | None = None
+    detail: str = ""
+
+
+def stored(call: Call) -> tuple[Tokens, Tokens]:
+    """The keys and values that are not new."""
+    return (call.key, call.value) if call.past is None else call.past
+
+
+def moved(call: Call, change: Callable[[Any], Any], detail: str = "") -> Suspect:
+    """The call whose stored keys and values lie at other places. change: of rows or of a table"""
+    found, unknown = [], np.zeros(len(call.query.lengths), bool)
+    for tokens in stored(call):
+        places, missing = (_within_rows if tokens.table is None else _within_pages)(change(tokens.table or tokens.rows))
+        found.append(tokens.at(places))
+        unknown |= missing
+        if tokens.factors is not None and tokens.factors.shape[2] > 1:  # of each token, none of others
+            unknown |= found[-1].lengths > tokens.factors.shape[2]
+    key, value = found
+    other = call._replace(key=key, value=value) if call.past is None else call._replace(past=(key, value))
+    if call.own is not None:  # what stands for other keys in a mask is not known
+        unknown |= other.keys != call.keys
+    return Suspect(other, unknown, detail=detail)
+
+
+def _within_rows(rows: Rows) -> tuple[Rows, np.ndarray]:
+    """Rows without tokens that are beyond their array, and whose these would be."""
+    missing = rows.first + rows.lengths > rows.length
+    return rows._replace(lengths=np.where(missing, 0, rows.lengths)), missing
+
+
+def _within_pages(table: Table) -> tuple[Table, np.ndarray]:
+    """A table without entries that are no pages, and which sequences have these."""
+    is_none = (table.entries < 0) | (table.entries >= table.pages)
+    none = np.concatenate([[0], np.cumsum(is_none)])  # before each entry
+    stop, most = table.start + -(-table.lengths // table.page), len(table.entries)
+    missing = (stop > most) | (none[np.minimum(stop, most)] > none[np.minimum(table.start, most)])
+    return replace(table, lengths=np.where(missing, 0, table.lengths)), missing

@@ -216,6 +216,7 @@ def test_hostile_metadata_is_unreadable(tmp_path: Path) -> None:
         text.replace('"input_tensor_keys": ["arg_1", "arg_2"]', '"input_tensor_keys": [["arg_1"], 2]'),
         text.replace('"kwarg_return_lse": true', '"arg_7": {"tensor_key": []}'),
         text.replace('"kwarg_return_lse": true', '"kwarg_sinks": {"tensor_key": "arg_9"}'),
+        text.replace('"kwarg_return_lse": true', '"kwarg_sinks": {"items": [{"tensor_key": 3}]}'),
     ):
         assert changed != text
         session.write_text(changed)

@@ -185,7 +185,7 @@ def _value(value: Any, tensors: Mapping[str, np.ndarray]) -> Any:
         return value
     if "tensor_key" in value:
         return _tensor(value["tensor_key"], tensors)
-    if "items" in value and value.get("type") != "dict":
+    if isinstance(value.get("items"), list):
         return [_value(item, tensors) for item in value["items"]]
     if value.get("type") == "enum":
         return value.get("value")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -98,6 +99,15 @@ def test_without_torch_auto_is_numpy_and_the_setting_torch_is_an_error(workers: 
             "ATTENTION_BACKEND: torch is not there; install attention-service[torch]",
         ],
     )
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_a_request_for_ray_without_ray_names_the_extra(client: httpx.Client) -> None:
+    response = client.post("/attention", json={"input": [[1]], "backend": "ray"})
+    assert (response.status_code, response.json()["code"]) == (422, "unknown_backend")
+    (fault,) = response.json()["errors"]
+    assert (fault["pointer"], fault["got"]) == ("/backend", "ray without ray")
+    assert fault["hint"] == "install attention-service[ray] where the service runs"
 
 
 @pytest.mark.torch

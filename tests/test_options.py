@@ -272,6 +272,7 @@ READERS = {
     "backends/dense/numerics.py": GENERAL,
     "backends/dense/operands.py": GENERAL,
     "backends/dense/scores.py": GENERAL,
+    "backends/ray/memory.py": "tests/ray measures what workers read of each option",
     "backends/torch/backend.py": "KNOWN of sdpa; its estimates are measured by tests/memory",
     "backends/torch/sdpa.py": "KNOWN",
     "comparison/case.py": "KNOWN: a request with others is inconclusive",

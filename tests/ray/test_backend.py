@@ -140,8 +140,8 @@ def test_golden_cases_over_http(cluster: Cluster, backend: RayBackend) -> None:
 ALONE = """
 import os
 from attention_service.attention.planning import make_plan
-from attention_service.backends.ray.backend import connect
-print(connect(""), flush=True)
+from attention_service.backends.ray.cluster import connect
+print(connect("").all, flush=True)
 input()
 """
 

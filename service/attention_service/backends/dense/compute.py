@@ -104,7 +104,10 @@ def compute_tiles(
 
 
 class TileWork:
-    """Computes tiles of a plan, each in the numeric path of its entries. Arguments: as of `compute_tiles`"""
+    """Computes tiles of a plan, each in the numeric path of its entries. Arguments: as of `compute_tiles`
+
+    scaled: the query times the scale, for paths with `scales_query`; None to compute it
+    """
 
     def __init__(
         self,
@@ -116,10 +119,13 @@ class TileWork:
         buffers: ResultBuffers,
         check: Check = no_check,
         rows: SoftmaxRows | None = None,
+        scaled: Array | None = None,
     ) -> None:
         self.plan, self.loaded, self.paths = plan, loaded, paths
         self.head_outputs, self.buffers, self.check, self.rows = head_outputs, buffers, check, rows
-        scaled = loaded.query * scales(plan, lib) if any(path.scales_query for _, path in paths) else None
+        if scaled is None and any(path.scales_query for _, path in paths):
+            scaled = loaded.query * scales(plan, lib)
+        self.scaled = scaled
         self._computations = {}
         for _, path in paths:
             query = scaled if path.scales_query else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -13,6 +11,7 @@ from typing import Any, Final, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from attention_service.attention import cost
 from attention_service.attention.operands import Operands
 from attention_service.attention.plan import Plan
 from attention_service.attention.result import Computed
@@ -23,13 +22,11 @@ from attention_service.backends.dense.buffers import TileSums
 from attention_service.backends.dense.compute import TileWork, compute
 from attention_service.backends.dense.operands import load_operands
 from attention_service.backends.numpy.backend import CPU, NumpyBackend, NumpyLibrary
-from attention_service.backends.ray.work import Part, SharedWork, compute_part
-from attention_service.errors import Busy, ServiceError
+from attention_service.backends.ray.cluster import connect, processors, unavailable
+from attention_service.backends.ray.memory import distributed_bytes, part_count
+from attention_service.backends.ray.work import Part, SharedWork, compute_part, without_gaps
+from attention_service.errors import ServiceError
 
-NAMESPACE: Final = "attention-service"
-_connecting: Final = threading.Lock()
-# Tasks for each processor of the cluster: more share the work more evenly, and each costs some milliseconds.
-PER_PROCESSOR: Final = 4
 # Seconds between two looks at the deadline.
 INTERVAL: Final = 0.1
 
@@ -40,7 +37,7 @@ T = TypeVar("T")
 class RayBackend(NumpyBackend):
     """Computes on a cluster of Ray, which it connects to, or starts on this machine, when it is first used.
 
-    address: of the cluster; "" for one on this machine
+    address: of the cluster; "" for one on this machine, with a processor for each thread
     """
 
     name = "ray"
@@ -52,38 +49,30 @@ class RayBackend(NumpyBackend):
 
     def execute(self, plan: Plan, operands: Operands, device: str, check: Check = no_check) -> Computed:
         """Compute all that the plan includes, see Backend.execute. Errors: also Busy if workers are lost."""
-        if device not in CPU or plan.flops < SHARED_FLOPS:  # sending it would take longer
+        if not self._distributes(plan, device):
             return super().execute(plan, operands, device, check)
-        processors = connect(self._address)
-        lib = RayLibrary(plan, replace(self._tiling(plan), workers=processors), check)
-        return compute(plan, lib, load_operands(plan, operands, lib), self.name, check)
+        workers = connect(self._address, self.threads).all
+        lib = RayLibrary(plan, replace(self._tiling(plan), workers=workers), check)
+        return compute(plan, lib, without_gaps(load_operands(plan, operands, lib)), self.name, check)
+
+    def peak_bytes(self, plan: Plan, device: str, copied: int | None = None) -> int:
+        """Upper bound of the memory for computing a plan, see Backend.peak_bytes. Errors: Busy.
+
+        With the object store and the workers on this machine, but without what Ray takes for itself.
+        """
+        if not self._distributes(plan, device):
+            return super().peak_bytes(plan, device, copied)
+        found = processors(self._address, self.threads)
+        tiling = replace(self._tiling(plan), workers=found.all)
+        return distributed_bytes(plan, tiling, found) + cost.peak_bytes(plan, 0, copied)
 
     def warm_up(self, device: str) -> None:
         """Connect to the cluster."""
-        connect(self._address)
+        connect(self._address, self.threads)
 
-
-def connect(address: str) -> int:
-    """The processors of the cluster at an address, or of one on this machine, which is started if there is none yet.
-
-    Errors: Busy if the cluster cannot be reached, or has no processors.
-    """
-    own: dict[str, Any] = {"address": address} if address else {"address": "local", "include_dashboard": False}
-    try:
-        with _connecting:
-            if not ray.is_initialized():
-                ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, **own)
-        processors = int(ray.cluster_resources().get("CPU", 0))
-    except (OSError, RuntimeError, ValueError, RayError) as error:  # an address that is none, or where nobody answers
-        raise unavailable(str(error)) from None
-    if processors < 1:
-        raise unavailable("a cluster without processors")
-    return processors
-
-
-def unavailable(got: str) -> Busy:
-    """The error for a cluster that does not compute."""
-    return Busy.at("/backend", "workers of Ray that compute", got[:300], headers={"Retry-After": "1"})
+    def _distributes(self, plan: Plan, device: str) -> bool:
+        """False for small plans: sending them would take longer."""
+        return device in CPU and plan.flops >= SHARED_FLOPS
 
 
 class RayLibrary(NumpyLibrary):
@@ -101,7 +90,7 @@ class RayLibrary(NumpyLibrary):
         return found
 
     def _sums(self, work: TileWork, tiles: list[Tile]) -> Iterator[TileSums]:
-        parts = cut(tiles, PER_PROCESSOR * self.tiling.workers)
+        parts = cut(tiles, part_count(self.plan, self.tiling.workers))
         waiting: deque[Any] = deque()
         try:
             shared = ray.put(SharedWork.of(work, self.tiling))

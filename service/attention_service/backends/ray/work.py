@@ -28,6 +28,8 @@ class SharedWork:
     """What all workers read of a plan, once in the object store. Fields: of a TileWork
 
     keeps_rows: True if the parts of the logsumexp are returned; backward: of the gradients; None for none
+    scaled: the query times the scale, or None
+    Operands have no gaps: arrays without gaps are read where they are, all others are copied by each worker.
     """
 
     plan: Plan
@@ -37,6 +39,7 @@ class SharedWork:
     rows: SoftmaxRows | None
     keeps_rows: bool
     backward: TileBackward | None
+    scaled: Array | None
 
     @classmethod
     def of(cls, work: TileWork, tiling: Tiling) -> SharedWork:
@@ -45,9 +48,19 @@ class SharedWork:
         if backward is not None:
             backward = copy(backward)
             backward.lib = NumpyLibrary(work.plan, tiling, None)
-        loaded = replace(work.loaded, operands=None)
+            for name, value in vars(backward).items():
+                if isinstance(value, np.ndarray):
+                    setattr(backward, name, np.ascontiguousarray(value))
+        query = work.scaled if all(path.scales_query for _, path in work.paths) else work.loaded.query
+        loaded = replace(work.loaded, query=query, gate=None, operands=None)
         keeps_rows = isinstance(work.buffers, RowBuffers)
-        return cls(work.plan, tiling, loaded, work.paths, work.rows, keeps_rows, backward)
+        return cls(work.plan, tiling, loaded, work.paths, work.rows, keeps_rows, backward, work.scaled)
+
+
+def without_gaps(loaded: LoadedOperands) -> LoadedOperands:
+    """Operands whose arrays are contiguous."""
+    query, key, value = map(np.ascontiguousarray, (loaded.query, loaded.key, loaded.value))
+    return replace(loaded, query=query, key=key, value=value)
 
 
 @dataclass
@@ -129,12 +142,12 @@ def _compute_part(shared: SharedWork, tiles: Sequence[Tile]) -> Part:
         buffers = (_Rows if shared.keeps_rows else _Results)(plan, lib)
     buffers.part = part = Part()
     outputs = empty_outputs(plan, lib, plan.compute_dtype)
-    work = TileWork(plan, lib, shared.loaded, shared.paths, outputs, buffers, rows=shared.rows)
+    work = TileWork(plan, lib, shared.loaded, shared.paths, outputs, buffers, rows=shared.rows, scaled=shared.scaled)
     for number, tile in enumerate(tiles):
         part.sums.append(work((number, tile)))
         place = tile.batch, tile.heads, tile.rows
         if shared.rows is None:
-            part.outputs.append((place, outputs[place]))
+            part.outputs.append((place, np.ascontiguousarray(outputs[place])))
         if isinstance(buffers, RowBuffers):
             part.rows.append((place, buffers.softmax.subtracted[place], buffers.softmax.log_total[place]))
     if isinstance(buffers, GradientBuffers):
@@ -143,5 +156,5 @@ def _compute_part(shared: SharedWork, tiles: Sequence[Tile]) -> Part:
         places |= dict.fromkeys(("key", "value"), (region.batch, region.kv_heads))
         for name, array in buffers.gradients.items():
             place = places.get(name, ())
-            part.gradients.append((name, place, array[place]))
+            part.gradients.append((name, place, np.ascontiguousarray(array[place])))
     return part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from ray.cluster_utils import Cluster
 from attention_service.backends.ray.backend import RayBackend
 from tests.helpers.waiting import until
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of pydantic, for what Ray Serve does when it is imported
+    from ray import serve
+
+__all__ = ["serve"]
 ROOT = Path(__file__).parents[2]
 NODE = {"num_cpus": 1, "object_store_memory": 2**28}
 

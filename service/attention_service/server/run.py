@@ -78,6 +78,8 @@ def serve(flags: Mapping[str, Any]) -> None:
         tune()
         run(served(app, Workers(None)))
         return
+    if settings.backend == "ray" and not settings.ray_address:
+        flags["ray_address"] = start_ray(settings)
     # Each worker loads its settings from the environment.
     os.environ.update({f"ATTENTION_{name.upper()}": str(value) for name, value in flags.items()})
     with TemporaryDirectory(prefix="attention-") as folder:
@@ -98,6 +100,13 @@ def log_start(settings: Settings) -> None:
         logger.warning(text, settings.memory_limit.human_readable(), ByteSize(most).human_readable())
     if warning := oversized_body(settings):
         logger.warning(warning)
+
+
+def start_ray(settings: Settings) -> str:
+    """Start the cluster that all workers share, and return its address. It ends with this process."""
+    from attention_service.backends.ray.cluster import start
+
+    return start(settings.workers * settings.compute_threads)
 
 
 def is_loopback(host: str) -> bool:

@@ -208,7 +208,8 @@ class Settings(BaseSettings):
     ray_address: str = Field(
         "",
         description="Address of the Ray cluster that the backend ray computes on, like 10.0.0.5:6379. Without one, the "
-        "service starts Ray on its own machine when the first request asks for it (docs/scaling.md).",
+        "service starts Ray on its own machine, one cluster for all workers if ATTENTION_BACKEND is ray "
+        "(docs/scaling.md).",
     )
     batch_window: float = Field(
         0.0,

@@ -5,8 +5,8 @@
 A NAME is a function, whose answers are compared with those of loops over tokens, or a mistake of addressing, which
 another loop makes. Each function prints how many calls were right, and their largest error; each mistake how often it
 was named first, and how often another one was proved; `recording`, of 500 calls, one of them wrong, how many were
-judged in a second. The exit status is 1 if a call was wrong, if fewer than 98 % of the mistakes that can be told were named
-first, or if a proof was false. Seeds are printed, for `tests.test_engines_random.check` and
+judged in a second. The exit status is 1 if a call was wrong, if fewer than 98 % of the mistakes that can be told were
+named first, or if a proof was false. Seeds are printed, for `tests.test_engines_random.check` and
 `tests.helpers.planted_calls.plant`.
 """
 

@@ -102,7 +102,7 @@ def test_layers_are_tabs_and_heads_a_grid_for_the_keyboard(trained: Any, page: P
     captured_of(trained)[0].page(tmp_path / "it.html")
     page.goto((tmp_path / "it.html").as_uri() + "#layer=0&head=0")
     tabs = page.get_by_role("tab")
-    assert tabs.all_inner_texts() == [f"Layer {layer}" for layer in range(6)]
+    expect(tabs).to_have_text([f"Layer {layer}" for layer in range(6)])
     assert [tab.get_attribute("tabindex") for tab in tabs.all()] == ["0", "-1", "-1", "-1", "-1", "-1"]
     tabs.nth(0).focus()
     for key, layer in (

@@ -238,8 +238,8 @@ def test_rows_and_heads_keep_their_numbers(trained: Any, page: Page, tmp_path: P
     captured, attentions = captured_of(trained, layers=[3], heads=[1, 5], rows=[10, 4])
     captured.page(tmp_path / "it.html")
     page.goto((tmp_path / "it.html").as_uri() + "#query=0&key=0")
-    assert page.locator("#overview th[scope=col]").all_inner_texts() == ["1", "5"]
-    assert page.locator("#heads b").all_inner_texts() == ["Head 1", "Head 5"]
+    expect(page.locator("#overview th[scope=col]")).to_have_text(["1", "5"])
+    expect(page.locator("#heads b")).to_have_text(["Head 1", "Head 5"])
     choose(page, 0, 1)
     expect(page.locator("#row-title")).to_contain_text("query 10 “\u2068it\u2069” → key 0")
     np.testing.assert_allclose(

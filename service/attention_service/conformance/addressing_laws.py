@@ -95,7 +95,7 @@ UNCUT: Final = ("custom_mask", "packed_custom_mask", "cum_seq_lens_kv", "batch_s
 
 @dataclass(frozen=True)
 class Subject:
-    """A function and a call of it. arguments: as they were given; arrays: those that are arrays, as NumPy's"""
+    """A function and a call of it. name: of the function that it stands for; arguments: as they were given"""
 
     function: Callable[..., Any]
     name: str

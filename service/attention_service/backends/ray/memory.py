@@ -1,4 +1,4 @@
-"""The memory of this machine that a plan takes which workers of Ray compute: upper bounds, in bytes.
+"""Upper bounds on the memory that a plan takes on this machine while workers of Ray compute it, in bytes.
 
 Beside what the service holds of the plan, the object store has what all workers read and what they return, and the
 workers on this machine have tiles and results of their own. The store frees what nobody reads any longer up to a second

@@ -68,6 +68,7 @@ def test_a_request_says_which_liberties_are_legal() -> None:
     kernel = Kernel(rounds_weights=True, rounds_sum=True)
     assert judged(request, kernel)["logsumexp"] <= 2
     assert judged(request, kernel, legal=["rounded_weights", "rounded_sum"])["logsumexp"] <= 2
+    assert judged(request, kernel, legal=[])["logsumexp"] <= 2
     assert judged(request, kernel, legal=["exact"])["logsumexp"] > 100
     assert judged(request, kernel, legal=["rounded_weights"])["logsumexp"] > 100
     assert max(judged(request, Kernel(), legal=["exact"]).values()) <= 2

@@ -154,7 +154,7 @@ def test_parts_are_merged_within_memory_and_deadline() -> None:
     ("fields", "pointer", "text"),
     [
         ({"call": VARLEN}, "/arguments", "one of them"),
-        ({"arguments": {}}, "/call", "one of them"),
+        ({"arguments": arguments()}, "/call", "one of them"),
         ({"version": 2}, "/arguments", "one of them"),
         ({"call": "flash_attn.flash_attn_fun", "arguments": {}}, "/call", "did you mean"),
         ({"call": VARLEN, "arguments": arguments(), "scale": 1}, "/scale", "none beside call"),
@@ -177,6 +177,26 @@ def test_faults_point_into_the_arguments(client: httpx.Client, fields: Any, poin
     (fault,) = answer.json()["errors"]
     assert fault["pointer"] == pointer
     assert text in answer.json()["detail"]
+
+
+def test_what_generated_clients_send_unasked_says_nothing(client: httpx.Client) -> None:
+    """Clients in Java send each field that has a default, and an empty object for `arguments`."""
+    unasked = {
+        "is_causal": False,
+        "normalization": "softmax",
+        "backend": "auto",
+        "device": "auto",
+        "average_heads": False,
+        "encoding": "list",
+    }
+    direct = {"query": [[1.0]], "key": [[1.0]], "value": [[2.0]], "arguments": {}, **unasked}
+    for path in ("/attention", "/attention/compare", "/attention/heatmap"):
+        assert client.post(path, json=direct | {"call": None}).status_code == 200, path
+    parts = {"v_a": [[[4.0]]], "s_a": [[0.0]], "v_b": [[[0.0]]], "s_b": [[0.0]]}
+    content = {"call": "flashinfer.merge_state", "arguments": parts, **unasked}
+    assert client.post("/attention", json=content).json()["output"] == [[[2.0]]]
+    judged = content | {"reference": False, "logsumexp_base": "e", "legal": [], "actual": {"output": [[[2.0]]]}}
+    assert client.post("/attention/compare", json=judged).json()["verdict"]["status"] == "correct"
 
 
 def test_a_cache_in_lists_is_refused_where_it_may_be_a_pair(client: httpx.Client) -> None:

@@ -72,8 +72,8 @@ def legal_roundings(
 
 
 def chosen(legal: Collection[str] | None) -> frozenset[str]:
-    """The liberties that a request allows. legal: as in the request; None for all"""
-    return LIBERTIES if legal is None else LIBERTIES & frozenset(legal)
+    """The liberties that a request allows. legal: as in the request; None or empty for all"""
+    return LIBERTIES & frozenset(legal) if legal else LIBERTIES
 
 
 def cubic_exp(numbers: np.ndarray) -> np.ndarray:

@@ -202,7 +202,7 @@ def named_call(
 
     beside: the fields that may stand beside. Errors: FieldConflict for others, MissingField.
     """
-    for name in sorted(_present(decoded) - beside):
+    for name in sorted(_present(decoded) - beside - _defaults(body, decoded)):
         raise FieldConflict.at(f"/{name}", "none beside call", quote(name), "the arguments of the function say it all")
     if body.call is None or body.arguments is None:
         raise MissingField.at("/arguments" if body.arguments is None else "/call", "call and arguments", "one of them")
@@ -216,8 +216,18 @@ def is_call(decoded: Decoded) -> bool:
 
 
 def _present(decoded: Decoded) -> set[str]:
-    """The names of fields that are not null."""
-    return {name for name, value in decoded.fields.items() if value is not None}
+    """The names of fields that are not null. Arguments that are empty are none: clients in Java always send them."""
+    empty = {"arguments"} if decoded.fields.get("arguments") == {} else set()
+    return {name for name, value in decoded.fields.items() if value is not None} - empty
+
+
+def _defaults(body: AttentionRequest, decoded: Decoded) -> set[str]:
+    """The names of fields that have their default values, which clients in Java and C# always send."""
+    return {
+        name
+        for name, field in type(body).model_fields.items()
+        if isinstance(value := decoded.fields.get(name), (str, bool)) and value == field.default
+    }
 
 
 @contextmanager

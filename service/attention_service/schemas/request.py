@@ -337,6 +337,8 @@ class AttentionRequest(Closed):
         """
         given = self.given()
         given.pop("encoding", None)
+        if given.get("arguments") == {}:
+            del given["arguments"]
         if foreign := given.keys() & CALL:
             name = min(foreign)
             raise FieldConflict.at(f"/{name}", "no call, which attention and comparisons take", quote(name))

@@ -29,6 +29,7 @@ from attention_service.attention.planning import make_plan
 from attention_service.attention.spec import AttentionSpec
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.backends.ray import backend as module
+from attention_service.backends.ray import tasks
 from attention_service.backends.ray.work import Part, SharedWork, compute_part
 from benchmarks.ratios import Ratio, rows
 
@@ -82,7 +83,7 @@ class TimedRay:
 
     def __init__(self, times: Times) -> None:
         self.put = times.add("put", ray.put)
-        self.cancel = ray.cancel
+        self.cancel, self.wait = ray.cancel, ray.wait
         self._times, self._get = times, times.add("fetch", ray.get)
 
     def get(self, reference: Any, timeout: float) -> Part:
@@ -99,15 +100,18 @@ def timing() -> Iterator[Times]:
     """The times of what is computed inside."""
     times = Times()
     backend: Any = module
+    waiting: Any = tasks
     part: Any = Part
     kept = backend.ray, backend._compute, part.put
-    backend.ray, backend._compute, part.put = TimedRay(times), timed_compute, times.add("merge", part.put)
+    backend.ray = waiting.ray = TimedRay(times)
+    backend._compute, part.put = timed_compute, times.add("merge", part.put)
     start = time.perf_counter()
     try:
         yield times
     finally:
         times.total = time.perf_counter() - start
         backend.ray, backend._compute, part.put = kept
+        waiting.ray = ray
 
 
 def measure(spec: AttentionSpec, backend: NumpyBackend) -> tuple[Times, np.ndarray]:

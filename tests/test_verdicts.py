@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
@@ -127,6 +128,26 @@ def test_a_line_that_is_cut_off_alone_is_inconclusive(
     session.write_bytes(session.read_bytes() + b'{"function_name": "single')
     status, printed = in_one_process(capsys, monkeypatch, tmp_path)
     assert (status, printed[0].split()[1]) == (2, "correct")
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_ray_is_an_extra(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_decoding(tmp_path, 1, **SMALL)
+    for arguments in (("compare", tmp_path), ("conformance", "run", "numpy:add")):
+        status, printed, said = run(capsys, *arguments, "--ray")
+        assert (status, printed) == (3, "")
+        assert "expected a backend that is installed, got ray without ray (install attention-service[ray]" in said
+
+
+def test_tasks_are_for_many_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_decoding(tmp_path, 2, **SMALL)
+    (tmp_path / "request.json").write_text("{}")
+    for arguments, got in (
+        ((tmp_path, "--call", 1), f"all calls of recordings, got one call of {tmp_path}"),
+        ((tmp_path / "request.json",), f"the folder of a recording, got {tmp_path}/request.json"),
+    ):
+        status, _, said = run(capsys, "compare", *arguments, "--ray")
+        assert (status, f"--ray: expected {got}" in said) == (3, True)
 
 
 def test_a_recording_without_calls_is_inconclusive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

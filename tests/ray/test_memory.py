@@ -46,9 +46,9 @@ def test_an_estimate_by_hand() -> None:
     # The store: query, key and value, and the output and two numbers of each row, which workers hold twice, too.
     rows = 2 * 2**14 * 4
     arrays = 3 * array + 3 * (array + rows)
-    # Each worker: the scores of 64 rows, at most as much of masks, and 19 times 128 KiB for tasks.
+    # Each worker: the scores of 64 rows, at most as much of masks, and 35 times 128 KiB for tasks.
     tile = 64 * 2**14 * 4
-    assert arrays + 2 * tile <= added <= arrays + 2 * 2 * tile + 19 * 2**17
+    assert arrays + 2 * tile <= added <= arrays + 2 * 2 * tile + 35 * 2**17
 
 
 def test_what_workers_read_takes_no_more_than_its_estimate(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from attention_service.commands import formats, targets
-from attention_service.commands.terminal import FAILED, CommandError, Progress, natural, reported
+from attention_service.commands import formats, on_ray, targets
+from attention_service.commands.terminal import FAILED, PATIENCE, CommandError, Progress, natural, reported
 
 if TYPE_CHECKING:  # commands import what they need when they run
     from attention_service.schemas.compare import CompareReport
 
 # Exit statuses by the status of a verdict.
 STATUSES: Final = {"correct": 0, "imprecise": 1, "wrong": 1, "inconclusive": 2}
-# Seconds after which progress is shown.
-PATIENCE: Final = 1.0
 
 
 def add_commands(add: Callable[..., Any]) -> None:
@@ -49,6 +47,7 @@ def add_commands(add: Callable[..., Any]) -> None:
     compare.add_argument(
         "--against", metavar="OTHER", help="what another kernel returned, as ACTUAL, to judge beside it"
     )
+    on_ray.add_option(compare, "each call of a recording")
     formats.add_format(compare)
     targets.add_options(compare)
     inputs = add(
@@ -87,7 +86,9 @@ def _run_recordings(options: argparse.Namespace, paths: list[Path], suite: str) 
         if value:
             raise CommandError(f"{flag}: expected a request, got the recording {paths[0]}", FAILED)
     if options.call is None and not (len(paths) == 1 and (paths[0] / METADATA).is_file()):
-        return print_verdicts(paths, suite, options.format)
+        return print_verdicts(paths, suite, options.format, on_ray=options.ray)
+    if options.ray:
+        raise CommandError(f"--ray: expected all calls of recordings, got one call of {paths[0]}", FAILED)
     if len(paths) > 1:
         raise CommandError(f"--call: expected one recording, got {len(paths)}", FAILED)
     with reported(invalid=FAILED, unreadable=FAILED), Progress(PATIENCE) as progress, all_processors() as backend:
@@ -121,6 +122,8 @@ def _report(options: argparse.Namespace) -> CompareReport:
     from attention_service.library.calls import all_processors
     from attention_service.pipeline.calls import is_call
 
+    if options.ray:
+        raise CommandError(f"--ray: expected the folder of a recording, got {options.request}", FAILED)
     if options.more or options.call is not None:
         flag, value = ("RECORDING", options.more[0]) if options.more else ("--call", options.request)
         raise CommandError(f"{flag}: expected the folder of a recording, got {value}", FAILED)

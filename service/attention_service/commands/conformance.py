@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attention_service.commands import formats, targets
+from attention_service.commands import formats, on_ray, targets
 from attention_service.commands.formats import Check
-from attention_service.commands.terminal import FAILED, CommandError, natural, reported
+from attention_service.commands.terminal import FAILED, PATIENCE, CommandError, Progress, natural, reported
 from attention_service.printable import printable
 
 if TYPE_CHECKING:  # commands import what they need when they run
+    from attention_service.conformance.judge import Outcome
     from attention_service.conformance.law_checks import LawsResult
-    from attention_service.conformance.runner import SuiteResult
+    from attention_service.conformance.runner import Mapper, SuiteResult
+    from attention_service.conformance.suite import SuiteCase
     from attention_service.conformance.target import Target
 
 Result = TypeVar("Result", "SuiteResult", "LawsResult")
@@ -41,6 +44,7 @@ def add_commands(commands: Any) -> None:
     runner.usage_status = FAILED
     runner.set_defaults(run=_run)
     runner.add_argument("--dir", metavar="DIR", help="a suite that `write` made (default: 420 cases, made at once)")
+    on_ray.add_option(runner, "each case")
     for parser in (writer, runner):
         _add_choice(parser)
     lawyer = inner.add_parser(
@@ -96,14 +100,24 @@ def _run(options: argparse.Namespace) -> int:
     from attention_service.conformance.report import as_json, as_text
     from attention_service.conformance.runner import run
 
-    return _printed(
-        options,
-        "conformance",
-        lambda target: run(options.dir, target, **_choice(options)),
-        formats.checks_of_suite,
-        as_json,
-        as_text,
-    )
+    def judge(target: Target) -> SuiteResult:
+        with Progress(PATIENCE) as progress, on_ray.ray_map() if options.ray else nullcontext(map) as mapper:
+            return run(options.dir, target, **_choice(options), mapper=partial(_shown, progress, mapper))
+
+    return _printed(options, "conformance", judge, formats.checks_of_suite, as_json, as_text)
+
+
+def _shown(
+    progress: Progress, mapper: Mapper, judge: Callable[[SuiteCase], Outcome], cases: Iterable[SuiteCase]
+) -> Iterator[Outcome]:
+    """What a mapper returns, with progress on a terminal."""
+    from attention_service.conformance.runner import FAILURES
+
+    cases, failed = list(cases), 0
+    for done, outcome in enumerate(mapper(judge, cases), 1):
+        failed += outcome.status in FAILURES
+        progress.show(f"{done} judged, {failed} of them not right, {len(cases) - done} left")
+        yield outcome
 
 
 def _laws(options: argparse.Namespace) -> int:

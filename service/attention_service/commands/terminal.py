@@ -13,6 +13,8 @@ from attention_service.printable import printable
 
 # The exit status of errors where 1 and 2 say something else.
 FAILED: Final = 3
+# Seconds after which progress of what is often done at once is shown.
+PATIENCE: Final = 1.0
 # Seconds between two texts that show progress.
 PERIOD: Final = 0.2
 # What moves the cursor to the start of its line, and removes the text of it.
@@ -60,9 +62,12 @@ class Progress:
     """A line on a terminal that shows how far a command is; the end of the `with` statement removes it.
 
     patience: seconds before a text is shown
+
+    Results are printed to the standard output of its start.
     """
 
     def __init__(self, patience: float = 0.0) -> None:
+        self._results = sys.stdout
         self._started = time.monotonic()
         self._next = self._started + patience
         self._shown = ""
@@ -84,8 +89,8 @@ class Progress:
     def print_above(self, line: str) -> None:
         """Print a line of a result in the place of the text, which then stands below it."""
         if not self._shown:
-            print(line, flush=True)
+            print(line, file=self._results, flush=True)
             return
         print(CLEAR, end="", file=sys.stderr, flush=True)
-        print(line, flush=True)
+        print(line, file=self._results, flush=True)
         print(self._shown, end="", file=sys.stderr, flush=True)

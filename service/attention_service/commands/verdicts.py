@@ -9,11 +9,12 @@ import json
 import multiprocessing
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from attention_service.backends.base import Check as Callback
 from attention_service.backends.registry import Backends
 from attention_service.backends.threads import single_threaded_blas
 from attention_service.commands.formats import FORMATS, Check, Outcome
+from attention_service.commands.on_ray import ray_map
 from attention_service.commands.recordings import RecordedCall, Recording, is_recording, read_recording
 from attention_service.commands.terminal import FAILED, CommandError, Progress, reported
 from attention_service.comparison.calls.compare import compare_call
@@ -35,6 +37,7 @@ from attention_service.runtime.machine import cpu_count
 from attention_service.runtime.process import end_with_parent
 from attention_service.schemas.compare import CompareReport
 
+Judge = Callable[[list[tuple[int, RecordedCall]]], Iterator["CallVerdict"]]
 UNREADABLE: Final = "unreadable"
 OUTCOMES: Final[dict[str, Outcome]] = {"correct": "passed", "wrong": "failure", "imprecise": "failure"}
 
@@ -70,13 +73,17 @@ class CallVerdict:
         return Check(f"{self.number} {self.name}", outcome, message, "" if outcome == "passed" else str(self))
 
 
-def print_verdicts(paths: Sequence[Path], suite: str, format_name: str) -> int:
-    """Judge all calls of recordings, print what is said of each, and return the exit status. Errors: CommandError."""
+def print_verdicts(paths: Sequence[Path], suite: str, format_name: str, *, on_ray: bool = False) -> int:
+    """Judge all calls of recordings, print what is said of each, and return the exit status. Errors: CommandError.
+
+    on_ray: True to judge them by the workers of a Ray cluster, which find the folders at the same paths
+    """
     with reported(invalid=FAILED, unreadable=FAILED):
         recordings = [_read(path) for path in paths]
     verdicts = []
-    with Progress() as progress:
-        for verdict in _verdicts(recordings, paths, progress):
+    with Progress() as progress, ray_map() if on_ray else nullcontext() as mapper:
+        judge = judged_in_parallel if mapper is None else partial(mapper, judged)
+        for verdict in _verdicts(recordings, paths, judge, progress):
             verdicts.append(verdict)
             if format_name == "text":
                 progress.print_above(str(verdict))
@@ -109,18 +116,20 @@ def recorded_report(
 def _read(path: Path) -> Recording:
     if not path.is_dir() or not is_recording(path):
         raise CommandError(f"{path}: expected the folder of a recording", FAILED)
-    return read_recording(path)
+    return read_recording(path.resolve())
 
 
-def _verdicts(recordings: Sequence[Recording], paths: Sequence[Path], progress: Progress) -> Iterator[CallVerdict]:
-    """The verdicts in the order of the calls, as they come. paths: of the recordings. Errors: CommandError."""
+def _verdicts(
+    recordings: Sequence[Recording], paths: Sequence[Path], judge: Judge, progress: Progress
+) -> Iterator[CallVerdict]:
+    """The verdicts in the order of the calls, as they come. paths: of the recordings. Errors: as of `judge`."""
     of = [
         (path, number, call)
         for path, one in zip(paths, recordings, strict=True)
         for number, call in enumerate(one.calls)
     ]
     failed = 0
-    for done, verdict in enumerate(judged_in_parallel([(number, call) for _, number, call in of])):
+    for done, verdict in enumerate(judge([(number, call) for _, number, call in of])):
         folder = of[done][0]
         failed += verdict.status != "correct"
         left = len(of) - done - 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ from attention_service.conformance.requests import Choice
 from attention_service.conformance.suite import SuiteCase, make_cases
 from attention_service.conformance.target import Target, load_target
 
+Mapper = Callable[[Callable[[SuiteCase], Outcome], Iterable[SuiteCase]], Iterable[Outcome]]
 # Without a directory, so many cases are made: each corner about twice. They show every mistake that `compare` knows.
 CASES: Final = 420
 # What is not right, the worst first: a wrong answer is worse than an error, which nobody overlooks.
@@ -73,6 +75,7 @@ def run(
     only: Collection[str] | None = None,
     head_dims: Sequence[int] = (),
     dtypes: Sequence[str] = (),
+    mapper: Mapper = map,
 ) -> SuiteResult:
     """The result of an implementation for a suite.
 
@@ -83,6 +86,7 @@ def run(
     head_dims: head dimensions, multiples of 8, of cases as long as kernels for tensor cores take them; none for short
                cases with any
     dtypes:    the types of requests; none for all
+    mapper:    applies the judge to the cases: `map`, or that of an executor, such as ProcessPoolExecutor.map
 
     Errors: ImportError and ValueError for a name that leads nowhere; OSError, ValueError for a directory; ValueError
     for a choice that no suite has.
@@ -92,16 +96,20 @@ def run(
         raise ValueError("head_dims: expected no directory, whose cases are made already")
     function = load_target(target) if isinstance(target, str) else target
     if directory is None:
-        return run_cases(make_cases(CASES, 0, choice), function)
+        return run_cases(make_cases(CASES, 0, choice), function, mapper=mapper)
     cases = (case for case in read(directory) if not dtypes or case.dtype in dtypes)
-    return run_cases((case for case in cases if choice.has(case.fields)), function)
+    return run_cases((case for case in cases if choice.has(case.fields)), function, mapper=mapper)
 
 
-def run_cases(cases: Iterable[SuiteCase], target: Target, *, explain: bool = True) -> SuiteResult:
-    """The result of an implementation for some cases. explain: True to search for the mistakes of failures"""
+def run_cases(cases: Iterable[SuiteCase], target: Target, *, explain: bool = True, mapper: Mapper = map) -> SuiteResult:
+    """The result of an implementation for some cases.
+
+    explain: True to search for the mistakes of failures; mapper: as of `run`
+    """
     found: dict[str, CornerResult] = {}
-    for case in cases:
-        found.setdefault(case.corner, CornerResult(case.corner)).outcomes.append(judge(case, target))
+    for outcome in mapper(partial(judge, target=target), cases):
+        name = outcome.case.corner
+        found.setdefault(name, CornerResult(name)).outcomes.append(outcome)
     if explain:
         for corner in found.values():
             if (failure := corner.first_failure) is not None and failure.status != "error":

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from attention_service.attention import cost
 from attention_service.attention.operands import Operands
@@ -22,13 +19,10 @@ from attention_service.backends.dense.buffers import TileSums
 from attention_service.backends.dense.compute import TileWork, compute
 from attention_service.backends.dense.operands import load_operands
 from attention_service.backends.numpy.backend import CPU, NumpyBackend, NumpyLibrary
-from attention_service.backends.ray.cluster import connect, processors, unavailable
+from attention_service.backends.ray.cluster import connect, processors
 from attention_service.backends.ray.memory import distributed_bytes, part_count
+from attention_service.backends.ray.tasks import mapped, results
 from attention_service.backends.ray.work import Part, SharedWork, compute_part, without_gaps
-from attention_service.errors import ServiceError
-
-# Seconds between two looks at the deadline.
-INTERVAL: Final = 0.1
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -70,6 +64,10 @@ class RayBackend(NumpyBackend):
         """Connect to the cluster."""
         connect(self._address, self.threads)
 
+    def map(self, function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+        """What a function returns for each item, in order; each is a task of the cluster. Errors: Busy."""
+        return mapped(function, items, self._address, self.threads)
+
     def _distributes(self, plan: Plan, device: str) -> bool:
         """False for small plans: sending them would take longer."""
         return device in CPU and plan.flops >= SHARED_FLOPS
@@ -90,41 +88,12 @@ class RayLibrary(NumpyLibrary):
         return found
 
     def _sums(self, work: TileWork, tiles: list[Tile]) -> Iterator[TileSums]:
-        parts = cut(tiles, part_count(self.plan, self.tiling.workers))
-        waiting: deque[Any] = deque()
-        try:
-            shared = ray.put(SharedWork.of(work, self.tiling))
-            while True:
-                # No more at once than are computed and one each that waits: results lie in the object store.
-                for tiles_of_part in islice(parts, 2 * self.tiling.workers - len(waiting)):
-                    waiting.append(_compute.remote(shared, tiles_of_part))
-                if not waiting:
-                    return
-                part = self._result(waiting[0])
-                waiting.popleft()
-                part.put(work)
-                yield from part.sums
-        except RayTaskError:  # a defect of ours
-            raise
-        except RayError as error:
-            raise unavailable(f"{type(error).__name__}: {error}") from None
-        finally:
-            for reference in waiting:
-                ray.cancel(reference, force=True)
-
-    def _result(self, reference: Any) -> Part:
-        """What a task returns. Errors: its own, and as of `run`."""
-        while True:
-            self._check()
-            try:
-                part: Part = ray.get(reference, timeout=INTERVAL)
-                return part
-            except GetTimeoutError:
-                continue
-            except RayTaskError as error:
-                if isinstance(error.cause, ServiceError | MemoryError):
-                    raise error.cause from None
-                raise
+        workers = self.tiling.workers
+        shared = ray.put(SharedWork.of(work, self.tiling))
+        parts = ((shared, part) for part in cut(tiles, part_count(self.plan, workers)))
+        for part in results(_compute.remote, parts, workers, self._check):
+            part.put(work)
+            yield from part.sums
 
 
 @ray.remote(num_cpus=1)

@@ -21,7 +21,7 @@ from attention_service.backends.ray.cluster import Processors
 
 # Tasks for each processor of the cluster: more share the work more evenly, and each costs some milliseconds; with
 # gradients also those of all keys, which each returns.
-PER_PROCESSOR: Final = 8
+PER_PROCESSOR: Final = 16
 PER_PROCESSOR_WITH_GRADIENTS: Final = 2
 # Copies of an array that has gaps, while it is put into the store.
 GAP_COPIES: Final = 3

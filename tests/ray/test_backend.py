@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import ray
 from ray.cluster_utils import Cluster
 
 from attention_service.attention.planning import make_plan
@@ -20,11 +22,17 @@ from attention_service.attention.tiles import Tiling
 from attention_service.backends.base import Backend, Check
 from attention_service.backends.numpy.backend import NumpyBackend
 from attention_service.backends.ray.backend import RayBackend
+from attention_service.backends.ray.cluster import _connecting
+from attention_service.codecs.decoded import Decoded
+from attention_service.codecs.table import CODECS
 from attention_service.errors import Busy, InvalidRequest, Overflow
+from attention_service.pipeline.engine import Engine
+from attention_service.settings import Settings
 from tests.cases import CASES
 from tests.conftest import app, serving
 from tests.helpers.options import plain, unusual
 from tests.helpers.waiting import until
+from tests.ray.conftest import NODE
 
 SIZES = (2, 2, 4, 6)
 OPTIONS = unusual(*SIZES)
@@ -135,6 +143,41 @@ def test_golden_cases_over_http(cluster: Cluster, backend: RayBackend) -> None:
             assert answer["metadata"]["backend"] == "ray", answer
             for expected in case.expected:
                 expected.compare(answer)
+
+
+def test_a_service_answers_while_a_request_waits_for_the_cluster(cluster: Cluster, backend: RayBackend) -> None:
+    assert backend
+    with serving(app(ray_address=cluster.address)) as client, ThreadPoolExecutor(1) as pool:
+        with _connecting:  # as if another request still connected
+            waiting = pool.submit(client.post, "/attention", json={"input": [[1.0]], "backend": "ray"})
+            until(lambda: "attention_slots_in_use 1.0\n" in client.get("/metrics").text)
+            assert client.get("/health/live").status_code == 200
+            assert not waiting.done()
+        assert waiting.result().json()["metadata"]["backend"] == "ray"
+
+
+def test_a_connection_that_takes_long_is_busy(backend: RayBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attention_service.backends.ray.cluster.OTHERS", 0.01)
+    with _connecting, ThreadPoolExecutor(1) as pool, pytest.raises(Busy, match="that takes long"):
+        pool.submit(run, backend, large(8, 8)).result()
+
+
+def test_estimates_follow_the_nodes_of_the_cluster(cluster: Cluster, backend: RayBackend) -> None:
+    assert backend
+    operation = Engine(Settings.model_construct(ray_address=cluster.address)).attention_or_call
+    request = Decoded({"input": np.ones((64, 8)), "backend": "ray"}, frozenset())
+
+    def estimate() -> int:
+        return operation.cost(operation.prepare(request), CODECS["application/json"]).compute
+
+    before = estimate()
+    node = cluster.add_node(**NODE)
+    until(lambda: ray.cluster_resources().get("CPU") == 3)
+    more = estimate()
+    cluster.remove_node(node)
+    until(lambda: ray.cluster_resources().get("CPU") == 2)
+    assert before < more
+    assert estimate() == before
 
 
 ALONE = """

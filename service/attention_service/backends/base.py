@@ -45,9 +45,11 @@ class Backend(ABC):
     threads: number of threads to compute with; None leaves the threads of the process as they are
     pool: threads for independent parts of a computation; None for the calling thread alone
     lost: True once this process can no longer use a device, until it is started anew
+    is_remote: True if other machines compute: estimates may wait for them, and change with them
     """
 
     name: ClassVar[str]
+    is_remote: ClassVar[bool] = False
     lost: bool = False
 
     def __init__(self, threads: int | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 from attention_service.attention import spec
 from attention_service.backends.base import Backend
@@ -45,9 +45,19 @@ class Backends:
 
     def choose(self, name: spec.Backend, device: str) -> Backend:
         """The backend for what a request asks for. Errors: UnknownBackend."""
-        if name == "auto":
-            name = CUDA if device.startswith("cuda") else self.preferred
+        name = self._resolve(name, device)
         return self._made.get(name) or self._make(name)
+
+    def may_wait(self, name: str, device: str) -> bool:
+        """True if choosing a backend, or an estimate by it, can take seconds. Names may be those of no backend."""
+        found = self._made.get(self._resolve(name, device))
+        return found is None or found.is_remote
+
+    def _resolve(self, name: Any, device: str) -> spec.Backend:
+        found: spec.Backend = name
+        if name == "auto":
+            found = CUDA if device.startswith("cuda") else self.preferred
+        return found
 
     @property
     def lost(self) -> bool:

@@ -93,7 +93,7 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
         size = 0 if key is None else _own_bytes(spec, plan, layer)
         is_kept = key is not None and size <= (MAX_ARRAYS if layer is None else MAX_LAYER_ARRAYS)
         shared = self._share(spec, plan, is_kept=is_kept)
-        if key is not None and is_kept:
+        if key is not None and is_kept and not shared.backend.is_remote:
             if layer is not None:
                 layer.keep_plan(key, shared, size)
             else:
@@ -105,6 +105,11 @@ class AttentionOperation(Operation[PreparedRequest, Codec, Result]):
     def is_planned(self, decoded: Decoded, layer: Layer | None) -> bool:
         key = _key(decoded)
         return key is not None and key in (self._kept if layer is None else layer.plans)
+
+    def may_wait(self, decoded: Decoded) -> bool:
+        """True for a backend that is not loaded, or asks other machines; and for anything else that is no backend."""
+        given = decoded.fields.get
+        return self._backends.may_wait(str(given("backend") or "auto"), str(given("device") or "auto"))
 
     def cost(self, request: PreparedRequest, encoder: Codec) -> Cost:
         flops, compute, results, waits_for_gpu, can_batch, *_ = request.shared.cost

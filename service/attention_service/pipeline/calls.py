@@ -147,6 +147,10 @@ class AttentionOrCall(Operation[PreparedRequest | PreparedCall, Codec, Result]):
         """As of attention; no call is."""
         return self._attention.is_planned(decoded, layer)
 
+    def may_wait(self, decoded: Decoded) -> bool:
+        """As of attention."""
+        return self._attention.may_wait(decoded)
+
     def cost(self, request: PreparedRequest | PreparedCall, encoder: Codec) -> Cost:
         """What it costs."""
         if isinstance(request, PreparedCall):

@@ -104,6 +104,10 @@ class Operation(ABC, Generic[P, E, R]):
         """True if `prepare` takes microseconds: it need not look at arrays, nor cast those of the layer."""
         return False
 
+    def may_wait(self, decoded: Decoded) -> bool:
+        """True if `prepare` may wait for a module that is imported, or for another machine."""
+        return False
+
     @abstractmethod
     def cost(self, request: P, encoder: E) -> Cost:
         """What a request costs from now on."""

@@ -52,7 +52,7 @@ async def run(
 
 
 async def prepare(operation: Operation[P, E, R], layers: Layers, decoded: Decoded, execution: Execution) -> P:
-    """Validate and plan: in a worker thread, with a slot, if the request is large, or decoding has a slot already.
+    """Validate and plan: in a worker thread, with a slot, if that may take long, or decoding has a slot already.
 
     In the event loop if the plan was kept. The first request with a large stored layer may cast the layer to another
     type.
@@ -61,7 +61,9 @@ async def prepare(operation: Operation[P, E, R], layers: Layers, decoded: Decode
     """
     layer = await layers.of(decoded, execution)
     is_large = execution.received > INLINE_BODY or (layer is not None and layer.elements > INLINE_ELEMENTS)
-    if (is_large or execution.lease.has_slot) and not operation.is_planned(decoded, layer):
+    if (is_large or operation.may_wait(decoded) or execution.lease.has_slot) and not operation.is_planned(
+        decoded, layer
+    ):
         async with execution.cancel_on_disconnect():
             if not execution.lease.has_slot:
                 await execution.grow(execution.lease.memory, slot=True)

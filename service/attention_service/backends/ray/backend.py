@@ -35,6 +35,7 @@ class RayBackend(NumpyBackend):
     """
 
     name = "ray"
+    is_remote = True
 
     def __init__(self, threads: int | None = None, address: str = "") -> None:
         super().__init__(threads)

@@ -16,6 +16,8 @@ from attention_service.runtime.machine import cpu_count
 NAMESPACE: Final = "attention-service"
 # Seconds for a connection to the address of a cluster. Ray itself would wait for minutes.
 PATIENCE: Final = 3.0
+# Seconds that a request waits while another one connects, or starts a cluster.
+OTHERS: Final = 20.0
 _connecting: Final = threading.Lock()
 
 
@@ -48,14 +50,17 @@ def connect(address: str, threads: int | None = None) -> Processors:
     own: dict[str, Any] = {"address": address}
     if not address:
         own = {"address": "local", "include_dashboard": False, "num_cpus": threads or cpu_count()}
+    if not _connecting.acquire(timeout=OTHERS):
+        raise unavailable(f"a connection to {address or 'a new cluster'} that takes long")
     try:
-        with _connecting:
-            if not ray.is_initialized():
-                _check_answers(address)
-                ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, **own)
+        if not ray.is_initialized():
+            _check_answers(address)
+            ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING, **own)
         found = _processors()
     except (OSError, RuntimeError, ValueError, RayError) as error:  # an address that is none, or where nobody answers
         raise unavailable(str(error)) from None
+    finally:
+        _connecting.release()
     if found.all < 1:
         raise unavailable("a cluster without processors")
     return found

@@ -29,6 +29,21 @@ REQUEST: Final[dict[str, Any]] = {
     "dtype": "float32",
 }
 RIGHT: Final = [[[[2.0], [3.0]]]]
+# A call of two sequences: zeros see all of their keys alike, the second one causally.
+CALL: Final[dict[str, Any]] = {
+    "call": "flash_attn.flash_attn_varlen_func",
+    "version": 2,
+    "dtype": "float32",
+    "arguments": {
+        "q": [[[0.0]], [[0.0]], [[0.0]]],
+        "k": [[[1.0]], [[5.0]], [[1.0]], [[5.0]]],
+        "v": [[[2.0]], [[4.0]], [[6.0]], [[8.0]]],
+        "cu_seqlens_q": [0, 1, 3],
+        "cu_seqlens_k": [0, 2, 4],
+        "causal": True,
+        "window_size": [-1, 0],
+    },
+}
 KERNELS: Final = """
 import sys
 import numpy as np
@@ -93,9 +108,27 @@ class Object:
 
 inside = Object()
 number = 3
+
+def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, causal, window_size=None, softmax_scale=1.0):
+    print("called")
+    assert (q.dtype, v.shape, cu_seqlens_k.dtype) == (np.float32, (4, 1, 1), np.int32)
+    assert (causal, window_size, softmax_scale) == (True, (-1, 0), 1.0)
+    q[:], v[:] = np.nan, np.nan  # its own copies
+    return np.float32([[[3]], [[6]], [[7]]]), np.log(np.float32([[2, 1, 2]])) + np.float32([[0, 0, 0]]), None
+
+def top_left(q, cu_seqlens_q, causal):
+    return np.float32([[[2]], [[6]], [[7]]])
+
+def decode(q, paged_kv_cache):
+    assert type(paged_kv_cache) is tuple and type(paged_kv_cache[0]) is type(q)
+    return {"output": paged_kv_cache[1][0, :1]}
 """
 TORCH: Final = """
 import torch
+
+def varlen(q, v, cu_seqlens_q, **arguments):
+    assert (q.dtype, cu_seqlens_q.dtype) == (torch.float32, torch.int32)
+    return torch.stack([v[:2].mean(0), v[2], v[2:].mean(0)])
 
 def kernel(query, key, value, is_causal):
     assert query.dtype == torch.bfloat16 and query.device.type == "cpu" and is_causal
@@ -254,6 +287,53 @@ def test_an_output_is_read_from_standard_input(command: Command) -> None:
         assert (status, json.loads(printed)["verdict"]["ratio"]) == (0, 0)
 
 
+def test_a_function_is_called_with_the_arguments_of_a_call(command: Command) -> None:
+    Path("call.json").write_text(json.dumps(CALL))
+    status, printed, said = command("compare", "call.json", "own_kernels:varlen", "--format", "json")
+    report = json.loads(printed)
+    assert (status, said, list(report["errors"])) == (0, "imported\ncalled\n", ["output", "logsumexp"])
+    assert (report["verdict"]["status"], report["metadata"]["dtype"]) == ("correct", "float32")
+    status, printed, _ = command("compare", "call.json", "own_kernels:top_left")
+    assert (status, "ragged.top_left" in printed) == (1, True)
+
+
+def test_a_cache_of_two_arrays_is_passed_as_a_pair(command: Command) -> None:
+    """Also from a file of tensors, where its arrays have the names 0 and 1. There is one key, so its value is right."""
+    pages = np.arange(8, dtype=np.float32).reshape(2, 1, 2, 1, 2)
+    numbers = {"indptr": [0, 1], "indices": [0], "last_page_len": [1]}
+    table = {name: np.array(array, np.int32) for name, array in numbers.items()}
+    given = {"q": np.ones((1, 1, 2), np.float32), "paged_kv_cache": {"0": pages[0], "1": pages[1]}, **table}
+    write_request({"call": "flashinfer.BatchDecodeWithPagedKVCacheWrapper.run", "arguments": given}, Path("call.npz"))
+    assert command("compare", "call.npz", "own_kernels:decode")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("raises", "own_kernels:raises raised TypeError: raises() missing 1 required positional argument: 'query'"),
+        ("leaves", "own_kernels:leaves raised SystemExit: 0 (own_kernels.py, line 40, in leaves: sys.exit(0))"),
+        ("refuses", "does not support this request: NotImplemented"),
+        ("nothing", "expected the output or a dict of arrays, got nothing"),
+        ("absent", "own_kernels has no absent"),
+    ],
+)
+def test_a_function_that_fails_for_a_call_is_an_error(name: str, said: str, command: Command) -> None:
+    Path("call.json").write_text(json.dumps(CALL))
+    status, printed, error = command("compare", "call.json", f"own_kernels:{name}")
+    assert (status, printed) == (3, "")
+    assert said in error
+
+
+def test_arguments_are_refused_before_the_function_is_called(command: Command) -> None:
+    for changed, said in (
+        ({"causl": True}, "/arguments/causl: expected an argument of flash_attn.flash_attn_varlen_func, got 'causl'"),
+        ({"cu_seqlens_k": [0, 2, 9]}, "/arguments/cu_seqlens_k/2"),
+    ):
+        Path("call.json").write_text(json.dumps(CALL | {"arguments": CALL["arguments"] | changed}))
+        status, _, error = command("compare", "call.json", "own_kernels:varlen")
+        assert (status, said in error, "called" in error) == (3, True, False), error
+
+
 @pytest.mark.torch
 def test_a_function_of_torch_gets_tensors(command: Command) -> None:
     Path("half.json").write_text(json.dumps(REQUEST | {"dtype": "bfloat16"}))
@@ -264,6 +344,8 @@ def test_a_function_of_torch_gets_tensors(command: Command) -> None:
     Path("ids.json").write_text(json.dumps(REQUEST | {"is_causal": False, "segment_ids": ids}))
     status, printed, said = command("compare", "ids.json", "torch_kernels:segments", "--format", "json", "--torch")
     assert json.loads(printed)["verdict"]["ratio"] < 1, said
+    Path("call.json").write_text(json.dumps(CALL))
+    assert command("compare", "call.json", "torch_kernels:varlen", "--torch")[0] == 0
     for device in ("no_such_device", "cuda:99"):
         status, _, said = command("compare", "half.json", "torch_kernels:kernel", "--device", device)
         assert (status, f"--device: expected a device that torch has, got {device}" in said) == (3, True)

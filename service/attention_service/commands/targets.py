@@ -24,6 +24,8 @@ RETURNED: Final = {
 }
 # Fields whose arrays have the type of the request; all others keep the type that they came with.
 OPERANDS: Final = frozenset({"query", "key", "value", "input", "context", "past_key", "past_value", "projection"})
+# Arguments of functions of other libraries that are two integers.
+SIDES: Final = ("window_size",)
 ADAPTER: Final = (
     "give a function of your own that takes the fields and calls it: docs/compare.md, A function in the place of a file"
 )
@@ -65,31 +67,74 @@ def load(name: str, options: argparse.Namespace) -> Target:
 
 
 def answer_of(name: str, options: argparse.Namespace, decoded: Decoded, field: str) -> Any:
-    """What a function returns for a request, by name, arrays as ndarrays. field: that it stands for, actual or against
+    """What a function returns for a request or a call, by name, arrays as ndarrays.
+
+    decoded: arguments of a call that came as lists become those that the function is called with
+    field: that the answer stands for, actual or against
 
     Errors: CommandError, InvalidRequest.
     """
     from attention_service.codecs.array_objects import as_numpy
-    from attention_service.comparison.question import ANSWERS
-    from attention_service.conformance.target import TargetFailed, Unsupported, answer, parameters
+    from attention_service.conformance.target import present
+    from attention_service.library.engine_calls import returned
+    from attention_service.pipeline.calls import is_call
 
-    fields = {key: value for key, value in decoded.fields.items() if key not in ANSWERS}
-    decoded = decoded._replace(fields=fields)
     target = load(name, options)
-    known = parameters(target)
-    arguments = _arguments(decoded, frozenset(known or ()))
-    if known is not None:
-        _check(name, known, arguments)
+    if is_call(decoded):
+        return _checked(name, returned(_run(name, target, _of_call(target, decoded))))
+    found = present(_run(name, target, _of_request(name, target, decoded)))
+    return as_numpy(_checked(name, found), f"/{field}")
+
+
+def _run(name: str, target: Target, arguments: Mapping[str, Any]) -> Any:
+    """What a function returns. Errors: CommandError for whatever it raises."""
+    from attention_service.conformance.target import TargetFailed, Unsupported, run
+
     try:
         with redirect_stdout(sys.stderr):
-            found = answer(target, arguments)
+            return run(target, arguments)
     except Unsupported as error:
         raise CommandError(f"{name} does not support this request: {error}", FAILED) from None
     except (Exception, SystemExit) as error:  # of somebody else's code: anything, but no exit status of its choice
         raise CommandError(str(TargetFailed(name, error, target)), FAILED) from None
+
+
+def _checked(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """What a function returned, by name. Errors: CommandError for nothing."""
     if not found:
         raise CommandError(f"{name}: expected the output or a dict of arrays, got nothing", FAILED)
-    return as_numpy(found, f"/{field}")
+    return found
+
+
+def _of_call(target: Target, decoded: Decoded) -> dict[str, Any]:
+    """The arguments of a call that a function has parameters for. Errors: InvalidRequest of every kind."""
+    from attention_service.comparison.calls.request import call_question, typed_arguments
+    from attention_service.comparison.question import ANSWERS
+    from attention_service.library.engine_calls import taken
+
+    asked = decoded._replace(fields={key: value for key, value in decoded.fields.items() if key not in ANSWERS})
+    call_question(asked)  # arguments are refused before it runs
+    decoded.fields["arguments"] = typed_arguments(asked)
+    return {key: _as_parameter(key, value) for key, value in taken(target, decoded.fields["arguments"]).items()}
+
+
+def _as_parameter(name: str, value: Any) -> Any:
+    """An argument as functions take it: pairs, of which the sides of a window are no array, as tuples."""
+    value = value.tolist() if name in SIDES and hasattr(value, "tolist") else value
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _of_request(name: str, target: Target, decoded: Decoded) -> dict[str, Any]:
+    """The fields of a request as arguments. Errors: CommandError for parameters of other names, InvalidRequest."""
+    from attention_service.comparison.question import ANSWERS
+    from attention_service.conformance.target import parameters
+
+    fields = {key: value for key, value in decoded.fields.items() if key not in ANSWERS}
+    known = parameters(target)
+    arguments = _arguments(decoded._replace(fields=fields), frozenset(known or ()))
+    if known is not None:
+        _check(name, known, arguments)
+    return arguments
 
 
 def _arguments(decoded: Decoded, asked: Collection[str]) -> dict[str, Any]:

@@ -85,6 +85,8 @@ class WithTensors:
     def _converted(self, value: Any) -> Any:
         if isinstance(value, Mapping):
             return {name: self._converted(inner) for name, inner in value.items()}
+        if isinstance(value, tuple):
+            return tuple(map(self._converted, value))
         return self.tensor(value) if isinstance(value, np.ndarray) else value
 
 
@@ -104,6 +106,8 @@ def copied(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return copied(value)
+    if isinstance(value, tuple):
+        return tuple(map(_copy, value))
     return _copy_array(value) if isinstance(value, np.ndarray) else value
 
 
@@ -116,14 +120,24 @@ def _copy_array(array: np.ndarray) -> np.ndarray:
     return copy
 
 
-def answer(target: Target, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an implementation returns for copies of these fields, by name.
+def run(target: Target, fields: Mapping[str, Any]) -> Any:
+    """What an implementation returns for copies of these fields.
 
     Errors: Unsupported for NotImplemented, and what the implementation raises.
     """
     found = target(**copied(fields))
     if found is NotImplemented:
         raise Unsupported("NotImplemented")
+    return found
+
+
+def answer(target: Target, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same, by name."""
+    return present(run(target, fields))
+
+
+def present(found: Any) -> dict[str, Any]:
+    """What an implementation returned, by name."""
     return {name: array for name, array in named(found).items() if array is not None}
 
 

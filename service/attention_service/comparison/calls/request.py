@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from attention_service.attention.arrays import FLOATS
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.calls.question import CallQuestion, make_call_question
 from attention_service.comparison.legal import chosen
@@ -39,3 +40,19 @@ def call_question(decoded: Decoded) -> CallQuestion:
         liberties=chosen(body.legal),
         time_limit=body.time_limit,
     )
+
+
+def typed_arguments(decoded: Decoded) -> dict[str, Any]:
+    """The arguments of a call, arrays that came as lists in types that functions take.
+
+    Whole numbers are int32, as indices of all libraries are, others of the `dtype` beside the call, by default float64.
+    Errors: as of call_question.
+    """
+    body = validate(CompareRequest, decoded.fields)
+    _, arguments, untyped = named_call(body, decoded, BESIDE)
+    types = {"i": np.dtype(np.int32), "f": FLOATS[body.dtype or "float64"]}
+    for name in untyped:
+        array = arguments[name]
+        if isinstance(array, np.ndarray) and array.dtype.kind in types:
+            arguments[name] = array.astype(types[array.dtype.kind])
+    return arguments

@@ -110,6 +110,34 @@ def test_reports_of_calls_are_shown() -> None:
         compare_call(DECODE, actual=right, dtype="float8", **PAGES.arguments)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "output", "logsumexp"),
+    [
+        (VARLEN, {"q": (0, 2, 4), "k": (5, 2, 4), "v": (5, 2, 4), "cu_seqlens_q": [0, 0, 0], "cu_seqlens_k": [0, 2, 5]},
+         (0, 2, 4), (2, 0)),
+        (VARLEN, {"q": (0, 2, 4), "k": (0, 2, 4), "v": (0, 2, 4), "cu_seqlens_q": [0], "cu_seqlens_k": [0]},
+         (0, 2, 4), (2, 0)),
+        ("flash_attn.flash_attn_func", dict.fromkeys("qkv", (0, 3, 2, 4)), (0, 3, 2, 4), (0, 2, 3)),
+        ("flashinfer.merge_states", {"v": (0, 2, 3, 4), "s": (0, 2, 3)}, (0, 3, 4), (0, 3)),
+    ],
+)  # fmt: skip
+def test_an_empty_answer_is_right(
+    name: str, arguments: dict[str, Any], output: tuple[int, ...], logsumexp: tuple[int, ...]
+) -> None:
+    """Of a batch without queries, or without sequences; another shape is as wrong as in any batch."""
+    given: dict[str, Any] = {
+        one: np.zeros(value) if isinstance(value, tuple) else value for one, value in arguments.items()
+    }
+    right = np.zeros(output), np.zeros(logsumexp)
+    assert assert_call(lambda **_: right[0], call=name, **given).verdict.status == "correct"
+    report = compare_call(name, actual=right, **given)
+    assert (report.verdict.status, report.verdict.ratio, report.metadata["ignored_rows"]) == ("correct", 0, 0)
+    for actual in (np.zeros((1, *output[1:])), (right[0], np.zeros((*logsumexp, 1)))):
+        with pytest.raises(InvalidRequest, match="/actual/"):
+            compare_call(name, actual=actual, **given)
+    assert compare_call(name, **given).verdict.status == "inconclusive"
+
+
 def test_full_pages_cannot_show_what_a_kernel_does_with_others() -> None:
     full = Paged.drawn([4, 8, 12])
     power = compare_call(DECODE, **full.arguments).power

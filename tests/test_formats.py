@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from attention_service import compare
+from attention_service import compare, compare_call
 from attention_service.cli import main
 from attention_service.commands.formats import Check, as_github, as_junit, checks_of_report
 
@@ -121,6 +121,9 @@ def test_each_array_is_a_check() -> None:
     assert checks_of_report(report)[1].message == report.verdict.message
     infinite = compare({"output": np.array(output)[:, None], "logsumexp": [np.nan, logsumexp[1]]}, **request)
     assert [check.outcome for check in checks_of_report(infinite)] == ["passed", "failure"]
+    empty_batch: dict[str, Any] = dict.fromkeys("qkv", np.zeros((0, 1, 1, 1)))
+    empty = compare_call("flash_attn.flash_attn_func", actual=empty_batch["q"], **empty_batch)
+    assert [check.outcome for check in checks_of_report(empty)] == ["passed"]
     (nothing,) = checks_of_report(compare(**request))
     assert (nothing.name, nothing.outcome) == ("actual", "skipped")
     one: dict[str, Any] = {"query": [[0.0]], "key": [[0.0]], "value": [[2.0]]}

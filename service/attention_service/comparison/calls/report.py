@@ -42,10 +42,14 @@ def _sentences(found: CallComparison) -> list[str]:
 
 
 def _of_nothing(found: CallComparison, about: dict[str, Any]) -> CompareReport:
-    """The report of a call whose sequences have no queries."""
-    message = " ".join(["Not judged: no sequence has a query.", *_sentences(found)])
+    """The report of a call whose sequences have no queries. An empty answer, whose shape is right, is right."""
+    if found.question.actual is None or found.question.ignored:
+        message = " ".join(["Not judged: no sequence has a query.", *_sentences(found)])
+        verdict = Verdict(status="inconclusive", ratio=None, message=message)
+    else:
+        verdict = Verdict(status="correct", ratio=0.0, message="Right: no sequence has a query, and nothing came back.")
     return CompareReport(
-        verdict=Verdict(status="inconclusive", ratio=None, message=message),
+        verdict=verdict,
         errors={},
         baseline={},
         tests=[],

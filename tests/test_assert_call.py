@@ -138,6 +138,21 @@ def test_an_empty_answer_is_right(
     assert compare_call(name, **given).verdict.status == "inconclusive"
 
 
+@pytest.mark.parametrize(("rounds", "said"), [(False, "all 2 wrong"), (True, "some")])
+def test_a_finite_logsumexp_of_no_keys_is_shown_in_its_own_base(rounds: bool, said: str) -> None:
+    """Row 0 merges two parts alike, to their mean and one more in base 2; row 1 has two parts without keys."""
+    values = np.array([[[[2.0]] * 2, [[4.0]] * 2], [[[1.0]] * 2] * 2]).reshape(2, 2, 2, 1)
+    sums = np.array([[[3.0] * 2] * 2, [[-np.inf] * 2] * 2])
+    output, merged = np.array([[[3.0]] * 2, [[0.0]] * 2]), np.array([[4.0, 4.0], [-5e4, -5e4]])
+    if rounds:
+        merged[0, 0] = 4.5
+    report = compare_call("flashinfer.merge_states", actual=(output, merged), v=values, s=sums)
+    assert f"the logsumexp is wrong: {said} " in report.verdict.message
+    assert "finite, where minus infinity is right" in report.verdict.message
+    assert report.verdict.message.endswith("most in sequence 1 of 2, head 0, query 0: -50000 where -inf is right.")
+    assert (report.where[0].worst or [])[0].actual == -5e4
+
+
 def test_full_pages_cannot_show_what_a_kernel_does_with_others() -> None:
     full = Paged.drawn([4, 8, 12])
     power = compare_call(DECODE, **full.arguments).power

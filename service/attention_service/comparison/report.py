@@ -114,8 +114,9 @@ def _verdict(comparison: Comparison) -> Verdict:
     elif status == "inconclusive":
         message = f"Right for this request, with an error of {shown}; but {_power_in_words(comparison)}"
     else:
-        non_finite = any(judged.errors.non_finite for judged in comparison.judged.values())
-        message = _in_words(comparison, "infinite or NaN" if non_finite else shown)
+        non_finite = [name for name, one in comparison.judged.items() if one.errors.non_finite]
+        error = _of_non_finite(comparison, non_finite[0]) if non_finite else f"the largest error is {shown}"
+        message = _in_words(comparison, error)
     if comparison.ended_early:
         message += f" The search for mistakes ended after {comparison.question.time_limit:g} s, the time_limit."
     return Verdict(status=status, ratio=_number(ratio), message=message)
@@ -139,8 +140,16 @@ def _power_in_words(comparison: Comparison) -> str:
     return f"this request can show {len(found.killed)} of {len(found.killed) + len(found.survivors)} known mistakes."
 
 
-def _in_words(comparison: Comparison, shown: str) -> str:
-    """The verdict on an output that is imprecise or wrong."""
+def _of_non_finite(comparison: Comparison, name: str) -> str:
+    """What is said of an array that is infinite or NaN where another number is right, or the reverse."""
+    sent, right = (comparison.question.actual or {})[name], comparison.reference[name]
+    if not np.isfinite(sent.astype(np.float64)[~np.isfinite(right)]).any():
+        return "some elements are infinite or NaN"
+    return f"some elements are finite, where {'minus infinity' if np.isneginf(right).any() else 'no number'} is right"
+
+
+def _in_words(comparison: Comparison, error: str) -> str:
+    """The verdict on an output that is imprecise or wrong. error: how large it is, in words"""
     start = "Wrong" if comparison.ratio > IMPRECISE else "Imprecise"
     right = [NOUNS.get(name, name) for name, one in comparison.judged.items() if one.ratio <= CORRECT]
     wrong = [NOUNS.get(name, name) for name, one in comparison.judged.items() if one.ratio > CORRECT]
@@ -149,7 +158,6 @@ def _in_words(comparison: Comparison, shown: str) -> str:
     if best is not None and best.is_proof:
         same = f" The same here: {', '.join(best.also)}." if best.also else ""
         return f"{start} {_lowered(best.candidate.message)}{same}"
-    error = f"the largest error is {shown}" if shown[0].isdigit() else f"some elements are {shown}"
     if comparison.facts:
         error = _lowered(comparison.facts[0].message).removesuffix(".")
     # A mistake that leaves much of the error, or stands beside a fact that says what was sent, was likely not made.

@@ -44,16 +44,16 @@ class WrongPlaces:
         """Add the places of a part whose array is wrong. part: its sequences"""
         name, plan = self.array, found.question.plan
         sent = canonical((found.question.actual or {})[name].astype(np.float64), name, plan)
-        sent = sent * np.log(2) if name == "logsumexp" and found.question.base2 else sent
         expected = canonical(found.reference[name], name, plan)
-        wrong = distances(sent, expected) > CORRECT * found.judged[name].limit
+        unit = np.log(2) if name == "logsumexp" and found.question.base2 else 1.0
+        wrong = distances(sent * unit, expected) > CORRECT * found.judged[name].limit
         self.count += int(np.count_nonzero(wrong))
         rows: np.ndarray = np.any(wrong.reshape(*wrong.shape[:3], -1), axis=-1)
         self.sequences[part[rows.any(axis=(1, 2))]] = True
         self.heads |= rows.any(axis=(0, 2))
         self.queries[: rows.shape[-1]] |= rows.any(axis=(0, 1))
         if found.judged[name].ratio >= self.ratio:
-            self.ratio, self.elements = found.judged[name].ratio, worst(sent, expected)
+            self.ratio, self.elements = found.judged[name].ratio, worst(sent, expected / unit)
             for one in self.elements:
                 one.index[0] = int(part[one.index[0]])
 
@@ -73,6 +73,9 @@ class WrongPlaces:
             f"{self.count} of {size} elements of {NOUNS.get(name, name)} ({self.count / size:.1%}) are wrong, most in "
             f"sequence {sequence} of {len(self.sequences)}, head {head}, query {query}"
         )
+        sent, right = np.array([self.elements[0].actual, self.elements[0].reference], np.float64)
+        if not (np.isfinite(sent) and np.isfinite(right)):
+            message += f": {sent:.6g} where {right:.6g} is right"
         axes = list(AXES[: 3 + (name == "output")])
         first = Place(array=name, what="elements", message=message, axes=axes, worst=self.elements)
         masks = zip(AXES, (self.sequences, self.heads, self.queries), strict=False)

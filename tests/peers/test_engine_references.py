@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from attention_service import call
+from attention_service.errors import InvalidRequest
 
 Array = np.ndarray
 DRAWS = 60
@@ -58,6 +59,40 @@ def test_torch_scaled_dot_product_attention(seed: int) -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(*tensors, **theirs)
     found = call("torch.scaled_dot_product_attention", query=query, key=key, value=value, **options)
     agree(found.output, expected)
+
+
+def broadcast_from(random: np.random.Generator, lead: tuple[int, ...]) -> tuple[int, ...]:
+    """Leading axes that broadcast to others: some are 1, the first may be absent."""
+    axes = tuple(1 if random.random() < 0.4 else n for n in lead)
+    return axes[int(random.integers(0, len(axes) + 1)) :] if random.random() < 0.3 else axes
+
+
+@pytest.mark.parametrize("seed", range(DRAWS))
+def test_torch_broadcasts_leading_axes(seed: int) -> None:
+    """What torch refuses is refused, too: a mask of more axes than the scores of query and key, for example."""
+    random = np.random.default_rng(seed)
+    lead = tuple(int(n) for n in random.integers(2, 5, random.integers(1, 4)))
+    (q, k, d, e), names = (int(n) for n in random.integers(2, 7, 4)), ("query", "key", "value")
+    ends = ((q, d), (k, d), (k, e))
+    given: dict[str, Any] = {
+        name: normal(random, *broadcast_from(random, lead), *end) for name, end in zip(names, ends, strict=True)
+    }
+    if random.random() < 0.2:  # groups of heads, whose number divides that of the query
+        counts = (int(n) for n in random.choice([1, 2, 4], 3))
+        shapes = zip(names, counts, ends, strict=True)
+        given = {name: normal(random, *lead[:-1], count, *end) for name, count, end in shapes} | {"enable_gqa": True}
+    if random.random() < 0.5:
+        given["attn_mask"] = normal(random, *broadcast_from(random, lead), int(random.choice([1, q])), k)
+    theirs = {name: torch.from_numpy(x) if isinstance(x, Array) else x for name, x in given.items()}
+    try:
+        expected = torch.nn.functional.scaled_dot_product_attention(**theirs)
+    except (RuntimeError, IndexError):
+        with pytest.raises(InvalidRequest):
+            call("torch.scaled_dot_product_attention", **given)
+        return
+    found = call("torch.scaled_dot_product_attention", **given).output
+    assert found.shape == expected.shape
+    agree(found, expected)
 
 
 def softmaxed(logits: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

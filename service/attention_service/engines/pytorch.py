@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import numpy as np
 
 from attention_service.attention.arrays import cast, is_float
 from attention_service.engines.arguments import Arguments, options
 from attention_service.engines.call import RAGGED, Call, Fields, Form, window_of
-from attention_service.engines.tokens import Table, Tokens, dense, numbers, paged, ragged
+from attention_service.engines.tokens import Rows, Table, Tokens, numbers, paged, ragged, repeated, slots
 from attention_service.errors import FieldConflict, InvalidValue, MissingField, ShapeMismatch, shape
+
+# Sequences that leading axes are broadcast to, at most, unless an argument has as many.
+MOST: Final = 2**16
 
 
 def sdpa(given: Arguments) -> Call:
-    """scaled_dot_product_attention."""
+    """scaled_dot_product_attention. Leading axes and heads are broadcast, as its matrix products do it."""
     arrays = {name: given.array(name) for name in ("query", "key", "value")}
-    lead = arrays["query"].shape[:-2]
-    for name, array in arrays.items():
-        if array.ndim < 2 or array.ndim != len(lead) + 2 or array.shape[:-3] != lead[:-1]:
-            raise ShapeMismatch.of(f"/{name}", "(…, h, l, d), leading axes as query", array)
-    tokens = {}
-    for name, array in arrays.items():
-        heads = array.shape[-3] if lead else 1
-        by_head = array.reshape(math.prod(lead[:-1]), heads, *array.shape[-2:])
-        tokens[name] = dense(name, by_head.transpose(0, 2, 1, 3))
-    _check_groups(given, tokens["query"], tokens["key"])
-    fields, names = options(given, tokens["query"], scale="scale", softcap="", sinks="")
-    q, k = arrays["query"].shape[-2], arrays["key"].shape[-2]
-    mask, own = _mask(given, (*lead, q, k))
+    scored, lead = _leading(arrays, is_grouped=given.flag("enable_gqa"))
+    query, key, value = (_tokens(name, array, lead[:-1]) for name, array in arrays.items())
+    heads, q, k = lead[-1] if lead else 1, arrays["query"].shape[-2], arrays["key"].shape[-2]
+    query = repeated(query, heads)
+    if key.heads != value.heads:
+        key, value = repeated(key, heads), repeated(value, heads)
+    b = len(query.lengths)
+    query = query._replace(rows=Rows(b, q, np.arange(b), np.zeros(b, np.int64), query.lengths))  # of the answer
+    fields, names = options(given, query, scale="scale", softcap="", sinks="")
+    mask, own = _mask(given, (*scored, q, k), lead[:-1])
     fields |= mask
     if given.flag("is_causal"):
         if "attn_mask" in given:
@@ -40,7 +41,48 @@ def sdpa(given: Arguments) -> Call:
         lambda x: x.transpose(0, 2, 1).reshape(*lead, q),
     )
     names |= {"mask": "attn_mask", "bias": "attn_mask"}
-    return Call(tokens["query"], tokens["key"], tokens["value"], form, fields, own, offset=None, names=names)
+    return Call(query, key, value, form, fields, own, offset=None, names=names)
+
+
+def _leading(arrays: Mapping[str, np.ndarray], *, is_grouped: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The leading axes (…, h) of scores and of the output. Errors: ShapeMismatch for what torch does not broadcast."""
+    leads = {}
+    for name, array in arrays.items():
+        if array.ndim < 2 + is_grouped:
+            raise ShapeMismatch.of(f"/{name}", "(…, h, l, d)" if is_grouped else "(…, l, d)", array)
+        leads[name] = array.shape[:-2]
+        if is_grouped:
+            *outer, own = array.shape[:-2]
+            heads = leads["query"][-1]
+            if not own or heads % own:
+                raise ShapeMismatch.at(f"/{name}", f"a divisor of {heads}, the heads of query", str(own))
+            leads[name] = (*outer, heads)
+    scored = _broadcast("key", leads["query"], leads["key"], is_grouped=is_grouped)
+    lead = _broadcast("value", scored, leads["value"], is_grouped=is_grouped)
+    sequences = math.prod(lead[:-1])
+    if sequences > max(MOST, *(math.prod(array.shape[:-3]) for array in arrays.values())):
+        raise ShapeMismatch.at("/query", f"at most {MOST} sequences where axes are broadcast", str(sequences))
+    return scored, lead
+
+
+def _broadcast(name: str, axes: tuple[int, ...], own: tuple[int, ...], *, is_grouped: bool) -> tuple[int, ...]:
+    """Both leading axes broadcast. name: of the argument that has its own. Errors: ShapeMismatch."""
+    try:
+        return np.broadcast_shapes(axes, own)
+    except ValueError:
+        more = "" if is_grouped else ", or enable_gqa for groups of heads"
+        wanted = f"leading axes that broadcast with {shape(axes)}{more}"
+        raise ShapeMismatch.at(f"/{name}", wanted, shape(own)) from None
+
+
+def _tokens(name: str, array: np.ndarray, leading: tuple[int, ...]) -> Tokens:
+    """The tokens of (…, h, l, d), or (l, d), broadcast to leading axes without heads. Errors: as of `slots`."""
+    own, heads = array.shape[:-3], array.shape[-3] if array.ndim > 2 else 1
+    by_head = array.reshape(math.prod(own), heads, *array.shape[-2:]).transpose(0, 2, 1, 3)
+    count, length = by_head.shape[:2]
+    slot = np.broadcast_to(np.arange(count).reshape(own), leading).reshape(-1)
+    lengths = np.full(len(slot), length, np.int64)
+    return slots(name, by_head, Rows(count, length, slot, np.zeros_like(slot), lengths))
 
 
 def varlen(given: Arguments) -> Call:
@@ -70,10 +112,12 @@ def _check_groups(given: Arguments, query: Tokens, key: Tokens) -> None:
         raise ShapeMismatch.at(f"/{key.name}", f"{query.heads} heads, or enable_gqa", str(key.heads))
 
 
-def _mask(given: Arguments, scores: tuple[int, ...]) -> tuple[Fields, Callable[[int], Fields] | None]:
-    """attn_mask, for all sequences or of each, as (b, h, q, k), or with axes of length 1. scores: (…, q, k).
+def _mask(
+    given: Arguments, scores: tuple[int, ...], leading: tuple[int, ...]
+) -> tuple[Fields, Callable[[int], Fields] | None]:
+    """attn_mask, for all sequences or of each, as (b, h, q, k), or with axes of length 1.
 
-    Errors: ShapeMismatch.
+    scores: (…, h, q, k) that it is added to; leading: axes of the sequences. Errors: ShapeMismatch.
     """
     mask = given.maybe("attn_mask")
     if mask is None:
@@ -88,7 +132,6 @@ def _mask(given: Arguments, scores: tuple[int, ...]) -> tuple[Fields, Callable[[
     mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     if math.prod(mask.shape[:-3]) == 1:
         return {field: mask.reshape(1, *mask.shape[-3:])}, None
-    leading = scores[:-3]
     masks = np.broadcast_to(mask, (*leading, *mask.shape[-3:]))
 
     def own(sequence: int) -> Fields:

@@ -97,6 +97,21 @@ def joined(one: Tokens, other: Tokens) -> Tokens:
     return one._replace(features=one.features + other.features, of=of, at=at, codes=None, factors=None)
 
 
+def repeated(tokens: Tokens, heads: int) -> Tokens:
+    """Tokens of so many heads, a multiple of their own: each stands for as many beside each other."""
+    times = heads // tokens.heads
+    if times == 1:
+        return tokens
+
+    def of(sequence: int) -> np.ndarray:
+        return tokens.of(sequence).repeat(times, axis=1)
+
+    def at(places: Any) -> Tokens:
+        return repeated(tokens.at(places), heads)
+
+    return tokens._replace(heads=heads, of=of, at=at)
+
+
 def descaled(name: str, given: np.ndarray | None, codes: Tokens, heads: int) -> Tokens:
     """Codes times their factors, in float64; the codes themselves without factors. Errors: as of `factors`."""
     return codes if given is None else times(codes, factors(name, given, codes, heads))

@@ -8,6 +8,7 @@
   runner: its answers to a whole suite
 - law_checks: what holds for every right function, checked without a reference
 - addressing_laws: what holds for every right function of another library, with ragged batches and paged caches
+- call_arguments: how the arguments of such functions hold sequences, and parts of them
 - report: what is printed of a result; cli: the commands
 """
 

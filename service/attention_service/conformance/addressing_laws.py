@@ -1,96 +1,48 @@
 """Laws of ragged batches and paged caches: what holds for every right function of another library, for a call of it.
 
 No reference is computed. The function is called with arguments that must give the same bits: pages in another order,
-NaN where no token is read, and each sequence by itself.
+NaN where no token is read, and each sequence by itself; and with parts of the keys, whose answers are merged.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
-from attention_service.codecs.array_objects import as_numpy
-from attention_service.conformance.law_checks import LawResult, LawsResult, differ
-from attention_service.conformance.target import Unsupported, described
+from attention_service.conformance.call_arguments import (
+    BATCHES,
+    FACTORS,
+    SCALES,
+    UNCUT,
+    Arguments,
+    Batch,
+    alone_of,
+    changed,
+    is_tensor,
+    like_given,
+    listed,
+    numbers_of,
+    plain,
+    rank,
+    with_keys,
+)
+from attention_service.conformance.law_checks import LawResult, LawsResult, apart, differ, tolerance_of
+from attention_service.conformance.target import Unsupported, described, parameters
 from attention_service.engines.call import Call
+from attention_service.engines.partial import State, merge
 from attention_service.engines.table import FUNCTIONS, decode
-from attention_service.engines.tokens import Rows, Tokens
+from attention_service.engines.tokens import Tokens
+from attention_service.errors import InvalidRequest
 from attention_service.library.engine_calls import named, returned, taken
 
-Arguments = dict[str, Any]
-
-
-class Batch(NamedTuple):
-    """How the arguments of a function hold the sequences of a batch.
-
-    caches: keys and values, in pages where there is a table, which is the first of `tables` that is given
-    bounds: arguments (b + 1), with the arrays that they cut; rows: arguments with a number or a row for each sequence
-    slots: argument that says which slot of the cache, or row of the table, each sequence has
-    """
-
-    queries: tuple[str, ...]
-    caches: tuple[str, ...]
-    tables: tuple[str, ...] = ()
-    bounds: Mapping[str, tuple[str, ...]] = {}
-    rows: tuple[str, ...] = ()
-    slots: str = ""
-
-
-# Factors of the two arrays that keys of MLA are made of.
-SCALES: Final = ("ckv_scale", "kpe_scale")
-FACTORS: Final = ("q_descale", "k_descale", "v_descale")
-# By the short names of functions.
-BATCHES: Final[Mapping[str, Batch]] = {
-    "func": Batch(("q", "qv"), ("k", "v"), rows=FACTORS),
-    "varlen": Batch(
-        ("q", "qv"),
-        ("k", "v"),
-        ("block_table", "page_table"),
-        {"cu_seqlens_q": (), "cu_seqlens_k": ("k", "v")},
-        ("seqused_q", "seqused_k", *FACTORS),
-    ),
-    "kvcache": Batch(
-        ("q", "qv"),
-        ("k_cache", "v_cache"),
-        ("block_table", "page_table"),
-        {"cu_seqlens_q": (), "cu_seqlens_k_new": ("k", "v")},
-        ("cache_seqlens", "cache_leftpad", "rotary_seqlens", *FACTORS),
-        slots="cache_batch_idx",
-    ),
-    "decode": Batch(("q",), ("paged_kv_cache",), ("indices",), {"indptr": ("indices",)}, ("last_page_len",)),
-    "paged": Batch(
-        ("q",),
-        ("paged_kv_cache",),
-        ("paged_kv_indices",),
-        {"qo_indptr": (), "paged_kv_indptr": ("paged_kv_indices",)},
-        ("paged_kv_last_page_len",),
-    ),
-    "ragged": Batch(("q",), ("k", "v"), (), {"qo_indptr": (), "kv_indptr": ("k", "v")}),
-    "mla": Batch(
-        ("q_nope", "q_pe"),
-        ("ckv_cache", "kpe_cache"),
-        ("kv_indices",),
-        {"qo_indptr": (), "kv_indptr": ("kv_indices",)},
-        ("kv_len_arr",),
-    ),
-    "trt_decode": Batch(("query",), ("kv_cache",), ("block_tables",), {"cum_seq_lens_q": ()}, ("seq_lens",)),
-    "trt_context": Batch(("query",), ("kv_cache",), ("block_tables",), {"cum_seq_lens_q": ()}, ("seq_lens",)),
-    "varlen_attn": Batch(
-        ("query",), ("key", "value"), ("block_table",), {"cu_seq_q": (), "cu_seq_k": ("key", "value")}, ("seqused_k",)
-    ),
-    "attention": Batch(
-        ("query",), ("kv_cache", "key_cache", "value_cache"), ("block_table",), {"query_start_loc": ()}, ("seq_lens",)
-    ),
-}
-# Arguments that hold sequences in ways which are not cut here.
-UNCUT: Final = ("custom_mask", "packed_custom_mask", "cum_seq_lens_kv", "batch_size")
+# Arguments that ask a function for its logsumexp.
+ASKING: Final = ("return_lse", "return_softmax_lse", "return_attn_probs")
 
 
 @dataclass(frozen=True)
@@ -111,7 +63,7 @@ class Subject:
 
     def decoded(self, arguments: Arguments) -> Call:
         """The call. Errors: Unsupported for one that merges, InvalidRequest."""
-        found = decode(self.name, {name: _plain(name, value) for name, value in arguments.items()}, self.version)
+        found = decode(self.name, {name: plain(name, value) for name, value in arguments.items()}, self.version)
         if not isinstance(found, Call):
             raise Unsupported(f"{self.name} merges parts")
         return found
@@ -176,17 +128,17 @@ def pages_permuted(subject: Subject) -> str | None:
     table = next((name for name in batch.tables if name in arguments), None)
     if table is None:
         raise Unsupported("the call has no table of pages")
-    entries, order = _numbers(table, arguments[table]), np.empty(0, np.int64)
+    entries, order = numbers_of(table, arguments[table]), np.empty(0, np.int64)
     for name in batch.caches:
         if name in arguments:
             axis = _page_axis(subject, name)
-            pages = _numbers(name, _listed(arguments[name])[0]).shape[axis]
+            pages = numbers_of(name, listed(arguments[name])[0]).shape[axis]
             order = np.roll(np.arange(pages)[::-1], 1)  # so that a kernel that sorts them is noticed
-            arguments[name] = _changed(arguments[name], partial(np.take, indices=order, axis=axis))
+            arguments[name] = changed(arguments[name], partial(np.take, indices=order, axis=axis))
     places = np.argsort(order)
     is_page = (entries >= 0) & (entries < len(order))  # others belong to no sequence
     moved = np.where(is_page, places[np.where(is_page, entries, 0)], entries).astype(entries.dtype)
-    arguments[table] = _like(arguments[table], moved)
+    arguments[table] = like_given(arguments[table], moved)
     return subject.changes(arguments, "with pages in another order")
 
 
@@ -194,9 +146,9 @@ def unused_ignored(subject: Subject) -> str | None:
     """NaN in slots of caches that no sequence uses, and in tokens between sequences, changes no bit."""
     arguments, found = dict(subject.arguments), False
     for name, used in _used(subject).items():
-        floats = [_numbers(name, array).dtype.kind not in "iu" for array in _listed(arguments[name])]
+        floats = [numbers_of(name, array).dtype.kind not in "iu" for array in listed(arguments[name])]
         found = found or any(is_float and not one.all() for is_float, one in zip(floats, used, strict=True))
-        arguments[name] = _changed(arguments[name], partial(_poisoned, iter(used)))
+        arguments[name] = changed(arguments[name], partial(_poisoned, iter(used)))
     if not found:
         raise Unsupported("the call uses all tokens that it has")
     return subject.changes(arguments, "with NaN in tokens that no sequence has")
@@ -209,56 +161,60 @@ def alone(subject: Subject) -> str | None:
         raise Unsupported("the call has one sequence, or arguments that cannot be cut by sequences")
     together = subject.sequences(subject.arguments)
     for n in np.flatnonzero((call.query.lengths > 0) & (call.keys > 0)).tolist():
-        (by_itself,) = subject.sequences(_cut(batch, subject.arguments, call, n))
+        (by_itself,) = subject.sequences(alone_of(batch, subject.arguments, call, n))
         if (message := differ(by_itself, together[n], f"alone, as sequence {n} of its batch")) is not None:
             return message
     return None
 
 
+def mergeable(subject: Subject) -> str | None:
+    """Keys cut in two, of pages between two of them, and both answers merged give the answer of all keys."""
+    batch, call = subject.batch, subject.decoded(subject.arguments)
+    page = 1 if call.key.table is None else call.key.table.page
+    cut = page * (-(-call.keys // page) // 2)
+    cuts = np.flatnonzero((cut > 0) & (call.query.lengths > 0)).tolist()
+    if not (cuts and _sees_all(call) and _can_be_cut(subject.arguments)):
+        raise Unsupported("no query that sees all keys has two pages or tokens of them, or they cannot be cut")
+    asked = [
+        name for name in ASKING if name in FUNCTIONS[subject.name].rows.keys() & (parameters(subject.function) or {})
+    ]
+    subject = replace(subject, arguments=subject.arguments | dict.fromkeys(asked, True))
+    whole = subject.sequences(subject.arguments)
+    if {"output", "logsumexp"} - whole[0].keys():
+        raise Unsupported("returns no logsumexp")
+    ends = ((np.zeros_like(cut), np.where(cut > 0, cut, call.keys)), (cut, call.keys))  # what is not cut stays whole
+    parts = [subject.sequences(with_keys(batch, subject.arguments, call, *both)) for both in ends]
+    for n in cuts:
+        try:
+            merged = merge([State(part[n]["output"], part[n]["logsumexp"]) for part in parts], call.form.base)
+        except InvalidRequest as error:  # NaN
+            return f"sequence {n} cut before key {cut[n]}: {error}"
+        for name, found in merged._asdict().items():
+            when, tolerance = (
+                f"in sequence {n} cut before key {cut[n]} and merged",
+                tolerance_of(whole[n]["output"].dtype),
+            )
+            if (message := apart(found, whole[n][name], when, tolerance, name)) is not None:
+                return message
+    return None
+
+
 # In the order in which they are checked.
-LAWS: Final = (deterministic, pages_permuted, unused_ignored, alone)
+LAWS: Final = (deterministic, pages_permuted, unused_ignored, alone, mergeable)
 
 
-def _cut(batch: Batch, given: Arguments, call: Call, n: int) -> Arguments:
-    """The arguments of a call with one sequence alone."""
-    found, rows = dict(given), call.query.rows
-    assert rows is not None
-    start = int(rows.first[n])
-    stop = start + int(rows.lengths[n] if rows.room is None else rows.room[n])
-    for name in batch.queries if rows.slots == 1 else ():
-        if name in given:
-            found[name] = _changed(given[name], partial(_part, start, stop))
-    if "num_actual_tokens" in given:  # without padding
-        found["num_actual_tokens"] = stop - start
-    whole = batch.caches if any(name in given for name in batch.tables) else ()
-    for name, arrays in batch.bounds.items():
-        if name in given:
-            low, high = (int(bound) for bound in _numbers(name, given[name])[n : n + 2])
-            found[name] = _like(given[name], np.array([0, high - low], np.int32))
-            for array in {*arrays} & given.keys() - {*whole}:
-                found[array] = _changed(given[array], partial(_part, low, high))
-    for name in _by_rows(batch, given, rows):
-        if _rank(given, name):
-            found[name] = _changed(given[name], partial(_part, n, n + 1))
-    return found
+def _sees_all(call: Call) -> bool:
+    """True if every query sees all keys of its sequence, also of parts of them, and nothing else."""
+    options = call.options.keys() - {"scale", "softcap"}
+    if call.query.lengths.max(initial=0) <= 1 and isinstance(call.offset, int) and call.offset == 0:
+        options -= {"is_causal"}  # one query, which is aligned with the last key
+    return not options and call.own is None and call.past is None
 
 
-def _by_rows(batch: Batch, given: Arguments, rows: Rows) -> Iterator[str]:
-    """The arguments with a number or a row for each sequence."""
-    cut = {array for name, arrays in batch.bounds.items() if name in given for array in arrays}
-    yield from (*batch.rows, batch.slots)
-    yield from batch.queries if rows.slots > 1 else ()
-    yield from ("alibi_slopes",) if _rank(given, "alibi_slopes") > 1 else ()
-    if batch.slots not in given:  # else they say which rows of caches and tables a sequence has
-        yield from (name for name in batch.tables if _rank(given, name) > 1)
-        is_paged = any(name in given for name in batch.tables)
-        yield from (name for name in batch.caches if not is_paged and name not in cut)
-    yield from {"k", "v"} - {*batch.caches} - cut  # new keys and values
-
-
-def _rank(given: Arguments, name: str) -> int:
-    """The number of axes of an argument, 0 if it is not given."""
-    return np.ndim(_plain(name, given.get(name, 0)))
+def _can_be_cut(given: Arguments) -> bool:
+    """True if no argument says something of single keys, or of where they are, that is not cut with them."""
+    is_padded = "cache_leftpad" in given and "page_table" in given
+    return not is_padded and not any(name in given for name in UNCUT) and all(rank(given, name) < 3 for name in FACTORS)
 
 
 def _used(subject: Subject) -> dict[str, list[np.ndarray]]:
@@ -268,7 +224,7 @@ def _used(subject: Subject) -> dict[str, list[np.ndarray]]:
     count = 0
     for name in subject.batch.caches:
         if name in arguments:
-            shapes[name] = [_numbers(name, array).shape for array in _listed(arguments[name])]
+            shapes[name] = [numbers_of(name, array).shape for array in listed(arguments[name])]
             places = []
             for sizes in shapes[name]:
                 places.append(np.arange(count, count + math.prod(sizes), dtype=np.float64).reshape(sizes))
@@ -295,10 +251,6 @@ def _poisoned(used: Iterator[np.ndarray], array: np.ndarray) -> np.ndarray:
     return array if array.dtype.kind in "iu" else np.where(is_used, array, np.array(np.nan, array.dtype))
 
 
-def _part(start: int, stop: int, array: np.ndarray) -> np.ndarray:
-    return array[start:stop]
-
-
 def _codes(tokens: Tokens) -> Tokens:
     """The tokens without factors."""
     return tokens if tokens.codes is None else tokens.codes
@@ -307,45 +259,9 @@ def _codes(tokens: Tokens) -> Tokens:
 def _page_axis(subject: Subject, name: str) -> int:
     """The axis of pages of a cache: the second of vLLM's pair of caches in one array."""
     is_pair = subject.name == "vllm.attention" and name == "kv_cache"
-    return 1 if is_pair and _numbers(name, subject.arguments[name]).shape[0] == 2 else 0
-
-
-def _plain(name: str, value: Any) -> Any:
-    """An argument with arrays of NumPy in the place of others."""
-    if isinstance(value, list | tuple) and value and all(hasattr(one, "shape") for one in value):
-        return [as_numpy(one, f"/{name}") for one in value]
-    return as_numpy(value, f"/{name}") if hasattr(value, "shape") else value
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _numbers(name: str, value: Any) -> np.ndarray:
-    return np.asarray(_plain(name, value))
-
-
-def _changed(value: Any, change: Callable[[np.ndarray], np.ndarray]) -> Any:
-    """An array, or each of a pair, changed, of the kind that it was."""
-    if isinstance(value, list | tuple) and hasattr(value[0], "shape"):
-        return type(value)(_changed(one, change) for one in value)
-    return _like(value, np.ascontiguousarray(change(_numbers("", value))))
-
-
-def _like(value: Any, array: np.ndarray) -> Any:
-    """An array as a tensor on the device of another, if that is one."""
-    if not _is_tensor(value):
-        return array
-    from attention_service.torch_arrays import as_tensor
-
-    return as_tensor(array).to(value.device)
-
-
-def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")  # whoever has a tensor has imported it
-    return torch is not None and isinstance(value, torch.Tensor)
+    return 1 if is_pair and numbers_of(name, subject.arguments[name]).shape[0] == 2 else 0
 
 
 def _copied(value: Any) -> Any:
     """A copy, which a function may write into."""
-    return value.clone() if _is_tensor(value) else copy.deepcopy(value)
+    return value.clone() if is_tensor(value) else copy.deepcopy(value)

@@ -32,6 +32,11 @@ TILE: Final = 64
 HUGE: Final = 1e30
 
 
+def tolerance_of(dtype: np.dtype) -> float:
+    """What rounding may change: weights and outputs of half types are rounded, too, in both of two answers."""
+    return max(TOLERANCE, 2 * epsilon(dtype))
+
+
 class Size(NamedTuple):
     """The sizes of an input: batch, heads, key/value heads, queries, keys, features of a head; and its type."""
 
@@ -45,8 +50,8 @@ class Size(NamedTuple):
 
     @property
     def tolerance(self) -> float:
-        """What rounding may change: weights and outputs of half types are rounded, too, in both of two answers."""
-        return max(TOLERANCE, 2 * epsilon(FLOATS[self.dtype]))
+        """What rounding may change."""
+        return tolerance_of(FLOATS[self.dtype])
 
     def __str__(self) -> str:
         names = ("batch", "num_heads", "num_kv_heads", "query_length", "key_length", "head_dim", "dtype")
@@ -184,7 +189,7 @@ def heads_permuted(target: Target, size: Size) -> str | None:
     heads = heads.ravel()
     moved = {name: array[:, heads if name == "query" else kv_heads] for name, array in fields.items()}
     found, expected = call(target, moved)["output"], call(target, fields)["output"][:, heads]
-    return _apart(found, expected, "with its heads permuted", size.tolerance)
+    return apart(found, expected, "with its heads permuted", size.tolerance)
 
 
 def writes_everything(target: Target, size: Size) -> str | None:
@@ -220,7 +225,7 @@ def ignores_hidden(target: Target, size: Size) -> str | None:
                     if rows == size.q or number == huge:
                         raise
                     continue  # it may be refused, as the last query sees it
-                if message := _apart(found, clean, f"with {number} in what {name} hides", size.tolerance):
+                if message := apart(found, clean, f"with {number} in what {name} hides", size.tolerance):
                     return message
         except Unsupported as reason:
             reasons.append(str(reason))
@@ -234,7 +239,7 @@ def constant_values(target: Target, size: Size) -> str | None:
     fields = make_input(size)
     fields["value"] = np.ones_like(fields["value"])
     output = call(target, fields)["output"]
-    return _apart(output, np.ones(output.shape), "where all values are 1", size.tolerance)
+    return apart(output, np.ones(output.shape), "where all values are 1", size.tolerance)
 
 
 def mergeable(target: Target, size: Size) -> str | None:
@@ -248,7 +253,7 @@ def mergeable(target: Target, size: Size) -> str | None:
         total = np.logaddexp(*(part["logsumexp"].astype(np.float64) for part in parts))
         merged = sum(np.exp(part["logsumexp"] - total)[..., None] * part["output"] for part in parts)
         for name, found in (("output", merged), ("logsumexp", total)):
-            if message := _apart(whole[name], found, f"cut before key {cut} and merged", size.tolerance, name):
+            if message := apart(whole[name], found, f"cut before key {cut} and merged", size.tolerance, name):
                 return message
     return None
 
@@ -269,7 +274,7 @@ def lengths(target: Target, size: Size) -> str | None:
             message = _not_finite(call(target, cut)["output"], f"of length {length}")
         else:
             found, where = call(target, cut | {"is_causal": True})["output"], f"of length {length}, causal"
-            message = _not_finite(found, where) or _apart(found, longest[:, :, :length], where, size.tolerance)
+            message = _not_finite(found, where) or apart(found, longest[:, :, :length], where, size.tolerance)
         if message:
             return message
     return None
@@ -294,12 +299,12 @@ def differ(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], when:
     """What to say if any array has other bits."""
     for name, array in one.items():
         if name not in other or not np.array_equal(array, other[name], equal_nan=True):
-            apart = _apart(array, other[name], when, 0.0, name) if name in other else None
-            return apart or f"{name} has other bits {when}"
+            found = apart(array, other[name], when, 0.0, name) if name in other else None
+            return found or f"{name} has other bits {when}"
     return None
 
 
-def _apart(found: np.ndarray, expected: np.ndarray, when: str, tolerance: float, name: str = "output") -> str | None:
+def apart(found: np.ndarray, expected: np.ndarray, when: str, tolerance: float, name: str = "output") -> str | None:
     """What to say of the first number that is further from the expected one than rounding explains."""
     if found.shape != expected.shape:
         return f"{name} has shape {found.shape} {when}, expected {expected.shape}"

@@ -136,6 +136,8 @@ def test_an_empty_answer_is_right(
         with pytest.raises(InvalidRequest, match="/actual/"):
             compare_call(name, actual=actual, **given)
     assert compare_call(name, **given).verdict.status == "inconclusive"
+    empty = compare_call(name, actual=right[0], reference=True, **given).reference or {}
+    assert empty["output"].shape == output
 
 
 @pytest.mark.parametrize(("rounds", "said"), [(False, "all 2 wrong"), (True, "some")])
@@ -146,7 +148,9 @@ def test_a_finite_logsumexp_of_no_keys_is_shown_in_its_own_base(rounds: bool, sa
     output, merged = np.array([[[3.0]] * 2, [[0.0]] * 2]), np.array([[4.0, 4.0], [-5e4, -5e4]])
     if rounds:
         merged[0, 0] = 4.5
-    report = compare_call("flashinfer.merge_states", actual=(output, merged), v=values, s=sums)
+    report = compare_call("flashinfer.merge_states", actual=(output, merged), v=values, s=sums, reference=True)
+    np.testing.assert_array_equal((report.reference or {})["output"], output)
+    np.testing.assert_array_equal((report.reference or {})["logsumexp"], [[4.0, 4.0], [-np.inf, -np.inf]])
     assert f"the logsumexp is wrong: {said} " in report.verdict.message
     assert "finite, where minus infinity is right" in report.verdict.message
     assert report.verdict.message.endswith("most in sequence 1 of 2, head 0, query 0: -50000 where -inf is right.")

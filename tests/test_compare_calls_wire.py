@@ -73,6 +73,14 @@ def test_numbers_in_lists_are_float64(client: httpx.Client) -> None:
     actual = {"output": [[[0.0]], [[3.0]]], "logsumexp": [[None, 1.0]]}
     answer = client.post("/attention/compare", json=content | {"actual": actual}).json()
     assert (answer["verdict"]["status"], answer["metadata"]["dtype"]) == ("correct", "float64")
+    assert answer["reference"] is None
+    assert (
+        client.post("/attention/compare", json=content | {"actual": actual, "reference": True}).json()["reference"]
+        == actual
+    )
+    spare = content | {"arguments": arguments | {"q": [[[1.0]], [[2.0]], [[9.0]]], "causal": True}, "reference": True}
+    reference = client.post("/attention/compare", json=spare).json()["reference"]
+    assert reference == {"output": [[[0.0]], [[3.0]], [[None]]]}  # the last row belongs to no sequence
     actual = {"output": np.array([[[0.0]], [[3.0]]]), "logsumexp": np.array([[np.inf, 1.0]])}
     assert post(client, SAFETENSORS, **content, actual=actual).json()["verdict"]["status"] == "correct"
 
@@ -80,7 +88,7 @@ def test_numbers_in_lists_are_float64(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "pointer", "text"),
     [
-        *(({name: True}, f"/{name}", "none beside call") for name in ("reference", "is_causal")),
+        ({"is_causal": True}, "/is_causal", "none beside call"),
         ({"logsumexp_base": "2"}, "/logsumexp_base", "none beside call"),
         ({"against": {"output": OUTPUT}}, "/against", "none beside call"),
         ({"query": OUTPUT}, "/query", "none beside call"),

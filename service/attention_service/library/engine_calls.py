@@ -42,6 +42,7 @@ def compare_call(
     tolerance: Mapping[str, Any] | None = None,
     legal: Sequence[str] | None = None,
     time_limit: float | None = None,
+    reference: bool | None = None,
     **arguments: Any,
 ) -> CompareReport:
     """The report on what a function of FlashAttention, FlashInfer, torch or vLLM returned, by its own arguments.
@@ -58,13 +59,14 @@ def compare_call(
         version: Of FlashAttention: 2, 3 or 4. Default: the names of all.
         dtype: Type whose rounding is legal. Default: that of the output.
         tolerance, legal, time_limit: As of `compare`.
+        reference: True adds what is right to the report, as `actual` has it: `report.reference["output"]`.
         arguments: Those of the function. None stands for one that is left out.
 
     Errors: attention_service.errors.InvalidRequest, with a pointer to each argument at fault.
     """
     __tracebackhide__ = True
     try:
-        others = {"tolerance": tolerance, "legal": legal, "time_limit": time_limit}
+        others = {"tolerance": tolerance, "legal": legal, "time_limit": time_limit, "reference": reference}
         return _compared(_question(function, arguments, actual, version, dtype, others))
     except InvalidRequest as error:
         raise error.with_traceback(None) from None
@@ -144,6 +146,7 @@ def _question(
         liberties=chosen(body.legal),
         time_limit=body.time_limit,
         rows=rows,
+        reference=bool(body.reference),
     )
 
 

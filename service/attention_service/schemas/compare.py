@@ -334,8 +334,8 @@ class CompareReport(Reported):
     against: AgainstReport | None = None
     """What there is to say of the answer in `against`. null: there is none."""
     reference: dict[str, RightArray] | None = None
-    """What is right, in float64, with the axes and the names of what was sent; null is infinite. null: `reference` of
-    the request did not ask for it."""
+    """What is right, in float64, with the axes and the names of what was sent; null is infinite, or in a row of no
+    sequence of a call. null: `reference` of the request did not ask for it."""
     ended_early: bool = False
     """True if `time_limit` ended the search: hypotheses, facts, power and next_input hold what was found until then."""
     metadata: dict[str, Any]

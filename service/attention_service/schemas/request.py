@@ -321,8 +321,8 @@ class AttentionRequest(Closed):
     """Name of a function of another library, whose arguments stand in `arguments`. The answer has the axes of the
     function, and the list of weights an array for each sequence. Beside it may be version, include, dtype (of the
     results), backend, device and encoding; in a comparison version, actual (output and logsumexp, in the axes and the
-    base of the function), dtype (whose rounding is legal; default: that of the output), tolerance, legal and
-    time_limit. docs/coming-from.md lists the functions. Default: none."""
+    base of the function), dtype (whose rounding is legal; default: that of the output), tolerance, legal,
+    time_limit and reference. docs/coming-from.md lists the functions. Default: none."""
     version: Annotated[int, Field(ge=2, le=4)] | None = None
     """The version of the library of `call`, where versions differ. Default: names of all versions are known."""
     arguments: dict[str, Any] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +13,7 @@ import numpy as np
 from attention_service.attention.result import Metadata
 from attention_service.backends.base import Backend, Check, no_check
 from attention_service.comparison.baseline import CORRECT
+from attention_service.comparison.calls.exact import exact_answer
 from attention_service.comparison.calls.explain import Explanation, explanations, shown
 from attention_service.comparison.calls.judge import is_wrong, judge, largest_errors
 from attention_service.comparison.calls.parts import parts, question_of
@@ -37,12 +38,14 @@ class CallComparison:
     worst: the comparison of the part that is worst, with the mistakes of addressing among those that it names; of one
     that asks for power, that of the largest part; None if no sequence has queries
     places: where the answer is wrong; unseen: mistakes that the call cannot show because of its lengths, in sentences
+    reference: what is right, by the names of what was sent, as the function returns it; None if it was not asked for
     """
 
     question: CallQuestion
     worst: Comparison | None
     places: list[Place] = field(default_factory=list)
     unseen: tuple[str, ...] = ()
+    reference: Mapping[str, np.ndarray] | None = None
 
     @property
     def metadata(self) -> Metadata:
@@ -62,6 +65,16 @@ def compare_call(asked: CallQuestion, backend: Backend, check: Check = no_check)
 
     Errors: InvalidRequest of every kind, with pointers to arguments and into /actual, and what `check` raises.
     """
+    found = _compared(asked, backend, check)
+    if not asked.reference:
+        return found
+    answer = exact_answer(asked.addressed, backend, check)
+    right = {"output": answer.output, "logsumexp": answer.logsumexp}
+    return replace(found, reference={name: right[name] for name in asked.actual or ("output",)})
+
+
+def _compared(asked: CallQuestion, backend: Backend, check: Check) -> CallComparison:
+    """The comparison without what is right. Arguments: as of compare_call"""
     end = None if asked.time_limit is None else time.monotonic() + asked.time_limit
     if asked.actual is None:
         return _power(asked, backend, check, end)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from attention_service.attention.result import Result
 from attention_service.backends.base import Backend, Check
-from attention_service.codecs.decoded import Decoded
+from attention_service.comparison.calls.exact import exact_answer
 from attention_service.comparison.calls.judge import largest_errors, right
 from attention_service.comparison.calls.mistakes import MISTAKES, Mistake
 from attention_service.comparison.calls.moves import Suspect
 from attention_service.comparison.calls.parts import parts, question_of
 from attention_service.comparison.calls.question import CallQuestion
 from attention_service.comparison.evidence import PROOF
-from attention_service.engines.call import Call, Fields
+from attention_service.engines.call import Call
 from attention_service.errors import InvalidRequest
-from attention_service.pipeline.prepare import make_spec_and_plan
 
 
 @dataclass(frozen=True)
@@ -71,15 +68,7 @@ def shown(asked: CallQuestion, backend: Backend, check: Check) -> Iterator[tuple
 
 def _right(asked: CallQuestion, backend: Backend, check: Check) -> dict[str, np.ndarray]:
     """The right answer of a call with the axes (slots, l, h, …)."""
-    call = asked.addressed
-
-    def run(fields: Fields) -> Mapping[str, Any]:
-        check()
-        spec, plan = make_spec_and_plan(Decoded(fields, frozenset()), allow_non_finite=True)
-        result: Result = backend.run(plan, spec, spec.sources, check)
-        return result.arrays
-
-    answer = call.answer(run, check=check)
+    call, answer = asked.addressed, exact_answer(asked.addressed, backend, check)
     return {
         name: call.form.read(name, array, call.query, call.value.features, f"/{name}")
         for name, array in (("output", answer.output), ("logsumexp", answer.logsumexp))

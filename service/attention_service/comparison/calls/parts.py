@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_service.codecs.decoded import Decoded
 from attention_service.comparison.calls.question import CallQuestion
-from attention_service.comparison.memory import comparison_bytes
+from attention_service.comparison.memory import REFERENCE_BYTES, comparison_bytes
 from attention_service.comparison.truth import Question
 from attention_service.engines.call import Call, Fields
 from attention_service.engines.partial import BASES
@@ -201,4 +201,4 @@ def call_bytes(asked: CallQuestion, workers: int) -> int:
     rows = call.query.rows
     assert rows is not None
     answers = rows.slots * rows.length * call.query.heads * (call.value.features + 1)
-    return most + 8 * COPIES * answers
+    return most + (8 * COPIES + asked.reference * REFERENCE_BYTES) * answers

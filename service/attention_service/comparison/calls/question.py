@@ -31,6 +31,7 @@ class CallQuestion:
     actual: output (slots, l, h, e) and logsumexp (slots, l, h), or one of them; None to ask what the call could show
     tolerance, liberties, time_limit: as of Question
     rows: of each head that are judged alone if they are right; None for all
+    reference: True if the report shall have what is right
     is_brief: True to end the search when a mistake of addressing explains all, without others and without power
     """
 
@@ -42,6 +43,7 @@ class CallQuestion:
     liberties: frozenset[str] = LIBERTIES
     time_limit: float | None = None
     rows: int | None = None
+    reference: bool = False
     is_brief: bool = False
 
     @cached_property
@@ -68,6 +70,7 @@ def make_call_question(
     liberties: frozenset[str] = LIBERTIES,
     time_limit: float | None = None,
     rows: int | None = None,
+    reference: bool = False,
 ) -> CallQuestion:
     """The question about what a function returned, in its own axes.
 
@@ -83,7 +86,7 @@ def make_call_question(
     tokens = (addressed.query, addressed.value)
     if "rounded_weights" in liberties and all(one.dtype.itemsize == 1 and one.dtype.kind != "i" for one in tokens):
         liberties |= {CODED_WEIGHTS}
-    return CallQuestion(function, call, kind, actual, tolerance, liberties, time_limit, rows)
+    return CallQuestion(function, call, kind, actual, tolerance, liberties, time_limit, rows, reference)
 
 
 def _read(

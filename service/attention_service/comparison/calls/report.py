@@ -27,7 +27,8 @@ def make_call_report(found: CallComparison, request_id: str | None = None) -> Co
     verdict = report.verdict
     verdict.message = " ".join([verdict.message, *_sentences(found)])
     report.metadata.pop("fully_masked_rows", None)  # of the part
-    return report.model_copy(update={"where": found.places, "next_input": None, "metadata": report.metadata | about})
+    of_call = {"where": found.places, "next_input": None, "reference": found.reference}
+    return report.model_copy(update=of_call | {"metadata": report.metadata | about})
 
 
 def _sentences(found: CallComparison) -> list[str]:
@@ -58,5 +59,6 @@ def _of_nothing(found: CallComparison, about: dict[str, Any]) -> CompareReport:
         facts=[],
         power=ReportedPower(mutants=0, killed=0, survivors=[], indistinguishable=[], tiles={}, options=[]),
         next_input=None,
+        reference=None if found.reference is None else dict(found.reference),
         metadata={"dtype": found.question.dtype.name, "version": __version__} | about,
     )

@@ -18,7 +18,7 @@ from attention_service.schemas.request import CALL
 from attention_service.schemas.validate import validate
 
 # The fields that may stand beside a call in a comparison; the last two have no effect in any.
-BESIDE: Final = CALL | {"actual", "tolerance", "legal", "time_limit", "dtype", "include", "encoding"}
+BESIDE: Final = CALL | {"actual", "tolerance", "legal", "time_limit", "reference", "dtype", "include", "encoding"}
 
 
 def call_question(decoded: Decoded) -> CallQuestion:
@@ -39,6 +39,7 @@ def call_question(decoded: Decoded) -> CallQuestion:
         tolerance=None if own is None else Tolerance("yours", own.rtol, own.atol, own.mismatches),
         liberties=chosen(body.legal),
         time_limit=body.time_limit,
+        reference=bool(body.reference),
     )
 
 

@@ -73,7 +73,7 @@ def test_a_logarithmic_scale_ends_at_vmax_and_begins_at_a_millionth_of_it() -> N
         assert np.abs(np.subtract(rgb(found[f"0 → {key}"][1]), expected)).max() <= 1
 
 
-@pytest.mark.parametrize("vmax", [1e-30, 1e30])
+@pytest.mark.parametrize("vmax", [1e-30, 1e18])
 @pytest.mark.parametrize("scale", ["linear", "log"])
 def test_any_vmax_is_drawn(vmax: float, scale: str) -> None:
     last = "#fde725" if vmax < 1 else "#440154"
